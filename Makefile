@@ -1,0 +1,69 @@
+# The commands of this project. `make demo` and `make test` set up what they need by themselves.
+.DEFAULT_GOAL := help
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+
+PYTHON ?= $(shell command -v python3.11 || echo python3)
+VENV := .venv
+BIN := $(CURDIR)/$(VENV)/bin
+UV := $(BIN)/uv
+UV_VERSION := 0.13.8
+# A folder of wheels named by PIP_FIND_LINKS comes first; without one uv takes torch's own CPU builds.
+TORCH := $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS),--torch-backend=cpu)
+DISTRIBUTIONS := proto services/reward services/rollout services/trainer
+SETUP_STAMP := $(VENV)/.installed
+
+.PHONY: help setup lock format check test bench demo clean
+
+help:  ## these commands
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+setup: $(SETUP_STAMP)  ## install everything into .venv (CPU)
+
+$(SETUP_STAMP): requirements/cpu.txt requirements/deepspeed.txt $(DISTRIBUTIONS:=/pyproject.toml)
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \
+	  { echo "error: Python 3.11 is needed and '$(PYTHON)' is another one; give its path: make PYTHON=/path/to/python3.11 $@" >&2; exit 1; }
+	"$(PYTHON)" -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	$(UV) pip install --quiet --python $(BIN)/python $(TORCH) --require-hashes --no-deps --compile-bytecode -r requirements/cpu.txt
+	$(UV) pip install --quiet --python $(BIN)/python --require-hashes --no-deps --no-build-isolation -r requirements/deepspeed.txt
+	$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation $(DISTRIBUTIONS:%=-e %)
+	@if $(UV) pip list --python $(BIN)/python 2>/dev/null | grep -iE '^nvidia-'; then \
+	  echo "error: a CUDA package came into the CPU environment" >&2; exit 1; fi
+	touch $@
+
+lock:  ## renew the pins in requirements/
+	test -x $(UV) || { "$(PYTHON)" -m venv $(VENV) && $(BIN)/python -m pip install --quiet uv==$(UV_VERSION); }
+	$(UV) pip compile --quiet --upgrade --python-version 3.11 $(TORCH) --override requirements/overrides.txt --generate-hashes \
+	  --no-header --no-annotate --no-emit-package deepspeed $(foreach d,$(DISTRIBUTIONS),--no-emit-package grpo-$(notdir $d)) requirements/cpu.in -o requirements/cpu.txt
+	grep -hoE 'deepspeed==[0-9.]+' services/trainer/pyproject.toml \
+	  | $(UV) pip compile --quiet --python-version 3.11 --no-deps --generate-hashes --no-header --no-annotate - -o requirements/deepspeed.txt
+
+format: $(SETUP_STAMP)  ## format the code and mend what the linter can
+	$(BIN)/ruff check --fix --quiet .
+	$(BIN)/ruff format --quiet .
+
+check: $(SETUP_STAMP)  ## formatter, linter, types, architecture
+	$(BIN)/ruff format --check --quiet . || { echo "error: not formatted; run: make format" >&2; exit 1; }
+	$(BIN)/ruff check --output-format concise .
+	$(BIN)/mypy proto/grpo_proto services/rollout/grpo_rollout services/reward/grpo_reward services/trainer/grpo_trainer
+	$(BIN)/python -m pytest -q tests/test_architecture.py
+
+test: $(SETUP_STAMP)  ## every test
+	$(BIN)/python -m pytest tests
+
+SEED ?= 42
+demo: $(SETUP_STAMP)  ## the main job: Countdown on CPU, all three services, about five minutes; SEED=42
+	rm -rf runs/demo
+	$(BIN)/python examples/countdown/make_data.py runs/demo/data
+	$(BIN)/python examples/countdown/make_model.py runs/demo/base-model --seed $(SEED)
+	$(BIN)/grpo-train cold-start examples/countdown/cold_start.yaml --seed $(SEED)
+	SEED=$(SEED) $(BIN)/honcho start
+	$(BIN)/python examples/countdown/show_result.py runs/demo
+
+bench: $(SETUP_STAMP)  ## ratios against peers and limits, side by side in one run
+	@for name in trainer reward push rollout; do \
+	  echo; echo "== benchmarks/$$name.py"; $(BIN)/python benchmarks/$$name.py || exit 1; done
+
+clean:  ## remove the environment and the runs
+	rm -rf $(VENV) runs
