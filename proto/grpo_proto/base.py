@@ -1,0 +1,25 @@
+"""What every message has in common."""
+
+from pydantic import BaseModel, ConfigDict
+
+PROTOCOL_VERSION = 1
+"""Grows when a message changes so that an older peer would misread it. `GET /info` of every service reports it."""
+
+
+class Request(BaseModel):
+    """A message to a server. Unknown fields are refused: a misspelt option must not be ignored silently."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Response(BaseModel):
+    """A message from a server. Unknown fields are tolerated: a newer server may say more to an older client."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+class Message(Request):
+    """A chat message as prompts and datasets have it."""
+
+    role: str
+    content: str

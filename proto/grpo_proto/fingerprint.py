@@ -1,0 +1,19 @@
+"""Short names for a tokenizer and a chat template, so that two services can tell whether theirs are the same."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+
+def tokenizer_fingerprint(vocabulary: Mapping[str, int], *, eos_token_id: int | None) -> str:
+    """SHA-256 over (token, id) pairs and the end-of-sequence id; 16 hex digits.
+
+    Equal fingerprints mean that every token id says the same to both sides, which is what token-in, token-out needs.
+    """
+    content = json.dumps([sorted(vocabulary.items()), eos_token_id], ensure_ascii=True, separators=(",", ":"))
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def chat_template_fingerprint(template: str | None) -> str | None:
+    """SHA-256 of the template's text, 16 hex digits; None when there is no template."""
+    return None if template is None else hashlib.sha256(template.encode()).hexdigest()[:16]

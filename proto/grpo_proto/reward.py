@@ -1,0 +1,101 @@
+"""The messages of the reward server."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+
+from .base import Message, Request, Response
+
+ScoreStatus = Literal["ok", "unscorable", "timeout", "error"]
+Seconds = Annotated[float, Field(gt=0, le=3600)]
+
+
+class RewardSpec(Request):
+    """One reward to compute: its registered name, its weight in the total and its parameters."""
+
+    name: str = Field(min_length=1)
+    weight: float = Field(default=1.0, description="Factor of this reward's score in the total.")
+    params: dict[str, Any] = Field(
+        default_factory=dict, description="Parameters of the reward; `GET /v1/rewards` lists them."
+    )
+
+
+class ScoreSample(Request):
+    """One completion to score, with the dataset's columns under their own names."""
+
+    id: str | None = Field(default=None, description="Echoed in the result; the sample's position when absent.")
+    completion: str
+    prompt: str | list[Message] | None = None
+    columns: dict[str, Any] = Field(default_factory=dict)
+    completion_token_ids: list[int] | None = None
+    truncated: bool | None = Field(default=None, description="True when the completion ended at its length limit.")
+
+
+class ScoreRequest(Request):
+    """Trainer → reward server: score every sample with every reward. `POST /v1/score`."""
+
+    rewards: list[RewardSpec] = Field(min_length=1)
+    samples: list[ScoreSample]
+    step: int | None = Field(default=None, ge=0, description="Training step, for rewards that follow a schedule.")
+    timeout_s: Seconds = Field(default=10.0, description="Limit for one sample and one reward.")
+    deadline_s: Seconds = Field(default=60.0, description="Limit for the whole request.")
+
+    @field_validator("rewards")
+    @classmethod
+    def _distinct_names(cls, rewards: list[RewardSpec]) -> list[RewardSpec]:
+        names = [reward.name for reward in rewards]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise ValueError(f"each reward once, but {', '.join(repeated)} came several times")
+        return rewards
+
+
+class RewardScore(Response):
+    """One reward of one sample. `score` is null unless `status` is `ok`: null is never 0."""
+
+    score: float | None
+    status: ScoreStatus
+    detail: str | None = Field(default=None, description="Why there is no score.")
+    log: dict[str, Any] | None = Field(default=None, description="Columns for the completion log.")
+    metrics: dict[str, float] | None = Field(default=None, description="Numbers to average over the batch.")
+
+
+class ScoreResult(Response):
+    """All rewards of one sample. `total` is the weighted sum of the scores that exist, null when none does."""
+
+    id: str
+    total: float | None
+    rewards: dict[str, RewardScore]
+
+
+class ScoreResponse(Response):
+    """Reward server → trainer: one result for every sample, in the order of the samples."""
+
+    results: list[ScoreResult]
+    elapsed_s: float
+
+
+class RewardDescription(Response):
+    """What a reward is, and what it needs."""
+
+    name: str
+    documentation: str
+    params_schema: dict[str, Any] = Field(description="JSON schema of `params`, with defaults.")
+    columns: list[str] = Field(description="Dataset columns every sample must have.")
+    code_hash: str = Field(description="SHA-256 of the reward's source.")
+
+
+class RewardList(Response):
+    """Reward server → anybody. `GET /v1/rewards`."""
+
+    rewards: list[RewardDescription]
+
+
+class RewardInfo(Response):
+    """Reward server → anybody. `GET /info`."""
+
+    service: Literal["reward"] = "reward"
+    version: str
+    protocol_version: int
+    rewards: dict[str, str] = Field(description="Reward name → SHA-256 of its source.")
+    workers: int

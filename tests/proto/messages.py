@@ -1,0 +1,149 @@
+"""One full example of every message, by name. The golden files under `golden/` are these, as they travel."""
+
+from pydantic import BaseModel
+
+from grpo_proto import (
+    PROTOCOL_VERSION,
+    AbortRequest,
+    BeginRequest,
+    CloseRequest,
+    CommitRequest,
+    Completion,
+    ErrorBody,
+    ErrorDetail,
+    Health,
+    Manifest,
+    Message,
+    Prompt,
+    Rendezvous,
+    RewardDescription,
+    RewardInfo,
+    RewardList,
+    RewardScore,
+    RewardSpec,
+    RolloutGroup,
+    RolloutInfo,
+    RolloutRequest,
+    RolloutResponse,
+    Sampling,
+    ScoreRequest,
+    ScoreResponse,
+    ScoreResult,
+    ScoreSample,
+    SessionRequest,
+    TensorSpec,
+    TrainerInfo,
+    WeightState,
+)
+from grpo_proto.weights import LastPush
+
+SESSION = 1795172400000
+_message = Message(role="user", content="Using the numbers [44, 19, 35], create an equation that equals 98.")
+_sample = ScoreSample(
+    id="s-1",
+    completion="<think>…</think><answer>44 + 19 + 35</answer>",
+    prompt=[_message],
+    columns={"nums": [44, 19, 35], "target": 98},
+    completion_token_ids=[5, 6],
+    truncated=False,
+)
+_spec = RewardSpec(name="format", weight=0.1, params={"require_think": False})
+_score = RewardScore(score=1.0, status="ok", log={"expression": "44 + 19 + 35"}, metrics={"length": 12.0})
+_unscored = RewardScore(score=None, status="timeout", detail="no score within 10 s")
+_result = ScoreResult(id="s-1", total=1.0, rewards={"countdown": _score, "format": _unscored})
+_description = RewardDescription(
+    name="length",
+    documentation="1 when the completion is long enough.",
+    params_schema={"type": "object", "properties": {"min_chars": {"type": "integer", "default": 1024}}},
+    columns=[],
+    code_hash="0" * 64,
+)
+_sampling = Sampling(
+    temperature=0.7, top_p=0.9, top_k=40, min_p=0.05, repetition_penalty=1.1, max_tokens=64, stop=["\n"], logprobs=True
+)
+_completion = Completion(
+    token_ids=[5, 6], logprobs=[-0.1, -2.3], text="7 8", finish_reason="stop", versions=[(12, 1), (13, 1)]
+)
+_group = RolloutGroup(prompt_token_ids=[1, 2], completions=[_completion])
+_tensor = TensorSpec(name="lm_head.weight", dtype="bfloat16", shape=[4, 8], bucket=0, offset=16)
+_manifest = Manifest(tensors=[_tensor], bucket_bytes=[80])
+_push = LastPush(seconds=0.35, bytes=80, digest="ab" * 32)
+_state = WeightState(state="stale", version=12, session=SESSION, trainer_id="run-1", reason="cut off", last_push=_push)
+_rendezvous = Rendezvous(host="10.0.0.1", port=29500)
+_error = ErrorDetail(type="busy", message="64 requests are being scored", hint="wait", retryable=True)
+
+EXAMPLES: dict[str, BaseModel] = {
+    type(message).__name__: message
+    for message in (
+        _message,
+        _sample,
+        _spec,
+        _score,
+        _result,
+        _description,
+        _sampling,
+        _completion,
+        _group,
+        _tensor,
+        _manifest,
+        _push,
+        _state,
+        _rendezvous,
+        _error,
+        ErrorBody(error=_error),
+        Health(ok=False, detail="no worker process is running"),
+        ScoreRequest(
+            rewards=[RewardSpec(name="countdown"), _spec], samples=[_sample], step=12, timeout_s=10.0, deadline_s=60.0
+        ),
+        ScoreResponse(results=[_result], elapsed_s=0.004),
+        RewardList(rewards=[_description]),
+        RewardInfo(version="0.1.0", protocol_version=PROTOCOL_VERSION, rewards={"length": "0" * 64}, workers=2),
+        Prompt(token_ids=[1, 2], seed=7),
+        RolloutRequest(
+            request_id="r-1",
+            prompts=[Prompt(token_ids=[1, 2], seed=7), Prompt(messages=[_message])],
+            n=8,
+            sampling=_sampling,
+            session=SESSION,
+            min_version=12,
+            deadline_s=600,
+        ),
+        RolloutResponse(groups=[_group], session=SESSION, server_id="server-1"),
+        RolloutInfo(
+            version="0.1.0",
+            protocol_version=PROTOCOL_VERSION,
+            engine="vllm 0.32.0",
+            server_id="server-1",
+            model="Qwen/Qwen2.5-3B-Instruct",
+            dtype="bfloat16",
+            tokenizer_fingerprint="0123456789abcdef",
+            chat_template_fingerprint=None,
+            max_model_len=4096,
+            world_size=1,
+            device="cpu",
+            weights=_state,
+        ),
+        TrainerInfo(
+            version="0.1.0",
+            protocol_version=PROTOCOL_VERSION,
+            run="runs/demo",
+            step=12,
+            max_steps=160,
+            policy_version=12,
+            stage="rollout",
+        ),
+        SessionRequest(
+            session=SESSION,
+            trainer_id="run-1",
+            rendezvous=_rendezvous,
+            rank_offset=1,
+            world_size=3,
+            backend="gloo",
+            take_over=True,
+        ),
+        BeginRequest(session=SESSION, version=13, kind="lora", manifest=_manifest, peft_config={"r": 8}),
+        CommitRequest(session=SESSION, version=13, digest="ab" * 32),
+        AbortRequest(session=SESSION),
+        CloseRequest(session=SESSION),
+    )
+}

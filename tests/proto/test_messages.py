@@ -1,0 +1,197 @@
+"""The wire does not change by accident: every message has a golden file of what travels."""
+
+import importlib
+import inspect
+import json
+import pkgutil
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+import grpo_proto
+from grpo_proto import (
+    BeginRequest,
+    Manifest,
+    Prompt,
+    Request,
+    Response,
+    RolloutRequest,
+    ScoreRequest,
+    ScoreResponse,
+    TensorSpec,
+    error_class,
+)
+from grpo_proto.errors import ConflictError, DataError, FatalError, InfrastructureError
+from grpo_proto.fingerprint import chat_template_fingerprint, tokenizer_fingerprint
+
+from .messages import EXAMPLES
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def golden_text(message: BaseModel) -> str:
+    return json.dumps(message.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
+
+
+def test_every_message_of_the_wire_has_an_example_and_a_golden_file():
+    messages = set()
+    for info in pkgutil.iter_modules(grpo_proto.__path__):
+        if info.name == "transport":  # tensors, no messages
+            continue
+        module = importlib.import_module(f"grpo_proto.{info.name}")
+        for name, value in vars(module).items():
+            if inspect.isclass(value) and issubclass(value, Request | Response) and value.__module__ == module.__name__:
+                messages.add(name)
+    assert set(EXAMPLES) == messages - {"Request", "Response"}
+    assert {path.stem for path in GOLDEN.iterdir()} == set(EXAMPLES)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+class TestEveryMessage:
+    def test_travels_as_its_golden_file_says(self, name: str):
+        assert golden_text(EXAMPLES[name]) == (GOLDEN / f"{name}.json").read_text(), (
+            "the wire changed: grow PROTOCOL_VERSION if an older peer would misread it, then write the golden file anew"
+        )
+
+    def test_comes_back_as_it_went(self, name: str):
+        message = EXAMPLES[name]
+        assert type(message).model_validate_json((GOLDEN / f"{name}.json").read_text()) == message
+        assert type(message).model_validate_json(message.model_dump_json()) == message
+
+    def test_requests_refuse_and_responses_tolerate_unknown_fields(self, name: str):
+        message = EXAMPLES[name]
+        more = json.dumps({**message.model_dump(mode="json"), "from_the_future": 1})
+        if isinstance(message, Request):
+            with pytest.raises(ValidationError, match="from_the_future"):
+                type(message).model_validate_json(more)
+        else:
+            assert type(message).model_validate_json(more) == message
+
+    def test_cannot_be_changed(self, name: str):
+        message = EXAMPLES[name]
+        field = next(iter(type(message).model_fields))
+        with pytest.raises(ValidationError, match="frozen"):
+            setattr(message, field, None)
+
+    def test_is_described(self, name: str):
+        assert type(EXAMPLES[name]).model_json_schema()["properties"]
+
+
+def test_unknown_fields_deep_inside_a_response_are_tolerated():
+    message = EXAMPLES["ScoreResponse"].model_dump(mode="json")
+    message["results"][0]["rewards"]["countdown"]["confidence"] = 0.5
+    assert ScoreResponse.model_validate(message) == EXAMPLES["ScoreResponse"]
+
+
+def test_unknown_fields_deep_inside_a_request_are_refused():
+    message = EXAMPLES["ScoreRequest"].model_dump(mode="json")
+    message["samples"][0]["colums"] = {}
+    with pytest.raises(ValidationError, match=r"samples\.0\.colums"):
+        ScoreRequest.model_validate(message)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "field"),
+    [
+        ("ScoreRequest", {"rewards": []}, "rewards"),
+        ("ScoreRequest", {"rewards": [{"name": "format"}, {"name": "format"}]}, "rewards"),
+        ("ScoreRequest", {"rewards": [{"name": ""}]}, "rewards"),
+        ("ScoreRequest", {"timeout_s": 0}, "timeout_s"),
+        ("ScoreRequest", {"deadline_s": 3601}, "deadline_s"),
+        ("ScoreRequest", {"step": -1}, "step"),
+        ("RewardSpec", {"weight": "Infinity"}, "weight"),
+        ("RewardScore", {"score": float("nan")}, "score"),
+        ("RewardScore", {"status": "fine"}, "status"),
+        ("Prompt", {"token_ids": [-1]}, "token_ids"),
+        ("Prompt", {"token_ids": []}, "token_ids"),
+        ("Prompt", {"seed": 2**63}, "seed"),
+        ("Sampling", {"temperature": -0.1}, "temperature"),
+        ("Sampling", {"top_p": 0}, "top_p"),
+        ("Sampling", {"max_tokens": 0}, "max_tokens"),
+        ("RolloutRequest", {"n": 0}, "n"),
+        ("RolloutRequest", {"prompts": []}, "prompts"),
+        ("RolloutRequest", {"request_id": ""}, "request_id"),
+        ("Completion", {"finish_reason": "bored"}, "finish_reason"),
+        ("SessionRequest", {"session": 0}, "session"),
+        ("SessionRequest", {"rank_offset": 0}, "rank_offset"),
+        ("SessionRequest", {"world_size": 1}, "world_size"),
+        ("SessionRequest", {"backend": "mpi"}, "backend"),
+        ("Rendezvous", {"port": 65536}, "port"),
+        ("BeginRequest", {"version": 0}, "version"),
+        ("BeginRequest", {"kind": "half"}, "kind"),
+        ("WeightState", {"state": "fresh"}, "state"),
+    ],
+)
+def test_values_out_of_bounds_are_refused(name, change, field):
+    example = EXAMPLES[name]
+    with pytest.raises(ValidationError) as caught:
+        type(example).model_validate({**example.model_dump(mode="json"), **change})
+    assert caught.value.errors()[0]["loc"][0] == field
+
+
+def test_a_prompt_is_tokens_or_messages():
+    for wrong in ({}, {"token_ids": [1], "messages": [{"role": "user", "content": ""}]}):
+        with pytest.raises(ValidationError, match="either token_ids or messages"):
+            Prompt.model_validate(wrong)
+
+
+def test_a_version_counts_within_a_session():
+    with pytest.raises(ValidationError, match="min_version counts within a session"):
+        RolloutRequest(request_id="r", prompts=[Prompt(token_ids=[1])], min_version=3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dtype": "int3"}, "dtype int3"),
+        ({"bucket": 1}, "bucket 1 of 1"),
+        ({"offset": 17}, "beyond the end of bucket 0"),
+        ({"shape": [4, 9]}, "beyond the end of bucket 0"),
+    ],
+)
+def test_a_manifest_lies_inside_its_buckets(change, message):
+    tensor = EXAMPLES["TensorSpec"].model_copy(update=change)
+    with pytest.raises(ValidationError, match=message):
+        Manifest(tensors=[tensor], bucket_bytes=[80])
+
+
+def test_a_manifest_names_a_tensor_once():
+    tensor = EXAMPLES["TensorSpec"]
+    assert isinstance(tensor, TensorSpec)
+    with pytest.raises(ValidationError, match="named twice"):
+        Manifest(tensors=[tensor, tensor], bucket_bytes=[80])
+
+
+def test_the_bytes_of_a_tensor():
+    assert EXAMPLES["TensorSpec"].num_bytes == 4 * 8 * 2
+    assert TensorSpec(name="scale", dtype="float32", shape=[], bucket=0, offset=0).num_bytes == 4
+
+
+def test_defaults_are_part_of_the_wire():
+    """What a client may leave out, and what it then means."""
+    begin = BeginRequest(session=1, version=1, manifest=EXAMPLES["Manifest"])
+    assert (begin.kind, begin.bucket_timeout_s, begin.deadline_s) == ("full", 30.0, 300.0)
+    score = ScoreRequest.model_validate({"rewards": [{"name": "format"}], "samples": [{"completion": ""}]})
+    assert (score.timeout_s, score.deadline_s, score.rewards[0].weight) == (10.0, 60.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, DataError), (401, FatalError), (403, FatalError), (404, FatalError), (405, FatalError),
+        (408, InfrastructureError), (409, ConflictError), (413, DataError), (415, DataError), (422, DataError),
+        (429, InfrastructureError), (500, InfrastructureError), (503, InfrastructureError), (504, InfrastructureError),
+    ],
+)  # fmt: skip
+def test_the_class_of_an_error(status, kind):
+    assert error_class(status) is kind
+
+
+def test_fingerprints_tell_vocabularies_and_templates_apart():
+    one = tokenizer_fingerprint({"a": 0, "b": 1}, eos_token_id=1)
+    assert one == tokenizer_fingerprint({"b": 1, "a": 0}, eos_token_id=1)
+    assert len({one, tokenizer_fingerprint({"a": 1, "b": 0}, eos_token_id=1),
+                tokenizer_fingerprint({"a": 0, "b": 1}, eos_token_id=None)}) == 3  # fmt: skip
+    assert chat_template_fingerprint(None) is None
+    assert chat_template_fingerprint("a") != chat_template_fingerprint("b")

@@ -1,0 +1,190 @@
+"""Buckets, digest, and real Gloo groups whose members are threads."""
+
+import itertools
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+import torch
+from torch.distributed import TCPStore
+
+from grpo_proto.transport import ALIGNMENT_BYTES, Digest, WeightGroup, plan_manifest, view_tensor
+
+SESSIONS = itertools.count(1)
+
+
+def random_bytes(num_bytes: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (num_bytes,), dtype=torch.uint8, generator=generator)
+
+
+def digest_of(*buckets: torch.Tensor) -> str:
+    digest = Digest(max(bucket.numel() for bucket in buckets), "cpu")
+    for bucket in buckets:
+        digest.add(bucket)
+    return digest.hexdigest()
+
+
+TRIPLES = [("a", "bfloat16", (3, 5)), ("b", "float32", ()), ("c", "bfloat16", (100,)), ("d", "bool", (7,))]
+
+
+class TestPlan:
+    def test_tensors_lie_in_order_aligned_and_apart(self):
+        manifest = plan_manifest(TRIPLES, bucket_bytes=64)
+        assert [tensor.name for tensor in manifest.tensors] == list("abcd")
+        assert manifest.bucket_bytes == [48, 208, 16]
+        assert [(tensor.bucket, tensor.offset) for tensor in manifest.tensors] == [(0, 0), (0, 32), (1, 0), (2, 0)]
+        assert all(size % ALIGNMENT_BYTES == 0 for size in manifest.bucket_bytes)
+
+    def test_one_bucket_when_all_fit(self):
+        assert len(plan_manifest(TRIPLES).bucket_bytes) == 1
+
+    def test_views_give_back_what_was_put_in(self):
+        manifest = plan_manifest(TRIPLES)
+        buffer = torch.zeros(manifest.bucket_bytes[0], dtype=torch.uint8)
+        values = [torch.randn(3, 5).bfloat16(), torch.tensor(3.25), torch.randn(100).bfloat16(), torch.ones(7).bool()]
+        for spec, value in zip(manifest.tensors, values, strict=True):
+            view_tensor(buffer, spec).copy_(value)
+        for spec, value in zip(manifest.tensors, values, strict=True):
+            view = view_tensor(buffer, spec)
+            assert (view.dtype, view.shape) == (value.dtype, value.shape)
+            assert torch.equal(view, value)
+
+
+class TestDigest:
+    @pytest.mark.parametrize("num_bytes", [16, 8176, 8192, 8208, 3 * 2**20, 3 * 2**20 + 32])
+    def test_it_is_the_sums_it_says(self, num_bytes: int):
+        bucket = random_bytes(num_bytes)
+        words = bucket.view(torch.int64)
+        weights = torch.arange(1, 2 * words.numel() + 1, 2)
+        digest = Digest(2**22, "cpu")
+        digest.add(bucket)
+        assert digest._sums[0].tolist() == [int(words.sum()), int((words * weights).sum())]
+
+    def test_the_block_size_changes_nothing(self, monkeypatch: pytest.MonkeyPatch):
+        bucket = random_bytes(2**20 + 48)
+        whole = digest_of(bucket)
+        monkeypatch.setattr(Digest, "CPU_BLOCK_ROWS", 3)
+        assert digest_of(bucket) == whole
+
+    def test_every_bit_counts(self):
+        bucket = random_bytes(20_000)
+        before = digest_of(bucket)
+        for position in range(0, 20_000, 777):
+            for bit in (1, 128):
+                bucket[position] ^= bit
+                assert digest_of(bucket) != before
+                bucket[position] ^= bit
+        assert digest_of(bucket) == before
+
+    def test_order_number_and_place_count(self):
+        a, b = random_bytes(8192, 1), random_bytes(8192, 2)
+        swapped = a.clone().view(torch.int64)
+        swapped[[3, 700]] = swapped[[700, 3]]
+        digests = {digest_of(a, b), digest_of(b, a), digest_of(a), digest_of(a, a), digest_of(torch.cat([a, b]))}
+        assert len(digests | {digest_of(swapped.view(torch.uint8))}) == 6
+
+    def test_reset_begins_anew(self):
+        digest = Digest(8192, "cpu")
+        digest.add(random_bytes(8192, 1))
+        digest.reset()
+        digest.add(random_bytes(8192, 2))
+        assert digest.hexdigest() == digest_of(random_bytes(8192, 2))
+
+
+@pytest.fixture
+def store() -> TCPStore:
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def member(store: TCPStore, rank: int, world_size: int, *, session: int = 1, timeout_s: float = 20.0) -> WeightGroup:
+    """One member, with a connection of its own as another process would have."""
+    own = TCPStore("127.0.0.1", store.port, is_master=False)
+    return WeightGroup(own, session=session, rank=rank, world_size=world_size, backend="gloo", timeout_s=timeout_s)
+
+
+def form(store: TCPStore, world_size: int, *, session: int = 1) -> list[WeightGroup]:
+    with ThreadPoolExecutor(world_size) as pool:
+        return list(pool.map(lambda rank: member(store, rank, world_size, session=session), range(world_size)))
+
+
+class TestGroup:
+    def test_everybody_gets_what_rank_0_sends(self, store: TCPStore):
+        groups = form(store, 3)
+        buckets = [random_bytes(100_000), torch.zeros(100_000).byte(), torch.zeros(100_000).byte()]
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(lambda group, bucket: group.broadcast(bucket, timeout_s=10), groups, buckets))
+        assert torch.equal(buckets[1], buckets[0])
+        assert torch.equal(buckets[2], buckets[0])
+        for group in groups:
+            group.close()
+
+    def test_two_transfers_may_be_under_way(self, store: TCPStore):
+        sender, receiver = form(store, 2)
+        sent = [random_bytes(50_000, seed) for seed in range(4)]
+        received = [torch.zeros(50_000).byte() for _ in sent]
+        arriving = [receiver.start_broadcast(bucket, timeout_s=10) for bucket in received]
+        leaving = [sender.start_broadcast(bucket, timeout_s=10) for bucket in sent]
+        for transfer in (*leaving, *arriving):
+            transfer.wait()
+        assert all(map(torch.equal, sent, received))
+
+    def test_a_peer_that_hangs_costs_one_time_out(self, store: TCPStore):
+        _, receiver = form(store, 2)
+        started_s = time.monotonic()
+        with pytest.raises(RuntimeError, match=r"[Tt]imed? ?out"):
+            receiver.broadcast(torch.zeros(16).byte(), timeout_s=1.0)
+        assert 0.9 < time.monotonic() - started_s < 5.0
+
+    def test_a_peer_that_leaves_is_noticed_at_once(self, store: TCPStore):
+        sender, receiver = form(store, 2)
+        errors: list[Exception] = []
+
+        def receive() -> None:
+            try:
+                receiver.broadcast(torch.zeros(16).byte(), timeout_s=30.0)
+            except RuntimeError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=receive)
+        thread.start()
+        time.sleep(0.2)
+        sender.close()
+        thread.join(10.0)
+        assert not thread.is_alive()
+        assert errors
+
+    def test_after_a_time_out_a_new_group_works_in_the_same_processes(self, store: TCPStore):
+        sender, receiver = form(store, 2, session=1)
+        with pytest.raises(RuntimeError):
+            receiver.broadcast(torch.zeros(16).byte(), timeout_s=0.5)
+        sender.close()
+        receiver.close()
+        new_sender, new_receiver = form(store, 2, session=2)
+        bucket = torch.zeros(16).byte()
+        arriving = new_receiver.start_broadcast(bucket, timeout_s=10)
+        new_sender.broadcast(random_bytes(16), timeout_s=10)
+        arriving.wait()
+        assert torch.equal(bucket, random_bytes(16))
+
+    def test_forming_ends_by_its_time_out_when_a_member_is_missing(self, store: TCPStore):
+        started_s = time.monotonic()
+        with pytest.raises(RuntimeError):
+            member(store, 0, 2, timeout_s=1.0)
+        assert time.monotonic() - started_s < 10.0
+
+    def test_a_closed_group_says_so(self, store: TCPStore):
+        group, _ = form(store, 2)
+        group.close()
+        group.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            group.broadcast(torch.zeros(16).byte(), timeout_s=1.0)
+
+
+def test_a_store_that_is_not_there_is_given_up_in_time():
+    started_s = time.monotonic()
+    with pytest.raises(RuntimeError):
+        TCPStore("127.0.0.1", 1, is_master=False, timeout=timedelta(seconds=1))
+    assert time.monotonic() - started_s < 10.0
