@@ -1,0 +1,167 @@
+"""The routes."""
+
+import asyncio
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import Response
+from pydantic import BaseModel, ValidationError
+from starlette.exceptions import HTTPException
+
+from grpo_proto import (
+    PROTOCOL_VERSION,
+    ErrorBody,
+    Health,
+    RewardInfo,
+    RewardList,
+    RewardSpec,
+    ScoreRequest,
+    ScoreResponse,
+    ScoreSample,
+)
+
+from . import __version__
+from .config import Settings
+from .executors.base import Executor
+from .guard import Admission, ClientGone, Guard, response_of
+from .metrics import Metrics
+from .refusal import Refusal, invalid_request
+from .scoring import Scoring
+
+log = logging.getLogger("grpo_reward")
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody} for status in (400, 401, 408, 413, 415, 422, 429, 500, 503)
+}
+REQUEST_FIELDS = {*ScoreRequest.model_fields, *ScoreSample.model_fields, *RewardSpec.model_fields}
+
+
+def create_app(settings: Settings, executor: Executor, metrics: Metrics, scoring: Scoring) -> FastAPI:
+    """The application. The executor is started and stopped by whoever made it."""
+    app = FastAPI(title="grpo-reward", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
+    admission = Admission(
+        max_requests=settings.max_pending_requests,
+        max_body_bytes=settings.max_body_mib * 2**20,
+        body_timeout_s=settings.body_timeout_s,
+    )
+    metrics.watch_workers(lambda: 0 if executor.problem else executor.workers)
+
+    @app.get("/livez", response_model=Health, responses={503: {"model": Health}})
+    async def livez() -> Response:
+        """200 while the process answers and its workers can be replaced."""
+        return _health(executor.failed)
+
+    @app.get("/readyz", response_model=Health, responses={503: {"model": Health}})
+    async def readyz() -> Response:
+        """200 while there are workers and the server is not about to end."""
+        return _health("the server ends" if scoring.draining else executor.problem)
+
+    @app.get("/info", response_model=RewardInfo)
+    async def info() -> Response:
+        return _json(
+            RewardInfo(
+                version=__version__,
+                protocol_version=PROTOCOL_VERSION,
+                rewards={name: reward.description.code_hash for name, reward in executor.rewards.items()},
+                workers=executor.workers,
+            )
+        )
+
+    @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+    async def show_metrics() -> Response:
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4")
+
+    @app.get("/v1/rewards", response_model=RewardList, responses={401: {"model": ErrorBody}})
+    async def rewards() -> Response:
+        """What can be computed: documentation, params with defaults, columns."""
+        return _json(RewardList(rewards=[reward.description for reward in executor.rewards.values()]))
+
+    request_body = {
+        "required": True,
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/ScoreRequest"}}},
+    }
+
+    @app.post("/v1/score", response_model=ScoreResponse, responses=ERRORS, openapi_extra={"requestBody": request_body})
+    async def score(request: Request) -> Response:
+        """Score every sample with every reward. One result for every sample, in their order."""
+        with admission, metrics.request_seconds.time():
+            body = await admission.read_json(request.headers.get, request.receive)
+            try:
+                message = ScoreRequest.model_validate_json(body)
+            except ValidationError as error:
+                raise invalid_request(error, REQUEST_FIELDS) from None
+            del body
+            answer = await _unless_gone(request, scoring, message)
+            # A score without detail, log and metrics says nothing of them: most of an answer would be nulls.
+            return Response(answer.model_dump_json(exclude_defaults=True), media_type="application/json")
+
+    @app.exception_handler(Refusal)
+    async def refused(_: Request, refusal: Refusal) -> Response:
+        return response_of(refusal)
+
+    @app.exception_handler(HTTPException)
+    async def no_such_route(request: Request, error: HTTPException) -> Response:
+        names = {404: "not_found", 405: "method_not_allowed"}
+        messages = {404: f"there is no route {request.url.path}", 405: f"not {request.method} {request.url.path}"}
+        refusal = Refusal(
+            error.status_code,
+            names.get(error.status_code, "refused"),
+            messages.get(error.status_code, str(error.detail)),
+            headers=dict(error.headers or {}),
+        )
+        return response_of(refusal)
+
+    @app.exception_handler(ClientGone)
+    async def gone(*_: object) -> Response:
+        return Response(status_code=499)
+
+    @app.exception_handler(Exception)
+    async def broken(request: Request, error: Exception) -> Response:
+        log.exception("%s %s failed", request.method, request.url.path, exc_info=error)
+        return response_of(Refusal(500, "internal", f"{type(error).__name__} in the server; its log says more"))
+
+    app.add_middleware(Guard, token=settings.token, metrics=metrics)
+    app.openapi = lambda: openapi_of(app)  # type: ignore[method-assign]
+    return app
+
+
+async def _unless_gone(request: Request, scoring: Scoring, message: ScoreRequest) -> ScoreResponse:
+    """Score, but stop when the client goes away: its workers are for others then."""
+    work = asyncio.create_task(scoring.score(message))
+    gone = asyncio.create_task(_disconnected(request))
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise ClientGone
+        return work.result()
+    finally:
+        gone.cancel()
+        work.cancel()
+        await asyncio.gather(gone, work, return_exceptions=True)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _json(message: BaseModel) -> Response:
+    return Response(message.model_dump_json(), media_type="application/json")
+
+
+def _health(problem: str | None) -> Response:
+    health = Health(ok=problem is None, detail=problem)
+    return Response(health.model_dump_json(), status_code=200 if health.ok else 503, media_type="application/json")
+
+
+def openapi_of(app: FastAPI) -> dict[str, Any]:
+    """FastAPI's document and the request's schema, which the route reads itself."""
+    document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    schema = ScoreRequest.model_json_schema(ref_template="#/components/schemas/{model}")
+    schemas = document["components"]["schemas"]
+    schemas.update(schema.pop("$defs", {}))
+    schemas["ScoreRequest"] = schema
+    document["components"]["schemas"] = dict(sorted(schemas.items()))
+    return document

@@ -1,0 +1,150 @@
+"""How a reward is written: a function with typed keyword parameters under `@reward`.
+
+    @reward
+    def digits(completion: str, *, solution: str, bonus: float = 0.1) -> float | None: ...
+
+The first parameter decides the shape. `completion`: the function scores one sample. `completions`: it scores all
+samples of a request in one call and returns a list, as TRL and ms-swift have it; every column is then a list, too.
+
+Every other parameter is one of three things:
+
+- a *field* of the sample, by its name: `prompt`, `completion_token_ids`, `truncated`, `step` (for `completions`:
+  `prompts`, `completion_ids`, `step`). Without a default, samples that lack it are refused;
+- a *column* of the dataset: every name in `columns`, or without `columns` every parameter that has no default;
+- a *param* of the request, checked against its annotation: every other one.
+
+What it returns: a finite number, None (not its task: `unscorable`) or a `Score`. Anything else is status `error`.
+"""
+
+import hashlib
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+SAMPLE_FIELDS = {"prompt": "prompt", "completion_token_ids": "completion_token_ids", "truncated": "truncated"}
+BATCH_FIELDS = {"prompts": "prompt", "completion_ids": "completion_token_ids"}
+"""Parameter name → field of the sample. `step` belongs to the request and is always there, perhaps None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A score with more to say. `score` None is unscorable and `detail` tells why."""
+
+    score: float | None
+    detail: str | None = None
+    log: dict[str, Any] | None = None
+    """Columns for the completion log; must be JSON."""
+    metrics: dict[str, float] | None = None
+    """Finite numbers to average over the batch."""
+
+
+@dataclass(frozen=True)
+class Reward:
+    """A function and what its signature says about it."""
+
+    name: str
+    function: Callable[..., Any]
+    documentation: str
+    batch: bool
+    fields: dict[str, str]
+    """Parameter → field of the sample."""
+    required_fields: list[str]
+    columns: dict[str, TypeAdapter[Any] | None]
+    """Column → what its values must be; None when the author annotated nothing."""
+    required_columns: list[str]
+    params: type[BaseModel]
+    takes_step: bool
+    takes_all_columns: bool
+    """A batch function with `**kwargs` gets every column that all samples have."""
+    code_hash: str
+    """SHA-256 of the file the function is written in."""
+
+
+@overload
+def reward(function: FunctionT, /) -> FunctionT: ...
+@overload
+def reward(*, name: str | None = None, columns: Sequence[str] | None = None) -> Callable[[FunctionT], FunctionT]: ...
+def reward(
+    function: FunctionT | None = None, /, *, name: str | None = None, columns: Sequence[str] | None = None
+) -> FunctionT | Callable[[FunctionT], FunctionT]:
+    """Make a reward of a function. It stays a plain function that can be called and tested.
+
+    Args:
+        name: its name in requests; the function's own when None.
+        columns: the parameters that are dataset columns; those without a default when None.
+
+    Raises TypeError when the signature fits no reward.
+    """
+
+    def mark(function: FunctionT) -> FunctionT:
+        function.__reward__ = _inspect(function, name, columns)  # type: ignore[attr-defined]
+        return function
+
+    return mark if function is None else mark(function)
+
+
+def _inspect(function: Callable[..., Any], name: str | None, columns: Sequence[str] | None) -> Reward:
+    name = name or function.__name__
+    where = f"reward {name}"
+    parameters = list(inspect.signature(function, eval_str=True).parameters.values())
+    if not parameters or parameters[0].name not in ("completion", "completions"):
+        raise TypeError(f"{where}: the first parameter must be called `completion` or `completions`")
+    if inspect.iscoroutinefunction(function):
+        raise TypeError(f"{where}: async functions are not supported")
+    batch = parameters[0].name == "completions"
+    known_fields = BATCH_FIELDS if batch else SAMPLE_FIELDS
+    for unknown in sorted(set(columns or ()) - {parameter.name for parameter in parameters[1:]}):
+        raise TypeError(f"{where}: the function has no parameter for the column {unknown}")
+
+    fields: dict[str, str] = {}
+    required_fields: list[str] = []
+    checks: dict[str, TypeAdapter[Any] | None] = {}
+    required_columns: list[str] = []
+    params: dict[str, Any] = {}
+    takes_step = takes_all_columns = False
+    for parameter in parameters[1:]:
+        required = parameter.default is inspect.Parameter.empty
+        annotated = parameter.annotation is not inspect.Parameter.empty
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD and batch:
+            takes_all_columns = True
+        elif parameter.kind in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL):
+            raise TypeError(f"{where}: name every parameter instead of *{parameter.name}")
+        elif parameter.name == "step":
+            takes_step = True
+        elif parameter.name in known_fields:
+            fields[parameter.name] = known_fields[parameter.name]
+            if required and not batch:
+                required_fields.append(known_fields[parameter.name])
+        elif (parameter.name in columns) if columns is not None else required:
+            checks[parameter.name] = TypeAdapter(parameter.annotation) if annotated and not batch else None
+            if required:
+                required_columns.append(parameter.name)
+        else:
+            params[parameter.name] = (
+                parameter.annotation if annotated else Any,
+                ... if required else parameter.default,
+            )
+    return Reward(
+        name=name,
+        function=function,
+        documentation=inspect.getdoc(function) or "",
+        batch=batch,
+        fields=fields,
+        required_fields=required_fields,
+        columns=checks,
+        required_columns=required_columns,
+        params=create_model(f"{name}_params", __config__=_PARAMS_CONFIG, **params),
+        takes_step=takes_step,
+        takes_all_columns=takes_all_columns,
+        code_hash=hashlib.sha256(Path(inspect.getfile(function)).read_bytes()).hexdigest(),
+    )
+
+
+# A param called `schema` or `model_…` is an author's right.
+_PARAMS_CONFIG = ConfigDict(extra="forbid", allow_inf_nan=False, protected_namespaces=(), title="params")

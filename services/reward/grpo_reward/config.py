@@ -1,0 +1,121 @@
+"""The settings of a reward server: defaults < environment (`GRPO_REWARD_…`) < flags."""
+
+import argparse
+import ipaddress
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from .refusal import nearest
+
+ENV_PREFIX = "GRPO_REWARD_"
+
+
+class Settings(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, env_ignore_empty=True)
+
+    host: str = Field(default="127.0.0.1", description="Address to listen on; off loopback a token is required.")
+    port: int = Field(default=8001, ge=0, le=65535, description="0 takes a free one and prints it.")
+    workers: int = Field(default=0, ge=0, le=1024, description="Worker processes; 0 is one for each CPU core.")
+    plugin: Annotated[list[Path], NoDecode] = Field(
+        default_factory=list, description="Python files with more rewards; in the environment separated by ':'."
+    )
+    executor: Literal["process", "ray"] = Field(
+        default="process", description="Where rewards run: on this machine, or on every node of a Ray cluster."
+    )
+    max_body_mib: int = Field(default=16, ge=1, le=1024, description="Largest request body.")
+    max_samples: int = Field(default=4096, ge=1, description="Most samples in one request.")
+    max_pending_requests: int = Field(default=64, ge=1, description="More at once are refused with 429.")
+    body_timeout_s: float = Field(default=30.0, gt=0, description="Limit for receiving a body.")
+    worker_memory_mib: int = Field(default=4096, ge=0, description="Address space of a worker process; 0: no limit.")
+    grace_s: float = Field(default=10.0, ge=0, description="After SIGTERM, how long running requests may go on.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="What is logged.")
+    token: str | None = Field(
+        default=None,
+        validation_alias="GRPO_API_TOKEN",
+        repr=False,
+        description="Only from the environment variable GRPO_API_TOKEN: flags can be read by everybody.",
+    )
+
+    @field_validator("plugin", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return [part for part in value.split(os.pathsep) if part] if isinstance(value, str) else value
+
+    @property
+    def num_workers(self) -> int:
+        return self.workers or len(os.sched_getaffinity(0))
+
+
+class ConfigError(Exception):
+    """The settings are wrong; the message is for the operator."""
+
+
+def read_settings(arguments: Sequence[str]) -> Settings:
+    """Settings from the environment and the flags after `serve`. Raises ConfigError; `--help` exits."""
+    flags = vars(_parser().parse_args(arguments))
+    token = os.environ.get("GRPO_API_TOKEN")
+    if token is not None and not token.strip():
+        raise ConfigError("GRPO_API_TOKEN is empty: set it to a secret, or unset it to serve loopback without one")
+    # In Kubernetes a Service called grpo-reward puts its address there, "tcp://10.0.0.7:8001".
+    if os.environ.get(f"{ENV_PREFIX}PORT", "").startswith("tcp://"):
+        del os.environ[f"{ENV_PREFIX}PORT"]
+    try:
+        settings = Settings(**flags)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        name = str(problem["loc"][0])
+        where = f"--{name.replace('_', '-')}" if name in flags else f"{ENV_PREFIX}{name.upper()}"
+        raise ConfigError(f"{where}: {problem['msg']}, not {problem['input']!r}") from None
+    if settings.token is None and not _is_loopback(settings.host):
+        raise ConfigError(
+            f"{settings.host} can be reached from other machines: set GRPO_API_TOKEN to a secret, or serve 127.0.0.1"
+        )
+    return settings
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors become a ConfigError that names the nearest flag."""
+
+    def error(self, message: str) -> Any:
+        unknown = message.removeprefix("unrecognized arguments: ")
+        if unknown != message:
+            known = [flag for action in self._actions for flag in action.option_strings]
+            message = f"unknown option {unknown.split()[0]}: {nearest(unknown.split()[0], known)}"
+        raise ConfigError(message)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="grpo-reward serve",
+        description="Serve rewards over HTTP. Every option is also an environment variable: GRPO_REWARD_PORT=8001.",
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    for name, field in Settings.model_fields.items():
+        if name == "token":
+            continue
+        default = "" if name == "plugin" else f" (default: {field.get_default()})"
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            help=f"{field.description}{default}",
+            metavar="FILE.py" if name == "plugin" else name.rsplit("_", 1)[-1].upper(),
+            **({"nargs": "+", "action": "extend"} if name == "plugin" else {}),  # type: ignore[arg-type]
+        )
+    return parser
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether every address of `host` is one. An empty host means all interfaces."""
+    if not host:
+        return False
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigError(f"--host {host}: {error.strerror or error}") from None
+    return all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found)

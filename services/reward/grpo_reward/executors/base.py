@@ -1,0 +1,106 @@
+"""The seam between the service and the machinery that runs rewards."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from pydantic import BaseModel
+
+from grpo_proto import RewardDescription, RewardScore, RewardSpec
+
+
+class LoadedReward(BaseModel):
+    """A reward as the listening server knows it: everything but its code."""
+
+    description: RewardDescription
+    batch: bool
+    fields: list[str]
+    """Fields of a sample it reads, beside the completion."""
+    required_fields: list[str]
+    columns: list[str]
+    """Columns it reads, those it can do without included."""
+    all_columns: bool
+
+
+class InvalidParams(Exception):  # noqa: N818 - it is an answer to a request, like its 422
+    """The params of one reward do not fit it: the request is wrong as a whole."""
+
+    def __init__(self, reward: str, message: str):
+        self.reward, self.message = reward, message
+        super().__init__(f"{reward}: {message}")
+
+
+class ExecutorUnavailable(Exception):  # noqa: N818
+    """Nothing can be scored now."""
+
+
+@dataclass
+class Chunk:
+    """A piece of a request: S samples × R rewards, in items, sample by sample. The executor fills `scores` in place.
+
+    With `batch` there is one reward, and all samples are one item. What is still None when the deadline cuts the
+    executor off has no score; what is there counts.
+    """
+
+    rewards: list[RewardSpec]
+    samples: list[dict[str, Any]]
+    """Completion, columns and fields, only those that `rewards` read."""
+    step: int | None
+    timeout_s: float
+    """Limit for one item."""
+    batch: bool = False
+    scores: list[RewardScore | None] = field(default_factory=list)
+    """Length S·R, also with `batch`."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Reward → time spent in it."""
+    counted: dict[str, int] = field(default_factory=dict)
+    """Reward → how many scores took that time."""
+
+    def __post_init__(self) -> None:
+        self.scores = [None] * (len(self.samples) * len(self.rewards))
+
+    @property
+    def num_items(self) -> int:
+        return 1 if self.batch else len(self.scores)
+
+    def open_items(self) -> list[int]:
+        if self.batch:
+            return [0] if None in self.scores else []
+        return [item for item, score in enumerate(self.scores) if score is None]
+
+    def settle(self, item: int, score: RewardScore) -> None:
+        """One outcome for a whole item: it was late, or its worker died of it."""
+        if self.batch:
+            self.scores = [score] * len(self.scores)
+        else:
+            self.scores[item] = score
+
+
+class Executor(Protocol):
+    """Runs chunks. All methods belong to one event loop.
+
+    `score` fills every score of a chunk and returns. Cancelled (the deadline has passed, or the client has gone), it
+    frees what the chunk occupied; scores that came until then stay in the chunk. Raises InvalidParams, and
+    ExecutorUnavailable when nothing can run.
+    """
+
+    @property
+    def rewards(self) -> Mapping[str, LoadedReward]: ...
+
+    @property
+    def workers(self) -> int:
+        """How many items can run at once."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why nothing can be scored now; None while it can."""
+
+    @property
+    def failed(self) -> str | None:
+        """Why nothing can be scored ever again; the server then ends."""
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def score(self, chunk: Chunk) -> None: ...

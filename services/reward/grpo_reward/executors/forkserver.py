@@ -1,0 +1,216 @@
+"""The process that imports every reward once and forks workers from itself. It listens to one socket, its parent's.
+
+`python -m grpo_reward.executors.forkserver FD MEMORY_BYTES [PLUGIN …]`, started by `process.py`.
+
+From the server, one JSON message per packet: `{"spawn": id}` with the worker's socket and progress memory as file
+descriptors, `{"kill": id}`, `{"ping": n}`. To it: `{"reward": …}` for each reward, then `{"ready": true}` or
+`{"failed": message}`; `{"exited": id, "status": n}`, `{"unspawned": id, "reason": …}`, `{"pong": n}`.
+
+Nothing outlives it: workers die with it (PDEATHSIG), and when the server is gone, however it went, the closed socket
+says so and everything below is killed. As a subreaper it inherits, and kills, what a killed worker leaves behind.
+"""
+
+import contextlib
+import ctypes
+import gc
+import json
+import mmap
+import os
+import selectors
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from ..author import Reward
+from ..registry import PluginError, load_rewards
+from .frames import PROGRESS_BYTES
+from .worker import Worker, limit_resources, quiet_standard_streams
+
+PACKET_BYTES = 1 << 17
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def main() -> None:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    os.set_inheritable(control.fileno(), False)
+    memory_bytes = int(sys.argv[2])
+    quiet_standard_streams()
+    _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        rewards = load_rewards([Path(path) for path in sys.argv[3:]])
+        for reward in rewards.values():
+            _say(control, {"reward": describe(reward)})
+    except (PluginError, TypeError) as error:
+        _say(control, {"failed": str(error)})
+        return
+    _say(control, {"ready": True})
+    gc.collect()
+    gc.freeze()  # the collector of a worker then leaves the shared pages alone
+    ForkServer(control, rewards, memory_bytes).run()
+
+
+def describe(reward: Reward) -> dict[str, object]:
+    """What `LoadedReward` holds. Raises PluginError when the params have no JSON schema."""
+    try:
+        schema = reward.params.model_json_schema()
+    except Exception as error:
+        raise PluginError(f"reward {reward.name}: its params have no JSON schema: {error}") from error
+    return {
+        "description": {
+            "name": reward.name,
+            "documentation": reward.documentation,
+            "params_schema": schema,
+            "columns": reward.required_columns,
+            "code_hash": reward.code_hash,
+        },
+        "batch": reward.batch,
+        "fields": sorted(set(reward.fields.values())),
+        "required_fields": reward.required_fields,
+        "columns": list(reward.columns),
+        "all_columns": reward.takes_all_columns,
+    }
+
+
+def _say(control: socket.socket, message: dict[str, object]) -> None:
+    control.send(json.dumps(message).encode())
+
+
+class ForkServer:
+    """Waits for its parent's messages and its children's deaths."""
+
+    def __init__(self, control: socket.socket, rewards: dict[str, Reward], memory_bytes: int):
+        self._control, self._rewards, self._memory_bytes = control, rewards, memory_bytes
+        self._workers: dict[int, int] = {}  # process id → worker id
+        self._pid = os.getpid()
+
+    def run(self) -> None:
+        wake_read, wake_write = socket.socketpair()
+        wake_write.setblocking(False)
+        wake_read.setblocking(False)
+        signal.set_wakeup_fd(wake_write.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for ignored in (signal.SIGINT, signal.SIGTERM):  # the server decides when to end
+            signal.signal(ignored, signal.SIG_IGN)
+        selector = selectors.DefaultSelector()
+        selector.register(self._control, selectors.EVENT_READ)
+        selector.register(wake_read, selectors.EVENT_READ)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            while True:
+                ready = {key.fileobj for key, _ in selector.select()}
+                if wake_read in ready:
+                    wake_read.recv(4096)
+                self._reap()
+                if self._control in ready and not self._obey():
+                    break
+        self._kill_everything()
+
+    def _obey(self) -> bool:
+        """Do what the server says; False when it is gone."""
+        body, descriptors, _, _ = socket.recv_fds(self._control, PACKET_BYTES, 2)
+        if not body:
+            return False
+        message = json.loads(body)
+        if "spawn" in message:
+            self._spawn(message["spawn"], descriptors)
+        elif "kill" in message:
+            for pid, worker in self._workers.items():
+                if worker == message["kill"]:
+                    _kill_group(pid)
+        elif "ping" in message:
+            _say(self._control, {"pong": message["ping"]})
+        return True
+
+    def _spawn(self, worker: int, descriptors: list[int]) -> None:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            pid = -1
+            _say(self._control, {"unspawned": worker, "reason": str(error)})
+        if pid == 0:
+            status = 70
+            try:
+                self._become_worker(descriptors)
+                status = 0
+            finally:
+                os._exit(status)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        if pid > 0:
+            self._workers[pid] = worker
+
+    def _become_worker(self, descriptors: list[int]) -> None:
+        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != self._pid:  # it died before the line above
+            return
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for changed in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
+            signal.signal(changed, signal.SIG_DFL)
+        self._control.close()
+        limit_resources(self._memory_bytes)
+        sock = socket.socket(fileno=descriptors[0])
+        with mmap.mmap(descriptors[1], PROGRESS_BYTES) as progress:
+            os.close(descriptors[1])
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                Worker(sock, progress, self._rewards).run()
+
+    def _reap(self) -> None:
+        """Collect the dead, tell the server which worker it was, and kill what it left."""
+        any_worker = False
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            worker = self._workers.pop(pid, None)
+            if worker is not None:
+                any_worker = True
+                _kill_group(pid)
+                _say(self._control, {"exited": worker, "status": os.waitstatus_to_exitcode(status)})
+        if any_worker:
+            self._kill_adopted()
+
+    def _kill_adopted(self) -> None:
+        for pid in _children():
+            if pid not in self._workers:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _kill_everything(self) -> None:
+        """Until no child is left: killing one may hand its children to this process."""
+        for pid in self._workers:
+            _kill_group(pid)
+        self._workers.clear()
+        while True:
+            self._kill_adopted()
+            try:
+                os.waitpid(-1, 0)
+            except ChildProcessError:
+                return
+
+
+def _kill_group(pid: int) -> None:
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
+
+
+def _children() -> list[int]:
+    """Process ids whose parent this process is."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                stat = Path("/proc", entry, "stat").read_bytes()
+                # The second field is the command in parentheses, which may hold anything.
+                if int(stat[stat.rindex(b")") + 1 :].split()[1]) == os.getpid():
+                    found.append(int(entry))
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,296 @@
+"""Warm worker processes on this machine.
+
+A fork server has every reward imported and forks workers from itself in milliseconds. A worker that is late with an
+item is killed and replaced; only that item has `timeout`, the rest of its chunk goes to the next worker. An item whose
+worker died is tried once more, since something else may have killed it, and then has `error`.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from grpo_proto import RewardScore
+
+from .base import Chunk, ExecutorUnavailable, InvalidParams, LoadedReward
+from .forkserver import PACKET_BYTES
+from .worker_handle import Ending, WorkerHandle
+
+SPAWN_BACKOFF_S = (0.0, 0.1, 0.5, 2.0)
+SPAWN_LIMIT_S = 30.0
+PING_INTERVAL_S = 1.0
+PING_LIMIT_S = 15.0
+
+
+class ProcessExecutor:
+    """An `Executor` on a fork server.
+
+    Waits for: a free worker (`_idle`). Unblocked by: a worker that has finished its turn or has just started.
+
+    Args:
+        workers: worker processes.
+        plugins: Python files that define more rewards.
+        memory_bytes: address space of each worker; 0 for no limit.
+        start_limit_s: limit for importing all rewards.
+        on_restart: called with the cause whenever a worker is replaced: timeout, death, leaving or cancelled.
+    """
+
+    def __init__(
+        self,
+        *,
+        workers: int,
+        plugins: Sequence[Path] = (),
+        memory_bytes: int = 0,
+        start_limit_s: float = 120.0,
+        on_restart: Callable[[str], None] = lambda cause: None,
+    ):
+        self.workers = workers
+        self.failed: str | None = None
+        self._rewards: dict[str, LoadedReward] = {}
+        self._plugins, self._memory_bytes, self._start_limit_s = list(plugins), memory_bytes, start_limit_s
+        self._on_restart = on_restart
+        self._idle: asyncio.Queue[WorkerHandle] = asyncio.Queue()
+        self._living: dict[int, WorkerHandle] = {}
+        self._spawned = 0
+        self._pong = 0.0
+        self._stopping = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._control: socket.socket
+        self._forkserver: subprocess.Popen[bytes]
+
+    @property
+    def rewards(self) -> Mapping[str, LoadedReward]:
+        return self._rewards
+
+    @property
+    def problem(self) -> str | None:
+        if self.failed:
+            return self.failed
+        return None if self._living else "no worker process is running"
+
+    async def start(self) -> None:
+        """Raises ExecutorUnavailable with a message for the operator when the rewards cannot be loaded."""
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.setblocking(False)
+        # The workers run other people's code: the key to this server is not for them.
+        environment = {name: value for name, value in os.environ.items() if name != "GRPO_API_TOKEN"}
+        command = [sys.executable, "-P", "-m", "grpo_reward.executors.forkserver", str(theirs.fileno())]
+        with theirs:
+            self._forkserver = subprocess.Popen(  # noqa: S603, ASYNC220 - once, before anything is served
+                [*command, str(self._memory_bytes), *(str(path) for path in self._plugins)],
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                start_new_session=True,
+            )
+        try:
+            async with asyncio.timeout(self._start_limit_s):
+                await self._receive_rewards()
+                self._pong = time.monotonic()
+                self._background(self._listen())
+                self._background(self._ping())
+                await asyncio.gather(*(self._spawn() for _ in range(self.workers)))
+        except BaseException as error:
+            await self.stop()
+            if isinstance(error, TimeoutError):
+                limit = f"the rewards were not loaded within {self._start_limit_s:g} s"
+                raise ExecutorUnavailable(limit) from None
+            raise
+
+    async def stop(self) -> None:
+        """Kill the workers and wait for the fork server, which goes when its socket closes."""
+        self._stopping = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for worker in list(self._living.values()):
+            worker.retired = True
+            worker.close()
+        self._living.clear()
+        self._control.close()
+        try:
+            await asyncio.to_thread(self._forkserver.wait, 5.0)
+        except subprocess.TimeoutExpired:
+            self._forkserver.kill()
+            await asyncio.to_thread(self._forkserver.wait)
+
+    async def score(self, chunk: Chunk) -> None:
+        retried: set[int] = set()
+        one_by_one = False
+        while items := chunk.open_items():
+            items = items[:1] if one_by_one else items
+            worker = await self._free_worker()
+            try:
+                ending = await worker.run(chunk, items)
+            except InvalidParams:
+                self._release(worker)
+                raise
+            except BaseException:
+                # Cancelled: it may be in the middle of an item that nobody waits for any more.
+                self._retire(worker, "cancelled")
+                raise
+            if ending.kind == "done":
+                self._release(worker)
+                continue
+            self._retire(worker, ending.kind)
+            if ending.kind == "leaving":
+                continue
+            if ending.item < 0 and len(items) > 1:
+                one_by_one = True  # to find out which it was
+            else:
+                self._settle(chunk, ending.item if ending.item >= 0 else items[0], ending, retried)
+
+    def _settle(self, chunk: Chunk, item: int, ending: Ending, retried: set[int]) -> None:
+        """Put down what the worker was lost for; all that is still open is scored again."""
+        if ending.kind == "timeout":
+            late = f"no score within {chunk.timeout_s:g} s"
+            outcome = RewardScore(score=None, status="timeout", detail=late)
+        elif item in retried:
+            died = f"the worker process died of it twice: {ending.detail}"
+            outcome = RewardScore(score=None, status="error", detail=died)
+        else:
+            retried.add(item)
+            return
+        chunk.settle(item, outcome)
+
+    async def _free_worker(self) -> WorkerHandle:
+        while True:
+            if self.failed:
+                raise ExecutorUnavailable(self.failed)
+            worker = await self._idle.get()
+            worker.idle = False
+            if not worker.retired:
+                return worker
+
+    def _release(self, worker: WorkerHandle) -> None:
+        worker.idle = True
+        self._idle.put_nowait(worker)
+
+    def _retire(self, worker: WorkerHandle, cause: str) -> None:
+        """Kill a worker and start another in its place."""
+        if worker.retired:
+            return
+        worker.retired = True
+        self._living.pop(worker.number, None)
+        self._tell({"kill": worker.number})
+        worker.close()
+        if not self._stopping and not self.failed:
+            self._on_restart(cause)
+            self._background(self._spawn())
+
+    async def _spawn(self) -> None:
+        """Start one worker, however often it takes."""
+        for attempt in range(sys.maxsize):
+            await asyncio.sleep(SPAWN_BACKOFF_S[min(attempt, len(SPAWN_BACKOFF_S) - 1)])
+            self._spawned += 1
+            worker = WorkerHandle(self._spawned)
+            self._living[worker.number] = worker
+            try:
+                async with asyncio.timeout(SPAWN_LIMIT_S):
+                    await worker.connect()
+                    self._tell({"spawn": worker.number}, [worker.theirs.fileno(), worker.progress_fd])
+                    worker.close_theirs()
+                    if await worker.hello():
+                        self._release(worker)
+                        return
+            except TimeoutError:
+                pass
+            except asyncio.CancelledError:
+                worker.close_theirs()
+                raise
+            worker.retired = True
+            self._living.pop(worker.number, None)
+            self._tell({"kill": worker.number})
+            worker.close()
+            if self.failed:
+                return
+
+    def _tell(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+        if self._stopping or self.failed:
+            return
+        try:
+            socket.send_fds(self._control, [json.dumps(message).encode()], descriptors)
+        except BlockingIOError:
+            self._fail("the fork server does not listen any more")
+        except OSError:
+            self._fail("the fork server is gone")
+
+    async def _receive_rewards(self) -> None:
+        while True:
+            message = await self._heard()
+            if message is None:
+                raise ExecutorUnavailable("the fork server died while it loaded the rewards")
+            if "failed" in message:
+                raise ExecutorUnavailable(message["failed"])
+            if "ready" in message:
+                return
+            loaded = LoadedReward.model_validate(message["reward"])
+            self._rewards[loaded.description.name] = loaded
+
+    async def _heard(self) -> dict[str, Any] | None:
+        """The fork server's next message; None when it is gone."""
+        loop = asyncio.get_running_loop()
+        try:
+            body = await loop.sock_recv(self._control, PACKET_BYTES)
+        except ConnectionError:
+            return None
+        return json.loads(body) if body else None
+
+    async def _listen(self) -> None:
+        while (message := await self._heard()) is not None:
+            if "pong" in message:
+                self._pong = time.monotonic()
+            elif "exited" in message:
+                self._has_exited(message["exited"], message["status"])
+            elif "unspawned" in message and (worker := self._living.get(message["unspawned"])) is not None:
+                worker.connection_lost(None)
+        self._fail("the fork server is gone")
+
+    def _has_exited(self, number: int, status: int) -> None:
+        worker = self._living.get(number)
+        if worker is None:
+            return
+        worker.exit_status.set_result(status)
+        if worker.idle:
+            self._retire(worker, "death")
+        else:
+            # Its last words may still be in the socket. A child that it forked may hold the other end open, so the end
+            # of the connection is not waited for.
+            asyncio.get_running_loop().call_later(0.2, worker.connection_lost, None)
+
+    async def _ping(self) -> None:
+        for number in range(sys.maxsize):
+            self._tell({"ping": number})
+            await asyncio.sleep(PING_INTERVAL_S)
+            if time.monotonic() - self._pong > PING_LIMIT_S:
+                self._fail(f"the fork server has not answered for {PING_LIMIT_S:g} s")
+
+    def _fail(self, reason: str) -> None:
+        """The end: without the fork server no worker can be replaced, and nobody would collect those that run."""
+        if self.failed or self._stopping:
+            return
+        self.failed = reason
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._forkserver.pid, signal.SIGKILL)  # its workers go with it
+        for worker in list(self._living.values()):
+            worker.retired = True
+            worker.close()
+            self._idle.put_nowait(worker)  # wakes those who wait; they see the failure
+        self._living.clear()
+
+    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(f"a task of the executor failed: {type(error).__name__}: {error}")

@@ -1,0 +1,186 @@
+"""Worker processes on every node of a Ray cluster.
+
+Ray carries the chunks; on each node one actor runs a `ProcessExecutor`, so that time limits, kills and retries are the
+same as on one machine. `RAY_ADDRESS` names the cluster; without it a local one is started. Plugin files are sent to the
+nodes; what they import must be installed there.
+"""
+
+import asyncio
+import contextlib
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from grpo_proto import RewardScore, RewardSpec
+
+from .base import Chunk, ExecutorUnavailable, InvalidParams, LoadedReward
+from .process import ProcessExecutor
+
+ATTEMPTS = 3
+RETRY_S = 1.0
+
+
+class Node:
+    """The actor of one node. What it answers is plain data; a refusal, too, since exceptions change on their way."""
+
+    def __init__(self, workers: int, plugins: dict[str, bytes], memory_bytes: int):
+        self._folder = tempfile.TemporaryDirectory(prefix="grpo-reward-")
+        paths = [Path(self._folder.name, name) for name in plugins]
+        for path in paths:
+            path.write_bytes(plugins[path.name])
+        self._executor = ProcessExecutor(workers=workers, plugins=paths, memory_bytes=memory_bytes)
+        self._starting = asyncio.Lock()
+
+    async def rewards(self) -> dict[str, Any]:
+        """`{"rewards": {name: LoadedReward}}` or `{"unavailable": reason}`."""
+        try:
+            await self._start()
+        except ExecutorUnavailable as error:
+            return {"unavailable": str(error)}
+        return {"rewards": {name: reward.model_dump() for name, reward in self._executor.rewards.items()}}
+
+    async def score(self, chunk: dict[str, Any]) -> dict[str, Any]:
+        """`{"scores", "seconds"}`, `{"refused": (reward, message)}` or `{"unavailable": reason}`."""
+        rewards = [RewardSpec.model_validate(spec) for spec in chunk.pop("rewards")]
+        work = Chunk(rewards=rewards, **chunk)
+        try:
+            await self._start()
+            await self._executor.score(work)
+        except InvalidParams as error:
+            return {"refused": (error.reward, error.message)}
+        except ExecutorUnavailable as error:
+            return {"unavailable": str(error)}
+        return {"scores": [score and score.model_dump() for score in work.scores], "seconds": work.seconds}
+
+    async def _start(self) -> None:
+        """Also after Ray has restarted this actor, which it does with the arguments of the first start."""
+        async with self._starting:
+            if not self._executor.rewards:
+                await self._executor.start()
+        if self._executor.failed:
+            os._exit(1)  # Ray starts another
+
+
+class RayExecutor:
+    """An `Executor` on a Ray cluster.
+
+    Waits for: a free place on any node (`_places`). Unblocked by: a chunk that has come back.
+
+    Args:
+        workers: worker processes on each node; 0 is one for each CPU that Ray counts there.
+        plugins: Python files that define more rewards; no two with the same name.
+        memory_bytes: address space of each worker; 0 for no limit.
+    """
+
+    def __init__(self, *, workers: int, plugins: Sequence[Path] = (), memory_bytes: int = 0):
+        self.workers = workers
+        self.problem: str | None = "the nodes are not started"
+        self.failed: str | None = None
+        self._rewards: dict[str, LoadedReward] = {}
+        self._plugins, self._memory_bytes = list(plugins), memory_bytes
+        self._nodes: list[Any] = []
+        self._places: asyncio.Queue[Any] = asyncio.Queue()
+
+    @property
+    def rewards(self) -> Mapping[str, LoadedReward]:
+        return self._rewards
+
+    async def start(self) -> None:
+        """Raises ExecutorUnavailable when there is no cluster, or a node cannot load the rewards."""
+        for path in self._plugins:
+            if not path.is_file():
+                raise ExecutorUnavailable(f"there is no plugin file {path}")
+        plugins = {path.name: path.read_bytes() for path in self._plugins}
+        # In a thread, where Ray leaves the signal handlers of this process alone.
+        own = {} if os.environ.get("RAY_ADDRESS") else {"include_dashboard": False}
+        try:
+            await asyncio.to_thread(ray.init, log_to_driver=False, logging_level="ERROR", **own)
+        except (ConnectionError, RayError, ValueError) as error:
+            raise ExecutorUnavailable(f"no Ray cluster: {error}") from error
+        places = []
+        for node in ray.nodes():
+            cores = int(node["Resources"].get("CPU", 0)) if node["Alive"] else 0
+            count = self.workers or cores
+            if not cores:
+                continue
+            actor = (
+                ray.remote(Node)
+                .options(
+                    num_cpus=min(count, cores),
+                    max_restarts=-1,
+                    max_concurrency=1000,
+                    scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
+                )
+                .remote(count, plugins, self._memory_bytes)
+            )
+            self._nodes.append(actor)
+            places += [actor] * count
+        for answer in await asyncio.gather(*(node.rewards.remote() for node in self._nodes)):
+            if "unavailable" in answer:
+                raise ExecutorUnavailable(answer["unavailable"])
+            loaded = {name: LoadedReward.model_validate(reward) for name, reward in answer["rewards"].items()}
+            if self._rewards and loaded != self._rewards:
+                raise ExecutorUnavailable("the nodes have different rewards: install the same version everywhere")
+            self._rewards = loaded
+        if not places:
+            raise ExecutorUnavailable("the Ray cluster has no node with a CPU")
+        for place in places:
+            self._places.put_nowait(place)
+        self.workers, self.problem = len(places), None
+
+    async def stop(self) -> None:
+        for node in self._nodes:
+            ray.kill(node)
+        await asyncio.to_thread(ray.shutdown)
+
+    async def score(self, chunk: Chunk) -> None:
+        message = {
+            "rewards": [spec.model_dump() for spec in chunk.rewards],
+            "samples": [_plain(sample) for sample in chunk.samples],
+            "step": chunk.step,
+            "timeout_s": chunk.timeout_s,
+            "batch": chunk.batch,
+        }
+        for attempt in range(ATTEMPTS):
+            node = await self._places.get()
+            try:
+                answer = await self._ask(node, message)
+            except RayError as error:
+                # The node or its actor died; Ray starts the actor again where it can.
+                if attempt == ATTEMPTS - 1:
+                    raise ExecutorUnavailable(f"a Ray node does not answer: {type(error).__name__}") from error
+                await asyncio.sleep(RETRY_S)
+                continue
+            finally:
+                self._places.put_nowait(node)
+            if "unavailable" in answer:
+                raise ExecutorUnavailable(answer["unavailable"])
+            if "refused" in answer:
+                raise InvalidParams(*answer["refused"])
+            chunk.scores = [score and RewardScore.model_validate(score) for score in answer["scores"]]
+            chunk.seconds = answer["seconds"]
+            return
+
+    async def _ask(self, node: Any, message: dict[str, Any]) -> dict[str, Any]:
+        asked = node.score.remote(message)
+        try:
+            answer: dict[str, Any] = await asked
+        except asyncio.CancelledError:
+            with contextlib.suppress(RayError):
+                ray.cancel(asked)  # frees the worker there
+            raise
+        return answer
+
+
+def _plain(sample: dict[str, Any]) -> dict[str, Any]:
+    """Without our classes, which another version at the other end might read differently."""
+    prompt = sample.get("prompt")
+    if isinstance(prompt, list):
+        sample = {**sample, "prompt": [message.model_dump() for message in prompt]}
+    return sample

@@ -1,0 +1,149 @@
+"""A worker process: takes chunks, scores their items one by one in its main thread, sends results back.
+
+It is forked from the fork server with every reward imported. It trusts no reward: whatever one leaves behind (a thread,
+a forked child, memory that ran out) makes it say so and leave, and another takes its place.
+"""
+
+import contextlib
+import json
+import mmap
+import os
+import resource
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic_core import from_json, to_json
+
+from ..author import Reward
+from ..scorer import InvalidParamsError, Outcome, checked_params, error_outcome, score_batch, score_sample
+from .frames import PROGRESS, receive_frame, send_frame
+
+FLUSH_S = 0.005
+"""Results go back when this time has passed, so that little is lost when the worker is killed."""
+
+
+class Worker:
+    def __init__(self, sock: socket.socket, progress: mmap.mmap, rewards: Mapping[str, Reward]):
+        self._socket, self._progress, self._rewards = sock, progress, rewards
+        self._params: dict[tuple[str, bytes], Any] = {}
+        self._pid = os.getpid()
+        self._threads = threading.active_count()
+        self._leaving: str | None = None
+        os.register_at_fork(after_in_parent=self._forked, after_in_child=self._cut_off)
+
+    def run(self) -> None:
+        """Until the server closes the connection, or this worker is worn out."""
+        send_frame(self._socket, b'{"hello":true}')
+        while self._leaving is None:
+            body = receive_frame(self._socket)
+            if body is None:
+                return
+            self._score(from_json(body))
+
+    def _score(self, chunk: dict[str, Any]) -> None:
+        number = chunk["chunk"]
+        try:
+            rewards = [(self._rewards[spec["name"]], self._params_of(spec)) for spec in chunk["rewards"]]
+        except InvalidParamsError as error:
+            refused = {"reward": error.args[0], "message": error.args[1]}
+            self._send({"chunk": number, "refused": refused, "done": True})
+            return
+        step = chunk["step"]
+        samples = chunk["samples"]
+        items: list[int] = []
+        outcomes: list[Outcome] = []
+        seconds: dict[str, float] = {}
+        flushed = time.monotonic()
+        for item in chunk["items"]:
+            started = time.monotonic()
+            PROGRESS.pack_into(self._progress, 0, number, item, started)
+            sample, position = divmod(item, len(rewards))
+            reward, params = rewards[position]
+            if chunk["batch"]:
+                outcomes += score_batch(reward, params, samples, step)
+            else:
+                outcomes.append(score_sample(reward, params, samples[sample], step))
+            items.append(item)
+            now = time.monotonic()
+            seconds[reward.name] = seconds.get(reward.name, 0.0) + now - started
+            self._look_for_leftovers(reward, outcomes[-1])
+            if self._leaving is not None:
+                break
+            if now - flushed > FLUSH_S:
+                self._send_scores(number, items, outcomes, seconds, done=False)
+                items, outcomes, seconds, flushed = [], [], {}, now
+        PROGRESS.pack_into(self._progress, 0, number, -1, time.monotonic())
+        self._send_scores(number, items, outcomes, seconds, done=True)
+
+    def _params_of(self, spec: dict[str, Any]) -> Any:
+        """The checked params, remembered: the same few come with every chunk."""
+        key = (spec["name"], to_json(spec["params"]))
+        if key not in self._params:
+            if len(self._params) > 1000:
+                self._params.clear()
+            try:
+                self._params[key] = checked_params(self._rewards[spec["name"]], spec["params"])
+            except InvalidParamsError as error:
+                raise InvalidParamsError(spec["name"], str(error)) from None
+        return self._params[key]
+
+    def _look_for_leftovers(self, reward: Reward, last: Outcome) -> None:
+        if threading.active_count() > self._threads:
+            self._leaving = f"{reward.name} left a thread running"
+        elif last["status"] == "error" and last["detail"].startswith("MemoryError"):
+            self._leaving = f"{reward.name} ran out of memory"
+
+    def _send_scores(
+        self, number: int, items: list[int], outcomes: list[Outcome], seconds: dict[str, float], *, done: bool
+    ) -> None:
+        message = {"chunk": number, "items": items, "scores": outcomes, "seconds": seconds, "done": done}
+        self._send({**message, "leaving": self._leaving} if self._leaving else message)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        if os.getpid() != self._pid:
+            os._exit(70)
+        try:
+            body = to_json(message)
+        except Exception:
+            body = json.dumps(_without_extras(message)).encode()
+        send_frame(self._socket, body)
+
+    def _forked(self) -> None:
+        self._leaving = self._leaving or "a reward forked"
+
+    def _cut_off(self) -> None:
+        """In a child that a reward forked: it must not answer in the worker's name."""
+        with contextlib.suppress(OSError):
+            self._socket.close()
+
+
+def _without_extras(message: dict[str, Any]) -> dict[str, Any]:
+    """For text that is no valid Unicode, which a log or a detail may hold."""
+    scores = []
+    for score in message["scores"]:
+        try:
+            to_json(score)
+            scores.append(score)
+        except Exception:
+            scores.append(error_outcome("the detail, log or metrics of the reward are no valid Unicode text"))
+    return {**message, "scores": scores}
+
+
+def limit_resources(memory_bytes: int) -> None:
+    """No core files; at most `memory_bytes` of address space (0: no limit), so that a reward fails, not the machine."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if memory_bytes:
+        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+
+
+def quiet_standard_streams() -> None:
+    """What a reward prints goes to the log, and nothing can be read."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr

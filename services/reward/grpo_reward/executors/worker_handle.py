@@ -1,0 +1,182 @@
+"""The server's side of one worker process: a socket, the shared progress memory, and the watch over its time limit."""
+
+import asyncio
+import mmap
+import os
+import socket
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel
+from pydantic_core import to_json
+
+from grpo_proto import RewardScore
+
+from .base import Chunk, InvalidParams
+from .frames import LENGTH, PROGRESS, PROGRESS_BYTES
+
+START_LIMIT_S = 5.0
+"""How much longer than `timeout_s` a worker may take until it has begun the first item of a chunk."""
+
+
+class Refused(BaseModel):
+    reward: str
+    message: str
+
+
+class WorkerMessage(BaseModel):
+    """What a worker says; see `worker.py`."""
+
+    hello: bool = False
+    chunk: int = -1
+    items: list[int] = []
+    scores: list[RewardScore] = []
+    seconds: dict[str, float] = {}
+    refused: Refused | None = None
+    leaving: str | None = None
+    done: bool = False
+
+
+@dataclass
+class Ending:
+    """How a worker's turn at a chunk ended. `item` is the one in work when it ended badly, −1 if none had begun."""
+
+    kind: Literal["done", "leaving", "timeout", "death"]
+    item: int = -1
+    detail: str = ""
+
+
+class WorkerHandle(asyncio.Protocol):
+    """Waits for: messages, the end of the connection. Unblocked by: the event loop (`data_received`)."""
+
+    def __init__(self, number: int):
+        self.number = number
+        self.retired = False
+        self.idle = False
+        self.exit_status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        """Set when the fork server has collected it."""
+        self.ours, self.theirs = socket.socketpair()
+        self.progress_fd = os.memfd_create(f"grpo-reward-worker-{number}")
+        os.ftruncate(self.progress_fd, PROGRESS_BYTES)
+        self._progress = mmap.mmap(self.progress_fd, PROGRESS_BYTES)
+        self._inbox: asyncio.Queue[WorkerMessage | None] = asyncio.Queue()
+        self._buffer = bytearray()
+        self._transport: asyncio.Transport | None = None
+        self._chunks = 0
+
+    async def connect(self) -> None:
+        self.ours.setblocking(False)
+        transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=self.ours)
+        self._transport = transport
+
+    def close_theirs(self) -> None:
+        """The worker has its own copies by now."""
+        self.theirs.close()
+        if self.progress_fd >= 0:
+            os.close(self.progress_fd)
+            self.progress_fd = -1
+
+    def close(self) -> None:
+        """The worker sees its connection end."""
+        if self._transport is not None:
+            self._transport.abort()
+        else:
+            self.ours.close()
+        self.close_theirs()
+        self._progress.close()
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        while len(self._buffer) >= LENGTH.size:
+            end = LENGTH.size + LENGTH.unpack_from(self._buffer)[0]
+            if len(self._buffer) < end:
+                return
+            body = bytes(self._buffer[LENGTH.size : end])
+            del self._buffer[:end]
+            try:
+                message = WorkerMessage.model_validate_json(body)
+            except ValueError:
+                # A reward wrote to the worker's socket: nothing from there can be believed any more.
+                self.connection_lost(None)
+                return
+            self._inbox.put_nowait(message)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._inbox.put_nowait(None)
+
+    async def hello(self) -> bool:
+        """Wait until the worker has started; False when it died before."""
+        message = await self._inbox.get()
+        return message is not None and message.hello
+
+    async def run(self, chunk: Chunk, items: list[int]) -> Ending:
+        """Let the worker score `items` of `chunk`. Returns how that ended; the chunk has what came back.
+
+        Raises InvalidParams. When it ends other than "done", or is cancelled, the worker must not be used again.
+        """
+        if self._transport is None:
+            raise RuntimeError("connect() comes first")
+        self._chunks += 1
+        message = {
+            "chunk": self._chunks,
+            "rewards": [{"name": spec.name, "params": spec.params} for spec in chunk.rewards],
+            "samples": chunk.samples,
+            "items": items,
+            "step": chunk.step,
+            "batch": chunk.batch,
+        }
+        body = to_json(message)
+        self._transport.write(LENGTH.pack(len(body)) + body)
+        sent = time.monotonic()
+        while True:
+            item, since = self._in_work()
+            limit = since + chunk.timeout_s if since is not None else sent + chunk.timeout_s + START_LIMIT_S
+            # Not longer than one item may take: by then another item may be in work, with a limit of its own.
+            patience_s = min(limit - time.monotonic(), chunk.timeout_s)
+            try:
+                answer = await asyncio.wait_for(self._inbox.get(), max(patience_s, 0.001))
+            except TimeoutError:
+                # Read again: the memory is written without a lock, and the worker may just have begun another item.
+                if time.monotonic() >= limit and self._inbox.empty() and self._in_work() == (item, since):
+                    return Ending("timeout", item)
+                continue
+            if answer is None:
+                return Ending("death", self._in_work()[0], await self._cause_of_death())
+            ending = self._take(chunk, items, answer)
+            if ending is not None:
+                return ending
+
+    def _take(self, chunk: Chunk, items: list[int], answer: WorkerMessage) -> Ending | None:
+        if answer.chunk != self._chunks:
+            return Ending("death", detail="it answered another chunk than it was given")
+        if answer.refused is not None:
+            raise InvalidParams(answer.refused.reward, answer.refused.message)
+        if chunk.batch and answer.scores:
+            if len(answer.scores) != len(chunk.scores):
+                return Ending("death", 0, "its results do not match the samples")
+            chunk.scores = list(answer.scores)
+        elif not chunk.batch:
+            if len(answer.scores) != len(answer.items) or not set(answer.items) <= set(items):
+                return Ending("death", detail="its results do not match the samples")
+            for item, score in zip(answer.items, answer.scores, strict=True):
+                chunk.scores[item] = score
+        for name, seconds in answer.seconds.items():
+            chunk.seconds[name] = chunk.seconds.get(name, 0.0) + seconds
+        if answer.leaving is not None:
+            return Ending("leaving", detail=answer.leaving)
+        return Ending("done") if answer.done else None
+
+    def _in_work(self) -> tuple[int, float | None]:
+        """The item in work, and since when; (−1, None) before the first of this chunk and after the last."""
+        if self._progress.closed:
+            return -1, None
+        number, item, since = PROGRESS.unpack_from(self._progress)
+        return (item, since) if number == self._chunks and item >= 0 else (-1, None)
+
+    async def _cause_of_death(self) -> str:
+        try:
+            status = await asyncio.wait_for(asyncio.shield(self.exit_status), 1.0)
+        except TimeoutError:
+            return "it closed its connection"
+        return f"it was killed by signal {-status}" if status < 0 else f"it exited with status {status}"

@@ -1,0 +1,136 @@
+"""What stands in front of the routes: the token, the size of a body, the number of requests at once.
+
+Plain ASGI, so that a request is refused before its body has been read.
+"""
+
+import asyncio
+import hmac
+from collections.abc import Awaitable, Callable
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .metrics import Metrics
+from .refusal import Refusal
+
+OPEN_ROUTES = frozenset({"/livez", "/readyz", "/info", "/metrics"})
+COUNTED_ROUTES = OPEN_ROUTES | {"/v1/score", "/v1/rewards", "/openapi.json"}
+
+
+def response_of(refusal: Refusal) -> Response:
+    return Response(
+        refusal.body.model_dump_json(),
+        status_code=refusal.status,
+        headers=refusal.headers,
+        media_type="application/json",
+    )
+
+
+class Guard:
+    """Checks the token of every request that is not for an open route, and counts the answers."""
+
+    def __init__(self, app: ASGIApp, *, token: str | None, metrics: Metrics):
+        self._app, self._metrics = app, metrics
+        self._token = token.encode() if token else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        route = scope["path"] if scope["path"] in COUNTED_ROUTES else "other"
+
+        async def counting_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._metrics.requests.labels(route, message["status"]).inc()
+            await send(message)
+
+        if scope["path"] in OPEN_ROUTES or self._token is None or _bearer_is(self._token, scope):
+            await self._app(scope, receive, counting_send)
+            return
+        refusal = Refusal(
+            401,
+            "unauthorized",
+            "the token is missing or wrong",
+            hint="send Authorization: Bearer $GRPO_API_TOKEN",
+            headers={"WWW-Authenticate": "Bearer", "Connection": "close"},
+        )
+        await response_of(refusal)(scope, receive, counting_send)
+
+
+def _bearer_is(token: bytes, scope: Scope) -> bool:
+    """In constant time, so that a token cannot be guessed byte by byte."""
+    given = [value for name, value in scope["headers"] if name == b"authorization"]
+    scheme, _, found = (given[0] if len(given) == 1 else b"").partition(b" ")
+    return scheme.lower() == b"bearer" and hmac.compare_digest(found.strip(), token)
+
+
+class Admission:
+    """How many requests, and how many bytes of their bodies, the server holds at once."""
+
+    def __init__(self, *, max_requests: int, max_body_bytes: int, body_timeout_s: float):
+        self._max_requests, self._max_body_bytes, self._body_timeout_s = max_requests, max_body_bytes, body_timeout_s
+        self._requests = 0
+
+    def __enter__(self) -> None:
+        """Raises Refusal 429 when all places are taken."""
+        if self._requests >= self._max_requests:
+            raise Refusal(
+                429,
+                "busy",
+                f"{self._requests} requests are being scored, as many as this server takes at once",
+                hint="wait, or start more replicas",
+                retryable=True,
+                headers={"Retry-After": "1", "Connection": "close"},
+            )
+        self._requests += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._requests -= 1
+
+    async def read_json(self, headers: Callable[[str], str | None], receive: Callable[[], Awaitable[Message]]) -> bytes:
+        """The body. Raises Refusal: 415 for another content type, 413 as soon as it is known, 408 when it dawdles."""
+        content_type = (headers("content-type") or "").partition(";")[0].strip().lower()
+        if content_type != "application/json":
+            got = content_type or "none"
+            raise Refusal(
+                415,
+                "wrong_content_type",
+                f"the content type must be application/json, not {got}",
+                headers={"Connection": "close"},
+            )
+        length = headers("content-length")
+        if length is not None and length.isdigit() and int(length) > self._max_body_bytes:
+            raise self._too_large(f"{int(length)} bytes")
+        parts = bytearray()
+        try:
+            async with asyncio.timeout(self._body_timeout_s):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGone
+                    parts += message.get("body", b"")
+                    if len(parts) > self._max_body_bytes:
+                        raise self._too_large("more")
+                    if not message.get("more_body", False):
+                        return bytes(parts)
+        except TimeoutError:
+            raise Refusal(
+                408,
+                "slow_body",
+                f"the body had not come within {self._body_timeout_s:g} s",
+                retryable=True,
+                headers={"Connection": "close"},
+            ) from None
+
+    def _too_large(self, size: str) -> Refusal:
+        return Refusal(
+            413,
+            "body_too_large",
+            f"the body has {size}; the limit is {self._max_body_bytes} bytes",
+            hint="send several requests, or start the server with a larger --max-body-mib",
+            headers={"Connection": "close"},
+        )
+
+
+class ClientGone(Exception):  # noqa: N818
+    """Nobody waits for the answer any more."""

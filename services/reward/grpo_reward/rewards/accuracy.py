@@ -1,0 +1,136 @@
+"""Mathematical equality with a gold answer."""
+
+import logging
+import re
+from functools import lru_cache
+from typing import Any
+
+from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+
+from ..answer import answer_block
+from ..author import Score, reward
+
+MAX_EXPONENT = 200_000
+MAX_DEPTH = 12
+"""Nested brackets: parsing LaTeX takes exponential time in them, 1.4 s at 20."""
+MAX_MEMO_CHARS = 2000
+
+_TOWER = re.compile(r"\d+(?:\s*(?:\^|\*\*)\s*[{(]*\s*\d+)+")
+_LARGE_FACTORIAL = re.compile(r"\d{6,}\s*!")
+_BRACKET = re.compile(r"[(\[{)\]}]|\n\n")
+
+_ANYWHERE = (LatexExtractionConfig(), ExprExtractionConfig())
+_BOXED = (LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False),)
+
+# It warns once per process that its own time-outs are off. They are on purpose: they need signals, which a plugin may
+# need as well, and do not interrupt code that holds the interpreter; here the whole worker is killed.
+logging.getLogger("math_verify").setLevel(logging.ERROR)
+
+
+@reward
+def accuracy(completion: str, *, solution: str) -> Score:
+    """1 when the answer equals `solution` mathematically, else 0; unscorable when `solution` cannot be parsed.
+
+    The answer is what stands in the first `<answer>…</answer>`, in LaTeX or as a plain expression; without such a block
+    it is what stands in `\\boxed{…}` or after "the final answer is". `solution` may be a whole worked solution; its
+    answer is found in the same way. An answer equal to it as text is right without parsing.
+
+    Expressions made to be expensive (towers such as `9^{9^9}`, more than 12 nested brackets, factorials of six digits)
+    score 0 at once, unless the solution has such a thing, too.
+
+    Source: math_verify, with the choices of TRL's `accuracy_reward` (unparsable gold is no score, where others give 0,
+    0.5 or 1) and ms-swift's `<answer>` block. The order of arguments is verify(gold, answer): it is not symmetric.
+    """
+    gold = _block_or_all(solution)
+    if not _parsed_gold(gold):
+        return Score(None, detail="the column solution has no answer that can be parsed")
+    answer = answer_block(completion)
+    if answer is None:
+        return Score(_memoized(gold, completion, False))
+    return Score(_memoized(gold, answer, True))
+
+
+def _block_or_all(solution: str) -> str:
+    block = answer_block(solution)
+    return solution.strip() if block is None else block
+
+
+def _memoized(gold: str, text: str, tagged: bool) -> float:
+    """The samples of a group often give the same answer; long texts are not worth their memory."""
+    return (_remembered if len(text) <= MAX_MEMO_CHARS else _compare)(gold, text, tagged)
+
+
+@lru_cache(maxsize=4096)
+def _parsed_gold(gold: str) -> list[Any]:
+    return list(parse(gold, extraction_mode="first_match", parsing_timeout=None))
+
+
+def _compare(gold: str, text: str, tagged: bool) -> float:
+    if tagged and text == gold:
+        return 1.0
+    if _is_expensive(text) and not _is_expensive(gold):
+        return 0.0
+    where = _ANYWHERE if tagged else _BOXED
+    answers = parse(text, where, extraction_mode="first_match", parsing_timeout=None)
+    return float(any(_equal(expected, answer) for expected in _parsed_gold(gold) for answer in answers))
+
+
+_remembered = lru_cache(maxsize=4096)(_compare)
+
+
+def _equal(gold: Any, answer: Any) -> bool:
+    """`verify` for one pair. What it cannot compare is not equal; running out of memory is no verdict."""
+    try:
+        return bool(verify(gold, answer, timeout_seconds=None, raise_on_error=True))
+    except (MemoryError, RecursionError):
+        raise
+    except Exception:
+        return False
+
+
+def _is_expensive(text: str) -> bool:
+    """Whether evaluating `text` takes seconds. A bound on the usual tricks, no proof: the rest meets the time limit."""
+    return (
+        any(_exponent(match.group()) > MAX_EXPONENT for match in _TOWER.finditer(text))
+        or _LARGE_FACTORIAL.search(text) is not None
+        or _depth(text) > MAX_DEPTH
+    )
+
+
+def _exponent(tower: str) -> int:
+    """The exponent on the base of `a^b^c`, which is b^c, cut off a little above MAX_EXPONENT."""
+    levels = [int(digits[:8]) for digits in re.findall(r"\d+", tower)]
+    exponent = 1
+    for level in reversed(levels[1:]):
+        if level > 1 and exponent > 20:
+            return MAX_EXPONENT + 1
+        exponent = min(level**exponent, MAX_EXPONENT + 1)
+    return exponent
+
+
+def _depth(text: str) -> int:
+    """Greatest number of open brackets of any kind (an interval `[0, 1)` is closed), counted anew per paragraph."""
+    depth = deepest = 0
+    for match in _BRACKET.finditer(text):
+        bracket = match.group()
+        if bracket in "([{":
+            depth += 1
+            deepest = max(deepest, depth)
+        else:
+            depth = max(0, depth - 1) if bracket in ")]}" else 0
+    return deepest
+
+
+def _warm_up() -> None:
+    """Fill the parser's tables and SymPy’s caches once, before workers are forked."""
+    for gold, answer in (
+        ("\\frac{1}{2}", "0.5"),
+        ("3x + 2", "2 + 3x"),
+        ("\\sqrt{8}", "2\\sqrt{2}"),
+        ("(1, 2)", "[1, 2)"),
+    ):
+        for text in (f"<answer>${answer}$</answer>", f"\\boxed{{{answer}}}", f"<answer>{answer}</answer>"):
+            accuracy(text, solution=f"${gold}$")
+
+
+_warm_up()

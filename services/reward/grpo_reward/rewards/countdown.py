@@ -1,0 +1,135 @@
+"""Countdown: reach a target with the given numbers and the four basic operations."""
+
+import re
+from fractions import Fraction
+
+from ..answer import answer_block
+from ..author import Score, reward
+
+MAX_EXPRESSION_CHARS = 1000
+MAX_DEPTH = 50
+"""Limit of nested parentheses and signs."""
+
+_TOKEN = re.compile(r"[ \t]*([0-9]+|[-+*/()])")
+_INTEGER = re.compile(r"-?[0-9]+")
+
+
+class _NoExpressionError(Exception):
+    """The text is no arithmetic expression of ours."""
+
+
+@reward
+def countdown(completion: str, *, nums: list[int] | str, target: int | float | str) -> Score:
+    """1 when the equation in `<answer>` uses every number of `nums` exactly once and equals `target`, else 0.
+
+    The first `<answer>…</answer>` without a line break counts, and in it what stands before the first `=`
+    (`<answer>(1 + 2) / 3 = 1</answer>`). Allowed are ASCII integers without leading zeros, `+ - * /`, signs,
+    parentheses, blanks and tabs. Everything else, `//`, `**` and `1.5` too, scores 0, and so does a division by zero.
+    Arithmetic is exact, in rational numbers, so `target` is compared exactly: 0.1 means one tenth.
+
+    `nums` may also be text, such as `[44, 19, 35]` from a CSV file.
+
+    Source: the Countdown experiment of ms-swift after mini-deepseek-r1, `CountdownORM`, which hands the text to
+    `eval` and so takes `//`, hangs on `44**19**35` and compares floats within 1e-5.
+    """
+    numbers = sorted(_numbers(nums))
+    wanted = _target(target)
+    answer = answer_block(completion, one_line=True)
+    if answer is None:
+        return Score(0.0)
+    expression = answer.partition("=")[0].strip()
+    log = {"expression": expression[:200]}
+    try:
+        tokens = _tokens(expression)
+        # Compared before anything is computed: it bounds the size of every intermediate result.
+        used = sorted(int(symbol) for symbol in tokens if symbol.isdigit())
+        if used != numbers:
+            return Score(0.0, log=log)
+        return Score(float(_Parser(tokens).value() == wanted), log=log)
+    except (_NoExpressionError, ZeroDivisionError):
+        return Score(0.0, log=log)
+
+
+def _numbers(nums: list[int] | str) -> list[int]:
+    numbers = [int(number) for number in _INTEGER.findall(nums)] if isinstance(nums, str) else nums
+    if not numbers:
+        raise ValueError("the column nums has no numbers")
+    return numbers
+
+
+def _target(target: int | float | str) -> Fraction:
+    """The decimal digits as written, not the binary fraction nearest to them."""
+    try:
+        return Fraction(str(target).strip())
+    except (ValueError, ZeroDivisionError):
+        raise ValueError(f"the column target is no number: {target!r}") from None
+
+
+def _tokens(expression: str) -> list[str]:
+    if len(expression) > MAX_EXPRESSION_CHARS:
+        raise _NoExpressionError
+    tokens: list[str] = []
+    position = 0
+    while position < len(expression):
+        match = _TOKEN.match(expression, position)
+        if match is None:
+            raise _NoExpressionError
+        symbol = match.group(1)
+        if symbol[0] == "0" and len(symbol) > 1:
+            raise _NoExpressionError
+        tokens.append(symbol)
+        position = match.end()
+    return tokens
+
+
+class _Parser:
+    """Recursive descent: sum → product → factor. Whole numbers stay `int`, for speed, until a division has a rest."""
+
+    def __init__(self, tokens: list[str]):
+        self._tokens = [*tokens, ""]
+        self._next = 0
+
+    def value(self) -> Fraction | int:
+        value = self._sum(0)
+        if self._tokens[self._next]:
+            raise _NoExpressionError
+        return value
+
+    def _sum(self, depth: int) -> Fraction | int:
+        value = self._product(depth)
+        while (operator := self._tokens[self._next]) in ("+", "-"):
+            self._next += 1
+            operand = self._product(depth)
+            value = value + operand if operator == "+" else value - operand
+        return value
+
+    def _product(self, depth: int) -> Fraction | int:
+        value = self._factor(depth)
+        while (operator := self._tokens[self._next]) in ("*", "/"):
+            self._next += 1
+            operand = self._factor(depth)
+            if operator == "*":
+                value = value * operand
+            elif isinstance(value, int) and isinstance(operand, int) and operand and value % operand == 0:
+                value = value // operand
+            else:
+                value = Fraction(value) / operand
+        return value
+
+    def _factor(self, depth: int) -> Fraction | int:
+        if depth > MAX_DEPTH:
+            raise _NoExpressionError
+        symbol = self._tokens[self._next]
+        self._next += 1
+        if symbol.isdigit():
+            return int(symbol)
+        if symbol in ("+", "-"):
+            operand = self._factor(depth + 1)
+            return -operand if symbol == "-" else operand
+        if symbol == "(":
+            value = self._sum(depth + 1)
+            if self._tokens[self._next] != ")":
+                raise _NoExpressionError
+            self._next += 1
+            return value
+        raise _NoExpressionError

@@ -1,0 +1,19 @@
+"""Signs of reasoning step by step."""
+
+import re
+from typing import Annotated
+
+from pydantic import Field
+
+from ..author import reward
+
+_STEP = re.compile(r"Step \d+:|^\d+\.|\n-|\n\*|First,|Second,|Next,|Finally,", re.MULTILINE)
+
+
+@reward
+def reasoning_steps(completion: str, *, steps: Annotated[int, Field(ge=1)] = 3) -> float:
+    """min(1, n / `steps`), where n counts `Step 1:`, `1.` at a line's start, bullets, `First,` … `Finally,`.
+
+    Source: open-r1, `reasoning_steps_reward`.
+    """
+    return min(1.0, len(_STEP.findall(completion)) / steps)

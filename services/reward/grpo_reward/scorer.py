@@ -1,0 +1,148 @@
+"""Calling one reward on one sample, and making a plain JSON object of whatever comes back."""
+
+import json
+import math
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from .author import Reward, Score
+
+MAX_LOG_CHARS = 64 * 1024
+
+Outcome = dict[str, Any]
+"""What `grpo_proto.RewardScore` holds, as JSON: score, status and perhaps detail, log, metrics."""
+
+
+class InvalidParamsError(Exception):
+    """The params of a request do not fit the reward."""
+
+
+def checked_params(reward: Reward, params: Mapping[str, Any]) -> BaseModel:
+    """`params` as the function's annotations want them. Raises InvalidParamsError naming the param."""
+    try:
+        return reward.params.model_validate(params)
+    except ValidationError as error:
+        raise InvalidParamsError(_first_problem(error)) from None
+
+
+def score_sample(reward: Reward, params: BaseModel, sample: Mapping[str, Any], step: int | None) -> Outcome:
+    """One sample with a function of `completion`. Never raises for what the function does."""
+    arguments = _params_of(params)
+    for parameter, field in reward.fields.items():
+        arguments[parameter] = sample.get(field)
+    if reward.takes_step:
+        arguments["step"] = step
+    columns = sample["columns"]
+    for column, adapter in reward.columns.items():
+        if column not in columns:
+            continue
+        value = columns[column]
+        if adapter is not None:
+            try:
+                value = adapter.validate_python(value)
+            except ValidationError as error:
+                return error_outcome(f"column {column}: {_first_problem(error)}")
+        arguments[column] = value
+    try:
+        return outcome(reward.function(sample["completion"], **arguments))
+    except BaseException as error:
+        # Also SystemExit and KeyboardInterrupt: a reward that wants to end the process is a reward that failed.
+        return failed_outcome(error)
+
+
+def score_batch(
+    reward: Reward, params: BaseModel, samples: Sequence[Mapping[str, Any]], step: int | None
+) -> list[Outcome]:
+    """All samples with a function of `completions`: one outcome each, all `error` when the call as a whole failed."""
+    arguments = _params_of(params)
+    for parameter, field in reward.fields.items():
+        arguments[parameter] = [sample.get(field) for sample in samples]
+    if reward.takes_step:
+        arguments["step"] = step
+    names = set(reward.columns)
+    if reward.takes_all_columns:
+        names |= set(samples[0]["columns"])
+    for column in names:
+        if all(column in sample["columns"] for sample in samples):
+            arguments[column] = [sample["columns"][column] for sample in samples]
+    try:
+        results = reward.function([sample["completion"] for sample in samples], **arguments)
+        if isinstance(results, str | bytes | Mapping) or len(results) != len(samples):
+            found = len(results) if hasattr(results, "__len__") else results
+            raise ValueError(f"the reward returned {found} results for {len(samples)} samples")
+        return [outcome(result) for result in results]
+    except BaseException as error:
+        return [failed_outcome(error)] * len(samples)
+
+
+def outcome(result: Any) -> Outcome:
+    """What a reward returned, as JSON."""
+    if not isinstance(result, Score):
+        return _scored(result)
+    if result.score is None:
+        fields: Outcome = {"score": None, "status": "unscorable"}
+        if result.detail:
+            fields["detail"] = str(result.detail)[:1000]
+    else:
+        fields = _scored(result.score)
+        if fields["status"] != "ok":
+            return fields
+    if result.metrics:
+        for name, value in result.metrics.items():
+            if _number(value) is None:
+                return error_outcome(f"metric {name} is {value!r}, not a finite number")
+        fields["metrics"] = {str(name): _number(value) for name, value in result.metrics.items()}
+    if result.log:
+        try:
+            size = len(json.dumps(result.log, allow_nan=False))
+        except (TypeError, ValueError, RecursionError) as error:
+            return error_outcome(f"log is not JSON: {error}")
+        if size > MAX_LOG_CHARS:
+            return error_outcome(f"log has {size} characters of JSON; the limit is {MAX_LOG_CHARS}")
+        fields["log"] = result.log
+    return fields
+
+
+def error_outcome(detail: str) -> Outcome:
+    return {"score": None, "status": "error", "detail": detail[:1000]}
+
+
+def failed_outcome(error: BaseException) -> Outcome:
+    try:
+        text = str(error)
+    except Exception:
+        text = "(its message cannot be printed)"
+    return error_outcome(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+
+
+def _scored(value: Any) -> Outcome:
+    if value is None:
+        return {"score": None, "status": "unscorable"}
+    number = _number(value)
+    if number is None:
+        return error_outcome(f"the reward returned {repr(value)[:200]}, not a finite number or None")
+    return {"score": number, "status": "ok"}
+
+
+def _number(value: Any) -> float | None:
+    """A finite number as float. True is no number here: a reward that returns it forgot to say what it is worth."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _params_of(params: BaseModel) -> dict[str, Any]:
+    return dict(params.__dict__)
+
+
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    where = ".".join(str(part) for part in problem["loc"])
+    return f"{where}: {problem['msg']}" if where else problem["msg"]

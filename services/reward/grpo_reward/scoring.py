@@ -1,0 +1,239 @@
+"""One request: check it, cut it into chunks, have them scored, add up the totals."""
+
+import asyncio
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from grpo_proto import RewardScore, RewardSpec, ScoreRequest, ScoreResponse, ScoreResult, ScoreSample
+
+from .executors.base import Chunk, Executor, ExecutorUnavailable, InvalidParams, LoadedReward
+from .metrics import Metrics
+from .refusal import Refusal, nearest
+
+CHUNK_S = 0.008
+"""How long a chunk should take: long against the cost of handing it over, short against a person's patience."""
+FIRST_GUESS_S = 0.004
+"""Cost of a score of which nothing is known yet."""
+CHEAP_S = 0.0005
+"""Rewards cheaper than this share chunks, so that a completion travels once for all of them."""
+
+
+class Scoring:
+    """Scores requests with an executor. Remembers what a score of each reward costs, to cut chunks to a good size."""
+
+    def __init__(self, executor: Executor, metrics: Metrics, *, max_samples: int):
+        self._executor, self._metrics, self._max_samples = executor, metrics, max_samples
+        self._cost_s: dict[str, float] = {}
+        self._deadlines: set[asyncio.Timeout] = set()
+        self._draining: float | None = None
+
+    @property
+    def draining(self) -> bool:
+        return self._draining is not None
+
+    def drain(self, grace_s: float) -> None:
+        """The server ends: what is not scored in `grace_s` is given up, and its clients are told to go elsewhere."""
+        self._draining = asyncio.get_running_loop().time() + grace_s
+        for deadline in self._deadlines:
+            when = deadline.when()
+            if when is not None and not deadline.expired():
+                deadline.reschedule(min(when, self._draining))
+
+    async def score(self, request: ScoreRequest) -> ScoreResponse:
+        """One result for every sample, in their order. Raises Refusal."""
+        started = time.monotonic()
+        self._check(request)
+        pieces = [
+            _Piece(specs, request, [self._executor.rewards[spec.name] for spec in specs])
+            for specs in self._groups(request.rewards)
+        ]
+        num_scores = len(request.samples) * len(request.rewards)
+        self._metrics.queued.inc(num_scores)
+        try:
+            late = await self._run(pieces, request.deadline_s) if request.samples else False
+        finally:
+            self._metrics.queued.dec(num_scores)
+        if late:
+            if self.draining:
+                raise Refusal(
+                    503, "shutting_down", "the server ends", hint="send the request elsewhere", retryable=True
+                )
+            self._metrics.deadlines.inc()
+        unscored = RewardScore(
+            score=None, status="timeout", detail=f"not scored within the request's deadline of {request.deadline_s:g} s"
+        )
+        tables = [piece.table(unscored) for piece in pieces]
+        results = []
+        for position, sample in enumerate(request.samples):
+            found = {name: column[position] for table in tables for name, column in table.items()}
+            rewards = {spec.name: found[spec.name] for spec in request.rewards}
+            total = total_score(request.rewards, rewards)
+            results.append(ScoreResult(id=sample.id or str(position), total=total, rewards=rewards))
+        for table in tables:
+            for name, column in table.items():
+                self._metrics.count_scores(name, column)
+        return ScoreResponse(results=results, elapsed_s=time.monotonic() - started)
+
+    def _check(self, request: ScoreRequest) -> None:
+        if self.draining:
+            raise Refusal(503, "shutting_down", "the server ends", hint="send the request elsewhere", retryable=True)
+        if self._executor.problem is not None:
+            raise Refusal(503, "not_ready", self._executor.problem, retryable=True)
+        if len(request.samples) > self._max_samples:
+            raise Refusal(
+                413,
+                "too_many_samples",
+                f"the request has {len(request.samples)} samples; the limit is {self._max_samples}",
+                hint="send several requests, or start the server with a larger --max-samples",
+            )
+        for spec in request.rewards:
+            loaded = self._executor.rewards.get(spec.name)
+            if loaded is None:
+                hint = nearest(spec.name, self._executor.rewards)
+                raise Refusal(422, "unknown_reward", f"there is no reward {spec.name}", hint=hint)
+            _check_params(spec, loaded)
+            for position, sample in enumerate(request.samples):
+                _check_sample(loaded, position, sample)
+
+    def _groups(self, specs: Sequence[RewardSpec]) -> Iterator[list[RewardSpec]]:
+        """Rewards that share chunks: the cheap ones; every other is alone."""
+        shared = []
+        for spec in specs:
+            loaded = self._executor.rewards[spec.name]
+            if not loaded.batch and self._cost_s.get(spec.name, math.inf) < CHEAP_S:
+                shared.append(spec)
+            else:
+                yield [spec]
+        if shared:
+            yield shared
+
+    async def _run(self, pieces: Sequence["_Piece"], deadline_s: float) -> bool:
+        """Score all pieces; True when the deadline came first."""
+        until = asyncio.get_running_loop().time() + deadline_s
+        deadline = asyncio.timeout_at(until if self._draining is None else min(until, self._draining))
+        try:
+            async with deadline:
+                self._deadlines.add(deadline)
+                await self._run_lanes(pieces)
+        except TimeoutError:
+            return True
+        finally:
+            self._deadlines.discard(deadline)
+        return False
+
+    async def _run_lanes(self, pieces: Sequence["_Piece"]) -> None:
+        """No more lanes than workers: a large request waits behind its own chunks, not others behind it."""
+        try:
+            async with asyncio.TaskGroup() as lanes:
+                for _ in range(self._executor.workers):
+                    lanes.create_task(self._lane(pieces))
+        except* InvalidParams as group:
+            message = f"params of {group.exceptions[0]}"
+            raise Refusal(422, "invalid_param", message, hint="GET /v1/rewards has their schema") from None
+        except* ExecutorUnavailable as group:
+            raise Refusal(503, "not_ready", str(group.exceptions[0]), retryable=True) from None
+
+    async def _lane(self, pieces: Sequence["_Piece"]) -> None:
+        for piece in pieces:
+            cost_s = sum(self._cost_s.get(spec.name, FIRST_GUESS_S) for spec in piece.specs)
+            while (chunk := piece.next_chunk(cost_s, self._executor.workers)) is not None:
+                await self._executor.score(chunk)
+                self._learn(chunk)
+                cost_s = sum(self._cost_s.get(spec.name, FIRST_GUESS_S) for spec in piece.specs)
+
+    def _learn(self, chunk: Chunk) -> None:
+        """Moving average of what a score costs."""
+        for name, seconds in chunk.seconds.items():
+            self._metrics.score_seconds.labels(name).inc(seconds)
+            cost_s = seconds / len(chunk.samples)
+            self._cost_s[name] = 0.7 * self._cost_s.get(name, cost_s) + 0.3 * cost_s
+
+
+class _Piece:
+    """The samples of a request with one group of rewards, handed out chunk by chunk."""
+
+    def __init__(self, specs: list[RewardSpec], request: ScoreRequest, loaded: Sequence[LoadedReward]):
+        self.specs = specs
+        self._request = request
+        self._batch = any(reward.batch for reward in loaded)
+        self._fields = sorted({field for reward in loaded for field in reward.fields})
+        self._columns = {column for reward in loaded for column in reward.columns}
+        self._all_columns = any(reward.all_columns for reward in loaded)
+        self._next = 0
+        self._chunks: list[Chunk] = []
+
+    def next_chunk(self, cost_s: float, workers: int) -> Chunk | None:
+        """The next samples: about CHUNK_S of work, fewer towards the end, so that all workers end together."""
+        samples = self._request.samples
+        left = len(samples) - self._next
+        if left == 0:
+            return None
+        if self._batch:
+            size = left
+        else:
+            fair = max(math.ceil(left / (2 * workers)), int(0.2 * CHUNK_S / cost_s))
+            size = max(1, min(left, fair, int(CHUNK_S / cost_s)))
+        chosen = samples[self._next : self._next + size]
+        self._next += size
+        chunk = Chunk(
+            rewards=self.specs,
+            samples=[self._plain(sample) for sample in chosen],
+            step=self._request.step,
+            timeout_s=self._request.timeout_s,
+            batch=self._batch,
+        )
+        self._chunks.append(chunk)
+        return chunk
+
+    def _plain(self, sample: ScoreSample) -> dict[str, Any]:
+        """Only what the rewards read."""
+        columns = sample.columns
+        if not self._all_columns:
+            columns = {name: columns[name] for name in self._columns if name in columns}
+        plain: dict[str, Any] = {"completion": sample.completion, "columns": columns}
+        for field in self._fields:
+            plain[field] = getattr(sample, field)
+        return plain
+
+    def table(self, unscored: RewardScore) -> dict[str, list[RewardScore]]:
+        """Reward → one score per sample of the request."""
+        width = len(self.specs)
+        scores = [score or unscored for chunk in self._chunks for score in chunk.scores]
+        scores += [unscored] * (len(self._request.samples) * width - len(scores))
+        return {spec.name: scores[position::width] for position, spec in enumerate(self.specs)}
+
+
+def total_score(specs: Sequence[RewardSpec], scores: Mapping[str, RewardScore]) -> float | None:
+    """Σ weight · score over the rewards that have one; None when none has, or when the sum is not finite."""
+    parts = [spec.weight * score for spec in specs if (score := scores[spec.name].score) is not None]
+    total = sum(parts) if parts else math.nan
+    return total if math.isfinite(total) else None
+
+
+def _check_params(spec: RewardSpec, loaded: LoadedReward) -> None:
+    """Names only; the worker, which has the annotations, checks the values."""
+    known = loaded.description.params_schema.get("properties", {})
+    for param in spec.params:
+        if param not in known:
+            raise Refusal(422, "unknown_param", f"{spec.name} has no param {param}", hint=nearest(param, known))
+    for param in loaded.description.params_schema.get("required", []):
+        if param not in spec.params:
+            raise Refusal(422, "missing_param", f"{spec.name} needs the param {param}")
+
+
+def _check_sample(loaded: LoadedReward, position: int, sample: ScoreSample) -> None:
+    name = loaded.description.name
+    where = f"samples[{position}]" + (f" ({sample.id})" if sample.id else "")
+    for column in loaded.description.columns:
+        if column not in sample.columns:
+            raise Refusal(
+                422,
+                "missing_column",
+                f"{name} needs the column {column}, which {where} does not have",
+                hint=nearest(column, sample.columns) if sample.columns else "send columns",
+            )
+    for field in loaded.required_fields:
+        if getattr(sample, field) is None:
+            raise Refusal(422, "missing_field", f"{name} needs {field}, which {where} does not have")

@@ -1,0 +1,128 @@
+"""The life of a server process: bind, load the rewards, serve, drain, stop."""
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from types import FrameType
+
+import uvicorn
+
+from .app import create_app
+from .config import Settings
+from .executors.base import Executor, ExecutorUnavailable
+from .metrics import Metrics
+from .scoring import Scoring
+
+WATCH_INTERVAL_S = 0.2
+
+
+def serve(settings: Settings) -> int:
+    """Serve until a signal. Returns the exit status: 0 after SIGTERM or SIGINT, 1 when it cannot start or go on."""
+    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        sock = _bind(settings.host, settings.port)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        where = f"{settings.host}:{settings.port}"
+        print(f"error: cannot listen on {where}: {reason}; --port takes another", file=sys.stderr)
+        return 1
+    # uvicorn raises a signal it has handled once more at its end: then it must not kill.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    config = uvicorn.Config(
+        app="",
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        # Later than the drain of `Scoring`, which answers what is cut.
+        timeout_graceful_shutdown=int(settings.grace_s) + 5,
+    )
+    with sock, asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        return runner.run(_serve(settings, sock, config))
+
+
+async def _serve(settings: Settings, sock: socket.socket, config: uvicorn.Config) -> int:
+    metrics = Metrics()
+    try:
+        executor = make_executor(settings, metrics)
+        await executor.start()
+    except ExecutorUnavailable as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    try:
+        scoring = Scoring(executor, metrics, max_samples=settings.max_samples)
+        config.app = create_app(settings, executor, metrics, scoring)
+        server = _Server(config, scoring, settings.grace_s)
+        host, port = sock.getsockname()[:2]
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        names = ", ".join(executor.rewards)
+        print(f"grpo-reward serves http://{address} with {executor.workers} workers: {names}", flush=True)
+        watch = asyncio.create_task(_watch(executor, server))
+        await server.serve(sockets=[sock])
+        watch.cancel()
+        if executor.failed:
+            print(f"error: {executor.failed}", file=sys.stderr)
+            return 1
+        return 0
+    finally:
+        await executor.stop()
+
+
+def make_executor(settings: Settings, metrics: Metrics) -> Executor:
+    """Raises ExecutorUnavailable when its library is not installed."""
+    memory_bytes = settings.worker_memory_mib * 2**20
+    if settings.executor == "ray":
+        try:
+            from .executors.ray import RayExecutor
+        except ImportError as error:
+            hint = "pip install 'grpo-reward[ray]'"
+            raise ExecutorUnavailable(f"--executor ray needs the library {error.name}: {hint}") from error
+        return RayExecutor(workers=settings.workers, plugins=settings.plugin, memory_bytes=memory_bytes)
+
+    from .executors.process import ProcessExecutor
+
+    return ProcessExecutor(
+        workers=settings.num_workers,
+        plugins=settings.plugin,
+        memory_bytes=memory_bytes,
+        on_restart=lambda cause: metrics.restarts.labels(cause).inc(),
+    )
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, with our grace period: on a signal it stops accepting and what runs has `grace_s` left."""
+
+    def __init__(self, config: uvicorn.Config, scoring: Scoring, grace_s: float):
+        super().__init__(config)
+        self._scoring, self._grace_s = scoring, grace_s
+        self._loop = asyncio.get_running_loop()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if not self.should_exit:
+            self._loop.call_soon_threadsafe(self._scoring.drain, self._grace_s)
+        super().handle_exit(sig, frame)
+
+
+async def _watch(executor: Executor, server: uvicorn.Server) -> None:
+    """A server that can never score again ends, so that whoever started it starts it anew."""
+    while not executor.failed:  # noqa: ASYNC110 - the seam is a property, so that any executor can have it
+        await asyncio.sleep(WATCH_INTERVAL_S)
+    server.should_exit = True
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(512)
+    except OSError:
+        sock.close()
+        raise
+    return sock

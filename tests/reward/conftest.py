@@ -1,0 +1,25 @@
+"""What the tests of the reward server share."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent
+
+
+@pytest.fixture(scope="session")
+def misbehaving() -> Path:
+    """A plugin whose rewards do what they must not."""
+    return FOLDER / "plugins/misbehaving.py"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The processes that these tests start share their compiled modules; compiling SymPy takes most of a start."""
+    folder = tmp_path_factory.mktemp("compiled")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(os.environ, "PYTHONPYCACHEPREFIX", str(folder))
+        patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+        yield

@@ -1,0 +1,97 @@
+import math_verify
+import pytest
+
+from grpo_reward.rewards import accuracy as module
+from grpo_reward.rewards.accuracy import accuracy
+
+
+@pytest.fixture(autouse=True)
+def _forgetful():
+    module._remembered.cache_clear()
+    module._parsed_gold.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("completion", "solution", "score"),
+    [
+        ("<answer>42</answer>", "42", 1.0),
+        ("<answer>$\\frac{2}{4}$</answer>", "$\\frac{1}{2}$", 1.0),
+        ("<answer>0.5</answer>", "$\\frac{1}{2}$", 1.0),
+        ("<answer>43</answer>", "42", 0.0),
+        ("<answer>I do not know</answer>", "42", 0.0),
+        ("<answer></answer>", "42", 0.0),
+        ("so it is \\boxed{42}", "Therefore $x = 42$, the answer is $\\boxed{42}$.", 1.0),
+        ("so it is \\boxed{43}", "$\\boxed{42}$", 0.0),
+        ("so it is 42", "42", 0.0),  # neither tagged nor boxed
+        ("<answer>42</answer>", "<answer>42</answer>", 1.0),
+        ("<answer>2 + 3x</answer> <answer>7</answer>", "$3x + 2$", 0.0),
+        ("<answer>$2 + 3x$</answer> <answer>7</answer>", "$3x + 2$", 1.0),
+        ("<answer>\n$42$\n</answer>", "42", 1.0),
+    ],
+)
+def test_scores(completion, solution, score):
+    assert accuracy(completion, solution=solution).score == score
+
+
+@pytest.mark.parametrize("solution", ["", "see the figure", "<answer></answer>"])
+def test_an_unparsable_solution_is_no_score(solution):
+    result = accuracy("<answer>42</answer>", solution=solution)
+    assert result.score is None
+    assert result.detail is not None
+    assert "solution" in result.detail
+
+
+def test_agrees_with_math_verify():
+    golds = ["$42$", "$\\frac{1}{2}$", "$x^2 + 2x + 1$", "$(0, 1]$", "$\\{1, 2\\}$", "$\\sqrt{8}$", "$12\\%$", "A"]
+    answers = ["42", "$\\frac{2}{4}$", "$(x+1)^2$", "$(0,1]$", "$\\{2,1\\}$", "$2\\sqrt{2}$", "0.12", "$A$", "1/2"]
+    for gold in golds:
+        parsed = math_verify.parse(gold, extraction_mode="first_match")
+        for answer in answers:
+            answer_parsed = math_verify.parse(answer, extraction_mode="first_match")
+            expected = float(math_verify.verify(parsed, answer_parsed)) if parsed else None
+            assert accuracy(f"<answer>{answer}</answer>", solution=gold).score == expected, (gold, answer)
+
+
+def test_the_gold_is_parsed_once_and_equal_answers_are_remembered(monkeypatch):
+    parsed = []
+    monkeypatch.setattr(
+        module, "parse", lambda text, *rest, **more: parsed.append(text) or math_verify.parse(text, *rest, **more)
+    )
+    for answer in ("42", "6 * 7", "6 * 7", "42"):
+        assert accuracy(f"<answer>{answer}</answer>", solution="42").score == 1.0
+    assert parsed == ["42", "6 * 7"]  # "42" equals the gold as text
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "9**9**9", "44**19**35", "$9^{9^{9^9}}$", "$10^{10^8}$", "$10^{(10^8)}$", "$2^{99999999}$", "$99999999!$",
+        f"${'(' * 60}5{')' * 60}$", f"${'{' * 60}5{'}' * 60}$",
+    ],
+)  # fmt: skip
+def test_expressions_that_hang_math_verify_score_0_without_being_evaluated(answer, monkeypatch):
+    module._parsed_gold("5")
+    monkeypatch.setattr(module, "parse", lambda *_, **__: pytest.fail("it was parsed"))
+    assert accuracy(f"<answer>{answer}</answer>", solution="5").score == 0.0
+    assert accuracy(f"so \\boxed{{{answer}}}", solution="5").score == 0.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "solution"),
+    [("$2^{10}$", "1024"), ("$2^{2^3}$", "256"), ("$[0, 1) \\cup (2, 3]$", "$[0,1)\\cup(2,3]$"), ("$10!$", "3628800")],
+)
+def test_ordinary_powers_are_evaluated(answer, solution):
+    assert accuracy(f"<answer>{answer}</answer>", solution=solution).score == 1.0
+
+
+def test_an_expensive_gold_may_be_written_down():
+    assert accuracy("<answer>$10^{10^8}$</answer>", solution="$10^{10^8}$").score == 1.0
+
+
+def test_running_out_of_memory_is_no_verdict(monkeypatch):
+    def verify(*_: object, **__: object) -> bool:
+        raise MemoryError
+
+    monkeypatch.setattr(module, "verify", verify)
+    with pytest.raises(MemoryError):
+        accuracy("<answer>6 * 7</answer>", solution="42")

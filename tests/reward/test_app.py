@@ -1,0 +1,538 @@
+"""The routes, over an executor in this process."""
+
+import asyncio
+import json
+import re
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from grpo_proto import (
+    PROTOCOL_VERSION,
+    ErrorBody,
+    FatalError,
+    RewardClient,
+    RewardScore,
+    RewardSpec,
+    ScoreRequest,
+    ScoreSample,
+)  # fmt: skip
+from grpo_reward.app import create_app
+from grpo_reward.config import Settings
+from grpo_reward.executors.base import Chunk
+from grpo_reward.executors.inline import InlineExecutor
+from grpo_reward.metrics import Metrics
+from grpo_reward.scoring import Scoring, total_score
+
+TOKEN = "a secret"
+JSON = {"Content-Type": "application/json"}
+ROUTES = {"/livez", "/readyz", "/info", "/metrics", "/v1/rewards", "/v1/score"}
+
+
+class Executor(InlineExecutor):
+    """Can be slow, unavailable or dead."""
+
+    workers = 2
+    open = True
+
+    def __init__(self) -> None:
+        super().__init__([Path(__file__).parent / "plugins/misbehaving.py"])
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.chunks: list[Chunk] = []
+        self.cancelled = 0
+
+    async def busy(self, count: int) -> None:
+        """Wait until `count` chunks have come."""
+        async with asyncio.timeout(30):
+            while len(self.chunks) < count:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+
+    async def score(self, chunk: Chunk) -> None:
+        self.chunks.append(chunk)
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        await super().score(chunk)
+
+
+class Server:
+    def __init__(self, token: str | None = None, **settings: object):
+        self.executor = Executor()
+        self.metrics = Metrics()
+        self.settings = Settings(**settings).model_copy(update={"token": token})
+        self.scoring = Scoring(self.executor, self.metrics, max_samples=self.settings.max_samples)
+        self.app = create_app(self.settings, self.executor, self.metrics, self.scoring)
+        self.transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
+        self.http = httpx.AsyncClient(base_url="http://reward", transport=self.transport)
+
+    async def score(self, rewards: list, samples: list, **more: object) -> httpx.Response:
+        return await self.http.post("/v1/score", json={"rewards": rewards, "samples": samples, **more})
+
+    def metric(self, name: str) -> float:
+        lines = self.metrics.text().decode().splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch):
+    monkeypatch.delenv("GRPO_API_TOKEN", raising=False)
+    yield
+    for name in [name for name in sys.modules if name.startswith("grpo_reward_plugin_")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    server = Server()
+    async with server.http:
+        yield server
+
+
+def error_of(response: httpx.Response, status: int) -> tuple[str, str, str]:
+    """Type, message and hint, after looking at the shape."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    error = ErrorBody.model_validate_json(response.content).error
+    assert set(response.json()) == {"error"}
+    assert set(response.json()["error"]) == {"type", "message", "hint", "retryable"}
+    assert error.retryable == (status in (408, 429, 503))
+    return error.type, error.message, error.hint or ""
+
+
+class TestScore:
+    async def test_the_example_of_the_protocol(self, server):
+        response = await server.score(
+            [{"name": "countdown", "weight": 1.0, "params": {}}, {"name": "format", "weight": 0.1}],
+            [
+                {
+                    "id": "s-1",
+                    "completion": "<think>…</think><answer>44 + 19 + 35</answer>",
+                    "prompt": [{"role": "user", "content": "…"}],
+                    "columns": {"nums": [44, 19, 35], "target": 98},
+                    "completion_token_ids": None,
+                    "truncated": False,
+                }
+            ],
+            step=12,
+            timeout_s=10.0,
+            deadline_s=60.0,
+        )
+        body = response.json()
+        assert body.pop("elapsed_s") > 0
+        log = {"expression": "44 + 19 + 35"}
+        countdown, form = {"score": 1.0, "status": "ok", "log": log}, {"score": 1.0, "status": "ok"}
+        assert body == {"results": [{"id": "s-1", "total": 1.1, "rewards": {"countdown": countdown, "format": form}}]}
+
+    async def test_the_projects_own_client_understands_it(self, server):
+        async with RewardClient("http://reward", transport=server.transport) as client:
+            sample = ScoreSample(completion="<answer>7</answer>", columns={"nums": [7], "target": 7})
+            answer = await client.score(ScoreRequest(rewards=[RewardSpec(name="countdown")], samples=[sample]))
+            assert answer.results[0].total == 1.0
+            assert (await client.info()).protocol_version == PROTOCOL_VERSION
+            assert (await client.livez()).ok
+            assert (await client.readyz()).ok
+            assert {reward.name for reward in (await client.rewards()).rewards} == set(server.executor.rewards)
+
+    async def test_one_result_for_every_sample_in_their_order(self, server):
+        texts = ["", "none", "raise", "nan", "log"] * 40
+        samples = [{"id": f"s-{number}", "completion": text} for number, text in enumerate(texts)]
+        results = (await server.score([{"name": "misbehave"}, {"name": "length"}], samples)).json()["results"]
+        assert [result["id"] for result in results] == [f"s-{number}" for number in range(200)]
+        statuses = [result["rewards"]["misbehave"]["status"] for result in results]
+        assert statuses == ["ok", "unscorable", "error", "error", "ok"] * 40
+        assert all(result["rewards"]["length"]["status"] == "ok" for result in results)
+        assert len(server.executor.chunks) > 2
+        assert server.metric('grpo_reward_scores_total{reward="misbehave",status="error"}') == 80
+
+    async def test_results_without_ids_are_numbered(self, server):
+        results = (await server.score([{"name": "length"}], [{"completion": ""}] * 3)).json()["results"]
+        assert [result["id"] for result in results] == ["0", "1", "2"]
+
+    async def test_no_samples_no_results(self, server):
+        assert (await server.score([{"name": "length"}], [])).json()["results"] == []
+
+    async def test_null_is_not_0(self, server):
+        samples = [{"completion": "none"}, {"completion": "log"}]
+        rewards = [{"name": "misbehave", "weight": 2.0}]
+        none, scored = (await server.score(rewards, samples)).json()["results"]
+        assert none == {"id": "0", "total": None, "rewards": {"misbehave": {"score": None, "status": "unscorable"}}}
+        assert scored["total"] == 1.0
+        rewards.append({"name": "length", "weight": 0.5, "params": {"min_chars": 1}})
+        none, scored = (await server.score(rewards, samples)).json()["results"]
+        assert (none["total"], scored["total"]) == (0.5, 1.5)
+
+    async def test_only_what_a_reward_reads_goes_to_the_worker(self, server):
+        columns = {"gold": 7, "hint": "h", "essay": "x" * 1000}
+        sample = {"completion": "c", "prompt": "p", "columns": columns, "completion_token_ids": [1, 2]}
+        response = await server.score([{"name": "typed"}], [sample], step=5)
+        assert server.executor.chunks[0].samples == [
+            {"completion": "c", "prompt": "p", "columns": {"gold": 7, "hint": "h"}}
+        ]
+        log = response.json()["results"][0]["rewards"]["typed"]["log"]
+        assert log == {"gold": 7, "hint": "h", "prompt": "p", "step": 5}
+
+    async def test_a_batch_reward_sees_the_whole_request_at_once(self, server):
+        samples = [{"completion": "", "columns": {"gold": number}} for number in range(100)]
+        results = (await server.score([{"name": "batch_misbehave"}, {"name": "length"}], samples)).json()["results"]
+        assert [result["rewards"]["batch_misbehave"]["score"] for result in results] == list(range(100))
+        assert [len(chunk.samples) for chunk in server.executor.chunks if chunk.batch] == [100]
+
+    async def test_the_deadline_cuts_off_what_is_left(self, server):
+        await server.score([{"name": "length"}], [{"completion": ""}])
+        server.executor.gate.clear()
+        response = await server.score([{"name": "length"}], [{"completion": ""}] * 3, deadline_s=0.05)
+        assert response.status_code == 200
+        for result in response.json()["results"]:
+            score = result["rewards"]["length"]
+            assert (result["total"], score["score"], score["status"]) == (None, None, "timeout")
+            assert "deadline of 0.05 s" in score["detail"]
+        assert server.executor.cancelled >= 1
+        assert server.metric("grpo_reward_deadlines_exceeded_total") == 1
+        assert server.metric("grpo_reward_queue_depth") == 0
+
+    async def test_a_client_that_goes_away_frees_the_workers(self, server):
+        server.executor.gate.clear()
+        task = asyncio.create_task(server.score([{"name": "length"}], [{"completion": ""}]))
+        body = json.dumps({"rewards": [{"name": "length"}], "samples": [{"completion": ""}]}).encode()
+        messages: asyncio.Queue[dict] = asyncio.Queue()
+        messages.put_nowait({"type": "http.request", "body": body})
+        scope = {
+            "type": "http", "method": "POST", "path": "/v1/score", "headers": [(b"content-type", b"application/json")],
+            "query_string": b"", "http_version": "1.1", "scheme": "http",
+        }  # fmt: skip
+        sent = []
+
+        async def send(message: dict) -> None:
+            sent.append(message)
+
+        leaving = asyncio.create_task(server.app(scope, messages.get, send))
+        await server.executor.busy(2)
+        messages.put_nowait({"type": "http.disconnect"})
+        await leaving
+        assert server.executor.cancelled == 1
+        assert sent[0]["status"] == 499
+        server.executor.gate.set()
+        assert (await task).status_code == 200
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("body", [b"", b"{", b"nonsense", b"\x80\x04K\x01.", b'{"rewards": "\xff"}'])
+    async def test_400_malformed_json(self, server, body):
+        kind, _, _ = error_of(await server.http.post("/v1/score", content=body, headers=JSON), 400)
+        assert kind == "malformed_json"
+
+    @pytest.mark.parametrize("opening", [b'{"a":', b"["])
+    async def test_400_a_depth_bomb(self, server, opening):
+        body = b'{"rewards":[{"name":"format","params":' + opening * 100_000
+        kind, message, _ = error_of(await server.http.post("/v1/score", content=body, headers=JSON), 400)
+        assert kind == "malformed_json"
+        assert "recursion" in message
+
+    async def test_deep_columns_that_are_still_json_are_scored(self, server):
+        deep: list = []
+        for _ in range(150):
+            deep = [deep]
+        response = await server.score([{"name": "length"}], [{"completion": "", "columns": {"deep": deep}}])
+        assert response.status_code == 200
+
+    async def test_404_and_405(self, server):
+        kind, message, _ = error_of(await server.http.get("/v2/score"), 404)
+        assert (kind, message) == ("not_found", "there is no route /v2/score")
+        response = await server.http.get("/v1/score")
+        assert error_of(response, 405)[0] == "method_not_allowed"
+        assert response.headers["allow"] == "POST"
+        assert error_of(await server.http.get("/v1/score/"), 404)[0] == "not_found"
+        assert error_of(await server.http.get("/docs"), 404)[0] == "not_found"
+
+    @pytest.mark.parametrize(
+        "kind", [None, "text/plain", "application/octet-stream", "application/x-www-form-urlencoded"]
+    )
+    async def test_415_another_content_type(self, server, kind):
+        headers = {"Content-Type": kind} if kind else {}
+        response = await server.http.post("/v1/score", content=b"{}", headers=headers)
+        assert error_of(response, 415)[0] == "wrong_content_type"
+
+    async def test_a_charset_is_fine(self, server):
+        body = json.dumps({"rewards": [{"name": "length"}], "samples": []})
+        headers = {"Content-Type": "Application/JSON; charset=utf-8"}
+        assert (await server.http.post("/v1/score", content=body, headers=headers)).status_code == 200
+
+    @pytest.mark.parametrize(
+        ("change", "kind", "message"),
+        [
+            ({"timeout_s": -1}, "invalid_value", "timeout_s: "),
+            ({"timeout_s": "soon"}, "invalid_value", "timeout_s: "),
+            ({"deadline_s": 1e9}, "invalid_value", "deadline_s: "),
+            ({"step": -1}, "invalid_value", "step: "),
+            ({"rewards": []}, "invalid_value", "rewards: "),
+            ({"rewards": [{"name": "length"}, {"name": "length"}]}, "invalid_value", "rewards: .*length came several"),
+            ({"samples": None}, "invalid_value", "samples: "),
+            ({"samples": [{"completion": 7}]}, "invalid_value", r"samples\[0\]\.completion: "),
+            ({"samples": [{}]}, "invalid_value", r"samples\[0\]\.completion: Field required"),
+            ({"samples": [{"completion": "", "prompt": [{"role": "user"}]}]}, "invalid_value", r"samples\[0\]\.prompt"),
+            ({"dedline_s": 3}, "unknown_field", "dedline_s is unknown"),
+            ({"samples": [{"completion": "", "colums": {}}]}, "unknown_field", r"samples\[0\]\.colums is unknown"),
+        ],
+    )
+    async def test_422_names_the_field(self, server, change, kind, message):
+        body = {"rewards": [{"name": "length"}], "samples": [{"completion": ""}], **change}
+        found, text, hint = error_of(await server.http.post("/v1/score", json=body), 422)
+        assert found == kind
+        assert re.match(message, text)
+        if kind == "unknown_field":
+            assert hint in ("did you mean deadline_s?", "did you mean columns?")
+
+    async def test_422_several_problems_are_told_at_once(self, server):
+        response = await server.score([{"name": "length"}], [{"completion": 1}, {"completion": 2}], timeout_s=0)
+        _, message, _ = error_of(response, 422)
+        assert "samples[0].completion" in message
+        assert "samples[1].completion" in message
+        assert "timeout_s" in message
+
+    @pytest.mark.parametrize(
+        ("reward", "sample", "kind", "message", "hint"),
+        [
+            ({"name": "countdwn"}, {}, "unknown_reward", "countdwn", "did you mean countdown?"),
+            ({"name": "xyzzy"}, {}, "unknown_reward", "xyzzy", "known: accuracy, "),
+            ({"name": "length", "params": {"min_char": 1}}, {}, "unknown_param", "min_char", "did you mean min_chars?"),
+            ({"name": "length", "params": {"min_chars": "x"}}, {}, "invalid_param", "length: min_chars: ", "schema"),
+            ({"name": "length", "params": {"min_chars": -1}}, {}, "invalid_param", "length: min_chars: ", "schema"),
+            ({"name": "cosine"}, {"columns": {"solution": "1"}}, "missing_param", "max_len", ""),
+            ({"name": "accuracy"}, {"columns": {"solutoin": "1"}}, "missing_column", "solution", "mean solutoin?"),
+            ({"name": "accuracy"}, {}, "missing_column", "samples[0] (s-1)", "send columns"),
+            (
+                {"name": "soft_overlong", "params": {"max_len": 9, "cache_len": 3}},
+                {},
+                "missing_field",
+                "completion_token_ids",
+                "",
+            ),
+        ],
+    )
+    async def test_422_names_what_is_unknown_or_missing(self, server, reward, sample, kind, message, hint):
+        response = await server.score([reward], [{"id": "s-1", "completion": "", **sample}])
+        found, text, helpful = error_of(response, 422)
+        assert found == kind
+        assert message in text
+        assert hint in helpful
+
+    async def test_422_for_a_column_that_only_a_later_sample_lacks(self, server):
+        samples = [{"completion": "", "columns": {"solution": "1"}}, {"completion": ""}]
+        assert "samples[1]" in error_of(await server.score([{"name": "accuracy"}], samples), 422)[1]
+
+    async def test_500_keeps_the_shape_and_the_secrets(self, server, monkeypatch, caplog):
+        async def fail(chunk: Chunk) -> None:
+            raise LookupError("/secret/path")
+
+        monkeypatch.setattr(server.executor, "score", fail)
+        response = await server.score([{"name": "length"}], [{"completion": ""}])
+        kind, message, _ = error_of(response, 500)
+        assert kind == "internal"
+        assert "/secret/path" not in message
+        assert "/secret/path" in caplog.text
+
+    async def test_503_without_workers(self, server):
+        server.executor.problem = "no worker process is running"
+        assert error_of(await server.score([{"name": "length"}], []), 503)[0] == "not_ready"
+        assert (await server.http.get("/readyz")).status_code == 503
+        assert (await server.http.get("/livez")).status_code == 200
+        server.executor.failed = "the fork server is gone"
+        assert (await server.http.get("/livez")).json() == {"ok": False, "detail": "the fork server is gone"}
+
+
+class TestLimits:
+    async def test_413_by_its_length_without_reading_it(self):
+        server = Server(max_body_mib=1)
+        pulled = []
+
+        async def body() -> AsyncIterator[bytes]:
+            for _ in range(64):
+                pulled.append(1)
+                yield b" " * 2**20
+
+        length = {"Content-Length": str(64 * 2**20)}
+        response = await server.http.post("/v1/score", content=body(), headers=JSON | length)
+        kind, message, hint = error_of(response, 413)
+        assert kind == "body_too_large"
+        assert str(64 * 2**20) in message
+        assert "--max-body-mib" in hint
+        assert response.headers["connection"] == "close"
+        assert not pulled
+
+    async def test_413_as_soon_as_it_is_known(self):
+        server = Server(max_body_mib=1)
+        pulled = []
+
+        async def body() -> AsyncIterator[bytes]:
+            for _ in range(64):
+                pulled.append(1)
+                yield b" " * 2**20
+
+        assert error_of(await server.http.post("/v1/score", content=body(), headers=JSON), 413)[0] == "body_too_large"
+        assert len(pulled) == 2
+
+    async def test_413_too_many_samples(self):
+        server = Server(max_samples=2)
+        kind, message, hint = error_of(await server.score([{"name": "length"}], [{"completion": ""}] * 3), 413)
+        assert kind == "too_many_samples"
+        assert "3 samples; the limit is 2" in message
+        assert "--max-samples" in hint
+
+    async def test_408_a_body_that_dawdles(self):
+        server = Server(body_timeout_s=0.05)
+
+        async def body() -> AsyncIterator[bytes]:
+            yield b"{"
+            await asyncio.sleep(60)
+
+        assert error_of(await server.http.post("/v1/score", content=body(), headers=JSON), 408)[0] == "slow_body"
+
+    async def test_429_when_all_places_are_taken(self):
+        server = Server(max_pending_requests=2)
+        server.executor.gate.clear()
+        sample = [{"completion": ""}]
+        running = [asyncio.create_task(server.score([{"name": "length"}], sample)) for _ in range(2)]
+        await server.executor.busy(2)
+        response = await server.score([{"name": "length"}], sample)
+        assert error_of(response, 429)[0] == "busy"
+        assert float(response.headers["retry-after"]) > 0
+        assert (await server.http.get("/livez")).status_code == 200
+        server.executor.gate.set()
+        assert [answer.status_code for answer in await asyncio.gather(*running)] == [200, 200]
+        assert (await server.score([{"name": "length"}], sample)).status_code == 200
+
+
+class TestToken:
+    async def test_guards_all_but_the_open_routes(self):
+        server = Server(token=TOKEN)
+        for route in ("/livez", "/readyz", "/info", "/metrics"):
+            assert (await server.http.get(route)).status_code == 200
+        for route in ("/v1/rewards", "/openapi.json", "/nowhere", "/livez/"):
+            response = await server.http.get(route)
+            assert error_of(response, 401)[0] == "unauthorized"
+            assert response.headers["www-authenticate"] == "Bearer"
+        assert (await server.score([{"name": "length"}], [])).status_code == 401
+
+    @pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
+    async def test_lets_in_who_has_it(self, scheme):
+        server = Server(token=TOKEN)
+        response = await server.http.get("/v1/rewards", headers={"Authorization": f"{scheme} {TOKEN}"})
+        assert response.status_code == 200
+
+    @pytest.mark.parametrize(
+        "value",
+        ["", "Bearer", "Bearer ", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", TOKEN, f"Basic {TOKEN}", "Bearer é"],
+    )
+    async def test_keeps_out_who_has_not(self, value):
+        server = Server(token=TOKEN)
+        headers = [(b"authorization", value.encode("latin-1"))]
+        assert (await server.http.get("/v1/rewards", headers=headers)).status_code == 401
+
+    async def test_two_authorizations_are_none(self):
+        server = Server(token=TOKEN)
+        headers = [("Authorization", "Bearer wrong"), ("Authorization", f"Bearer {TOKEN}")]
+        assert (await server.http.get("/v1/rewards", headers=headers)).status_code == 401
+
+    async def test_is_checked_before_the_body_is_read(self):
+        server = Server(token=TOKEN)
+
+        async def body() -> AsyncIterator[bytes]:
+            pytest.fail("the body was read")
+            yield b""
+
+        assert (await server.http.post("/v1/score", content=body(), headers=JSON)).status_code == 401
+
+    async def test_the_projects_own_client_takes_it_from_the_environment(self, monkeypatch):
+        server = Server(token=TOKEN)
+        monkeypatch.setenv("GRPO_API_TOKEN", TOKEN)
+        async with RewardClient("http://reward", transport=server.transport) as client:
+            assert (await client.rewards()).rewards
+        async with RewardClient("http://reward", token="wrong", transport=server.transport) as client:
+            with pytest.raises(FatalError, match="unauthorized"):
+                await client.rewards()
+
+    async def test_is_never_shown(self, caplog):
+        server = Server(token=TOKEN)
+        assert TOKEN not in caplog.text + repr(server.settings)
+        for route in ("/info", "/metrics", "/v1/rewards"):
+            assert TOKEN not in (await server.http.get(route)).text
+
+
+class TestDrain:
+    async def test_running_requests_have_the_grace_period_and_new_ones_go_elsewhere(self, server):
+        server.executor.gate.clear()
+        sample = [{"completion": ""}]
+        quick = asyncio.create_task(server.score([{"name": "length"}], sample))
+        slow = asyncio.create_task(server.score([{"name": "format"}], sample))
+        await server.executor.busy(2)
+        server.scoring.drain(0.2)
+        assert (await server.http.get("/readyz")).status_code == 503
+        assert (await server.http.get("/livez")).status_code == 200
+        assert error_of(await server.score([{"name": "length"}], sample), 503)[0] == "shutting_down"
+        server.executor.gate.set()
+        assert (await quick).status_code == 200
+        assert (await slow).status_code == 200
+
+    async def test_what_is_not_done_by_then_is_refused_and_not_scored_0(self, server):
+        server.executor.gate.clear()
+        running = asyncio.create_task(server.score([{"name": "length"}], [{"completion": ""}]))
+        await server.executor.busy(1)
+        server.scoring.drain(0.01)
+        async with asyncio.timeout(30):
+            assert error_of(await running, 503)[0] == "shutting_down"
+
+
+async def test_metrics_count_requests_and_scores(server):
+    await server.score([{"name": "misbehave"}], [{"completion": ""}, {"completion": "none"}])
+    await server.http.get("/nowhere")
+    text = (await server.http.get("/metrics")).text
+    for line in (
+        'grpo_reward_requests_total{route="/v1/score",status="200"} 1.0',
+        'grpo_reward_requests_total{route="other",status="404"} 1.0',
+        'grpo_reward_scores_total{reward="misbehave",status="ok"} 1.0',
+        'grpo_reward_scores_total{reward="misbehave",status="unscorable"} 1.0',
+        "grpo_reward_queue_depth 0.0",
+        "grpo_reward_workers 2.0",
+        "grpo_reward_request_seconds_count 1.0",
+    ):
+        assert line in text.splitlines()
+    assert 'grpo_reward_score_seconds_total{reward="misbehave"}' in text
+
+
+async def test_rewards_describe_themselves(server):
+    rewards = {reward["name"]: reward for reward in (await server.http.get("/v1/rewards")).json()["rewards"]}
+    assert rewards["countdown"]["columns"] == ["nums", "target"]
+    assert "exactly once" in rewards["countdown"]["documentation"]
+    params = rewards["cosine"]["params_schema"]
+    assert params["required"] == ["max_len"]
+    assert params["properties"]["unit"] == {
+        "default": "tokens", "enum": ["tokens", "characters"], "title": "Unit", "type": "string",
+    }  # fmt: skip
+    info = (await server.http.get("/info")).json()
+    assert info["service"] == "reward"
+    assert info["rewards"] == {name: reward["code_hash"] for name, reward in rewards.items()}
+
+
+def test_totals():
+    def total(*parts: tuple[float, float | None]) -> float | None:
+        specs = [RewardSpec(name=str(number), weight=weight) for number, (weight, _) in enumerate(parts)]
+        scores = {
+            str(number): RewardScore(score=score, status="ok" if score is not None else "error")
+            for number, (_, score) in enumerate(parts)
+        }
+        return total_score(specs, scores)
+
+    assert total((1.0, 1.0), (0.1, 1.0)) == 1.1
+    assert total((1.0, None), (0.1, 1.0)) == 0.1
+    assert total((1.0, None), (0.1, None)) is None
+    assert total((1.0, 0.0)) == 0.0
+    assert total((-2.0, 1.5)) == -3.0
+    assert total((1e308, 1e308)) is None
+    assert total((1e308, 1.0), (1e308, 1.0)) is None
+    assert total((1e308, 1e308), (-1e308, 1e308)) is None

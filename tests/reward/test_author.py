@@ -1,0 +1,186 @@
+"""What a reward's signature means, and what may come back from it."""
+
+from fractions import Fraction
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import Field
+
+from grpo_reward import Score, reward
+from grpo_reward.author import Reward
+from grpo_reward.scorer import InvalidParamsError, checked_params, outcome, score_batch, score_sample
+
+
+def mark_of(function) -> Reward:
+    return function.__reward__
+
+
+def run(function, sample, params=None, step=None):
+    mark = mark_of(function)
+    return score_sample(mark, checked_params(mark, params or {}), {"columns": {}, "completion": "", **sample}, step)
+
+
+class TestSignature:
+    def test_parameters_without_a_default_are_columns_and_the_others_params(self):
+        @reward
+        def fit(completion: str, *, gold: str, prompt: str, truncated: bool | None = None, bonus: float = 0.5) -> float:
+            """Fits."""
+            return 1.0
+
+        mark = mark_of(fit)
+        assert (mark.name, mark.documentation, mark.batch) == ("fit", "Fits.", False)
+        assert mark.required_columns == ["gold"]
+        assert mark.required_fields == ["prompt"]
+        assert sorted(mark.fields.values()) == ["prompt", "truncated"]
+        assert list(mark.params.model_fields) == ["bonus"]
+        assert len(mark.code_hash) == 64
+
+    def test_columns_can_be_named(self):
+        @reward(name="other", columns=["gold", "hint"])
+        def fit(completion: str, *, gold: str, limit: int, hint: str = "") -> float:
+            return 1.0
+
+        mark = mark_of(fit)
+        assert mark.name == "other"
+        assert mark.required_columns == ["gold"]
+        assert list(mark.columns) == ["gold", "hint"]
+        assert mark.params.model_json_schema()["required"] == ["limit"]
+
+    def test_it_stays_a_function(self):
+        @reward
+        def fit(completion: str) -> float:
+            return 2.0
+
+        assert fit("") == 2.0
+
+    def test_what_fits_no_reward_is_refused(self):
+        with pytest.raises(TypeError, match="first parameter"):
+            reward(lambda text: 1.0)
+        with pytest.raises(TypeError, match="no parameter for the column gold"):
+            reward(columns=["gold"])(lambda completion: 1.0)
+        with pytest.raises(TypeError, match=r"\*columns"):
+            reward(lambda completion, **columns: 1.0)
+
+        async def later(completion: str) -> float:
+            return 1.0
+
+        with pytest.raises(TypeError, match="async"):
+            reward(later)
+
+
+class TestArguments:
+    def test_each_kind_arrives(self):
+        @reward(columns=["gold", "hint"])
+        def fit(
+            completion: str,
+            *,
+            gold: int,
+            prompt: str,
+            hint: str = "no hint",
+            bonus: Annotated[float, Field(ge=0)] = 1.0,
+            step: int | None,
+            truncated: bool | None = None,
+            completion_token_ids: list[int] | None = None,
+        ) -> Score:
+            given = [completion, gold, prompt, hint, bonus, step, truncated, completion_token_ids]
+            return Score(1.0, log={"given": given})
+
+        sample = {"completion": "c", "prompt": "p", "columns": {"gold": "7", "other": 1}, "truncated": True}
+        assert run(fit, sample, {"bonus": 2}, step=3)["log"] == {"given": ["c", 7, "p", "no hint", 2.0, 3, True, None]}
+
+    def test_a_column_of_the_wrong_type_is_an_error_of_this_sample_that_names_it(self):
+        @reward
+        def fit(completion: str, *, gold: int) -> float:
+            return 1.0
+
+        result = run(fit, {"columns": {"gold": "seven"}})
+        assert result["status"] == "error"
+        assert result["score"] is None
+        assert result["detail"].startswith("column gold: ")
+
+    def test_params_are_checked_against_their_annotations(self):
+        @reward
+        def fit(completion: str, *, unit: Literal["a", "b"] = "a", limit: Annotated[int, Field(ge=1)] = 1) -> float:
+            return 1.0
+
+        for params, name in (({"unit": "c"}, "unit"), ({"limit": 0}, "limit"), ({"limt": 1}, "limt")):
+            with pytest.raises(InvalidParamsError, match=f"^{name}: "):
+                checked_params(mark_of(fit), params)
+
+    def test_a_function_of_completions_gets_lists(self):
+        seen = {}
+
+        @reward
+        def fit(completions, prompts, completion_ids, gold, bonus=1.0, **columns):
+            seen.update(locals())
+            return [1.0, None]
+
+        mark = mark_of(fit)
+        assert mark.batch
+        assert mark.required_columns == ["gold"]
+        samples = [
+            {"completion": "a", "prompt": "p", "completion_token_ids": [1], "columns": {"gold": 1, "x": 2, "y": 3}},
+            {"completion": "b", "prompt": "q", "completion_token_ids": None, "columns": {"gold": 4, "x": 5}},
+        ]
+        results = score_batch(mark, checked_params(mark, {"bonus": 2.0}), samples, None)
+        assert [result["status"] for result in results] == ["ok", "unscorable"]
+        assert seen == {
+            "completions": ["a", "b"], "prompts": ["p", "q"], "completion_ids": [[1], None], "gold": [1, 4],
+            "bonus": 2.0, "columns": {"x": [2, 5]}, "seen": {},
+        } | {"seen": seen["seen"]}  # fmt: skip
+
+    @pytest.mark.parametrize("returned", [[1.0], [1.0, 2.0, 3.0], "12", 1.0, None])
+    def test_a_function_of_completions_that_returns_another_number_of_scores_gets_none(self, returned):
+        mark = mark_of(reward(lambda completions: returned))
+        samples = [{"completion": "", "columns": {}}] * 2
+        results = score_batch(mark, checked_params(mark, {}), samples, None)
+        assert [result["status"] for result in results] == ["error", "error"]
+
+
+class TestResults:
+    @pytest.mark.parametrize(("value", "score"), [(1, 1.0), (0.25, 0.25), (-3, -3.0), (Fraction(1, 4), 0.25)])
+    def test_numbers_are_scores(self, value, score):
+        assert outcome(value) == {"score": score, "status": "ok"}
+
+    @pytest.mark.parametrize("value", [None, Score(None)])
+    def test_none_is_unscorable(self, value):
+        assert outcome(value) == {"score": None, "status": "unscorable"}
+
+    def test_a_reason_can_be_given(self):
+        assert outcome(Score(None, detail="why")) == {"score": None, "status": "unscorable", "detail": "why"}
+
+    @pytest.mark.parametrize(
+        "value", [float("nan"), float("inf"), -float("inf"), True, False, "1.0", b"1", [1.0], 1j, 10**400, object()]
+    )
+    def test_everything_else_is_an_error(self, value):
+        for returned in (value, Score(value)):
+            result = outcome(returned)
+            assert (result["score"], result["status"]) == (None, "error")
+            assert "not a finite number" in result["detail"]
+
+    def test_log_and_metrics_are_passed_on(self):
+        result = outcome(Score(1.0, log={"seen": [1, "a"]}, metrics={"length": 3}))
+        assert result == {"score": 1.0, "status": "ok", "log": {"seen": [1, "a"]}, "metrics": {"length": 3.0}}
+
+    @pytest.mark.parametrize(
+        "score",
+        [
+            Score(1.0, log={"seen": object()}),
+            Score(1.0, log={"seen": float("nan")}),
+            Score(1.0, log={"seen": "x" * 100_000}),
+            Score(1.0, metrics={"length": float("nan")}),
+            Score(1.0, metrics={"length": True}),
+        ],
+    )
+    def test_log_and_metrics_that_cannot_be_sent_are_an_error(self, score):
+        assert outcome(score)["status"] == "error"
+
+    @pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3), KeyboardInterrupt(), RecursionError()])
+    def test_whatever_is_raised_is_an_error_of_this_sample(self, error):
+        @reward
+        def fail(completion: str) -> float:
+            raise error
+
+        result = run(fail, {})
+        assert (result["score"], result["status"]) == (None, "error")
+        assert type(error).__name__ in result["detail"]

@@ -1,0 +1,84 @@
+import pytest
+
+from grpo_reward.config import ConfigError, read_settings
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch):
+    for name in ("GRPO_API_TOKEN", "GRPO_REWARD_PORT", "GRPO_REWARD_WORKERS", "GRPO_REWARD_PLUGIN"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_defaults():
+    settings = read_settings([])
+    assert (settings.host, settings.port, settings.plugin, settings.token) == ("127.0.0.1", 8001, [], None)
+    assert settings.num_workers >= 1
+
+
+def test_flags_win_over_the_environment_and_that_over_defaults(monkeypatch):
+    monkeypatch.setenv("GRPO_REWARD_PORT", "9000")
+    monkeypatch.setenv("GRPO_REWARD_WORKERS", "3")
+    monkeypatch.setenv("GRPO_REWARD_PLUGIN", "a.py:b.py")
+    settings = read_settings(["--port", "9001"])
+    assert (settings.port, settings.num_workers) == (9001, 3)
+    assert [path.name for path in settings.plugin] == ["a.py", "b.py"]
+
+
+def test_plugins_add_up():
+    settings = read_settings(["--plugin", "a.py", "b.py", "--plugin", "c.py"])
+    assert [path.name for path in settings.plugin] == ["a.py", "b.py", "c.py"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--prot", "1"], "unknown option --prot: did you mean --port"),
+        (["--port", "http"], "--port: .*http"),
+        (["--port", "70000"], "--port: .*65535"),
+        (["--port"], "--port"),
+        (["--workers", "-1"], "--workers"),
+        (["--executor", "threads"], "--executor: .*process"),
+        (["8001"], "8001"),
+        (["--host", "no.such.host.invalid"], "--host no.such.host.invalid"),
+    ],
+)
+def test_what_is_wrong_is_said(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        read_settings(arguments)
+
+
+def test_a_wrong_variable_is_named(monkeypatch):
+    monkeypatch.setenv("GRPO_REWARD_PORT", "http")
+    with pytest.raises(ConfigError, match="GRPO_REWARD_PORT: "):
+        read_settings([])
+
+
+def test_the_address_kubernetes_puts_into_the_environment_is_no_port(monkeypatch):
+    monkeypatch.setenv("GRPO_REWARD_PORT", "tcp://10.0.0.7:8001")
+    assert read_settings([]).port == 8001
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "10.1.2.3"])  # noqa: S104
+def test_off_loopback_it_needs_a_token(monkeypatch, host):
+    with pytest.raises(ConfigError, match="set GRPO_API_TOKEN"):
+        read_settings(["--host", host])
+    monkeypatch.setenv("GRPO_API_TOKEN", "secret")
+    assert read_settings(["--host", host]).token == "secret"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])
+def test_on_loopback_it_needs_none(host):
+    assert read_settings(["--host", host]).token is None
+
+
+@pytest.mark.parametrize("token", ["", "  "])
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])  # noqa: S104
+def test_an_empty_token_is_none_at_all(monkeypatch, token, host):
+    monkeypatch.setenv("GRPO_API_TOKEN", token)
+    with pytest.raises(ConfigError, match="GRPO_API_TOKEN is empty"):
+        read_settings(["--host", host])
+
+
+def test_the_token_is_no_flag():
+    with pytest.raises(ConfigError, match="unknown option --token"):
+        read_settings(["--token", "secret"])

@@ -1,0 +1,282 @@
+"""Real worker processes, and rewards that do what they must not. What is asked for is in the completion."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from grpo_proto import RewardSpec
+from grpo_reward.executors.base import Chunk, ExecutorUnavailable, InvalidParams
+from grpo_reward.executors.process import ProcessExecutor
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PATIENCE_S = 60.0
+
+
+class Machinery:
+    """An executor and the restarts it has reported."""
+
+    def __init__(self, plugin: Path):
+        self.restarts: Counter[str] = Counter()
+        self.executor = ProcessExecutor(
+            workers=2, plugins=[plugin], memory_bytes=4 << 30, on_restart=lambda cause: self.restarts.update([cause])
+        )
+
+    async def score(self, *completions: str, reward: str = "misbehave", timeout_s: float = 30.0, **params: object):
+        """Scores of one chunk."""
+        samples = [{"completion": text, "columns": {"gold": 1.0}, "prompt": None} for text in completions]
+        chunk = Chunk([RewardSpec(name=reward, params=params)], samples, None, timeout_s, reward == "batch_misbehave")
+        async with asyncio.timeout(PATIENCE_S):
+            await self.executor.score(chunk)
+        assert None not in chunk.scores
+        return chunk.scores
+
+    async def statuses(self, *completions: str, **options: object) -> list[str]:
+        return [score.status for score in await self.score(*completions, **options)]
+
+    async def processes(self) -> set[int]:
+        """Process ids of both workers."""
+        found = await asyncio.gather(*(self.score("slow", "process") for _ in range(4)))
+        return {scores[1].log["pid"] for scores in found}
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def started(misbehaving: Path):
+    os.environ["GRPO_API_TOKEN"] = "not for plugins"
+    machinery = Machinery(misbehaving)
+    try:
+        await machinery.executor.start()
+    finally:
+        del os.environ["GRPO_API_TOKEN"]
+    yield machinery
+    await machinery.executor.stop()
+
+
+@pytest.fixture
+def machinery(started: Machinery) -> Machinery:
+    started.restarts.clear()
+    return started
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+async def gone(*pids: int) -> bool:
+    """Whether all have ended, waiting a while."""
+    until = time.monotonic() + PATIENCE_S
+    while any(map(is_running, pids)) and time.monotonic() < until:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    return not any(map(is_running, pids))
+
+
+async def test_loads_the_built_in_rewards_and_the_plugin(machinery):
+    rewards = machinery.executor.rewards
+    assert {"countdown", "format", "accuracy", "misbehave", "typed"} <= set(rewards)
+    assert rewards["typed"].description.columns == ["gold"]
+    assert rewards["batch_misbehave"].batch
+    assert machinery.executor.problem is None
+
+
+@pytest.mark.parametrize("late", ["loop", "hold the interpreter", "stop", "9**9**9"])
+async def test_a_late_item_is_cut_off_and_the_rest_is_scored(machinery, late):
+    if late == "9**9**9":
+        # An expression that the guard of `accuracy` does not know, as it stands for all of its kind.
+        solution = {"solution": "$5$"}
+        texts = [f"<answer>${text}$</answer>" for text in ("5", "10^{5000 \\cdot 5000 \\cdot 5000}", "5", "6")]
+        samples = [{"completion": text, "columns": solution} for text in texts]
+        chunk = Chunk([RewardSpec(name="accuracy")], samples, None, 1.5)
+        await machinery.executor.score(chunk)
+        scores = chunk.scores
+        assert [score.score for score in scores] == [1.0, None, 1.0, 0.0]
+    else:
+        scores = await machinery.score("", late, "", "none", timeout_s=0.5)
+        assert [score.score for score in scores] == [1.0, None, 1.0, None]
+    assert scores[1].status == "timeout"
+    assert "within" in scores[1].detail
+    assert machinery.restarts == {"timeout": 1}
+
+
+@pytest.mark.parametrize(
+    ("end", "detail"),
+    [("exit at once", "status 7"), ("segmentation fault", "signal 11"), ("kill", "signal 9")],
+)
+async def test_an_item_that_ends_the_worker_is_an_error_and_the_rest_is_scored(machinery, end, detail):
+    scores = await machinery.score("", end, "", "")
+    assert [score.status for score in scores] == ["ok", "error", "ok", "ok"]
+    assert "twice" in scores[1].detail
+    assert detail in scores[1].detail
+    assert machinery.restarts == {"death": 2}
+
+
+async def test_an_item_is_tried_again_when_its_worker_died(machinery, tmp_path):
+    scores = await machinery.score("", "die the first time", "", folder=str(tmp_path))
+    assert [score.status for score in scores] == ["ok", "ok", "ok"]
+    assert machinery.restarts == {"death": 1}
+
+
+@pytest.mark.parametrize(
+    "what", ["exit", "recurse", "raise", "raise without text", "surrogate", "nan", "infinity", "true", "text", "huge"]
+)
+async def test_failures_and_bad_values_are_errors_and_the_worker_lives(machinery, what):
+    scores = await machinery.score("", what, "")
+    assert [score.status for score in scores] == ["ok", "error", "ok"]
+    assert scores[1].score is None
+    assert scores[1].detail
+    assert not machinery.restarts
+
+
+async def test_none_is_unscorable(machinery):
+    none, reason = await machinery.score("none", "reason")
+    assert (none.status, none.score, none.detail) == ("unscorable", None, None)
+    assert (reason.status, reason.score, reason.detail) == ("unscorable", None, "not my task")
+
+
+async def test_log_and_metrics_come_back(machinery):
+    (score,) = await machinery.score("log")
+    assert (score.score, score.log, score.metrics) == (0.5, {"seen": "log"}, {"length": 3.0})
+    assert await machinery.statuses("bad log", "bad metric", "large log", "") == ["error", "error", "error", "ok"]
+
+
+async def test_memory_without_end_fails_and_costs_only_this_worker(machinery):
+    scores = await machinery.score("", "allocate", "")
+    assert [score.status for score in scores] == ["ok", "error", "ok"]
+    assert scores[1].detail.startswith("MemoryError")
+    assert machinery.restarts == {"leaving": 1}
+
+
+async def test_printing_and_reading_do_no_harm(machinery):
+    assert await machinery.statuses("print", "read", "print") == ["ok", "ok", "ok"]
+    assert not machinery.restarts
+
+
+async def test_closing_every_file_costs_this_item_only(machinery):
+    assert await machinery.statuses("", "close everything", "") == ["ok", "error", "ok"]
+
+
+@pytest.mark.parametrize("what", ["leave a thread", "fork", "fork and stay"])
+async def test_what_a_reward_leaves_behind_goes_with_its_worker(machinery, what):
+    before = await machinery.processes()
+    machinery.restarts.clear()
+    assert await machinery.statuses("", what, what, "") == ["ok", "ok", "ok", "ok"]
+    assert machinery.restarts == {"leaving": 2}
+    assert len(await machinery.processes() - before) >= 1
+
+
+async def test_a_daemon_of_a_reward_does_not_outlive_its_worker(machinery, tmp_path):
+    assert await machinery.statuses("start a daemon", folder=str(tmp_path)) == ["error"]
+    assert await gone(int((tmp_path / "daemon").read_text()))
+
+
+async def test_the_token_is_not_in_the_environment_of_a_reward(machinery):
+    (score,) = await machinery.score("environment")
+    assert score.log == {"token": None}
+
+
+async def test_idle_workers_that_are_killed_are_replaced(machinery):
+    before = await machinery.processes()
+    assert len(before) == 2
+    machinery.restarts.clear()
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    async with asyncio.timeout(PATIENCE_S):
+        while machinery.restarts["death"] < 2:  # noqa: ASYNC110 - at once, not when the next request finds them dead
+            await asyncio.sleep(0.01)
+    assert await machinery.statuses("", "", "") == ["ok", "ok", "ok"]
+    assert machinery.restarts == {"death": 2}
+    after = await machinery.processes()
+    assert len(after) == 2
+    assert not before & after
+
+
+async def test_workers_killed_at_work_lose_nothing(machinery):
+    before = await machinery.processes()
+    work = [asyncio.create_task(machinery.statuses(*["slow"] * 4)) for _ in range(2)]
+    await asyncio.sleep(0.3)
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    assert await asyncio.gather(*work) == [["ok"] * 4] * 2
+    assert await gone(*before)
+
+
+async def test_cancelling_frees_the_worker(machinery):
+    work = [asyncio.create_task(machinery.statuses("loop")) for _ in range(2)]
+    await asyncio.sleep(0.2)
+    for task in work:
+        task.cancel()
+    await asyncio.gather(*work, return_exceptions=True)
+    assert await machinery.statuses("", "") == ["ok", "ok"]
+    assert machinery.restarts == {"cancelled": 2}
+
+
+async def test_wrong_params_are_refused_and_the_worker_lives(machinery):
+    with pytest.raises(InvalidParams, match="misbehave: folder: "):
+        await machinery.score("", folder=7)
+    assert not machinery.restarts
+
+
+async def test_a_batch_is_one_item(machinery):
+    scores = await machinery.score("", "none", "", reward="batch_misbehave")
+    assert [score.status for score in scores] == ["ok", "unscorable", "ok"]
+    assert await machinery.statuses("", "loop", reward="batch_misbehave", timeout_s=0.5) == ["timeout", "timeout"]
+    assert await machinery.statuses("", "too few", reward="batch_misbehave") == ["error", "error"]
+    assert await machinery.statuses("", "raise", reward="batch_misbehave") == ["error", "error"]
+
+
+async def test_the_event_loop_is_free_while_workers_are_busy(machinery):
+    work = asyncio.create_task(machinery.statuses("hold the interpreter", timeout_s=1.0))
+    turns = 0
+    while not work.done():
+        await asyncio.sleep(0.01)
+        turns += 1
+    assert await work == ["timeout"]
+    assert turns > 20
+
+
+async def test_without_its_fork_server_it_fails_for_good(misbehaving):
+    machinery = Machinery(misbehaving)
+    await machinery.executor.start()
+    pids = await machinery.processes()
+    work = asyncio.create_task(machinery.statuses("loop"))
+    await asyncio.sleep(0.1)
+    os.kill(machinery.executor._forkserver.pid, signal.SIGKILL)
+    with pytest.raises(ExecutorUnavailable, match="fork server is gone"):
+        await work
+    assert machinery.executor.failed == "the fork server is gone"
+    with pytest.raises(ExecutorUnavailable):
+        await machinery.score("")
+    assert await gone(*pids)
+    await machinery.executor.stop()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("x = 1", "defines no reward"), ("import os\nos._exit(1)", "died while it loaded")]
+)
+async def test_a_plugin_that_cannot_be_loaded_stops_the_start(tmp_path, text, message):
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text(text)
+    executor = ProcessExecutor(workers=1, plugins=[plugin])
+    with pytest.raises(ExecutorUnavailable, match=message):
+        await executor.start()
+
+
+async def test_a_plugin_that_never_finishes_loading_stops_the_start(tmp_path):
+    plugin = tmp_path / "plugin.py"
+    marker = tmp_path / "pid"
+    plugin.write_text(f"import os, time\nopen({str(marker)!r}, 'w').write(str(os.getpid()))\ntime.sleep(1000)")
+    executor = ProcessExecutor(workers=1, plugins=[plugin], start_limit_s=3.0)
+    with pytest.raises(ExecutorUnavailable, match="not loaded within 3 s"):
+        await executor.start()
+    with contextlib.suppress(FileNotFoundError):  # on a slow machine it did not even come to the plugin
+        assert await gone(int(marker.read_text()))

@@ -1,0 +1,242 @@
+"""The command, as a process of its own."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+PATIENCE_S = 60.0
+COMMAND = [sys.executable, "-m", "grpo_reward", "serve"]
+LATE = {"rewards": [{"name": "misbehave"}], "samples": [{"completion": "loop"}], "timeout_s": 600, "deadline_s": 600}
+
+
+class Server:
+    """A started server; its port is what it printed."""
+
+    def __init__(self, *arguments: str, **environment: str):
+        self.process = subprocess.Popen(
+            [*COMMAND, "--port", "0", "--workers", "2", *arguments],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment},
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert "grpo-reward serves http://" in line, line + self.process.communicate()[1]
+        self.url = line.split()[2]
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> int:
+        self.output = self.process.communicate(timeout=PATIENCE_S)
+        return self.process.returncode
+
+
+@pytest.fixture
+def server(misbehaving: Path) -> Iterator[Server]:
+    server = Server("--plugin", str(misbehaving), "--grace-s", "0.3")
+    yield server
+    if server.process.poll() is None:
+        server.stop(signal.SIGKILL)
+
+
+def descendants(pid: int) -> set[int]:
+    """Process ids of the children, and of theirs."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {pid}
+
+
+def all_gone(pids: set[int]) -> bool:
+    until = time.monotonic() + PATIENCE_S
+    while alive := {pid for pid in pids if Path(f"/proc/{pid}").exists()}:
+        if time.monotonic() > until:
+            return False
+        pids = alive
+        time.sleep(0.01)
+    return True
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A server that is expected not to start."""
+    env = {**os.environ, **environment}
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=PATIENCE_S, env=env)
+
+
+async def test_serves_misbehaves_survives_and_ends(server):
+    async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=PATIENCE_S) as client:
+        body = {"rewards": [{"name": "countdown"}], "samples": [
+            {"completion": f"<answer>{text}</answer>", "columns": {"nums": [44, 19, 35], "target": 98}}
+            for text in ("44+19+35", "44**19**35", "9**9**9")
+        ]}  # fmt: skip
+        answer = (await client.post("/v1/score", json=body)).json()
+        assert [result["total"] for result in answer["results"]] == [1.0, 0.0, 0.0]
+
+        # A worker that holds its interpreter lets the others answer.
+        texts = ["", "hold the interpreter", "exit at once", "allocate", "fork", ""]
+        bad = {"rewards": [{"name": "misbehave"}], "samples": [{"completion": text} for text in texts], "timeout_s": 1}
+        work = asyncio.create_task(client.post("/v1/score", json=bad))
+        answers = 0
+        while not work.done():
+            assert (await client.get("/livez")).status_code == 200
+            answers += 1
+            await asyncio.sleep(0.01)
+        assert answers > 5
+        statuses = [result["rewards"]["misbehave"]["status"] for result in (await work).json()["results"]]
+        assert statuses == ["ok", "timeout", "error", "error", "ok", "ok"]
+        metrics = (await client.get("/metrics")).text
+        assert 'grpo_reward_worker_restarts_total{cause="timeout"} 1.0' in metrics
+        assert 'grpo_reward_worker_restarts_total{cause="death"} 2.0' in metrics
+
+        # Rubbish on the socket, and a body that is cut off.
+        host, port = server.url.removeprefix("http://").split(":")
+        for rubbish in (b"\x16\x03\x01\x02", b"POST /v1/score HTTP/1.1\r\nContent-Length: 1000\r\n\r\n{"):
+            with socket.create_connection((host, int(port))) as connection:
+                connection.sendall(rubbish)
+        assert (await client.get("/livez")).status_code == 200
+
+        # What others read must be JSON: no NaN, no broken text.
+        samples = [{"completion": text} for text in ("nan", "surrogate", "none", "log")]
+        text = (await client.post("/v1/score", json={"rewards": [{"name": "misbehave"}], "samples": samples})).text
+        assert len(json.loads(text, parse_constant=pytest.fail)["results"]) == 4
+
+        # SIGTERM: what runs has the grace period, and is not scored 0 after it.
+        work = asyncio.create_task(client.post("/v1/score", json=LATE))
+        while "queue_depth 1.0" not in (await client.get("/metrics")).text:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        children = descendants(server.process.pid)
+        assert len(children) >= 3
+        server.process.send_signal(signal.SIGTERM)
+        answer = await work
+        assert answer.status_code == 503
+        assert answer.json()["error"]["type"] == "shutting_down"
+    assert server.wait() == 0
+    assert all_gone(children)
+    assert "Traceback" not in "".join(server.output)
+
+
+async def test_nothing_is_left_after_kill_9(server):
+    body = LATE | {"samples": [{"completion": "fork and loop"}] * 2}
+    async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=PATIENCE_S) as client:
+        work = asyncio.create_task(client.post("/v1/score", json=body))
+        # The fork server, two workers, and what each of them forked.
+        until = time.monotonic() + PATIENCE_S
+        while len(children := descendants(server.process.pid)) < 5:
+            assert time.monotonic() < until
+            await asyncio.sleep(0.01)
+        assert server.stop(signal.SIGKILL) == -signal.SIGKILL
+        with pytest.raises(httpx.TransportError):
+            await work
+    assert all_gone(children)
+
+
+def test_without_its_fork_server_it_ends_with_a_cause(server):
+    children = descendants(server.process.pid)
+    os.kill(min(children), signal.SIGKILL)
+    assert server.wait() == 1
+    assert "error: the fork server is gone" in server.output[1]
+    assert all_gone(children)
+
+
+def test_a_port_in_use_is_one_line():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = run("--port", str(port))
+    assert ended.returncode == 1
+    assert ended.stderr == f"error: cannot listen on 127.0.0.1:{port}: Address already in use; --port takes another\n"
+
+
+def test_a_broken_plugin_is_one_line(tmp_path):
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text("from grpo_reward import reward\n@reward\ndef format(completion):\n    return 1.0\n")
+    ended = run("--port", "0", "--plugin", str(plugin))
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(f"error: {plugin} defines the reward format, and so does the built-in format.py")
+    assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "message"),
+    [
+        (["--host", "0.0.0.0"], {}, "set GRPO_API_TOKEN"),  # noqa: S104
+        (["--host", "0.0.0.0"], {"GRPO_API_TOKEN": ""}, "GRPO_API_TOKEN is empty"),  # noqa: S104
+        (["--worker", "2"], {}, "did you mean --workers?"),
+    ],
+)
+def test_wrong_settings_are_one_line(arguments, environment, message):
+    ended = run(*arguments, **environment)
+    assert ended.returncode == 2
+    assert message in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+def test_the_token_of_the_environment_guards_it():
+    server = Server(GRPO_API_TOKEN="secret")
+    try:
+        with httpx.Client(base_url=server.url, trust_env=False) as client:
+            assert client.get("/v1/rewards").status_code == 401
+            assert client.get("/v1/rewards", headers={"Authorization": "Bearer secret"}).status_code == 200
+            # Refused although most of the body never comes.
+            with socket.create_connection(tuple(server.url.removeprefix("http://").split(":"))) as connection:
+                head = b"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                connection.sendall(head + b"Authorization: Bearer secret\r\nContent-Length: 99999999999\r\n\r\n{")
+                assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
+    finally:
+        status = server.stop(signal.SIGINT)
+    assert status == 0
+    assert "secret" not in "".join(server.output)
+
+
+def test_a_ray_cluster_carries_the_same_work(misbehaving):
+    """One node, started by the server itself: limits, deaths, refusals and the deadline are as without Ray."""
+    server = Server("--executor", "ray", "--plugin", str(misbehaving), RAY_ADDRESS="")
+    try:
+        with httpx.Client(base_url=server.url, trust_env=False, timeout=PATIENCE_S) as client:
+
+            def statuses(*texts: str, **more: object) -> list[str]:
+                body = {"rewards": [{"name": "misbehave"}], "samples": [{"completion": text} for text in texts], **more}
+                answer = client.post("/v1/score", json=body).json()
+                return [result["rewards"]["misbehave"]["status"] for result in answer["results"]]
+
+            assert client.get("/info").json()["workers"] == 2
+            texts = ("", "loop", "exit at once", "none", "nan")
+            assert statuses(*texts, timeout_s=1) == ["ok", "timeout", "error", "unscorable", "error"]
+            assert statuses("loop", "loop", "loop", deadline_s=1) == ["timeout"] * 3
+            assert statuses("", "") == ["ok", "ok"]  # what was cut off does not occupy the workers
+            wrong = {"rewards": [{"name": "length", "params": {"min_chars": -1}}], "samples": [{"completion": ""}]}
+            assert client.post("/v1/score", json=wrong).json()["error"]["type"] == "invalid_param"
+            prompt = [{"role": "user", "content": "hello"}]
+            sample = {"completion": "", "columns": {"gold": 1}, "prompt": prompt}
+            typed = client.post("/v1/score", json={"rewards": [{"name": "typed"}], "samples": [sample]}).json()
+            assert typed["results"][0]["rewards"]["typed"]["log"]["prompt"] == prompt
+        children = descendants(server.process.pid)
+        assert server.stop() == 0
+        assert all_gone(children)
+    finally:
+        if server.process.poll() is None:
+            server.stop(signal.SIGKILL)
+
+
+def test_version_and_usage():
+    version = subprocess.run([*COMMAND[:-1], "--version"], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert version.stdout.startswith("grpo-reward ")
+    nothing = subprocess.run(COMMAND[:-1], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert nothing.returncode == 1
+    assert "usage: grpo-reward serve" in nothing.stderr
