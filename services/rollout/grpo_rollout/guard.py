@@ -1,0 +1,103 @@
+"""The one ASGI middleware in front of every route, vLLM's too: the token first, then the state of the weights."""
+
+import hmac
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Protocol
+
+from . import weight_state
+from .refusal import Refused
+from .weight_state import Weights
+
+logger = logging.getLogger("vllm.grpo_rollout.guard")
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+PUBLIC = frozenset({"/livez", "/readyz", "/info", "/metrics"})
+# What may be asked while nobody is served. Everything else might sample, so whatever vLLM adds is closed until named.
+WITHOUT_WEIGHTS = PUBLIC | {
+    "/health", "/ping", "/version", "/load", "/docs", "/redoc", "/openapi.json", "/v1/models",
+    "/tokenize", "/detokenize", "/tokenizer_info",
+    "/v1/weights", "/v1/weights/session", "/v1/weights/begin", "/v1/weights/commit", "/v1/weights/abort",
+}  # fmt: skip
+RETRY_AFTER_S = 1.0
+
+
+class HasWeights(Protocol):
+    weights: Weights
+
+
+class Guard:
+    """Wraps the whole application.
+
+    Args:
+        app: the application.
+        token: what `Authorization: Bearer …` has to carry; None asks for nothing.
+        pushes: holds the weight state; None until the engine is up.
+        max_waiting: how many requests may wait while weights are loading. vLLM itself queues without end.
+    """
+
+    def __init__(self, app: App, *, token: str | None, pushes: Callable[[], HasWeights | None], max_waiting: int):
+        self.app = app
+        self.expected = token.encode() if token is not None else None
+        self.pushes = pushes
+        self.max_waiting = max_waiting
+        self.num_waiting = 0
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self.app(scope, receive, send)
+            return
+        path = scope["path"].rstrip("/") or "/"
+        try:
+            self._check_token(scope, path)
+            waits = self._check_weights(path)
+        except Refused as refused:
+            await _refuse(scope["type"], refused, send)
+            return
+        self.num_waiting += waits
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self.num_waiting -= waits
+
+    def _check_token(self, scope: MutableMapping[str, Any], path: str) -> None:
+        """Raises Refused: 401 without a token, 403 with another one. The comparison takes the same time for any."""
+        if self.expected is None or path in PUBLIC:
+            return
+        given = next((value for name, value in scope["headers"] if name == b"authorization"), None)
+        if given is None:
+            raise Refused(401, "unauthenticated", "no token", hint="send Authorization: Bearer $GRPO_API_TOKEN")
+        scheme, _, token = given.partition(b" ")
+        if scheme.lower() != b"bearer" or not hmac.compare_digest(token.strip(), self.expected):
+            logger.warning("a request for %s with a wrong token was refused", path)
+            raise Refused(403, "wrong_token", "the token is not this server's", hint="see GRPO_API_TOKEN")
+
+    def _check_weights(self, path: str) -> bool:
+        """Whether this request will wait for a commit. Raises Refused: 503 while nobody is served, 429 for one more."""
+        if path in WITHOUT_WEIGHTS:
+            return False
+        pushes = self.pushes()
+        if pushes is None:
+            raise Refused.busy(503, "starting", "the engine is starting", RETRY_AFTER_S)
+        if not pushes.weights.serves:
+            raise weight_state.not_serving(pushes.weights)
+        if pushes.weights.state != "loading":
+            return False
+        if self.num_waiting >= self.max_waiting:
+            raise Refused.busy(
+                429, "too_many_waiting", f"{self.num_waiting} requests wait for new weights already", RETRY_AFTER_S
+            )
+        return True
+
+
+async def _refuse(kind: str, refused: Refused, send: Send) -> None:
+    if kind == "websocket":
+        await send({"type": "websocket.close", "code": 1008, "reason": refused.detail.type})
+        return
+    headers = [(name.lower().encode(), value.encode()) for name, value in refused.headers().items()]
+    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
+    await send({"type": "http.response.body", "body": refused.body()})

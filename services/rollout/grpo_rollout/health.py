@@ -1,0 +1,61 @@
+"""`/livez`, `/readyz` and `/info`: answered from memory, whatever the engine is doing."""
+
+import time
+from typing import Any
+
+from vllm.version import __version__ as vllm_version
+
+from grpo_proto.base import PROTOCOL_VERSION
+from grpo_proto.fingerprint import chat_template_fingerprint, tokenizer_fingerprint
+from grpo_proto.health import Health
+from grpo_proto.rollout import RolloutInfo
+from grpo_proto.transport import dtype_name
+
+from . import __version__
+from .engine import Engine
+from .pushes import Pushes
+
+
+def livez(engine: Engine, pushes: Pushes, *, heartbeat_timeout_s: float) -> Health:
+    """Whether the engine answers. While it takes weights it cannot, and the push's deadline is the bound."""
+    if engine.died.is_set():
+        return Health(ok=False, detail="the engine process has died")
+    now_s = time.monotonic()
+    age_s = now_s - engine.last_heartbeat_s
+    push = pushes.weights.push
+    if age_s <= heartbeat_timeout_s or (push is not None and now_s <= push.deadline_at_s):
+        return Health(ok=True)
+    return Health(ok=False, detail=f"the engine has not answered for {age_s:.0f} s")
+
+
+def readyz(alive: Health, pushes: Pushes) -> Health:
+    weights = pushes.weights
+    if not alive.ok or weights.ready:
+        return alive
+    if weights.state == "initial":
+        return Health(ok=False, detail=f"waits for the first weights of session {weights.session}")
+    return Health(ok=False, detail=f"weights are {weights.state}" + (f": {weights.reason}" if weights.reason else ""))
+
+
+class InfoCard:
+    """All of `GET /info` that never changes, worked out once: fingerprints of a large vocabulary take a while."""
+
+    def __init__(self, engine: Engine, *, tokenizer: Any, chat_template: str | None, server_id: str, world_size: int):
+        config = engine.client.model_config
+        template = chat_template if chat_template is not None else getattr(tokenizer, "chat_template", None)
+        self.fixed: dict[str, Any] = {
+            "version": __version__,
+            "protocol_version": PROTOCOL_VERSION,
+            "engine": f"vllm {vllm_version}",
+            "server_id": server_id,
+            "model": config.model,
+            "dtype": dtype_name(config.dtype),
+            "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer.get_vocab(), eos_token_id=tokenizer.eos_token_id),
+            "chat_template_fingerprint": chat_template_fingerprint(template),
+            "max_model_len": config.max_model_len,
+            "world_size": world_size,
+            "device": "cuda" if engine.client.vllm_config.device_config.device_type == "cuda" else "cpu",
+        }
+
+    def info(self, pushes: Pushes) -> RolloutInfo:
+        return RolloutInfo(**self.fixed, weights=pushes.message())

@@ -1,0 +1,60 @@
+"""What vLLM's layerwise reload keeps of a push that is not complete yet. It has no public way to ask."""
+
+from collections.abc import Iterator
+
+import torch
+from vllm.model_executor.layers.attention import is_deferred_attention_layer
+from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO
+from vllm.model_executor.model_loader.reload.types import LayerReloadingInfo
+
+
+def open_layers(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, LayerReloadingInfo]]:
+    """The layers that still wait for tensors, with their names."""
+    for name, layer in model.named_modules():
+        info = LAYERWISE_INFO.get(layer)
+        if info is not None and info.can_load():
+            yield name, layer, info
+
+
+def copy_pending_views(model: torch.nn.Module, staging: torch.Tensor) -> int:
+    """Copy every kept tensor that lies in `staging`, which the caller is about to overwrite. Returns their number."""
+    storage = staging.untyped_storage().data_ptr()
+    num_copied = 0
+    for _, _, info in open_layers(model):
+        for _, bound in info.loaded_weights:
+            for argument, value in bound.arguments.items():
+                if _lies_in(value, storage):
+                    bound.arguments[argument] = value.clone()
+                    num_copied += 1
+    return num_copied
+
+
+def _lies_in(value: object, storage: int) -> bool:
+    """Whether `value` is a tensor in the storage that begins at address `storage`."""
+    return isinstance(value, torch.Tensor) and not value.is_meta and value.untyped_storage().data_ptr() == storage
+
+
+def unloaded_layers(model: torch.nn.Module) -> list[str]:
+    """Names of layers with parameters of their own into which nothing has been loaded; vLLM would keep the old ones.
+
+    A layer whose parameters are tied to a loaded layer's has got them by that one. Attention layers have scales only.
+    """
+    waiting = {name: (layer, info) for name, layer, info in open_layers(model)}
+    loaded = {
+        id(parameter)
+        for name, layer in model.named_modules()
+        if name not in waiting
+        for parameter in layer.parameters(recurse=False)
+    }
+    for _, info in waiting.values():
+        # Loaded and still open: a padded vocabulary never comes in full.
+        if info.load_numel > 0 and info.kernel_tensors is not None:
+            loaded |= {id(parameter) for parameter in info.kernel_tensors[0].values()}
+    return [
+        name
+        for name, (layer, info) in waiting.items()
+        if info.load_numel == 0
+        and info.kernel_tensors is not None
+        and any(id(parameter) not in loaded for parameter in info.kernel_tensors[0].values())
+        and not is_deferred_attention_layer(layer)
+    ]

@@ -1,0 +1,119 @@
+"""Our defaults for vLLM's flags, our own few flags, and what is refused before anything heavy starts."""
+
+import argparse
+import ipaddress
+import os
+from pathlib import Path
+
+TOKEN_VARIABLE = "GRPO_API_TOKEN"  # noqa: S105 (the name, not a token)
+PLUGIN_NAME = "grpo_rollout"
+RECEIVER = "grpo_rollout.receiver.ReceiverExtension"
+DEFAULT_HEARTBEAT_TIMEOUT_S = 60.0
+DEFAULT_MAX_WAITING = 64
+
+
+class StartError(Exception):
+    """The server cannot start, and the user can mend it. `str()` is the whole message."""
+
+    def __init__(self, message: str, hint: str | None = None):
+        super().__init__(f"{message}; {hint}" if hint else message)
+
+
+def prepare_environment() -> None:
+    """vLLM reads these when it is imported. Raises StartError for its developer mode, which opens unguarded routes."""
+    if os.environ.get("VLLM_SERVER_DEV_MODE", "0") not in ("", "0"):
+        raise StartError(
+            "VLLM_SERVER_DEV_MODE is set: it would open /collective_rpc and other routes that run anything",
+            "unset it",
+        )
+    plugins = [name for name in os.environ.get("VLLM_PLUGINS", "").split(",") if name]
+    if PLUGIN_NAME not in plugins:
+        os.environ["VLLM_PLUGINS"] = ",".join([*plugins, PLUGIN_NAME])
+
+
+def add_options(parser: argparse.ArgumentParser, *, on_cpu: bool) -> None:
+    """Add our flags and set our defaults for vLLM's."""
+    if on_cpu:
+        # vLLM rewinds the generator of a seeded request whose prompt it has cut in pieces, and a CPU's generator has
+        # no offset to rewind: the engine dies ("CPU Generator does not use offset"). Uncut prompts need no rewinding.
+        parser.set_defaults(enable_chunked_prefill=False)
+    parser.set_defaults(
+        host="127.0.0.1",
+        worker_extension_cls=RECEIVER,
+        logprobs_mode="processed_logprobs",
+        disable_access_log_for_endpoints="/livez,/readyz,/metrics",
+    )
+    group = parser.add_argument_group("grpo-rollout")
+    group.add_argument(
+        "--heartbeat-timeout-s",
+        type=float,
+        default=DEFAULT_HEARTBEAT_TIMEOUT_S,
+        help="GET /livez says no when the engine has not answered for so long. It has to be longer than the longest "
+        "step of the engine.",
+    )
+    group.add_argument(
+        "--max-waiting-requests",
+        type=int,
+        default=DEFAULT_MAX_WAITING,
+        help="How many requests may wait while weights are loading; more get a 429.",
+    )
+
+
+def check_options(args: argparse.Namespace, *, on_cpu: bool) -> None:
+    """Raises StartError for a set-up that cannot work or would not be safe."""
+    if args.model_tag:
+        args.model = args.model_tag
+    elif not args.config:
+        raise StartError("which model?", "grpo-rollout serve MODEL, a folder or a name on the hub")
+    if (args.api_server_count or 1) > 1:
+        raise StartError(
+            f"--api-server-count {args.api_server_count}: one process has to hold the weight state",
+            "leave it out and start more servers instead",
+        )
+    if args.data_parallel_size > 1:
+        raise StartError(
+            f"--data-parallel-size {args.data_parallel_size} is not supported", "start more servers instead"
+        )
+    for flag in ("headless", "grpc"):
+        if getattr(args, flag):
+            raise StartError(f"--{flag} starts a server without our routes", "leave it out")
+    if args.worker_extension_cls != RECEIVER:
+        raise StartError(
+            f"--worker-extension-cls {args.worker_extension_cls} would replace the weight receiver", "leave it out"
+        )
+    if on_cpu and args.enable_chunked_prefill:
+        raise StartError(
+            "--enable-chunked-prefill: on a CPU, vLLM's engine dies of a seeded request whose prompt it cuts",
+            "leave it out",
+        )
+    _check_token(args)
+    check_model_folder(args.model)
+
+
+def _check_token(args: argparse.Namespace) -> None:
+    token = os.environ.get(TOKEN_VARIABLE)
+    if token is not None and not token.strip():
+        raise StartError(f"{TOKEN_VARIABLE} is empty", "unset it or give it a value")
+    if token is None and not args.uds and not is_loopback(args.host):
+        raise StartError(
+            f"--host {args.host or '0.0.0.0'} can be reached from outside and {TOKEN_VARIABLE} is not set",  # noqa: S104
+            "set it to a secret that the clients know too",
+        )
+
+
+def is_loopback(host: str | None) -> bool:
+    """Whether `host` is an address of this machine that no other machine reaches."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host or "").is_loopback
+    except ValueError:
+        return False
+
+
+def check_model_folder(model: str) -> None:
+    """A path is checked here, where it is quick; a name on the hub only vLLM can check."""
+    if not model.startswith(("/", "./", "../", "~")) and not Path(model).is_dir():
+        return
+    if not (Path(model).expanduser() / "config.json").is_file():
+        raise StartError(f"{model} is no model: {Path(model) / 'config.json'} does not exist")

@@ -1,0 +1,255 @@
+"""Weights from a trainer: carries the state machine's decisions out in the engine.
+
+Each public method is one call of `/v1/weights`. The state changes at once, in memory; what the engine has to do about
+it follows in order, under one lock. Waits for: the workers (each of their waits has a time-out of its own).
+Unblocks: requests that wait for a commit.
+"""
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Coroutine
+from typing import Any, NamedTuple
+
+from grpo_proto.weights import (
+    AbortRequest,
+    BeginRequest,
+    CloseRequest,
+    CommitRequest,
+    Manifest,
+    SessionRequest,
+    WeightState,
+)
+
+from . import metrics, weight_state
+from .engine import Engine, EngineDiedError, WorkerError
+from .refusal import Refused
+from .tensor_list import Expected, check_manifest
+from .weight_state import Push, Weights
+
+logger = logging.getLogger("vllm.grpo_rollout.pushes")
+
+JOIN_POLL_S = 0.02
+
+
+class Reception(NamedTuple):
+    """A push whose buckets have all been asked for."""
+
+    push: Push
+    started_s: float
+    num_bytes: int
+
+
+class Pushes:
+    """Holds the weight state of this server; there is one."""
+
+    def __init__(self, engine: Engine, *, world_size: int, expected: dict[str, Expected] | None):
+        self.engine = engine
+        self.world_size = world_size
+        self.expected = expected
+        self.weights = Weights()
+        self.server_id = uuid.uuid4().hex[:12]
+        self._workers_lock = asyncio.Lock()
+        self._receiving: asyncio.Task[Reception] | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._background: set[asyncio.Task[None]] = set()
+
+    def message(self) -> WeightState:
+        return self.weights.message()
+
+    async def open_session(self, request: SessionRequest) -> WeightState:
+        """Join a trainer's process group. Raises Refused: 409 as the state machine says, 422, 504."""
+        if request.rank_offset + self.world_size > request.world_size:
+            raise Refused.invalid(
+                "world_size",
+                f"ranks {request.rank_offset} to {request.rank_offset + self.world_size - 1} of this server's "
+                f"workers do not fit into a group of {request.world_size}",
+            )
+        deadline_at_s = time.monotonic() + request.deadline_s
+        before = self.weights
+        self._set(
+            weight_state.open_session(
+                before,
+                session=request.session,
+                trainer_id=request.trainer_id,
+                lease_s=request.lease_s,
+                take_over=request.take_over,
+                now_s=time.monotonic(),
+            )
+        )
+        if before.session is not None:
+            logger.warning("session %s of %s replaces %s", request.session, request.trainer_id, before.session)
+        try:
+            async with self._workers_lock:
+                self._require(request.session)
+                meeting = request.rendezvous
+                rest_s = max(0.1, deadline_at_s - time.monotonic())
+                await self.engine.workers(
+                    "join", request.session, meeting.host, meeting.port, request.rank_offset, request.world_size,
+                    request.backend, rest_s,
+                )  # fmt: skip
+            # Polled, since a worker that waited for the others would keep the engine from sampling.
+            while not all(await self.engine.workers("joined", request.session)):  # noqa: ASYNC110
+                await asyncio.sleep(JOIN_POLL_S)
+        except WorkerError as error:
+            self._require(request.session)
+            self._set(weight_state.close_session(self.weights))
+            raise Refused(
+                504,
+                "group_not_formed",
+                f"no process group of {request.world_size} at {meeting.host}:{meeting.port}: {error}",
+                hint="is the trainer's store reachable from this server, and did all members come?",
+            ) from error
+        self._require(request.session)
+        self.weights = weight_state.set_group(self.weights, request.session, has_group=True)
+        return self.message()
+
+    async def close_session(self, request: CloseRequest) -> WeightState:
+        """Leave the group. Raises Refused (409) for another session."""
+        self._renew(request.session)
+        self._set(weight_state.close_session(self.weights))
+        async with self._workers_lock:
+            if self.weights.session is None:
+                await self.engine.workers("leave")
+        return self.message()
+
+    async def begin(self, request: BeginRequest) -> WeightState:
+        """Freeze sampling and make every worker ready for bucket 0. Raises Refused: 409, 422, 503."""
+        self._renew(request.session)
+        if request.kind == "lora":
+            raise Refused.invalid("kind_not_supported", "pushing adapters is not supported yet", "push with kind full")
+        if self.expected is None:
+            raise Refused.invalid(
+                "unknown_architecture", "transformers cannot list this model's tensors; the server's log says why"
+            )
+        check_manifest(request.manifest, self.expected)
+        loading, push = weight_state.begin(
+            self.weights, version=request.version, deadline_s=request.deadline_s, now_s=time.monotonic()
+        )
+        self._set(loading)
+        self._receiving = None
+        # A trainer that disappears between begin and commit must not leave the server waiting.
+        reason = f"the push of version {push.version} did not commit within {request.deadline_s:g} s"
+        self._deadline = asyncio.get_running_loop().call_later(request.deadline_s, self.fail, push, reason)
+        try:
+            async with self._workers_lock:
+                await self.engine.pause()
+                manifest_json = request.manifest.model_dump_json()
+                await self.engine.workers("begin", push.number, manifest_json, request.bucket_timeout_s)
+        except (WorkerError, EngineDiedError) as error:
+            self.fail(push, f"the push of version {push.version} could not begin: {error}")
+        self._require(request.session)
+        if self.weights.push is not push:
+            raise weight_state.not_serving(self.weights)
+        self._receiving = asyncio.create_task(self._receive(push, request.manifest))
+        return self.message()
+
+    async def _receive(self, push: Push, manifest: Manifest) -> Reception:
+        """One call per bucket. A failure makes the state stale and ends this quietly."""
+        reception = Reception(push, time.monotonic(), sum(manifest.bucket_bytes))
+        num_buckets = len(manifest.bucket_bytes)
+        try:
+            for bucket in range(num_buckets):
+                if self.weights.push is not push:
+                    break
+                await self.engine.workers("receive", push.number, bucket)
+        except (WorkerError, EngineDiedError) as error:
+            self.fail(
+                push, f"the push of version {push.version} broke off in bucket {bucket} of {num_buckets}: {error}"
+            )
+        except BaseException as error:
+            self.fail(push, f"receiving version {push.version} ended by {error!r}")
+            raise
+        return reception
+
+    async def commit(self, request: CommitRequest) -> WeightState:
+        """Verify and serve. Raises Refused: 409, 422 for another digest, 504 when the buckets do not come in time."""
+        self._renew(request.session)
+        push = weight_state.check_commit(self.weights, version=request.version, digest=request.digest)
+        if push is None:
+            return self.message()
+        if self._receiving is None:
+            raise Refused.conflict("not_loading", "begin has not answered yet", "wait for its answer")
+        done, _ = await asyncio.wait((self._receiving,), timeout=request.deadline_s)
+        if not done:
+            raise Refused.busy(
+                504, "still_receiving", f"the buckets are not all in after {request.deadline_s:g} s", 1.0
+            )
+        reception = self._receiving.result()
+        try:
+            async with self._workers_lock:
+                if weight_state.check_commit(self.weights, version=request.version, digest=request.digest) is None:
+                    return self.message()
+                digests = await self.engine.workers("finish", push.number)
+                self._check_digests(push, digests, request.digest)
+                if self.weights.push is push:
+                    await self.engine.resume(push.version)
+        except (WorkerError, EngineDiedError) as error:
+            self.fail(push, f"version {push.version} could not be put to work: {error}")
+        seconds = time.monotonic() - reception.started_s
+        self._set(
+            weight_state.commit(
+                self.weights, push, digest=request.digest, num_bytes=reception.num_bytes, seconds=seconds
+            )
+        )
+        metrics.count_push("committed", seconds=seconds, num_bytes=reception.num_bytes)
+        logger.info("version %d: %d bytes in %.3f s", push.version, reception.num_bytes, seconds)
+        return self.message()
+
+    def _check_digests(self, push: Push, digests: list[str], wanted: str) -> None:
+        if any(digest != wanted for digest in digests):
+            reason = f"digest mismatch for version {push.version}: sent {wanted}, received {', '.join(digests)}"
+            self.fail(push, reason)
+            raise Refused.invalid("digest_mismatch", reason, "push again; what came differs from what was sent")
+
+    async def abort(self, request: AbortRequest) -> WeightState:
+        """Give a push up; without one this does nothing. Raises Refused (409) for another session."""
+        self._renew(request.session)
+        if self.weights.push is not None:
+            self.fail(self.weights.push, request.reason)
+        return self.message()
+
+    def fail(self, push: Push, reason: str) -> None:
+        """The push is over and nothing is served until another one commits. Does nothing for a push that is not on."""
+        if self.weights.push is push:
+            self._set(weight_state.fail(self.weights, reason))
+
+    def _set(self, weights: Weights) -> None:
+        """Take the next state; when that one is newly stale, end all sequences and repair the workers."""
+        before, self.weights = self.weights, weights
+        metrics.show_state(weights.state, weights.version)
+        if weights.push is None and self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        if weights.state == "stale" and before.state != "stale":
+            logger.error("weights are stale: %s", weights.reason)
+            if before.push is not None:
+                metrics.count_push("failed")
+            self._spawn(self._recover(before.push))
+
+    async def _recover(self, push: Push | None) -> None:
+        """End what runs, and have the workers drop `push`."""
+        try:
+            await self.engine.abort_all()
+            if push is not None:
+                async with self._workers_lock:
+                    group_kept = all(await self.engine.workers("recover", push.number))
+                if not group_kept:
+                    self.weights = weight_state.set_group(self.weights, push.session, has_group=False)
+            # Once more, for requests that came in while the state changed.
+            if self.weights.state == "stale":
+                await self.engine.abort_all()
+        except (WorkerError, EngineDiedError) as error:
+            logger.error("recovery failed: %s", error)
+
+    def _renew(self, session: int) -> None:
+        self.weights = weight_state.renew(self.weights, session=session, now_s=time.monotonic())
+
+    def _require(self, session: int) -> None:
+        weight_state.require_session(self.weights, session)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)

@@ -1,0 +1,222 @@
+"""The weight receiver: runs inside every vLLM worker, next to the model it loads into.
+
+`ReceiverExtension` is what `--worker-extension-cls` mixes into vLLM's worker; it holds nothing but one method that
+hands a call on to the `Receiver`. The API process makes one call per bucket (`pushes.py`), so that between two buckets
+the engine answers other calls. All waits in here have a time-out of their own: a time-out of `collective_rpc` would
+leave its late answer to the next call.
+"""
+
+import logging
+import threading
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import TCPStore
+from vllm.config import set_current_vllm_config
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from grpo_proto.transport import Digest, Transfer, WeightGroup, view_tensor
+from grpo_proto.weights import Backend, Manifest, TensorSpec
+
+from .layers import copy_pending_views, unloaded_layers
+
+logger = logging.getLogger("vllm.grpo_rollout.receiver")
+
+
+class ReceiverExtension:
+    """Mixed into vLLM's worker class. An answer is `{"ok": …}` or `{"error": …}`: a worker that raised would leave the
+    answers of the others in the queue."""
+
+    def grpo_weights(self, call: str, *args: Any) -> dict[str, Any]:
+        receiver = self.__dict__.setdefault("_grpo_receiver", None)
+        if receiver is None:
+            receiver = self._grpo_receiver = Receiver(self)
+        try:
+            return {"ok": getattr(receiver, call)(*args)}
+        except Exception as error:
+            logger.exception("%s failed", call)
+            return {"error": f"{type(error).__name__}: {error}"}
+
+
+class IncomingPush:
+    """One push: its manifest, the staging buffers used in turn, the digest of what has come."""
+
+    def __init__(self, number: int, manifest: Manifest, staging: list[torch.Tensor], bucket_timeout_s: float):
+        self.number = number
+        self.bucket_bytes = manifest.bucket_bytes
+        self.bucket_timeout_s = bucket_timeout_s
+        self.tensors: list[list[TensorSpec]] = [[] for _ in manifest.bucket_bytes]
+        for spec in manifest.tensors:
+            self.tensors[spec.bucket].append(spec)
+        self.staging = staging
+        self.digest = Digest(max(manifest.bucket_bytes), staging[0].device)
+        self.transfers: dict[int, Transfer] = {}
+
+    def buffer(self, bucket: int) -> torch.Tensor:
+        return self.staging[bucket % 2][: self.bucket_bytes[bucket]]
+
+
+class Receiver:
+    """Joins process groups and loads pushes. `worker` is vLLM's."""
+
+    def __init__(self, worker: Any):
+        self.worker = worker
+        self.group: WeightGroup | None = None
+        self.session: int | None = None
+        self.joining: threading.Thread | None = None
+        self.join_error: str | None = None
+        self.push: IncomingPush | None = None
+        self.reload_open = False
+        # Kept from push to push: the first touch of a fresh buffer costs more than the transfer into it.
+        self.staging: list[torch.Tensor] = []
+        # Said at every push about layers that have nothing to load; `unloaded_layers` finds those that have.
+        reload_logger = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
+        reload_logger.addFilter(lambda record: "Failed to load weights" not in str(record.msg))
+
+    @property
+    def model(self) -> torch.nn.Module:
+        return self.worker.model_runner.model
+
+    # --- the process group -------------------------------------------------------------------------------------
+
+    def join(
+        self, session: int, host: str, port: int, rank_offset: int, world_size: int, backend: Backend, timeout_s: float
+    ) -> None:
+        """Start to join; `joined` tells the outcome. In a thread, so that sampling goes on while others are awaited."""
+        self.drop_push()
+        self.leave()
+        self.session, self.join_error = session, None
+
+        def connect() -> None:
+            try:
+                if self.worker.device.type == "cuda":
+                    torch.cuda.set_device(self.worker.device)
+                store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
+                group = WeightGroup(
+                    store,
+                    session=session,
+                    rank=rank_offset + self.worker.rank,
+                    world_size=world_size,
+                    backend=backend,
+                    timeout_s=timeout_s,
+                )
+            except Exception as error:
+                if self.session == session:
+                    self.join_error = f"{type(error).__name__}: {error}"
+                return
+            if self.session == session:
+                self.group = group
+            else:
+                group.close()
+
+        self.joining = threading.Thread(target=connect, name="grpo-join", daemon=True)
+        self.joining.start()
+
+    def joined(self, session: int) -> bool:
+        """Whether the group stands. Raises RuntimeError when joining has failed."""
+        if self.session != session:
+            raise RuntimeError(f"session {session} has been replaced")
+        if self.join_error is not None:
+            raise RuntimeError(self.join_error)
+        return self.group is not None
+
+    def leave(self) -> None:
+        """Leave the group. Closing waits for a broadcast under way, so that happens in a thread."""
+        group, self.group, self.session = self.group, None, None
+        if group is not None:
+            threading.Thread(target=group.close, name="grpo-leave", daemon=True).start()
+
+    # --- a push ------------------------------------------------------------------------------------------------
+
+    def begin(self, number: int, manifest_json: str, bucket_timeout_s: float) -> None:
+        """Make ready for bucket 0."""
+        self.drop_push()
+        if self.group is None:
+            raise RuntimeError("this worker is in no process group")
+        on_device = self.group.backend == "nccl"
+        device = self.worker.device if on_device else torch.device("cpu")
+        manifest = Manifest.model_validate_json(manifest_json)
+        self._make_staging(max(manifest.bucket_bytes), device)
+        self.push = IncomingPush(number, manifest, self.staging, bucket_timeout_s)
+        with set_current_vllm_config(self.worker.vllm_config), torch.no_grad():
+            self.reload_open = True
+            initialize_layerwise_reload(self.model)
+
+    def _make_staging(self, num_bytes: int, device: torch.device) -> None:
+        """Two buffers: one is loaded while the other is filled."""
+        if not self.staging or self.staging[0].numel() < num_bytes or self.staging[0].device.type != device.type:
+            self.staging = [torch.zeros(num_bytes, dtype=torch.uint8, device=device) for _ in range(2)]
+
+    def receive(self, number: int, bucket: int) -> None:
+        """Receive and load one bucket, at most its time-out long. The next one already comes in meanwhile."""
+        push = self._running(number)
+        try:
+            self._start_transfer(push, bucket)
+            push.transfers[bucket].wait()
+        except Exception:
+            self.leave()
+            raise
+        del push.transfers[bucket]
+        if bucket + 1 < len(push.bucket_bytes):
+            self._start_transfer(push, bucket + 1)
+        buffer = push.buffer(bucket)
+        push.digest.add(buffer)
+        with set_current_vllm_config(self.worker.vllm_config), torch.no_grad(), disable_mtp_completeness_check():
+            self.model.load_weights((spec.name, view_tensor(buffer, spec)) for spec in push.tensors[bucket])
+            # The buffer is about to be used again, but a fused layer keeps its parts until the last has come.
+            copy_pending_views(self.model, push.staging[bucket % 2])
+
+    def _start_transfer(self, push: IncomingPush, bucket: int) -> None:
+        if bucket not in push.transfers:
+            if self.group is None:
+                raise RuntimeError("the process group is gone")
+            buffer = push.buffer(bucket)
+            push.transfers[bucket] = self.group.start_broadcast(buffer, timeout_s=push.bucket_timeout_s)
+
+    def finish(self, number: int) -> str:
+        """All buckets are in: put the loaded layers to work. Returns the digest of what came."""
+        push = self._running(number)
+        missing = unloaded_layers(self.model)
+        digest = push.digest.hexdigest()
+        self._finalize()
+        self.push = None
+        if missing:
+            raise RuntimeError(f"nothing was loaded into {', '.join(missing[:5])} ({len(missing)} layers)")
+        self.worker.model_runner.reset_lora_state()
+        return digest
+
+    def recover(self, number: int) -> bool:
+        """After anything that went wrong with push `number`: make the model ready for the next one to begin.
+
+        Returns whether the process group it came through can still be used.
+        """
+        if self.push is not None and self.push.number == number:
+            self.drop_push()
+        return self.group is not None
+
+    def drop_push(self) -> None:
+        """Forget the push under way, if there is one. A transfer under way cannot be taken back: its group goes too."""
+        if self.push is not None and self.push.transfers:
+            self.leave()
+        self.push = None
+        if self.reload_open:
+            self._finalize()
+
+    def _finalize(self) -> None:
+        """Close the layerwise reload, complete or not: begun again while open, it would lose half-loaded layers."""
+        with set_current_vllm_config(self.worker.vllm_config), torch.no_grad():
+            finalize_layerwise_reload(self.model, self.worker.model_config)
+            for module in self.model.modules():
+                # vLLM on CPU keeps a packed copy of the output head. The reload packs a head of its own anew, but not
+                # one tied to the embedding: sampling would go on with the old head and nothing would report it.
+                if isinstance(module, VocabParallelEmbedding) and hasattr(module, "cpu_linear"):
+                    module.quant_method.process_weights_after_loading(module)
+        self.reload_open = False
+
+    def _running(self, number: int) -> IncomingPush:
+        if self.push is None or self.push.number != number:
+            raise RuntimeError(f"push {number} is not under way here")
+        return self.push

@@ -1,0 +1,230 @@
+"""`POST /v1/rollouts`: prompts in, groups of completions out.
+
+Waits for: the engine, and with it for a commit when weights are loading. Ends earlier by the deadline, by the client
+going away, by a newer request with the same id, and by whatever makes the weights stale.
+"""
+
+import asyncio
+import hashlib
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+from vllm.exceptions import VLLMClientError
+from vllm.inputs.engine import tokens_input
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from grpo_proto.base import Message
+from grpo_proto.rollout import Prompt, RolloutRequest
+
+from . import metrics, weight_state
+from .engine import Engine, EngineDiedError
+from .pushes import Pushes
+from .refusal import Refused
+
+logger = logging.getLogger("vllm.grpo_rollout.rollouts")
+
+CLIENT_GONE = 499
+"""What proxies log for a client that closed its request; here only the metrics see it."""
+GREEDY_BELOW = 1e-5
+"""Temperatures below are greedy to vLLM."""
+
+
+class Rollouts:
+    """Samples groups. There is one per server.
+
+    Args:
+        tokenizer: the server's, a Hugging Face tokenizer.
+        chat_template: replaces the tokenizer's own when not None.
+    """
+
+    def __init__(
+        self, engine: Engine, pushes: Pushes, *, tokenizer: Any, chat_template: str | None, max_model_len: int
+    ):
+        self.engine = engine
+        self.pushes = pushes
+        self.tokenizer = tokenizer
+        self.chat_template = chat_template
+        self.max_model_len = max_model_len
+        self.vocab_size = engine.client.model_config.get_vocab_size()
+        # One thread: the tokenizers of Hugging Face are not made for several, and the event loop has to stay free.
+        self._text_thread = ThreadPoolExecutor(1, thread_name_prefix="grpo-text")
+        self._running: dict[str, asyncio.Future[None]] = {}
+
+    async def sample(self, request: RolloutRequest, disconnected: asyncio.Future[Any]) -> bytes:
+        """The body of a RolloutResponse.
+
+        Raises Refused: 409 session or version, 422 a prompt that does not fit, 503 nobody served, 504 deadline.
+        """
+        weight_state.check_request(self.pushes.weights, session=request.session, min_version=request.min_version)
+        superseded = asyncio.get_running_loop().create_future()
+        older = self._running.pop(request.request_id, None)
+        if older is not None and not older.done():
+            older.set_result(None)
+        self._running[request.request_id] = superseded
+        work = asyncio.create_task(self._sample_all(request))
+        try:
+            await asyncio.wait(
+                (work, superseded, disconnected), timeout=request.deadline_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not work.done():
+                # Ends every sequence of this request: vLLM aborts what its generator no longer wants.
+                work.cancel()
+                await asyncio.wait((work,))
+                raise cut_off(request, superseded, disconnected)
+            return work.result()
+        finally:
+            work.cancel()
+            superseded.cancel()
+            if self._running.get(request.request_id) is superseded:
+                del self._running[request.request_id]
+
+    async def _sample_all(self, request: RolloutRequest) -> bytes:
+        prompts_token_ids = await self._token_ids(request.prompts)
+        for position, token_ids in enumerate(prompts_token_ids):
+            self._check_prompt(position, token_ids)
+        outputs = await asyncio.gather(
+            *(
+                self._sample_group(f"{request.request_id}/{position}", token_ids, prompt.seed, request)
+                for position, (prompt, token_ids) in enumerate(zip(request.prompts, prompts_token_ids, strict=True))
+            )
+        )
+        if request.session is not None:
+            weight_state.require_session(self.pushes.weights, request.session)
+        return await self._body(request, outputs)
+
+    async def _sample_group(
+        self, engine_id: str, token_ids: list[int], seed: int | None, request: RolloutRequest
+    ) -> RequestOutput:
+        try:
+            params = sampling_params(request, seed, room=self.max_model_len - len(token_ids))
+            async for output in self.engine.client.generate(tokens_input(token_ids), params, engine_id):
+                final = output
+        except EngineDeadError as error:
+            raise EngineDiedError("the engine process has died") from error
+        except (VLLMClientError, ValueError) as error:
+            raise Refused.invalid("refused_by_engine", str(error)) from error
+        return final
+
+    async def _token_ids(self, prompts: list[Prompt]) -> list[list[int]]:
+        """The prompts as token ids; messages go through the chat template, in a thread."""
+        conversations = [prompt.messages for prompt in prompts if prompt.messages is not None]
+        rendered = iter(await self._in_thread(self._render, conversations) if conversations else [])
+        return [prompt.token_ids if prompt.token_ids is not None else next(rendered) for prompt in prompts]
+
+    def _render(self, conversations: list[list[Message]]) -> list[list[int]]:
+        try:
+            token_ids: list[list[int]] = self.tokenizer.apply_chat_template(
+                [[message.model_dump() for message in messages] for messages in conversations],
+                chat_template=self.chat_template,
+                add_generation_prompt=True,
+                tokenize=True,
+                return_dict=False,
+            )
+            return token_ids
+        # A template is a program of the model's author and may raise anything.
+        except Exception as error:
+            raise Refused.invalid(
+                "chat_template", f"the chat template refused the messages: {error}", "send token_ids instead"
+            ) from error
+
+    def _check_prompt(self, position: int, token_ids: list[int]) -> None:
+        if len(token_ids) >= self.max_model_len:
+            raise Refused.invalid(
+                "prompt_too_long",
+                f"prompt {position} has {len(token_ids)} tokens; with at least one sampled token the context holds "
+                f"{self.max_model_len}",
+                "shorten the prompt or start the server with a larger --max-model-len",
+            )
+        if max(token_ids) >= self.vocab_size:
+            raise Refused.invalid(
+                "unknown_token",
+                f"prompt {position} holds token {max(token_ids)}; the vocabulary ends at {self.vocab_size - 1}",
+                "compare tokenizer_fingerprint of GET /info with the client's tokenizer",
+            )
+
+    async def _body(self, request: RolloutRequest, outputs: list[RequestOutput]) -> bytes:
+        """Encode group by group, so that the event loop comes up for air between them."""
+        texts = await self._texts(request, outputs)
+        groups = []
+        for output in outputs:
+            completions = [completion_fields(completion, next(texts)) for completion in output.outputs]
+            completions *= request.n // len(completions)
+            groups.append(
+                msgspec.json.encode({"prompt_token_ids": output.prompt_token_ids, "completions": completions})
+            )
+            for completion in completions:
+                metrics.SEQUENCES.labels(completion["finish_reason"]).inc()
+                metrics.TOKENS.inc(len(completion["token_ids"]))
+            await asyncio.sleep(0)
+        rest = msgspec.json.encode({"session": request.session, "server_id": self.pushes.server_id})
+        return b'{"groups":[' + b",".join(groups) + b"]," + rest[1:]
+
+    async def _texts(self, request: RolloutRequest, outputs: list[RequestOutput]) -> Any:
+        """Texts of all completions in order. Decoded once, at the end, unless stop strings made vLLM decode already."""
+        completions = [completion for output in outputs for completion in output.outputs]
+        if request.sampling.stop:
+            return iter([completion.text for completion in completions])
+        token_ids = [list(completion.token_ids) for completion in completions]
+        return iter(await self._in_thread(lambda: self.tokenizer.batch_decode(token_ids, skip_special_tokens=True)))
+
+    async def _in_thread(self, function: Any, *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._text_thread, function, *args)
+
+
+def cut_off(request: RolloutRequest, superseded: asyncio.Future[Any], disconnected: asyncio.Future[Any]) -> Refused:
+    """Why this request ended before its sequences did; they are aborted."""
+    if superseded.done():
+        return Refused.conflict(
+            "superseded", f"a newer request has the id {request.request_id}", "use a new id for a new request"
+        )
+    if disconnected.done():
+        return Refused(CLIENT_GONE, "client_gone", "the client went away")
+    return Refused(504, "deadline", f"not finished within {request.deadline_s:g} s", hint="its sequences are aborted")
+
+
+def sampling_params(request: RolloutRequest, seed: int | None, *, room: int) -> SamplingParams:
+    """vLLM's parameters for one prompt. `max_tokens` is capped to `room`, what the context leaves to this prompt.
+
+    Greedy completions are all the same: vLLM refuses to make more than one, and one is made.
+
+    vLLM gives completion i the seed plus i. Prompts are often numbered, so the seed is spread first: else completion
+    1 of prompt 7 and completion 0 of prompt 8 would draw the same numbers.
+    """
+    sampling = request.sampling
+    return SamplingParams(
+        n=request.n if sampling.temperature >= GREEDY_BELOW else 1,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        max_tokens=min(sampling.max_tokens, room),
+        stop=sampling.stop or None,
+        seed=None if seed is None else spread_seed(seed),
+        # The sampled token's own logprob and no other; flat lists spare an object per token.
+        logprobs=0 if sampling.logprobs else None,
+        flat_logprobs=True,
+        detokenize=bool(sampling.stop),
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def spread_seed(seed: int) -> int:
+    """A number below 2⁶² that looks unlike its neighbours'."""
+    return int.from_bytes(hashlib.blake2b(seed.to_bytes(8), digest_size=8).digest()) >> 2
+
+
+def completion_fields(completion: CompletionOutput, text: str) -> dict[str, Any]:
+    """A Completion of the wire, unvalidated: checking every token again costs more than sampling it."""
+    logprobs: Any = completion.logprobs
+    return {
+        "token_ids": list(completion.token_ids),
+        "logprobs": None if logprobs is None else logprobs.logprobs,
+        "text": text,
+        "finish_reason": completion.finish_reason,
+        "versions": [(int(span.version), span.end - span.start) for span in completion.weight_versions or []],
+    }

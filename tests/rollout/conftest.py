@@ -1,0 +1,147 @@
+"""Real rollout servers, shared: starting one costs half a minute. Each covers one of tied/untied × eager/compiled."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager
+
+import httpx
+import pytest
+import torch
+from transformers import Qwen2ForCausalLM
+
+from grpo_proto.clients import RolloutClient
+from grpo_proto.rollout import Prompt, RolloutRequest, RolloutResponse, Sampling
+from tests.processes import ROLLOUT_ENVIRONMENT, Service, free_port, rollout_command, service
+from tests.rollout.pushing import Trainer
+from tests.tiny_model import make_model, save_tiny_model
+
+TOKEN = "a-token-for-tests"
+
+
+class Server:
+    """A running server and the kind of model it serves."""
+
+    def __init__(self, running: Service, *, tied: bool, dtype: torch.dtype, token: str | None = None):
+        self.running, self.tied, self.dtype, self.token = running, tied, dtype, token
+        self.url = running.url
+
+    def model(self, seed: int) -> Qwen2ForCausalLM:
+        """A model of the same shape with other weights. Seed 0 is what the server was started with."""
+        return make_model(tied=self.tied, dtype=self.dtype, seed=seed)
+
+    def client(self) -> RolloutClient:
+        return RolloutClient(self.url, token=self.token)
+
+    def trainer(self, **options: object) -> Trainer:
+        return Trainer(self.url, token=self.token, **options)  # type: ignore[arg-type]
+
+    async def sample(self, **options: object) -> RolloutResponse:
+        async with self.client() as client:
+            return await client.rollouts(rollout_request(**options))
+
+    async def heal(self, seed: int = 1) -> None:
+        """A new session that takes over and commits, whatever the state is."""
+        async with self.trainer(trainer_id="healer") as trainer:
+            await trainer.join(take_over=True)
+            await trainer.push(self.model(seed), 1)
+
+
+def rollout_request(
+    *,
+    prompts: int | list[list[int]] = 2,
+    n: int = 2,
+    max_tokens: int = 16,
+    request_id: str = "r",
+    seeds: bool = True,
+    sampling: dict[str, object] | None = None,
+    **options: object,
+) -> RolloutRequest:
+    """Prompts of one letter each, or these."""
+    token_ids = [[5 + number] for number in range(prompts)] if isinstance(prompts, int) else prompts
+    return RolloutRequest(
+        request_id=request_id,
+        n=n,
+        prompts=[Prompt(token_ids=ids, seed=number if seeds else None) for number, ids in enumerate(token_ids)],
+        sampling=Sampling(max_tokens=max_tokens, **(sampling or {})),
+        **options,
+    )
+
+
+def logprob_error(model: Qwen2ForCausalLM, response: RolloutResponse) -> float:
+    """The largest difference between the server's logprobs and those of `model` for the same tokens."""
+    worst = 0.0
+    for group in response.groups:
+        for completion in group.completions:
+            ids = torch.tensor([group.prompt_token_ids + completion.token_ids])
+            with torch.no_grad():
+                logprobs = model(ids).logits[0].float().log_softmax(-1)
+            sampled = torch.tensor(completion.token_ids)[:, None]
+            ours = logprobs[len(group.prompt_token_ids) - 1 : -1].gather(1, sampled)[:, 0]
+            worst = max(worst, float((ours - torch.tensor(completion.logprobs)).abs().max()))
+    return worst
+
+
+async def until_running(server: Server, count: float | None, timeout_s: float = 30.0) -> None:
+    """Wait until vLLM's scheduler has `count` sequences, running or waiting; None waits for any."""
+    deadline = time.monotonic() + timeout_s
+    async with httpx.AsyncClient(base_url=server.url, trust_env=False, verify=False) as http:  # noqa: S501 (no TLS here)
+        while time.monotonic() < deadline:
+            lines = (await http.get("/metrics")).text.splitlines()
+            gauges = ("vllm:num_requests_running", "vllm:num_requests_waiting{")
+            now = sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(gauges))
+            if (now > 0) if count is None else (now == count):
+                return
+            await asyncio.sleep(0.02)
+    raise AssertionError(f"{now} sequences are running")
+
+
+def long_request(request_id: str, **options: object) -> RolloutRequest:
+    """Many long sequences: seconds of work."""
+    return rollout_request(prompts=8, n=64, max_tokens=250, request_id=request_id, **options)
+
+
+@asynccontextmanager
+async def in_flight(server: Server, request: RolloutRequest) -> AsyncIterator[asyncio.Task]:
+    async with server.client() as client:
+        task = asyncio.create_task(client.rollouts(request))
+        await until_running(server, None)
+        yield task
+        if not task.done():
+            task.cancel()
+            await asyncio.wait((task,))
+    await until_running(server, 0)
+
+
+StartServer = Callable[..., Service]
+
+
+@pytest.fixture(scope="session")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
+    """Start a server without waiting for it. All are stopped at the end."""
+    with ExitStack() as stack:
+
+        def start_server(name: str, *flags: str, tied: bool, dtype: torch.dtype, token: str | None = None) -> Service:
+            folder = tmp_path_factory.mktemp(name)
+            model = save_tiny_model(folder / "model", tied=tied, dtype=dtype)
+            port = free_port()
+            environment = ROLLOUT_ENVIRONMENT | ({"GRPO_API_TOKEN": token} if token else {})
+            command = rollout_command(model, port, *flags)
+            return stack.enter_context(service(command, folder / "log", port=port, environment=environment))
+
+        yield start_server
+
+
+@pytest.fixture(scope="session")
+def server(start: StartServer) -> Server:
+    """Tied, eager, bfloat16: what most tests use."""
+    running = start("tied-eager", "--enforce-eager", tied=True, dtype=torch.bfloat16)
+    running.wait_until_live()
+    return Server(running, tied=True, dtype=torch.bfloat16)
+
+
+@pytest.fixture
+async def fresh(server: Server) -> Server:
+    """The shared server, serving weights of seed 1 in nobody's session."""
+    await server.heal()
+    return server

@@ -1,0 +1,109 @@
+"""The guard in front of every route, with a plain ASGI application behind it."""
+
+import asyncio
+
+import httpx
+import pytest
+
+from grpo_proto.errors import ErrorBody
+from grpo_rollout.guard import Guard
+from grpo_rollout.weight_state import Push, Weights
+
+CURRENT = Weights(state="current", version=3, committed_session=1, session=1)
+STALE = Weights(state="stale", reason="the push broke off")
+LOADING = Weights(state="loading", push=Push(1, 1, 4, 1e9, served_before=True))
+VLLM_ROUTES = ["/v1/completions", "/v1/chat/completions", "/invocations", "/inference/v1/generate", "/pooling", "/new"]
+
+
+class Held:
+    def __init__(self, weights: Weights):
+        self.weights = weights
+
+
+async def echo(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": scope["path"].encode()})
+
+
+def client(weights: Weights | None, *, token: str | None = None, app=echo, max_waiting: int = 2) -> httpx.AsyncClient:
+    held = Held(weights) if weights is not None else None
+    guard = Guard(app, token=token, pushes=lambda: held, max_waiting=max_waiting)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(guard), base_url="http://server")
+
+
+def error(response: httpx.Response) -> str:
+    return ErrorBody.model_validate_json(response.content).error.type
+
+
+class TestToken:
+    async def test_every_route_but_the_probes_asks_for_it(self):
+        async with client(CURRENT, token="secret") as http:
+            for path in [*VLLM_ROUTES, "/v1/rollouts", "/v1/weights", "/tokenize", "/docs", "/health"]:
+                response = await http.get(path)
+                assert (response.status_code, error(response)) == (401, "unauthenticated"), path
+                assert response.headers["www-authenticate"] == "Bearer"
+            for path in ("/livez", "/readyz", "/info", "/metrics", "/livez/"):
+                assert (await http.get(path)).status_code == 200, path
+
+    @pytest.mark.parametrize("header", ["Bearer wrong", "Bearer ", "Bearer", "Basic secret", "secret", "Bearer sécret"])
+    async def test_a_wrong_one_is_refused(self, header: str):
+        async with client(CURRENT, token="secret") as http:
+            response = await http.get("/v1/weights", headers={"Authorization": header.encode()})
+            assert (response.status_code, error(response)) == (403, "wrong_token")
+            assert "secret" not in response.text
+
+    async def test_the_right_one_passes(self):
+        async with client(CURRENT, token="secret") as http:
+            for scheme in ("Bearer", "bearer"):
+                response = await http.get("/v1/completions", headers={"Authorization": f"{scheme} secret"})
+                assert response.status_code == 200
+
+    async def test_without_a_token_nobody_is_asked(self):
+        async with client(CURRENT) as http:
+            assert (await http.get("/v1/completions")).status_code == 200
+
+
+class TestWeights:
+    @pytest.mark.parametrize("path", [*VLLM_ROUTES, "/v1/rollouts"])
+    async def test_stale_serves_nobody(self, path: str):
+        async with client(STALE) as http:
+            response = await http.post(path)
+            assert (response.status_code, error(response)) == (503, "weights_stale")
+            assert "the push broke off" in response.text
+
+    @pytest.mark.parametrize("path", ["/livez", "/info", "/metrics", "/v1/weights/begin", "/v1/models", "/tokenize"])
+    async def test_stale_still_answers_what_samples_nothing(self, path: str):
+        async with client(STALE) as http:
+            assert (await http.get(path)).status_code == 200
+
+    async def test_before_the_engine_is_up_there_is_nothing_to_ask(self):
+        async with client(None) as http:
+            response = await http.post("/v1/completions")
+            assert (response.status_code, error(response)) == (503, "starting")
+
+    async def test_while_loading_only_so_many_wait(self):
+        release = asyncio.Event()
+
+        async def slow(scope, receive, send):
+            await release.wait()
+            await echo(scope, receive, send)
+
+        async with client(LOADING, app=slow, max_waiting=2) as http:
+            waiting = [asyncio.create_task(http.post("/v1/rollouts")) for _ in range(2)]
+            await asyncio.sleep(0.05)
+            response = await http.post("/v1/completions")
+            assert (response.status_code, error(response)) == (429, "too_many_waiting")
+            assert float(response.headers["retry-after"]) > 0
+            release.set()
+            assert [answer.status_code for answer in await asyncio.gather(*waiting)] == [200, 200]
+            assert (await http.post("/v1/completions")).status_code == 200
+
+    async def test_a_websocket_is_guarded_too(self):
+        sent = []
+        guard = Guard(echo, token="secret", pushes=lambda: Held(CURRENT), max_waiting=1)
+
+        async def send(message):
+            sent.append(message)
+
+        await guard({"type": "websocket", "path": "/v1/realtime", "headers": []}, None, send)
+        assert sent[0]["type"] == "websocket.close"

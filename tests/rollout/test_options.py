@@ -1,0 +1,108 @@
+"""What the command refuses before anything heavy starts, and what it sets."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from grpo_rollout.__main__ import main
+from grpo_rollout.options import StartError, add_options, check_options, is_loopback, prepare_environment
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text("{}")
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GRPO_API_TOKEN", raising=False)
+
+
+def parsed(model: Path, **changes: object) -> argparse.Namespace:
+    """What vLLM's parser would give, of what is looked at."""
+    parser = argparse.ArgumentParser()
+    for name in ("host", "worker_extension_cls", "logprobs_mode"):
+        parser.add_argument(f"--{name.replace('_', '-')}")
+    add_options(parser, on_cpu=True)
+    args = parser.parse_args([])
+    defaults: dict[str, object] = {
+        "model_tag": str(model), "model": "", "config": None, "api_server_count": None, "data_parallel_size": 1,
+        "headless": False, "grpc": False, "uds": None, "port": 8000, "enable_chunked_prefill": False,
+    }  # fmt: skip
+    for name, value in (defaults | changes).items():
+        setattr(args, name, value)
+    return args
+
+
+def test_the_defaults_pass(model: Path):
+    args = parsed(model)
+    check_options(args, on_cpu=True)
+    assert args.model == str(model)
+    assert (args.host, args.logprobs_mode) == ("127.0.0.1", "processed_logprobs")
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"api_server_count": 2}, "--api-server-count 2"),
+        ({"data_parallel_size": 2}, "--data-parallel-size 2"),
+        ({"headless": True}, "--headless"),
+        ({"grpc": True}, "--grpc"),
+        ({"worker_extension_cls": "other.Extension"}, "other.Extension"),
+        ({"model_tag": "/nowhere/model"}, "/nowhere/model/config.json"),
+        ({"model_tag": None}, "which model"),
+        ({"enable_chunked_prefill": True}, "--enable-chunked-prefill"),
+        ({"host": "0.0.0.0"}, "GRPO_API_TOKEN is not set"),  # noqa: S104
+        ({"host": ""}, "GRPO_API_TOKEN is not set"),
+    ],
+)
+def test_what_cannot_work_is_named(model: Path, changes: dict[str, object], named: str):
+    with pytest.raises(StartError, match=named):
+        check_options(parsed(model, **changes), on_cpu=True)
+
+
+def test_prompts_may_be_cut_where_generators_can_be_rewound(model: Path):
+    check_options(parsed(model, enable_chunked_prefill=True), on_cpu=False)
+
+
+def test_off_loopback_needs_a_token_and_has_one(model: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("GRPO_API_TOKEN", "secret")
+    check_options(parsed(model, host="0.0.0.0"), on_cpu=True)  # noqa: S104
+
+
+@pytest.mark.parametrize("token", ["", "  "])
+def test_an_empty_token_is_refused_even_on_loopback(model: Path, monkeypatch: pytest.MonkeyPatch, token: str):
+    monkeypatch.setenv("GRPO_API_TOKEN", token)
+    with pytest.raises(StartError, match="GRPO_API_TOKEN is empty"):
+        check_options(parsed(model), on_cpu=True)
+
+
+def test_loopback():
+    assert all(map(is_loopback, ("127.0.0.1", "127.8.0.1", "::1", "localhost")))
+    assert not any(map(is_loopback, (None, "", "0.0.0.0", "::", "10.0.0.1", "example.org")))  # noqa: S104
+
+
+def test_the_developer_mode_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
+    with pytest.raises(StartError, match="VLLM_SERVER_DEV_MODE"):
+        prepare_environment()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(None, "grpo_rollout"), ("mine", "mine,grpo_rollout"), ("grpo_rollout", "grpo_rollout")]
+)
+def test_our_plugin_joins_those_of_the_user(monkeypatch: pytest.MonkeyPatch, before: str | None, after: str):
+    import os
+
+    monkeypatch.delenv("VLLM_SERVER_DEV_MODE", raising=False)
+    monkeypatch.setenv("VLLM_PLUGINS", before or "")
+    prepare_environment()
+    assert os.environ["VLLM_PLUGINS"] == after
+
+
+def test_usage(capsys: pytest.CaptureFixture[str]):
+    assert main([]) == 2
+    assert main(["--help"]) == 0
+    assert "grpo-rollout serve MODEL" in capsys.readouterr().out

@@ -1,0 +1,250 @@
+"""The state machine: every transition, every refusal, and what a random walk may never reach."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from grpo_rollout import weight_state
+from grpo_rollout.refusal import Refused
+from grpo_rollout.weight_state import Push, Weights
+
+LEASE_S = 100.0
+
+
+def joined(weights: Weights | None = None, *, session: int = 10, trainer_id: str = "a", now_s: float = 0.0, **options):
+    """With a session whose process group has formed."""
+    opened = weight_state.open_session(
+        weights or Weights(),
+        **{"session": session, "trainer_id": trainer_id, "lease_s": LEASE_S, "take_over": False, "now_s": now_s}
+        | options,
+    )
+    return weight_state.set_group(opened, session, has_group=True)
+
+
+def loading(weights: Weights | None = None, *, version: int = 1) -> tuple[Weights, Push]:
+    return weight_state.begin(weights or joined(), version=version, deadline_s=60.0, now_s=0.0)
+
+
+def committed(weights: Weights | None = None, *, version: int = 1, digest: str = "d") -> Weights:
+    begun, push = loading(weights, version=version)
+    return weight_state.commit(begun, push, digest=digest, num_bytes=8, seconds=0.1)
+
+
+def refusal(status: int, type: str):
+    return pytest.raises(Refused, check=lambda refused: (refused.status, refused.detail.type) == (status, type))
+
+
+class TestTheWayToCurrent:
+    def test_a_new_server_is_initial_and_serves_strangers(self):
+        weights = Weights()
+        assert (weights.state, weights.version, weights.serves, weights.ready) == ("initial", 0, True, True)
+
+    def test_with_a_session_it_is_not_ready_before_its_first_weights(self):
+        assert joined().serves
+        assert not joined().ready
+        assert committed().ready
+
+    def test_begin_then_commit(self):
+        weights, push = loading()
+        assert (weights.state, weights.push, weights.version) == ("loading", push, 0)
+        weights = weight_state.commit(weights, push, digest="d", num_bytes=8, seconds=0.1)
+        assert (weights.state, weights.version, weights.push) == ("current", 1, None)
+        assert weights.last_push.digest == "d"
+
+    def test_loading_serves_when_the_server_did_before(self):
+        assert loading(joined())[0].serves
+        assert loading(committed(), version=2)[0].ready
+        assert not loading(weight_state.fail(joined(), "x"))[0].serves
+
+    def test_versions_grow_within_a_session(self):
+        weights = committed(version=5)
+        for version in (4, 5):
+            with refusal(409, "old_version"):
+                loading(weights, version=version)
+        assert loading(weights, version=6)
+
+    def test_a_new_session_counts_anew(self):
+        weights = joined(committed(version=5), session=11)
+        assert committed(weights, version=1).version == 1
+
+    def test_a_failed_version_may_be_pushed_again(self):
+        weights = weight_state.fail(loading(version=3)[0], "x")
+        assert committed(weights, version=3).version == 3
+
+
+class TestStale:
+    def test_only_a_commit_ends_it(self):
+        weights = weight_state.fail(committed(), "broken")
+        assert (weights.state, weights.reason, weights.serves) == ("stale", "broken", False)
+        assert weight_state.close_session(weights).state == "stale"
+        assert joined(weights, session=11).state == "stale"
+        begun, push = loading(weights, version=2)
+        assert begun.reason is None
+        assert weight_state.commit(begun, push, digest="d", num_bytes=1, seconds=1).state == "current"
+
+    def test_late_news_of_an_old_push_change_nothing(self):
+        weights, old = loading()
+        weights, _ = loading(weight_state.fail(weights, "x"))
+        with refusal(409, "not_loading"):
+            weight_state.commit(weights, old, digest="d", num_bytes=1, seconds=1)
+
+    def test_pushes_with_equal_content_are_told_apart(self):
+        first, old = loading()
+        _, new = loading(weight_state.fail(first, "x"))
+        assert (old.session, old.version) == (new.session, new.version)
+        assert old != new
+
+    def test_nobody_is_served(self):
+        with refusal(503, "weights_stale"):
+            weight_state.check_request(weight_state.fail(committed(), "x"), session=None, min_version=None)
+        with refusal(503, "weights_loading"):
+            weight_state.check_request(loading(weight_state.fail(joined(), "x"))[0], session=None, min_version=None)
+
+
+class TestSessions:
+    def test_another_trainer_waits_for_the_lease(self):
+        weights = joined(now_s=0.0)
+        with refusal(409, "session_held"):
+            joined(weights, session=11, trainer_id="b", now_s=LEASE_S - 1)
+        assert joined(weights, session=11, trainer_id="b", now_s=LEASE_S).session == 11
+
+    def test_any_weights_call_renews_the_lease(self):
+        weights = weight_state.renew(joined(now_s=0.0), session=10, now_s=50.0)
+        with refusal(409, "session_held"):
+            joined(weights, session=11, trainer_id="b", now_s=LEASE_S + 1)
+
+    def test_take_over_fences_the_other_off(self):
+        weights = joined(committed(), session=11, trainer_id="b", take_over=True)
+        assert weights.state == "stale"
+        assert "b took over" in weights.reason
+        with refusal(409, "fenced"):
+            weight_state.renew(weights, session=10, now_s=0.0)
+
+    def test_take_over_of_a_server_without_weights_leaves_it_initial(self):
+        assert joined(joined(), session=11, trainer_id="b", take_over=True).state == "initial"
+
+    def test_the_same_trainer_replaces_its_own_session_at_once(self):
+        weights = joined(committed(), session=11)
+        assert (weights.state, weights.session, weights.version) == ("current", 11, 1)
+        assert "10" in weights.message().reason
+        with refusal(409, "fenced"):
+            weight_state.renew(weights, session=10, now_s=0.0)
+
+    def test_a_push_under_way_ends_with_its_session(self):
+        assert joined(loading()[0], session=11).state == "stale"
+        assert weight_state.close_session(loading()[0]).state == "stale"
+
+    @pytest.mark.parametrize("session", [9, 10])
+    def test_session_numbers_grow(self, session: int):
+        with refusal(409, "old_session"):
+            joined(weight_state.close_session(joined()), session=session, trainer_id="b")
+
+    def test_closing_keeps_what_is_served_and_frees_the_lease(self):
+        weights = weight_state.close_session(committed())
+        assert (weights.state, weights.version, weights.session) == ("current", 1, None)
+        assert joined(weights, session=11, trainer_id="b").state == "current"
+
+    def test_a_push_needs_a_process_group(self):
+        weights = weight_state.set_group(joined(), 10, has_group=False)
+        with refusal(409, "no_group"):
+            loading(weights)
+        assert loading(joined(weights, session=11))
+
+    def test_a_group_broken_by_an_older_session_is_not_the_new_ones(self):
+        assert weight_state.set_group(joined(joined(), session=11), 10, has_group=False).has_group
+
+    def test_begin_needs_a_session_and_no_other_push(self):
+        with refusal(409, "no_session"):
+            loading(Weights())
+        with refusal(409, "push_in_progress"):
+            loading(loading()[0], version=2)
+
+
+class TestCommit:
+    def test_it_names_the_version_under_way(self):
+        weights, push = loading(version=3)
+        assert weight_state.check_commit(weights, version=3, digest="d") is push
+        with refusal(409, "wrong_version"):
+            weight_state.check_commit(weights, version=4, digest="d")
+
+    def test_a_repeated_commit_is_answered_and_another_one_is_not(self):
+        weights = committed(version=3, digest="d")
+        assert weight_state.check_commit(weights, version=3, digest="d") is None
+        with refusal(409, "not_loading"):
+            weight_state.check_commit(weights, version=3, digest="e")
+        with refusal(409, "not_loading"):
+            weight_state.check_commit(joined(weights, session=11), version=3, digest="d")
+
+    def test_after_a_failure_it_says_why(self):
+        with pytest.raises(Refused, match="the cable"):
+            weight_state.check_commit(weight_state.fail(loading()[0], "the cable"), version=1, digest="d")
+
+
+class TestRequests:
+    def check(self, weights: Weights, session: int | None = 10, min_version: int | None = None) -> None:
+        weight_state.check_request(weights, session=session, min_version=min_version)
+
+    def test_a_session_is_served_its_own_weights(self):
+        self.check(committed(version=3), min_version=3)
+        with refusal(409, "version_behind"):
+            self.check(committed(version=3), min_version=4)
+        with refusal(409, "fenced"):
+            self.check(committed(), session=9)
+
+    def test_not_before_it_has_pushed(self):
+        with refusal(409, "no_weights_yet"):
+            self.check(joined())
+        with refusal(409, "no_weights_yet"):
+            self.check(joined(committed(version=5), session=11), session=11, min_version=1)
+
+    def test_a_stranger_gets_what_is_there(self):
+        for weights in (Weights(), joined(), committed(), loading()[0]):
+            self.check(weights, session=None)
+
+    def test_a_request_does_not_renew_the_lease(self):
+        weights = committed()
+        self.check(weights)
+        assert weights.lease_until_s == LEASE_S
+
+
+def test_no_walk_breaks_the_invariants():
+    """10,000 random calls: the state always fits its fields, and stale is left by no way but loading."""
+    rng = random.Random(0)
+    weights, now_s, session = Weights(), 0.0, 0
+    for _ in range(10_000):
+        now_s += rng.random() * 10
+        before = weights
+        try:
+            match rng.randrange(6):
+                case 0:
+                    session += rng.randrange(2)
+                    weights = joined(
+                        weights,
+                        session=session,
+                        trainer_id=rng.choice("ab"),
+                        now_s=now_s,
+                        take_over=rng.random() < 0.3,
+                    )
+                case 1:
+                    weights = weight_state.close_session(weights)
+                case 2 | 3:
+                    weights, _ = weight_state.begin(weights, version=rng.randrange(1, 9), deadline_s=9, now_s=now_s)
+                case 4:
+                    push = weights.push or Push(-1, 1, 1, 0.0, False)
+                    weights = weight_state.commit(weights, push, digest="d", num_bytes=1, seconds=1)
+                case 5:
+                    weights = weight_state.fail(weights, "x") if rng.random() < 0.3 else weights
+        except Refused:
+            assert weights is before
+        assert (weights.state == "loading") == (weights.push is not None)
+        assert (weights.state == "stale") == (weights.reason is not None)
+        assert (weights.session is None) == (weights.trainer_id is None)
+        assert weights.message().version == weights.version
+        if before.state == "stale":
+            assert weights.state in ("stale", "loading")
+        if weights.state == "current" and before.state != "current":
+            assert before.state == "loading"
+            assert weights.committed_session == weights.session
+        if weights.state == "initial":
+            assert weights == replace(weights, version=0, committed_session=None)
