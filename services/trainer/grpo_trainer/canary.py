@@ -1,0 +1,114 @@
+"""The canary: does the policy that is served compute what the policy that is trained computes?
+
+A digest proves that the bytes arrived, not that they are used: an engine may keep a second, older copy of a weight. So
+every server samples a few fixed prompts with fixed seeds, and the trainer compares the logprobs it reports with its own
+forward pass over the same tokens.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from grpo_proto import ConflictError, InfrastructureError, Prompt, RolloutRequest, RolloutResponse, Sampling
+
+from .batching import collate
+from .config import CanaryConfig, RunConfig
+from .engine import TrainingEngine
+from .errors import RunError
+from .fleet import Fleet
+from .samples import PromptRow, TrainingSample
+
+DEFAULT_BOUND = {"float32": 1e-4, "bfloat16": 0.02}
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What one server sampled for one prompt."""
+
+    url: str
+    sample: TrainingSample
+
+
+async def sample_probes(
+    fleet: Fleet, rows: Sequence[PromptRow], config: CanaryConfig, *, session: int, version: int, temperature: float
+) -> list[Probe]:
+    """Every member samples every prompt. One that does not answer gets no more traffic, and has no probe."""
+    request = RolloutRequest(
+        request_id=f"canary-{session}-{version}",
+        session=session,
+        min_version=version,
+        prompts=[Prompt(token_ids=row.token_ids, seed=number) for number, row in enumerate(rows)],
+        sampling=Sampling(temperature=temperature, max_tokens=config.max_tokens),
+        deadline_s=120.0,
+    )
+    members = fleet.members
+    answers = await asyncio.gather(*(replica.rollouts.rollouts(request) for replica in members), return_exceptions=True)
+    for replica, answer in zip(members, answers, strict=True):
+        if isinstance(answer, InfrastructureError | ConflictError):
+            await fleet.expel(replica, answer)
+        elif isinstance(answer, BaseException):
+            raise answer
+    return [
+        Probe(
+            replica.url,
+            TrainingSample(
+                prompt_token_ids=group.prompt_token_ids,
+                token_ids=completion.token_ids,
+                rollout_logprobs=completion.logprobs or [],
+                advantage=0.0,
+                fresh=True,
+            ),
+        )
+        for replica, answer in zip(members, answers, strict=True)
+        if isinstance(answer, RolloutResponse)
+        for group in answer.groups
+        for completion in group.completions
+    ]
+
+
+def own_logprobs(engine: TrainingEngine, samples: Sequence[TrainingSample], *, pad_token_id: int) -> list[list[float]]:
+    """The trainer's logprobs of the same tokens. All ranks call it, each with all samples: they are few and short."""
+    if not samples:
+        return []
+    everything = collate(
+        samples,
+        range(len(samples)),
+        [0.0] * len(samples),
+        update_tokens=0,
+        pad_token_id=pad_token_id,
+        device=engine.device,
+    )
+    flat = engine.logprobs([everything])[0].tolist()
+    ends = list(accumulate(len(sample.token_ids) for sample in samples))
+    return [flat[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def compare(
+    probes: Sequence[Probe], own_logprobs: Sequence[Sequence[float]], *, bound: float, version: int
+) -> dict[str, float]:
+    """Mean and largest absolute difference per token. Raises RunError when a server's mean is beyond `bound`."""
+    by_server: dict[str, list[float]] = {}
+    for probe, own in zip(probes, own_logprobs, strict=True):
+        differences = [abs(a - b) for a, b in zip(probe.sample.rollout_logprobs, own, strict=True)]
+        by_server.setdefault(probe.url, []).extend(differences)
+    for url, differences in by_server.items():
+        mean = sum(differences) / max(len(differences), 1)
+        if not mean <= bound:  # a NaN is beyond every bound
+            raise RunError(
+                f"{url} serves another policy than version {version} that was pushed to it: its logprobs differ by "
+                f"{mean:.4g} on average (at most {max(differences, default=0.0):.4g}), the bound is {bound:g}",
+                hint="same dtype and engine flags on both sides? the bound is canary.max_logprob_difference",
+            )
+    everything = [difference for differences in by_server.values() for difference in differences]
+    if not everything:
+        return {}
+    return {
+        "canary/logprob_difference_mean": sum(everything) / len(everything),
+        "canary/logprob_difference_max": max(everything),
+    }
+
+
+def bound_for(config: RunConfig) -> float:
+    """The configured bound, or the one for the dtype of the weights."""
+    return config.canary.max_logprob_difference or DEFAULT_BOUND[config.model.dtype]

@@ -1,0 +1,135 @@
+"""Checkpoints that are complete or absent.
+
+A checkpoint is written into a temporary folder, described by `manifest.json` (every file with size and SHA-256), synced
+and renamed. One without a manifest that holds is skipped on resume, with a warning. Everything a run needs to go on is
+in it: the engine's state of every rank, and `state.json` with step, version, prompt cursor and random states.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .errors import RunError, UsageError
+
+log = logging.getLogger(__name__)
+
+STATE, MANIFEST = "state.json", "manifest.json"
+PREFIX, TEMPORARY = "checkpoint-", ".tmp-checkpoint-"
+
+
+def checkpoint_folder(run_dir: Path, step: int) -> Path:
+    return run_dir / "checkpoints" / f"{PREFIX}{step}"
+
+
+def begin_checkpoint(run_dir: Path, step: int) -> Path:
+    """An empty temporary folder for step `step`; what an earlier crash left in its place is removed. Rank 0 only."""
+    folder = run_dir / "checkpoints" / f"{TEMPORARY}{step}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def finish_checkpoint(run_dir: Path, step: int, state: dict[str, Any], *, keep: int) -> Path:
+    """Seal the temporary folder and give it its name; then remove all but the newest `keep`. Rank 0 only."""
+    temporary, final = run_dir / "checkpoints" / f"{TEMPORARY}{step}", checkpoint_folder(run_dir, step)
+    try:
+        _write_synced(temporary / STATE, json.dumps(state, indent=1).encode())
+        files = {path.relative_to(temporary).as_posix(): _describe(path) for path in _files(temporary)}
+        _write_synced(temporary / MANIFEST, json.dumps({"step": step, "files": files}, indent=1).encode())
+        shutil.rmtree(final, ignore_errors=True)
+        temporary.rename(final)
+        _sync_folder(final.parent)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise RunError(
+            f"the checkpoint of step {step} could not be written: {error}",
+            hint="free some space; the checkpoints before it are intact",
+        ) from error
+    for step_of_old in list_steps(run_dir)[:-keep]:
+        shutil.rmtree(checkpoint_folder(run_dir, step_of_old))
+    return final
+
+
+def list_steps(run_dir: Path) -> list[int]:
+    """Steps that have a checkpoint, ascending; whether each is whole, `verify` says."""
+    names = [path.name for path in (run_dir / "checkpoints").glob(f"{PREFIX}*")]
+    return sorted(int(name.removeprefix(PREFIX)) for name in names if name.removeprefix(PREFIX).isdigit())
+
+
+def find_latest(run_dir: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The newest whole checkpoint and its state; None when there is none. Broken ones are skipped with a warning.
+
+    Raises UsageError when there are checkpoints but none is whole: starting from the beginning would hide that.
+    """
+    steps = list_steps(run_dir)
+    for step in reversed(steps):
+        folder = checkpoint_folder(run_dir, step)
+        problem = verify(folder)
+        if problem is None:
+            return folder, json.loads((folder / STATE).read_text())
+        log.warning("skipping the checkpoint %s: %s", folder, problem)
+    if steps:
+        raise UsageError(
+            f"none of the {len(steps)} checkpoints in {run_dir / 'checkpoints'} is whole",
+            hint="start without --resume and with another run_dir, or restore one from a copy",
+        )
+    return None
+
+
+def verify(folder: Path) -> str | None:
+    """What is wrong with a checkpoint; None when it is whole."""
+    try:
+        files = json.loads((folder / MANIFEST).read_text())["files"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"its {MANIFEST} cannot be read ({error})"
+    for name, expected in files.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != expected["bytes"]:
+            return f"{name} has {path.stat().st_size} bytes instead of {expected['bytes']}"
+        if _describe(path) != expected:
+            return f"{name} has other contents than were written"
+    return None
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        os.fsync(file.fileno())
+    return {"bytes": path.stat().st_size, "sha256": digest}
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` make a file or folder beside `path`, then put it in its place."""
+    temporary = path.with_name(f".tmp-{path.name}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.unlink(missing_ok=True)
+    write(temporary)
+    if path.is_dir():
+        shutil.rmtree(path)
+    temporary.rename(path)

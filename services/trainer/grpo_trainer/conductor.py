@@ -1,0 +1,221 @@
+"""Rank 0's half of the loop: everything that talks to a server. The other ranks have none.
+
+It owns the event loop's thread, in which sampling and scoring go on while the main thread trains.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import asdict
+from typing import Any, Literal, Self, TypeVar
+
+from grpo_proto import PROTOCOL_VERSION, RewardClient, ServiceError
+from grpo_proto.fingerprint import tokenizer_fingerprint
+
+from .canary import Probe, sample_probes
+from .config import RunConfig
+from .errors import UsageError
+from .evaluation import Evaluation
+from .event_loop import EventLoopThread
+from .fleet import Fleet
+from .pipeline import Batch, Cursor, Pipeline, PipelineLimits
+from .samples import PromptRow, TrainingSample
+from .stages.advantage import group_advantages
+from .stages.prompt import PromptStage
+from .stages.push import PushResult, WeightPusher
+from .stages.reward import RewardStage, check_enough_scored
+from .stages.rollout import RolloutStage, training_sampling
+from .stop_signal import StopRequested, StopSignal
+
+log = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
+
+BEAT_INTERVAL_S = 5.0
+
+
+class Conductor:
+    """Use as a context manager. `connect` waits for the servers and checks that they fit this run."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        rows: Sequence[PromptRow],
+        eval_rows: Sequence[PromptRow],
+        prompts: PromptStage,
+        cursor: Cursor,
+        trainer_id: str,
+        stop: StopSignal,
+    ):
+        self.config, self.stop = config, stop
+        self.rows = rows
+        self.loop = EventLoopThread()
+        self.fleet = Fleet(config.rollout.urls, min_replicas=config.rollout.min_replicas)
+        self.reward = RewardStage(RewardClient(config.reward.url), config.reward)
+        self.rollout = RolloutStage(
+            self.fleet,
+            run_id=trainer_id,
+            deadline_s=config.rollout.request_deadline_s,
+            retry_for_s=config.rollout.retry_for_s,
+        )
+        self.pipeline = Pipeline(
+            self.rollout,
+            self.reward,
+            prompts,
+            training_sampling(config.rollout),
+            PipelineLimits(
+                groups_per_batch=config.rollout.groups_per_batch,
+                max_staleness=config.algorithm.max_staleness,
+                groups_per_job=config.rollout.prompts_per_request,
+                num_generations=config.rollout.num_generations,
+            ),
+            cursor,
+        )
+        self.pusher = WeightPusher(self.fleet, self.loop, config.weights, trainer_id=trainer_id)
+        self.accuracy_reward = config.reward.accuracy_reward or config.reward.reward_funcs[0]
+        self.evaluation = Evaluation(
+            self.rollout,
+            self.reward,
+            eval_rows,
+            config.eval,
+            max_tokens=config.rollout.max_completion_length,
+            accuracy_reward=self.accuracy_reward,
+        )
+        self.push_result: PushResult | None = None
+
+    def __enter__(self) -> Self:
+        self.loop.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            self.loop.run(self.pipeline.stop(), timeout_s=30.0)
+            self.pusher.leave()
+            self.loop.run(self.fleet.close())
+            self.loop.run(self.reward.client.close())
+        finally:
+            self.loop.__exit__(*error)
+
+    def connect(self, tokenizer: Any) -> None:
+        """Wait for the servers; raise UsageError when one is missing or does not fit."""
+        config = self.config
+        with self.stop.interruptible():
+            self.loop.run(self.fleet.wait_until_live(config.rollout.startup_timeout_s))
+            self.loop.run(self._check_reward_server(config.reward.startup_timeout_s))
+        self.fleet.check_compatible(
+            tokenizer=tokenizer_fingerprint(tokenizer.get_vocab(), eos_token_id=tokenizer.eos_token_id),
+            max_tokens=max(len(row.token_ids) for row in self.rows) + config.rollout.max_completion_length,
+        )
+        self.loop.start(self.fleet.watch())
+
+    async def _check_reward_server(self, timeout_s: float) -> None:
+        try:
+            info = await self.reward.client.info(retry_for_s=timeout_s)
+        except ServiceError as error:
+            raise UsageError(
+                f"the reward server {self.config.reward.url} did not come up within {timeout_s:g} s: {error}",
+                hint="start it with `grpo-reward serve`, or change reward.url",
+            ) from error
+        if info.protocol_version != PROTOCOL_VERSION:
+            raise UsageError(
+                f"the reward server speaks protocol {info.protocol_version}, this trainer {PROTOCOL_VERSION}",
+                hint="install the same release of grpo-services on both sides",
+            )
+        await self.reward.check(list(self.rows[:1]))
+
+    def policy_pushed(self, result: PushResult) -> None:
+        """From now on everything is sampled by this version."""
+        self.push_result = result
+        self.loop.run(self.pipeline.policy_updated(result.version))
+
+    def next_batch(self) -> Coroutine[Any, Any, Batch]:
+        """The scored groups of the next step."""
+        return self.pipeline.next_batch()
+
+    def evaluation_of(self, step: int) -> Coroutine[Any, Any, dict[str, float]]:
+        return self.evaluation.run(version=self._pushed().version, step=step)
+
+    def start(self, coroutine: Coroutine[Any, Any, ResultT]) -> "asyncio.Task[ResultT]":
+        """Let it run in the event loop; `wait` waits for it."""
+
+        async def create() -> "asyncio.Task[ResultT]":
+            return asyncio.create_task(coroutine)
+
+        return self.loop.run(create())
+
+    def wait(self, task: "asyncio.Task[Any]", *, beat: Callable[[], None]) -> Literal["done", "push", "stop"]:
+        """Wait until `task` is done, the servers need another push before it can be, or a stop is asked for.
+
+        The task has deadlines of its own; `beat` is called while the event loop answers.
+        """
+
+        async def look() -> Literal["done", "push", "waiting"]:
+            losing = asyncio.create_task(self.fleet.needs_push.wait())
+            try:
+                await asyncio.wait({task, losing}, return_when=asyncio.FIRST_COMPLETED, timeout=BEAT_INTERVAL_S)
+            finally:
+                losing.cancel()
+            if task.done():
+                return "done"
+            return "push" if self.fleet.needs_push.is_set() else "waiting"
+
+        try:
+            with self.stop.interruptible():
+                while (verdict := self.loop.run(look())) == "waiting":
+                    beat()
+                return verdict
+        except StopRequested:
+            self.loop.loop.call_soon_threadsafe(task.cancel)
+            return "stop"
+
+    def probes(self) -> list[Probe]:
+        pushed = self._pushed()
+        rows = self.rows[: self.config.canary.num_prompts]
+        return self.loop.run(
+            sample_probes(
+                self.fleet,
+                rows,
+                self.config.canary,
+                session=pushed.session,
+                version=pushed.version,
+                temperature=self.config.rollout.temperature,
+            )
+        )
+
+    def _pushed(self) -> PushResult:
+        if self.push_result is None:
+            raise RuntimeError("nothing is sampled before the first push")
+        return self.push_result
+
+
+def training_samples(batch: Batch, config: RunConfig, *, version: int) -> tuple[list[TrainingSample], dict[str, float]]:
+    """Advantages into the groups; then what takes part in the loss: scored, with tokens, not cut if cuts are masked.
+
+    Returns the samples and the metrics of their rewards. Raises RunError when too few have a score.
+    """
+    check_enough_scored(batch.groups, config.reward.min_scored_share)
+    rewards = [[sample.total_reward for sample in group.samples] for group in batch.groups]
+    advantages, metrics = group_advantages(rewards, config.algorithm.scale_rewards)
+    taken: list[TrainingSample] = []
+    for group, advantages_of_group in zip(batch.groups, advantages, strict=True):
+        for sample, advantage in zip(group.samples, advantages_of_group, strict=True):
+            sample.advantage = advantage
+            masked = sample.truncated and config.algorithm.mask_truncated_completions
+            if advantage is None or masked or not sample.token_ids:
+                continue
+            taken.append(
+                TrainingSample(
+                    prompt_token_ids=group.row.token_ids,
+                    token_ids=sample.token_ids,
+                    rollout_logprobs=sample.rollout_logprobs,
+                    advantage=advantage,
+                    fresh=sample.oldest_version == version,
+                )
+            )
+    return taken, metrics
+
+
+def to_wire(samples: Sequence[TrainingSample]) -> list[dict[str, Any]]:
+    """For `Ranks.broadcast_json`."""
+    return [asdict(sample) for sample in samples]

@@ -1,0 +1,272 @@
+"""The run file: one pydantic model, every field documented and bounded, unknown keys refused.
+
+Where TRL and ms-swift have a name for a thing, ours is that name. `settings.py` reads files, environment and flags.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Seconds = Annotated[float, Field(gt=0, le=86400)]
+
+
+def _number(value: Any) -> Any:
+    """A flag is a string, and a choice between numbers does not convert by itself."""
+    return int(value) if isinstance(value, str) and value.isdigit() else value
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class ModelConfig(Section):
+    """The policy."""
+
+    name_or_path: str = Field(min_length=1, description="Hugging Face name or folder of the policy to start from.")
+    dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="Of the weights trained and pushed.")
+    attn_implementation: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    gradient_checkpointing: bool = Field(False, description="Recompute activations: less memory, slower backward.")
+    logprob_chunk_tokens: int = Field(
+        1024, ge=1, description="Tokens whose [tokens, vocabulary] logits exist at the same time."
+    )
+    trust_remote_code: bool = False
+
+
+class DataConfig(Section):
+    """Where the prompts come from."""
+
+    dataset: str = Field(
+        min_length=1, description="A .jsonl, .json, .csv or .parquet file, or a Hub name. `name#500` takes 500 rows."
+    )
+    split: str = Field("train", description="Split of a Hub dataset.")
+    eval_dataset: str | None = Field(None, description="Held-out rows, in the same forms; none: no evaluation.")
+    eval_split: str = "test"
+    recipe: Literal["none", "countdown", "numina_math"] = Field(
+        "none", description="How a row becomes a prompt; `none` takes `prompt_column` as it is."
+    )
+    prompt_column: str = Field("prompt", description="Text or a list of messages, for recipe `none`.")
+    prompt_template: str | None = Field(
+        None, description="Replaces the recipe's question text; {column} is filled in from the row."
+    )
+    system: str | None = Field(None, description="System prompt, or a file that holds it; replaces the recipe's own.")
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    max_prompt_length: int = Field(512, ge=1, description="Longer prompts stop the run before it starts, in tokens.")
+    shuffle: bool = Field(True, description="A new order in every epoch, a function of the seed.")
+
+
+class RolloutConfig(Section):
+    """Sampling, and the servers that do it."""
+
+    urls: list[str] = Field(["http://127.0.0.1:8000"], min_length=1, description="One URL for every rollout server.")
+    num_generations: int = Field(8, ge=1, description="Completions per prompt: the size G of a group.")
+    generation_batch_size: int = Field(512, ge=1, description="Completions per step; num_generations divides it.")
+    max_completion_length: int = Field(512, ge=1, description="Tokens.")
+    temperature: Positive = 1.0
+    top_p: float = Field(1.0, gt=0.0, le=1.0)
+    top_k: int = Field(0, ge=0, description="0: no limit.")
+    min_p: Share = 0.0
+    repetition_penalty: float = Field(1.0, gt=0.0, le=2.0)
+    stop: list[str] = Field(default_factory=list)
+    prompts_per_request: int = Field(16, ge=1, description="Groups sampled by one HTTP request.")
+    request_deadline_s: Seconds = Field(600.0, description="Limit for sampling the groups of one request.")
+    startup_timeout_s: Seconds = Field(900.0, description="How long to wait for a server to come up.")
+    retry_for_s: Seconds = Field(300.0, description="How long a lost group is tried again before the run stops.")
+    min_replicas: int = Field(1, ge=1, description="Go on with this many healthy servers, stop with fewer.")
+
+    @model_validator(mode="after")
+    def _whole_groups(self) -> Self:
+        if self.generation_batch_size % self.num_generations:
+            below = self.generation_batch_size // self.num_generations * self.num_generations
+            raise ValueError(
+                f"num_generations {self.num_generations} does not divide generation_batch_size "
+                f"{self.generation_batch_size}; take {below or self.num_generations} or {below + self.num_generations}"
+            )
+        if self.min_replicas > len(self.urls):
+            raise ValueError(f"min_replicas {self.min_replicas} is more than the {len(self.urls)} urls")
+        return self
+
+    @property
+    def groups_per_batch(self) -> int:
+        return self.generation_batch_size // self.num_generations
+
+
+class RewardConfig(Section):
+    """What is rewarded, and the server that computes it."""
+
+    url: str = "http://127.0.0.1:8001"
+    reward_funcs: list[str] = Field(min_length=1, description="Names of rewards; `GET /v1/rewards` lists them.")
+    reward_weights: list[float] | None = Field(None, description="One weight for every reward; all 1 when absent.")
+    params: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Reward name → its parameters.")
+    accuracy_reward: str | None = Field(
+        None, description="The reward that says `correct` (score ≥ 1); the first if absent."
+    )
+    timeout_s: Seconds = Field(10.0, description="Limit for one sample and one reward.")
+    deadline_s: Seconds = Field(120.0, description="Limit for one batch.")
+    retry_for_s: Seconds = Field(300.0, description="How long to wait for a server that is away.")
+    startup_timeout_s: Seconds = 300.0
+    min_scored_share: Share = Field(0.5, description="Stop when fewer samples of a batch than this could be scored.")
+
+    @model_validator(mode="after")
+    def _one_weight_each(self) -> Self:
+        if self.reward_weights is not None and len(self.reward_weights) != len(self.reward_funcs):
+            raise ValueError(f"{len(self.reward_weights)} reward_weights for {len(self.reward_funcs)} reward_funcs")
+        for name in [*self.params, *filter(None, [self.accuracy_reward])]:
+            if name not in self.reward_funcs:
+                raise ValueError(f"{name} is none of the reward_funcs {', '.join(self.reward_funcs)}")
+        return self
+
+
+class AlgorithmConfig(Section):
+    """GRPO."""
+
+    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo"] = Field(
+        "dapo", description="How token losses are normalised."
+    )
+    scale_rewards: Literal["group", "batch", "none"] = Field("group", description="Standard deviation to divide by.")
+    epsilon: Share = Field(0.2, description="Lower clip of the importance ratio: 1 - epsilon.")
+    epsilon_high: float | None = Field(None, gt=0.0, description="Upper clip: 1 + epsilon_high; epsilon when absent.")
+    delta: float | None = Field(None, gt=1.0, description="Upper bound of the ratio where the clip leaves it free.")
+    beta: float = Field(0.0, ge=0.0, description="Weight of the KL term (k3) to the reference model; 0: no reference.")
+    num_iterations: int = Field(1, ge=1, description="Passes over one generation batch.")
+    steps_per_generation: int = Field(1, ge=1, description="Optimizer updates one generation batch is split into.")
+    mask_truncated_completions: bool = Field(False, description="Completions cut at their length take no part.")
+    entropy_coef: float = Field(0.0, ge=0.0, description="Weight of an entropy bonus.")
+    max_staleness: int = Field(0, ge=0, le=16, description="Versions a sample may lag behind; 0: synchronous GRPO.")
+    importance_sampling_correction: bool = Field(
+        True, description="Weigh tokens by the trainer's over the server's probability."
+    )
+    importance_sampling_mode: Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = (
+        "token_truncate"
+    )
+    importance_sampling_clip_max: Positive = 3.0
+
+    @property
+    def upper_epsilon(self) -> float:
+        return self.epsilon if self.epsilon_high is None else self.epsilon_high
+
+
+class OptimizerConfig(Section):
+    """AdamW and its schedule. Steps of the schedule are optimizer updates."""
+
+    learning_rate: float = Field(1e-6, ge=0.0)
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int = Field(0, ge=0)
+    warmup_ratio: Share = Field(0.0, description="Of all updates; used when warmup_steps is 0.")
+    weight_decay: float = Field(0.0, ge=0.0)
+    adam_beta1: Share = 0.9
+    adam_beta2: Share = 0.999
+    adam_epsilon: Positive = 1e-8
+    max_grad_norm: Positive = 1.0
+    max_skipped_updates: int = Field(
+        3, ge=0, description="Updates in a row without a finite gradient that a run survives."
+    )
+
+
+class DeepSpeedConfig(Section):
+    """How the trainer spreads over its devices."""
+
+    zero_stage: Annotated[Literal[0, 2, 3], BeforeValidator(_number)] = 2
+    nproc_per_node: int = Field(1, ge=1, description="Ranks on this machine: GPUs, or processes without GPUs.")
+    tokens_per_micro_batch: int = Field(
+        16384, ge=1, description="Padded tokens in one forward and backward pass on one rank."
+    )
+    offload_optimizer: bool = Field(False, description="Keep the optimizer's state in CPU memory.")
+    timeout_s: Seconds = Field(1800.0, description="Limit of a collective between ranks.")
+
+
+class WeightsConfig(Section):
+    """The push of new weights to the rollout servers."""
+
+    backend: Literal["auto", "gloo", "nccl"] = Field(
+        "auto", description="auto: nccl between GPUs, gloo without a GPU or when both share one."
+    )
+    host: str = Field("127.0.0.1", description="Address of the trainer as the rollout servers see it.")
+    port: int = Field(0, ge=0, le=65535, description="Port of the rendezvous; 0: any free one.")
+    bucket_mib: int = Field(64, ge=1, le=4096)
+    bucket_timeout_s: Seconds = 30.0
+    push_deadline_s: Seconds = Field(300.0, description="Limit of one push, repetitions included.")
+    lease_s: Seconds = Field(600.0, description="How long the servers keep other trainers away after our last call.")
+    take_over: bool = Field(False, description="Fence off another trainer whose lease still runs.")
+
+
+class CanaryConfig(Section):
+    """Does the policy served compute what the policy trained computes?"""
+
+    steps: int = Field(10, ge=0, description="Every so many steps, and after the first push; 0: only then.")
+    num_prompts: int = Field(4, ge=1)
+    max_tokens: int = Field(32, ge=1)
+    max_logprob_difference: float | None = Field(
+        None, gt=0.0, description="Stop beyond this mean difference; by dtype when absent: 0.02 bf16, 1e-4 fp32."
+    )
+
+
+class EvalConfig(Section):
+    """Held-out evaluation, greedy and sampled at temperature 1."""
+
+    eval_steps: int = Field(
+        100, ge=0, description="Every so many steps, before the first and after the last; 0: never."
+    )
+    max_rows: int | None = Field(None, ge=1)
+    num_generations_eval: int = Field(1, ge=1, description="Sampled completions per held-out prompt.")
+
+
+class CheckpointConfig(Section):
+    """Checkpoints are complete or absent."""
+
+    save_steps: int = Field(100, ge=0, description="Every so many steps, and at the end; 0: only at the end.")
+    save_total_limit: int = Field(2, ge=1, description="The newest so many are kept.")
+
+
+class LoggingConfig(Section):
+    """What is written while a run goes on. metrics.jsonl is always written."""
+
+    report_to: list[Literal["tensorboard", "wandb"]] = Field(default_factory=list)
+    log_completions: bool = Field(True, description="Write completions.jsonl.")
+    project: str = Field("grpo-services", description="Project of a Weights & Biases run.")
+    run_name: str | None = Field(None, description="Name of the run; the run folder's when absent.")
+    progress: bool = Field(True, description="A progress bar on a terminal, a line per step elsewhere.")
+
+
+class ServerConfig(Section):
+    """The trainer's own /livez, /readyz, /info and /metrics."""
+
+    enabled: bool = True
+    host: str = "127.0.0.1"
+    port: int = Field(8002, ge=0, le=65535, description="0: any free one.")
+    heartbeat_s: Seconds = Field(900.0, description="Unhealthy when the loop has not moved on for so long.")
+
+
+class RunConfig(Section):
+    """One training run."""
+
+    run_dir: Path = Field(description="Folder of everything this run writes.")
+    seed: int = Field(42, ge=0, lt=2**31)
+    max_steps: int | None = Field(
+        None, ge=1, description="Generation batches, each followed by one push; num_train_epochs when absent."
+    )
+    num_train_epochs: Positive = 1.0
+    model: ModelConfig
+    data: DataConfig
+    rollout: RolloutConfig = RolloutConfig()
+    reward: RewardConfig
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    deepspeed: DeepSpeedConfig = DeepSpeedConfig()
+    weights: WeightsConfig = WeightsConfig()
+    canary: CanaryConfig = CanaryConfig()
+    eval: EvalConfig = EvalConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    logging: LoggingConfig = LoggingConfig()
+    server: ServerConfig = ServerConfig()
+
+    @model_validator(mode="after")
+    def _whole_mini_batches(self) -> Self:
+        size, steps = self.rollout.generation_batch_size, self.algorithm.steps_per_generation
+        if size % steps:
+            raise ValueError(
+                f"algorithm.steps_per_generation {steps} does not divide rollout.generation_batch_size {size}"
+            )
+        return self

@@ -1,0 +1,123 @@
+"""`--dry-run`: resolve and check everything that can be checked without a GPU, print it, exit."""
+
+import asyncio
+from collections.abc import Iterator
+
+import yaml
+from accelerate import init_empty_weights
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from grpo_proto import RewardClient, ServiceError
+from grpo_proto.fingerprint import tokenizer_fingerprint
+from grpo_proto.transport import plan_manifest
+from grpo_proto.weights import DTYPE_BYTES
+
+from .config import RunConfig
+from .data import load_prompt_rows
+from .errors import UsageError
+from .fleet import Fleet
+from .run import load_tokenizer, number_of_steps
+from .samples import PromptRow
+from .stages.reward import RewardStage
+
+GIB = 2**30
+Line = tuple[str, str]
+
+
+def dry_run(config: RunConfig) -> int:
+    """Print the plan of the run. Returns 0; raises UsageError at the first thing that cannot work."""
+    print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
+    tokenizer = load_tokenizer(config)
+    rows = load_prompt_rows(config.data, tokenizer, split="train")
+    eval_rows = load_prompt_rows(config.data, tokenizer, split="eval") if config.data.eval_dataset else []
+    lines = [*_plan(config, rows, eval_rows), *_memory(config)]
+    fingerprint = tokenizer_fingerprint(tokenizer.get_vocab(), eos_token_id=tokenizer.eos_token_id)
+    lines += asyncio.run(_servers(config, rows, fingerprint))
+    width = max(len(name) for name, _ in lines)
+    for name, value in lines:
+        print(f"{name:<{width}}  {value}")
+    return 0
+
+
+def _plan(config: RunConfig, rows: list[PromptRow], eval_rows: list[PromptRow]) -> Iterator[Line]:
+    steps = number_of_steps(config, len(rows))
+    algorithm, rollout = config.algorithm, config.rollout
+    updates = algorithm.num_iterations * algorithm.steps_per_generation
+    lengths = [len(row.token_ids) for row in rows]
+    yield "prompts", f"{len(rows)}, {min(lengths)} to {max(lengths)} tokens; columns {', '.join(rows[0].columns)}"
+    yield "held-out prompts", str(len(eval_rows)) if eval_rows else "none: no evaluation"
+    yield "steps", f"{steps}, each {rollout.groups_per_batch} prompts x {rollout.num_generations} completions"
+    yield "optimizer updates", f"{steps * updates} ({updates} per step)"
+    yield "epochs", f"{steps * rollout.groups_per_batch / len(rows):.2f}"
+    longest = max(lengths) + rollout.max_completion_length
+    yield "longest sequence", f"{longest} tokens"
+    if longest > config.deepspeed.tokens_per_micro_batch:
+        budget = config.deepspeed.tokens_per_micro_batch
+        yield (
+            "note",
+            f"longer than deepspeed.tokens_per_micro_batch {budget}: such a sequence is a micro-batch by itself",
+        )
+    yield "ranks", f"{config.deepspeed.nproc_per_node} on this machine, ZeRO stage {config.deepspeed.zero_stage}"
+    bound = (algorithm.max_staleness + 1) * rollout.groups_per_batch
+    yield "groups in flight", f"at most {bound} (max_staleness {algorithm.max_staleness})"
+
+
+def _memory(config: RunConfig) -> Iterator[Line]:
+    """Weights, gradients and optimizer state of one rank; activations come on top and depend on the model's code."""
+    try:
+        with init_empty_weights():
+            model = AutoModelForCausalLM.from_config(
+                AutoConfig.from_pretrained(config.model.name_or_path, trust_remote_code=config.model.trust_remote_code)
+            )
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"no model in {config.model.name_or_path}: {str(error).splitlines()[0]}",
+            hint="model.name_or_path is a folder or a Hugging Face name",
+        ) from error
+    named = list(model.named_parameters())
+    count = sum(parameter.numel() for _, parameter in named)
+    manifest = plan_manifest(
+        ((name, config.model.dtype, parameter.shape) for name, parameter in named), config.weights.bucket_mib * 2**20
+    )
+    width, ranks = DTYPE_BYTES[config.model.dtype], config.deepspeed.nproc_per_node
+    stage = config.deepspeed.zero_stage
+    # Adam's two moments in float32, and a float32 copy of the weights unless they are float32 themselves.
+    optimizer = count * (8 + (4 if config.model.dtype == "bfloat16" else 0)) / (ranks if stage else 1)
+    gradients = count * 4 / (ranks if stage else 1)
+    weights = count * width / (ranks if stage == 3 else 1)
+    reference = count * width if config.algorithm.beta > 0 else 0
+    total = (0 if config.deepspeed.offload_optimizer else optimizer) + gradients + weights + reference
+    yield "parameters", f"{count:,} in {config.model.dtype}"
+    yield (
+        "memory of a rank",
+        (
+            f"about {total / GIB:.2f} GiB without activations: weights {weights / GIB:.2f}, "
+            f"gradients {gradients / GIB:.2f}, "
+            f"optimizer {optimizer / GIB:.2f}{' (in CPU memory)' if config.deepspeed.offload_optimizer else ''}"
+            + (f", reference {reference / GIB:.2f}" if reference else "")
+        ),
+    )
+    yield "one push", f"{sum(manifest.bucket_bytes) / 2**20:.1f} MiB in {len(manifest.bucket_bytes)} buckets"
+
+
+async def _servers(config: RunConfig, rows: list[PromptRow], tokenizer: str) -> list[Line]:
+    """What the servers say, where they run already; one that does not fit is an error, one that is away is not."""
+    lines: list[Line] = []
+    fleet = Fleet(config.rollout.urls, min_replicas=config.rollout.min_replicas)
+    for replica in fleet.replicas:
+        try:
+            replica.info = await replica.rollouts.info()
+            lines.append((f"rollout {replica.url}", f"{replica.info.model}, weights {replica.info.weights.state}"))
+        except ServiceError as error:
+            lines.append((f"rollout {replica.url}", f"not checked: {error.detail.message}"))
+    longest = max(len(row.token_ids) for row in rows)
+    fleet.check_compatible(tokenizer=tokenizer, max_tokens=longest + config.rollout.max_completion_length)
+    await fleet.close()
+    async with RewardClient(config.reward.url) as client:
+        try:
+            info = await client.info()
+            await RewardStage(client, config.reward).check(rows[:1])
+            lines.append((f"reward {config.reward.url}", f"{', '.join(info.rewards)}; {info.workers} workers"))
+        except ServiceError as error:
+            lines.append((f"reward {config.reward.url}", f"not checked: {error.detail.message}"))
+    return lines

@@ -1,0 +1,244 @@
+"""The engine: one model on all ranks, its optimizer updates, its weights out, its state to disk and back.
+
+DeepSpeed ZeRO 0, 2 and 3 on GPUs over NCCL or without GPUs over Gloo: one code path. Every method is a collective: all
+ranks call it, with the same number of micro-batches.
+
+What DeepSpeed would decide by itself and is decided here:
+- gradients of all micro-batches are summed, in float32 (DeepSpeed averages over ranks, hence the loss × world size);
+- the learning rate is a function of the update's number (`schedule`);
+- an update without a finite gradient is skipped on all ranks, in every ZeRO stage and dtype.
+"""
+
+import contextlib
+import io
+import json
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from deepspeed.runtime.engine import DeepSpeedEngine
+from deepspeed.utils import logger as deepspeed_logger
+from transformers import AutoTokenizer
+
+from grpo_proto import Manifest
+from grpo_proto.transport import dtype_name, view_tensor
+
+from .config import AlgorithmConfig, DeepSpeedConfig, ModelConfig, OptimizerConfig
+from .deepspeed_settings import ClipBareOptimizer, adamw, deepspeed_settings, full_shape, inference_settings
+from .errors import RunError, UsageError
+from .logprobs import Policy
+from .model import load_policy
+from .process_group import join_process_group
+from .random_state import random_state, restore_random_state, seed_everything
+from .reduction import Tally
+from .samples import MicroBatch
+from .schedule import learning_rate
+from .stages.loss import old_logprobs, policy_loss
+
+log = logging.getLogger(__name__)
+
+STATE_TAG = "state"
+
+# Compile no ops. On a machine without a GPU DeepSpeed would build one at every first start, for inference only: up to
+# two minutes, and it needs g++ and ninja. (This is DeepSpeed's own cache of what can be built.)
+deepspeed.ops.__compatible_ops__ = {}
+
+
+class TrainingEngine:
+    """The policy in training, and the reference model if `beta` > 0.
+
+    `total_updates` is the length of the learning-rate schedule, in optimizer updates. Raises UsageError when the model
+    cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        optimizer: OptimizerConfig,
+        sharing: DeepSpeedConfig,
+        algorithm: AlgorithmConfig,
+        *,
+        temperature: float,
+        total_updates: int,
+        seed: int,
+    ):
+        self.model_config, self.optimizer_config, self.algorithm = model, optimizer, algorithm
+        self.zero_stage, self.total_updates = sharing.zero_stage, total_updates
+        self.device = join_process_group(timeout_s=sharing.timeout_s)
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        seed_everything(seed)
+        settings = deepspeed_settings(model, optimizer, sharing)
+        sharding = settings if self.zero_stage == 3 else None
+        self.policy = load_policy(model, temperature=temperature, zero3=sharding)
+        self._engine = _initialize(self.policy, settings, adamw(self.policy, optimizer))
+        self._clip = ClipBareOptimizer.attach(self._engine.optimizer, settings, optimizer.max_grad_norm)
+        self._reference: Policy | DeepSpeedEngine | None = None
+        if algorithm.beta > 0:
+            self._reference = self._load_reference(model, temperature, sharding)
+        self.updates_done = 0
+        self.skipped_updates = 0
+        self._skipped_in_a_row = 0
+
+    def _load_reference(
+        self, config: ModelConfig, temperature: float, sharding: dict[str, Any] | None
+    ) -> Policy | DeepSpeedEngine:
+        """A frozen copy of the model the run started from; sharded like the policy under ZeRO-3, whole otherwise."""
+        reference = load_policy(config, temperature=temperature, zero3=sharding).requires_grad_(False)
+        if sharding is None:
+            return reference.to(self.device)
+        return _initialize(reference, inference_settings(sharding), None)
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def logprobs(self, micro_batches: Sequence[MicroBatch], *, reference: bool = False) -> list[torch.Tensor]:
+        """log π of the completion tokens of each micro-batch [N], of the policy or of the reference model."""
+        model = self._reference if reference else self._engine
+        if model is None:
+            raise ValueError("there is no reference model: beta is 0")
+        return [model(batch.input_ids_BL, batch.row_N, batch.column_N)[0] for batch in micro_batches]
+
+    def prepare(self, updates: Sequence[Sequence[MicroBatch]]) -> None:
+        """Before the first update of a generation batch: fill in what has to be known of the weights as they are now.
+
+        That is the reference's logprobs, and the old logprobs of all updates but the first, which sees the weights
+        unchanged and takes its own.
+        """
+        if self._reference is not None:
+            for micro_batches in updates:
+                for batch, logprobs_N in zip(micro_batches, self.logprobs(micro_batches, reference=True), strict=True):
+                    batch.ref_logprobs_N = logprobs_N
+        for micro_batches in updates[1:]:
+            for batch, logprobs_N in zip(micro_batches, self.logprobs(micro_batches), strict=True):
+                batch.old_logprobs_N = old_logprobs(batch, logprobs_N)
+
+    def update(self, micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
+        """One optimizer update. Returns its metrics over all ranks: those of `policy_loss`, `grad_norm` before the
+        clip, `learning_rate`, and `update_skipped`, 1 when the gradient was not finite. Numbers that are not finite are
+        left out.
+
+        Raises RunError after more than `max_skipped_updates` skipped updates in a row.
+        """
+        rate = learning_rate(self.optimizer_config, update=self.updates_done, total_updates=self.total_updates)
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = rate
+        tally = Tally()
+        for batch in micro_batches:
+            logprobs_N, entropy_N = self._engine(batch.input_ids_BL, batch.row_N, batch.column_N)
+            if batch.old_logprobs_N is None:
+                batch.old_logprobs_N = old_logprobs(batch, logprobs_N)
+            if self.algorithm.entropy_coef == 0.0:
+                entropy_N = entropy_N.detach()
+            loss, of_batch = policy_loss(logprobs_N, entropy_N, batch, self.algorithm)
+            tally.merge(of_batch)
+            self._engine.backward(loss * self.world_size, scale_wrt_gas=False)
+        self._engine.step()
+        self.updates_done += 1
+        grad_norm = self._clip.grad_norm if self._clip else self._engine.get_global_grad_norm()
+        metrics = tally.reduce() | {"grad_norm": float(grad_norm), "learning_rate": rate}
+        self._count_skipped(skipped=not torch.isfinite(torch.tensor(metrics["grad_norm"])), metrics=metrics)
+        return {name: value for name, value in metrics.items() if abs(value) < float("inf")}
+
+    def _count_skipped(self, *, skipped: bool, metrics: dict[str, float]) -> None:
+        metrics["update_skipped"] = float(skipped)
+        self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
+        self.skipped_updates += skipped
+        if not skipped:
+            return
+        log.warning("update %d skipped: its gradient is not finite (loss %s)", self.updates_done, metrics.get("loss"))
+        if self._skipped_in_a_row > self.optimizer_config.max_skipped_updates:
+            raise RunError(
+                f"{self._skipped_in_a_row} updates in a row had no finite gradient (loss {metrics.get('loss')})",
+                hint="lower optimizer.learning_rate, set algorithm.delta, or look at the last completions.jsonl rows; "
+                "the last checkpoint is kept",
+            )
+
+    def named_parameters_for_push(self) -> list[tuple[str, str, list[int]]]:
+        """Name, dtype and shape of every parameter under its name in a Hugging Face checkpoint, less tied names."""
+        return [
+            (name, dtype_name(parameter.dtype), full_shape(parameter))
+            for name, parameter in self.policy.model.named_parameters()
+        ]
+
+    def gathered_buckets(
+        self, manifest: Manifest, *, device: torch.device | str | None = None
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+        """The weights bucket by bucket, as `manifest` lays them out: (number, uint8 buffer on `device`).
+
+        The buffer is used again for the next bucket, and only rank 0 fills it. All ranks have to iterate to the end.
+        `device` is the model's own when None; a Gloo broadcast needs `cpu`.
+        """
+        parameters = dict(self.policy.model.named_parameters())
+        buffer = torch.zeros(max(manifest.bucket_bytes), dtype=torch.uint8, device=device or self.device)
+        for number, num_bytes in enumerate(manifest.bucket_bytes):
+            specs = [spec for spec in manifest.tensors if spec.bucket == number]
+            with self._gathered([parameters[spec.name] for spec in specs]):
+                if self.rank == 0:
+                    # A gathered parameter's memory is gone when the context ends: copy, never keep a view.
+                    for spec in specs:
+                        view_tensor(buffer, spec).copy_(parameters[spec.name].data)
+            yield number, buffer[:num_bytes]
+
+    def save(self, folder: Path) -> None:
+        """Write model, optimizer, update counts and every rank's random state into the folder `folder`."""
+        self._engine.save_checkpoint(str(folder), tag=STATE_TAG, save_latest=False)
+        torch.save(random_state(), folder / STATE_TAG / f"random-{self.rank}.pt")
+        if self.rank == 0:
+            (folder / STATE_TAG / "engine.json").write_text(json.dumps(self._layout | self._counts))
+        dist.barrier()
+
+    def load(self, folder: Path) -> None:
+        """Continue from what `save` wrote, to the bit. UsageError for another ZeRO stage, world size or dtype."""
+        try:
+            saved = json.loads((folder / STATE_TAG / "engine.json").read_text())
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{folder} holds no engine state: {error}") from error
+        for name, value in self._layout.items():
+            if saved[name] != value:
+                raise UsageError(
+                    f"the checkpoint {folder} was written with {name} {saved[name]}, and this run has {value}",
+                    hint="resume with the layout the checkpoint was written with",
+                )
+        self._engine.load_checkpoint(str(folder), tag=STATE_TAG)
+        self.updates_done, self.skipped_updates = saved["updates_done"], saved["skipped_updates"]
+        restore_random_state(torch.load(folder / STATE_TAG / f"random-{self.rank}.pt", weights_only=True))
+
+    def save_hf(self, folder: Path) -> None:
+        """Write the policy as `transformers` and the rollout server load it: safetensors, configuration, tokenizer."""
+        model = self.policy.model
+        state: dict[str, torch.Tensor] = {}
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            with self._gathered([tensor]):
+                if self.rank == 0:
+                    state[name] = tensor.detach().cpu().clone()
+        if self.rank == 0:
+            persistent = {name: state[name] for name in model.state_dict() if name in state}
+            model.save_pretrained(folder, state_dict=persistent)
+            source = self.model_config
+            AutoTokenizer.from_pretrained(
+                source.name_or_path, trust_remote_code=source.trust_remote_code
+            ).save_pretrained(folder)
+        dist.barrier()
+
+    @property
+    def _layout(self) -> dict[str, Any]:
+        return {"zero_stage": self.zero_stage, "world_size": self.world_size, "dtype": self.model_config.dtype}
+
+    @property
+    def _counts(self) -> dict[str, int]:
+        return {"updates_done": self.updates_done, "skipped_updates": self.skipped_updates}
+
+    def _gathered(self, tensors: list[torch.Tensor]) -> Any:
+        return deepspeed.zero.GatheredParameters(tensors, enabled=self.zero_stage == 3)
+
+
+def _initialize(policy: Policy, settings: dict[str, Any], optimizer: torch.optim.Optimizer | None) -> DeepSpeedEngine:
+    deepspeed_logger.setLevel(logging.WARNING)
+    # DeepSpeed still calls torch's collectives by their old names, and torch says so at every one.
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
+    # Some of its memory reports are plain prints.
+    with contextlib.redirect_stdout(io.StringIO()):
+        return deepspeed.initialize(model=policy, optimizer=optimizer, config=settings)[0]

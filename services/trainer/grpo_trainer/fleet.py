@@ -1,0 +1,198 @@
+"""The rollout servers a run uses: who is there, who has our weights, who is the least busy.
+
+A server gets traffic only while it is a member of the weight group of the current session, that is, after it took part
+in a push that committed. One that restarted has another `server_id`; one that failed is left out until a push has
+brought it back. A watcher probes all servers meanwhile: one that no longer answers loses its traffic, and when no
+member is left but a server is back, `needs_push` tells the loop that the servers want the weights again.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+
+from grpo_proto import PROTOCOL_VERSION, RolloutClient, RolloutInfo, ServiceError, WeightsClient
+
+from .errors import RunError, UsageError
+
+log = logging.getLogger(__name__)
+
+PROBE_INTERVAL_S = 2.0
+MAX_MISSED_PROBES = 3
+
+
+@dataclass
+class Replica:
+    """One rollout server as the trainer sees it."""
+
+    url: str
+    rollouts: RolloutClient
+    weights: WeightsClient
+    info: RolloutInfo | None = None
+    member: bool = False
+    """In the current weight group, with weights that committed."""
+    live: bool = True
+    """Answered the last probe."""
+    missed_probes: int = 0
+    in_flight: int = 0
+    lost: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while it is no member: whoever waits for its answer should ask another one."""
+
+
+class Fleet:
+    """All replicas. Used by the event loop's thread only."""
+
+    def __init__(self, urls: list[str], *, min_replicas: int, token: str | None = None):
+        self.replicas = [Replica(url, RolloutClient(url, token=token), WeightsClient(url, token=token)) for url in urls]
+        self.min_replicas = min_replicas
+        self.session = 0
+        self.needs_push = asyncio.Event()
+        self._changed = asyncio.Condition()
+
+    async def close(self) -> None:
+        for replica in self.replicas:
+            await replica.rollouts.close()
+            await replica.weights.close()
+
+    @property
+    def members(self) -> list[Replica]:
+        return [replica for replica in self.replicas if replica.member]
+
+    async def wait_until_live(self, timeout_s: float) -> None:
+        """Wait for every server's /livez, then read its /info. Raises UsageError naming the one that did not come."""
+        await asyncio.gather(*(self._wait_for(replica, timeout_s) for replica in self.replicas))
+        for replica in self.replicas:
+            replica.info = await replica.rollouts.info()
+
+    async def _wait_for(self, replica: Replica, timeout_s: float) -> None:
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        waiting_since_s, reason = 0.0, "no answer yet"
+        while True:
+            try:
+                health = await replica.rollouts.livez()
+                if health.ok:
+                    return
+                reason = health.detail or "not live"
+            except ServiceError as error:
+                reason = str(error)
+            if asyncio.get_running_loop().time() >= deadline:
+                raise UsageError(
+                    f"the rollout server {replica.url} did not come up within {timeout_s:g} s: {reason}",
+                    hint="start it with `grpo-rollout serve MODEL`, or change rollout.urls",
+                )
+            if waiting_since_s % 30 == 0:
+                log.info("waiting for the rollout server %s: %s", replica.url, reason)
+            waiting_since_s += 1
+            await asyncio.sleep(1.0)
+
+    def check_compatible(self, *, tokenizer: str, max_tokens: int) -> None:
+        """Raise UsageError when a server speaks another protocol, another tokenizer, or has too short a context."""
+        for replica in self.replicas:
+            info = replica.info
+            if info is None:
+                continue
+            where = f"the rollout server {replica.url}"
+            if info.protocol_version != PROTOCOL_VERSION:
+                raise UsageError(
+                    f"{where} speaks protocol {info.protocol_version}, this trainer {PROTOCOL_VERSION}",
+                    hint="install the same release of grpo-services on both sides",
+                )
+            if info.tokenizer_fingerprint != tokenizer:
+                raise UsageError(
+                    f"{where} has another tokenizer ({info.tokenizer_fingerprint}) than the policy ({tokenizer})",
+                    hint=f"it serves {info.model}; start it with the model of model.name_or_path",
+                )
+            if info.max_model_len < max_tokens:
+                raise UsageError(
+                    f"{where} has a context of {info.max_model_len} tokens, prompt and completion need {max_tokens}",
+                    hint="raise its --max-model-len, or lower data.max_prompt_length or rollout.max_completion_length",
+                )
+
+    async def reachable(self) -> list[Replica]:
+        """The servers that answer now. A restarted one is no member any more. Raises RunError below the minimum."""
+        found: list[Replica] = []
+        reasons: list[str] = []
+        answers = await asyncio.gather(*(self._probe(replica) for replica in self.replicas))
+        for replica, answer in zip(self.replicas, answers, strict=True):
+            if isinstance(answer, RolloutInfo):
+                if replica.info is not None and replica.info.server_id != answer.server_id:
+                    await self.expel(replica, "it restarted: it gets weights before it gets traffic")
+                replica.info = answer
+                found.append(replica)
+            else:
+                await self.expel(replica, answer)
+                reasons.append(str(answer))
+        if len(found) < self.min_replicas:
+            raise RunError(
+                f"{len(found)} of {len(self.replicas)} rollout servers answer, {self.min_replicas} are needed: "
+                + "; ".join(reasons),
+                hint="bring them back, then start the run again with --resume",
+            )
+        return found
+
+    async def _probe(self, replica: Replica) -> RolloutInfo | Exception:
+        try:
+            health = await replica.rollouts.livez()
+            if not health.ok:
+                return RunError(f"{replica.url} is not live: {health.detail}")
+            return await replica.rollouts.info()
+        except ServiceError as error:
+            return error
+
+    async def watch(self) -> None:
+        """Probe all servers for ever; see the module's text."""
+        while True:
+            await asyncio.sleep(PROBE_INTERVAL_S)
+            answers = await asyncio.gather(*(self._probe(replica) for replica in self.replicas))
+            for replica, answer in zip(self.replicas, answers, strict=True):
+                await self._take_in(replica, answer)
+            if not self.members and any(replica.live for replica in self.replicas):
+                self.needs_push.set()
+
+    async def _take_in(self, replica: Replica, answer: RolloutInfo | Exception) -> None:
+        replica.live = isinstance(answer, RolloutInfo)
+        if not isinstance(answer, RolloutInfo):
+            replica.missed_probes += 1
+            if replica.missed_probes >= MAX_MISSED_PROBES:
+                await self.expel(replica, answer)
+            return
+        replica.missed_probes = 0
+        if replica.info is not None and replica.info.server_id != answer.server_id:
+            await self.expel(replica, "it restarted: it gets weights before it gets traffic")
+        elif answer.weights.state == "stale":
+            await self.expel(replica, f"its weights are stale: {answer.weights.reason}")
+        replica.info = answer
+
+    async def admit(self, members: list[Replica], *, session: int) -> None:
+        """These, and only these, have the current weights: they get traffic, in the weight session `session`.
+
+        Both change together: a request that waited for a member must not reach it with the session before.
+        """
+        async with self._changed:
+            self.session = session
+            for replica in self.replicas:
+                replica.member = replica in members
+                if replica.member:
+                    replica.lost.clear()
+                else:
+                    replica.lost.set()
+            self.needs_push.clear()
+            self._changed.notify_all()
+
+    async def expel(self, replica: Replica, reason: object) -> None:
+        """No more traffic until a push has brought it back."""
+        async with self._changed:
+            if replica.member:
+                log.warning("rollout server %s gets no more traffic until the next push: %s", replica.url, reason)
+            replica.member = False
+            replica.lost.set()
+            self._changed.notify_all()
+
+    async def least_busy(self, timeout_s: float) -> Replica | None:
+        """The member with the fewest requests in flight; None when none appears within `timeout_s`."""
+        async with self._changed:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._changed.wait_for(lambda: bool(self.members))
+            except TimeoutError:
+                return None
+            return min(self.members, key=lambda replica: replica.in_flight)

@@ -1,0 +1,152 @@
+"""Rank 0's book-keeping: what a run did, where its time went, and who can look at it meanwhile."""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+from .config import RunConfig
+from .observe.completions import CompletionLog
+from .observe.metrics import count_tokens, rollout_metrics, staleness
+from .observe.progress import Progress
+from .observe.run_status import RunStatus
+from .observe.server import serve_status
+from .observe.sinks import open_sinks
+from .observe.stage_clock import StageClock
+from .pipeline import Batch, Counts
+from .stages.push import PushResult
+
+
+@dataclass
+class RunTotals:
+    """What a resumed run takes over from the run before it."""
+
+    num_tokens: int = 0
+    seconds_per_stage: dict[str, float] = field(default_factory=dict)
+    wall_s: float = 0.0
+    evaluation_before: dict[str, float] = field(default_factory=dict)
+    evaluation_after: dict[str, float] = field(default_factory=dict)
+
+
+class Journal:
+    """Use as a context manager. Metrics are collected during a step and written by `finish_step`."""
+
+    def __init__(self, config: RunConfig, *, max_steps: int, resumed_step: int | None, totals: RunTotals):
+        run_dir, self.config, self.totals = config.run_dir, config, totals
+        first_step = (resumed_step or 0) + 1
+        self.status = RunStatus(
+            config.logging.run_name or run_dir.name,
+            max_steps=max_steps,
+            heartbeat_bound_s=config.server.heartbeat_s,
+            step=first_step - 1,
+        )
+        self.progress = Progress(max_steps, first_step=first_step, enabled=config.logging.progress)
+        self.clock = StageClock(earlier_totals=totals.seconds_per_stage, on_stage=self._enter_stage)
+        self.sinks = open_sinks(
+            config.logging, run_dir, resumed_step=resumed_step, facts=config.model_dump(mode="json")
+        )
+        self.completions = CompletionLog(run_dir, resumed_step=resumed_step) if config.logging.log_completions else None
+        self._collected: dict[str, float] = {}
+        self._batch: Batch | None = None
+        self._batch_version = 0
+        self._dropped_before = 0
+        self._open = ExitStack()
+
+    def __enter__(self) -> Self:
+        if self.config.server.enabled:
+            self._open.enter_context(serve_status(self.status, self.config.server))
+        self._open.callback(self.sinks.close)
+        if self.completions:
+            self._open.callback(self.completions.close)
+        self._open.enter_context(self.progress)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.status.set_ready(False)
+        self._open.close()
+
+    def watch(self, name: str, is_alive: Callable[[], bool]) -> None:
+        """The process counts as dead, in /livez, when `is_alive` says so."""
+        self.status.watch(name, is_alive)
+
+    def stage(self, name: str) -> AbstractContextManager[None]:
+        return self.clock.stage(name)
+
+    def add(self, metrics: Mapping[str, float]) -> None:
+        """Metrics of the current step."""
+        self._collected |= metrics
+
+    def batch_arrived(self, batch: Batch, reward_metrics: Mapping[str, float], counts: Counts, *, version: int) -> None:
+        """The step's samples are here, with rewards and advantages. `version` is the policy they meet."""
+        self.clock.move(batch.reward_s, origin="wait", to="score")
+        num_generations = self.config.rollout.num_generations
+        dropped = (counts.dropped_stale - self._dropped_before) * num_generations
+        self._dropped_before = counts.dropped_stale
+        self._batch, self._batch_version = batch, version
+        self.totals.num_tokens += count_tokens(batch.groups)
+        self.add(
+            rollout_metrics(
+                batch.groups,
+                reward_names=self.config.reward.reward_funcs,
+                accuracy_reward=self.config.reward.accuracy_reward or self.config.reward.reward_funcs[0],
+                policy_version=version,
+                dropped_stale=dropped,
+            )
+        )
+        self.add(reward_metrics)
+        for reason in ("dropped_stale", "unscorable", "timeout", "error", "aborted"):
+            if count := int(self._collected[f"samples/{reason}"]):
+                self.status.dropped(reason.removeprefix("dropped_"), count)
+
+    def pushed(self, result: PushResult) -> None:
+        self.status.pushed(result.version, seconds=result.seconds, num_bytes=result.num_bytes)
+        self.status.set_ready(True)
+        self.add(
+            {
+                "weights/push_s": result.seconds,
+                "weights/push_bytes": result.num_bytes,
+                "weights/push_attempts": result.attempts,
+                "policy_version": result.version,
+            }
+        )
+
+    def evaluated(self, step: int, metrics: dict[str, float]) -> None:
+        self.add(metrics)
+        if step == 0:
+            self.totals.evaluation_before = metrics
+        else:
+            self.totals.evaluation_after = metrics
+
+    def finish_step(self, step: int) -> None:
+        """Write everything collected since the last step."""
+        metrics = {"num_tokens": self.totals.num_tokens, **self._collected, **self.clock.end_step()}
+        self.totals.seconds_per_stage = self.clock.totals()
+        self.totals.wall_s += metrics["step_time"]
+        batch, self._batch, self._collected = self._batch, None, {}
+        groups = batch.groups if batch else []
+        if self.completions and groups:
+            self.completions.write(step, groups)
+        self.sinks.write(step, metrics)
+        samples = [sample for group in groups for sample in group.samples]
+        self.status.step_done(
+            step,
+            metrics,
+            seconds_per_stage=self.totals.seconds_per_stage,
+            staleness=[staleness(sample, self._batch_version) for sample in samples if sample.versions],
+            num_tokens=count_tokens(groups),
+        )
+        if step > 0:
+            self.progress.step_done(step, metrics)
+
+    def final_totals(self) -> RunTotals:
+        """Of the whole run, with what came after its last step."""
+        self.totals.seconds_per_stage = self.clock.totals()
+        return self.totals
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint; `RunTotals(**state)` is the way back."""
+        return asdict(self.totals)
+
+    def _enter_stage(self, name: str) -> None:
+        self.status.enter_stage(name)
+        self.progress.stage(name)

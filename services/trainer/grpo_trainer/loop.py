@@ -1,0 +1,186 @@
+"""GRPO on one page: prompt → rollout → reward → advantage → loss → push.
+
+Every rank runs this loop. Rank 0 has a Conductor, which speaks to the servers, and a Journal, which writes things down;
+the others learn by broadcast what they need. After step k the servers have policy version k + 1.
+"""
+
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from .batching import build_updates
+from .canary import bound_for, compare, own_logprobs
+from .conductor import Conductor, to_wire, training_samples
+from .config import RunConfig
+from .engine import TrainingEngine
+from .errors import RunError
+from .journal import Journal
+from .observe.metrics import merge_updates
+from .ranks import Ranks
+from .samples import MicroBatch, TrainingSample
+from .saving import checkpoint_state, save_checkpoint
+from .stages.push import push
+
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True)
+class Rank0:
+    """What only rank 0 has."""
+
+    conductor: Conductor
+    journal: Journal
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run is made of, on this rank."""
+
+    config: RunConfig
+    engine: TrainingEngine
+    ranks: Ranks
+    max_steps: int
+    pad_token_id: int
+    rank0: Rank0 | None
+
+
+def train(run: Run, *, step: int) -> int:
+    """Train on from `step` finished steps, to the end or until asked to stop. Returns the last finished step."""
+    config, last_saved = run.config, step
+    push_policy(run, version=step + 1)
+    check_canary(run, version=step + 1)
+    if step == 0:
+        evaluate(run, step)
+        finish_step(run, step)
+
+    while step < run.max_steps:
+        samples = sample_and_score(run, version=step + 1)
+        if samples is None:
+            break
+        step += 1
+        optimize(run, build_updates_of(run, samples))
+        push_policy(run, version=step + 1)
+        if due(config.canary.steps, step):
+            check_canary(run, version=step + 1)
+        if due(config.eval.eval_steps, step) or (config.eval.eval_steps and step == run.max_steps):
+            evaluate(run, step)
+        finish_step(run, step)
+        if due(config.checkpoint.save_steps, step):
+            save(run, step)
+            last_saved = step
+
+    if step > last_saved:
+        save(run, step)
+    return step
+
+
+def sample_and_score(run: Run, *, version: int) -> list[TrainingSample] | None:
+    """Prompt → rollout → reward → advantage, on rank 0. Returns the samples on every rank; None: asked to stop."""
+    with stage(run, "wait"):
+        batch = wait_for(run, Conductor.next_batch, version=version)
+    message = None
+    if run.rank0 and batch is not None:
+        samples, reward_metrics = training_samples(batch, run.config, version=version)
+        counts = run.rank0.conductor.pipeline.counts
+        run.rank0.journal.batch_arrived(batch, reward_metrics, counts, version=version)
+        message = to_wire(samples)
+    message = run.ranks.broadcast_json(message)
+    if message == []:
+        raise RunError("no sample of the batch can be trained on: none has both a score and a token")
+    return None if message is None else [TrainingSample(**sample) for sample in message]
+
+
+def wait_for(run: Run, start: Callable[[Conductor], Coroutine[Any, Any, ResultT]], *, version: int) -> ResultT | None:
+    """What rank 0 gets from the servers; None on the other ranks, and when the run was asked to stop.
+
+    When all servers have lost their weights meanwhile, every rank takes part in pushing them again.
+    """
+    task, verdict = None, None
+    if run.rank0:
+        task = run.rank0.conductor.start(start(run.rank0.conductor))
+    while True:
+        if run.rank0 and task:
+            verdict = run.rank0.conductor.wait(task, beat=run.rank0.journal.status.beat)
+        verdict = run.ranks.broadcast_json(verdict)
+        if verdict == "push":
+            push_policy(run, version=version)
+        else:
+            return task.result() if task and verdict == "done" else None
+
+
+def build_updates_of(run: Run, samples: list[TrainingSample]) -> list[list[MicroBatch]]:
+    """The micro-batches of this rank, by optimizer update."""
+    return build_updates(
+        samples,
+        run.config.algorithm,
+        max_completion_length=run.config.rollout.max_completion_length,
+        tokens_per_micro_batch=run.config.deepspeed.tokens_per_micro_batch,
+        rank=run.ranks.rank,
+        world_size=run.ranks.world_size,
+        pad_token_id=run.pad_token_id,
+        device=run.engine.device,
+    )
+
+
+def optimize(run: Run, updates: list[list[MicroBatch]]) -> None:
+    """Loss: `num_iterations` passes over the batch."""
+    with stage(run, "prepare"):
+        run.engine.prepare(updates)
+    with stage(run, "train"):
+        passes = range(run.config.algorithm.num_iterations)
+        results = [run.engine.update(update) for _ in passes for update in updates]
+    if run.rank0:
+        run.rank0.journal.add(merge_updates(results))
+
+
+def push_policy(run: Run, *, version: int) -> None:
+    """Push: the servers sample by `version` from here on."""
+    with stage(run, "push"):
+        pusher = run.rank0.conductor.pusher if run.rank0 else None
+        result = push(version, run.engine, run.ranks, pusher, run.config.weights)
+        if run.rank0:
+            run.rank0.conductor.policy_pushed(result)
+            run.rank0.journal.pushed(result)
+
+
+def check_canary(run: Run, *, version: int) -> None:
+    """Stop when a server computes something else than the trainer with the weights it was given."""
+    with stage(run, "eval"):
+        probes = run.rank0.conductor.probes() if run.rank0 else []
+        message = run.ranks.broadcast_json(to_wire([probe.sample for probe in probes]))
+        samples = [TrainingSample(**sample) for sample in message]
+        own = own_logprobs(run.engine, samples, pad_token_id=run.pad_token_id)
+        if run.rank0:
+            run.rank0.journal.add(compare(probes, own, bound=bound_for(run.config), version=version))
+
+
+def evaluate(run: Run, step: int) -> None:
+    """Held-out accuracy; the other ranks wait for rank 0."""
+    if run.config.eval.eval_steps and run.config.data.eval_dataset:
+        with stage(run, "eval"):
+            metrics = wait_for(run, lambda conductor: conductor.evaluation_of(step), version=step + 1)
+        if run.rank0 and metrics is not None:
+            run.rank0.journal.evaluated(step, metrics)
+
+
+def finish_step(run: Run, step: int) -> None:
+    if run.rank0:
+        run.rank0.journal.finish_step(step)
+
+
+def save(run: Run, step: int) -> None:
+    with stage(run, "save"):
+        state = None
+        if run.rank0:
+            cursor = run.rank0.conductor.pipeline.cursor()
+            state = checkpoint_state(step, cursor, run.rank0.journal.state())
+        save_checkpoint(step, run.config, run.engine, run.ranks, state)
+
+
+def due(every: int, step: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def stage(run: Run, name: str) -> AbstractContextManager[None]:
+    return run.rank0.journal.stage(name) if run.rank0 else nullcontext()

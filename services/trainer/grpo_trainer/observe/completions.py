@@ -1,0 +1,51 @@
+"""completions.jsonl: every sample of every step, with what it got and why."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from grpo_proto import RewardScore
+
+from ..samples import Group
+from .jsonl import StepFile
+from .run_files import COMPLETIONS_FILE
+
+
+class CompletionLog:
+    """One JSON line per sample. On resume the steps after `resumed_step` are dropped; they are done again."""
+
+    def __init__(self, run_dir: Path, *, resumed_step: int | None):
+        self._file = StepFile(run_dir / COMPLETIONS_FILE, keep_through_step=resumed_step)
+
+    def write(self, step: int, groups: Sequence[Group]) -> None:
+        """Write the samples of a step, after their advantages are known."""
+        self._file.append(completion_records(step, groups))
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def completion_records(step: int, groups: Sequence[Group]) -> Iterator[dict[str, Any]]:
+    """The lines of a step. `group` is the prompt's position in the run, `index` the sample's place in its group."""
+    for group in groups:
+        for index, sample in enumerate(group.samples):
+            yield {
+                "step": step,
+                "group": group.position,
+                "index": index,
+                "row": group.row.index,
+                "prompt": group.row.prompt,
+                "completion": sample.text,
+                "rewards": {name: _reward(result) for name, result in sample.rewards.items()},
+                "total": sample.total_reward,
+                "advantage": sample.advantage,
+                "versions": sample.versions,
+                "finish_reason": sample.finish_reason,
+                "num_tokens": len(sample.token_ids),
+                "log": {name: result.log for name, result in sample.rewards.items() if result.log},
+            }
+
+
+def _reward(result: RewardScore) -> dict[str, Any]:
+    reward: dict[str, Any] = {"score": result.score, "status": result.status}
+    return reward if result.detail is None else {**reward, "detail": result.detail}

@@ -1,0 +1,150 @@
+"""Groups → the numbers of one step, under TRL's names where TRL has one.
+
+Null is never 0: samples without a score take no part in a mean, and the mean of nothing is absent from the result.
+Standard deviations are those of a sample (n - 1), as in TRL.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from ..samples import Group, Sample
+
+CORRECT_SCORE = 1.0
+"""A completion is correct when the accuracy reward gives it at least this."""
+
+
+def rollout_metrics(
+    groups: Sequence[Group],
+    *,
+    reward_names: Sequence[str],
+    accuracy_reward: str,
+    policy_version: int,
+    dropped_stale: int = 0,
+) -> dict[str, float]:
+    """Everything the groups of a step say. Call it after the advantages: `samples/used` are those that have one.
+
+    `policy_version` is the version the batch starts from; `dropped_stale` counts the samples thrown away for this step.
+    """
+    samples = [sample for group in groups for sample in group.samples]
+    return {
+        **reward_metrics(groups, reward_names),
+        **optional("accuracy", accuracy(groups, accuracy_reward)),
+        **length_metrics(samples),
+        **staleness_metrics(samples, policy_version),
+        **sample_counts(samples, dropped_stale=dropped_stale),
+    }
+
+
+def reward_metrics(groups: Sequence[Group], reward_names: Sequence[str]) -> dict[str, float]:
+    """Totals, each reward by itself, and the numbers that rewards report of themselves as `rewards/<name>/<number>`.
+
+    `frac_reward_zero_std` is the share of groups whose totals are all equal, among groups with two totals or more:
+    they give no gradient. It looks at groups whatever `scale_rewards` is.
+    """
+    samples = [sample for group in groups for sample in group.samples]
+    totals = [sample.total_reward for sample in samples if sample.total_reward is not None]
+    metrics = {**optional("reward", mean(totals)), **optional("reward_std", standard_deviation(totals))}
+
+    spreads = [
+        standard_deviation(s.total_reward for s in group.samples if s.total_reward is not None) for group in groups
+    ]
+    flat = [float(spread < 1e-8) for spread in spreads if spread is not None]
+    metrics |= optional("frac_reward_zero_std", mean(flat))
+
+    for name in reward_names:
+        results = [sample.rewards[name] for sample in samples if name in sample.rewards]
+        scores = [result.score for result in results if result.score is not None]
+        metrics |= optional(f"rewards/{name}/mean", mean(scores))
+        metrics |= optional(f"rewards/{name}/std", standard_deviation(scores))
+        reported = [result.metrics for result in results if result.metrics]
+        for key in sorted({key for numbers in reported for key in numbers}):
+            average = mean(numbers[key] for numbers in reported if key in numbers)
+            metrics |= optional(f"rewards/{name}/{key}", average)
+    return metrics
+
+
+def accuracy(groups: Iterable[Group], accuracy_reward: str) -> float | None:
+    """Share of correct completions among those that the accuracy reward could score; None when it scored none."""
+    rewards = [sample.rewards.get(accuracy_reward) for group in groups for sample in group.samples]
+    return mean(float(result.score >= CORRECT_SCORE) for result in rewards if result and result.score is not None)
+
+
+def length_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    """Lengths of completions in tokens; `terminated` are those that ended by themselves, not by a limit or an abort."""
+    lengths = [len(sample.token_ids) for sample in samples]
+    terminated = [len(sample.token_ids) for sample in samples if sample.finish_reason == "stop"]
+    metrics: dict[str, float] = {}
+    for infix, values in (("", lengths), ("terminated_", terminated)):
+        if values:
+            metrics[f"completions/mean_{infix}length"] = math.fsum(values) / len(values)
+            metrics[f"completions/min_{infix}length"] = min(values)
+            metrics[f"completions/max_{infix}length"] = max(values)
+    return metrics | optional("completions/clipped_ratio", mean(float(sample.truncated) for sample in samples))
+
+
+def staleness_metrics(samples: Sequence[Sample], policy_version: int) -> dict[str, float]:
+    """How many versions the oldest token of each completion lags behind; completions without tokens have no age."""
+    lags = [staleness(sample, policy_version) for sample in samples if sample.versions]
+    return {"staleness/mean": math.fsum(lags) / len(lags), "staleness/max": max(lags)} if lags else {}
+
+
+def staleness(sample: Sample, policy_version: int) -> int:
+    return policy_version - sample.oldest_version
+
+
+def sample_counts(samples: Sequence[Sample], *, dropped_stale: int = 0) -> dict[str, float]:
+    """How many samples took part, and why the others did not. A sample counts once for every status of its rewards."""
+    statuses = [{result.status for result in sample.rewards.values()} for sample in samples]
+    return {
+        "samples/used": sum(sample.advantage is not None for sample in samples),
+        "samples/dropped_stale": dropped_stale,
+        "samples/unscorable": sum("unscorable" in found for found in statuses),
+        "samples/timeout": sum("timeout" in found for found in statuses),
+        "samples/error": sum("error" in found for found in statuses),
+        "samples/aborted": sum(sample.finish_reason in ("abort", "error") for sample in samples),
+    }
+
+
+def count_tokens(groups: Iterable[Group]) -> int:
+    """Tokens of prompts and completions; a prompt counts for each of its completions, as in TRL's `num_tokens`."""
+    return sum(len(group.row.token_ids) + len(sample.token_ids) for group in groups for sample in group.samples)
+
+
+def merge_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The metrics of a step's optimizer updates as one dict.
+
+    Means, but `…min` is a minimum, `…max` a maximum and `learning_rate` the last one. A metric that some updates lack
+    is merged over those that have it; a value that is not finite stays visible: it makes the mean not finite.
+    """
+    merged: dict[str, float] = {}
+    for key in dict.fromkeys(key for update in updates for key in update):
+        values = [update[key] for update in updates if key in update]
+        if key == "learning_rate":
+            merged[key] = values[-1]
+        elif key.endswith("min"):
+            merged[key] = min(values)
+        elif key.endswith("max"):
+            merged[key] = max(values)
+        else:
+            merged[key] = sum(values) / len(values)
+    return merged
+
+
+def mean(values: Iterable[float]) -> float | None:
+    """None of nothing."""
+    numbers = list(values)
+    return math.fsum(numbers) / len(numbers) if numbers else None
+
+
+def standard_deviation(values: Iterable[float]) -> float | None:
+    """Of a sample: the sum of squares is divided by n - 1. None of fewer than two values."""
+    numbers = list(values)
+    if len(numbers) < 2:
+        return None
+    center = math.fsum(numbers) / len(numbers)
+    return math.sqrt(math.fsum((number - center) ** 2 for number in numbers) / (len(numbers) - 1))
+
+
+def optional(key: str, value: float | None) -> dict[str, float]:
+    """A metric that may not exist, to be merged into others."""
+    return {} if value is None else {key: value}

@@ -1,0 +1,122 @@
+"""What stands at the head of the report: facts about the run, its headline numbers, its configuration."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .curves import Curves
+from .progress import readable_duration
+from .run_files import CONFIG_FILE
+
+_SECRET_KEY = re.compile(r"(?i)(^|_|-)(api_?key|token|secret|password|credentials?)$")
+
+
+@dataclass(frozen=True)
+class Headline:
+    """One number of the run: where it began and where it ended, as texts; `before` is None when there is only one."""
+
+    label: str
+    before: str | None
+    after: str
+    change: str | None
+    rises: bool
+    note: str
+
+
+def read_config(run_dir: Path) -> dict[str, Any]:
+    """The resolved configuration, empty when there is none."""
+    try:
+        config = yaml.safe_load((run_dir / CONFIG_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def config_text(config: Mapping[str, Any]) -> str:
+    """As YAML, without the values of keys that are named like secrets: reports are passed on."""
+    return yaml.safe_dump(_without_secrets(config), sort_keys=False, allow_unicode=True) if config else ""
+
+
+def facts_of(config: Mapping[str, Any], curves: Curves, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(name, value) pairs, as many as are known."""
+    return list(_facts(config, curves, summary))
+
+
+def _facts(config: Mapping[str, Any], curves: Curves, summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    def setting(*path: str) -> Any:
+        value: Any = config
+        for key in path:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        return value
+
+    if curves.last_step is not None:
+        planned = setting("max_steps")
+        yield "Steps", f"{curves.last_step} of {planned}" if planned else str(curves.last_step)
+    seconds = summary.get("wall_s") or sum(curves.stage_totals.values())
+    if seconds:
+        yield "Time", readable_duration(seconds)
+    if curves.num_tokens:
+        yield "Tokens", f"{curves.num_tokens:,.0f}"
+    rewards = setting("reward", "reward_funcs")
+    for name, value in (
+        ("Model", setting("model", "name_or_path")),
+        ("Data", setting("data", "dataset")),
+        ("Rewards", ", ".join(map(str, rewards)) if isinstance(rewards, list) else None),
+        ("Completions per prompt", setting("rollout", "num_generations")),
+        ("Completions per step", setting("rollout", "generation_batch_size")),
+        ("Loss", setting("algorithm", "loss_type")),
+        ("β (KL)", setting("algorithm", "beta")),
+        ("Staleness bound", setting("algorithm", "max_staleness")),
+        ("Learning rate", setting("optimizer", "learning_rate")),
+        ("Seed", setting("seed")),
+    ):
+        if value is not None and value != "":
+            yield name, f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def headlines_of(curves: Curves) -> list[Headline]:
+    """Held-out accuracy before and after, and the reward at both ends."""
+    headlines = []
+    for metric, label in (
+        ("eval_accuracy", "Held-out accuracy, sampled"),
+        ("eval_greedy", "Held-out accuracy, greedy"),
+    ):
+        if series := curves.get(metric):
+            first, last = round(series.steps[0]), round(series.steps[-1])
+            note = f"step {first} → step {last}" if len(series) > 1 else f"step {last}"
+            headlines.append(_headline(label, series.values, note, percent=True))
+    if series := curves.get("reward"):
+        part = max(1, len(series) // 10)
+        ends = [_mean(series.values[:part]), _mean(series.values[-part:])]
+        note = "means of the first and last tenth of the steps" if part > 1 else "first and last step"
+        headlines.append(_headline("Reward", ends if len(series) > 1 else series.values, note, percent=False))
+    return headlines
+
+
+def _headline(label: str, values: Sequence[float], note: str, *, percent: bool) -> Headline:
+    def text(value: float) -> str:
+        return f"{value:.1%}" if percent else f"{value:.3f}"
+
+    first, last = values[0], values[-1]
+    if len(values) < 2:
+        return Headline(label, None, text(last), None, True, note)
+    difference = last - first
+    change = f"{difference * 100:+.1f} points" if percent else f"{difference:+.3f}"
+    return Headline(label, text(first), text(last), change, difference >= 0, note)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _without_secrets(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {
+            key: "***" if isinstance(item, str) and _SECRET_KEY.search(str(key)) else _without_secrets(item)
+            for key, item in value.items()
+        }
+    return [_without_secrets(item) for item in value] if isinstance(value, list) else value

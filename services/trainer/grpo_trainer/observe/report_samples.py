@@ -1,0 +1,160 @@
+"""completions.jsonl → a few prompts with their best and worst completions, at steps spread over the run."""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .jsonl import read_lines
+from .run_files import COMPLETIONS_FILE
+
+MAX_STEPS = 7
+PROMPTS_PER_STEP = 2
+MAX_CHARACTERS = 4000
+"""Of one text on the page. The end of a longer one is kept as well: there is the answer."""
+
+
+@dataclass(frozen=True)
+class RewardShown:
+    """`text` is the score, or why there is none."""
+
+    name: str
+    text: str
+    status: str
+    detail: str | None
+
+
+@dataclass(frozen=True)
+class CompletionShown:
+    text: str
+    total: float | None
+    advantage: float | None
+    rewards: list[RewardShown]
+    finish_reason: str
+    num_tokens: int | None
+
+
+@dataclass(frozen=True)
+class PromptShown:
+    """One group. `worst` is None when no completion was worse than the best one."""
+
+    prompt: str
+    best: CompletionShown
+    worst: CompletionShown | None
+    num_completions: int
+    num_unscored: int
+
+
+@dataclass
+class StepShown:
+    step: int
+    prompts: list[PromptShown] = field(default_factory=list)
+
+
+def read_samples(run_dir: Path) -> list[StepShown]:
+    """Reads the file once, line by line; what is kept are a few groups per step and the lines of the step just read."""
+    found: dict[int, list[list[dict[str, Any]]]] = {}
+    current: int | None = None
+    first_step: int | None = None
+    lines: list[bytes] = []
+    for step, line in read_lines(run_dir / COMPLETIONS_FILE):
+        if step != current:
+            if current is not None and (current == first_step or is_landmark(current)):
+                found[current] = _most_telling(_groups(lines))
+            first_step = step if first_step is None else first_step
+            current, lines = step, []
+        lines.append(line)
+    if current is not None:
+        found[current] = _most_telling(_groups(lines))
+    return [StepShown(step, [_show(group) for group in found[step]]) for step in spread(sorted(found), MAX_STEPS)]
+
+
+def is_landmark(step: int) -> bool:
+    """1, 2, 5, 10, 20, 50, 100 …"""
+    while step >= 10 and step % 10 == 0:
+        step //= 10
+    return step in (1, 2, 5)
+
+
+def spread(steps: Sequence[int], count: int) -> list[int]:
+    """At most `count` of the sorted steps, the first and the last among them."""
+    if len(steps) <= count:
+        return list(steps)
+    places = [round(index * (len(steps) - 1) / (count - 1)) for index in range(count)]
+    return [steps[place] for place in places]
+
+
+def _groups(lines: Sequence[bytes]) -> Iterator[list[dict[str, Any]]]:
+    """The samples of each prompt, in the order of the file."""
+    groups: dict[Any, list[dict[str, Any]]] = {}
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        groups.setdefault(record.get("group"), []).append(record)
+    yield from groups.values()
+
+
+def _most_telling(groups: Iterator[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
+    """The groups whose totals lie farthest apart; of equals the first ones."""
+    return sorted(groups, key=_spread_of, reverse=True)[:PROMPTS_PER_STEP]
+
+
+def _spread_of(group: Sequence[dict[str, Any]]) -> float:
+    totals = [sample["total"] for sample in group if _is_number(sample.get("total"))]
+    return max(totals) - min(totals) if totals else -1.0
+
+
+def _show(group: Sequence[dict[str, Any]]) -> PromptShown:
+    scored = [sample for sample in group if _is_number(sample.get("total"))]
+    best = max(scored, key=lambda sample: sample["total"]) if scored else group[0]
+    worst = min(scored, key=lambda sample: sample["total"]) if scored else best
+    differs = bool(scored) and worst["total"] < best["total"]
+    return PromptShown(
+        prompt=shorten(prompt_text(group[0].get("prompt"))),
+        best=_completion(best),
+        worst=_completion(worst) if differs else None,
+        num_completions=len(group),
+        num_unscored=len(group) - len(scored),
+    )
+
+
+def _completion(sample: dict[str, Any]) -> CompletionShown:
+    rewards = sample.get("rewards")
+    return CompletionShown(
+        text=shorten(str(sample.get("completion", ""))),
+        total=sample["total"] if _is_number(sample.get("total")) else None,
+        advantage=sample["advantage"] if _is_number(sample.get("advantage")) else None,
+        rewards=[_reward(name, result) for name, result in rewards.items()] if isinstance(rewards, dict) else [],
+        finish_reason=str(sample.get("finish_reason", "")),
+        num_tokens=sample.get("num_tokens"),
+    )
+
+
+def _reward(name: str, result: dict[str, Any]) -> RewardShown:
+    score, status = result.get("score"), str(result.get("status", "error"))
+    detail = result.get("detail")
+    text = f"{score:.2f}" if _is_number(score) else status
+    return RewardShown(name, text, status, shorten(str(detail), 300) if detail else None)
+
+
+def prompt_text(prompt: Any) -> str:
+    """Messages as they would be read aloud: the role, then the text."""
+    if isinstance(prompt, list):
+        return "\n\n".join(f"[{message.get('role')}]\n{message.get('content')}" for message in prompt)
+    return str(prompt or "")
+
+
+def shorten(text: str, limit: int = MAX_CHARACTERS) -> str:
+    if len(text) <= limit:
+        return text
+    head = limit * 2 // 3
+    tail = limit - head
+    return f"{text[:head]}\n… {len(text) - limit:,} characters left out …\n{text[-tail:]}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

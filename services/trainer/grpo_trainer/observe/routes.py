@@ -1,0 +1,103 @@
+"""The trainer's own routes. They read, and there is nothing to change through them: no token is needed.
+
+`python -m grpo_trainer.observe.routes > services/trainer/openapi.json` renews the committed document.
+"""
+
+import json
+import logging
+import sys
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from grpo_proto import PROTOCOL_VERSION, ErrorBody, ErrorDetail, Health, TrainerInfo
+
+from .. import __version__
+from .prometheus import RunMetrics
+from .run_status import RunStatus
+
+log = logging.getLogger(__name__)
+
+
+def create_app(status: RunStatus) -> FastAPI:
+    """The application; it answers from memory and never waits for the loop."""
+    app = FastAPI(
+        title="grpo-trainer",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+    )
+    metrics = RunMetrics(status)
+
+    @app.get("/livez", response_model=Health, responses={503: {"model": Health}})
+    async def livez() -> Response:
+        """200 while the loop's heartbeat is younger than its bound and its background threads live."""
+        return _health(status.problem())
+
+    @app.get("/readyz", response_model=Health, responses={503: {"model": Health}})
+    async def readyz() -> Response:
+        """200 while the run is alive and trains: from its first push to its end."""
+        state = status.snapshot()
+        return _health(status.problem() or (None if state.ready else f"not training: {state.stage}"))
+
+    @app.get("/info", response_model=TrainerInfo)
+    async def info() -> Response:
+        """What runs, and how far it is."""
+        state = status.snapshot()
+        return _json(
+            TrainerInfo(
+                version=__version__,
+                protocol_version=PROTOCOL_VERSION,
+                run=state.run,
+                step=state.step,
+                max_steps=state.max_steps,
+                policy_version=state.policy_version,
+                stage=state.stage,
+            )
+        )
+
+    @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+    async def show_metrics() -> Response:
+        """Prometheus."""
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4")
+
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> Response:
+        names = {404: "not_found", 405: "method_not_allowed"}
+        messages = {404: f"there is no route {request.url.path}", 405: f"not {request.method} {request.url.path}"}
+        detail = ErrorDetail(
+            type=names.get(error.status_code, "refused"),
+            message=messages.get(error.status_code, str(error.detail)),
+            hint="the routes are GET /livez, /readyz, /info and /metrics",
+        )
+        return _json(ErrorBody(error=detail), status=error.status_code, headers=dict(error.headers or {}))
+
+    @app.exception_handler(Exception)
+    async def broken(request: Request, error: Exception) -> Response:
+        log.exception("%s %s failed", request.method, request.url.path, exc_info=error)
+        detail = ErrorDetail(type="internal", message=f"{type(error).__name__} in the trainer; its log says more")
+        return _json(ErrorBody(error=detail), status=500)
+
+    return app
+
+
+def _health(problem: str | None) -> Response:
+    return _json(Health(ok=problem is None, detail=problem), status=200 if problem is None else 503)
+
+
+def _json(message: BaseModel, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(message.model_dump_json(), status_code=status, headers=headers or {}, media_type="application/json")
+
+
+def openapi_text() -> str:
+    """The document of these routes, as it is committed."""
+    app = create_app(RunStatus("example", max_steps=1, heartbeat_bound_s=1.0))
+    return json.dumps(app.openapi(), indent=2, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(openapi_text())

@@ -1,0 +1,137 @@
+"""What the loop tells and the trainer's routes read: one thread writes, others take snapshots."""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+STALENESS_BUCKETS = (0, 1, 2, 4, 8, 16)
+"""Upper bounds of the histogram of sample staleness, in versions."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The state of a run at one moment. Counters are of this process: they begin anew when a run is resumed."""
+
+    run: str
+    max_steps: int
+    step: int = 0
+    policy_version: int = 0
+    stage: str = "starting"
+    ready: bool = False
+    heartbeat_age_s: float = 0.0
+    heartbeat_timestamp_s: float = 0.0
+    reward: float | None = None
+    accuracy: float | None = None
+    seconds_per_stage: Mapping[str, float] = field(default_factory=dict)
+    tokens: int = 0
+    push_s: float | None = None
+    """Seconds of the last push."""
+    push_bytes: int = 0
+    """Bytes of all pushes."""
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """Reason → samples that took no part."""
+    staleness_counts: tuple[int, ...] = (0,) * (len(STALENESS_BUCKETS) + 1)
+    """Samples per bucket, not cumulative; the last one is beyond the last bound."""
+    staleness_sum: int = 0
+
+
+class RunStatus:
+    """Thread-safe. Every call of the loop is a heartbeat; `heartbeat_bound_s` without one means the loop is stuck."""
+
+    def __init__(self, run: str, *, max_steps: int, heartbeat_bound_s: float, step: int = 0):
+        self.heartbeat_bound_s = heartbeat_bound_s
+        self._lock = threading.Lock()
+        self._state = Snapshot(run=run, max_steps=max_steps, step=step)
+        self._beat_monotonic = time.monotonic()
+        self._beat_epoch = time.time()
+        self._watched: dict[str, Callable[[], bool]] = {}
+
+    def beat(self) -> None:
+        """The loop is alive: for long waits inside a stage."""
+        with self._lock:
+            self._touch()
+
+    def watch(self, name: str, is_alive: Callable[[], bool]) -> None:
+        """Count the process as dead when `is_alive` says False, for instance a thread's."""
+        with self._lock:
+            self._watched[name] = is_alive
+
+    def enter_stage(self, name: str) -> None:
+        self._update(stage=name)
+
+    def set_ready(self, ready: bool) -> None:
+        """Ready from the first push on, no more once the run ends."""
+        self._update(ready=ready)
+
+    def pushed(self, version: int, *, seconds: float, num_bytes: int) -> None:
+        """A push committed: `num_bytes` were sent to each server in `seconds`."""
+        with self._lock:
+            self._touch()
+            total = self._state.push_bytes + num_bytes
+            self._state = replace(self._state, policy_version=version, push_s=seconds, push_bytes=total)
+
+    def dropped(self, reason: str, num_samples: int) -> None:
+        """Samples that took no part: `stale`, `unscorable`, `timeout`, `error`, `aborted`."""
+        with self._lock:
+            self._touch()
+            counts = dict(self._state.dropped)
+            counts[reason] = counts.get(reason, 0) + num_samples
+            self._state = replace(self._state, dropped=counts)
+
+    def step_done(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        *,
+        seconds_per_stage: Mapping[str, float],
+        staleness: Iterable[int] = (),
+        num_tokens: int = 0,
+    ) -> None:
+        """`seconds_per_stage` is of the whole run, `staleness` one number per sample of this step."""
+        with self._lock:
+            self._touch()
+            state = self._state
+            counts, total = list(state.staleness_counts), state.staleness_sum
+            for lag in staleness:
+                bucket = next((i for i, bound in enumerate(STALENESS_BUCKETS) if lag <= bound), len(STALENESS_BUCKETS))
+                counts[bucket] += 1
+                total += lag
+            self._state = replace(
+                state,
+                step=step,
+                reward=metrics.get("reward"),
+                accuracy=metrics.get("accuracy"),
+                seconds_per_stage=dict(seconds_per_stage),
+                tokens=state.tokens + num_tokens,
+                staleness_counts=tuple(counts),
+                staleness_sum=total,
+            )
+
+    def snapshot(self) -> Snapshot:
+        with self._lock:
+            age_s = time.monotonic() - self._beat_monotonic
+            return replace(self._state, heartbeat_age_s=age_s, heartbeat_timestamp_s=self._beat_epoch)
+
+    def problem(self) -> str | None:
+        """Why the process counts as dead, or None."""
+        with self._lock:
+            watched = dict(self._watched)
+        for name, is_alive in watched.items():
+            if not is_alive():
+                return f"{name} is dead"
+        state = self.snapshot()
+        if state.heartbeat_age_s > self.heartbeat_bound_s:
+            return (
+                f"no heartbeat for {state.heartbeat_age_s:.0f} s (bound {self.heartbeat_bound_s:g} s), "
+                f"in stage {state.stage} of step {state.step + 1}"
+            )
+        return None
+
+    def _update(self, **changes: object) -> None:
+        with self._lock:
+            self._touch()
+            self._state = replace(self._state, **changes)  # type: ignore[arg-type]
+
+    def _touch(self) -> None:
+        self._beat_monotonic, self._beat_epoch = time.monotonic(), time.time()

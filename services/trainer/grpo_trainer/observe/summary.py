@@ -1,0 +1,90 @@
+"""summary.json: the result of a run in one small file. Null where nothing was measured."""
+
+import json
+import logging
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..config import RunConfig
+from .atomic_file import write_text_atomically
+from .run_files import SUMMARY_FILE
+
+log = logging.getLogger(__name__)
+
+
+class Totals(Protocol):
+    """What a run added up, resumed parts included."""
+
+    num_tokens: int
+    seconds_per_stage: dict[str, float]
+    wall_s: float
+    evaluation_before: dict[str, float]
+    evaluation_after: dict[str, float]
+
+
+def write_report_and_summary(config: RunConfig, totals: Totals, *, steps: int) -> dict[str, Any]:
+    """The last thing a run does: summary.json, then report.html. Returns the summary.
+
+    A page that cannot be made is logged, no more: the run it shows is done. Raises OSError when the summary cannot be
+    written.
+    """
+    summary = write_summary(
+        config.run_dir,
+        steps=steps,
+        wall_s=totals.wall_s,
+        seconds_per_stage=totals.seconds_per_stage,
+        evaluation_before=totals.evaluation_before,
+        evaluation_after=totals.evaluation_after,
+        facts={"seed": config.seed, "model": config.model.name_or_path, "num_tokens": totals.num_tokens},
+    )
+    from .report import write_report  # plotly takes a second to import
+
+    try:
+        log.info("report: %s", write_report(config.run_dir))
+    except Exception:
+        log.exception("no report; python -m grpo_trainer.observe.report %s tries again", config.run_dir)
+    return summary
+
+
+def write_summary(
+    run_dir: Path,
+    *,
+    steps: int,
+    wall_s: float,
+    seconds_per_stage: Mapping[str, float],
+    evaluation_before: Mapping[str, float],
+    evaluation_after: Mapping[str, float],
+    facts: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Write the summary, whole or not at all, and return it.
+
+    The evaluations hold `eval_accuracy` and `eval_greedy`, as the metrics have them; an evaluation that did not take
+    place is empty. `facts` is anything worth a line: seed, model, counts of samples.
+    """
+    summary = {
+        "eval_accuracy_before": _number(evaluation_before.get("eval_accuracy")),
+        "eval_accuracy_after": _number(evaluation_after.get("eval_accuracy")),
+        "eval_greedy_before": _number(evaluation_before.get("eval_greedy")),
+        "eval_greedy_after": _number(evaluation_after.get("eval_greedy")),
+        "steps": steps,
+        "wall_s": round(wall_s, 3),
+        "seconds_per_stage": {stage: round(seconds, 3) for stage, seconds in seconds_per_stage.items()},
+        **(facts or {}),
+    }
+    write_text_atomically(run_dir / SUMMARY_FILE, json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+    return summary
+
+
+def read_summary(run_dir: Path) -> dict[str, Any]:
+    """The summary of a finished run, empty when there is none."""
+    try:
+        summary = json.loads((run_dir / SUMMARY_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return summary if isinstance(summary, dict) else {}
+
+
+def _number(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

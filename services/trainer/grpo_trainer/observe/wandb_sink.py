@@ -1,0 +1,49 @@
+"""Metrics to Weights & Biases. The run's id lives in the run folder, so that a resumed run continues the same one.
+
+Everything of wandb's own works: WANDB_MODE=offline, WANDB_API_KEY, WANDB_ENTITY, WANDB_BASE_URL and so on.
+"""
+
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import wandb
+
+ID_FILE = "wandb_id.txt"
+FINISH_TIMEOUT_S = 60.0
+"""How long the end of a run waits for uploads; what is not up by then stays in the folder for `wandb sync`."""
+
+
+class WandbSink:
+    name = "wandb"
+
+    def __init__(self, run_dir: Path, *, project: str, run_name: str, resumed: bool, facts: Mapping[str, Any]):
+        self._run = wandb.init(
+            project=project,
+            name=run_name,
+            id=run_id(run_dir, resumed=resumed),
+            resume="allow",
+            dir=str(run_dir),
+            config=dict(facts),
+            settings=wandb.Settings(finish_timeout=FINISH_TIMEOUT_S, finish_timeout_raises=False),
+        )
+        # Their own step counter refuses to go back, which is what a resumed run has to do: our step is the x axis.
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log({**metrics, "step": step})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def run_id(run_dir: Path, *, resumed: bool) -> str:
+    """The id this run folder has, or a new one. A run that begins anew gets a new id."""
+    file = run_dir / ID_FILE
+    if resumed and file.exists() and (known := file.read_text().strip()):
+        return known
+    new = secrets.token_hex(4)
+    file.write_text(f"{new}\n")
+    return new

@@ -1,0 +1,186 @@
+"""Groups in flight, the staleness bound and the carry-over buffer.
+
+Groups dispatched and neither used, dropped nor failed never exceed (max_staleness + 1) × groups_per_batch. With
+`max_staleness` 0 the groups of a batch are dispatched when it is asked for: exactly synchronous GRPO. Above 0 the
+pipeline keeps sampling while the trainer trains, and a finished group that is not needed yet is carried over.
+
+Waits for: finished groups (`next_batch`), room below the bound (`_fill`). Unblocked by: a job's end, `policy_updated`.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from grpo_proto import Sampling
+
+from .samples import Group
+from .stages.prompt import PromptStage
+from .stages.reward import RewardStage
+from .stages.rollout import RolloutJob, RolloutStage
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Batch:
+    """The groups of one step, and where their time went."""
+
+    groups: list[Group]
+    rollout_s: float
+    """Waiting until the last group was sampled."""
+    reward_s: float
+    """Waiting for rewards after that: the part of scoring that sampling did not hide."""
+
+
+@dataclass
+class Counts:
+    """Groups, over the whole run. issued = used + dropped_stale + waiting + in flight."""
+
+    issued: int = 0
+    used: int = 0
+    dropped_stale: int = 0
+
+
+@dataclass(frozen=True)
+class PipelineLimits:
+    groups_per_batch: int
+    max_staleness: int
+    groups_per_job: int
+    num_generations: int
+
+    @property
+    def max_groups_out(self) -> int:
+        return (self.max_staleness + 1) * self.groups_per_batch
+
+
+@dataclass
+class _Finished:
+    group: Group
+    sampled_at: float
+
+
+@dataclass
+class Cursor:
+    """Where the run stands in its prompts: what a checkpoint needs so that none is repeated or skipped."""
+
+    next_position: int = 0
+    unused: list[int] = field(default_factory=list)
+    """Dispatched but not used: sampled again after a resume."""
+
+
+class Pipeline:
+    """Rank 0's source of batches. Lives in the event loop's thread; `next_batch` and friends are coroutines."""
+
+    def __init__(
+        self,
+        rollout: RolloutStage,
+        reward: RewardStage,
+        prompts: PromptStage,
+        sampling: Sampling,
+        limits: PipelineLimits,
+        cursor: Cursor,
+    ):
+        self.rollout, self.reward, self.prompts, self.sampling, self.limits = rollout, reward, prompts, sampling, limits
+        self.counts = Counts()
+        self.version = 0
+        self._next_position = cursor.next_position
+        self._again = deque(sorted(cursor.unused))
+        self._finished: deque[_Finished] = deque()
+        self._out: set[int] = set()
+        self._jobs: set[asyncio.Task[None]] = set()
+        self._wanted = 0
+        self._changed = asyncio.Event()
+        self._failure: BaseException | None = None
+
+    def cursor(self) -> Cursor:
+        waiting = [finished.group.position for finished in self._finished]
+        return Cursor(self._next_position, sorted([*self._out, *waiting, *self._again]))
+
+    async def policy_updated(self, version: int) -> None:
+        """A push committed: from now on groups are sampled by `version`."""
+        self.version = version
+        if self.limits.max_staleness > 0:
+            self._fill()
+
+    async def next_batch(self) -> Batch:
+        """The groups of the next step, none staler than the bound. Raises what a job raised."""
+        started = time.monotonic()
+        self._wanted = self.limits.groups_per_batch
+        while True:
+            self._drop_stale()
+            self._fill()
+            if self._failure is not None:
+                raise self._failure
+            if len(self._finished) >= self.limits.groups_per_batch:
+                break
+            self._changed.clear()
+            await self._changed.wait()
+        taken = [self._finished.popleft() for _ in range(self.limits.groups_per_batch)]
+        self._wanted = 0
+        self.counts.used += len(taken)
+        if self.limits.max_staleness > 0:
+            self._fill()
+        # In the order of the prompts: the batch must not depend on which request came back first.
+        taken.sort(key=lambda finished: finished.group.position)
+        ready = time.monotonic()
+        last_sampled = max(max(finished.sampled_at for finished in taken), started)
+        return Batch([finished.group for finished in taken], last_sampled - started, ready - last_sampled)
+
+    async def stop(self) -> None:
+        """Cancel what is in flight; the servers abort what their client leaves."""
+        for job in self._jobs:
+            job.cancel()
+        await asyncio.gather(*self._jobs, return_exceptions=True)
+
+    def _drop_stale(self) -> None:
+        oldest = self.version - self.limits.max_staleness
+        fresh = [finished for finished in self._finished if finished.group.oldest_version >= oldest]
+        if dropped := len(self._finished) - len(fresh):
+            self.counts.dropped_stale += dropped
+            log.info("%d groups dropped: sampled by a policy older than version %d", dropped, oldest)
+            self._finished = deque(fresh)
+
+    def _fill(self) -> None:
+        """Dispatch as much as the bound allows; with bound 0 only what the batch asked for still lacks."""
+        while True:
+            out = len(self._out) + len(self._finished)
+            room = self.limits.max_groups_out - out
+            if self.limits.max_staleness == 0:
+                room = min(room, self._wanted - out)
+            if room <= 0:
+                return
+            positions = [self._take_position() for _ in range(min(room, self.limits.groups_per_job))]
+            self._out.update(positions)
+            self.counts.issued += len(positions)
+            job = asyncio.create_task(self._work(positions))
+            self._jobs.add(job)
+            job.add_done_callback(self._done)
+
+    def _take_position(self) -> int:
+        if self._again:
+            return self._again.popleft()
+        self._next_position += 1
+        return self._next_position - 1
+
+    async def _work(self, positions: Sequence[int]) -> None:
+        job = RolloutJob(
+            positions=list(positions),
+            rows=[self.prompts.row_at(position) for position in positions],
+            seeds=[self.prompts.seed_at(position) for position in positions],
+            min_version=self.version,
+        )
+        step = self.version + 1
+        groups = await self.rollout.sample(job, n=self.limits.num_generations, sampling=self.sampling)
+        sampled_at = time.monotonic()
+        await self.reward.score(groups, step=step)
+        self._out.difference_update(positions)
+        self._finished.extend(_Finished(group, sampled_at) for group in groups)
+
+    def _done(self, job: asyncio.Task[None]) -> None:
+        self._jobs.discard(job)
+        if not job.cancelled() and (error := job.exception()) is not None and self._failure is None:
+            self._failure = error
+        self._changed.set()

@@ -1,0 +1,73 @@
+"""The ranks of the trainer, and how rank 0 tells the others what it learnt.
+
+Rank 0 alone speaks HTTP. What the others need reaches them as JSON in a Gloo broadcast of its own group, which waits as
+long as rank 0 may wait for a server: a slow rollout is no hanging collective. Nothing is pickled.
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among the trainer's. `control` is None when it is alone."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    control: dist.ProcessGroup | None = None
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def broadcast_json(self, message: Any) -> Any:
+        """Rank 0's `message` on every rank; what the others pass is ignored.
+
+        Raises RuntimeError when rank 0 is gone or silent for longer than the group's time-out.
+        """
+        if self.control is None:
+            return message
+        payload = (
+            torch.frombuffer(bytearray(json.dumps(message).encode()), dtype=torch.uint8) if self.is_first else None
+        )
+        length = torch.tensor([payload.numel() if payload is not None else 0])
+        dist.broadcast(length, src=0, group=self.control)
+        buffer = payload if payload is not None else torch.empty(int(length), dtype=torch.uint8)
+        dist.broadcast(buffer, src=0, group=self.control)
+        return json.loads(buffer.numpy().tobytes())
+
+    def gather_text(self, text: str) -> list[str]:
+        """What every rank says, on every rank, at most 1,000 bytes of each."""
+        if self.control is None:
+            return [text]
+        own = torch.zeros(1000, dtype=torch.uint8)
+        content = text.encode()[:1000]
+        own[: len(content)] = torch.tensor(list(content), dtype=torch.uint8)
+        everything = [torch.empty_like(own) for _ in range(self.world_size)]
+        dist.all_gather(everything, own, group=self.control)
+        return [said.numpy().tobytes().rstrip(b"\0").decode(errors="replace") for said in everything]
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        if self.control is not None:
+            dist.barrier(group=self.control)
+
+
+def join_ranks(*, silence_s: float) -> Ranks:
+    """The ranks of the process group the engine has initialised; `silence_s`: how long rank 0 may be silent."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return Ranks(rank=0, world_size=1, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
+    control = dist.new_group(backend="gloo", timeout=timedelta(seconds=silence_s))
+    return Ranks(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", "0")), control)
+
+
+def environment_rank() -> int:
+    """This process's rank as its launcher says, before any process group exists."""
+    return int(os.environ.get("RANK", "0"))

@@ -1,0 +1,15 @@
+"""The Countdown game: reach a target with the given numbers and the four basic operations.
+
+Columns: `nums`, a list of numbers, and `target`; the reward `countdown` needs both. The question is that of the
+Countdown experiment of ms-swift (dataset `zouxuhong/Countdown-Tasks-3to4`) after mini-deepseek-r1.
+"""
+
+from .recipe import Recipe
+
+QUESTION = """\
+Using the numbers {nums}, create an equation that equals {target}.
+You can use basic arithmetic operations (+, -, *, /) and each number can only be used once.
+Show your work in <think> </think> tags. And return the final equation and answer in <answer> </answer> tags,
+for example <answer> (1 + 2) / 3 * 4 = 4 </answer>."""
+
+RECIPE = Recipe(question=QUESTION)

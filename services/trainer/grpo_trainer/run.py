@@ -1,0 +1,126 @@
+"""Config → parts → loop, on every rank."""
+
+import logging
+import math
+from contextlib import ExitStack
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from grpo_proto import ServiceError
+
+from .conductor import Conductor
+from .config import RunConfig
+from .data import load_prompt_rows
+from .engine import TrainingEngine
+from .errors import RunError, UsageError
+from .journal import Journal, RunTotals
+from .loop import Rank0, Run, train
+from .observe.run_log import configure_logging
+from .observe.summary import write_report_and_summary
+from .pipeline import Cursor
+from .ranks import environment_rank, join_ranks
+from .run_folder import open_run_folder, trainer_id
+from .saving import save_model
+from .settings import write_resolved
+from .stages.prompt import PromptStage
+from .stop_signal import StopRequested, StopSignal
+
+log = logging.getLogger(__name__)
+
+SILENCE_S = 24 * 3600.0
+"""How long ranks wait for rank 0, which may wait for a server; its own deadlines are shorter."""
+
+
+def run(config: RunConfig, *, resume: bool) -> int:
+    """Train as `config` says. Returns the exit status 0; raises TrainerError when the run cannot start or go on."""
+    first_rank = environment_rank() == 0
+    configure_logging(rank=environment_rank())
+    stop = StopSignal()
+    stop.install()
+    try:
+        with ExitStack() as open_parts:
+            return _run(config, resume=resume, first_rank=first_rank, stop=stop, open_parts=open_parts)
+    except ServiceError as error:
+        raise RunError(str(error)) from error
+    except StopRequested:
+        log.info("stopped before the first step")
+        return 0
+
+
+def _run(config: RunConfig, *, resume: bool, first_rank: bool, stop: StopSignal, open_parts: ExitStack) -> int:
+    found = open_run_folder(config.run_dir, resume=resume) if first_rank or resume else None
+    folder, state = found if found else (None, None)
+    if resume and state is None:
+        log.warning("nothing to resume in %s: this is a new run", config.run_dir)
+    step = state["step"] if state else 0
+    tokenizer = load_tokenizer(config)
+    rows = load_prompt_rows(config.data, tokenizer, split="train")
+    eval_rows = load_prompt_rows(config.data, tokenizer, split="eval") if config.data.eval_dataset else []
+    max_steps = number_of_steps(config, len(rows))
+
+    conductor = None
+    if first_rank:
+        write_resolved(config, config.run_dir / "run.yaml")
+        conductor = open_parts.enter_context(
+            Conductor(
+                config,
+                rows=rows,
+                eval_rows=eval_rows,
+                prompts=PromptStage(rows, seed=config.seed, shuffle=config.data.shuffle),
+                cursor=Cursor(**state["cursor"]) if state else Cursor(),
+                trainer_id=trainer_id(config.run_dir),
+                stop=stop,
+            )
+        )
+        conductor.connect(tokenizer)
+
+    engine = TrainingEngine(
+        config.model,
+        config.optimizer,
+        config.deepspeed,
+        config.algorithm,
+        temperature=config.rollout.temperature,
+        total_updates=max_steps * config.algorithm.steps_per_generation * config.algorithm.num_iterations,
+        seed=config.seed,
+    )
+    if folder is not None:
+        engine.load(folder / "engine")
+    ranks = join_ranks(silence_s=SILENCE_S)
+    rank0 = None
+    if conductor:
+        totals = RunTotals(**state["totals"]) if state else RunTotals()
+        journal = open_parts.enter_context(
+            Journal(config, max_steps=max_steps, resumed_step=step if state else None, totals=totals)
+        )
+        journal.watch("the event loop", conductor.loop.is_alive)
+        rank0 = Rank0(conductor, journal)
+
+    pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    finished = train(Run(config, engine, ranks, max_steps, pad_token_id, rank0), step=step)
+    if finished < max_steps:
+        log.info("stopped after step %d of %d; go on with --resume", finished, max_steps)
+    else:
+        save_model(config, engine, ranks)
+    if rank0:
+        write_report_and_summary(config, rank0.journal.final_totals(), steps=finished)
+    return 0
+
+
+def load_tokenizer(config: RunConfig) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(
+            config.model.name_or_path, trust_remote_code=config.model.trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"no tokenizer in {config.model.name_or_path}: {str(error).splitlines()[0]}",
+            hint="model.name_or_path is a folder or a Hugging Face name",
+        ) from error
+
+
+def number_of_steps(config: RunConfig, num_rows: int) -> int:
+    """`max_steps`, or as many batches as `num_train_epochs` over the rows make, the last one filled up."""
+    if config.max_steps is not None:
+        return config.max_steps
+    return max(1, math.ceil(config.num_train_epochs * num_rows / config.rollout.groups_per_batch))

@@ -1,0 +1,43 @@
+"""The run folder: what lies where, whose it is, and whether it may be used.
+
+run.yaml            the resolved configuration        checkpoints/   see checkpoint.py
+trainer_id          who this run is to the servers    model/         the final policy, for transformers and vLLM
+metrics.jsonl, completions.jsonl, tensorboard/, report.html, summary.json
+"""
+
+import uuid
+from pathlib import Path
+from typing import Any
+
+from .checkpoint import find_latest, list_steps
+from .errors import UsageError
+
+
+def open_run_folder(run_dir: Path, *, resume: bool) -> tuple[Path, dict[str, Any]] | None:
+    """Make the folder, or continue in it: the newest whole checkpoint and its state when resuming, else None.
+
+    Raises UsageError when a new run would write into an older one's folder.
+    """
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        (run_dir / "checkpoints").mkdir(exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"run_dir {run_dir} cannot be made: {error.strerror}", hint="choose another run_dir"
+        ) from error
+    if resume:
+        return find_latest(run_dir)
+    if list_steps(run_dir) or (run_dir / "metrics.jsonl").exists():
+        raise UsageError(
+            f"run_dir {run_dir} already holds a run",
+            hint="continue it with --resume, or choose another run_dir",
+        )
+    return None
+
+
+def trainer_id(run_dir: Path) -> str:
+    """The same at every start of this run: a restarted trainer replaces its own older session on the servers."""
+    file = run_dir / "trainer_id"
+    if not file.exists():
+        file.write_text(f"{run_dir.name}-{uuid.uuid4().hex[:12]}\n")
+    return file.read_text().strip()

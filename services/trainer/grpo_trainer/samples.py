@@ -1,0 +1,108 @@
+"""The in-process types, in the order the data takes: PromptRow → Group of Samples → TrainingSample → MicroBatch.
+
+Dimension suffixes everywhere in the trainer:
+    B sequences of a micro-batch, L padded length of a sequence, N completion tokens of a micro-batch (no padding),
+    G completions of a group, V vocabulary, H hidden size.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from grpo_proto import RewardScore
+
+
+@dataclass(frozen=True)
+class PromptRow:
+    """One row of the dataset, ready to sample from. `columns` are all its columns, under their own names."""
+
+    index: int
+    token_ids: list[int]
+    prompt: str | list[dict[str, str]]
+    columns: dict[str, Any]
+
+
+@dataclass
+class Sample:
+    """One completion with everything known about it. Lists over tokens have the same length T."""
+
+    id: str
+    token_ids: list[int]
+    rollout_logprobs: list[float]
+    text: str
+    finish_reason: str
+    versions: list[tuple[int, int]]
+    rewards: dict[str, RewardScore] = field(default_factory=dict)
+    total_reward: float | None = None
+    advantage: float | None = None
+    """None when the sample has no score: it takes no part in the loss."""
+
+    @property
+    def oldest_version(self) -> int:
+        """Version of the oldest token; a completion without tokens is as old as its group says elsewhere."""
+        return min((version for version, _ in self.versions), default=0)
+
+    @property
+    def truncated(self) -> bool:
+        return self.finish_reason == "length"
+
+
+@dataclass
+class Group:
+    """The G completions of one prompt. `position` counts prompts over the whole run and never repeats."""
+
+    position: int
+    row: PromptRow
+    samples: list[Sample]
+
+    @property
+    def oldest_version(self) -> int:
+        return min(sample.oldest_version for sample in self.samples)
+
+
+@dataclass(frozen=True)
+class TrainingSample:
+    """What the ranks need of a sample. Plain numbers: it travels between ranks as JSON, never as a pickle."""
+
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    rollout_logprobs: list[float]
+    """One for each token of the completion; empty when the server was not asked for them."""
+    advantage: float
+    fresh: bool
+    """Sampled by the weights that this batch starts from: `old_logprobs` may be the trainer's own."""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt_token_ids) + len(self.token_ids)
+
+
+@dataclass
+class MicroBatch:
+    """Sequences padded on the right, and their completion tokens as flat vectors of length N, sequence by sequence.
+
+    Token n is column `column_N[n]` of row `row_N[n]` of `input_ids_BL`; its logprob comes from the hidden state one
+    column to the left. Attention is causal and the padding stands to the right of everything that counts, so there is
+    no attention mask. A micro-batch of a rank that has nothing left to do is one row of padding with N = 0: every rank
+    runs the same number of them, because each forward and backward is a collective.
+    """
+
+    input_ids_BL: torch.Tensor
+    row_N: torch.Tensor
+    column_N: torch.Tensor
+    advantage_N: torch.Tensor
+    rollout_logprobs_N: torch.Tensor
+    """The server's; NaN where it gave none."""
+    fresh_N: torch.Tensor
+    weight_N: torch.Tensor
+    """Factor of a token's loss in the loss of the whole optimizer update; the loss type's normaliser is in it."""
+    update_tokens: int
+    """Completion tokens of the whole optimizer update, over all micro-batches and ranks."""
+    old_logprobs_N: torch.Tensor | None = None
+    """Of the policy that the batch started with; the first update that sees the micro-batch fills it in."""
+    ref_logprobs_N: torch.Tensor | None = None
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.input_ids_BL)

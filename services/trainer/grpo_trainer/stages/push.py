@@ -1,0 +1,196 @@
+"""Push: the new policy goes to every rollout server, and is in use there only once it is verified.
+
+Every rank takes part, because gathering a sharded parameter is a collective. Rank 0 talks to the servers and decides;
+it tells the others before and after every attempt, so that none sits alone in a gather.
+"""
+
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+
+from grpo_proto import ConflictError, DataError, FatalError, Manifest, ServiceError
+from grpo_proto.transport import Digest, plan_manifest
+from grpo_proto.weights import Backend
+
+from ..config import WeightsConfig
+from ..engine import TrainingEngine
+from ..errors import RunError, TrainerError, UsageError
+from ..event_loop import EventLoopThread
+from ..fleet import Fleet, Replica
+from ..ranks import Ranks
+from ..weight_session import MemberFailed, WeightSession
+
+log = logging.getLogger(__name__)
+
+PAUSE_BETWEEN_ATTEMPTS_S = 1.0
+
+
+@dataclass(frozen=True)
+class PushResult:
+    session: int
+    version: int
+    seconds: float
+    num_bytes: int
+    attempts: int
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why an attempt failed, and whether another one can help."""
+
+    reason: str
+    final: bool
+
+
+class WeightPusher:
+    """Rank 0's side of all pushes of a run: the open session and its members."""
+
+    def __init__(self, fleet: Fleet, loop: EventLoopThread, config: WeightsConfig, *, trainer_id: str):
+        self.fleet, self.loop, self.config, self.trainer_id = fleet, loop, config, trainer_id
+        self.session: WeightSession | None = None
+        self._last_number = 0
+
+    def open(self, version: int, manifest: Manifest, deadline_s: float) -> Failure | None:
+        """Have a session with every server that answers, and begin the push on all of them."""
+        try:
+            members = self.loop.run(self.fleet.reachable())
+            session = self._session_with(members, deadline_s)
+            self.loop.run(session.begin(version, manifest, deadline_s=deadline_s))
+        except MemberFailed as error:
+            # A refusal before any byte (another trainer's lease, another model) is not mended by asking again.
+            final = any(isinstance(e, ConflictError | DataError | FatalError) for e in error.failures.values())
+            return self._give_up(error, final=final)
+        except (TrainerError, ServiceError, RuntimeError, TimeoutError) as error:
+            return self._give_up(error, final=isinstance(error, UsageError))
+        return None
+
+    def commit(self, version: int, digest: str, deadline_s: float) -> Failure | None:
+        """The servers compare digests; those that agree serve `version` from now on."""
+        session = self._open_session()
+        try:
+            self.loop.run(session.commit(version, digest, deadline_s=deadline_s))
+        except MemberFailed as error:
+            return self._give_up(error, final=any(isinstance(e, ConflictError) for e in error.failures.values()))
+        self.loop.run(self.fleet.admit(session.members, session=session.number))
+        return None
+
+    def broadcast(self, bucket: torch.Tensor) -> Failure | None:
+        try:
+            self._open_session().group.broadcast(bucket, timeout_s=self.config.bucket_timeout_s)
+        except RuntimeError as error:
+            return self._give_up(error, final=False)
+        return None
+
+    def leave(self) -> None:
+        """Close the session, if one is open."""
+        if self.session is not None:
+            session, self.session = self.session, None
+            self.loop.run(session.close())
+
+    def _open_session(self) -> WeightSession:
+        if self.session is None:
+            raise RunError("a push went on without an open weight session")
+        return self.session
+
+    def _session_with(self, members: list[Replica], deadline_s: float) -> WeightSession:
+        if self.session is not None and self.session.members == members and all(m.member for m in members):
+            return self.session
+        self.leave()
+        opening = WeightSession.open(
+            members,
+            self.config,
+            trainer_id=self.trainer_id,
+            backend=choose_backend(self.config, members),
+            after=self._last_number,
+        )
+        self.session = self.loop.run(opening, timeout_s=deadline_s)
+        self._last_number = self.session.number
+        return self.session
+
+    def _give_up(self, error: Exception, *, final: bool) -> Failure:
+        """Nobody serves half a policy; the members that failed are looked at anew."""
+        reason = str(error) or type(error).__name__
+        log.warning("push failed: %s", reason)
+        if self.session is not None:
+            session, self.session = self.session, None
+            self.loop.run(session.abandon(reason))
+        failed = set(error.failures) if isinstance(error, MemberFailed) else {r.url for r in self.fleet.replicas}
+        for replica in self.fleet.replicas:
+            if replica.url in failed:
+                self.loop.run(self.fleet.expel(replica, reason))
+        return Failure(reason, final)
+
+
+def push(
+    version: int, engine: TrainingEngine, ranks: Ranks, pusher: WeightPusher | None, config: WeightsConfig
+) -> PushResult:
+    """Push `engine`'s weights as policy `version`. All ranks call it; only rank 0 has a `pusher`.
+
+    A server that dies on the way is left out and the push repeated with the others, within `push_deadline_s`.
+    Raises RunError when no attempt committed until then, or at once when no repetition can help.
+    """
+    started = time.monotonic()
+    manifest = plan_manifest(engine.named_parameters_for_push(), config.bucket_mib * 2**20)
+    attempts = 0
+    while True:
+        attempts += 1
+        left_s = max(started + config.push_deadline_s - time.monotonic(), 1.0)
+        failure = pusher.open(version, manifest, left_s) if pusher else None
+        if ranks.broadcast_json(failure is None):
+            failure, digest = _send(engine, manifest, pusher)
+            if pusher and failure is None:
+                failure = pusher.commit(version, digest, left_s)
+        late = time.monotonic() - started >= config.push_deadline_s
+        outcome = ranks.broadcast_json(
+            {
+                "failure": failure.reason if failure else None,
+                "final": failure is not None and (failure.final or late),
+                "session": pusher.session.number if pusher and pusher.session else 0,
+            }
+        )
+        if outcome["failure"] is None:
+            seconds = time.monotonic() - started
+            return PushResult(outcome["session"], version, seconds, sum(manifest.bucket_bytes), attempts)
+        if outcome["final"]:
+            raise RunError(
+                f"version {version} could not be pushed ({attempts} attempts): {outcome['failure']}",
+                hint="the last checkpoint is kept; mend this and start again with --resume",
+            )
+        time.sleep(PAUSE_BETWEEN_ATTEMPTS_S)
+
+
+def _send(engine: TrainingEngine, manifest: Manifest, pusher: WeightPusher | None) -> tuple[Failure | None, str]:
+    """Gather bucket by bucket on every rank; rank 0 broadcasts each and digests it meanwhile.
+
+    After a failure the gathering goes on without sending, to its end: the other ranks are in it.
+    """
+    failure: Failure | None = None
+    digest: Digest | None = None
+    with ThreadPoolExecutor(max_workers=1) as digester:
+        # Gloo sends from CPU memory; a rank without a session sends nothing and keeps its buffer there, too.
+        on_gpu = pusher is not None and pusher.session is not None and pusher.session.group.backend == "nccl"
+        for _, bucket in engine.gathered_buckets(manifest, device=engine.device if on_gpu else "cpu"):
+            if pusher is None or failure is not None:
+                continue
+            digest = digest or Digest(max(manifest.bucket_bytes), bucket.device)
+            digested = digester.submit(digest.add, bucket)
+            failure = pusher.broadcast(bucket)
+            digested.result()
+    return failure, digest.hexdigest() if digest else ""
+
+
+def choose_backend(config: WeightsConfig, members: list[Replica]) -> Backend:
+    """NCCL between GPUs; Gloo when one side has none, or when both may be the one GPU of one machine.
+
+    NCCL refuses two ranks on one GPU. Trainer and server share one exactly when this machine has a single GPU and the
+    server's address is this machine's.
+    """
+    if config.backend != "auto":
+        return config.backend
+    if not torch.cuda.is_available() or any(m.info is None or m.info.device != "cuda" for m in members):
+        return "gloo"
+    one_machine = config.host in ("127.0.0.1", "::1", "localhost")
+    return "gloo" if torch.cuda.device_count() == 1 and one_machine else "nccl"

@@ -1,0 +1,95 @@
+"""Reward: samples get scores from the reward server."""
+
+import logging
+
+from grpo_proto import InfrastructureError, Message, RewardClient, RewardSpec, ScoreRequest, ScoreSample
+
+from ..config import RewardConfig
+from ..errors import RunError, UsageError
+from ..samples import Group, PromptRow
+
+log = logging.getLogger(__name__)
+
+
+def reward_specs(config: RewardConfig) -> list[RewardSpec]:
+    weights = config.reward_weights or [1.0] * len(config.reward_funcs)
+    return [
+        RewardSpec(name=name, weight=weight, params=config.params.get(name, {}))
+        for name, weight in zip(config.reward_funcs, weights, strict=True)
+    ]
+
+
+class RewardStage:
+    """Scores groups in place: `rewards` and `total_reward` of every sample."""
+
+    def __init__(self, client: RewardClient, config: RewardConfig):
+        self.client, self.config = client, config
+        self.specs = reward_specs(config)
+
+    async def check(self, rows: list[PromptRow]) -> None:
+        """Raise UsageError when the server lacks a reward, or the dataset a column that a reward needs."""
+        known = {reward.name: reward for reward in (await self.client.rewards()).rewards}
+        for spec in self.specs:
+            if spec.name not in known:
+                raise UsageError(
+                    f"the reward server {self.client.base_url} has no reward {spec.name}; it has {', '.join(known)}",
+                    hint="change reward.reward_funcs, or start it with --plugin FILE.py",
+                )
+            missing = [column for column in known[spec.name].columns if column not in rows[0].columns]
+            if missing:
+                raise UsageError(
+                    f"reward {spec.name} needs the column {missing[0]}; the dataset has {', '.join(rows[0].columns)}",
+                    hint="add the column to the dataset, or take the reward out of reward.reward_funcs",
+                )
+
+    async def score(self, groups: list[Group], *, step: int) -> None:
+        """Score every sample. Raises RunError when the server stays away for longer than `retry_for_s`."""
+        pairs = [(group, sample) for group in groups for sample in group.samples]
+        request = ScoreRequest(
+            rewards=self.specs,
+            samples=[
+                ScoreSample(
+                    id=sample.id,
+                    completion=sample.text,
+                    prompt=_prompt(group.row),
+                    columns=group.row.columns,
+                    completion_token_ids=sample.token_ids,
+                    truncated=sample.truncated,
+                )
+                for group, sample in pairs
+            ],
+            step=step,
+            timeout_s=self.config.timeout_s,
+            deadline_s=self.config.deadline_s,
+        )
+        try:
+            response = await self.client.score(request, retry_for_s=self.config.retry_for_s)
+        except InfrastructureError as error:
+            raise RunError(
+                f"the reward server could not score within {self.config.retry_for_s:g} s: {error}",
+                hint="bring it back, then start the run again with --resume",
+            ) from error
+        for (_, sample), result in zip(pairs, response.results, strict=True):
+            sample.rewards, sample.total_reward = result.rewards, result.total
+
+
+def check_enough_scored(groups: list[Group], min_share: float) -> None:
+    """Raise RunError when fewer than `min_share` of the samples have a score: training on the rest would mislead."""
+    samples = [sample for group in groups for sample in group.samples]
+    scored = sum(sample.total_reward is not None for sample in samples)
+    if scored < min_share * len(samples):
+        details = [
+            f"{name} {score.status}: {score.detail}"
+            for sample in samples
+            for name, score in sample.rewards.items()
+            if score.status != "ok"
+        ]
+        raise RunError(
+            f"only {scored} of {len(samples)} samples could be scored, reward.min_scored_share is {min_share:g}; "
+            f"for instance {details[0] if details else 'no reason given'}",
+            hint="look at the rewards and at the columns of the dataset",
+        )
+
+
+def _prompt(row: PromptRow) -> str | list[Message]:
+    return row.prompt if isinstance(row.prompt, str) else [Message.model_validate(message) for message in row.prompt]

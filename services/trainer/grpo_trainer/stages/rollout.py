@@ -1,0 +1,151 @@
+"""Rollout: rows become groups, sampled by the servers that have our weights."""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from grpo_proto import (
+    ConflictError,
+    ErrorDetail,
+    InfrastructureError,
+    Prompt,
+    RolloutGroup,
+    RolloutRequest,
+    RolloutResponse,
+    Sampling,
+)
+
+from ..config import RolloutConfig
+from ..errors import RunError
+from ..fleet import Fleet, Replica
+from ..samples import Group, PromptRow, Sample
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RolloutJob:
+    """Sample one group for each row, by policy `min_version` or newer. Positions and seeds: one for each row."""
+
+    positions: list[int]
+    rows: list[PromptRow]
+    seeds: list[int]
+    min_version: int
+
+
+def training_sampling(config: RolloutConfig) -> Sampling:
+    return Sampling(
+        temperature=config.temperature,
+        top_p=config.top_p,
+        top_k=config.top_k,
+        min_p=config.min_p,
+        repetition_penalty=config.repetition_penalty,
+        max_tokens=config.max_completion_length,
+        stop=config.stop,
+    )
+
+
+class RolloutStage:
+    """Sends jobs to the least busy server; a lost job is sent again, elsewhere if there is an elsewhere.
+
+    `lost_requests` counts the attempts that failed.
+    """
+
+    def __init__(self, fleet: Fleet, *, run_id: str, deadline_s: float, retry_for_s: float):
+        self.fleet, self.run_id = fleet, run_id
+        self.deadline_s, self.retry_for_s = deadline_s, retry_for_s
+        self.lost_requests = 0
+        self._requests = 0
+
+    async def sample(self, job: RolloutJob, *, n: int, sampling: Sampling) -> list[Group]:
+        """One group of `n` samples for each row. Raises RunError when no server could do it within `retry_for_s`."""
+        self._requests += 1
+        request = RolloutRequest(
+            request_id=f"{self.run_id}-{self.fleet.session}-{self._requests}",
+            session=self.fleet.session,
+            min_version=job.min_version,
+            prompts=[Prompt(token_ids=row.token_ids, seed=seed) for row, seed in zip(job.rows, job.seeds, strict=True)],
+            n=n,
+            sampling=sampling,
+            deadline_s=self.deadline_s,
+        )
+        response = await self._send(request)
+        return [
+            Group(position, row, _samples(position, group))
+            for position, row, group in zip(job.positions, job.rows, response.groups, strict=True)
+        ]
+
+    async def _send(self, request: RolloutRequest) -> RolloutResponse:
+        """Try one server after the other. A server that failed gets no traffic until a push has brought it back."""
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self.retry_for_s
+        last: Exception | None = None
+        while (left_s := give_up_at - loop.time()) > 0:
+            replica = await self.fleet.least_busy(left_s)
+            if replica is None:
+                break
+            replica.in_flight += 1
+            try:
+                # A lost job is sent again after another push, which has opened another session.
+                request = request.model_copy(update={"session": self.fleet.session})
+                response = await _unless_lost(replica, request)
+                if _complete(response, request):
+                    return response
+                last = RunError(f"{replica.url} sent completions that were aborted")
+                await self.fleet.expel(replica, last)
+            except InfrastructureError as error:
+                last = error
+                if error.status == 429:
+                    await asyncio.sleep(min(error.retry_after_s or 1.0, left_s))
+                    continue
+                await self.fleet.expel(replica, error)
+            except ConflictError as error:
+                # The server is another trainer's by now, or has lost our weights: it needs a push, not another request.
+                last = error
+                await self.fleet.expel(replica, error)
+            finally:
+                replica.in_flight -= 1
+            self.lost_requests += 1
+            log.warning("a rollout request is lost and is sent again: %s", last)
+        raise RunError(
+            f"no rollout server could sample within {self.retry_for_s:g} s; the last error: {last}",
+            hint="look at the rollout servers' logs; then start the run again with --resume",
+        )
+
+
+async def _unless_lost(replica: Replica, request: RolloutRequest) -> RolloutResponse:
+    """The answer; InfrastructureError at once when the fleet's watcher gives the server up meanwhile."""
+    asking = asyncio.create_task(replica.rollouts.rollouts(request))
+    losing = asyncio.create_task(replica.lost.wait())
+    try:
+        await asyncio.wait({asking, losing}, return_when=asyncio.FIRST_COMPLETED)
+        if asking.done():
+            return asking.result()
+    finally:
+        losing.cancel()
+        asking.cancel()
+    detail = ErrorDetail(type="lost", message="the server stopped answering while it sampled", retryable=True)
+    raise InfrastructureError(detail, url=replica.url)
+
+
+def _complete(response: RolloutResponse, request: RolloutRequest) -> bool:
+    """Every group is there, in full; a server that was fenced off or went stale sends aborted completions."""
+    return len(response.groups) == len(request.prompts) and all(
+        len(group.completions) == request.n
+        and all(completion.finish_reason not in ("abort", "error") for completion in group.completions)
+        for group in response.groups
+    )
+
+
+def _samples(position: int, group: RolloutGroup) -> list[Sample]:
+    return [
+        Sample(
+            id=f"{position}-{number}",
+            token_ids=completion.token_ids,
+            rollout_logprobs=completion.logprobs or [],
+            text=completion.text,
+            finish_reason=completion.finish_reason,
+            versions=completion.versions,
+        )
+        for number, completion in enumerate(group.completions)
+    ]

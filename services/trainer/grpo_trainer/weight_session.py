@@ -1,0 +1,182 @@
+"""One weight group with some rollout servers: opened together, pushed to together, left together.
+
+A session is never repaired. When a member fails, the session is closed and another one, with a higher number, is
+opened with those that are left.
+"""
+
+import asyncio
+import logging
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from datetime import timedelta
+
+from torch.distributed import TCPStore
+
+from grpo_proto import (
+    AbortRequest,
+    BeginRequest,
+    CloseRequest,
+    CommitRequest,
+    Manifest,
+    Rendezvous,
+    ServiceError,
+    SessionRequest,
+)
+from grpo_proto.transport import WeightGroup
+from grpo_proto.weights import Backend
+
+from .config import WeightsConfig
+from .errors import UsageError
+from .fleet import Replica
+
+log = logging.getLogger(__name__)
+
+
+class MemberFailed(Exception):  # noqa: N818 - it says who failed, the push decides whether that is an error
+    """Some members of the session did not do their part."""
+
+    def __init__(self, failures: dict[str, BaseException]):
+        self.failures = failures
+        super().__init__("; ".join(f"{url}: {error}" for url, error in failures.items()))
+
+
+class WeightSession:
+    """Rank 0's side of one process group. Coroutines run in the event loop's thread."""
+
+    def __init__(self, number: int, members: Sequence[Replica], group: WeightGroup, config: WeightsConfig):
+        self.number, self.members, self.group, self.config = number, list(members), group, config
+
+    @classmethod
+    async def open(
+        cls, members: Sequence[Replica], config: WeightsConfig, *, trainer_id: str, backend: Backend, after: int = 0
+    ) -> "WeightSession":
+        """Meet the workers of all `members` in a new group. Raises MemberFailed naming those that did not come."""
+        number = max(int(time.time() * 1000), after + 1)
+        world_size = 1 + sum(replica.info.world_size for replica in members if replica.info)
+        timeout_s = min(config.bucket_timeout_s, config.push_deadline_s)
+        store, port = await asyncio.to_thread(_listen, config, timeout_s)
+        requests, rank = [], 1
+        for replica in members:
+            requests.append(
+                SessionRequest(
+                    session=number,
+                    trainer_id=trainer_id,
+                    rendezvous=Rendezvous(host=config.host, port=port),
+                    rank_offset=rank,
+                    world_size=world_size,
+                    backend=backend,
+                    take_over=config.take_over,
+                    lease_s=config.lease_s,
+                    deadline_s=timeout_s,
+                )
+            )
+            rank += replica.info.world_size if replica.info else 0
+        ours = _in_daemon_thread(
+            lambda: WeightGroup(
+                store, session=number, rank=0, world_size=world_size, backend=backend, timeout_s=timeout_s
+            )
+        )
+        calls = [replica.weights.session(request) for replica, request in zip(members, requests, strict=True)]
+        await _all(members, calls)
+        group = await asyncio.wrap_future(ours)
+        log.info("weight session %d with %s over %s", number, ", ".join(r.url for r in members), backend)
+        return cls(number, members, group, config)
+
+    async def begin(self, version: int, manifest: Manifest, *, deadline_s: float) -> None:
+        request = BeginRequest(
+            session=self.number,
+            version=version,
+            manifest=manifest,
+            bucket_timeout_s=self.config.bucket_timeout_s,
+            deadline_s=deadline_s,
+        )
+        await _all(self.members, [replica.weights.begin(request) for replica in self.members])
+
+    async def commit(self, version: int, digest: str, *, deadline_s: float) -> None:
+        request = CommitRequest(session=self.number, version=version, digest=digest, deadline_s=deadline_s)
+        await _all(self.members, [replica.weights.commit(request) for replica in self.members])
+
+    async def abandon(self, reason: str) -> None:
+        """Leave the group, so that nobody waits in it; tell all members to give the push up; end the session.
+
+        Members that do not answer are beyond telling.
+        """
+        self.group.close()
+        request = AbortRequest(session=self.number, reason=reason[:1000])
+        for answer in await asyncio.gather(
+            *(replica.weights.abort(request, timeout_s=self.config.bucket_timeout_s) for replica in self.members),
+            return_exceptions=True,
+        ):
+            if isinstance(answer, ServiceError):
+                log.info("abort of session %d: %s", self.number, answer)
+        await self._end()
+
+    async def close(self) -> None:
+        """Leave the group and tell the members."""
+        self.group.close()
+        await self._end()
+
+    async def _end(self) -> None:
+        """Give up the lease: another trainer need not wait for its end."""
+        request = CloseRequest(session=self.number)
+        await asyncio.gather(
+            *(replica.weights.close_session(request, timeout_s=10.0) for replica in self.members),
+            return_exceptions=True,
+        )
+
+
+def _listen(config: WeightsConfig, timeout_s: float) -> tuple[TCPStore, int]:
+    """The rendezvous, listening on the interface of `weights.host` alone."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((config.host, config.port))
+    except OSError as error:
+        listener.close()
+        raise UsageError(
+            f"weights.host {config.host} port {config.port} cannot be listened on: {error.strerror}",
+            hint="weights.host is this machine's own address as the rollout servers see it; port 0 takes a free one",
+        ) from error
+    listener.listen(128)
+    port = listener.getsockname()[1]
+    store = TCPStore(
+        config.host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=timeout_s),
+        master_listen_fd=listener.detach(),
+    )
+    return store, port
+
+
+def _in_daemon_thread(join: Callable[[], WeightGroup]) -> "Future[WeightGroup]":
+    """Our own side of the meeting. When a member does not come it waits until its time-out, and nobody for it: a daemon
+    thread does not keep a process that gave up from ending."""
+    future: Future[WeightGroup] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(join())
+        except Exception as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="weight-group", daemon=True).start()
+    return future
+
+
+async def _all(members: Sequence[Replica], calls: Sequence[Awaitable[object]]) -> None:
+    """Await one call per member; raise MemberFailed with everything that went wrong."""
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    failures: dict[str, BaseException] = {}
+    for replica, answer in zip(members, answers, strict=True):
+        if isinstance(answer, ServiceError):
+            failures[replica.url] = answer
+        elif isinstance(answer, BaseException):
+            raise answer
+    if failures:
+        raise MemberFailed(failures)

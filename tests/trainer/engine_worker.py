@@ -1,0 +1,292 @@
+"""One rank of the engine tests: runs every scenario of `test_engine.py` and writes what it saw to a file.
+
+    torchrun --nproc-per-node N engine_worker.py FOLDER
+
+A real process group and real DeepSpeed engines, one after another: starting Python is what takes long.
+"""
+
+import gc
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.trainer.made_samples import MAX_COMPLETION_LENGTH, make_samples
+from transformers import AutoModelForCausalLM
+
+from grpo_proto.transport import plan_manifest, view_tensor
+from grpo_trainer import engine as engine_module
+from grpo_trainer.batching import build_updates
+from grpo_trainer.config import AlgorithmConfig, DeepSpeedConfig, ModelConfig, OptimizerConfig
+from grpo_trainer.engine import TrainingEngine
+from grpo_trainer.errors import RunError, UsageError
+from grpo_trainer.samples import MicroBatch, TrainingSample
+
+ADAMW = engine_module.adamw
+GRADIENT_SCALE = 1000.0
+
+
+def new_engine(
+    folder: Path,
+    *,
+    stage: int,
+    dtype: str = "float32",
+    algorithm: AlgorithmConfig | None = None,
+    optimizer: OptimizerConfig | None = None,
+    gradient_checkpointing: bool = False,
+    tied: bool = True,
+) -> TrainingEngine:
+    return TrainingEngine(
+        ModelConfig(
+            name_or_path=str(folder / ("tied" if tied else "untied")),
+            dtype=dtype,
+            logprob_chunk_tokens=8,
+            gradient_checkpointing=gradient_checkpointing,
+        ),
+        optimizer or OptimizerConfig(learning_rate=1e-3, weight_decay=0.1, lr_scheduler_type="linear"),
+        DeepSpeedConfig(zero_stage=stage),
+        algorithm or AlgorithmConfig(loss_type="grpo"),
+        temperature=0.9,
+        total_updates=100,
+        seed=1,
+    )
+
+
+def updates_of(
+    engine: TrainingEngine, samples: list[TrainingSample], *, budget: int = 60, steps: int = 1
+) -> list[list[MicroBatch]]:
+    return build_updates(
+        samples,
+        engine.algorithm.model_copy(update={"steps_per_generation": steps}),
+        max_completion_length=MAX_COMPLETION_LENGTH,
+        tokens_per_micro_batch=budget,
+        rank=engine.rank,
+        world_size=engine.world_size,
+        pad_token_id=0,
+        device=engine.device,
+    )
+
+
+def weights(engine: TrainingEngine) -> dict[str, torch.Tensor]:
+    """All parameters, whole, as this rank has them."""
+    found = {}
+    for name, parameter in engine.policy.model.named_parameters():
+        with engine._gathered([parameter]):
+            found[name] = parameter.detach().clone()
+    return found
+
+
+def pushed(engine: TrainingEngine) -> dict[str, torch.Tensor]:
+    """All parameters by way of the buckets of a push; only rank 0's are filled."""
+    manifest = plan_manifest(engine.named_parameters_for_push(), 40_000)
+    return {
+        spec.name: view_tensor(buffer, spec).clone()
+        for number, buffer in engine.gathered_buckets(manifest)
+        for spec in manifest.tensors
+        if spec.bucket == number
+    }
+
+
+def equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def gradient(folder: Path, stage: int, budget: int, checkpointing: bool, count: int = 13) -> dict[str, Any]:
+    """The engine's gradient of one update: plain descent with a huge rate, then the difference of the weights."""
+    engine_module.adamw = lambda policy, config: torch.optim.SGD(policy.parameters(), lr=config.learning_rate)
+    engine = new_engine(
+        folder,
+        stage=stage,
+        optimizer=OptimizerConfig(learning_rate=GRADIENT_SCALE, max_grad_norm=1e9),
+        algorithm=AlgorithmConfig(loss_type="grpo", beta=0.1, entropy_coef=0.01),
+        gradient_checkpointing=checkpointing,
+    )
+    engine_module.adamw = ADAMW
+    updates = updates_of(engine, make_samples(count, seed=3, stale_share=0.3), budget=budget)
+    before = weights(engine)
+    engine.prepare(updates)
+    metrics = engine.update(updates[0])
+    after = weights(engine)
+    found = {name: (before[name].double() - after[name].double()) / GRADIENT_SCALE for name in before}
+    if engine.rank == 0:
+        torch.save(found, folder / f"gradient-{engine.world_size}-{stage}-{budget}-{checkpointing}-{count}.pt")
+    return metrics | {"micro_batches": len(updates[0])}
+
+
+def continued(folder: Path, stage: int, dtype: str) -> dict[str, Any]:
+    """Two updates, a checkpoint, two more updates; and the same two again from the checkpoint in a new engine."""
+    checkpoint = folder / f"checkpoint-{torch.distributed.get_world_size()}-{stage}-{dtype}"
+    algorithm = AlgorithmConfig(loss_type="dapo", beta=0.05)
+
+    def train(engine: TrainingEngine, seeds: range) -> list[dict[str, float]]:
+        results = []
+        for seed in seeds:
+            updates = updates_of(engine, make_samples(9, seed=seed), steps=2)
+            engine.prepare(updates)
+            results += [engine.update(update) for update in updates]
+        return results
+
+    engine = new_engine(folder, stage=stage, dtype=dtype, algorithm=algorithm)
+    first_rate = train(engine, range(1))[0]["learning_rate"]
+    start = weights(engine)
+    torch.rand(3)
+    checkpoint.mkdir(exist_ok=True)
+    engine.save(checkpoint)
+    metrics, end, drawn = train(engine, range(1, 3)), weights(engine), torch.rand(2).tolist()
+
+    resumed = new_engine(folder, stage=stage, dtype=dtype, algorithm=algorithm)
+    resumed.load(checkpoint)
+    loaded = weights(resumed)
+    again, final, drawn_again = train(resumed, range(1, 3)), weights(resumed), torch.rand(2).tolist()
+    return {
+        "same_start": equal(start, loaded),
+        "moved": not equal(start, end),
+        "same_metrics": metrics == again,
+        "same_end": equal(end, final),
+        "same_random_numbers": drawn == drawn_again,
+        "rates": [first_rate, metrics[0]["learning_rate"], again[-1]["learning_rate"]],
+        "updates_done": [engine.updates_done, resumed.updates_done],
+        "kl": metrics[-1]["kl"],
+    }
+
+
+def other_layout(folder: Path) -> dict[str, Any]:
+    """A checkpoint of ZeRO 2 refused by ZeRO 3, and a folder without one."""
+    checkpoint = folder / f"checkpoint-{torch.distributed.get_world_size()}-2-float32"
+    engine, messages = new_engine(folder, stage=3), []
+    for place in (checkpoint, folder / "tied"):
+        try:
+            engine.load(place)
+        except UsageError as error:
+            messages.append(str(error))
+    return {"messages": messages}
+
+
+def not_finite(folder: Path, stage: int, dtype: str) -> dict[str, Any]:
+    """One rank's gradient is NaN: no rank moves; the next update does; too many in a row stop the run."""
+    engine = new_engine(
+        folder, stage=stage, dtype=dtype, optimizer=OptimizerConfig(learning_rate=1e-2, max_skipped_updates=2)
+    )
+    samples = make_samples(8, seed=5)
+    broken = [*samples[:-1], replace(samples[-1], advantage=float("nan"))]
+    engine.update(updates_of(engine, samples)[0])
+    before = weights(engine)
+    skipped = engine.update(updates_of(engine, broken)[0])
+    unchanged = equal(before, weights(engine))
+    normal = engine.update(updates_of(engine, samples)[0])
+    moved = not equal(before, weights(engine))
+    tolerated, message = 0, ""
+    try:
+        while tolerated < 5:
+            engine.update(updates_of(engine, broken)[0])
+            tolerated += 1
+    except RunError as error:
+        message = str(error)
+    finite = all(bool(tensor.isfinite().all()) for tensor in weights(engine).values())
+    return {
+        "skipped": skipped,
+        "unchanged": unchanged,
+        "normal": normal,
+        "moved": moved and finite,
+        "tolerated": tolerated,
+        "message": message,
+        "count": engine.skipped_updates,
+    }
+
+
+def exported(folder: Path, stage: int, dtype: str, tied: bool) -> dict[str, Any]:
+    """What a push sends, what `save_hf` writes and what the engine computes are one model."""
+    engine = new_engine(folder, stage=stage, dtype=dtype, tied=tied)
+    (update,) = updates_of(engine, make_samples(6, seed=2), budget=10_000)
+    engine.update(update)
+    target = folder / f"hf-{engine.world_size}-{stage}-{dtype}-{tied}"
+    engine.save_hf(target)
+    sent = pushed(engine)
+    (logprobs_N,) = engine.logprobs(update)
+    if engine.rank > 0:
+        return {}
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=getattr(torch, dtype))
+    batch = update[0]
+    with torch.no_grad():
+        all_logprobs = (model(batch.input_ids_BL).logits.float() / 0.9).log_softmax(-1)
+    targets = batch.input_ids_BL[batch.row_N, batch.column_N, None]
+    expected_N = all_logprobs[batch.row_N, batch.column_N - 1].gather(1, targets)[:, 0]
+    return {
+        "equal": equal(sent, {name: parameter.detach() for name, parameter in model.named_parameters()}),
+        "files": sorted(path.name for path in target.iterdir()),
+        "difference": (logprobs_N - expected_N).abs().max().item(),
+    }
+
+
+def several_updates(folder: Path, stage: int) -> dict[str, Any]:
+    """Two updates of a generation batch, two passes: old logprobs are those before the first update, every time."""
+    engine = new_engine(folder, stage=stage, algorithm=AlgorithmConfig(num_iterations=2))
+    updates = updates_of(engine, make_samples(10, seed=8), steps=2)
+    engine.prepare(updates)
+    expected = [engine.logprobs(update) for update in updates]
+    results = [engine.update(update) for _ in range(2) for update in updates]
+    same = [
+        torch.allclose(batch.old_logprobs_N, logprobs_N, rtol=0, atol=1e-5)
+        for update, values in zip(updates, expected, strict=True)
+        for batch, logprobs_N in zip(update, values, strict=True)
+        if batch.old_logprobs_N is not None
+    ]
+    return {"same": same, "losses": [result["loss"] for result in results]}
+
+
+Scenario = Callable[[], dict[str, Any]]
+
+
+def scenarios(folder: Path, world_size: int) -> dict[str, Scenario]:
+    """By name. A single rank repeats what could differ there; the rest is for two."""
+    found: dict[str, Scenario] = {}
+    for stage in (0, 2, 3):
+        found[f"gradient {stage} 40 True 13"] = partial(gradient, folder, stage, 40, True)
+        found[f"continued {stage} bfloat16"] = partial(continued, folder, stage, "bfloat16")
+        if world_size == 1:
+            continue
+        found[f"gradient {stage} 10000 False 13"] = partial(gradient, folder, stage, 10_000, False)
+        # One sample for two ranks: one of them has nothing to do.
+        found[f"gradient {stage} 10000 False 1"] = partial(gradient, folder, stage, 10_000, False, 1)
+        found[f"continued {stage} float32"] = partial(continued, folder, stage, "float32")
+        found[f"not_finite {stage} float32"] = partial(not_finite, folder, stage, "float32")
+        found[f"not_finite {stage} bfloat16"] = partial(not_finite, folder, stage, "bfloat16")
+        found[f"several_updates {stage}"] = partial(several_updates, folder, stage)
+    if world_size > 1:
+        found["exported 0 float32"] = partial(exported, folder, 0, "float32", False)
+        found["exported 2 bfloat16"] = partial(exported, folder, 2, "bfloat16", True)
+        found["exported 3 float32"] = partial(exported, folder, 3, "float32", True)
+        found["exported 3 bfloat16"] = partial(exported, folder, 3, "bfloat16", False)
+        found["other_layout"] = partial(other_layout, folder)
+    return found
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    # DeepSpeed collects garbage several times for each engine; what was imported need not be looked at again.
+    gc.freeze()
+    results: dict[str, Any] = {}
+    engine_module.join_process_group(timeout_s=60.0)
+    rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    for name, scenario in scenarios(folder, world_size).items():
+        try:
+            started = time.monotonic()
+            results[name] = scenario()
+            print(f"{time.monotonic() - started:5.1f} s  {name}", flush=True)
+        except Exception:
+            results[name] = {"error": traceback.format_exc()}
+            (folder / f"results-{world_size}-{rank}.json").write_text(json.dumps(results))
+            raise
+    (folder / f"results-{world_size}-{rank}.json").write_text(json.dumps(results))
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""The canary: agreement passes, a served policy that computes something else stops the run."""
+
+import math
+
+import pytest
+
+from grpo_trainer.canary import Probe, compare
+from grpo_trainer.errors import RunError
+from grpo_trainer.samples import TrainingSample
+
+
+def probe(url: str, *logprobs: float) -> Probe:
+    return Probe(url, TrainingSample([1], [2] * len(logprobs), list(logprobs), advantage=0.0, fresh=True))
+
+
+def test_servers_that_agree_pass_and_the_difference_is_a_metric():
+    probes = [probe("http://a", -1.0, -2.0), probe("http://b", -3.0)]
+    metrics = compare(probes, [[-1.01, -2.0], [-3.02]], bound=0.03, version=3)
+    assert metrics["canary/logprob_difference_mean"] == pytest.approx(0.01)
+    assert metrics["canary/logprob_difference_max"] == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize("served", [-1.5, -0.5, math.nan])
+def test_one_server_that_is_wrong_stops_the_run_and_is_named(served: float):
+    probes = [probe("http://right", -1.0, -1.0, -1.0), probe("http://wrong", served)]
+    with pytest.raises(RunError, match=r"http://wrong serves another policy than version 3"):
+        compare(probes, [[-1.0, -1.0, -1.0], [-1.0]], bound=0.03, version=3)
+
+
+def test_a_logprob_too_few_is_an_error_and_no_silent_cut():
+    with pytest.raises(ValueError, match="zip"):
+        compare([probe("http://a", -1.0)], [[-1.0, -2.0]], bound=0.02, version=1)
+
+
+def test_without_a_server_there_is_no_number():
+    assert compare([], [], bound=0.02, version=1) == {}

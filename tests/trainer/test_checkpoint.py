@@ -1,0 +1,75 @@
+"""Checkpoints are complete or absent."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from grpo_trainer.checkpoint import begin_checkpoint, checkpoint_folder, find_latest, finish_checkpoint, list_steps
+from grpo_trainer.errors import UsageError
+
+
+def save(run_dir: Path, step: int, *, keep: int = 10) -> Path:
+    folder = begin_checkpoint(run_dir, step)
+    (folder / "engine").mkdir()
+    (folder / "engine" / "weights.bin").write_bytes(bytes([step]) * 1000)
+    return finish_checkpoint(run_dir, step, {"step": step}, keep=keep)
+
+
+def test_the_newest_is_found_with_its_state(tmp_path: Path):
+    save(tmp_path, 2)
+    newest = save(tmp_path, 10)
+    assert find_latest(tmp_path) == (newest, {"step": 10})
+
+
+def test_nothing_is_found_where_nothing_is(tmp_path: Path):
+    assert find_latest(tmp_path) is None
+
+
+def test_only_the_newest_are_kept(tmp_path: Path):
+    for step in (1, 2, 3, 4):
+        save(tmp_path, step, keep=2)
+    assert list_steps(tmp_path) == [3, 4]
+
+
+def test_one_that_was_never_finished_is_none(tmp_path: Path):
+    save(tmp_path, 1)
+    (begin_checkpoint(tmp_path, 2) / "engine.bin").write_bytes(b"half")
+    latest = find_latest(tmp_path)
+    assert latest is not None
+    assert latest[1] == {"step": 1}
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "missing", "no manifest", "half a manifest"])
+def test_a_damaged_one_is_skipped_with_a_warning(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture):
+    save(tmp_path, 1)
+    folder = save(tmp_path, 2)
+    weights, manifest = folder / "engine" / "weights.bin", folder / "manifest.json"
+    match damage:
+        case "truncated":
+            weights.write_bytes(weights.read_bytes()[:500])
+        case "flipped":
+            weights.write_bytes(b"\x03" + weights.read_bytes()[1:])
+        case "missing":
+            weights.unlink()
+        case "no manifest":
+            manifest.unlink()
+        case "half a manifest":
+            manifest.write_text(manifest.read_text()[:20])
+    latest = find_latest(tmp_path)
+    assert latest is not None
+    assert latest[1] == {"step": 1}
+    assert "checkpoint-2" in caplog.text
+
+
+def test_when_none_is_whole_the_run_does_not_start_over_silently(tmp_path: Path):
+    (save(tmp_path, 1) / "manifest.json").unlink()
+    with pytest.raises(UsageError, match="none of the 1 checkpoints"):
+        find_latest(tmp_path)
+
+
+def test_the_manifest_covers_every_file(tmp_path: Path):
+    folder = save(tmp_path, 1)
+    files = json.loads((folder / "manifest.json").read_text())["files"]
+    assert set(files) == {"engine/weights.bin", "state.json"}
+    assert folder == checkpoint_folder(tmp_path, 1)

@@ -1,0 +1,178 @@
+"""The cold start: what it learns from, what it saves, what it says about mistakes."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from tests.tiny_model import make_tokenizer, save_tiny_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from grpo_trainer.cold_start import main, run_cold_start
+from grpo_trainer.cold_start_config import ColdStartConfig
+from grpo_trainer.cold_start_data import load_examples
+from grpo_trainer.config import DataConfig
+from grpo_trainer.data import load_prompt_rows
+from grpo_trainer.errors import UsageError
+
+COMPLETION = "<think>1+2=3</think><answer>1+2</answer>"
+ROW = {"nums": [1, 2], "target": 3, "completion": COMPLETION}
+QUESTION = {"role": "user", "content": "2+2?"}
+ANSWER = {"role": "assistant", "content": "4"}
+
+# What TRL, transformers and torch warn of while they train; none of it is about this project's use of them.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("model"), num_layers=1)
+
+
+def write(path: Path, *rows: dict) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def config(tmp_path: Path, model: Path, dataset: str, *, data: dict | None = None, **changes) -> ColdStartConfig:
+    content = {
+        "output_dir": tmp_path / "cold-start",
+        "model": {"name_or_path": str(model)},
+        "data": {"dataset": dataset, **(data or {})},
+        **changes,
+    }
+    return ColdStartConfig.model_validate(content)
+
+
+class TestTraining:
+    def test_it_learns_and_saves_a_model_that_loads(self, tmp_path, model_folder, capsys):
+        dataset = write(tmp_path / "rows.jsonl", *[ROW] * 8)
+        file = tmp_path / "cold_start.yaml"
+        file.write_text(
+            yaml.safe_dump(
+                {
+                    "output_dir": str(tmp_path / "cold-start"),
+                    "model": {"name_or_path": str(model_folder)},
+                    "data": {"dataset": dataset, "recipe": "countdown"},
+                    "device": "cpu",
+                    "max_steps": 30,
+                    "learning_rate": 0.01,
+                    "logging_steps": 15,
+                }
+            )
+        )
+        assert main([str(file), "--num_train_epochs", "2"]) == 0
+        output = capsys.readouterr().out
+        assert "step 15/30  loss" in output
+        assert "s left" in output
+
+        folder = tmp_path / "cold-start"
+        assert (folder / "model.safetensors").is_file()
+        assert not list(tmp_path.glob("*.partial"))
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        assert model.dtype == torch.bfloat16
+        assert model.config.use_cache
+        [row] = load_prompt_rows(DataConfig(dataset=f"{dataset}#1", recipe="countdown"), tokenizer)
+        ids = model.generate(torch.tensor([row.token_ids]), max_new_tokens=60, do_sample=False)[0]
+        assert tokenizer.decode(ids[len(row.token_ids) :]) == COMPLETION + "<eos>"
+
+
+class TestExamples:
+    def examples(self, dataset: str, **data) -> list:
+        return load_examples(ColdStartConfig.model_validate(self.content(dataset, data)).data, make_tokenizer())
+
+    def content(self, dataset: str, data: dict) -> dict:
+        return {"output_dir": "x", "model": {"name_or_path": "m"}, "data": {"dataset": dataset, **data}}
+
+    def test_the_prompt_has_the_tokens_that_a_run_samples_from(self, tmp_path):
+        dataset = write(tmp_path / "rows.jsonl", ROW)
+        tokenizer = make_tokenizer()
+        [example] = self.examples(dataset, recipe="countdown")
+        [row] = load_prompt_rows(DataConfig(dataset=dataset, recipe="countdown"), tokenizer)
+        length = len(row.token_ids)
+        assert example["input_ids"][:length] == row.token_ids
+        assert tokenizer.decode(example["input_ids"][length:]) == COMPLETION + "<eos>"
+        assert example["completion_mask"] == [0] * length + [1] * (len(COMPLETION) + 1)
+
+    @pytest.mark.parametrize(
+        "row",
+        [
+            {"prompt": [QUESTION], "completion": "4"},
+            {"prompt": [QUESTION], "completion": [ANSWER]},
+            {"messages": [QUESTION, ANSWER]},
+        ],
+        ids=["text", "message", "conversation"],
+    )
+    def test_kinds_of_rows(self, tmp_path, row):
+        [example] = self.examples(write(tmp_path / "rows.jsonl", row))
+        text = make_tokenizer().decode(example["input_ids"])
+        assert text == "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n4<eos>"
+        assert sum(example["completion_mask"]) == 2
+
+    def test_plain_text(self, tmp_path):
+        [example] = self.examples(write(tmp_path / "rows.jsonl", {"prompt": "2+2=", "completion": "4"}))
+        assert make_tokenizer().decode(example["input_ids"]) == "2+2=4<eos>"
+
+    def mistake(self, dataset: str, **data) -> str:
+        with pytest.raises(UsageError) as caught:
+            self.examples(dataset, **data)
+        return str(caught.value)
+
+    def test_mistakes(self, tmp_path):
+        dataset = write(tmp_path / "a.jsonl", {"prompt": "x", "completions": "y"})
+        message = self.mistake(dataset)
+        assert "no column completion, which data.completion_column needs; the nearest: completions" in message
+        dataset = write(tmp_path / "b.jsonl", {"prompt": "x" * 30, "completion": "y" * 10})
+        assert "row 1: prompt and completion have 41 tokens, more than data.max_length 32" in self.mistake(
+            dataset, max_length=32
+        )
+        dataset = write(tmp_path / "c.jsonl", {"prompt": "x", "completion": 7})
+        assert "row 1: the completion is neither text" in self.mistake(dataset)
+        dataset = write(tmp_path / "d.jsonl", {"messages": [ANSWER, QUESTION]})
+        assert "row 1: the completion is the message of `user`" in self.mistake(dataset)
+        dataset = write(tmp_path / "e.jsonl", {"messages": [QUESTION]})
+        assert "row 1: messages is no conversation" in self.mistake(dataset)
+
+    def test_a_tokenizer_without_an_end(self, tmp_path):
+        tokenizer = make_tokenizer()
+        tokenizer.eos_token = None
+        content = self.content(write(tmp_path / "rows.jsonl", ROW), {"recipe": "countdown"})
+        with pytest.raises(UsageError, match="no end-of-sequence token"):
+            load_examples(ColdStartConfig.model_validate(content).data, tokenizer)
+
+
+class TestMistakes:
+    def test_an_unknown_key_names_the_nearest(self, tmp_path, model_folder):
+        file = tmp_path / "cold_start.yaml"
+        file.write_text("output_dir: x\nlearning_rat: 1.0\nmodel: {name_or_path: m}\ndata: {dataset: d}\n")
+        with pytest.raises(UsageError, match=r"learning_rat: unknown key; did you mean learning_rate\?"):
+            main([str(file)])
+        with pytest.raises(UsageError, match=r"unknown flag --data.recip.*did you mean --data.recipe\?"):
+            main([str(file), "--data.recip", "countdown"])
+
+    def test_an_older_model_is_not_overwritten(self, tmp_path, model_folder):
+        (tmp_path / "cold-start").mkdir()
+        (tmp_path / "cold-start" / "config.json").write_text("{}")
+        with pytest.raises(UsageError, match="is there already"):
+            run_cold_start(config(tmp_path, model_folder, "rows.jsonl"))
+
+    def test_a_model_that_is_not_there(self, tmp_path):
+        (tmp_path / "empty").mkdir()
+        with pytest.raises(UsageError, match=r"model.name_or_path .*empty cannot be loaded"):
+            run_cold_start(config(tmp_path, tmp_path / "empty", "rows.jsonl"))
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+    def test_a_gpu_that_is_not_there(self, tmp_path, model_folder):
+        with pytest.raises(UsageError, match="torch finds no GPU here"):
+            run_cold_start(config(tmp_path, model_folder, "rows.jsonl", device="cuda"))
+
+    def test_nothing_is_left_behind_by_bad_data(self, tmp_path, model_folder):
+        dataset = write(tmp_path / "rows.jsonl", {"prompt": "x"})
+        with pytest.raises(UsageError, match="no column completion"):
+            run_cold_start(config(tmp_path, model_folder, dataset))
+        assert not (tmp_path / "cold-start").exists()

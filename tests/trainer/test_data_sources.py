@@ -1,0 +1,206 @@
+"""Rows from files, folders and the Hub: every column under its own name, every mistake in one message."""
+
+import datetime
+import decimal
+import json
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from grpo_trainer.errors import UsageError
+from grpo_trainer.sources import json_value, read_rows
+
+ROWS = [
+    {"nums": [44, 19, 35], "target": 98, "note": "three, numbers"},
+    {"nums": [1, 2], "target": 3, "note": ""},
+]
+
+
+def write_jsonl(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def write_parquet(path: Path, rows: list[dict]) -> Path:
+    pyarrow.parquet.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+class TestFormats:
+    def test_json_lines_with_a_byte_order_mark_and_blank_lines(self, tmp_path):
+        path = tmp_path / "rows.jsonl"
+        path.write_text("\ufeff" + "\n\n".join(json.dumps(row) for row in ROWS) + "\n", encoding="utf-8")
+        assert read_rows(str(path), "train") == ROWS
+
+    @pytest.mark.parametrize("content", [ROWS, {"data": ROWS}], ids=["list", "list inside an object"])
+    def test_json(self, tmp_path, content):
+        path = tmp_path / "rows.json"
+        path.write_text(json.dumps(content, indent=1))
+        assert read_rows(str(path), "train") == ROWS
+
+    def test_json_lines_in_a_file_called_json(self, tmp_path):
+        path = write_jsonl(tmp_path / "rows.json", ROWS)
+        assert read_rows(str(path), "train") == ROWS
+
+    def test_one_object_in_a_json_file_is_one_row(self, tmp_path):
+        path = tmp_path / "rows.json"
+        path.write_text(json.dumps(ROWS[0]))
+        assert read_rows(str(path), "train") == ROWS[:1]
+
+    def test_parquet(self, tmp_path):
+        assert read_rows(str(write_parquet(tmp_path / "rows.parquet", ROWS)), "train") == ROWS
+
+    def test_csv_columns_are_json_when_all_their_cells_are(self, tmp_path):
+        path = tmp_path / "rows.csv"
+        path.write_text('nums,target,zip,mixed,empty,note\n"[44, 19]",98,01234,7,,"a, b"\n"[1]",,99999,x,,"1\n2"\n')
+        assert read_rows(str(path), "train") == [
+            {"nums": [44, 19], "target": 98, "zip": "01234", "mixed": "7", "empty": "", "note": "a, b"},
+            {"nums": [1], "target": None, "zip": "99999", "mixed": "x", "empty": "", "note": "1\n2"},
+        ]
+
+    def test_a_number_takes_the_first_rows(self, tmp_path):
+        path = write_jsonl(tmp_path / "rows.jsonl", ROWS)
+        assert read_rows(f"{path}#1", "train") == ROWS[:1]
+        assert read_rows(f"{path}#9", "train") == ROWS
+
+    def test_a_file_whose_name_has_the_mark(self, tmp_path):
+        path = write_jsonl(tmp_path / "rows#2.jsonl", ROWS)
+        assert read_rows(str(path), "train") == ROWS
+
+
+class TestFolders:
+    def test_files_of_the_split_when_files_are_named_after_splits(self, tmp_path):
+        write_jsonl(tmp_path / "train.jsonl", ROWS[:1])
+        write_jsonl(tmp_path / "test.jsonl", ROWS[1:])
+        assert read_rows(str(tmp_path), "test") == ROWS[1:]
+
+    def test_shards_below_a_folder(self, tmp_path):
+        (tmp_path / "data").mkdir()
+        for number, row in enumerate(ROWS):
+            write_parquet(tmp_path / "data" / f"train-0000{number}-of-00002.parquet", [row])
+        assert read_rows(str(tmp_path), "train") == ROWS
+
+    def test_all_files_otherwise(self, tmp_path):
+        write_jsonl(tmp_path / "a.jsonl", ROWS[:1])
+        write_parquet(tmp_path / "b.parquet", ROWS[1:])
+        (tmp_path / "README.md").write_text("not data")
+        assert read_rows(str(tmp_path), "train") == ROWS
+
+    def test_what_datasets_has_saved(self, tmp_path):
+        datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS)}).save_to_disk(tmp_path / "saved")
+        assert read_rows(str(tmp_path / "saved"), "train") == ROWS
+
+    def test_a_split_that_is_not_there(self, tmp_path):
+        write_jsonl(tmp_path / "train.jsonl", ROWS)
+        with pytest.raises(UsageError, match=r"no split test.*its files are of train"):
+            read_rows(str(tmp_path), "test")
+
+
+class TestHub:
+    def test_rows_of_a_split_and_a_subset(self, monkeypatch):
+        asked = []
+
+        def load_dataset(name, subset):
+            asked.append((name, subset))
+            return datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS)})
+
+        monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+        assert read_rows("AI-MO/NuminaMath-TIR:default#1", "train") == ROWS[:1]
+        assert asked == [("AI-MO/NuminaMath-TIR", "default")]
+        with pytest.raises(UsageError, match=r"no split test.*it has train"):
+            read_rows("AI-MO/NuminaMath-TIR", "test")
+
+    def test_a_hub_that_cannot_be_reached(self, monkeypatch):
+        def load_dataset(name, subset):
+            raise ConnectionError("Couldn't reach the Hub\nand a long trace")
+
+        monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+        with pytest.raises(UsageError, match=r"no local file.*Couldn't reach the Hub \(check the name and the network"):
+            read_rows("org/name", "train")
+
+
+class TestMistakes:
+    def mistake(self, name: str | Path) -> str:
+        with pytest.raises(UsageError) as caught:
+            read_rows(str(name), "train")
+        return str(caught.value)
+
+    def test_a_missing_file_names_the_nearest(self, tmp_path):
+        write_jsonl(tmp_path / "train.jsonl", ROWS)
+        assert f"did you mean {tmp_path / 'train.jsonl'}?" in self.mistake(tmp_path / "trian.jsonl")
+        assert "holds train.jsonl" in self.mistake(tmp_path / "x.csv")
+        assert "there is no folder" in self.mistake(tmp_path / "no" / "x.csv")
+
+    @pytest.mark.parametrize(("name", "content"), [("a.jsonl", ""), ("a.json", "[]"), ("a.csv", "nums,target\n")])
+    def test_an_empty_dataset(self, tmp_path, name, content):
+        (tmp_path / name).write_text(content)
+        assert "has no rows" in self.mistake(tmp_path / name)
+
+    def test_an_unknown_format(self, tmp_path):
+        (tmp_path / "rows.xlsx").write_bytes(b"PK")
+        assert "the format .xlsx is unknown (known are .jsonl, .json, .csv, .parquet)" in self.mistake(
+            tmp_path / "rows.xlsx"
+        )
+
+    def test_a_bad_line_is_named(self, tmp_path):
+        path = tmp_path / "rows.jsonl"
+        path.write_text('{"a": 1}\n\n{"a": }\n')
+        assert f"{path}, line 3: no JSON" in self.mistake(path)
+        path.write_text('{"a": 1}\n[1]\n')
+        assert f"{path}, line 2: a list where an object is expected" in self.mistake(path)
+
+    def test_bad_json(self, tmp_path):
+        path = tmp_path / "rows.json"
+        path.write_text('[\n{"a": 1},\n{"a": }\n]')
+        assert f"{path}, line 3: no JSON" in self.mistake(path)
+        path.write_text("7")
+        assert "is no list of objects" in self.mistake(path)
+        path.write_text('{"a": 1}\n{"a": \n')
+        assert f"{path}, line 2: no JSON" in self.mistake(path)
+
+    def test_a_csv_line_with_too_many_cells(self, tmp_path):
+        path = tmp_path / "rows.csv"
+        path.write_text("nums,target\n[1, 2],3\n")
+        assert "line 2: 3 cells, the first line names 2" in self.mistake(path)
+
+    def test_a_broken_parquet_file(self, tmp_path):
+        path = write_parquet(tmp_path / "rows.parquet", ROWS)
+        path.write_bytes(path.read_bytes()[:-40])
+        assert "is no readable Parquet file" in self.mistake(path)
+
+    def test_bytes_that_are_no_text(self, tmp_path):
+        (tmp_path / "rows.jsonl").write_bytes(b'{"a": "\xff"}')
+        assert "is not UTF-8 text" in self.mistake(tmp_path / "rows.jsonl")
+
+    def test_a_subset_that_is_no_number(self, tmp_path):
+        path = write_jsonl(tmp_path / "rows.jsonl", ROWS)
+        assert f"write {path}#500" in self.mistake(f"{path}#all")
+
+
+def test_values_become_json():
+    value = {
+        1: np.int64(3),
+        "array": np.array([[1.5, 2.0]]),
+        "not_a_number": float("nan"),
+        "decimal": decimal.Decimal("1.50"),
+        "date": datetime.datetime(2026, 1, 2, 3, 4),
+        "bytes": b"\x00\xff",
+        "scalar": pa.scalar([1, 2]),
+        "kept": [True, None, "x", (1, 2)],
+    }
+    converted = json_value(value)
+    assert converted == {
+        "1": 3,
+        "array": [[1.5, 2.0]],
+        "not_a_number": None,
+        "decimal": "1.50",
+        "date": "2026-01-02T03:04:00",
+        "bytes": "AP8=",
+        "scalar": [1, 2],
+        "kept": [True, None, "x", [1, 2]],
+    }
+    assert json.loads(json.dumps(converted, allow_nan=False)) == converted

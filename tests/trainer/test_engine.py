@@ -1,0 +1,211 @@
+"""The engine on real DeepSpeed and a real process group of one and of two ranks: see engine_worker.py."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.tiny_model import make_model, make_tokenizer
+from tests.trainer.made_samples import MAX_COMPLETION_LENGTH, make_samples
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from grpo_trainer.batching import build_updates
+from grpo_trainer.config import AlgorithmConfig, ModelConfig
+from grpo_trainer.errors import UsageError
+from grpo_trainer.logprobs import Policy
+from grpo_trainer.model import load_policy, switch_dropout_off
+from grpo_trainer.stages.loss import old_logprobs, policy_loss
+
+ROOT = Path(__file__).parents[2]
+STAGES = [0, 2, 3]
+DTYPES = ["float32", "bfloat16"]
+
+pytestmark = [
+    pytest.mark.timeout(600),
+    # Third-party: DeepSpeed compiles with torch's old names, imported with the engine's modules.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("engine")
+    for tied in (True, False):
+        target = folder / ("tied" if tied else "untied")
+        make_model(tied=tied, hidden_size=64).save_pretrained(target)
+        make_tokenizer().save_pretrained(target)
+    return folder
+
+
+def run_ranks(folder: Path, world_size: int) -> list[dict[str, Any]]:
+    """What each rank saw, scenario by scenario."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
+    finished = subprocess.run(
+        [*launcher, str(Path(__file__).with_name("engine_worker.py")), str(folder)],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr[-4000:]
+    return [json.loads((folder / f"results-{world_size}-{rank}.json").read_text()) for rank in range(world_size)]
+
+
+@pytest.fixture(scope="module")
+def one_rank(folder: Path) -> dict[str, Any]:
+    return run_ranks(folder, 1)[0]
+
+
+@pytest.fixture(scope="module")
+def two_ranks(folder: Path) -> list[dict[str, Any]]:
+    return run_ranks(folder, 2)
+
+
+def plain_gradient(folder: Path, count: int) -> tuple[float, dict[str, torch.Tensor]]:
+    """Loss and gradient of the worker's `gradient` scenario: one model, one micro-batch, no DeepSpeed."""
+    algorithm = AlgorithmConfig(loss_type="grpo", beta=0.1, entropy_coef=0.01)
+    policy = load_policy(ModelConfig(name_or_path=str(folder / "tied"), dtype="float32"), temperature=0.9, zero3=None)
+    ((batch,),) = build_updates(
+        make_samples(count, seed=3, stale_share=0.3),
+        algorithm,
+        max_completion_length=MAX_COMPLETION_LENGTH,
+        tokens_per_micro_batch=10_000,
+        rank=0,
+        world_size=1,
+        pad_token_id=0,
+        device="cpu",
+    )
+    logprobs_N, entropy_N = policy(batch.input_ids_BL, batch.row_N, batch.column_N)
+    batch.old_logprobs_N, batch.ref_logprobs_N = old_logprobs(batch, logprobs_N), logprobs_N.detach()
+    loss, _ = policy_loss(logprobs_N, entropy_N, batch, algorithm)
+    loss.backward()
+    return loss.item(), {name: p.grad.double() for name, p in policy.model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(
+    ("world_size", "budget", "checkpointing", "count"),
+    [(1, 40, True, 13), (2, 40, True, 13), (2, 10_000, False, 13), (2, 10_000, False, 1)],
+)
+def test_loss_and_gradient_do_not_depend_on_ranks_micro_batches_or_zero_stage(
+    folder: Path,
+    one_rank: dict[str, Any],
+    two_ranks: list[dict[str, Any]],
+    stage: int,
+    world_size: int,
+    budget: int,
+    checkpointing: bool,
+    count: int,
+):
+    results = [one_rank] if world_size == 1 else two_ranks
+    metrics = [result[f"gradient {stage} {budget} {checkpointing} {count}"] for result in results]
+    assert metrics[0]["micro_batches"] > 1 or budget > 40
+    expected_loss, expected = plain_gradient(folder, count)
+    found = torch.load(folder / f"gradient-{world_size}-{stage}-{budget}-{checkpointing}-{count}.pt", weights_only=True)
+    assert found.keys() == expected.keys()
+    flat, flat_expected = (torch.cat([g[name].flatten() for name in sorted(g)]) for g in (found, expected))
+    assert (flat - flat_expected).norm() < 1e-6 * flat_expected.norm()
+    for of_rank in metrics:
+        assert of_rank["loss"] == pytest.approx(expected_loss, rel=1e-6)
+        assert of_rank["grad_norm"] == pytest.approx(float(flat_expected.norm()), rel=1e-6)
+    assert all(of_rank == metrics[0] for of_rank in metrics), "ranks report different metrics"
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(("world_size", "dtype"), [(1, "bfloat16"), (2, "float32"), (2, "bfloat16")])
+def test_a_loaded_checkpoint_goes_on_to_the_bit(
+    one_rank: dict[str, Any], two_ranks: list[dict[str, Any]], stage: int, world_size: int, dtype: str
+):
+    for result in [one_rank] if world_size == 1 else two_ranks:
+        seen = result[f"continued {stage} {dtype}"]
+        assert seen["moved"]
+        assert seen["same_start"], "the weights loaded are not those saved"
+        assert seen["same_metrics"]
+        assert seen["same_end"], "training went on differently"
+        assert seen["same_random_numbers"]
+        assert seen["updates_done"] == [6, 6]
+        assert seen["rates"] == pytest.approx([1e-3, 0.98e-3, 0.95e-3])
+        assert seen["kl"] > 0, "the reference moved with the policy"
+
+
+def test_bf16_trains_alike_in_every_zero_stage(one_rank: dict[str, Any]):
+    """DeepSpeed's own ZeRO 0 would differ here: it steps once on zero gradients and sums micro-batches in bf16."""
+    kl = [one_rank[f"continued {stage} bfloat16"]["kl"] for stage in STAGES]
+    assert kl[0] == pytest.approx(kl[1], rel=1e-6)
+    assert kl[2] == pytest.approx(kl[1], rel=0.05), "ZeRO 3 rounds its products in another order"
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_update_without_a_finite_gradient_is_skipped_by_all_ranks(
+    two_ranks: list[dict[str, Any]], stage: int, dtype: str
+):
+    for result in two_ranks:
+        seen = result[f"not_finite {stage} {dtype}"]
+        assert seen["skipped"]["update_skipped"] == 1.0
+        assert "grad_norm" not in seen["skipped"]
+        assert "loss" not in seen["skipped"]
+        assert seen["unchanged"], "weights moved although one rank had no gradient"
+        assert seen["normal"]["update_skipped"] == 0.0
+        assert seen["moved"], "the update after a skipped one did nothing"
+        # `max_skipped_updates` is 2: the third in a row ends the run.
+        assert seen["tolerated"] == 2
+        assert seen["message"].startswith("3 updates in a row had no finite gradient")
+        assert seen["count"] == 4
+
+
+@pytest.mark.parametrize("name", ["0 float32", "2 bfloat16", "3 float32", "3 bfloat16"])
+def test_the_weights_pushed_saved_and_trained_are_one_model(two_ranks: list[dict[str, Any]], name: str):
+    seen = two_ranks[0][f"exported {name}"]
+    assert seen["equal"], "a push and the saved model differ in names or values"
+    assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= set(seen["files"])
+    assert seen["difference"] < (1e-5 if "float32" in name else 0.02)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_old_logprobs_are_those_before_the_first_update_of_the_batch(two_ranks: list[dict[str, Any]], stage: int):
+    for result in two_ranks:
+        seen = result[f"several_updates {stage}"]
+        assert all(seen["same"])
+        assert len(seen["same"]) >= 2
+        assert seen["losses"][2] < seen["losses"][0], "the second pass has not learnt from the first"
+
+
+def test_a_checkpoint_of_another_layout_is_refused_with_its_name(two_ranks: list[dict[str, Any]]):
+    other_stage, no_checkpoint = two_ranks[0]["other_layout"]["messages"]
+    assert "written with zero_stage 2, and this run has 3" in other_stage
+    assert "holds no engine state" in no_checkpoint
+
+
+def test_a_model_that_is_not_there_is_named(tmp_path: Path):
+    with pytest.raises(UsageError, match="nowhere cannot be loaded"):
+        load_policy(ModelConfig(name_or_path=str(tmp_path / "nowhere")), temperature=1.0, zero3=None)
+
+
+def test_a_model_whose_experts_are_fused_in_memory_is_refused(tmp_path: Path):
+    config = Qwen3MoeConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=32, moe_intermediate_size=16, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1, num_experts=2, num_experts_per_tok=1,
+    )  # fmt: skip
+    Qwen3MoeForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match="qwen3_moe"):
+        load_policy(ModelConfig(name_or_path=str(tmp_path)), temperature=1.0, zero3=None)
+
+
+def test_dropout_is_off_while_the_model_is_in_training_mode():
+    model = make_model(tied=True, hidden_size=64)
+    model.config.attention_dropout = 0.5
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    switch_dropout_off(model)
+    policy = Policy(model, temperature=1.0, chunk_tokens=8).train()
+    arguments = torch.arange(5, 25)[None], torch.zeros(19, dtype=torch.long), torch.arange(1, 20)
+    assert torch.equal(policy(*arguments)[0], policy(*arguments)[0])

@@ -1,0 +1,28 @@
+"""Every run file that ships is one that the trainer accepts."""
+
+from pathlib import Path
+
+import pytest
+
+from grpo_trainer.config import RunConfig
+from grpo_trainer.settings import read_config
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+FULL_SIZE = EXAMPLES / "countdown_3b"
+RUNS = {
+    "demo": [EXAMPLES / "countdown" / "run.yaml"],
+    "three GPUs": [FULL_SIZE / "run.yaml"],
+    "one GPU": [FULL_SIZE / "run.yaml", FULL_SIZE / "one_gpu.yaml"],
+    "eight GPUs": [FULL_SIZE / "run.yaml", FULL_SIZE / "eight_gpus.yaml"],
+    "mathematics": [EXAMPLES / "numina_math" / "run.yaml"],
+}
+
+
+@pytest.mark.parametrize("files", RUNS.values(), ids=RUNS.keys())
+def test_the_run_file_is_accepted(files: list[Path]):
+    read_config(RunConfig, [str(file) for file in files], program="grpo-train", env_prefix="GRPO_TRAIN__")
+
+
+def test_no_run_file_is_forgotten():
+    known = {file for files in RUNS.values() for file in files} | {EXAMPLES / "countdown" / "cold_start.yaml"}
+    assert set(EXAMPLES.rglob("*.yaml")) == known

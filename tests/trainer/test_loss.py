@@ -1,0 +1,163 @@
+"""The loss by itself; its equality with TRL is in test_loss_equals_trl.py."""
+
+import random
+from itertools import pairwise
+
+import pytest
+import torch
+from tests.tiny_model import make_model
+from tests.trainer.made_samples import MAX_COMPLETION_LENGTH, make_samples
+
+from grpo_trainer.batching import build_updates, collate, token_weights
+from grpo_trainer.config import AlgorithmConfig
+from grpo_trainer.logprobs import Policy
+from grpo_trainer.reduction import Tally
+from grpo_trainer.samples import MicroBatch, TrainingSample
+from grpo_trainer.stages.loss import old_logprobs, policy_loss
+
+
+def micro_batch(samples: list[TrainingSample], weight: float = 1.0) -> MicroBatch:
+    indices = list(range(len(samples)))
+    tokens = sum(len(sample.token_ids) for sample in samples)
+    return collate(samples, indices, [weight] * len(samples), update_tokens=tokens, pad_token_id=0, device="cpu")
+
+
+def test_old_logprobs_are_the_trainers_own_for_fresh_and_the_servers_for_stale_samples():
+    samples = make_samples(8, stale_share=0.5)
+    batch = micro_batch(samples)
+    own_N = torch.randn(batch.row_N.numel(), requires_grad=True)
+    old_N = old_logprobs(batch, own_N)
+    assert not old_N.requires_grad
+    assert batch.fresh_N.any()
+    assert not batch.fresh_N.all()
+    assert torch.equal(old_N[batch.fresh_N], own_N.detach()[batch.fresh_N])
+    assert torch.equal(old_N[~batch.fresh_N], batch.rollout_logprobs_N[~batch.fresh_N])
+
+
+def test_on_policy_the_gradient_is_the_policy_gradient_whatever_the_clip():
+    batch = micro_batch(make_samples(4, logprobs=False), weight=0.25)
+    logprobs_N = torch.randn(batch.row_N.numel(), requires_grad=True)
+    batch.old_logprobs_N = old_logprobs(batch, logprobs_N)
+    loss, _ = policy_loss(logprobs_N, torch.zeros_like(batch.weight_N), batch, AlgorithmConfig(epsilon=0.0))
+    loss.backward()
+    torch.testing.assert_close(logprobs_N.grad, -0.25 * batch.advantage_N)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "slope"),
+    [(1.1, 1.0, -1.1), (1.5, 1.0, 0.0), (1.5, -1.0, 1.5), (0.7, -1.0, 0.0), (0.7, 1.0, -0.7), (3.0, -1.0, 0.0)],
+)
+def test_clip_and_delta_stop_the_gradient_on_their_side(ratio: float, advantage: float, slope: float):
+    """∂loss/∂logp of one token: −ratio · A, or 0 where it is cut off."""
+    batch = micro_batch([TrainingSample([5], [6], [], advantage, fresh=True)])
+    batch.old_logprobs_N = torch.zeros(1)
+    logprobs_N = torch.tensor([ratio]).log().requires_grad_()
+    loss, _ = policy_loss(logprobs_N, torch.zeros(1), batch, AlgorithmConfig(epsilon=0.2, epsilon_high=0.3, delta=2.0))
+    loss.backward()
+    assert logprobs_N.grad.item() == pytest.approx(slope)
+
+
+def test_the_mismatch_is_measured_on_fresh_tokens_with_the_correction_off_too():
+    samples = make_samples(6, stale_share=0.5)
+    batch = micro_batch(samples)
+    logprobs_N = batch.rollout_logprobs_N + 0.25
+    batch.old_logprobs_N = old_logprobs(batch, logprobs_N)
+    _, tally = policy_loss(
+        logprobs_N, torch.zeros_like(logprobs_N), batch, AlgorithmConfig(importance_sampling_correction=False)
+    )
+    metrics = tally.reduce()
+    assert metrics["sampling/sampling_logp_difference/mean"] == pytest.approx(0.25, abs=1e-6)
+    assert metrics["sampling/sampling_logp_difference/max"] == pytest.approx(0.25, abs=1e-6)
+    assert "sampling/importance_sampling_ratio/mean" not in metrics
+
+
+def test_a_token_without_a_server_logprob_is_not_corrected():
+    batch = micro_batch(make_samples(3, logprobs=False))
+    logprobs_N = torch.randn(batch.row_N.numel())
+    batch.old_logprobs_N = logprobs_N
+    _, tally = policy_loss(logprobs_N, torch.zeros_like(logprobs_N), batch, AlgorithmConfig())
+    metrics = tally.reduce()
+    assert metrics["sampling/importance_sampling_ratio/mean"] == 1.0
+    assert "sampling/sampling_logp_difference/mean" not in metrics
+
+
+def test_what_is_not_filled_in_is_named():
+    batch = micro_batch(make_samples(2))
+    logprobs_N = torch.zeros(batch.row_N.numel())
+    with pytest.raises(ValueError, match="old_logprobs_N"):
+        policy_loss(logprobs_N, logprobs_N, batch, AlgorithmConfig())
+    batch.old_logprobs_N = logprobs_N
+    with pytest.raises(ValueError, match="ref_logprobs_N"):
+        policy_loss(logprobs_N, logprobs_N, batch, AlgorithmConfig(beta=0.1))
+
+
+def run(
+    policy: Policy, samples: list[TrainingSample], cuts: list[list[int]], algorithm: AlgorithmConfig
+) -> tuple[float, torch.Tensor, dict[str, float]]:
+    """Loss, gradient and metrics of one update over `samples`, cut into the micro-batches `cuts`."""
+    weights = token_weights(
+        samples, [[cuts]], loss_type=algorithm.loss_type, max_completion_length=MAX_COMPLETION_LENGTH
+    )
+    update_tokens = sum(len(sample.token_ids) for sample in samples)
+    policy.zero_grad()
+    total, tally = 0.0, Tally()
+    for indices in cuts:
+        batch = collate(samples, indices, weights, update_tokens=update_tokens, pad_token_id=0, device="cpu")
+        batch.old_logprobs_N = batch.rollout_logprobs_N
+        batch.ref_logprobs_N = batch.rollout_logprobs_N + 0.1
+        loss, part = policy_loss(*policy(batch.input_ids_BL, batch.row_N, batch.column_N), batch, algorithm)
+        loss.backward()
+        total += loss.item()
+        tally.merge(part)
+    gradient = torch.cat([p.grad.flatten() for p in policy.parameters()])
+    return total, gradient, tally.reduce()
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "dapo"])
+@pytest.mark.parametrize("seed", range(4))
+def test_loss_gradient_and_metrics_do_not_depend_on_how_the_update_is_cut(loss_type: str, seed: int):
+    rng = random.Random(seed)
+    policy = Policy(make_model(tied=True, hidden_size=64), temperature=1.0, chunk_tokens=16)
+    samples = make_samples(rng.randint(6, 16), seed=seed)
+    algorithm = AlgorithmConfig(
+        loss_type=loss_type, beta=0.05, entropy_coef=0.02, epsilon_high=0.3, importance_sampling_mode="sequence_mask"
+    )
+    everything = list(range(len(samples)))
+    expected_loss, expected_gradient, expected_metrics = run(policy, samples, [everything], algorithm)
+    for _ in range(3):
+        order = rng.sample(everything, len(everything))
+        bounds = sorted({0, len(order), *(rng.randrange(1, len(order)) for _ in range(rng.randint(1, 6)))})
+        cuts = [order[a:b] for a, b in pairwise(bounds)] + [[]] * rng.randint(0, 2)
+        loss, gradient, metrics = run(policy, samples, cuts, algorithm)
+        assert loss == pytest.approx(expected_loss, rel=1e-6, abs=1e-7)
+        assert (gradient - expected_gradient).norm() < 1e-6 * expected_gradient.norm()
+        assert metrics.keys() == expected_metrics.keys()
+        for name, value in metrics.items():
+            assert value == pytest.approx(expected_metrics[name], rel=1e-5, abs=1e-6), name
+
+
+def test_the_micro_batches_of_one_update_add_up_to_the_update():
+    """The same through `build_updates`: any token budget, any number of ranks."""
+    policy = Policy(make_model(tied=False, hidden_size=64), temperature=1.0, chunk_tokens=16)
+    samples, algorithm = make_samples(13, seed=7), AlgorithmConfig(loss_type="grpo")
+    results = []
+    for world_size, budget in ((1, 100_000), (1, 40), (2, 60), (3, 30)):
+        policy.zero_grad()
+        for rank in range(world_size):
+            (update,) = build_updates(
+                samples,
+                algorithm,
+                max_completion_length=MAX_COMPLETION_LENGTH,
+                tokens_per_micro_batch=budget,
+                rank=rank,
+                world_size=world_size,
+                pad_token_id=0,
+                device="cpu",
+            )
+            for batch in update:
+                logprobs_N, entropy_N = policy(batch.input_ids_BL, batch.row_N, batch.column_N)
+                batch.old_logprobs_N = old_logprobs(batch, logprobs_N)
+                policy_loss(logprobs_N, entropy_N, batch, algorithm)[0].backward()
+        results.append(torch.cat([p.grad.flatten() for p in policy.parameters()]))
+    for gradient in results[1:]:
+        assert (gradient - results[0]).norm() < 1e-6 * results[0].norm()

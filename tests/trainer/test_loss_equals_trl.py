@@ -1,0 +1,202 @@
+"""Advantages, loss, gradient and metrics against TRL's GRPOTrainer on the same tensors."""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from tests.trainer.trl_reference import MAX_COMPLETION_LENGTH, NUM_GENERATIONS, Completions, TrlReference, perturb
+
+from grpo_trainer.batching import build_updates
+from grpo_trainer.config import AlgorithmConfig
+from grpo_trainer.logprobs import Policy
+from grpo_trainer.reduction import Tally
+from grpo_trainer.samples import MicroBatch, TrainingSample
+from grpo_trainer.stages.advantage import group_advantages
+from grpo_trainer.stages.loss import old_logprobs, policy_loss
+
+pytestmark = [
+    # Third-party: TRL marks its own rollout hook, transformers and torch deprecate what TRL calls.
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:You are using 'rollout_func':UserWarning"),
+]
+TEMPERATURE = 0.8
+
+
+@pytest.fixture(scope="module")
+def trl(tmp_path_factory: pytest.TempPathFactory) -> TrlReference:
+    return TrlReference(tmp_path_factory.mktemp("trl"), temperature=TEMPERATURE)
+
+
+def make_batch(seed: int, num_groups: int = 3) -> Completions:
+    rng = random.Random(seed)
+    tokens = lambda low, high: [rng.randrange(5, 100) for _ in range(rng.randint(low, high))]  # noqa: E731
+    prompts = [tokens(2, 7) for _ in range(num_groups) for _ in [None]]
+    completions = [tokens(1, MAX_COMPLETION_LENGTH) for _ in range(num_groups * NUM_GENERATIONS)]
+    return Completions(
+        prompt_ids=[prompt for prompt in prompts for _ in range(NUM_GENERATIONS)],
+        completion_ids=completions,
+        logprobs=[[-4.5 + rng.gauss(0, 1.0) for _ in completion] for completion in completions],
+        rewards=[rng.choice([0.0, 0.1, 1.1]) + rng.random() for _ in completions],
+    )
+
+
+def ours(batch: Completions, algorithm: AlgorithmConfig) -> list[TrainingSample]:
+    groups = [batch.rewards[k : k + NUM_GENERATIONS] for k in range(0, len(batch.rewards), NUM_GENERATIONS)]
+    advantages = [a for group in group_advantages(groups, algorithm.scale_rewards)[0] for a in group]
+    return [
+        TrainingSample(prompt, completion, logprobs, advantage, fresh=True)
+        for prompt, completion, logprobs, advantage in zip(
+            batch.prompt_ids, batch.completion_ids, batch.logprobs, advantages, strict=True
+        )
+        if advantage is not None
+    ]
+
+
+def policy(model: Any) -> Policy:
+    return Policy(model, temperature=TEMPERATURE, chunk_tokens=16)
+
+
+def logprobs(model: Any, batch: MicroBatch) -> torch.Tensor:
+    with torch.no_grad():
+        return policy(model)(batch.input_ids_BL, batch.row_N, batch.column_N)[0]
+
+
+def one_micro_batch(samples: list[TrainingSample], algorithm: AlgorithmConfig) -> list[MicroBatch]:
+    """The micro-batch of every update, each update in one piece."""
+    updates = build_updates(
+        samples,
+        algorithm,
+        max_completion_length=MAX_COMPLETION_LENGTH,
+        tokens_per_micro_batch=100_000,
+        rank=0,
+        world_size=1,
+        pad_token_id=0,
+        device="cpu",
+    )
+    return [micro_batch for (micro_batch,) in updates]
+
+
+def loss_and_gradient(
+    model: Any, batch: MicroBatch, algorithm: AlgorithmConfig
+) -> tuple[float, dict[str, torch.Tensor], Tally]:
+    model.zero_grad()
+    logprobs_N, entropy_N = policy(model)(batch.input_ids_BL, batch.row_N, batch.column_N)
+    if batch.old_logprobs_N is None:
+        batch.old_logprobs_N = old_logprobs(batch, logprobs_N)
+    loss, tally = policy_loss(logprobs_N, entropy_N, batch, algorithm)
+    loss.backward()
+    return loss.item(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}, tally
+
+
+def relative_difference(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+    assert found.keys() == expected.keys()
+    flat = lambda tensors: torch.cat([tensors[name].flatten() for name in sorted(tensors)])  # noqa: E731
+    return float((flat(found) - flat(expected)).norm() / flat(expected).norm())
+
+
+CASES = {
+    "grpo": {"loss_type": "grpo"},
+    "bnpo": {"loss_type": "bnpo"},
+    "dr_grpo": {"loss_type": "dr_grpo", "scale_rewards": "none"},
+    "dapo": {"loss_type": "dapo", "epsilon_high": 0.28},
+    "kl to the reference": {"loss_type": "grpo", "beta": 0.3},
+    "later pass": {"loss_type": "grpo", "num_iterations": 2},
+    "later pass, clip higher and delta": {
+        "loss_type": "bnpo", "num_iterations": 2, "epsilon": 0.1, "epsilon_high": 0.15, "delta": 1.2,
+    },
+    "later pass with kl": {"loss_type": "dapo", "num_iterations": 2, "beta": 0.2, "scale_rewards": "batch"},
+    "entropy bonus": {"loss_type": "dapo", "entropy_coef": 0.05},
+    "token_truncate": {"loss_type": "dapo", "correction": "token_truncate"},
+    "token_mask": {"loss_type": "grpo", "correction": "token_mask", "correction_limit": 1.5},
+    "sequence_truncate": {"loss_type": "dr_grpo", "correction": "sequence_truncate", "num_iterations": 2},
+    "sequence_mask": {"loss_type": "bnpo", "correction": "sequence_mask", "beta": 0.1},
+}  # fmt: skip
+
+
+def algorithm_of(case: dict[str, Any]) -> AlgorithmConfig:
+    names = {"correction": "importance_sampling_mode", "correction_limit": "importance_sampling_clip_max"}
+    fields = {names.get(name, name): value for name, value in case.items()}
+    return AlgorithmConfig(**fields, importance_sampling_correction="correction" in case)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_loss_gradient_and_metrics_equal_trl(trl: TrlReference, name: str):
+    case = CASES[name]
+    algorithm = algorithm_of(case)
+    trl.configure(**case)
+    batch = make_batch(seed=len(name))
+    (ours_batch,) = one_micro_batch(ours(batch, algorithm), algorithm)
+
+    inputs = trl.score(batch)
+    if algorithm.beta > 0:
+        ours_batch.ref_logprobs_N = logprobs(trl.reference, ours_batch)
+    if algorithm.num_iterations > 1:
+        ours_batch.old_logprobs_N = old_logprobs(ours_batch, logprobs(trl.copy_of_model(), ours_batch))
+        perturb(trl.model, seed=99, scale=0.1)
+    expected_loss, expected_gradient = trl.loss_and_gradient(inputs)
+    loss, gradient, tally = loss_and_gradient(trl.copy_of_model(), ours_batch, algorithm)
+
+    assert loss == pytest.approx(expected_loss, abs=1e-6)
+    assert relative_difference(gradient, expected_gradient) < 1e-6
+    metrics, expected = tally.reduce(), trl.metrics()
+    compared = {key for key in metrics if key in expected}
+    assert {"entropy", "clip_ratio/low_mean", "clip_ratio/high_max", "clip_ratio/region_mean"} <= compared
+    assert ("kl" in compared) == (algorithm.beta > 0)
+    assert ("sampling/importance_sampling_ratio/mean" in compared) == algorithm.importance_sampling_correction
+    for key in compared:
+        assert metrics[key] == pytest.approx(expected[key], rel=2e-6, abs=2e-6), key
+    if algorithm.num_iterations > 1:
+        assert metrics["clip_ratio/region_mean"] > 0, "the case clips nothing and shows little"
+
+
+def test_dapo_spreads_the_tokens_of_the_generation_batch_over_its_updates_like_trl(trl: TrlReference):
+    case = {"loss_type": "dapo", "steps_per_generation": 2}
+    algorithm = algorithm_of(case)
+    trl.configure(**case)
+    batch = make_batch(seed=5, num_groups=4)
+    inputs = trl.score(batch)
+    half = len(batch.prompt_ids) // 2
+    for k, ours_batch in enumerate(one_micro_batch(ours(batch, algorithm), algorithm)):
+        rows = slice(k * half, (k + 1) * half)
+        theirs = {
+            key: value[rows] if torch.is_tensor(value) and value.dim() > 0 else value for key, value in inputs.items()
+        }
+        expected_loss, expected_gradient = trl.loss_and_gradient(theirs)
+        loss, gradient, _ = loss_and_gradient(trl.copy_of_model(), ours_batch, algorithm)
+        assert loss == pytest.approx(expected_loss, abs=1e-6)
+        assert relative_difference(gradient, expected_gradient) < 1e-6
+
+
+@pytest.mark.parametrize("scale_rewards", ["group", "batch", "none"])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_advantages_equal_trl(trl: TrlReference, scale_rewards: str, seed: int):
+    trl.configure(scale_rewards=scale_rewards)
+    batch = make_batch(seed, num_groups=4)
+    inputs = trl.score(batch)
+    groups = [batch.rewards[k : k + NUM_GENERATIONS] for k in range(0, len(batch.rewards), NUM_GENERATIONS)]
+    advantages, metrics = group_advantages(groups, scale_rewards)
+    found = torch.tensor([a for group in advantages for a in group])
+    torch.testing.assert_close(found, inputs["advantages"], rtol=1e-6, atol=1e-6)
+    expected = trl.metrics()
+    for key in ("reward", "reward_std", "frac_reward_zero_std"):
+        assert metrics[key] == pytest.approx(expected[key], rel=1e-6)
+
+
+@pytest.mark.parametrize("scale_rewards", ["group", "batch", "none"])
+def test_a_missing_reward_is_left_out_where_trl_leaves_it_out(trl: TrlReference, scale_rewards: str):
+    trl.configure(scale_rewards=scale_rewards)
+    batch = make_batch(seed=4, num_groups=4)
+    for position in (1, 4, 5, 6, 10, 11):
+        batch.rewards[position] = None
+    inputs = trl.score(batch)
+    groups = [batch.rewards[k : k + NUM_GENERATIONS] for k in range(0, len(batch.rewards), NUM_GENERATIONS)]
+    advantages = [a for group in group_advantages(groups, scale_rewards)[0] for a in group]
+    for position, expected in enumerate(inputs["advantages"].tolist()):
+        if batch.rewards[position] is None:
+            # TRL gives it advantage 0 and counts its tokens in the denominator; here it is not there at all.
+            assert advantages[position] is None
+            assert expected == 0.0
+        else:
+            assert advantages[position] == pytest.approx(expected, abs=1e-6)

@@ -1,0 +1,173 @@
+"""metrics.jsonl and completions.jsonl: what is in them, and what a resume leaves of them."""
+
+import json
+import logging
+import math
+from pathlib import Path
+
+import pytest
+
+from grpo_proto import RewardScore
+from grpo_trainer.config import LoggingConfig
+from grpo_trainer.observe.completions import CompletionLog
+from grpo_trainer.observe.jsonl import StepFile, read_records
+from grpo_trainer.observe.sinks import MetricSinks, open_sinks
+from grpo_trainer.samples import Group, PromptRow, Sample
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def open_file(path: Path, keep: int | None = None) -> StepFile:
+    return StepFile(path, keep_through_step=keep)
+
+
+def test_a_line_is_readable_at_once(tmp_path: Path):
+    file = open_file(tmp_path / "m.jsonl")
+    file.append([{"step": 1, "reward": 0.5}])
+    assert lines(tmp_path / "m.jsonl") == [{"step": 1, "reward": 0.5}]
+    file.close()
+
+
+def test_a_resumed_file_has_each_step_once(tmp_path: Path):
+    path = tmp_path / "m.jsonl"
+    file = open_file(path)
+    for step in range(13):
+        file.append([{"step": step, "first": True}])
+    file.close()
+    file = open_file(path, keep=10)
+    file.append([{"step": 11, "first": False}])
+    file.close()
+    assert [record["step"] for record in lines(path)] == list(range(12))
+    assert lines(path)[-1] == {"step": 11, "first": False}
+
+
+def test_a_line_cut_off_by_a_kill_is_dropped_on_resume(tmp_path: Path):
+    path = tmp_path / "m.jsonl"
+    path.write_bytes(b'{"step": 1, "a": 1}\n{"step": 2, "a"')
+    file = open_file(path, keep=2)
+    file.append([{"step": 3, "a": 3}])
+    file.close()
+    assert [record["step"] for record in lines(path)] == [1, 3]
+
+
+def test_a_torn_or_foreign_line_does_not_stop_a_reader(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    path = tmp_path / "m.jsonl"
+    path.write_bytes(b'{"step": 1}\nnot json\n{"step": 2, oops}\n{"a": 1, "step": 3}\n{"step": 4')
+    assert [record["step"] for record in read_records(path)] == [1, 3]
+    assert "skipped" in caplog.text
+
+
+def test_a_new_run_drops_what_an_earlier_one_left(tmp_path: Path):
+    path = tmp_path / "m.jsonl"
+    path.write_bytes(b'{"step": 1}\n')
+    open_file(path).close()
+    assert path.read_bytes() == b""
+
+
+def test_what_json_does_not_have_becomes_null_or_text(tmp_path: Path):
+    path = tmp_path / "m.jsonl"
+    file = open_file(path)
+    file.append(
+        [{"step": 1, "loss": math.nan, "log": {"value": math.inf, "path": Path("/x")}, "text": "é \ud83d 你好"}]
+    )
+    file.close()
+    assert lines(path) == [{"step": 1, "loss": None, "log": {"value": None, "path": "/x"}, "text": "é ? 你好"}]
+    assert "你好" in path.read_text(), "readable without decoding escapes"
+
+
+class Collector:
+    """A sink that fails at the steps named."""
+
+    name = "collector"
+
+    def __init__(self, fail_at: tuple[int, ...] = ()):
+        self.fail_at, self.seen, self.closed = fail_at, {}, False
+
+    def write(self, step, metrics):
+        if step in self.fail_at:
+            raise ConnectionError("no network")
+        self.seen[step] = dict(metrics)
+
+    def close(self):
+        self.closed = True
+        raise TimeoutError("upload")
+
+
+def test_a_failing_sink_is_counted_and_the_others_go_on(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    good, bad = Collector(), Collector(fail_at=(1, 2, 3, 4))
+
+    def broken():
+        raise ImportError("not installed")
+
+    file = open_file(tmp_path / "metrics.jsonl")
+    with caplog.at_level(logging.WARNING):
+        sinks = MetricSinks(file, {"broken": broken, "collector": lambda: bad, "good": lambda: good})
+        for step in range(1, 6):
+            sinks.write(step, {"reward": 0.5, "loss": math.nan})
+    assert sinks.failures == {"broken": 1, "collector": 4, "good": 0}
+    assert good.seen == {step: {"reward": 0.5} for step in range(1, 6)}, "numbers that are not finite stay away"
+    assert bad.seen == {5: {"reward": 0.5}}
+    written = lines(tmp_path / "metrics.jsonl")
+    assert len(written) == 5
+    assert written[0] == {"step": 1, "reward": 0.5, "loss": None, "sinks/broken_failures": 1}
+    assert written[4]["sinks/collector_failures"] == 4
+    assert caplog.text.count("write failed") == 3, "the 1st, 2nd and 4th failure are logged"
+    good.name = "good"
+    sinks.close()
+    assert good.closed
+    assert bad.closed
+
+
+def test_the_file_alone_is_written_when_nothing_is_asked_for(tmp_path: Path):
+    sinks = open_sinks(LoggingConfig(), tmp_path, resumed_step=None, facts={})
+    sinks.write(1, {"reward": 1.0})
+    sinks.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_completion_has_its_rewards_with_status_and_its_history(tmp_path: Path):
+    row = PromptRow(index=9, token_ids=[1, 2], prompt=[{"role": "user", "content": "Hi"}], columns={"target": 3})
+    scored = Sample("a", [1, 2, 3], [-1.0] * 3, "<b>", "stop", [(4, 1), (5, 2)])
+    scored.rewards = {
+        "countdown": RewardScore(score=1.0, status="ok", log={"equation": "1 + 2"}),
+        "judge": RewardScore(score=None, status="timeout", detail="10 s"),
+    }
+    scored.total_reward, scored.advantage = 1.0, 0.7
+    lost = Sample("b", [], [], "", "abort", [])
+    log = CompletionLog(tmp_path, resumed_step=None)
+    log.write(3, [Group(17, row, [scored, lost])])
+    log.close()
+    first, second = lines(tmp_path / "completions.jsonl")
+    assert first == {
+        "step": 3,
+        "group": 17,
+        "index": 0,
+        "row": 9,
+        "prompt": [{"role": "user", "content": "Hi"}],
+        "completion": "<b>",
+        "rewards": {
+            "countdown": {"score": 1.0, "status": "ok"},
+            "judge": {"score": None, "status": "timeout", "detail": "10 s"},
+        },
+        "total": 1.0,
+        "advantage": 0.7,
+        "versions": [[4, 1], [5, 2]],
+        "finish_reason": "stop",
+        "num_tokens": 3,
+        "log": {"countdown": {"equation": "1 + 2"}},
+    }
+    assert (second["index"], second["total"], second["advantage"], second["rewards"]) == (1, None, None, {})
+
+
+def test_completions_are_cut_back_on_resume(tmp_path: Path):
+    group = Group(0, PromptRow(0, [1], "p", {}), [Sample("a", [1], [-1.0], "t", "stop", [(0, 1)])] * 3)
+    log = CompletionLog(tmp_path, resumed_step=None)
+    for step in (1, 2, 3):
+        log.write(step, [group])
+    log.close()
+    log = CompletionLog(tmp_path, resumed_step=2)
+    log.write(3, [group])
+    log.close()
+    assert [record["step"] for record in lines(tmp_path / "completions.jsonl")] == [1, 1, 1, 2, 2, 2, 3, 3, 3]

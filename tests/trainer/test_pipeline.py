@@ -1,0 +1,123 @@
+"""The pipeline: staleness bound, carry-over, accounting, and that a failure ends the wait."""
+
+import asyncio
+
+import pytest
+
+from grpo_proto import Sampling
+from grpo_trainer.pipeline import Cursor, Pipeline, PipelineLimits
+from grpo_trainer.samples import Group, PromptRow, Sample
+from grpo_trainer.stages.prompt import PromptStage, sampling_seed
+from grpo_trainer.stages.rollout import RolloutJob
+
+
+class FakeRollout:
+    """Samples with the version the job asks for; `hold` keeps jobs waiting, `max_out` records groups in flight."""
+
+    def __init__(self) -> None:
+        self.jobs: list[RolloutJob] = []
+        self.hold = asyncio.Event()
+        self.hold.set()
+        self.failure: Exception | None = None
+
+    async def sample(self, job: RolloutJob, *, n: int, sampling: Sampling) -> list[Group]:
+        self.jobs.append(job)
+        await self.hold.wait()
+        await asyncio.sleep(0)
+        if self.failure:
+            raise self.failure
+        return [
+            Group(
+                position,
+                row,
+                [Sample(f"{position}-{k}", [1], [-0.5], "x", "stop", [(job.min_version, 1)]) for k in range(n)],
+            )
+            for position, row in zip(job.positions, job.rows, strict=True)
+        ]
+
+
+class FakeReward:
+    async def score(self, groups: list[Group], *, step: int) -> None:
+        await asyncio.sleep(0)
+
+
+def make(rollout: FakeRollout, *, max_staleness: int = 0, cursor: Cursor | None = None) -> Pipeline:
+    prompts = PromptStage([PromptRow(number, [number + 1], "p", {}) for number in range(5)], seed=1, shuffle=True)
+    limits = PipelineLimits(groups_per_batch=4, max_staleness=max_staleness, groups_per_job=2, num_generations=2)
+    return Pipeline(rollout, FakeReward(), prompts, Sampling(), limits, cursor or Cursor())  # type: ignore[arg-type]
+
+
+def positions(groups: list[Group]) -> list[int]:
+    return [group.position for group in groups]
+
+
+async def test_synchronous_batches_are_sampled_by_the_current_version_only_when_asked_for():
+    rollout = FakeRollout()
+    pipeline = make(rollout)
+    for version in (1, 2, 3):
+        await pipeline.policy_updated(version)
+        jobs_before = len(rollout.jobs)
+        await asyncio.sleep(0.01)
+        assert len(rollout.jobs) == jobs_before
+        batch = await pipeline.next_batch()
+        assert positions(batch.groups) == list(range(4 * (version - 1), 4 * version))
+        assert {group.oldest_version for group in batch.groups} == {version}
+    assert pipeline.cursor() == Cursor(12, [])
+    assert {seed for job in rollout.jobs for seed in job.seeds} == {
+        sampling_seed(1, position) for position in range(12)
+    }
+
+
+@pytest.mark.parametrize("max_staleness", [1, 2])
+async def test_groups_out_never_exceed_the_bound_and_sampling_goes_on_meanwhile(max_staleness: int):
+    rollout = FakeRollout()
+    pipeline = make(rollout, max_staleness=max_staleness)
+    await pipeline.policy_updated(1)
+    await asyncio.sleep(0.01)
+    assert pipeline.counts.issued == (max_staleness + 1) * 4
+    used: list[int] = []
+    for version in range(2, 9):
+        batch = await pipeline.next_batch()
+        used += positions(batch.groups)
+        assert min(group.oldest_version for group in batch.groups) >= version - 1 - max_staleness
+        await pipeline.policy_updated(version)
+        await asyncio.sleep(0.01)
+        out = pipeline.counts.issued - pipeline.counts.used - pipeline.counts.dropped_stale
+        assert out <= (max_staleness + 1) * 4
+    assert len(used) == len(set(used))
+
+
+async def test_a_group_that_became_too_old_is_dropped_and_counted():
+    rollout = FakeRollout()
+    pipeline = make(rollout, max_staleness=1)
+    await pipeline.policy_updated(1)
+    await asyncio.sleep(0.01)
+    await pipeline.policy_updated(3)
+    batch = await pipeline.next_batch()
+    assert pipeline.counts.dropped_stale == 8
+    assert all(group.oldest_version >= 2 for group in batch.groups)
+
+
+async def test_what_is_out_at_a_checkpoint_is_sampled_again_after_a_resume():
+    rollout = FakeRollout()
+    pipeline = make(rollout, max_staleness=1)
+    await pipeline.policy_updated(1)
+    batch = await pipeline.next_batch()
+    rollout.hold.clear()
+    cursor = pipeline.cursor()
+    await pipeline.stop()
+    assert sorted([*positions(batch.groups), *cursor.unused]) == list(range(cursor.next_position))
+
+    resumed = make(FakeRollout(), max_staleness=1, cursor=cursor)
+    await resumed.policy_updated(2)
+    again = await resumed.next_batch()
+    assert positions(again.groups) == cursor.unused[:4]
+
+
+async def test_a_failing_job_ends_the_wait_for_a_batch():
+    rollout = FakeRollout()
+    rollout.failure = RuntimeError("no server left")
+    pipeline = make(rollout)
+    await pipeline.policy_updated(1)
+    with pytest.raises(RuntimeError, match="no server left"):
+        await asyncio.wait_for(pipeline.next_batch(), 5)

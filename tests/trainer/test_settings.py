@@ -1,0 +1,108 @@
+"""The run file: precedence, and one readable message for every mistake."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from grpo_trainer.config import RunConfig
+from grpo_trainer.errors import UsageError
+from grpo_trainer.settings import read_config, write_resolved
+
+MINIMAL = {
+    "run_dir": "runs/test",
+    "model": {"name_or_path": "some/model"},
+    "data": {"dataset": "rows.jsonl"},
+    "reward": {"reward_funcs": ["countdown", "format"]},
+}
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump(MINIMAL))
+    return file
+
+
+def read(*argv: object) -> RunConfig:
+    return read_config(RunConfig, [str(word) for word in argv], program="grpo-train", env_prefix="GRPO_TRAIN__")
+
+
+def test_a_later_file_wins_over_an_earlier_one_section_by_section(run_file: Path, tmp_path: Path):
+    later = tmp_path / "later.yaml"
+    later.write_text("optimizer: {learning_rate: 0.5}\nmodel: {dtype: float32}\n")
+    config = read(run_file, later)
+    assert config.optimizer.learning_rate == 0.5
+    assert (config.model.name_or_path, config.model.dtype) == ("some/model", "float32")
+
+
+def test_environment_wins_over_files_and_flags_over_both(run_file: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("GRPO_TRAIN__OPTIMIZER__LEARNING_RATE", "0.25")
+    monkeypatch.setenv("GRPO_TRAIN__ALGORITHM__BETA", "0.1")
+    config = read(run_file, "--optimizer.learning_rate", "0.125")
+    assert (config.optimizer.learning_rate, config.algorithm.beta) == (0.125, 0.1)
+
+
+def test_a_choice_between_numbers_is_taken_from_a_flag(run_file: Path):
+    assert read(run_file, "--deepspeed.zero_stage", "3").deepspeed.zero_stage == 3
+
+
+def test_lists_are_written_as_json_or_with_commas(run_file: Path):
+    assert read(run_file, "--rollout.urls", "http://a:1,http://b:2").rollout.urls == ["http://a:1", "http://b:2"]
+    assert read(run_file, "--reward.reward_weights", "[1, 0.1]").reward.reward_weights == [1.0, 0.1]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--optimizer.learning_rat", "1"], r"unknown flag --optimizer\.learning_rat .*--optimizer\.learning_rate"),
+        (["--learning_rate", "1"], r"did you mean --optimizer\.learning_rate"),
+        (["--optimizer.learning_rate", "fast"], r"optimizer\.learning_rate: .*number.*'fast'"),
+        (["--rollout.num_generations", "7"], r"num_generations 7 does not divide .* 512; take 511 or 518"),
+        (["--algorithm.steps_per_generation", "3"], r"steps_per_generation 3 does not divide"),
+        (["--reward.reward_weights", "[1]"], r"1 reward_weights for 2 reward_funcs"),
+        (["--algorithm.loss_type", "ppo"], r"algorithm\.loss_type: .*'grpo'.*'dapo'"),
+        (["--rollout.temperature", "0"], r"rollout\.temperature: .*greater than 0"),
+    ],
+)
+def test_a_wrong_flag_is_named_with_what_to_change(run_file: Path, argv: list[str], message: str):
+    with pytest.raises(UsageError, match=message):
+        read(run_file, *argv)
+
+
+def test_an_unknown_key_in_a_file_names_the_nearest_one(run_file: Path, tmp_path: Path):
+    later = tmp_path / "later.yaml"
+    later.write_text("rollout: {num_generation: 4}\n")
+    with pytest.raises(
+        UsageError, match=r"rollout\.num_generation: unknown key; did you mean rollout\.num_generations"
+    ):
+        read(run_file, later)
+
+
+def test_an_unknown_variable_of_ours_is_refused(run_file: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("GRPO_TRAIN__OPTIMIZER__LR", "1")
+    with pytest.raises(UsageError, match="GRPO_TRAIN__OPTIMIZER__LR"):
+        read(run_file)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("a: [", "is not YAML"), ("- 1", "no mapping"), (None, "No such file")],
+)
+def test_an_unreadable_file_is_named(tmp_path: Path, content: str | None, message: str):
+    file = tmp_path / "broken.yaml"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(UsageError, match=rf"broken\.yaml.*{message}"):
+        read(file)
+
+
+def test_missing_keys_are_all_named_at_once():
+    with pytest.raises(UsageError, match=r"(?s)run_dir: missing.*model: missing.*data: missing.*reward: missing"):
+        read()
+
+
+def test_the_resolved_file_gives_the_same_configuration(run_file: Path, tmp_path: Path):
+    config = read(run_file, "--optimizer.learning_rate", "0.125", "--reward.params", '{"format": {"think": false}}')
+    write_resolved(config, tmp_path / "resolved.yaml")
+    assert read(tmp_path / "resolved.yaml") == config

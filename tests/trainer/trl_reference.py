@@ -1,0 +1,146 @@
+"""TRL's own GRPOTrainer on a tiny model, fed with completions and rewards that a test chooses.
+
+Its real code computes advantages, old and reference logprobs, corrections, loss and gradient. Only sampling is
+replaced, through TRL's `rollout_func`, and attributes that a configuration would set are set between calls.
+"""
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from tests.tiny_model import make_model, make_tokenizer
+from transformers import PreTrainedModel
+from trl import import_utils as trl_import_utils
+
+# TRL would import vLLM, which takes long, and warn that it does not know its version. Nothing here samples.
+trl_import_utils.is_vllm_available = lambda min_version=None: False
+
+from trl import GRPOConfig, GRPOTrainer  # noqa: E402
+
+NUM_GENERATIONS = 4
+MAX_COMPLETION_LENGTH = 12
+
+
+@dataclass
+class Completions:
+    """One generation batch: prompts repeated NUM_GENERATIONS times, as TRL has them."""
+
+    prompt_ids: list[list[int]]
+    completion_ids: list[list[int]]
+    logprobs: list[list[float]]
+    rewards: list[float | None]
+
+
+class TrlReference:
+    """A trainer whose policy, old policy and reference are three different models."""
+
+    def __init__(self, folder: Path, *, temperature: float, seed: int = 0):
+        self.next_batch: Completions | None = None
+        config = GRPOConfig(
+            output_dir=str(folder),
+            use_cpu=True,
+            bf16=False,
+            report_to=[],
+            per_device_train_batch_size=NUM_GENERATIONS,
+            num_generations=NUM_GENERATIONS,
+            max_completion_length=MAX_COMPLETION_LENGTH,
+            temperature=temperature,
+            beta=0.1,  # makes TRL keep a reference model; tests set `beta` afterwards
+            gradient_checkpointing=False,
+            model_init_kwargs={"dtype": "float32"},
+        )
+        tokenizer = make_tokenizer()
+        make_model(tied=True, hidden_size=64, seed=seed).save_pretrained(folder / "model")
+        self.trainer = GRPOTrainer(
+            model=str(folder / "model"),
+            reward_funcs=self._rewards,
+            args=config,
+            train_dataset=Dataset.from_list([{"prompt": "a"}]),
+            processing_class=tokenizer,
+            rollout_func=self._rollout,
+        )
+        self.trainer.model.train()
+        self.trainer.current_gradient_accumulation_steps = 1
+        # The policy has moved away from the reference, and moves away from the old policy between score and loss.
+        self.reference = self.trainer.ref_model
+        perturb(self.model, seed=seed + 1, scale=0.02)
+
+    @property
+    def model(self) -> PreTrainedModel:
+        return self.trainer.model
+
+    def configure(
+        self,
+        *,
+        loss_type: str = "dapo",
+        scale_rewards: str = "group",
+        beta: float = 0.0,
+        epsilon: float = 0.2,
+        epsilon_high: float | None = None,
+        delta: float | None = None,
+        entropy_coef: float = 0.0,
+        num_iterations: int = 1,
+        steps_per_generation: int = 1,
+        correction: str | None = None,
+        correction_limit: float = 3.0,
+    ) -> None:
+        trainer = self.trainer
+        trainer.loss_type, trainer.scale_rewards, trainer.beta = loss_type, scale_rewards, beta
+        trainer.epsilon_low, trainer.epsilon_high = epsilon, epsilon if epsilon_high is None else epsilon_high
+        trainer.args.delta, trainer.num_iterations = delta, num_iterations
+        trainer.entropy_coef, trainer._entropy_bonus_enabled = entropy_coef, entropy_coef > 0
+        trainer.args.steps_per_generation = steps_per_generation
+        trainer.args.gradient_accumulation_steps = 1
+        trainer.use_vllm = correction is not None
+        trainer._last_loaded_step = trainer.state.global_step
+        trainer.vllm_importance_sampling_correction = correction is not None
+        trainer.vllm_importance_sampling_mode = correction
+        trainer.vllm_importance_sampling_clip_min, trainer.vllm_importance_sampling_clip_max = None, correction_limit
+
+    def score(self, batch: Completions) -> dict[str, Any]:
+        """TRL's tensors for `batch` under the weights as they are now; its metrics start anew."""
+        self.next_batch = batch
+        self.trainer._metrics["train"].clear()
+        return self.trainer._generate_and_score_completions([{"prompt": "a"}] * len(batch.prompt_ids))
+
+    def loss_and_gradient(self, inputs: dict[str, Any]) -> tuple[float, dict[str, torch.Tensor]]:
+        self.model.zero_grad()
+        loss = self.trainer._compute_loss(self.model, inputs)
+        loss.backward()
+        gradient = {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
+        return loss.item(), gradient
+
+    def metrics(self) -> dict[str, float]:
+        return {name: values[-1] for name, values in self.trainer._metrics["train"].items()}
+
+    def copy_of_model(self) -> PreTrainedModel:
+        """The policy as it is, with transformers' own forward."""
+        fresh = make_model(tied=True, hidden_size=64)
+        fresh.load_state_dict(copy.deepcopy(self.model.state_dict()))
+        return fresh
+
+    def _rollout(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
+        batch = self._batch()
+        return {
+            "prompt_ids": batch.prompt_ids,
+            "completion_ids": batch.completion_ids,
+            "logprobs": batch.logprobs if trainer.use_vllm else None,
+        }
+
+    def _rewards(self, prompts: list[Any], completions: list[Any], **_: Any) -> list[float | None]:
+        return self._batch().rewards
+
+    def _batch(self) -> Completions:
+        assert self.next_batch is not None
+        return self.next_batch
+
+
+def perturb(model: PreTrainedModel, *, seed: int, scale: float) -> None:
+    """Move every weight a little."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * scale * parameter.std())
