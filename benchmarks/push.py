@@ -1,0 +1,301 @@
+"""What a weight push costs, against what it cannot avoid, both in turn in one run.
+
+    python benchmarks/push.py [--megabytes 128 512] [--turns 5] [--transfer-only]
+
+1. Receiving with digest, against a raw Gloo broadcast of the same bytes in the same buckets: two processes, as trainer
+   and worker. Goal: at most 1.25 times plus 50 ms.
+2. The whole push, begin to commit, into a real server with a random model of that size, against that broadcast plus
+   vLLM's own load of the same tensors from memory, in an engine in this process. Goal: at most 1.25 times.
+
+Medians. Everything shares the machine; run it while nothing else does.
+"""
+
+import argparse
+import asyncio
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+from tests.processes import ROLLOUT_ENVIRONMENT, free_port, rollout_command, service
+from tests.tiny_model import make_tokenizer
+from torch.distributed import TCPStore
+
+from grpo_proto.clients import WeightsClient
+from grpo_proto.transport import DEFAULT_BUCKET_BYTES, Digest, Transfer, WeightGroup, plan_manifest, view_tensor
+from grpo_proto.weights import BeginRequest, CommitRequest, Manifest, Rendezvous, SessionRequest
+
+TIMEOUT_S = 120.0
+
+
+def bucket_sizes(megabytes: int) -> list[int]:
+    num_bytes = megabytes * 2**20
+    return [min(DEFAULT_BUCKET_BYTES, num_bytes - start) for start in range(0, num_bytes, DEFAULT_BUCKET_BYTES)]
+
+
+# --- 1. the transfer alone ---------------------------------------------------------------------------------------
+
+
+def receive_raw(group: WeightGroup, sizes: list[int]) -> None:
+    """What a plain receiver does: one reused buffer, one broadcast after the other."""
+    staging = torch.zeros(max(sizes), dtype=torch.uint8)
+    group.broadcast(staging[:16], timeout_s=TIMEOUT_S)
+    for size in sizes:
+        group.broadcast(staging[:size], timeout_s=TIMEOUT_S)
+
+
+def receive_with_digest(group: WeightGroup, sizes: list[int]) -> None:
+    """What the server's receiver does without the loading: the next bucket comes in while this one is digested."""
+    staging = [torch.zeros(max(sizes), dtype=torch.uint8) for _ in range(2)]
+    digest = Digest(max(sizes), "cpu")
+    group.broadcast(staging[0][:16], timeout_s=TIMEOUT_S)
+    buffers = [staging[number % 2][:size] for number, size in enumerate(sizes)]
+    transfer = group.start_broadcast(buffers[0], timeout_s=TIMEOUT_S)
+    for number, buffer in enumerate(buffers):
+        transfer.wait()
+        if number + 1 < len(buffers):
+            transfer = group.start_broadcast(buffers[number + 1], timeout_s=TIMEOUT_S)
+        digest.add(buffer)
+    digest.hexdigest()
+
+
+RECEIVERS: dict[str, Callable[[WeightGroup, list[int]], None]] = {"raw": receive_raw, "digest": receive_with_digest}
+
+
+def receiver_process(port: int, commands: Connection) -> None:
+    torch.set_num_threads(1)
+    store = TCPStore("127.0.0.1", port, is_master=False)
+    group = WeightGroup(store, session=1, rank=1, world_size=2, backend="gloo", timeout_s=TIMEOUT_S)
+    while (command := commands.recv()) is not None:
+        kind, sizes = command
+        RECEIVERS[kind](group, sizes)
+        commands.send(time.perf_counter())
+
+
+class Transfers:
+    """This process as the trainer, another as the worker."""
+
+    def __init__(self) -> None:
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=TIMEOUT_S))
+        context = get_context("spawn")
+        self.commands, other = context.Pipe()
+        self.process = context.Process(target=receiver_process, args=(store.port, other), daemon=True)
+        self.process.start()
+        self.group = WeightGroup(store, session=1, rank=0, world_size=2, backend="gloo", timeout_s=TIMEOUT_S)
+        self.staging = torch.ones(DEFAULT_BUCKET_BYTES, dtype=torch.uint8)
+
+    def seconds(self, kind: str, sizes: list[int]) -> float:
+        """From the first byte sent to the end at the receiver."""
+        self.commands.send((kind, sizes))
+        # The receiver has its buffers now: page faults are not what is measured.
+        self.group.broadcast(self.staging[:16], timeout_s=TIMEOUT_S)
+        started = time.perf_counter()
+        for size in sizes:
+            self.group.broadcast(self.staging[:size], timeout_s=TIMEOUT_S)
+        return float(self.commands.recv()) - started
+
+    def close(self) -> None:
+        self.commands.send(None)
+        self.process.join()
+
+
+# --- 2. the whole push -------------------------------------------------------------------------------------------
+
+
+def random_model(megabytes: int, folder: Path) -> dict[str, torch.Tensor]:
+    """An untied Qwen2 model in bf16 of about that size, saved; returns its tensors."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    tokenizer = make_tokenizer()
+    hidden, intermediate, vocabulary = 1024, 4096, 8192
+    per_layer = 2 * (2 * hidden * hidden + 2 * hidden * 256 + 3 * hidden * intermediate)
+    num_layers = max(1, round((megabytes * 2**20 - 2 * 2 * vocabulary * hidden) / per_layer))
+    config = Qwen2Config(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=num_layers,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    torch.set_default_dtype(torch.bfloat16)
+    model = Qwen2ForCausalLM(config)
+    torch.set_default_dtype(torch.float32)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+class ReferenceLoad:
+    """Mixed into the worker of the engine in this process: vLLM's own load, the tensors already in memory."""
+
+    def seconds_to_load(self, folder: str) -> float:
+        from safetensors.torch import load_file
+        from vllm.config import set_current_vllm_config
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+        worker: Any = self
+        tensors = [pair for file in sorted(Path(folder).glob("*.safetensors")) for pair in load_file(file).items()]
+        # Read in, not only mapped.
+        tensors = [(name, tensor.clone()) for name, tensor in tensors]
+        model = worker.model_runner.model
+        with set_current_vllm_config(worker.vllm_config), torch.no_grad():
+            started = time.perf_counter()
+            initialize_layerwise_reload(model)
+            model.load_weights(tensors)
+            finalize_layerwise_reload(model, worker.model_config)
+            return time.perf_counter() - started
+
+
+class Pusher:
+    """The trainer's side: while a bucket travels, the next one is gathered and digested."""
+
+    def __init__(self, url: str, tensors: dict[str, torch.Tensor]):
+        self.client = WeightsClient(url)
+        self.tensors = tensors
+        self.manifest: Manifest = plan_manifest(
+            [(name, str(tensor.dtype).removeprefix("torch."), tensor.shape) for name, tensor in tensors.items()]
+        )
+        self.by_bucket = [
+            [spec for spec in self.manifest.tensors if spec.bucket == bucket]
+            for bucket in range(len(self.manifest.bucket_bytes))
+        ]
+        largest = max(self.manifest.bucket_bytes)
+        self.staging = [torch.zeros(largest, dtype=torch.uint8) for _ in range(2)]
+        self.digest = Digest(largest, "cpu")
+        self.session = time.time_ns() // 1_000_000
+        self.version = 0
+        self.group: WeightGroup | None = None
+        self.phases: list[tuple[float, float, float]] = []
+
+    async def join(self) -> None:
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        request = SessionRequest(
+            session=self.session,
+            trainer_id="benchmark",
+            rendezvous=Rendezvous(host="127.0.0.1", port=store.port),
+            rank_offset=1,
+            world_size=2,
+            backend="gloo",
+        )
+        options: dict[str, Any] = {"rank": 0, "world_size": 2, "backend": "gloo", "timeout_s": TIMEOUT_S}
+        self.group, _ = await asyncio.gather(
+            asyncio.to_thread(WeightGroup, store, session=self.session, **options), self.client.session(request)
+        )
+
+    async def push(self) -> float:
+        """Seconds from the begin call to the answer of the commit call."""
+        self.version += 1
+        started = time.perf_counter()
+        request = BeginRequest(
+            session=self.session, version=self.version, manifest=self.manifest, bucket_timeout_s=TIMEOUT_S
+        )
+        await self.client.begin(request)
+        begun = time.perf_counter()
+        digest = await asyncio.to_thread(self._send)
+        sent = time.perf_counter()
+        await self.client.commit(CommitRequest(session=self.session, version=self.version, digest=digest))
+        ended = time.perf_counter()
+        self.phases.append((begun - started, sent - begun, ended - sent))
+        return ended - started
+
+    def _send(self) -> str:
+        assert self.group is not None
+        self.digest.reset()
+        under_way: Transfer | None = None
+        for bucket, specs in enumerate(self.by_bucket):
+            buffer = self.staging[bucket % 2][: self.manifest.bucket_bytes[bucket]]
+            for spec in specs:
+                view_tensor(buffer, spec).copy_(self.tensors[spec.name])
+            self.digest.add(buffer)
+            if under_way is not None:
+                under_way.wait()
+            under_way = self.group.start_broadcast(buffer, timeout_s=TIMEOUT_S)
+        assert under_way is not None
+        under_way.wait()
+        return self.digest.hexdigest()
+
+
+def whole_push(transfers: Transfers, megabytes: int, turns: int) -> str:
+    folder = Path(tempfile.mkdtemp(prefix="grpo-benchmark-"))
+    os.environ |= ROLLOUT_ENVIRONMENT | {"PYTHONPATH": str(Path(__file__).parent)}
+    del os.environ["OMP_NUM_THREADS"]
+    try:
+        tensors = random_model(megabytes, folder)
+        num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+        port = free_port()
+        command = rollout_command(folder, port, "--enforce-eager")
+        with service(command, folder / "log", port=port) as server:
+            server.wait_until_live()
+            from vllm import LLM
+
+            engine = LLM(str(folder), enforce_eager=True, max_model_len=256, worker_extension_cls="push.ReferenceLoad")
+            pusher = Pusher(server.url, tensors)
+            asyncio.run(pusher.join())
+            raw, loads, pushes = [], [], []
+            for _ in range(turns + 1):
+                raw.append(transfers.seconds("raw", pusher.manifest.bucket_bytes))
+                loads.append(engine.collective_rpc("seconds_to_load", args=(str(folder),))[0])
+                pushes.append(asyncio.run(push_once(pusher)))
+    finally:
+        shutil.rmtree(folder)
+    # The first turn warms up.
+    raw_s, load_s, push_s = (statistics.median(values[1:]) for values in (raw, loads, pushes))
+    ratio = push_s / (raw_s + load_s)
+    begin_s, send_s, commit_s = (statistics.median(phase) for phase in zip(*pusher.phases[1:], strict=True))
+    phases = f"{begin_s:.3f} + {send_s:.3f} + {commit_s:.3f}"
+    return f"| {num_bytes / 1e6:,.0f} MB | {raw_s:.3f} | {load_s:.3f} | {push_s:.3f} | {phases} | {ratio:.2f} |"
+
+
+async def push_once(pusher: Pusher) -> float:
+    """Each event loop needs connections of its own."""
+    pusher.client = WeightsClient(pusher.client.base_url)
+    try:
+        return await pusher.push()
+    finally:
+        await pusher.client.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=int, nargs="+", default=[128, 512])
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--transfer-only", action="store_true")
+    options = parser.parse_args()
+    transfers = Transfers()
+    print("| receiving | raw broadcast s | with digest s | ratio | over the raw by |")
+    print("|---|---:|---:|---:|---:|")
+    for megabytes in options.megabytes:
+        sizes = bucket_sizes(megabytes)
+        times: dict[str, list[float]] = {kind: [] for kind in RECEIVERS}
+        for _ in range(options.turns + 1):
+            for kind, values in times.items():
+                values.append(transfers.seconds(kind, sizes))
+        raw_s, digest_s = (statistics.median(times[kind][1:]) for kind in ("raw", "digest"))
+        line = f"| {megabytes} MiB | {raw_s:.3f} | {digest_s:.3f} | {digest_s / raw_s:.2f} | "
+        print(line + f"{1000 * (digest_s - raw_s):.0f} ms |", flush=True)
+    if not options.transfer_only:
+        rows = [whole_push(transfers, megabytes, options.turns) for megabytes in options.megabytes]
+        print("| whole push | raw broadcast s | vLLM's load s | push s | begin + send + commit | ratio |")
+        print("|---|---:|---:|---:|---:|---:|")
+        print("\n".join(rows), flush=True)
+    transfers.close()
+
+
+if __name__ == "__main__":
+    main()

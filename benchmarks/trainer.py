@@ -1,0 +1,235 @@
+"""The trainer's update against TRL's GRPOTrainer, and the chunked output head against whole logits and TRL's kernel.
+
+    python benchmarks/trainer.py [--turns T]
+
+`step`: one optimizer update on 256 completions of a Qwen2 model (hidden 128, 4 layers), the same sequences for both, in
+turn, medians of CPU seconds divided (one thread: what else the machine does matters little). TRL's side is its
+`_compute_loss` with backward, clip and optimizer step. `ragged` completions have 1 to 64 tokens, `equal` ones 64.
+
+`head`: forward and backward of logprob and entropy from hidden states, 2,048 tokens × 65,536 entries. Extra memory is
+the peak of the process beyond what inputs, weight and its gradient take. Each variant has a process of its own.
+"""
+
+import argparse
+import json
+import random
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+COMPLETIONS, GROUP, PROMPT_TOKENS, MAX_COMPLETION_TOKENS = 256, 8, 16, 64
+HEAD_TOKENS, HEAD_VOCABULARY, HEAD_WIDTH, HEAD_CHUNK = 2048, 65_536, 512, 256
+HEADS = ["ours", "trl", "whole logits"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=7, help="measurements of each side")
+    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if arguments.measure in ("ragged", "equal"):
+        print(json.dumps(measure_step(arguments.measure, arguments.turns)))
+    elif arguments.measure:
+        print(json.dumps(measure_head(arguments.measure)))
+    else:
+        report(arguments.turns)
+
+
+def report(turns: int) -> None:
+    steps = {lengths: in_child(lengths, turns) for lengths in ("ragged", "equal")}
+    print(f"{'update, 256 completions':<32}{'ours':>10}{'TRL':>10}{'ours / TRL':>12}")
+    for lengths, seconds in steps.items():
+        ratio = seconds["ours"] / seconds["trl"]
+        print(f"{lengths:<32}{seconds['ours']:>9.3f}s{seconds['trl']:>9.3f}s{ratio:>12.2f}")
+    heads = {name: in_child(name, turns) for name in HEADS}
+    whole = heads["whole logits"]
+    print(f"\n{'head, 2,048 × 65,536':<32}{'seconds':>10}{'MiB':>10}{'time':>12}{'memory':>10}")
+    for name, found in heads.items():
+        print(
+            f"{name:<32}{found['seconds']:>10.2f}{found['mib']:>10.0f}"
+            f"{found['seconds'] / whole['seconds']:>12.2f}{found['mib'] / whole['mib']:>10.2f}"
+        )
+
+
+def in_child(measure: str, turns: int) -> Any:
+    command = [sys.executable, __file__, "--measure", measure, "--turns", str(turns)]
+    finished = subprocess.run(command, check=True, capture_output=True, text=True)
+    return json.loads(finished.stdout.splitlines()[-1])
+
+
+def measure_step(lengths: str, turns: int) -> dict[str, float]:
+    with TemporaryDirectory() as folder:
+        sequences = make_sequences(lengths)
+        save_model(Path(folder))
+        # TRL first: it must not find the process group of the other side.
+        sides = {"trl": trl_step(Path(folder), sequences), "ours": our_step(Path(folder), sequences)}
+        seconds: dict[str, list[float]] = {name: [] for name in sides}
+        for turn in range(turns + 1):
+            for name, step in sides.items():
+                started = time.process_time()
+                step()
+                if turn > 0:
+                    seconds[name].append(time.process_time() - started)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def make_sequences(lengths: str) -> list[tuple[list[int], list[int], float]]:
+    """Prompt, completion and advantage of each sample."""
+    rng = random.Random(0)
+    sequences = []
+    for k in range(COMPLETIONS):
+        if k % GROUP == 0:
+            prompt = [rng.randrange(5, 100) for _ in range(PROMPT_TOKENS)]
+        size = MAX_COMPLETION_TOKENS if lengths == "equal" else rng.randint(1, MAX_COMPLETION_TOKENS)
+        sequences.append((prompt, [rng.randrange(5, 100) for _ in range(size)], rng.gauss(0, 1)))
+    return sequences
+
+
+def save_model(folder: Path) -> None:
+    """The model of the demo's size: 0.8 M parameters, characters as tokens."""
+    from tests.tiny_model import make_model, make_tokenizer
+
+    make_model(tied=True, hidden_size=128, num_layers=4).save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+
+
+def our_step(folder: Path, sequences: list[tuple[list[int], list[int], float]]) -> Callable[[], Any]:
+    from grpo_trainer.batching import build_updates
+    from grpo_trainer.config import AlgorithmConfig, DeepSpeedConfig, ModelConfig, OptimizerConfig
+    from grpo_trainer.engine import TrainingEngine
+    from grpo_trainer.samples import TrainingSample
+
+    algorithm, sharing = AlgorithmConfig(), DeepSpeedConfig()
+    engine = TrainingEngine(
+        ModelConfig(name_or_path=str(folder), dtype="float32"),
+        OptimizerConfig(),
+        sharing,
+        algorithm,
+        temperature=1.0,
+        total_updates=1000,
+        seed=0,
+    )
+    samples = [TrainingSample(prompt, tokens, [], advantage, True) for prompt, tokens, advantage in sequences]
+
+    def step() -> None:
+        (update,) = build_updates(
+            samples,
+            algorithm,
+            max_completion_length=MAX_COMPLETION_TOKENS,
+            tokens_per_micro_batch=sharing.tokens_per_micro_batch,
+            rank=0,
+            world_size=1,
+            pad_token_id=0,
+            device=engine.device,
+        )
+        engine.update(update)
+
+    return step
+
+
+def trl_step(folder: Path, sequences: list[tuple[list[int], list[int], float]]) -> Callable[[], Any]:
+    from trl import import_utils
+
+    # Nothing is sampled here, and importing vLLM takes long.
+    import_utils.is_vllm_available = lambda min_version=None: False
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+    from trl import GRPOConfig, GRPOTrainer
+
+    trainer = GRPOTrainer(
+        model=str(folder),
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        args=GRPOConfig(
+            output_dir=str(folder / "trl"),
+            use_cpu=True,
+            bf16=False,
+            report_to=[],
+            per_device_train_batch_size=COMPLETIONS,
+            num_generations=GROUP,
+            max_completion_length=MAX_COMPLETION_TOKENS,
+            gradient_checkpointing=False,
+            model_init_kwargs={"dtype": "float32"},
+        ),
+        train_dataset=Dataset.from_list([{"prompt": "a"}]),
+        processing_class=AutoTokenizer.from_pretrained(folder),
+    )
+    trainer.current_gradient_accumulation_steps = 1
+    optimizer = trainer.create_optimizer()
+    width = max(len(tokens) for _, tokens, _ in sequences)
+    completion_ids = torch.tensor([tokens + [0] * (width - len(tokens)) for _, tokens, _ in sequences])
+    completion_mask = torch.tensor([[1] * len(tokens) + [0] * (width - len(tokens)) for _, tokens, _ in sequences])
+    prompt_ids = torch.tensor([prompt for prompt, _, _ in sequences])
+    inputs = {
+        "prompt_ids": prompt_ids,
+        "prompt_mask": torch.ones_like(prompt_ids),
+        "completion_ids": completion_ids,
+        "completion_mask": completion_mask,
+        "advantages": torch.tensor([advantage for _, _, advantage in sequences]),
+        "num_items_in_batch": completion_mask.sum(),
+    }
+
+    def step() -> None:
+        trainer.model.train()
+        trainer._compute_loss(trainer.model, inputs).backward()
+        torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def measure_head(name: str) -> dict[str, float]:
+    torch.manual_seed(0)
+    hidden = torch.randn(HEAD_TOKENS, HEAD_WIDTH, requires_grad=True)
+    head = torch.nn.Linear(HEAD_WIDTH, HEAD_VOCABULARY, bias=False)
+    targets = torch.randint(0, HEAD_VOCABULARY, (HEAD_TOKENS,))
+    forward = head_variant(name, head, hidden, targets)
+    # Gradients exist before the measurement: every variant needs them.
+    hidden.grad, head.weight.grad = torch.zeros_like(hidden), torch.zeros_like(head.weight)
+    base, started = peak_mib(), time.process_time()
+    logprobs, _ = forward()
+    logprobs.sum().backward()
+    return {"seconds": time.process_time() - started, "mib": peak_mib() - base}
+
+
+def head_variant(
+    name: str, head: torch.nn.Linear, hidden: torch.Tensor, targets: torch.Tensor
+) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
+    if name == "ours":
+        from grpo_trainer.logprobs import TokenHead
+
+        ours = TokenHead(head, temperature=1.0, chunk_tokens=HEAD_CHUNK)
+        return lambda: ours(hidden, targets)
+    if name == "trl":
+        from trl.kernels import ChunkedLogProbFunction
+        from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE as WIDTH
+
+        return lambda: ChunkedLogProbFunction.apply(
+            hidden, head.weight, None, targets, 1.0, WIDTH, None, 1.0, ("entropy",)
+        )[:2]
+
+    def whole() -> tuple[torch.Tensor, torch.Tensor]:
+        log_probabilities = head(hidden).log_softmax(dim=-1)
+        with torch.no_grad():
+            entropy = -(log_probabilities.exp() * log_probabilities).sum(dim=-1)
+        return log_probabilities.gather(1, targets[:, None])[:, 0], entropy
+
+    return whole
+
+
+def peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    main()

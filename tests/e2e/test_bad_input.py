@@ -1,0 +1,106 @@
+"""Each mistake ends in one readable message that names what to change, with an exit status other than 0."""
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Stack
+from tests.processes import free_port
+from tests.tiny_model import save_tiny_model
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+
+def refuse(stack: Stack, tmp_path: Path, *flags: object) -> str:
+    """Run, expect a refusal without a stack trace, and return what was said."""
+    result = stack.train(tmp_path / "run", *flags, timeout_s=120)
+    assert result.returncode != 0, result.stdout
+    assert "Traceback" not in result.stdout
+    assert "error: " in result.stdout
+    return result.stdout
+
+
+def write_rows(tmp_path: Path, *rows: dict[str, object]) -> Path:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def test_a_batch_that_num_generations_does_not_divide(stack: Stack, tmp_path: Path):
+    assert "num_generations 3 does not divide" in refuse(stack, tmp_path, "--rollout.num_generations", 3)
+
+
+def test_an_empty_dataset(stack: Stack, tmp_path: Path):
+    assert "rows.jsonl" in refuse(stack, tmp_path, "--data.dataset", write_rows(tmp_path))
+
+
+def test_a_dataset_without_the_column_a_reward_needs(stack: Stack, tmp_path: Path):
+    said = refuse(stack, tmp_path, "--data.dataset", write_rows(tmp_path, {"prompt": "a"}))
+    assert "letters needs the column target" in said
+
+
+def test_a_prompt_longer_than_the_limit(stack: Stack, tmp_path: Path):
+    rows = write_rows(tmp_path, {"prompt": "a", "target": 1}, {"prompt": "b" * 900, "target": 2})
+    assert "max_prompt_length" in refuse(stack, tmp_path, "--data.dataset", rows)
+
+
+def test_a_prompt_that_does_not_fit_the_servers_context(stack: Stack, tmp_path: Path):
+    rows = write_rows(tmp_path, {"prompt": "b" * 250, "target": 2})
+    said = refuse(stack, tmp_path, "--data.dataset", rows)
+    assert "context of 256 tokens" in said
+    assert "--max-model-len" in said
+
+
+def test_a_server_that_is_not_there(stack: Stack, tmp_path: Path):
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    said = refuse(stack, tmp_path, "--rollout.urls", nowhere, "--rollout.startup_timeout_s", 2)
+    assert nowhere in said
+    assert "grpo-rollout serve" in said
+    said = refuse(stack, tmp_path / "again", "--reward.url", nowhere, "--reward.startup_timeout_s", 2)
+    assert nowhere in said
+    assert "grpo-reward serve" in said
+
+
+def test_a_server_with_another_model(stack: Stack, tmp_path: Path):
+    other = save_tiny_model(tmp_path / "other", num_layers=3)
+    said = refuse(stack, tmp_path, "--model.name_or_path", other)
+    assert "model.layers.2" in said
+
+
+def test_a_server_with_another_tokenizer(stack: Stack, tmp_path: Path):
+    other = save_tiny_model(tmp_path / "other")
+    file = other / "tokenizer_config.json"
+    settings = json.loads(file.read_text())
+    settings["eos_token"] = "<unk>"
+    file.write_text(json.dumps(settings))
+    assert "another tokenizer" in refuse(stack, tmp_path, "--model.name_or_path", other)
+
+
+def test_a_reward_that_the_server_does_not_have(stack: Stack, tmp_path: Path):
+    said = refuse(stack, tmp_path, "--reward.reward_funcs", "lettres")
+    assert "no reward lettres" in said
+    assert "--plugin" in said
+
+
+def test_a_port_in_use(stack: Stack, tmp_path: Path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert f"127.0.0.1:{port}" in refuse(stack, tmp_path, "--server.port", port)
+
+
+def test_a_folder_that_holds_another_run(stack: Stack, tmp_path: Path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text("{}\n")
+    assert "--resume" in refuse(stack, tmp_path)
+
+
+def test_a_dry_run_says_what_would_happen(stack: Stack, tmp_path: Path):
+    result = stack.train(tmp_path / "run", "--dry-run")
+    assert result.returncode == 0, result.stdout
+    assert "3, each 8 prompts x 4 completions" in result.stdout
+    assert "weights" in result.stdout
+    assert not (tmp_path / "run").exists()

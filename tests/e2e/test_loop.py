@@ -1,0 +1,75 @@
+"""One GRPO loop through three real services."""
+
+import json
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.e2e.conftest import Stack, read_jsonl
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def finished_run(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("runs") / "loop"
+    result = stack.train(run_dir, "--logging.report_to", "tensorboard", "--algorithm.beta", 0.01)
+    assert result.returncode == 0, result.stdout
+    return run_dir
+
+
+def test_every_step_is_written_with_its_metrics(finished_run: Path):
+    steps = read_jsonl(finished_run / "metrics.jsonl")
+    assert [step["step"] for step in steps] == [0, 1, 2, 3]
+    expected = {
+        "reward", "reward_std", "rewards/letters/mean", "completions/mean_length", "loss", "grad_norm", "kl", "entropy",
+        "learning_rate", "clip_ratio/region_mean", "sampling/sampling_logp_difference/mean", "num_tokens", "step_time",
+        "time/wait_s", "time/train_s", "time/push_s", "staleness/max", "weights/push_s", "policy_version",
+    }  # fmt: skip
+    assert expected <= steps[1].keys()
+    assert [step["policy_version"] for step in steps] == [1, 2, 3, 4]
+    assert "eval_accuracy" in steps[0]
+    assert "eval_greedy" in steps[3]
+
+
+def test_the_servers_compute_what_the_trainer_computes(finished_run: Path):
+    for step in read_jsonl(finished_run / "metrics.jsonl"):
+        assert step["canary/logprob_difference_max"] <= 1e-4
+    assert all(step["staleness/max"] == 0 for step in read_jsonl(finished_run / "metrics.jsonl")[1:])
+
+
+def test_training_changes_the_policy(finished_run: Path, stack: Stack):
+    before = AutoModelForCausalLM.from_pretrained(stack.model, dtype=torch.float32)
+    after = AutoModelForCausalLM.from_pretrained(finished_run / "model", dtype=torch.float32)
+    changes = [(a - b).abs().max().item() for a, b in zip(before.parameters(), after.parameters(), strict=True)]
+    assert max(changes) > 1e-4
+    assert AutoTokenizer.from_pretrained(finished_run / "model")("abc")["input_ids"]
+
+
+def test_every_completion_is_written_with_its_rewards_and_version(finished_run: Path):
+    completions = read_jsonl(finished_run / "completions.jsonl")
+    assert len(completions) == 3 * 32
+    first = completions[0]
+    assert first["rewards"]["letters"]["status"] == "ok"  # type: ignore[index]
+    assert first["versions"] == [[1, first["num_tokens"]]]
+    assert {"step", "prompt", "completion", "advantage", "finish_reason"} <= first.keys()
+
+
+def test_the_run_ends_with_a_summary_and_a_page(finished_run: Path):
+    summary = json.loads((finished_run / "summary.json").read_text())
+    assert summary["steps"] == 3
+    assert summary["eval_accuracy_before"] is not None
+    assert set(summary["seconds_per_stage"]) >= {"wait", "train", "push"}
+    page = (finished_run / "report.html").read_text()
+    markup = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
+    assert not re.search(r"""(?:src|href)\s*=\s*["']?https?:""", markup)
+    assert list((finished_run / "tensorboard").glob("*tfevents*"))
+
+
+def test_the_server_holds_the_last_version(finished_run: Path, stack: Stack):
+    state = httpx.get(f"{stack.rollout.url}/v1/weights", trust_env=False).json()
+    assert (state["state"], state["version"]) == ("current", 4)

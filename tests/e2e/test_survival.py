@@ -1,0 +1,133 @@
+"""A run survives the death of any part, and a resumed run is the same run."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.e2e.conftest import PLUGIN, Stack, read_jsonl
+from tests.processes import ROLLOUT_ENVIRONMENT, free_port, reward_command, rollout_command, service
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+COMPARED = ("reward", "loss", "grad_norm", "entropy", "completions/mean_length", "learning_rate", "num_tokens")
+
+
+def wait_for_step(run_dir: Path, step: int, process: object, timeout_s: float = 150.0) -> None:
+    """Wait until the checkpoint of `step` is there."""
+    deadline = time.monotonic() + timeout_s
+    while not (run_dir / "checkpoints" / f"checkpoint-{step}").exists():
+        assert process.poll() is None, "the trainer ended before"  # type: ignore[attr-defined]
+        assert time.monotonic() < deadline, f"no checkpoint of step {step} within {timeout_s} s"
+        time.sleep(0.02)
+
+
+def trajectory(run_dir: Path) -> list[tuple[object, ...]]:
+    return [tuple(step.get(key) for key in ("step", *COMPARED)) for step in read_jsonl(run_dir / "metrics.jsonl")]
+
+
+def completions(run_dir: Path) -> list[tuple[object, ...]]:
+    keys = ("step", "group", "index", "completion", "versions", "advantage")
+    return [tuple(line[key] for key in keys) for line in read_jsonl(run_dir / "completions.jsonl")]
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    assert trajectory(one) == trajectory(other)
+    ours, theirs = (load_file(run_dir / "model" / "model.safetensors") for run_dir in (one, other))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    texts = [
+        [(c["step"], c["group"], c["index"], c["completion"]) for c in read_jsonl(r / "completions.jsonl")]
+        for r in (one, other)
+    ]
+    assert texts[0] == texts[1]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("runs") / "undisturbed"
+    result = stack.train(run_dir, "--max_steps", 4)
+    assert result.returncode == 0, result.stdout
+    return run_dir
+
+
+def test_a_killed_and_resumed_run_equals_the_undisturbed_one_to_the_bit(
+    stack: Stack, undisturbed: Path, tmp_path: Path
+):
+    run_dir = tmp_path / "killed"
+    trainer = stack.start_trainer(run_dir, tmp_path / "trainer.log", "--max_steps", 4)
+    wait_for_step(run_dir, 2, trainer)
+    os.killpg(trainer.pid, signal.SIGKILL)
+    trainer.wait(30)
+    resumed = stack.train(run_dir, "--max_steps", 4, "--resume")
+    assert resumed.returncode == 0, resumed.stdout
+    assert_same_run(undisturbed, run_dir)
+
+
+def test_sigterm_saves_and_exits_cleanly_and_the_run_goes_on_from_there(
+    stack: Stack, undisturbed: Path, tmp_path: Path
+):
+    run_dir, log = tmp_path / "terminated", tmp_path / "trainer.log"
+    trainer = stack.start_trainer(run_dir, log, "--max_steps", 4, "--checkpoint.save_steps", 0)
+    deadline = time.monotonic() + 150
+    while not (run_dir / "metrics.jsonl").exists() or len(read_jsonl(run_dir / "metrics.jsonl")) < 2:
+        assert trainer.poll() is None, log.read_text()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    trainer.send_signal(signal.SIGTERM)
+    assert trainer.wait(60) == 0, log.read_text()
+    assert list((run_dir / "checkpoints").glob("checkpoint-*"))
+    resumed = stack.train(run_dir, "--max_steps", 4, "--resume")
+    assert resumed.returncode == 0, resumed.stdout
+    assert_same_run(undisturbed, run_dir)
+
+
+def test_a_checkpoint_cut_off_in_the_middle_is_skipped(stack: Stack, undisturbed: Path, tmp_path: Path):
+    run_dir = tmp_path / "cut"
+    first = stack.train(run_dir, "--max_steps", 3)
+    assert first.returncode == 0, first.stdout
+    newest = run_dir / "checkpoints" / "checkpoint-3"
+    victim = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    victim.write_bytes(victim.read_bytes()[: victim.stat().st_size // 2])
+    resumed = stack.train(run_dir, "--max_steps", 4, "--resume")
+    assert resumed.returncode == 0, resumed.stdout
+    assert "checkpoint-3" in resumed.stdout
+    assert_same_run(undisturbed, run_dir)
+
+
+def test_a_rollout_server_killed_and_started_again_gets_the_weights_before_it_gets_traffic(
+    stack: Stack, undisturbed: Path, tmp_path: Path
+):
+    port = free_port()
+    run_dir, log = tmp_path / "bereft", tmp_path / "trainer.log"
+    command = rollout_command(stack.model, port, "--dtype", "float32", "--enforce-eager")
+    patience = ("--rollout.startup_timeout_s", 600, "--rollout.retry_for_s", 600, "--weights.push_deadline_s", 600)
+    flags = ("--max_steps", 4, "--rollout.urls", f"http://127.0.0.1:{port}", *patience)
+    with service(command, tmp_path / "first.log", port=port, environment=ROLLOUT_ENVIRONMENT) as first:
+        trainer = stack.start_trainer(run_dir, log, *flags)
+        wait_for_step(run_dir, 2, trainer, timeout_s=300)
+        os.killpg(first.process.pid, signal.SIGKILL)
+    with service(command, tmp_path / "second.log", port=port, environment=ROLLOUT_ENVIRONMENT) as second:
+        second.wait_until_live()
+        assert trainer.wait(400) == 0, log.read_text()
+    said = log.read_text()
+    assert "gets no more traffic until the next push" in said or "push failed" in said, said
+    # A server that was away is no reason for another result: the prompts and seeds are the same.
+    assert_same_run(undisturbed, run_dir)
+
+
+def test_a_reward_server_that_is_away_for_a_while_is_waited_for(stack: Stack, undisturbed: Path, tmp_path: Path):
+    port = free_port()
+    run_dir, log = tmp_path / "unrewarded", tmp_path / "trainer.log"
+    command = reward_command(port, "--plugin", PLUGIN)
+    with service(command, tmp_path / "first.log", port=port) as first:
+        trainer = stack.start_trainer(run_dir, log, "--max_steps", 4, "--reward.url", f"http://127.0.0.1:{port}")
+        wait_for_step(run_dir, 1, trainer)
+        os.killpg(first.process.pid, signal.SIGKILL)
+    with service(command, tmp_path / "second.log", port=port):
+        assert trainer.wait(200) == 0, log.read_text()
+    assert_same_run(undisturbed, run_dir)

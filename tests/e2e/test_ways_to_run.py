@@ -1,0 +1,40 @@
+"""Several ranks, overlap of sampling and training, several updates on one batch."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Stack, read_jsonl
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+
+def metrics_of(stack: Stack, run_dir: Path, *flags: object) -> list[dict[str, float]]:
+    result = stack.train(run_dir, *flags, timeout_s=280)
+    assert result.returncode == 0, result.stdout
+    return read_jsonl(run_dir / "metrics.jsonl")  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("zero_stage", [2, 3])
+def test_two_ranks_push_one_policy(stack: Stack, tmp_path: Path, zero_stage: int):
+    flags = ("--deepspeed.nproc_per_node", 2, "--deepspeed.zero_stage", zero_stage, "--max_steps", 2)
+    steps = metrics_of(stack, tmp_path / "run", *flags)
+    assert [step["step"] for step in steps] == [0, 1, 2]
+    assert all(step["canary/logprob_difference_max"] <= 1e-4 for step in steps)
+    assert steps[2]["reward"] != steps[1]["reward"]
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+
+
+def test_sampling_overlaps_training_within_the_bound(stack: Stack, tmp_path: Path):
+    steps = metrics_of(stack, tmp_path / "run", "--algorithm.max_staleness", 1, "--max_steps", 5)[1:]
+    assert all(0 <= step["staleness/mean"] <= step["staleness/max"] <= 1 for step in steps)
+    assert any(step["staleness/max"] == 1 for step in steps)
+    assert all(step["samples/used"] == 32 for step in steps)
+
+
+def test_several_updates_on_one_batch(stack: Stack, tmp_path: Path):
+    flags = ("--algorithm.num_iterations", 2, "--algorithm.steps_per_generation", 2, "--optimizer.learning_rate", 0.01)
+    steps = metrics_of(stack, tmp_path / "run", *flags, "--max_steps", 2)[1:]
+    # The first update meets the policy it was sampled by, the later ones do not: ratios leave the clip's range.
+    assert any(step["clip_ratio/region_mean"] > 0 for step in steps)
+    assert [step["policy_version"] for step in steps] == [2, 3]

@@ -1,0 +1,72 @@
+"""The layering: who may import whom, and which files may import the heavy libraries."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = {
+    "grpo_proto": ROOT / "proto/grpo_proto",
+    "grpo_rollout": ROOT / "services/rollout/grpo_rollout",
+    "grpo_reward": ROOT / "services/reward/grpo_reward",
+    "grpo_trainer": ROOT / "services/trainer/grpo_trainer",
+}
+# The files in which a heavy library may be imported, as paths inside the package; a folder ends with a slash.
+HEAVY = {
+    "deepspeed": {"grpo_trainer": ["engine.py", "stages/push.py"]},
+    "vllm": {"grpo_rollout": [""]},
+    "ray": {"grpo_reward": ["executors/ray.py"]},
+    "trl": {"grpo_trainer": ["cold_start.py"]},
+}
+MAX_LINES = 400
+
+
+def source_files() -> list[Path]:
+    return sorted(path for folder in PACKAGES.values() for path in folder.rglob("*.py"))
+
+
+def imported_modules(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.module
+
+
+def owner(path: Path) -> tuple[str, str]:
+    package, folder = next((name, folder) for name, folder in PACKAGES.items() if path.is_relative_to(folder))
+    return package, path.relative_to(folder).as_posix()
+
+
+def test_there_are_sources_to_check():
+    assert {owner(path)[0] for path in source_files()} == set(PACKAGES)
+
+
+@pytest.mark.parametrize("path", source_files(), ids=lambda path: path.relative_to(ROOT).as_posix())
+class TestEveryFile:
+    def test_a_service_never_imports_another_service(self, path: Path):
+        package, _ = owner(path)
+        allowed = {package, "grpo_proto"} if package != "grpo_proto" else {"grpo_proto"}
+        ours = {module.split(".")[0] for module in imported_modules(path)} & PACKAGES.keys()
+        assert ours <= allowed
+
+    def test_heavy_libraries_stay_in_the_files_named_for_them(self, path: Path):
+        package, name = owner(path)
+        for library, places in HEAVY.items():
+            if library not in {module.split(".")[0] for module in imported_modules(path)}:
+                continue
+            allowed = places.get(package, [])
+            assert any(name == place or (place.endswith("/") or not place) for place in allowed), (
+                f"{library} is imported in {package}/{name}; only these may: {places}"
+            )
+
+    def test_torch_is_imported_by_the_wire_only_where_weights_move(self, path: Path):
+        package, name = owner(path)
+        if "torch" in {module.split(".")[0] for module in imported_modules(path)}:
+            assert package in ("grpo_rollout", "grpo_trainer") or (package, name) == ("grpo_proto", "transport.py")
+
+    def test_a_file_can_be_read_in_one_sitting(self, path: Path):
+        assert len(path.read_text().splitlines()) <= MAX_LINES
+        assert path.name not in ("utils.py", "helpers.py", "common.py", "types.py")
