@@ -96,9 +96,9 @@ async def until_running(server: Server, count: float | None, timeout_s: float = 
     raise AssertionError(f"{now} sequences are running")
 
 
-def long_request(request_id: str, **options: object) -> RolloutRequest:
-    """Many long sequences: seconds of work."""
-    return rollout_request(prompts=8, n=64, max_tokens=250, request_id=request_id, **options)
+def long_request(request_id: str, *, prompts: int = 32, **options: object) -> RolloutRequest:
+    """More long sequences than run at once: with the default, many seconds of work on any machine."""
+    return rollout_request(prompts=prompts, n=64, max_tokens=250, request_id=request_id, **options)
 
 
 @asynccontextmanager

@@ -87,7 +87,7 @@ class TestPush:
         async with fresh.trainer() as trainer, fresh.client() as client:
             await trainer.join(take_over=True)
             await trainer.push(fresh.model(31), 1)
-            sampling = asyncio.create_task(client.rollouts(long_request("across", session=trainer.session)))
+            sampling = asyncio.create_task(client.rollouts(long_request("across", prompts=16, session=trainer.session)))
             await until_running(fresh, None)
             await trainer.push(fresh.model(32), 2)
             answer = await sampling
@@ -218,7 +218,7 @@ class TestBrokenPushes:
             assert {"abort"} <= {completion.finish_reason for completion in ends} <= {"abort", "stop", "length"}
             assert any(completion.token_ids for completion in ends if completion.finish_reason == "abort")
             with refused(409, "no_group"):
-                await until_refused(trainer, manifest)
+                await trainer.begin(3, manifest)
         await fresh.heal(seed=46)
         await assert_served(fresh, 46)
 
@@ -254,13 +254,6 @@ class TestBrokenPushes:
         await assert_served(fresh, 49)
 
 
-async def until_refused(trainer: Trainer, manifest) -> None:
-    """Begin again as soon as the workers have cleaned up, which takes a moment after the state has changed."""
-    for _ in range(100):
-        await trainer.begin(3, manifest, bucket_timeout_s=1.5)
-        await asyncio.sleep(0.1)
-
-
 def push_and_hang(url: str, begun) -> None:
     """Runs in a process of its own: begin a push, send a bucket, say so, and wait to be killed."""
 
@@ -284,7 +277,8 @@ class TestSessions:
             await first.push(fresh.model(1), 1)
             second.session = new_session()
             with refused(409, "session_held"):
-                await second.join()
+                # Short, for this side waits its deadline out for a server that has refused.
+                await second.join(deadline_s=2.0)
             second.session = new_session()
             state = await second.join(take_over=True)
             assert (state.state, state.trainer_id) == ("stale", "second")

@@ -27,13 +27,21 @@ def test_an_error_reaches_the_caller():
 
 
 def test_a_dead_background_task_fails_the_next_call():
+    dies = asyncio.Event()
+
+    async def serve() -> None:
+        await dies.wait()
+        await fail()
+
+    async def see_it_die() -> None:
+        dies.set()
+        await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
+
     with EventLoopThread() as loop:
-        loop.start(fail())
-        loop.run(asyncio.sleep(0.05))
-        coroutine = answer()
+        loop.start(serve())
+        loop.run(see_it_die())
         with pytest.raises(ValueError, match="background task died"):
-            loop.run(coroutine)
-        coroutine.close()
+            loop.run(answer())
 
 
 def test_a_late_coroutine_is_cancelled():

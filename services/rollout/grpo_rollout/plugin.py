@@ -13,11 +13,13 @@ from .lifeline import die_with_parent
 from .options import DEFAULT_HEARTBEAT_TIMEOUT_S, DEFAULT_MAX_WAITING, TOKEN_VARIABLE
 from .routes import make_router
 from .service import Service, build_service
+from .tile_unit import request_tile_unit
 
 
 def register() -> None:
     """`vllm.general_plugins`: vLLM calls this in the API server, the engine process and every worker."""
     die_with_parent()
+    request_tile_unit()
 
 
 class RolloutEndpoints:

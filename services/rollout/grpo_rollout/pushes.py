@@ -9,8 +9,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Coroutine
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from grpo_proto.weights import (
     AbortRequest,
@@ -53,7 +52,7 @@ class Pushes:
         self._workers_lock = asyncio.Lock()
         self._receiving: asyncio.Task[Reception] | None = None
         self._deadline: asyncio.TimerHandle | None = None
-        self._background: set[asyncio.Task[None]] = set()
+        self._recoveries: set[asyncio.Task[None]] = set()
 
     def message(self) -> WeightState:
         return self.weights.message()
@@ -124,6 +123,10 @@ class Pushes:
                 "unknown_architecture", "transformers cannot list this model's tensors; the server's log says why"
             )
         check_manifest(request.manifest, self.expected)
+        if self._recoveries:
+            # Only the workers know whether the group outlived the push before.
+            await asyncio.wait(self._recoveries)
+            self._require(request.session)
         loading, push = weight_state.begin(
             self.weights, version=request.version, deadline_s=request.deadline_s, now_s=time.monotonic()
         )
@@ -226,7 +229,9 @@ class Pushes:
             logger.error("weights are stale: %s", weights.reason)
             if before.push is not None:
                 metrics.count_push("failed")
-            self._spawn(self._recover(before.push))
+            recovery = asyncio.create_task(self._recover(before.push))
+            self._recoveries.add(recovery)
+            recovery.add_done_callback(self._recoveries.discard)
 
     async def _recover(self, push: Push | None) -> None:
         """End what runs, and have the workers drop `push`."""
@@ -248,8 +253,3 @@ class Pushes:
 
     def _require(self, session: int) -> None:
         weight_state.require_session(self.weights, session)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)

@@ -46,7 +46,11 @@ class EventLoopThread:
 
     def run(self, coroutine: Coroutine[Any, Any, ResultT], *, timeout_s: float | None = None) -> ResultT:
         """Run a coroutine to its end. It has deadlines of its own; `timeout_s` is for what has none."""
-        self.check()
+        try:
+            self.check()
+        except BaseException:
+            coroutine.close()
+            raise
         future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         try:
             return future.result(timeout_s)
