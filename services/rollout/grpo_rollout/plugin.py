@@ -13,6 +13,7 @@ from .lifeline import die_with_parent
 from .options import DEFAULT_HEARTBEAT_TIMEOUT_S, DEFAULT_MAX_WAITING, TOKEN_VARIABLE
 from .routes import make_router
 from .service import Service, build_service
+from .short_spin import spin_briefly
 from .tile_unit import request_tile_unit
 
 
@@ -20,6 +21,7 @@ def register() -> None:
     """`vllm.general_plugins`: vLLM calls this in the API server, the engine process and every worker."""
     die_with_parent()
     request_tile_unit()
+    spin_briefly()
 
 
 class RolloutEndpoints:
