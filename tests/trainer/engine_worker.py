@@ -85,12 +85,13 @@ def weights(engine: TrainingEngine) -> dict[str, torch.Tensor]:
 def pushed(engine: TrainingEngine) -> dict[str, torch.Tensor]:
     """All parameters by way of the buckets of a push; only rank 0's are filled."""
     manifest = plan_manifest(engine.named_parameters_for_push(), 40_000)
-    return {
-        spec.name: view_tensor(buffer, spec).clone()
-        for number, buffer in engine.gathered_buckets(manifest)
-        for spec in manifest.tensors
-        if spec.bucket == number
-    }
+    found = {}
+    for number, buffer in enumerate(engine.outgoing_buckets(manifest)):
+        for spec in manifest.tensors:
+            if spec.bucket == number:
+                # What a rank other than 0 helps to gather is not there to be looked at.
+                found[spec.name] = view_tensor(buffer, spec).clone() if engine.rank == 0 else buffer
+    return found
 
 
 def equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:

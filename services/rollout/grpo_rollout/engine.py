@@ -74,8 +74,13 @@ class Engine:
         return [answer["ok"] for answer in answers]
 
     async def pause(self) -> None:
-        """Freeze all sequences; their KV is computed anew afterwards, under whatever weights are there then."""
-        await self.call(self.client.pause_generation(mode="keep", clear_cache=True))
+        """Freeze all sequences; their KV is computed anew afterwards, under whatever weights are there then.
+
+        The two calls inside vLLM's `pause_generation`, without the 20 ms it sleeps at its end to have outputs in a
+        pleasant order.
+        """
+        await self.call(self.client.renderer.clear_mm_cache_async())
+        await self.call(self.client.engine_core.pause_scheduler_async(mode="keep", clear_cache=True))
 
     async def resume(self, version: int) -> None:
         """Go on sampling, as version `version`."""

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 import uuid
+from collections import deque
 from typing import NamedTuple
 
 from grpo_proto.weights import (
@@ -152,11 +153,15 @@ class Pushes:
         """One call per bucket. A failure makes the state stale and ends this quietly."""
         reception = Reception(push, time.monotonic(), sum(manifest.bucket_bytes))
         num_buckets = len(manifest.bucket_bytes)
+        calls: deque[asyncio.Task[list[None]]] = deque()
         try:
             for bucket in range(num_buckets):
                 if self.weights.push is not push:
                     break
-                await self.engine.workers("receive", push.number, bucket)
+                # One call ahead, so that the workers find it waiting when they are done with a bucket.
+                for ahead in range(bucket + len(calls), min(bucket + 2, num_buckets)):
+                    calls.append(asyncio.create_task(self.engine.workers("receive", push.number, ahead)))
+                await calls.popleft()
         except (WorkerError, EngineDiedError) as error:
             self.fail(
                 push, f"the push of version {push.version} broke off in bucket {bucket} of {num_buckets}: {error}"
@@ -164,6 +169,9 @@ class Pushes:
         except BaseException as error:
             self.fail(push, f"receiving version {push.version} ended by {error!r}")
             raise
+        finally:
+            # A call ahead of a push that is over fails by itself.
+            await asyncio.gather(*calls, return_exceptions=True)
         return reception
 
     async def commit(self, request: CommitRequest) -> WeightState:

@@ -9,13 +9,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from grpo_proto import RewardClient, ServiceError
 from grpo_proto.fingerprint import tokenizer_fingerprint
-from grpo_proto.transport import plan_manifest
 from grpo_proto.weights import DTYPE_BYTES
 
 from .config import RunConfig
 from .data import load_prompt_rows
 from .errors import UsageError
 from .fleet import Fleet
+from .outgoing import plan_push
 from .run import load_tokenizer, number_of_steps
 from .samples import PromptRow
 from .stages.reward import RewardStage
@@ -76,8 +76,8 @@ def _memory(config: RunConfig) -> Iterator[Line]:
         ) from error
     named = list(model.named_parameters())
     count = sum(parameter.numel() for _, parameter in named)
-    manifest = plan_manifest(
-        ((name, config.model.dtype, parameter.shape) for name, parameter in named), config.weights.bucket_mib * 2**20
+    manifest = plan_push(
+        ((name, config.model.dtype, parameter.shape) for name, parameter in named), config.weights.bucket_mib
     )
     width, ranks = DTYPE_BYTES[config.model.dtype], config.deepspeed.nproc_per_node
     stage = config.deepspeed.zero_stage

@@ -26,13 +26,14 @@ from deepspeed.utils import logger as deepspeed_logger
 from transformers import AutoTokenizer
 
 from grpo_proto import Manifest
-from grpo_proto.transport import dtype_name, view_tensor
+from grpo_proto.transport import dtype_name
 
 from .config import AlgorithmConfig, DeepSpeedConfig, ModelConfig, OptimizerConfig
 from .deepspeed_settings import ClipBareOptimizer, adamw, deepspeed_settings, full_shape, inference_settings
 from .errors import RunError, UsageError
 from .logprobs import Policy
 from .model import load_policy
+from .outgoing import OutgoingBuckets
 from .process_group import join_process_group
 from .random_state import random_state, restore_random_state, seed_everything
 from .reduction import Tally
@@ -77,6 +78,9 @@ class TrainingEngine:
         self.policy = load_policy(model, temperature=temperature, zero3=sharding)
         self._engine = _initialize(self.policy, settings, adamw(self.policy, optimizer))
         self._clip = ClipBareOptimizer.attach(self._engine.optimizer, settings, optimizer.max_grad_norm)
+        self._outgoing = OutgoingBuckets(
+            dict(self.policy.model.named_parameters()), self._gathered, fills=self.rank == 0
+        )
         self._reference: Policy | DeepSpeedEngine | None = None
         if algorithm.beta > 0:
             self._reference = self._load_reference(model, temperature, sharding)
@@ -163,24 +167,14 @@ class TrainingEngine:
             for name, parameter in self.policy.model.named_parameters()
         ]
 
-    def gathered_buckets(
+    def outgoing_buckets(
         self, manifest: Manifest, *, device: torch.device | str | None = None
-    ) -> Iterator[tuple[int, torch.Tensor]]:
-        """The weights bucket by bucket, as `manifest` lays them out: (number, uint8 buffer on `device`).
+    ) -> Iterator[torch.Tensor]:
+        """The weights bucket by bucket, see `OutgoingBuckets.fill`; only rank 0 fills them.
 
-        The buffer is used again for the next bucket, and only rank 0 fills it. All ranks have to iterate to the end.
         `device` is the model's own when None; a Gloo broadcast needs `cpu`.
         """
-        parameters = dict(self.policy.model.named_parameters())
-        buffer = torch.zeros(max(manifest.bucket_bytes), dtype=torch.uint8, device=device or self.device)
-        for number, num_bytes in enumerate(manifest.bucket_bytes):
-            specs = [spec for spec in manifest.tensors if spec.bucket == number]
-            with self._gathered([parameters[spec.name] for spec in specs]):
-                if self.rank == 0:
-                    # A gathered parameter's memory is gone when the context ends: copy, never keep a view.
-                    for spec in specs:
-                        view_tensor(buffer, spec).copy_(parameters[spec.name].data)
-            yield number, buffer[:num_bytes]
+        return self._outgoing.fill(manifest, device or self.device)
 
     def save(self, folder: Path) -> None:
         """Write model, optimizer, update counts and every rank's random state into the folder `folder`."""

@@ -6,13 +6,12 @@ it tells the others before and after every attempt, so that none sits alone in a
 
 import logging
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
 
 from grpo_proto import ConflictError, DataError, FatalError, Manifest, ServiceError
-from grpo_proto.transport import Digest, plan_manifest
+from grpo_proto.transport import Digest, Transfer
 from grpo_proto.weights import Backend
 
 from ..config import WeightsConfig
@@ -20,6 +19,7 @@ from ..engine import TrainingEngine
 from ..errors import RunError, TrainerError, UsageError
 from ..event_loop import EventLoopThread
 from ..fleet import Fleet, Replica
+from ..outgoing import plan_push
 from ..ranks import Ranks
 from ..weight_session import MemberFailed, WeightSession
 
@@ -52,6 +52,7 @@ class WeightPusher:
         self.fleet, self.loop, self.config, self.trainer_id = fleet, loop, config, trainer_id
         self.session: WeightSession | None = None
         self._last_number = 0
+        self._under_way: Transfer | None = None
 
     def open(self, version: int, manifest: Manifest, deadline_s: float) -> Failure | None:
         """Have a session with every server that answers, and begin the push on all of them."""
@@ -77,9 +78,23 @@ class WeightPusher:
         self.loop.run(self.fleet.admit(session.members, session=session.number))
         return None
 
-    def broadcast(self, bucket: torch.Tensor) -> Failure | None:
+    def send(self, bucket: torch.Tensor) -> Failure | None:
+        """Begin to broadcast `bucket` as soon as the one before has arrived. Nobody may touch it before that."""
+        failure = self.arrived()
+        if failure is not None:
+            return failure
         try:
-            self._open_session().group.broadcast(bucket, timeout_s=self.config.bucket_timeout_s)
+            self._under_way = self._open_session().group.start_broadcast(bucket, timeout_s=self.config.bucket_timeout_s)
+        except RuntimeError as error:
+            return self._give_up(error, final=False)
+        return None
+
+    def arrived(self) -> Failure | None:
+        """Wait for the bucket under way, if there is one."""
+        transfer, self._under_way = self._under_way, None
+        try:
+            if transfer is not None:
+                transfer.wait()
         except RuntimeError as error:
             return self._give_up(error, final=False)
         return None
@@ -133,7 +148,7 @@ def push(
     Raises RunError when no attempt committed until then, or at once when no repetition can help.
     """
     started = time.monotonic()
-    manifest = plan_manifest(engine.named_parameters_for_push(), config.bucket_mib * 2**20)
+    manifest = plan_push(engine.named_parameters_for_push(), config.bucket_mib)
     attempts = 0
     while True:
         attempts += 1
@@ -163,22 +178,22 @@ def push(
 
 
 def _send(engine: TrainingEngine, manifest: Manifest, pusher: WeightPusher | None) -> tuple[Failure | None, str]:
-    """Gather bucket by bucket on every rank; rank 0 broadcasts each and digests it meanwhile.
+    """Gather bucket by bucket on every rank; rank 0 digests and sends each while the next one is gathered.
 
     After a failure the gathering goes on without sending, to its end: the other ranks are in it.
     """
     failure: Failure | None = None
     digest: Digest | None = None
-    with ThreadPoolExecutor(max_workers=1) as digester:
-        # Gloo sends from CPU memory; a rank without a session sends nothing and keeps its buffer there, too.
-        on_gpu = pusher is not None and pusher.session is not None and pusher.session.group.backend == "nccl"
-        for _, bucket in engine.gathered_buckets(manifest, device=engine.device if on_gpu else "cpu"):
-            if pusher is None or failure is not None:
-                continue
-            digest = digest or Digest(max(manifest.bucket_bytes), bucket.device)
-            digested = digester.submit(digest.add, bucket)
-            failure = pusher.broadcast(bucket)
-            digested.result()
+    # Gloo sends from CPU memory; a rank without a session sends nothing and keeps its buffer there, too.
+    on_gpu = pusher is not None and pusher.session is not None and pusher.session.group.backend == "nccl"
+    for bucket in engine.outgoing_buckets(manifest, device=engine.device if on_gpu else "cpu"):
+        if pusher is None or failure is not None:
+            continue
+        digest = digest or Digest(max(manifest.bucket_bytes), bucket.device)
+        failure = pusher.send(bucket)
+        digest.add(bucket)
+    if pusher is not None and failure is None:
+        failure = pusher.arrived()
     return failure, digest.hexdigest() if digest else ""
 
 
