@@ -5,6 +5,7 @@ every rollout server receives into a buffer of its own and views the tensors in 
 """
 
 import hashlib
+import socket
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
@@ -95,6 +96,14 @@ class Digest:
         self._sums.clear()
 
 
+def address_towards(host: str, port: int) -> str:
+    """This machine's own address on the way to `host`. Sends nothing. Raises OSError when there is no way."""
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
 class Transfer:
     """A broadcast under way. Nobody may touch its bucket before `wait` has returned."""
 
@@ -114,11 +123,22 @@ class WeightGroup:
     Built directly on the backend's class: no default process group is touched, so that vLLM's and DeepSpeed's own
     groups never meet this one. After a time-out the group is unusable: make a new one under a new session number.
 
+    `address` is this machine's own, of the interface Gloo listens on; left alone Gloo takes the host name's, which many
+    machines resolve to loopback. NCCL has NCCL_SOCKET_IFNAME for that.
+
     Raises `torch.distributed.DistStoreError` or RuntimeError when not all members came within `timeout_s`.
     """
 
     def __init__(
-        self, store: TCPStore, *, session: int, rank: int, world_size: int, backend: Backend, timeout_s: float
+        self,
+        store: TCPStore,
+        *,
+        session: int,
+        rank: int,
+        world_size: int,
+        backend: Backend,
+        timeout_s: float,
+        address: str = "127.0.0.1",
     ):
         timeout = timedelta(seconds=timeout_s)
         # A connection of its own: a group that waits in vain for its members blocks every other user of its connection.
@@ -133,7 +153,10 @@ class WeightGroup:
 
             self._group = ProcessGroupNCCL(prefixed, rank, world_size, timeout)
         else:
-            self._group = ProcessGroupGloo(prefixed, rank, world_size, timeout)
+            options = ProcessGroupGloo._Options()
+            options._devices = [ProcessGroupGloo.create_device(hostname=address)]
+            options._timeout = timeout
+            self._group = ProcessGroupGloo(prefixed, rank, world_size, options)
 
     def start_broadcast(self, bucket: torch.Tensor, *, timeout_s: float) -> Transfer:
         """Begin to broadcast `bucket` from rank 0, in place; several may be under way, in the same order everywhere."""

@@ -1,16 +1,18 @@
 """Buckets, digest, and real Gloo groups whose members are threads."""
 
 import itertools
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
 from torch.distributed import TCPStore
 
-from grpo_proto.transport import ALIGNMENT_BYTES, Digest, WeightGroup, plan_manifest, view_tensor
+from grpo_proto.transport import ALIGNMENT_BYTES, Digest, WeightGroup, address_towards, plan_manifest, view_tensor
 
 SESSIONS = itertools.count(1)
 
@@ -99,10 +101,26 @@ def store() -> TCPStore:
     return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
-def member(store: TCPStore, rank: int, world_size: int, *, session: int = 1, timeout_s: float = 20.0) -> WeightGroup:
+def member(
+    store: TCPStore,
+    rank: int,
+    world_size: int,
+    *,
+    session: int = 1,
+    timeout_s: float = 20.0,
+    address: str = "127.0.0.1",
+) -> WeightGroup:
     """One member, with a connection of its own as another process would have."""
     own = TCPStore("127.0.0.1", store.port, is_master=False)
-    return WeightGroup(own, session=session, rank=rank, world_size=world_size, backend="gloo", timeout_s=timeout_s)
+    return WeightGroup(
+        own,
+        session=session,
+        rank=rank,
+        world_size=world_size,
+        backend="gloo",
+        timeout_s=timeout_s,
+        address=address,
+    )
 
 
 def form(store: TCPStore, world_size: int, *, session: int = 1) -> list[WeightGroup]:
@@ -120,6 +138,24 @@ class TestGroup:
         assert torch.equal(buckets[2], buckets[0])
         for group in groups:
             group.close()
+
+    def test_the_data_travels_on_the_addresses_given(self, store: TCPStore):
+        def listeners() -> set[str]:
+            """Loopback addresses that this machine listens on, from the kernel."""
+            rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+            return {socket.inet_ntoa(bytes.fromhex(row[1][:8])[::-1]) for row in rows if row[3] == "0A"}
+
+        addresses = ["127.0.0.77", "127.0.0.78"]
+        assert not listeners() & set(addresses)
+        with ThreadPoolExecutor(2) as pool:
+            groups = list(pool.map(lambda rank: member(store, rank, 2, address=addresses[rank]), range(2)))
+        assert listeners() >= set(addresses)
+        for group in groups:
+            group.close()
+
+    def test_the_address_towards_a_host_is_this_machines_own(self):
+        assert address_towards("127.0.0.1", 29500) == "127.0.0.1"
+        assert address_towards("::1", 29500) == "::1"
 
     def test_two_transfers_may_be_under_way(self, store: TCPStore):
         sender, receiver = form(store, 2)

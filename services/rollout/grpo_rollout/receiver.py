@@ -7,6 +7,7 @@ leave its late answer to the next call.
 """
 
 import logging
+import os
 import threading
 from datetime import timedelta
 from typing import Any
@@ -18,7 +19,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from grpo_proto.transport import Digest, Transfer, WeightGroup, view_tensor
+from grpo_proto.transport import Digest, Transfer, WeightGroup, address_towards, view_tensor
 from grpo_proto.weights import Backend, Manifest, TensorSpec
 
 from .layers import copy_pending_views, unloaded_layers
@@ -91,6 +92,9 @@ class Receiver:
         self.session, self.join_error = session, None
 
         def connect() -> None:
+            # vLLM binds a CPU worker to the cores it computes on. The group's own threads come from this one, and would
+            # share those cores with the loading of the bucket before.
+            os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))
             try:
                 if self.worker.device.type == "cuda":
                     torch.cuda.set_device(self.worker.device)
@@ -102,6 +106,7 @@ class Receiver:
                     world_size=world_size,
                     backend=backend,
                     timeout_s=timeout_s,
+                    address=address_towards(host, port),
                 )
             except Exception as error:
                 if self.session == session:

@@ -183,9 +183,20 @@ class WeightsConfig(Section):
     backend: Literal["auto", "gloo", "nccl"] = Field(
         "auto", description="auto: nccl between GPUs, gloo without a GPU or when both share one."
     )
-    host: str = Field("127.0.0.1", description="Address of the trainer as the rollout servers see it.")
-    port: int = Field(0, ge=0, le=65535, description="Port of the rendezvous; 0: any free one.")
-    bucket_mib: int = Field(64, ge=1, le=4096)
+    host: str = Field(
+        "127.0.0.1",
+        description="Address of the trainer as the rollout servers see it; with gloo, its interface carries the data.",
+    )
+    port: int = Field(
+        0,
+        ge=0,
+        le=65535,
+        description="Port of the rendezvous; 0: any free one. Data connections take ports of the system's range "
+        "(net.ipv4.ip_local_port_range).",
+    )
+    bucket_mib: int | None = Field(
+        None, ge=1, le=4096, description="Size of a broadcast; absent: a sixteenth of the weights, 24 to 64 MiB."
+    )
     bucket_timeout_s: Seconds = 30.0
     push_deadline_s: Seconds = Field(300.0, description="Limit of one push, repetitions included.")
     lease_s: Seconds = Field(600.0, description="How long the servers keep other trainers away after our last call.")

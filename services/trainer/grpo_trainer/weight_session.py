@@ -76,7 +76,13 @@ class WeightSession:
             rank += replica.info.world_size if replica.info else 0
         ours = _in_daemon_thread(
             lambda: WeightGroup(
-                store, session=number, rank=0, world_size=world_size, backend=backend, timeout_s=timeout_s
+                store,
+                session=number,
+                rank=0,
+                world_size=world_size,
+                backend=backend,
+                timeout_s=timeout_s,
+                address=config.host,
             )
         )
         calls = [replica.weights.session(request) for replica, request in zip(members, requests, strict=True)]
