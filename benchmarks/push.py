@@ -1,6 +1,6 @@
 """What a weight push costs, against what it cannot avoid, both in turn in one run.
 
-    python benchmarks/push.py [--megabytes 128 512] [--turns 5] [--transfer-only]
+    python benchmarks/push.py [--megabytes 128 512 1024] [--turns 9] [--transfer-only]
 
 1. Receiving with digest, against a raw Gloo broadcast of the same bytes in the same buckets: two processes, as trainer
    and worker. Goal: at most 1.25 times plus 50 ms.
@@ -255,8 +255,8 @@ def whole_push(transfers: Transfers, megabytes: int, turns: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=int, nargs="+", default=[128, 512])
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--megabytes", type=int, nargs="+", default=[128, 512, 1024])
+    parser.add_argument("--turns", type=int, default=9)
     parser.add_argument("--transfer-only", action="store_true")
     options = parser.parse_args()
     transfers = Transfers()

@@ -1,8 +1,10 @@
 """A run survives the death of any part, and a resumed run is the same run."""
 
+import json
 import os
 import signal
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -118,6 +120,31 @@ def test_a_rollout_server_killed_and_started_again_gets_the_weights_before_it_ge
     assert "gets no more traffic until the next push" in said or "push failed" in said, said
     # A server that was away is no reason for another result: the prompts and seeds are the same.
     assert_same_run(undisturbed, run_dir)
+
+
+def test_one_of_two_rollout_servers_killed_leaves_the_run_to_the_other(stack: Stack, tmp_path: Path):
+    port = free_port()
+    run_dir, log = tmp_path / "halved", tmp_path / "trainer.log"
+    command = rollout_command(stack.model, port, "--dtype", "float32", "--enforce-eager")
+    mortal = f"http://127.0.0.1:{port}"
+    with service(command, tmp_path / "mortal.log", port=port, environment=ROLLOUT_ENVIRONMENT) as second:
+        second.wait_until_live()
+        urls = json.dumps([stack.rollout.url, mortal])
+        trainer = stack.start_trainer(run_dir, log, "--max_steps", 6, "--rollout.urls", urls)
+        wait_for_step(run_dir, 2, trainer, timeout_s=300)
+        os.killpg(second.process.pid, signal.SIGKILL)
+        assert trainer.wait(300) == 0, log.read_text()
+    said = log.read_text()
+    # One group spanned both, then one was formed anew with the survivor alone.
+    assert f"with {stack.rollout.url}, {mortal} over gloo" in said, said
+    assert f"with {stack.rollout.url} over gloo" in said, said
+    assert f"rollout server {mortal} gets no more traffic" in said, said
+    # Nothing is missing and nothing was trained on twice.
+    lines = read_jsonl(run_dir / "completions.jsonl")
+    assert Counter(line["step"] for line in lines) == dict.fromkeys(range(1, 7), 32)
+    assert len({(line["step"], line["group"], line["index"]) for line in lines}) == 6 * 32
+    assert all(version == line["step"] for line in lines for version, _ in line["versions"])
+    assert [step["step"] for step in read_jsonl(run_dir / "metrics.jsonl") if "loss" in step] == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_reward_server_that_is_away_for_a_while_is_waited_for(stack: Stack, undisturbed: Path, tmp_path: Path):
