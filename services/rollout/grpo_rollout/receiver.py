@@ -92,10 +92,10 @@ class Receiver:
         self.session, self.join_error = session, None
 
         def connect() -> None:
-            # vLLM binds a CPU worker to the cores it computes on. The group's own threads come from this one, and would
-            # share those cores with the loading of the bucket before.
-            os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))
             try:
+                # vLLM binds a CPU worker to the cores it computes on. The group's own threads come from this one, and
+                # would share those cores with the loading of the bucket before.
+                os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))
                 if self.worker.device.type == "cuda":
                     torch.cuda.set_device(self.worker.device)
                 store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))

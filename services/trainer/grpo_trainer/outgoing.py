@@ -14,7 +14,6 @@ from grpo_proto.transport import plan_manifest, view_tensor
 
 Gather = Callable[[list[torch.Tensor]], AbstractContextManager[None]]
 
-
 NUM_BUCKETS = 16
 MIB = 2**20
 
