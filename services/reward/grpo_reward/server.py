@@ -9,6 +9,8 @@ from types import FrameType
 
 import uvicorn
 
+from grpo_proto.listening import listening_socket
+
 from .app import create_app
 from .config import Settings
 from .executors.base import Executor, ExecutorUnavailable
@@ -22,7 +24,7 @@ def serve(settings: Settings) -> int:
     """Serve until a signal. Returns the exit status: 0 after SIGTERM or SIGINT, 1 when it cannot start or go on."""
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        sock = _bind(settings.host, settings.port)
+        sock = listening_socket(settings.host, settings.port)
     except OSError as error:
         reason = error.strerror or str(error)
         where = f"{settings.host}:{settings.port}"
@@ -111,18 +113,3 @@ async def _watch(executor: Executor, server: uvicorn.Server) -> None:
     while not executor.failed:  # noqa: ASYNC110 - the seam is a property, so that any executor can have it
         await asyncio.sleep(WATCH_INTERVAL_S)
     server.should_exit = True
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    sock = socket.socket(family, kind, protocol)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-        sock.listen(512)
-    except OSError:
-        sock.close()
-        raise
-    return sock

@@ -6,7 +6,6 @@ opened with those that are left.
 
 import asyncio
 import logging
-import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -25,6 +24,7 @@ from grpo_proto import (
     ServiceError,
     SessionRequest,
 )
+from grpo_proto.listening import listening_socket
 from grpo_proto.transport import WeightGroup
 from grpo_proto.weights import Backend
 
@@ -136,18 +136,13 @@ class WeightSession:
 
 def _listen(config: WeightsConfig, timeout_s: float) -> tuple[TCPStore, int]:
     """The rendezvous, listening on the interface of `weights.host` alone."""
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((config.host, config.port))
+        listener = listening_socket(config.host, config.port)
     except OSError as error:
-        listener.close()
         raise UsageError(
             f"weights.host {config.host} port {config.port} cannot be listened on: {error.strerror}",
             hint="weights.host is this machine's own address as the rollout servers see it; port 0 takes a free one",
         ) from error
-    listener.listen(128)
     port = listener.getsockname()[1]
     store = TCPStore(
         config.host,

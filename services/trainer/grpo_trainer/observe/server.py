@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import uvicorn
 
+from grpo_proto.listening import listening_socket
+
 from ..config import ServerConfig
 from ..errors import UsageError
 from .routes import create_app
@@ -80,22 +82,10 @@ def _wait_until_started(server: uvicorn.Server, thread: threading.Thread) -> Non
 
 
 def _bind(config: ServerConfig) -> socket.socket:
-    # Bound here and not by uvicorn: its answer to a port in use is to end the process.
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            config.host or None, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        sock = socket.socket(family, kind, protocol)
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(address)
-            sock.listen(128)
-        except OSError:
-            sock.close()
-            raise
+        return listening_socket(config.host, config.port)
     except OSError as error:
         raise UsageError(
             f"the trainer's server cannot listen on {config.host}:{config.port}: {error.strerror or error}",
             hint="set server.port to another one, to 0 for any free one, or server.enabled to false",
         ) from error
-    return sock
