@@ -32,13 +32,7 @@ def load_examples(config: ColdStartData, tokenizer: "PreTrainedTokenizerBase") -
         )
     rows = read_rows(config.dataset, config.split)
     rows, completions = _with_completions(rows, config)
-    maker = PromptMaker(
-        recipe=config.recipe,
-        prompt_column=config.prompt_column,
-        prompt_template=config.prompt_template,
-        system=config.system,
-        chat_template_kwargs=config.chat_template_kwargs,
-    )
+    maker = PromptMaker.of(config)
     prompts = maker.prompts(rows, dataset=config.dataset)
     prompt_ids = maker.token_ids(prompts, tokenizer, dataset=config.dataset)
     # Sampling ends where the model says so, so its end is learned as well.

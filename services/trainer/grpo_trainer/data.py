@@ -30,13 +30,7 @@ def load_prompt_rows(
     else:
         dataset, source_split = config.eval_dataset, config.eval_split
     rows = read_rows(dataset, source_split)
-    maker = PromptMaker(
-        recipe=config.recipe,
-        prompt_column=config.prompt_column,
-        prompt_template=config.prompt_template,
-        system=config.system,
-        chat_template_kwargs=config.chat_template_kwargs,
-    )
+    maker = PromptMaker.of(config)
     prompts = maker.prompts(rows, dataset=dataset)
     token_ids = maker.token_ids(prompts, tokenizer, dataset=dataset)
     _check_lengths(token_ids, config.max_prompt_length, dataset)

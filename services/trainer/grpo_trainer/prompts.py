@@ -14,7 +14,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import jinja2
 
@@ -24,18 +24,31 @@ from .recipes import RECIPES, Message, Recipe, with_system
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from .cold_start_config import ColdStartData
+    from .config import DataConfig
+
 Prompt = str | list[Message]
 
 
 @dataclass(frozen=True)
 class PromptMaker:
-    """How the rows of one dataset become prompts. The fields are those of `config.DataConfig`."""
+    """How the rows of one dataset become prompts. The fields are those of a `data` section."""
 
     recipe: str = "none"
     prompt_column: str = "prompt"
     prompt_template: str | None = None
     system: str | None = None
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: "DataConfig | ColdStartData") -> Self:
+        return cls(
+            recipe=config.recipe,
+            prompt_column=config.prompt_column,
+            prompt_template=config.prompt_template,
+            system=config.system,
+            chat_template_kwargs=config.chat_template_kwargs,
+        )
 
     def prompts(self, rows: Sequence[Mapping[str, Any]], *, dataset: str) -> list[Prompt]:
         """One prompt for each row. Raises UsageError for a missing column, naming the nearest one and the row."""
