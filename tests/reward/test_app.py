@@ -346,18 +346,19 @@ class TestRefusals:
         assert (await server.http.get("/livez")).json() == {"ok": False, "detail": "the fork server is gone"}
 
 
+async def large_body(pulled: list[int]) -> AsyncIterator[bytes]:
+    """64 MiB; `pulled` gets one entry for each that was asked for."""
+    for _ in range(64):
+        pulled.append(1)
+        yield b" " * 2**20
+
+
 class TestLimits:
     async def test_413_by_its_length_without_reading_it(self):
         server = Server(max_body_mib=1)
-        pulled = []
-
-        async def body() -> AsyncIterator[bytes]:
-            for _ in range(64):
-                pulled.append(1)
-                yield b" " * 2**20
-
+        pulled: list[int] = []
         length = {"Content-Length": str(64 * 2**20)}
-        response = await server.http.post("/v1/score", content=body(), headers=JSON | length)
+        response = await server.http.post("/v1/score", content=large_body(pulled), headers=JSON | length)
         kind, message, hint = error_of(response, 413)
         assert kind == "body_too_large"
         assert str(64 * 2**20) in message
@@ -367,14 +368,9 @@ class TestLimits:
 
     async def test_413_as_soon_as_it_is_known(self):
         server = Server(max_body_mib=1)
-        pulled = []
-
-        async def body() -> AsyncIterator[bytes]:
-            for _ in range(64):
-                pulled.append(1)
-                yield b" " * 2**20
-
-        assert error_of(await server.http.post("/v1/score", content=body(), headers=JSON), 413)[0] == "body_too_large"
+        pulled: list[int] = []
+        response = await server.http.post("/v1/score", content=large_body(pulled), headers=JSON)
+        assert error_of(response, 413)[0] == "body_too_large"
         assert len(pulled) == 2
 
     async def test_413_too_many_samples(self):
