@@ -9,7 +9,6 @@ import asyncio
 import logging
 import time
 import uuid
-from collections import deque
 from typing import NamedTuple
 
 from grpo_proto.weights import (
@@ -150,28 +149,17 @@ class Pushes:
         return self.message()
 
     async def _receive(self, push: Push, manifest: Manifest) -> Reception:
-        """One call per bucket. A failure makes the state stale and ends this quietly."""
+        """Have all buckets loaded. A failure makes the state stale and ends this quietly."""
         reception = Reception(push, time.monotonic(), sum(manifest.bucket_bytes))
-        num_buckets = len(manifest.bucket_bytes)
-        calls: deque[asyncio.Task[list[None]]] = deque()
+        num_buckets, num_loaded = len(manifest.bucket_bytes), 0
         try:
-            for bucket in range(num_buckets):
-                if self.weights.push is not push:
-                    break
-                # One call ahead, so that the workers find it waiting when they are done with a bucket.
-                for ahead in range(bucket + len(calls), min(bucket + 2, num_buckets)):
-                    calls.append(asyncio.create_task(self.engine.workers("receive", push.number, ahead)))
-                await calls.popleft()
+            while num_loaded < num_buckets and self.weights.push is push:
+                num_loaded = min(await self.engine.workers("receive", push.number))
         except (WorkerError, EngineDiedError) as error:
-            self.fail(
-                push, f"the push of version {push.version} broke off in bucket {bucket} of {num_buckets}: {error}"
-            )
+            self.fail(push, f"the push of version {push.version} broke off: {error}")
         except BaseException as error:
             self.fail(push, f"receiving version {push.version} ended by {error!r}")
             raise
-        finally:
-            # A call ahead of a push that is over fails by itself.
-            await asyncio.gather(*calls, return_exceptions=True)
         return reception
 
     async def commit(self, request: CommitRequest) -> WeightState:

@@ -1,14 +1,15 @@
 """The weight receiver: runs inside every vLLM worker, next to the model it loads into.
 
 `ReceiverExtension` is what `--worker-extension-cls` mixes into vLLM's worker; it holds nothing but one method that
-hands a call on to the `Receiver`. The API process makes one call per bucket (`pushes.py`), so that between two buckets
-the engine answers other calls. All waits in here have a time-out of their own: a time-out of `collective_rpc` would
-leave its late answer to the next call.
+hands a call on to the `Receiver`. The API process asks for buckets until all are loaded (`pushes.py`); a call takes
+those that come within a quarter of a second, so that in between the engine answers other calls. All waits in here have
+a time-out of their own: a time-out of `collective_rpc` would leave its late answer to the next call.
 """
 
 import logging
 import os
 import threading
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -25,6 +26,9 @@ from grpo_proto.weights import Backend, Manifest, TensorSpec
 from .layers import copy_pending_views, unloaded_layers
 
 logger = logging.getLogger("vllm.grpo_rollout.receiver")
+
+RECEIVE_S = 0.25
+"""A call costs 1 to 3 ms in which nothing is loaded; the engine's heartbeat waits for the end of one."""
 
 
 class ReceiverExtension:
@@ -55,6 +59,7 @@ class IncomingPush:
         self.staging = staging
         self.digest = Digest(max(manifest.bucket_bytes), staging[0].device)
         self.transfers: dict[int, Transfer] = {}
+        self.num_loaded = 0
 
     def buffer(self, bucket: int) -> torch.Tensor:
         return self.staging[bucket % 2][: self.bucket_bytes[bucket]]
@@ -71,6 +76,7 @@ class Receiver:
         self.join_error: str | None = None
         self.push: IncomingPush | None = None
         self.reload_open = False
+        self.packed_heads: dict[torch.nn.Module, Any] = {}
         # Kept from push to push: the first touch of a fresh buffer costs more than the transfer into it.
         self.staging: list[torch.Tensor] = []
         # Said at every push about layers that have nothing to load; `unloaded_layers` finds those that have.
@@ -148,6 +154,11 @@ class Receiver:
         self.push = IncomingPush(number, manifest, self.staging, bucket_timeout_s)
         with set_current_vllm_config(self.worker.vllm_config), torch.no_grad():
             self.reload_open = True
+            self.packed_heads = {
+                module: module.cpu_linear
+                for module in self.model.modules()
+                if isinstance(module, VocabParallelEmbedding) and hasattr(module, "cpu_linear")
+            }
             initialize_layerwise_reload(self.model)
 
     def _make_staging(self, num_bytes: int, device: torch.device) -> None:
@@ -155,15 +166,28 @@ class Receiver:
         if not self.staging or self.staging[0].numel() < num_bytes or self.staging[0].device.type != device.type:
             self.staging = [torch.zeros(num_bytes, dtype=torch.uint8, device=device) for _ in range(2)]
 
-    def receive(self, number: int, bucket: int) -> None:
-        """Receive and load one bucket, at most its time-out long. The next one already comes in meanwhile."""
+    def receive(self, number: int) -> int:
+        """Load one bucket, waiting at most its time-out for it, and those that come in the `RECEIVE_S` after the call.
+
+        Returns the number of buckets loaded so far.
+        """
         push = self._running(number)
+        until_s = time.monotonic() + RECEIVE_S
+        while push.num_loaded < len(push.bucket_bytes):
+            self._receive_bucket(push, push.num_loaded)
+            push.num_loaded += 1
+            if time.monotonic() >= until_s:
+                break
+        return push.num_loaded
+
+    def _receive_bucket(self, push: IncomingPush, bucket: int) -> None:
+        """Wait for a bucket and load it. The next one already comes in meanwhile."""
         try:
             self._start_transfer(push, bucket)
             push.transfers[bucket].wait()
-        except Exception:
+        except Exception as error:
             self.leave()
-            raise
+            raise RuntimeError(f"bucket {bucket} of {len(push.bucket_bytes)} did not come: {error}") from error
         del push.transfers[bucket]
         if bucket + 1 < len(push.bucket_bytes):
             self._start_transfer(push, bucket + 1)
@@ -214,10 +238,10 @@ class Receiver:
         """Close the layerwise reload, complete or not: begun again while open, it would lose half-loaded layers."""
         with set_current_vllm_config(self.worker.vllm_config), torch.no_grad():
             finalize_layerwise_reload(self.model, self.worker.model_config)
-            for module in self.model.modules():
-                # vLLM on CPU keeps a packed copy of the output head. The reload packs a head of its own anew, but not
-                # one tied to the embedding: sampling would go on with the old head and nothing would report it.
-                if isinstance(module, VocabParallelEmbedding) and hasattr(module, "cpu_linear"):
+            # vLLM on CPU keeps a packed copy of the output head. The reload packs a head of its own anew, but not one
+            # tied to the embedding: sampling would go on with the old head and nothing would report it.
+            for module, packed_before in self.packed_heads.items():
+                if module.cpu_linear is packed_before:
                     module.quant_method.process_weights_after_loading(module)
         self.reload_open = False
 

@@ -131,10 +131,8 @@ class Fleet:
 
     async def _probe(self, replica: Replica) -> RolloutInfo | Exception:
         try:
-            health = await replica.rollouts.livez()
-            if not health.ok:
-                return RunError(f"{replica.url} is not live: {health.detail}")
-            return await replica.rollouts.info()
+            health, info = await asyncio.gather(replica.rollouts.livez(), replica.rollouts.info())
+            return info if health.ok else RunError(f"{replica.url} is not live: {health.detail}")
         except ServiceError as error:
             return error
 
