@@ -1,0 +1,26 @@
+"""The answer as text."""
+
+import unicodedata
+
+from ..answer import answer_block
+from ..author import reward
+
+
+@reward(columns=["solution"])
+def exact_match(completion: str, *, solution: str, ignore_case: bool = False, whole: bool = False) -> float:
+    """1 when the answer is `solution`, character for character, else 0.
+
+    The answer is what stands in `<answer>…</answer>`, without such a block the completion; with `whole` always the
+    completion. Unicode is brought to its composed form (NFC), white space is trimmed and runs of it count as one blank;
+    with `ignore_case` upper and lower case are the same.
+
+    Source: the exact match of question answering (SQuAD, arXiv 1606.05250), without its removal of articles and
+    punctuation.
+    """
+    block = None if whole else answer_block(completion)
+    found, wanted = (_plain(text) for text in (completion if block is None else block, solution))
+    return float(found.casefold() == wanted.casefold() if ignore_case else found == wanted)
+
+
+def _plain(text: str) -> str:
+    return " ".join(unicodedata.normalize("NFC", text).split())

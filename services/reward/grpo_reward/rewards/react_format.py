@@ -1,0 +1,24 @@
+"""Thought, then an action, as ReAct agents write it."""
+
+from ..author import reward
+from .format import THINK_CLOSING, THINK_OPENING
+
+
+@reward
+def react_format(completion: str) -> float:
+    """1 when the completion is `<think>…</think>`, then `Action: …`, then `Action Input: …`, else 0.
+
+    Decisions: one think block, at the start; exactly one action with one input; none of the three is empty. White space
+    around each is ignored. Text between the block and `Action:` is not allowed.
+
+    Source: ms-swift's `react_format`, which also takes several blocks and empty parts.
+    """
+    text = completion.strip()
+    if text.count(THINK_OPENING) != 1 or text.count(THINK_CLOSING) != 1 or not text.startswith(THINK_OPENING):
+        return 0.0
+    thought, _, rest = text.removeprefix(THINK_OPENING).partition(THINK_CLOSING)
+    rest = rest.strip()
+    if not rest.startswith("Action:") or rest.count("Action:") != 1 or rest.count("Action Input:") != 1:
+        return 0.0
+    action, _, action_input = rest.removeprefix("Action:").partition("Action Input:")
+    return float(all(part.strip() for part in (thought, action, action_input)))

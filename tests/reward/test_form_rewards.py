@@ -1,0 +1,83 @@
+"""The rewards that look at the form of a completion alone."""
+
+import re
+import time
+
+import pytest
+
+from grpo_reward.rewards.react_format import react_format
+from grpo_reward.rewards.regex import regex
+from grpo_reward.rewards.tag_count import tag_count
+from grpo_reward.rewards.think_language import think_language
+
+
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        ("", 0.0),
+        ("<think>a</think><answer>b</answer>", 1.0),
+        ("</answer><answer></think><think>", 1.0),
+        ("<think>a</think>b", 0.5),
+        ("<think><think>a</think><answer>b</answer>", 0.75),
+    ],
+)
+def test_tag_count(text, score):
+    assert tag_count(text) == score
+
+
+def test_tag_count_with_a_prefix():
+    assert tag_count("a</think><answer>b</answer>", prefix="<think>") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        ("<think>look</think>\nAction: search\nAction Input: {}\n", 1.0),
+        ("<think>look</think>Action: search Action Input: x", 1.0),
+        ("<think> </think>Action: search\nAction Input: x", 0.0),
+        ("<think>look</think>Action: \nAction Input: x", 0.0),
+        ("<think>look</think>Action: search\nAction Input: ", 0.0),
+        ("<think>look</think>so Action: search\nAction Input: x", 0.0),
+        ("<think>a</think><think>b</think>Action: s\nAction Input: x", 0.0),
+        ("<think>a</think>Action: s\nAction Input: x\nAction: t\nAction Input: y", 0.0),
+        ("<think>a</think>Action: s", 0.0),
+        ("Action: s\nAction Input: x", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_react_format(text, score):
+    assert react_format(text) == score
+
+
+@pytest.mark.parametrize("text", ["<think>" * 20_000, "<think>" + "Action:" * 20_000, "<think>a</think>" * 10_000])
+def test_hostile_forms_take_no_time(text):
+    started = time.process_time()
+    assert (react_format(text), tag_count(text) <= 0.5) == (0.0, True)
+    assert time.process_time() - started < 1.0
+
+
+def test_regex():
+    pattern = re.compile(r"\d+")
+    assert [regex(text, pattern=pattern) for text in ("a 7", "a")] == [1.0, 0.0]
+    assert [regex(text, pattern=pattern, full=True) for text in ("77", "a 7")] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "scripts", "score"),
+    [
+        ("<think>one two 三四</think><answer>五六七</answer>", ["latin"], 0.5),
+        ("<think>one two 三四</think>", ["cjk"], 0.5),
+        ("<think>one two 三四</think>", ["latin", "cjk"], 1.0),
+        ("<think>один two", ["cyrillic"], 0.5),
+        ("naïve cafe\u0301 3 + 4", ["latin"], 1.0),
+        ("हिन्दी में", ["devanagari"], 1.0),
+        ("हिन्दी word", ["devanagari"], 0.5),
+    ],
+)
+def test_think_language(text, scripts, score):
+    assert think_language(text, scripts=scripts).score == score
+
+
+def test_think_language_without_a_word():
+    assert think_language("<think>3 + 4 = 7</think>words").score is None
+    assert think_language("<think>3 + 4 = 7</think>words", whole=True).score == 1.0
