@@ -34,7 +34,7 @@ def polite(completion: str, *, truncated: bool | None = None) -> float | None:
 def rank_by_length(completions: list[str], **columns: list[object]) -> list[float | None]:
     """From 1 for the shortest completion of the request down to 0 for the longest.
 
-    With `completions` as its first parameter a function sees the whole request at once, as reward functions of TRL
+    With a parameter `completions` a function sees the whole request at once, as reward functions of TRL
     and ms-swift do; `columns` has a list for every column.
     """
     order = sorted(len(text) for text in completions)

@@ -1,5 +1,6 @@
 """What a reward's signature means, and what may come back from it."""
 
+import asyncio
 from fractions import Fraction
 from typing import Annotated, Literal
 
@@ -54,18 +55,21 @@ class TestSignature:
         assert fit("") == 2.0
 
     def test_what_fits_no_reward_is_refused(self):
-        with pytest.raises(TypeError, match="first parameter"):
+        with pytest.raises(TypeError, match="must be called `completion` or `completions`"):
             reward(lambda text: 1.0)
         with pytest.raises(TypeError, match="no parameter for the column gold"):
             reward(columns=["gold"])(lambda completion: 1.0)
         with pytest.raises(TypeError, match=r"\*columns"):
             reward(lambda completion, **columns: 1.0)
 
-        async def later(completion: str) -> float:
-            return 1.0
+    def test_trl_functions_may_have_their_prompts_first(self):
+        @reward
+        def fit(prompts, completions, **columns):
+            return [len(prompt + text) for prompt, text in zip(prompts, completions, strict=True)]
 
-        with pytest.raises(TypeError, match="async"):
-            reward(later)
+        mark = mark_of(fit)
+        samples = [{"completion": "ab", "prompt": "c", "columns": {"gold": 1}}]
+        assert score_batch(mark, checked_params(mark, {}), samples, None) == [{"score": 3.0, "status": "ok"}]
 
 
 class TestArguments:
@@ -135,6 +139,26 @@ class TestArguments:
         samples = [{"completion": "", "columns": {}}] * 2
         results = score_batch(mark, checked_params(mark, {}), samples, None)
         assert [result["status"] for result in results] == ["error", "error"]
+
+    def test_async_functions_are_awaited(self):
+        @reward
+        async def one(completion: str, *, gold: str) -> float:
+            await asyncio.sleep(0)
+            return float(completion == gold)
+
+        @reward
+        async def all_at_once(completions: list[str]) -> list[float]:
+            return await asyncio.gather(*(asyncio.sleep(0.0, float(len(text))) for text in completions))
+
+        @reward
+        async def late(completion: str) -> float:
+            raise ValueError("no")
+
+        assert run(one, {"completion": "a", "columns": {"gold": "a"}}) == {"score": 1.0, "status": "ok"}
+        assert run(late, {})["detail"] == "ValueError: no"
+        mark = mark_of(all_at_once)
+        samples = [{"completion": text, "columns": {}} for text in ("a", "abc")]
+        assert [s["score"] for s in score_batch(mark, checked_params(mark, {}), samples, None)] == [1.0, 3.0]
 
 
 class TestResults:

@@ -74,7 +74,7 @@ def test_a_plugin_can_import_its_neighbour_but_not_replace_a_library(tmp_path, m
         ),
         (
             "from grpo_reward import reward\n@reward\ndef f(text: str) -> float:\n    return 1.0",
-            r"line 2: TypeError: reward f: the first parameter",
+            r"line 2: TypeError: reward f: a parameter must be called",
         ),
     ],
 )

@@ -3,8 +3,9 @@
     @reward
     def digits(completion: str, *, solution: str, bonus: float = 0.1) -> float | None: ...
 
-The first parameter decides the shape. `completion`: the function scores one sample. `completions`: it scores all
-samples of a request in one call and returns a list, as TRL and ms-swift have it; every column is then a list, too.
+One parameter decides the shape. `completion`: the function scores one sample. `completions`: it scores all samples of
+a request in one call and returns a list, as TRL and ms-swift have it; every column is then a list, too. It may be
+`async`: each call gets an event loop of its own, so only one of `completions` can wait for many things at once.
 
 Every other parameter is one of three things:
 
@@ -93,13 +94,13 @@ def _inspect(function: Callable[..., Any], name: str | None, columns: Sequence[s
     name = name or function.__name__
     where = f"reward {name}"
     parameters = list(inspect.signature(function, eval_str=True).parameters.values())
-    if not parameters or parameters[0].name not in ("completion", "completions"):
-        raise TypeError(f"{where}: the first parameter must be called `completion` or `completions`")
-    if inspect.iscoroutinefunction(function):
-        raise TypeError(f"{where}: async functions are not supported")
-    batch = parameters[0].name == "completions"
+    text = next((p for p in parameters if p.name in ("completion", "completions")), None)
+    if text is None:
+        raise TypeError(f"{where}: a parameter must be called `completion` or `completions`")
+    parameters.remove(text)
+    batch = text.name == "completions"
     known_fields = BATCH_FIELDS if batch else SAMPLE_FIELDS
-    for unknown in sorted(set(columns or ()) - {parameter.name for parameter in parameters[1:]}):
+    for unknown in sorted(set(columns or ()) - {parameter.name for parameter in parameters}):
         raise TypeError(f"{where}: the function has no parameter for the column {unknown}")
 
     fields: dict[str, str] = {}
@@ -108,7 +109,7 @@ def _inspect(function: Callable[..., Any], name: str | None, columns: Sequence[s
     required_columns: list[str] = []
     params: dict[str, Any] = {}
     takes_step = takes_all_columns = False
-    for parameter in parameters[1:]:
+    for parameter in parameters:
         required = parameter.default is inspect.Parameter.empty
         annotated = parameter.annotation is not inspect.Parameter.empty
         if parameter.kind is inspect.Parameter.VAR_KEYWORD and batch:

@@ -1,5 +1,7 @@
 """Calling one reward on one sample, and making a plain JSON object of whatever comes back."""
 
+import asyncio
+import inspect
 import json
 import math
 import numbers
@@ -30,7 +32,7 @@ def checked_params(reward: Reward, params: Mapping[str, Any]) -> BaseModel:
 
 def score_sample(reward: Reward, params: BaseModel, sample: Mapping[str, Any], step: int | None) -> Outcome:
     """One sample with a function of `completion`. Never raises for what the function does."""
-    arguments = _params_of(params)
+    arguments = _params_of(params) | {"completion": sample["completion"]}
     for parameter, field in reward.fields.items():
         arguments[parameter] = sample.get(field)
     if reward.takes_step:
@@ -47,7 +49,7 @@ def score_sample(reward: Reward, params: BaseModel, sample: Mapping[str, Any], s
                 return error_outcome(f"column {column}: {_first_problem(error)}")
         arguments[column] = value
     try:
-        return outcome(reward.function(sample["completion"], **arguments))
+        return outcome(_call(reward, arguments))
     except BaseException as error:
         # Also SystemExit and KeyboardInterrupt: a reward that wants to end the process is a reward that failed.
         return failed_outcome(error)
@@ -57,7 +59,7 @@ def score_batch(
     reward: Reward, params: BaseModel, samples: Sequence[Mapping[str, Any]], step: int | None
 ) -> list[Outcome]:
     """All samples with a function of `completions`: one outcome each, all `error` when the call as a whole failed."""
-    arguments = _params_of(params)
+    arguments = _params_of(params) | {"completions": [sample["completion"] for sample in samples]}
     for parameter, field in reward.fields.items():
         arguments[parameter] = [sample.get(field) for sample in samples]
     if reward.takes_step:
@@ -69,13 +71,19 @@ def score_batch(
         if all(column in sample["columns"] for sample in samples):
             arguments[column] = [sample["columns"][column] for sample in samples]
     try:
-        results = reward.function([sample["completion"] for sample in samples], **arguments)
+        results = _call(reward, arguments)
         if isinstance(results, str | bytes | Mapping) or len(results) != len(samples):
             found = len(results) if hasattr(results, "__len__") else results
             raise ValueError(f"the reward returned {found} results for {len(samples)} samples")
         return [outcome(result) for result in results]
     except BaseException as error:
         return [failed_outcome(error)] * len(samples)
+
+
+def _call(reward: Reward, arguments: dict[str, Any]) -> Any:
+    """What the function returns; an `async` one runs to its end here."""
+    result = reward.function(**arguments)
+    return asyncio.run(result) if inspect.iscoroutine(result) else result
 
 
 def outcome(result: Any) -> Outcome:
