@@ -6,6 +6,7 @@ import pytest
 
 from grpo_reward.rewards.cosine import cosine
 from grpo_reward.rewards.length import length
+from grpo_reward.rewards.min_length import min_length
 from grpo_reward.rewards.reasoning_steps import reasoning_steps
 from grpo_reward.rewards.repetition import repetition
 from grpo_reward.rewards.soft_overlong import soft_overlong
@@ -29,9 +30,41 @@ def test_reasoning_steps_wanted():
     assert reasoning_steps("First, a. Next, b.", steps=2) == 1.0
 
 
-def test_length():
-    assert [length("x" * size) for size in (0, 1024, 1025)] == [0.0, 0.0, 1.0]
-    assert length("xx", min_chars=1) == 1.0
+def test_min_length():
+    assert [min_length("x" * size) for size in (0, 1024, 1025)] == [0.0, 0.0, 1.0]
+    assert min_length("xx", min_chars=1) == 1.0
+
+
+def lengths(answers, sizes, *, prompts=None, gold="$4$", **params):
+    texts = [f"<answer>{answer}</answer>" for answer in answers]
+    found = length(
+        texts,
+        prompts=prompts or [[{"role": "user", "content": "2 + 2"}]] * len(texts),
+        completion_ids=[[0] * size for size in sizes],
+        solution=[gold] * len(texts),
+        **params,
+    )
+    return [score.score for score in found]
+
+
+def test_length_of_right_answers_falls_and_of_wrong_ones_is_never_a_gain():
+    assert lengths([4, 4, 4, 5, 5, 5], [10, 15, 20, 10, 15, 20]) == [0.5, 0.0, -0.5, 0.0, 0.0, -0.5]
+
+
+def test_length_looks_at_one_group_at_a_time():
+    assert lengths([4, 4, 4, 4], [10, 20, 100, 200], prompts=["a", "a", "b", "b"]) == [0.5, -0.5, 0.5, -0.5]
+
+
+def test_equal_lengths_are_worth_nothing():
+    assert lengths([4, 5], [10, 10]) == [0.0, 0.0]
+    assert lengths([4], [10]) == [0.0]
+
+
+def test_length_without_a_gold_answer_or_tokens():
+    assert lengths([4, 4], [10, 20], gold="see above") == [None, None]
+    assert lengths(["4", "4.0"], [0, 0], unit="characters") == [0.5, -0.5]
+    with pytest.raises(ValueError, match='set unit to "characters"'):
+        length(["<answer>4</answer>"], prompts=["a"], completion_ids=[None], solution=["$4$"])
 
 
 @pytest.mark.parametrize(
