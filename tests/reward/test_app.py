@@ -142,20 +142,20 @@ class TestScore:
     async def test_one_result_for_every_sample_in_their_order(self, server):
         texts = ["", "none", "raise", "nan", "log"] * 40
         samples = [{"id": f"s-{number}", "completion": text} for number, text in enumerate(texts)]
-        results = (await server.score([{"name": "misbehave"}, {"name": "length"}], samples)).json()["results"]
+        results = (await server.score([{"name": "misbehave"}, {"name": "min_length"}], samples)).json()["results"]
         assert [result["id"] for result in results] == [f"s-{number}" for number in range(200)]
         statuses = [result["rewards"]["misbehave"]["status"] for result in results]
         assert statuses == ["ok", "unscorable", "error", "error", "ok"] * 40
-        assert all(result["rewards"]["length"]["status"] == "ok" for result in results)
+        assert all(result["rewards"]["min_length"]["status"] == "ok" for result in results)
         assert len(server.executor.chunks) > 2
         assert server.metric('grpo_reward_scores_total{reward="misbehave",status="error"}') == 80
 
     async def test_results_without_ids_are_numbered(self, server):
-        results = (await server.score([{"name": "length"}], [{"completion": ""}] * 3)).json()["results"]
+        results = (await server.score([{"name": "min_length"}], [{"completion": ""}] * 3)).json()["results"]
         assert [result["id"] for result in results] == ["0", "1", "2"]
 
     async def test_no_samples_no_results(self, server):
-        assert (await server.score([{"name": "length"}], [])).json()["results"] == []
+        assert (await server.score([{"name": "min_length"}], [])).json()["results"] == []
 
     async def test_null_is_not_0(self, server):
         samples = [{"completion": "none"}, {"completion": "log"}]
@@ -163,7 +163,7 @@ class TestScore:
         none, scored = (await server.score(rewards, samples)).json()["results"]
         assert none == {"id": "0", "total": None, "rewards": {"misbehave": {"score": None, "status": "unscorable"}}}
         assert scored["total"] == 1.0
-        rewards.append({"name": "length", "weight": 0.5, "params": {"min_chars": 1}})
+        rewards.append({"name": "min_length", "weight": 0.5, "params": {"min_chars": 1}})
         none, scored = (await server.score(rewards, samples)).json()["results"]
         assert (none["total"], scored["total"]) == (0.5, 1.5)
 
@@ -179,17 +179,17 @@ class TestScore:
 
     async def test_a_batch_reward_sees_the_whole_request_at_once(self, server):
         samples = [{"completion": "", "columns": {"gold": number}} for number in range(100)]
-        results = (await server.score([{"name": "batch_misbehave"}, {"name": "length"}], samples)).json()["results"]
+        results = (await server.score([{"name": "batch_misbehave"}, {"name": "min_length"}], samples)).json()["results"]
         assert [result["rewards"]["batch_misbehave"]["score"] for result in results] == list(range(100))
         assert [len(chunk.samples) for chunk in server.executor.chunks if chunk.batch] == [100]
 
     async def test_the_deadline_cuts_off_what_is_left(self, server):
-        await server.score([{"name": "length"}], [{"completion": ""}])
+        await server.score([{"name": "min_length"}], [{"completion": ""}])
         server.executor.gate.clear()
-        response = await server.score([{"name": "length"}], [{"completion": ""}] * 3, deadline_s=0.05)
+        response = await server.score([{"name": "min_length"}], [{"completion": ""}] * 3, deadline_s=0.05)
         assert response.status_code == 200
         for result in response.json()["results"]:
-            score = result["rewards"]["length"]
+            score = result["rewards"]["min_length"]
             assert (result["total"], score["score"], score["status"]) == (None, None, "timeout")
             assert "deadline of 0.05 s" in score["detail"]
         assert server.executor.cancelled >= 1
@@ -198,8 +198,8 @@ class TestScore:
 
     async def test_a_client_that_goes_away_frees_the_workers(self, server):
         server.executor.gate.clear()
-        task = asyncio.create_task(server.score([{"name": "length"}], [{"completion": ""}]))
-        body = json.dumps({"rewards": [{"name": "length"}], "samples": [{"completion": ""}]}).encode()
+        task = asyncio.create_task(server.score([{"name": "min_length"}], [{"completion": ""}]))
+        body = json.dumps({"rewards": [{"name": "min_length"}], "samples": [{"completion": ""}]}).encode()
         messages: asyncio.Queue[dict] = asyncio.Queue()
         messages.put_nowait({"type": "http.request", "body": body})
         scope = {
@@ -238,7 +238,7 @@ class TestRefusals:
         deep: list = []
         for _ in range(150):
             deep = [deep]
-        response = await server.score([{"name": "length"}], [{"completion": "", "columns": {"deep": deep}}])
+        response = await server.score([{"name": "min_length"}], [{"completion": "", "columns": {"deep": deep}}])
         assert response.status_code == 200
 
     async def test_404_and_405(self, server):
@@ -259,7 +259,7 @@ class TestRefusals:
         assert error_of(response, 415)[0] == "wrong_content_type"
 
     async def test_a_charset_is_fine(self, server):
-        body = json.dumps({"rewards": [{"name": "length"}], "samples": []})
+        body = json.dumps({"rewards": [{"name": "min_length"}], "samples": []})
         headers = {"Content-Type": "Application/JSON; charset=utf-8"}
         assert (await server.http.post("/v1/score", content=body, headers=headers)).status_code == 200
 
@@ -271,7 +271,11 @@ class TestRefusals:
             ({"deadline_s": 1e9}, "invalid_value", "deadline_s: "),
             ({"step": -1}, "invalid_value", "step: "),
             ({"rewards": []}, "invalid_value", "rewards: "),
-            ({"rewards": [{"name": "length"}, {"name": "length"}]}, "invalid_value", "rewards: .*length came several"),
+            (
+                {"rewards": [{"name": "min_length"}, {"name": "min_length"}]},
+                "invalid_value",
+                "rewards: .*min_length came several",
+            ),
             ({"samples": None}, "invalid_value", "samples: "),
             ({"samples": [{"completion": 7}]}, "invalid_value", r"samples\[0\]\.completion: "),
             ({"samples": [{}]}, "invalid_value", r"samples\[0\]\.completion: Field required"),
@@ -281,7 +285,7 @@ class TestRefusals:
         ],
     )
     async def test_422_names_the_field(self, server, change, kind, message):
-        body = {"rewards": [{"name": "length"}], "samples": [{"completion": ""}], **change}
+        body = {"rewards": [{"name": "min_length"}], "samples": [{"completion": ""}], **change}
         found, text, hint = error_of(await server.http.post("/v1/score", json=body), 422)
         assert found == kind
         assert re.match(message, text)
@@ -289,7 +293,7 @@ class TestRefusals:
             assert hint in ("did you mean deadline_s?", "did you mean columns?")
 
     async def test_422_several_problems_are_told_at_once(self, server):
-        response = await server.score([{"name": "length"}], [{"completion": 1}, {"completion": 2}], timeout_s=0)
+        response = await server.score([{"name": "min_length"}], [{"completion": 1}, {"completion": 2}], timeout_s=0)
         _, message, _ = error_of(response, 422)
         assert "samples[0].completion" in message
         assert "samples[1].completion" in message
@@ -300,9 +304,27 @@ class TestRefusals:
         [
             ({"name": "countdwn"}, {}, "unknown_reward", "countdwn", "did you mean countdown?"),
             ({"name": "xyzzy"}, {}, "unknown_reward", "xyzzy", "known: accuracy, "),
-            ({"name": "length", "params": {"min_char": 1}}, {}, "unknown_param", "min_char", "did you mean min_chars?"),
-            ({"name": "length", "params": {"min_chars": "x"}}, {}, "invalid_param", "length: min_chars: ", "schema"),
-            ({"name": "length", "params": {"min_chars": -1}}, {}, "invalid_param", "length: min_chars: ", "schema"),
+            (
+                {"name": "min_length", "params": {"min_char": 1}},
+                {},
+                "unknown_param",
+                "min_char",
+                "did you mean min_chars?",
+            ),
+            (
+                {"name": "min_length", "params": {"min_chars": "x"}},
+                {},
+                "invalid_param",
+                "min_length: min_chars: ",
+                "schema",
+            ),
+            (
+                {"name": "min_length", "params": {"min_chars": -1}},
+                {},
+                "invalid_param",
+                "min_length: min_chars: ",
+                "schema",
+            ),
             ({"name": "cosine"}, {"columns": {"solution": "1"}}, "missing_param", "max_len", ""),
             ({"name": "accuracy"}, {"columns": {"solutoin": "1"}}, "missing_column", "solution", "mean solutoin?"),
             ({"name": "accuracy"}, {}, "missing_column", "samples[0] (s-1)", "send columns"),
@@ -331,7 +353,7 @@ class TestRefusals:
             raise LookupError("/secret/path")
 
         monkeypatch.setattr(server.executor, "score", fail)
-        response = await server.score([{"name": "length"}], [{"completion": ""}])
+        response = await server.score([{"name": "min_length"}], [{"completion": ""}])
         kind, message, _ = error_of(response, 500)
         assert kind == "internal"
         assert "/secret/path" not in message
@@ -339,7 +361,7 @@ class TestRefusals:
 
     async def test_503_without_workers(self, server):
         server.executor.problem = "no worker process is running"
-        assert error_of(await server.score([{"name": "length"}], []), 503)[0] == "not_ready"
+        assert error_of(await server.score([{"name": "min_length"}], []), 503)[0] == "not_ready"
         assert (await server.http.get("/readyz")).status_code == 503
         assert (await server.http.get("/livez")).status_code == 200
         server.executor.failed = "the fork server is gone"
@@ -375,7 +397,7 @@ class TestLimits:
 
     async def test_413_too_many_samples(self):
         server = Server(max_samples=2)
-        kind, message, hint = error_of(await server.score([{"name": "length"}], [{"completion": ""}] * 3), 413)
+        kind, message, hint = error_of(await server.score([{"name": "min_length"}], [{"completion": ""}] * 3), 413)
         assert kind == "too_many_samples"
         assert "3 samples; the limit is 2" in message
         assert "--max-samples" in hint
@@ -393,15 +415,15 @@ class TestLimits:
         server = Server(max_pending_requests=2)
         server.executor.gate.clear()
         sample = [{"completion": ""}]
-        running = [asyncio.create_task(server.score([{"name": "length"}], sample)) for _ in range(2)]
+        running = [asyncio.create_task(server.score([{"name": "min_length"}], sample)) for _ in range(2)]
         await server.executor.busy(2)
-        response = await server.score([{"name": "length"}], sample)
+        response = await server.score([{"name": "min_length"}], sample)
         assert error_of(response, 429)[0] == "busy"
         assert float(response.headers["retry-after"]) > 0
         assert (await server.http.get("/livez")).status_code == 200
         server.executor.gate.set()
         assert [answer.status_code for answer in await asyncio.gather(*running)] == [200, 200]
-        assert (await server.score([{"name": "length"}], sample)).status_code == 200
+        assert (await server.score([{"name": "min_length"}], sample)).status_code == 200
 
 
 class TestToken:
@@ -413,7 +435,7 @@ class TestToken:
             response = await server.http.get(route)
             assert error_of(response, 401)[0] == "unauthorized"
             assert response.headers["www-authenticate"] == "Bearer"
-        assert (await server.score([{"name": "length"}], [])).status_code == 401
+        assert (await server.score([{"name": "min_length"}], [])).status_code == 401
 
     @pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
     async def test_lets_in_who_has_it(self, scheme):
@@ -464,20 +486,20 @@ class TestDrain:
     async def test_running_requests_have_the_grace_period_and_new_ones_go_elsewhere(self, server):
         server.executor.gate.clear()
         sample = [{"completion": ""}]
-        quick = asyncio.create_task(server.score([{"name": "length"}], sample))
+        quick = asyncio.create_task(server.score([{"name": "min_length"}], sample))
         slow = asyncio.create_task(server.score([{"name": "format"}], sample))
         await server.executor.busy(2)
         server.scoring.drain(0.2)
         assert (await server.http.get("/readyz")).status_code == 503
         assert (await server.http.get("/livez")).status_code == 200
-        assert error_of(await server.score([{"name": "length"}], sample), 503)[0] == "shutting_down"
+        assert error_of(await server.score([{"name": "min_length"}], sample), 503)[0] == "shutting_down"
         server.executor.gate.set()
         assert (await quick).status_code == 200
         assert (await slow).status_code == 200
 
     async def test_what_is_not_done_by_then_is_refused_and_not_scored_0(self, server):
         server.executor.gate.clear()
-        running = asyncio.create_task(server.score([{"name": "length"}], [{"completion": ""}]))
+        running = asyncio.create_task(server.score([{"name": "min_length"}], [{"completion": ""}]))
         await server.executor.busy(1)
         server.scoring.drain(0.01)
         async with asyncio.timeout(30):

@@ -220,7 +220,7 @@ def test_a_ray_cluster_carries_the_same_work(misbehaving):
             assert statuses(*texts, timeout_s=1) == ["ok", "timeout", "error", "unscorable", "error"]
             assert statuses("loop", "loop", "loop", deadline_s=1) == ["timeout"] * 3
             assert statuses("", "") == ["ok", "ok"]  # what was cut off does not occupy the workers
-            wrong = {"rewards": [{"name": "length", "params": {"min_chars": -1}}], "samples": [{"completion": ""}]}
+            wrong = {"rewards": [{"name": "min_length", "params": {"min_chars": -1}}], "samples": [{"completion": ""}]}
             assert client.post("/v1/score", json=wrong).json()["error"]["type"] == "invalid_param"
             prompt = [{"role": "user", "content": "hello"}]
             sample = {"completion": "", "columns": {"gold": 1}, "prompt": prompt}
