@@ -28,6 +28,21 @@ class Settings(BaseSettings):
     executor: Literal["process", "ray"] = Field(
         default="process", description="Where rewards run: on this machine, or on every node of a Ray cluster."
     )
+    adapter_rewards: str = Field(
+        default="", description="What other trainers' routes score with, such as accuracy,format:0.1; or ?rewards=…"
+    )
+    allowed_url: Annotated[list[str], NoDecode] = Field(
+        default_factory=list,
+        description="What judge and reward_model may call: URLs begin with one of these; in the environment by ','.",
+    )
+    reward_model: str | None = Field(
+        default=None, description="Folder or Hub name of a classification model for reward_model, loaded at the start."
+    )
+    worker_env: Annotated[list[str], NoDecode] = Field(
+        default_factory=list,
+        description="Environment variables that rewards may see, such as JUDGE_API_KEY; in the environment by ','.",
+    )
+    memo: int = Field(default=0, ge=0, description="Scores to remember, so that the same sample is not scored twice.")
     max_body_mib: int = Field(default=16, ge=1, le=1024, description="Largest request body.")
     max_samples: int = Field(default=4096, ge=1, description="Most samples in one request.")
     max_pending_requests: int = Field(default=64, ge=1, description="More at once are refused with 429.")
@@ -44,8 +59,13 @@ class Settings(BaseSettings):
 
     @field_validator("plugin", mode="before")
     @classmethod
-    def _split(cls, value: Any) -> Any:
+    def _split_paths(cls, value: Any) -> Any:
         return [part for part in value.split(os.pathsep) if part] if isinstance(value, str) else value
+
+    @field_validator("allowed_url", "worker_env", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
     @property
     def num_workers(self) -> int:
@@ -100,12 +120,13 @@ def _parser() -> argparse.ArgumentParser:
     for name, field in Settings.model_fields.items():
         if name == "token":
             continue
-        default = "" if name == "plugin" else f" (default: {field.get_default()})"
+        several = field.default_factory is list
+        default = field.get_default()
         parser.add_argument(
             f"--{name.replace('_', '-')}",
-            help=f"{field.description}{default}",
+            help=field.description if several or default in (None, "") else f"{field.description} (default: {default})",
             metavar="FILE.py" if name == "plugin" else name.rsplit("_", 1)[-1].upper(),
-            **({"nargs": "+", "action": "extend"} if name == "plugin" else {}),  # type: ignore[arg-type]
+            **({"nargs": "+", "action": "extend"} if several else {}),  # type: ignore[arg-type]
         )
     return parser
 
