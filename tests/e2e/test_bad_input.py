@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Stack
+from tests.e2e.conftest import PLUGIN, Stack
 from tests.processes import free_port
 from tests.tiny_model import save_tiny_model
 
@@ -82,6 +82,17 @@ def test_a_reward_that_the_server_does_not_have(stack: Stack, tmp_path: Path):
     said = refuse(stack, tmp_path, "--reward.reward_funcs", "lettres")
     assert "no reward lettres" in said
     assert "--plugin" in said
+
+
+def test_a_reward_from_another_file_than_the_server_has(stack: Stack, tmp_path: Path):
+    result = stack.train(tmp_path / "run", "--dry-run", "--reward.reward_funcs", f"{PLUGIN}:letters")
+    assert result.returncode == 0, result.stdout
+    changed = tmp_path / PLUGIN.name
+    changed.write_text(PLUGIN.read_text() + "# changed\n")
+    said = refuse(stack, tmp_path, "--reward.reward_funcs", f"{changed}:letters")
+    assert "older version" in said
+    assert f"--plugin {changed}:letters" in said
+    assert "No such file" in refuse(stack, tmp_path / "gone", "--reward.reward_funcs", f"{tmp_path}/gone.py:letters")
 
 
 def test_a_port_in_use(stack: Stack, tmp_path: Path):

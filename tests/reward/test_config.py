@@ -24,6 +24,26 @@ def test_flags_win_over_the_environment_and_that_over_defaults(monkeypatch):
     assert [path.name for path in settings.plugin] == ["a.py", "b.py"]
 
 
+@pytest.mark.parametrize(
+    ("text", "plugins"),
+    [
+        ("a.py:f", ["a.py:f"]),
+        ("a.py:f:b.py", ["a.py:f", "b.py"]),
+        ("/x/a.py:/y/b.py:g:c.py", ["/x/a.py", "/y/b.py:g", "c.py"]),
+        (":a.py:", ["a.py"]),
+    ],
+)
+def test_a_name_stays_with_its_plugin_in_the_environment(monkeypatch, text, plugins):
+    monkeypatch.setenv("GRPO_REWARD_PLUGIN", text)
+    assert [str(plugin) for plugin in read_settings([]).plugin] == plugins
+
+
+def test_lists_come_from_flags_and_from_the_environment(monkeypatch):
+    monkeypatch.setenv("GRPO_REWARD_ALLOWED_URL", "http://a:1/v1, http://b")
+    assert read_settings([]).allowed_url == ["http://a:1/v1", "http://b"]
+    assert read_settings(["--worker-env", "A", "B", "--worker-env", "C"]).worker_env == ["A", "B", "C"]
+
+
 def test_plugins_add_up():
     settings = read_settings(["--plugin", "a.py", "b.py", "--plugin", "c.py"])
     assert [path.name for path in settings.plugin] == ["a.py", "b.py", "c.py"]

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo_reward.registry import PluginError, load_rewards
+from grpo_reward.plugin import PluginError
+from grpo_reward.registry import load_rewards
 
 EXAMPLE = Path(__file__).parents[2] / "examples/rewards/my_rewards.py"
 BUILT_IN = {

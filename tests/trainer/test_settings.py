@@ -52,6 +52,14 @@ def test_lists_are_written_as_json_or_with_commas(run_file: Path):
     assert read(run_file, "--reward.reward_weights", "[1, 0.1]").reward.reward_weights == [1.0, 0.1]
 
 
+def test_a_reward_may_name_its_file(run_file: Path):
+    flags = ["--reward.params", '{"mine": {"x": 1}}']
+    reward = read(run_file, "--reward.reward_funcs", "countdown,rewards/my.py:mine", *flags).reward
+    assert (reward.names, reward.files) == (["countdown", "mine"], {"mine": Path("rewards/my.py")})
+    with pytest.raises(UsageError, match="a name twice: mine, mine"):
+        read(run_file, "--reward.reward_funcs", "mine,my.py:mine")
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [

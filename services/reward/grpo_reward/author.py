@@ -10,7 +10,9 @@ a request in one call and returns a list, as TRL and ms-swift have it; every col
 Every other parameter is one of three things:
 
 - a *field* of the sample, by its name: `prompt`, `completion_token_ids`, `truncated`, `step` (for `completions`:
-  `prompts`, `completion_ids`, `step`). Without a default, samples that lack it are refused;
+  `prompts`, `completion_ids`, `truncated`, `step`). Without a default, samples that lack it are refused. For
+  `completions` also what TRL passes: `trainer_state`, of which `global_step` is known, `log_extra(column, values)` and
+  `log_metric(name, value)`;
 - a *column* of the dataset: every name in `columns`, or without `columns` every parameter that has no default;
 - a *param* of the request, checked against its annotation: every other one.
 
@@ -29,8 +31,10 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 SAMPLE_FIELDS = {"prompt": "prompt", "completion_token_ids": "completion_token_ids", "truncated": "truncated"}
-BATCH_FIELDS = {"prompts": "prompt", "completion_ids": "completion_token_ids"}
-"""Parameter name → field of the sample. `step` belongs to the request and is always there, perhaps None."""
+BATCH_FIELDS = {"prompts": "prompt", "completion_ids": "completion_token_ids", "truncated": "truncated"}
+"""Parameter name → field of the sample."""
+CONTEXT = ("trainer_state", "log_extra", "log_metric")
+"""Parameters of a function of `completions` that belong to the request, as `step` does for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,8 @@ class Reward:
     """Column → what its values must be; None when the author annotated nothing."""
     required_columns: list[str]
     params: type[BaseModel]
-    takes_step: bool
+    context: frozenset[str]
+    """What it takes of `step` and CONTEXT."""
     takes_all_columns: bool
     """A batch function with `**kwargs` gets every column that all samples have."""
     code_hash: str
@@ -108,7 +113,8 @@ def _inspect(function: Callable[..., Any], name: str | None, columns: Sequence[s
     checks: dict[str, TypeAdapter[Any] | None] = {}
     required_columns: list[str] = []
     params: dict[str, Any] = {}
-    takes_step = takes_all_columns = False
+    context: set[str] = set()
+    takes_all_columns = False
     for parameter in parameters:
         required = parameter.default is inspect.Parameter.empty
         annotated = parameter.annotation is not inspect.Parameter.empty
@@ -116,8 +122,8 @@ def _inspect(function: Callable[..., Any], name: str | None, columns: Sequence[s
             takes_all_columns = True
         elif parameter.kind in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL):
             raise TypeError(f"{where}: name every parameter instead of *{parameter.name}")
-        elif parameter.name == "step":
-            takes_step = True
+        elif parameter.name == "step" or (batch and parameter.name in CONTEXT):
+            context.add(parameter.name)
         elif parameter.name in known_fields:
             fields[parameter.name] = known_fields[parameter.name]
             if required and not batch:
@@ -141,10 +147,15 @@ def _inspect(function: Callable[..., Any], name: str | None, columns: Sequence[s
         columns=checks,
         required_columns=required_columns,
         params=create_model(f"{name}_params", __config__=_PARAMS_CONFIG, **params),
-        takes_step=takes_step,
+        context=frozenset(context),
         takes_all_columns=takes_all_columns,
-        code_hash=hashlib.sha256(Path(inspect.getfile(function)).read_bytes()).hexdigest(),
+        code_hash=code_hash(Path(inspect.getfile(function))),
     )
+
+
+def code_hash(file: Path) -> str:
+    """SHA-256 of a reward's source file, in hexadecimal."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 # A param called `schema` or `model_…` is an author's right.

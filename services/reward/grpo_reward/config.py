@@ -23,7 +23,8 @@ class Settings(BaseSettings):
     port: int = Field(default=8001, ge=0, le=65535, description="0 takes a free one and prints it.")
     workers: int = Field(default=0, ge=0, le=1024, description="Worker processes; 0 is one for each CPU core.")
     plugin: Annotated[list[Path], NoDecode] = Field(
-        default_factory=list, description="Python files with more rewards; in the environment separated by ':'."
+        default_factory=list,
+        description="More rewards: FILE.py, or FILE.py:NAME for one of them; in the environment separated by ':'.",
     )
     executor: Literal["process", "ray"] = Field(
         default="process", description="Where rewards run: on this machine, or on every node of a Ray cluster."
@@ -60,7 +61,15 @@ class Settings(BaseSettings):
     @field_validator("plugin", mode="before")
     @classmethod
     def _split_paths(cls, value: Any) -> Any:
-        return [part for part in value.split(os.pathsep) if part] if isinstance(value, str) else value
+        if not isinstance(value, str):
+            return value
+        plugins: list[str] = []
+        for part in filter(None, value.split(os.pathsep)):
+            if plugins and not part.endswith(".py") and plugins[-1].endswith(".py"):
+                plugins[-1] += f":{part}"
+            else:
+                plugins.append(part)
+        return plugins
 
     @field_validator("allowed_url", "worker_env", mode="before")
     @classmethod
@@ -125,7 +134,7 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(
             f"--{name.replace('_', '-')}",
             help=field.description if several or default in (None, "") else f"{field.description} (default: {default})",
-            metavar="FILE.py" if name == "plugin" else name.rsplit("_", 1)[-1].upper(),
+            metavar="FILE.py[:NAME]" if name == "plugin" else name.rsplit("_", 1)[-1].upper(),
             **({"nargs": "+", "action": "extend"} if several else {}),  # type: ignore[arg-type]
         )
     return parser

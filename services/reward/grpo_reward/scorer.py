@@ -5,7 +5,9 @@ import inspect
 import json
 import math
 import numbers
+import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -35,7 +37,7 @@ def score_sample(reward: Reward, params: BaseModel, sample: Mapping[str, Any], s
     arguments = _params_of(params) | {"completion": sample["completion"]}
     for parameter, field in reward.fields.items():
         arguments[parameter] = sample.get(field)
-    if reward.takes_step:
+    if "step" in reward.context:
         arguments["step"] = step
     columns = sample["columns"]
     for column, adapter in reward.columns.items():
@@ -49,7 +51,7 @@ def score_sample(reward: Reward, params: BaseModel, sample: Mapping[str, Any], s
                 return error_outcome(f"column {column}: {_first_problem(error)}")
         arguments[column] = value
     try:
-        return outcome(_call(reward, arguments))
+        return outcome(finished(reward.function(**arguments)))
     except BaseException as error:
         # Also SystemExit and KeyboardInterrupt: a reward that wants to end the process is a reward that failed.
         return failed_outcome(error)
@@ -62,8 +64,14 @@ def score_batch(
     arguments = _params_of(params) | {"completions": [sample["completion"] for sample in samples]}
     for parameter, field in reward.fields.items():
         arguments[parameter] = [sample.get(field) for sample in samples]
-    if reward.takes_step:
-        arguments["step"] = step
+    logged = _Logged(len(samples))
+    context = {
+        "step": step,
+        "trainer_state": TrainerState(step),
+        "log_extra": logged.log_extra,
+        "log_metric": logged.log_metric,
+    }
+    arguments |= {name: context[name] for name in reward.context}
     names = set(reward.columns)
     if reward.takes_all_columns:
         names |= set(samples[0]["columns"])
@@ -71,19 +79,56 @@ def score_batch(
         if all(column in sample["columns"] for sample in samples):
             arguments[column] = [sample["columns"][column] for sample in samples]
     try:
-        results = _call(reward, arguments)
+        results = finished(reward.function(**arguments))
         if isinstance(results, str | bytes | Mapping) or len(results) != len(samples):
             found = len(results) if hasattr(results, "__len__") else results
             raise ValueError(f"the reward returned {found} results for {len(samples)} samples")
-        return [outcome(result) for result in results]
+        return [outcome(logged.added_to(result, position)) for position, result in enumerate(results)]
     except BaseException as error:
         return [failed_outcome(error)] * len(samples)
 
 
-def _call(reward: Reward, arguments: dict[str, Any]) -> Any:
-    """What the function returns; an `async` one runs to its end here."""
-    result = reward.function(**arguments)
+def finished(result: Any) -> Any:
+    """What a function returned; an `async` one runs to its end here."""
     return asyncio.run(result) if inspect.iscoroutine(result) else result
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """The part of a trainer's state that travels with a request."""
+
+    global_step: int | None
+    """None when the request has no step."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"trainer_state.{name} is not known to a reward server; trainer_state.global_step is")
+
+
+class _Logged:
+    """What a function of `completions` says through TRL's `log_extra` and `log_metric`."""
+
+    def __init__(self, num_samples: int):
+        self._num_samples = num_samples
+        self._columns: dict[str, list[Any]] = {}
+        self._metrics: dict[str, list[float]] = {}
+
+    def log_extra(self, column: str, values: Sequence[Any]) -> None:
+        values = list(values)
+        if len(values) != self._num_samples:
+            raise ValueError(f"log_extra({column!r}) has {len(values)} values for {self._num_samples} samples")
+        self._columns[column] = values
+
+    def log_metric(self, name: str, value: float) -> None:
+        self._metrics.setdefault(name, []).append(float(value))
+
+    def added_to(self, result: Any, position: int) -> Any:
+        """A metric is the same for all samples, so that their average is the mean of what was said."""
+        if not self._columns and not self._metrics:
+            return result
+        score = result if isinstance(result, Score) else Score(result)
+        columns = {column: values[position] for column, values in self._columns.items()}
+        metrics = {name: statistics.fmean(values) for name, values in self._metrics.items()}
+        return replace(score, log=columns | (score.log or {}), metrics=metrics | (score.metrics or {}))
 
 
 def outcome(result: Any) -> Outcome:

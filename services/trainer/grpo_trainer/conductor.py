@@ -73,7 +73,7 @@ class Conductor:
             cursor,
         )
         self.pusher = WeightPusher(self.fleet, self.loop, config.weights, trainer_id=trainer_id)
-        self.accuracy_reward = config.reward.accuracy_reward or config.reward.reward_funcs[0]
+        self.accuracy_reward = config.reward.accuracy_reward or config.reward.names[0]
         self.evaluation = Evaluation(
             self.rollout,
             self.reward,

@@ -97,7 +97,11 @@ class RewardConfig(Section):
     """What is rewarded, and the server that computes it."""
 
     url: str = "http://127.0.0.1:8001"
-    reward_funcs: list[str] = Field(min_length=1, description="Names of rewards; `GET /v1/rewards` lists them.")
+    reward_funcs: list[str] = Field(
+        min_length=1,
+        description="Names of rewards; `GET /v1/rewards` lists them. FILE.py:NAME also checks that the server has the "
+        "reward NAME from this very file, byte for byte.",
+    )
     reward_weights: list[float] | None = Field(None, description="One weight for every reward; all 1 when absent.")
     params: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Reward name → its parameters.")
     accuracy_reward: str | None = Field(
@@ -113,10 +117,23 @@ class RewardConfig(Section):
     def _one_weight_each(self) -> Self:
         if self.reward_weights is not None and len(self.reward_weights) != len(self.reward_funcs):
             raise ValueError(f"{len(self.reward_weights)} reward_weights for {len(self.reward_funcs)} reward_funcs")
+        if len(set(self.names)) != len(self.names):
+            raise ValueError(f"reward_funcs has a name twice: {', '.join(self.names)}")
         for name in [*self.params, *filter(None, [self.accuracy_reward])]:
-            if name not in self.reward_funcs:
-                raise ValueError(f"{name} is none of the reward_funcs {', '.join(self.reward_funcs)}")
+            if name not in self.names:
+                raise ValueError(f"{name} is none of the reward_funcs {', '.join(self.names)}")
         return self
+
+    @property
+    def names(self) -> list[str]:
+        """The names of `reward_funcs`, without the files."""
+        return [reward.rpartition(".py:")[2] for reward in self.reward_funcs]
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """Reward → its file, of those that are written FILE.py:NAME."""
+        pairs = (reward.rpartition(":") for reward in self.reward_funcs)
+        return {name: Path(file) for file, _, name in pairs if file.endswith(".py")}
 
 
 class AlgorithmConfig(Section):

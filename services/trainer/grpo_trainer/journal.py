@@ -87,8 +87,8 @@ class Journal:
         self.add(
             rollout_metrics(
                 batch.groups,
-                reward_names=self.config.reward.reward_funcs,
-                accuracy_reward=self.config.reward.accuracy_reward or self.config.reward.reward_funcs[0],
+                reward_names=self.config.reward.names,
+                accuracy_reward=self.config.reward.accuracy_reward or self.config.reward.names[0],
                 policy_version=version,
                 dropped_stale=dropped,
             )

@@ -23,7 +23,8 @@ import sys
 from pathlib import Path
 
 from ..author import Reward
-from ..registry import PluginError, load_rewards
+from ..plugin import PluginError
+from ..registry import load_rewards
 from .frames import PROGRESS_BYTES
 from .worker import Worker, limit_resources, quiet_standard_streams
 

@@ -19,6 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from grpo_proto import RewardScore, RewardSpec
 
+from ..plugin import split_plugin
 from .base import Chunk, ExecutorUnavailable, InvalidParams, LoadedReward
 from .process import ProcessExecutor
 
@@ -29,11 +30,13 @@ RETRY_S = 1.0
 class Node:
     """The actor of one node. What it answers is plain data; a refusal, too, since exceptions change on their way."""
 
-    def __init__(self, workers: int, plugins: dict[str, bytes], memory_bytes: int):
+    def __init__(self, workers: int, plugins: list[tuple[str, str | None, bytes]], memory_bytes: int):
         self._folder = tempfile.TemporaryDirectory(prefix="grpo-reward-")
-        paths = [Path(self._folder.name, name) for name in plugins]
-        for path in paths:
-            path.write_bytes(plugins[path.name])
+        paths = []
+        for file_name, reward, source in plugins:
+            path = Path(self._folder.name, file_name)
+            path.write_bytes(source)
+            paths.append(Path(f"{path}:{reward}") if reward else path)
         self._executor = ProcessExecutor(workers=workers, plugins=paths, memory_bytes=memory_bytes)
         self._starting = asyncio.Lock()
 
@@ -74,7 +77,7 @@ class RayExecutor:
 
     Args:
         workers: worker processes on each node; 0 is one for each CPU that Ray counts there.
-        plugins: Python files that define more rewards; no two with the same name.
+        plugins: `FILE.py` or `FILE.py:NAME`; no two files with the same name.
         memory_bytes: address space of each worker; 0 for no limit.
     """
 
@@ -93,10 +96,7 @@ class RayExecutor:
 
     async def start(self) -> None:
         """Raises ExecutorUnavailable when there is no cluster, or a node cannot load the rewards."""
-        for path in self._plugins:
-            if not path.is_file():
-                raise ExecutorUnavailable(f"there is no plugin file {path}")
-        plugins = {path.name: path.read_bytes() for path in self._plugins}
+        plugins = [_packed(plugin) for plugin in self._plugins]
         # In a thread, where Ray leaves the signal handlers of this process alone.
         own = {} if os.environ.get("RAY_ADDRESS") else {"include_dashboard": False}
         try:
@@ -176,6 +176,15 @@ class RayExecutor:
                 ray.cancel(asked)  # frees the worker there
             raise
         return answer
+
+
+def _packed(plugin: Path) -> tuple[str, str | None, bytes]:
+    """A plugin's file name, the one reward wanted of it or None, and its source, for a node that has not the file."""
+    path, name = split_plugin(plugin)
+    try:
+        return path.name, name, path.read_bytes()
+    except OSError as error:
+        raise ExecutorUnavailable(f"there is no plugin file {path}: {error.strerror}") from error
 
 
 def _plain(sample: dict[str, Any]) -> dict[str, Any]:

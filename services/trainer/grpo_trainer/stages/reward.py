@@ -1,8 +1,18 @@
 """Reward: samples get scores from the reward server."""
 
+import hashlib
 import logging
+from pathlib import Path
 
-from grpo_proto import InfrastructureError, Message, RewardClient, RewardSpec, ScoreRequest, ScoreSample
+from grpo_proto import (
+    InfrastructureError,
+    Message,
+    RewardClient,
+    RewardDescription,
+    RewardSpec,
+    ScoreRequest,
+    ScoreSample,
+)
 
 from ..config import RewardConfig
 from ..errors import RunError, UsageError
@@ -12,10 +22,10 @@ log = logging.getLogger(__name__)
 
 
 def reward_specs(config: RewardConfig) -> list[RewardSpec]:
-    weights = config.reward_weights or [1.0] * len(config.reward_funcs)
+    weights = config.reward_weights or [1.0] * len(config.names)
     return [
         RewardSpec(name=name, weight=weight, params=config.params.get(name, {}))
-        for name, weight in zip(config.reward_funcs, weights, strict=True)
+        for name, weight in zip(config.names, weights, strict=True)
     ]
 
 
@@ -27,7 +37,7 @@ class RewardStage:
         self.specs = reward_specs(config)
 
     async def check(self, rows: list[PromptRow]) -> None:
-        """Raise UsageError when the server lacks a reward, or the dataset a column that a reward needs."""
+        """Raise UsageError when the server lacks a reward, has it from another file, or the dataset lacks a column."""
         known = {reward.name: reward for reward in (await self.client.rewards()).rewards}
         for spec in self.specs:
             if spec.name not in known:
@@ -35,6 +45,8 @@ class RewardStage:
                     f"the reward server {self.client.base_url} has no reward {spec.name}; it has {', '.join(known)}",
                     hint="change reward.reward_funcs, or start it with --plugin FILE.py",
                 )
+            if spec.name in self.config.files:
+                _check_file(self.config.files[spec.name], known[spec.name], self.client.base_url)
             missing = [column for column in known[spec.name].columns if column not in rows[0].columns]
             if missing:
                 raise UsageError(
@@ -71,6 +83,19 @@ class RewardStage:
             ) from error
         for (_, sample), result in zip(pairs, response.results, strict=True):
             sample.rewards, sample.total_reward = result.rewards, result.total
+
+
+def _check_file(file: Path, served: RewardDescription, url: str) -> None:
+    """Raise UsageError when the server's reward is not the one in `file`."""
+    try:
+        own_hash = hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError as error:
+        raise UsageError(f"reward {served.name} is to come from {file}: {error.strerror}") from error
+    if own_hash != served.code_hash:
+        raise UsageError(
+            f"the reward server {url} has {served.name} from another file than {file}, or from an older version of it",
+            hint=f"start it again with --plugin {file}:{served.name}",
+        )
 
 
 def check_enough_scored(groups: list[Group], min_share: float) -> None:

@@ -1,0 +1,139 @@
+"""A Python file or an installed package with more rewards: found, imported, and looked through.
+
+A plugin is written `FILE.py`, for all rewards in it, or `FILE.py:NAME`, for one. What counts as a reward:
+
+- a function under `@reward`;
+- a class registered in ms-swift's `orms`;
+- in a file with none of these, every public function with a parameter `completions`, as TRL takes it.
+
+`FILE.py:NAME` may name any of them, also a function beside marked ones or an unregistered class.
+"""
+
+import importlib.metadata
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from .author import Reward
+from .foreign import swift_reward, trl_reward
+from .swift_stand_in import registered, stand_in
+
+ENTRY_POINTS = "grpo_reward.rewards"
+"""The group in which an installed package names its rewards: `name = "module"` or `name = "module:function"`."""
+
+
+class PluginError(Exception):
+    """A plugin cannot be used; the message is for its author."""
+
+
+def split_plugin(plugin: Path) -> tuple[Path, str | None]:
+    """`folder/file.py:name` → the file, and the name or None."""
+    file, colon, name = str(plugin).rpartition(":")
+    return (Path(file), name) if colon and file.endswith(".py") else (plugin, None)
+
+
+def rewards_of_plugin(plugin: Path) -> list[Reward]:
+    """Raises PluginError."""
+    path, name = split_plugin(plugin)
+    if not path.is_file():
+        raise PluginError(f"there is no plugin file {path}")
+    stand_in()
+    before = registered()
+    module = _import_file(path)
+    classes = {key: value for key, value in registered().items() if before.get(key) is not value}
+    # A file named a second time is not run again; what it registered then is told by where it was written.
+    classes |= {key: value for key, value in registered().items() if _written_in(value, module)}
+    try:
+        if name is not None:
+            return [_named(module, classes, name, path)]
+        found = rewards_of(module) + [swift_reward(value, name=key, file=path) for key, value in classes.items()]
+        return found or [trl_reward(value, name=key, file=path) for key, value in _trl_functions(module)]
+    except TypeError as error:
+        raise PluginError(f"{path}: {error}") from error
+
+
+def rewards_of(module: ModuleType) -> list[Reward]:
+    """The marked rewards a module defines; those it imported belong to others."""
+    own = {id(value): value for value in vars(module).values() if _written_in(value, module)}
+    marks = [getattr(value, "__reward__", None) for value in own.values()]
+    return [mark for mark in marks if isinstance(mark, Reward)]
+
+
+def installed_rewards() -> Iterator[tuple[str, list[Reward]]]:
+    """Of every entry point of installed packages: where it is from, and its rewards. Raises PluginError."""
+    for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        source = f"the entry point {point.name} = {point.value}"
+        try:
+            value = point.load()
+            if isinstance(value, ModuleType):
+                yield source, rewards_of(value)
+            else:
+                yield source, [_reward_of(value, point.name, Path(inspect.getfile(value)))]
+        except Exception as error:
+            raise PluginError(f"{source}: {type(error).__name__}: {error}") from error
+
+
+def _named(module: ModuleType, classes: dict[str, type[Any]], name: str, path: Path) -> Reward:
+    marked = {reward.name: reward for reward in rewards_of(module)}
+    if name in marked:
+        return marked[name]
+    value = classes.get(name, getattr(module, name, None))
+    if not callable(value):
+        known = [*marked, *classes, *(key for key, _ in _trl_functions(module))]
+        raise PluginError(f"{path} has no reward {name}; it has {', '.join(known) or 'none'}")
+    return _reward_of(value, name, path)
+
+
+def _reward_of(value: Any, name: str, file: Path) -> Reward:
+    mark = getattr(value, "__reward__", None)
+    if isinstance(mark, Reward):
+        return mark
+    return (swift_reward if isinstance(value, type) else trl_reward)(value, name=name, file=file)
+
+
+def _trl_functions(module: ModuleType) -> list[tuple[str, Any]]:
+    return [
+        (name, value)
+        for name, value in vars(module).items()
+        if inspect.isfunction(value)
+        and not name.startswith("_")
+        and _written_in(value, module)
+        and "completions" in inspect.signature(value).parameters
+    ]
+
+
+def _written_in(value: Any, module: ModuleType) -> bool:
+    return getattr(value, "__module__", None) == module.__name__
+
+
+def _import_file(path: Path) -> ModuleType:
+    name = f"grpo_reward_plugin_{path.stem}"
+    known = sys.modules.get(name)
+    if known is not None:
+        if known.__file__ == str(path):
+            return known
+        raise PluginError(f"two plugin files are called {path.name}: rename one")
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise PluginError(f"{path} is no Python file: its name must end in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    # At the end, so that a neighbour of the plugin can be imported and none can stand in for another library.
+    sys.path.append(str(path.parent.resolve()))
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        frames = reversed(traceback.extract_tb(error.__traceback__))
+        own_lines = (frame.lineno for frame in frames if frame.filename == str(path))
+        line = next(own_lines, getattr(error, "lineno", None))
+        where = f"{path}, line {line}" if line else str(path)
+        hint = ""
+        if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "swift":
+            hint = "; only its rewards have a stand-in here: pip install ms-swift"
+        raise PluginError(f"{where}: {type(error).__name__}: {error}{hint}") from error
+    return module

@@ -1,0 +1,157 @@
+"""Files written for TRL and for ms-swift score unchanged."""
+
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from grpo_reward.author import Reward
+from grpo_reward.plugin import PluginError, rewards_of_plugin
+from grpo_reward.registry import load_rewards
+from grpo_reward.scorer import Outcome, checked_params, score_batch
+
+FOLDER = Path(__file__).parent / "plugins"
+TRL, SWIFT = FOLDER / "trl_plugin.py", FOLDER / "swift_plugin.py"
+
+
+@pytest.fixture(autouse=True)
+def _fresh_modules(monkeypatch):
+    """Plugins stay imported; a test must not see those of another."""
+    known = set(sys.modules)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield
+    for name in set(sys.modules) - known:
+        if name.startswith(("grpo_reward_plugin_", "swift")):
+            del sys.modules[name]
+
+
+def loaded(plugin: Path) -> dict[str, Reward]:
+    return {reward.name: reward for reward in rewards_of_plugin(plugin)}
+
+
+def sample(completion: str, *, prompt: object = None, ids: object = None, truncated: object = None, **columns: object):
+    return {
+        "completion": completion, "prompt": prompt, "completion_token_ids": ids, "truncated": truncated,
+        "columns": columns,
+    }  # fmt: skip
+
+
+def scored(reward: Reward, samples: list[dict[str, object]], step: int | None = None) -> list[Outcome]:
+    return score_batch(reward, checked_params(reward, {}), samples, step)
+
+
+class TestTrl:
+    def test_every_public_function_of_completions_is_a_reward(self):
+        rewards = loaded(TRL)
+        assert list(rewards) == ["says_answer", "later", "flags", "needs_more"]
+        says = rewards["says_answer"]
+        assert (says.batch, says.required_columns, says.takes_all_columns) == (True, ["answer"], True)
+        assert says.documentation == "1 when the answer stands in the completion."
+        assert (rewards["flags"].required_columns, list(rewards["flags"].columns)) == ([], ["hint"])
+        assert rewards["later"].required_columns == []
+
+    def test_a_conversation_gets_messages_a_log_and_a_metric(self):
+        prompt = [{"role": "user", "content": "?"}]
+        samples = [sample("it is 4", prompt=prompt, answer="4"), sample("no", prompt=prompt, answer="5")]
+        first, second = scored(loaded(TRL)["says_answer"], samples)
+        assert first == {"score": 1.0, "status": "ok", "log": {"answer": "4"}, "metrics": {"hit_rate": 0.5}}
+        assert second == {
+            "score": None, "status": "unscorable", "log": {"answer": "5"}, "metrics": {"hit_rate": 0.5},
+        }  # fmt: skip
+
+    def test_async_arrays_token_ids_and_the_step(self):
+        outcomes = scored(loaded(TRL)["later"], [sample("a", ids=[1, 2]), sample("b", ids=[])], step=7)
+        assert [outcome["score"] for outcome in outcomes] == [9.0, 7.0]
+
+    def test_bools_are_numbers_and_plain_prompts_give_plain_text(self):
+        outcomes = scored(loaded(TRL)["flags"], [sample("yes", prompt="?"), sample("no", prompt="?")])
+        assert [outcome["score"] for outcome in outcomes] == [1.0, 0.0]
+        assert scored(loaded(TRL)["flags"], [sample("yes", hint="h")])[0]["score"] == 0.0
+
+    def test_what_the_server_cannot_know_of_a_trainer_is_said(self):
+        (outcome,) = scored(loaded(TRL)["needs_more"], [sample("a")])
+        assert outcome["status"] == "error"
+        assert "trainer_state.max_steps is not known to a reward server" in outcome["detail"]
+
+    def test_a_log_of_the_wrong_length_is_an_error(self, tmp_path):
+        plugin = tmp_path / "wrong_log.py"
+        plugin.write_text(
+            "def f(completions, log_extra, **kwargs):\n    log_extra('x', [1])\n    return [1.0] * len(completions)\n"
+        )
+        outcomes = scored(loaded(plugin)["f"], [sample("a"), sample("b")])
+        assert [o["detail"] for o in outcomes] == ["ValueError: log_extra('x') has 1 values for 2 samples"] * 2
+
+
+class TestSwift:
+    def test_registered_classes_are_rewards_under_their_names(self):
+        rewards = loaded(SWIFT)
+        assert list(rewards) == ["ends", "brief", "echo"]
+        assert rewards["ends"].required_columns == ["solution"]
+        outcomes = scored(rewards["ends"], [sample("is 4", solution="4"), sample("is 5", solution="4")])
+        assert [outcome["score"] for outcome in outcomes] == [1.0, 0.0]
+
+    def test_async_token_ids_truncation_and_the_step(self):
+        samples = [sample("a", ids=[1, 2], truncated=False), sample("b", ids=[1] * 4, truncated=False)]
+        samples.append(sample("c", ids=[1], truncated=True))
+        brief = loaded(SWIFT)["brief"]
+        assert [outcome["score"] for outcome in scored(brief, samples, step=2)] == [1.0, 0.0, 0.0]
+        assert [outcome["score"] for outcome in scored(brief, samples, step=1)] == [0.0, 0.0, 0.0]
+
+    def test_the_completions_come_first_whatever_they_are_called(self):
+        echo = loaded(SWIFT)["echo"]
+        assert (echo.required_columns, list(echo.columns)) == ([], ["level"])
+        assert scored(echo, [sample("a", level=0.25), sample("b", level=1)])[0]["score"] == 0.25
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("from swift.llm import Template\n", r"line 1: ModuleNotFoundError: .*swift\.llm.*pip install ms-swift"),
+            (
+                "from swift.plugin import ORM, orms\nclass Cosine(ORM):\n"
+                "    def __init__(self, args):\n        self.limit = args.cosine_max_len\n"
+                "    def __call__(self, completions):\n        return []\norms['c'] = Cosine\n",
+                r"c: Cosine cannot be made without a trainer's arguments: AttributeError",
+            ),
+        ],
+    )
+    def test_what_cannot_be_stood_in_for_is_said(self, tmp_path, text, message):
+        plugin = tmp_path / "unfit.py"
+        plugin.write_text(text)
+        with pytest.raises(PluginError, match=message):
+            rewards_of_plugin(plugin)
+
+
+class TestNames:
+    @pytest.mark.parametrize(("file", "name"), [(TRL, "flags"), (TRL, "says_answer"), (SWIFT, "ends"), (SWIFT, "Ends")])
+    def test_one_reward_of_a_file(self, file, name):
+        assert list(loaded(Path(f"{file}:{name}"))) == [name]
+
+    def test_an_unmarked_function_beside_marked_ones_is_one_when_it_is_named(self, tmp_path):
+        plugin = tmp_path / "both.py"
+        plugin.write_text(
+            "from grpo_reward import reward\n@reward(name='one')\ndef _f(completion: str) -> float:\n    return 1.0\n"
+            "def two(completions):\n    return [2.0] * len(completions)\n"
+        )
+        assert list(loaded(plugin)) == ["one"]
+        assert list(loaded(Path(f"{plugin}:two"))) == ["two"]
+        both = load_rewards([Path(f"{plugin}:one"), Path(f"{plugin}:two")])
+        assert {"one", "two"} < set(both)
+
+    def test_a_name_that_is_not_there_is_said(self):
+        with pytest.raises(PluginError, match=r"has no reward flag; it has says_answer, later, flags, needs_more"):
+            rewards_of_plugin(Path(f"{TRL}:flag"))
+
+    def test_entry_points_of_installed_packages(self, monkeypatch, tmp_path):
+        (tmp_path / "installed_rewards_package.py").write_text(TRL.read_text())
+        monkeypatch.syspath_prepend(str(tmp_path))
+        points = [
+            EntryPoint("shouted", "installed_rewards_package:flags", "grpo_reward.rewards"),
+            EntryPoint("gone", "installed_rewards_package:gone", "other.group"),
+        ]
+        monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [p for p in points if p.group == group])
+        reward = load_rewards([])["shouted"]
+        assert scored(reward, [sample("yes")])[0]["score"] == 1.0
+        points.append(EntryPoint("gone", "installed_rewards_package:gone", "grpo_reward.rewards"))
+        with pytest.raises(PluginError, match="the entry point gone = installed_rewards_package:gone: AttributeError"):
+            load_rewards([])
