@@ -62,10 +62,11 @@ class TestEveryFile:
                 f"{library} is imported in {package}/{name}; only these may: {places}"
             )
 
-    def test_torch_is_imported_by_the_wire_only_where_weights_move(self, path: Path):
+    def test_torch_is_imported_only_where_weights_are(self, path: Path):
         package, name = owner(path)
         if "torch" in {module.split(".")[0] for module in imported_modules(path)}:
-            assert package in ("grpo_rollout", "grpo_trainer") or (package, name) == ("grpo_proto", "transport.py")
+            alone = [("grpo_proto", "transport.py"), ("grpo_reward", "rewards/reward_model.py")]
+            assert package in ("grpo_rollout", "grpo_trainer") or (package, name) in alone
 
     def test_a_file_can_be_read_in_one_sitting(self, path: Path):
         assert len(path.read_text().splitlines()) <= MAX_LINES

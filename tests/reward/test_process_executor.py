@@ -26,7 +26,11 @@ class Machinery:
     def __init__(self, plugin: Path):
         self.restarts: Counter[str] = Counter()
         self.executor = ProcessExecutor(
-            workers=2, plugins=[plugin], memory_bytes=4 << 30, on_restart=lambda cause: self.restarts.update([cause])
+            workers=2,
+            plugins=[plugin],
+            memory_bytes=4 << 30,
+            environment={"GIVEN_TO_REWARDS": "yes"},
+            on_restart=lambda cause: self.restarts.update([cause]),
         )
 
     async def score(self, *completions: str, reward: str = "misbehave", timeout_s: float = 30.0, **params: object):
@@ -49,12 +53,11 @@ class Machinery:
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def started(misbehaving: Path):
-    os.environ["GRPO_API_TOKEN"] = "not for plugins"
-    machinery = Machinery(misbehaving)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRPO_API_TOKEN", "not for plugins")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "nor this")
+        machinery = Machinery(misbehaving)
         await machinery.executor.start()
-    finally:
-        del os.environ["GRPO_API_TOKEN"]
     yield machinery
     await machinery.executor.stop()
 
@@ -179,9 +182,12 @@ async def test_a_daemon_of_a_reward_does_not_outlive_its_worker(machinery, tmp_p
     assert await gone(int((tmp_path / "daemon").read_text()))
 
 
-async def test_the_token_is_not_in_the_environment_of_a_reward(machinery):
+async def test_of_the_environment_a_reward_sees_a_short_list_and_what_it_was_given(machinery):
     (score,) = await machinery.score("environment")
-    assert score.log == {"token": None}
+    environment = score.log["environment"]
+    assert environment["PATH"] == os.environ["PATH"]
+    assert environment["GIVEN_TO_REWARDS"] == "yes"
+    assert not {"GRPO_API_TOKEN", "AWS_SECRET_ACCESS_KEY"} & set(environment)
 
 
 async def test_idle_workers_that_are_killed_are_replaced(machinery):

@@ -101,6 +101,8 @@ def read_settings(arguments: Sequence[str]) -> Settings:
         name = str(problem["loc"][0])
         where = f"--{name.replace('_', '-')}" if name in flags else f"{ENV_PREFIX}{name.upper()}"
         raise ConfigError(f"{where}: {problem['msg']}, not {problem['input']!r}") from None
+    if "GRPO_API_TOKEN" in settings.worker_env:
+        raise ConfigError("--worker-env GRPO_API_TOKEN: the key to this server is not for the rewards")
     if settings.token is None and not _is_loopback(settings.host):
         raise ConfigError(
             f"{settings.host} can be reached from other machines: set GRPO_API_TOKEN to a secret, or serve 127.0.0.1"

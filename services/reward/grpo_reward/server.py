@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import sys
@@ -12,8 +13,9 @@ import uvicorn
 from grpo_proto.listening import listening_socket
 
 from .app import create_app
-from .config import Settings
+from .config import ENV_PREFIX, Settings
 from .executors.base import Executor, ExecutorUnavailable
+from .executors.environment import hide_this_process
 from .metrics import Metrics
 from .scoring import Scoring
 
@@ -22,6 +24,7 @@ WATCH_INTERVAL_S = 0.2
 
 def serve(settings: Settings) -> int:
     """Serve until a signal. Returns the exit status: 0 after SIGTERM or SIGINT, 1 when it cannot start or go on."""
+    hide_this_process()
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         sock = listening_socket(settings.host, settings.port)
@@ -76,13 +79,16 @@ async def _serve(settings: Settings, sock: socket.socket, config: uvicorn.Config
 def make_executor(settings: Settings, metrics: Metrics) -> Executor:
     """Raises ExecutorUnavailable when its library is not installed."""
     memory_bytes = settings.worker_memory_mib * 2**20
+    environment = environment_of_rewards(settings)
     if settings.executor == "ray":
         try:
             from .executors.ray import RayExecutor
         except ImportError as error:
             hint = "pip install 'grpo-reward[ray]'"
             raise ExecutorUnavailable(f"--executor ray needs the library {error.name}: {hint}") from error
-        return RayExecutor(workers=settings.workers, plugins=settings.plugin, memory_bytes=memory_bytes)
+        return RayExecutor(
+            workers=settings.workers, plugins=settings.plugin, memory_bytes=memory_bytes, environment=environment
+        )
 
     from .executors.process import ProcessExecutor
 
@@ -90,8 +96,22 @@ def make_executor(settings: Settings, metrics: Metrics) -> Executor:
         workers=settings.num_workers,
         plugins=settings.plugin,
         memory_bytes=memory_bytes,
+        environment=environment,
         on_restart=lambda cause: metrics.restarts.labels(cause).inc(),
     )
+
+
+def environment_of_rewards(settings: Settings) -> dict[str, str]:
+    """What the operator lets rewards know. Raises ExecutorUnavailable for a variable that is not set."""
+    unset = [name for name in settings.worker_env if name not in os.environ]
+    if unset:
+        raise ExecutorUnavailable(f"--worker-env {unset[0]}: there is no such variable in the environment")
+    environment = {name: os.environ[name] for name in settings.worker_env}
+    if settings.allowed_url:
+        environment[f"{ENV_PREFIX}ALLOWED_URL"] = ",".join(settings.allowed_url)
+    if settings.reward_model:
+        environment[f"{ENV_PREFIX}REWARD_MODEL"] = settings.reward_model
+    return environment
 
 
 class _Server(uvicorn.Server):

@@ -94,7 +94,11 @@ def misbehave(completion: str, *, folder: str = "") -> float | Score | None:
         case "large log":
             return Score(0.5, log={"seen": "x" * 1_000_000})
         case "environment":
-            return Score(1.0, log={"token": os.environ.get("GRPO_API_TOKEN")})
+            return Score(1.0, log={"environment": dict(os.environ)})
+        case "environment of the server":
+            fork_server = Path(f"/proc/{os.getppid()}/stat").read_text()
+            server = fork_server.rpartition(")")[2].split()[1]
+            return Score(1.0, log={"environment": Path(f"/proc/{server}/environ").read_text()})
         case "process":
             return Score(1.0, log={"pid": os.getpid()})
         case "slow":

@@ -3,8 +3,9 @@
 `python -m grpo_reward.executors.forkserver FD MEMORY_BYTES [PLUGIN …]`, started by `process.py`.
 
 From the server, one JSON message per packet: `{"spawn": id}` with the worker's socket and progress memory as file
-descriptors, `{"kill": id}`, `{"ping": n}`. To it: `{"reward": …}` for each reward, then `{"ready": true}` or
-`{"failed": message}`; `{"exited": id, "status": n}`, `{"unspawned": id, "reason": …}`, `{"pong": n}`.
+descriptors, `{"kill": id}`, `{"ping": n}`. To it: `{"reward": …}` for each reward, `{"notice": text}` for the
+operator, then `{"ready": true}` or `{"failed": message}`; `{"exited": id, "status": n}`, `{"unspawned": id, "reason":
+…}`, `{"pong": n}`.
 
 Nothing outlives it: workers die with it (PDEATHSIG), and when the server is gone, however it went, the closed socket
 says so and everything below is killed. As a subreaper it inherits, and kills, what a killed worker leaves behind.
@@ -25,6 +26,8 @@ from pathlib import Path
 from ..author import Reward
 from ..plugin import PluginError
 from ..registry import load_rewards
+from ..sandbox.run import SandboxError, missing_barriers
+from .environment import give_up_reading_other_processes
 from .frames import PROGRESS_BYTES
 from .worker import Worker, limit_resources, quiet_standard_streams
 
@@ -39,6 +42,7 @@ def main() -> None:
     memory_bytes = int(sys.argv[2])
     quiet_standard_streams()
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    give_up_reading_other_processes()
     try:
         rewards = load_rewards([Path(path) for path in sys.argv[3:]])
         for reward in rewards.values():
@@ -46,10 +50,22 @@ def main() -> None:
     except (PluginError, TypeError) as error:
         _say(control, {"failed": str(error)})
         return
+    notice = sandbox_notice()
+    if notice:
+        _say(control, {"notice": notice})
     _say(control, {"ready": True})
     gc.collect()
     gc.freeze()  # the collector of a worker then leaves the shared pages alone
     ForkServer(control, rewards, memory_bytes).run()
+
+
+def sandbox_notice() -> str | None:
+    """What the operator should know of the sandbox of `code`; None when it is whole."""
+    try:
+        missing = missing_barriers()
+    except SandboxError as error:
+        return f"the reward code cannot score here: {error}"
+    return f"the sandbox of the reward code is not whole here: {'; '.join(missing)}" if missing else None
 
 
 def describe(reward: Reward) -> dict[str, object]:

@@ -8,6 +8,7 @@ worker died is tried once more, since something else may have killed it, and the
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
 import socket
@@ -16,13 +17,17 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from grpo_proto import RewardScore
 
 from .base import Chunk, ExecutorUnavailable, InvalidParams, LoadedReward
+from .environment import worker_environment
 from .forkserver import PACKET_BYTES
 from .worker_handle import Ending, WorkerHandle
+
+log = logging.getLogger(__name__)
 
 SPAWN_BACKOFF_S = (0.0, 0.1, 0.5, 2.0)
 SPAWN_LIMIT_S = 30.0
@@ -39,6 +44,7 @@ class ProcessExecutor:
         workers: worker processes.
         plugins: Python files that define more rewards.
         memory_bytes: address space of each worker; 0 for no limit.
+        environment: variables for the workers, beside the few of `worker_environment`.
         start_limit_s: limit for importing all rewards.
         on_restart: called with the cause whenever a worker is replaced: timeout, death, leaving or cancelled.
     """
@@ -49,6 +55,7 @@ class ProcessExecutor:
         workers: int,
         plugins: Sequence[Path] = (),
         memory_bytes: int = 0,
+        environment: Mapping[str, str] = MappingProxyType({}),
         start_limit_s: float = 120.0,
         on_restart: Callable[[str], None] = lambda cause: None,
     ):
@@ -56,7 +63,7 @@ class ProcessExecutor:
         self.failed: str | None = None
         self._rewards: dict[str, LoadedReward] = {}
         self._plugins, self._memory_bytes, self._start_limit_s = list(plugins), memory_bytes, start_limit_s
-        self._on_restart = on_restart
+        self._environment, self._on_restart = worker_environment(environment), on_restart
         self._idle: asyncio.Queue[WorkerHandle] = asyncio.Queue()
         self._living: dict[int, WorkerHandle] = {}
         self._spawned = 0
@@ -80,14 +87,12 @@ class ProcessExecutor:
         """Raises ExecutorUnavailable with a message for the operator when the rewards cannot be loaded."""
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
-        # The workers run other people's code: the key to this server is not for them.
-        environment = {name: value for name, value in os.environ.items() if name != "GRPO_API_TOKEN"}
         command = [sys.executable, "-P", "-m", "grpo_reward.executors.forkserver", str(theirs.fileno())]
         with theirs:
             self._forkserver = subprocess.Popen(  # noqa: S603, ASYNC220 - once, before anything is served
                 [*command, str(self._memory_bytes), *(str(path) for path in self._plugins)],
                 pass_fds=[theirs.fileno()],
-                env=environment,
+                env=self._environment,
                 start_new_session=True,
             )
         try:
@@ -231,6 +236,9 @@ class ProcessExecutor:
                 raise ExecutorUnavailable(message["failed"])
             if "ready" in message:
                 return
+            if "notice" in message:
+                log.warning("%s", message["notice"])
+                continue
             loaded = LoadedReward.model_validate(message["reward"])
             self._rewards[loaded.description.name] = loaded
 

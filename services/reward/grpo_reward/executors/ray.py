@@ -11,6 +11,7 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import ray
@@ -30,14 +31,14 @@ RETRY_S = 1.0
 class Node:
     """The actor of one node. What it answers is plain data; a refusal, too, since exceptions change on their way."""
 
-    def __init__(self, workers: int, plugins: list[tuple[str, str | None, bytes]], memory_bytes: int):
+    def __init__(self, workers: int, plugins: list[tuple[str, str | None, bytes]], **limits: Any):
         self._folder = tempfile.TemporaryDirectory(prefix="grpo-reward-")
         paths = []
         for file_name, reward, source in plugins:
             path = Path(self._folder.name, file_name)
             path.write_bytes(source)
             paths.append(Path(f"{path}:{reward}") if reward else path)
-        self._executor = ProcessExecutor(workers=workers, plugins=paths, memory_bytes=memory_bytes)
+        self._executor = ProcessExecutor(workers=workers, plugins=paths, **limits)
         self._starting = asyncio.Lock()
 
     async def rewards(self) -> dict[str, Any]:
@@ -79,14 +80,23 @@ class RayExecutor:
         workers: worker processes on each node; 0 is one for each CPU that Ray counts there.
         plugins: `FILE.py` or `FILE.py:NAME`; no two files with the same name.
         memory_bytes: address space of each worker; 0 for no limit.
+        environment: variables for the workers, beside what `worker_environment` takes of the node's own.
     """
 
-    def __init__(self, *, workers: int, plugins: Sequence[Path] = (), memory_bytes: int = 0):
+    def __init__(
+        self,
+        *,
+        workers: int,
+        plugins: Sequence[Path] = (),
+        memory_bytes: int = 0,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ):
         self.workers = workers
         self.problem: str | None = "the nodes are not started"
         self.failed: str | None = None
         self._rewards: dict[str, LoadedReward] = {}
-        self._plugins, self._memory_bytes = list(plugins), memory_bytes
+        self._plugins = list(plugins)
+        self._limits = {"memory_bytes": memory_bytes, "environment": dict(environment)}
         self._nodes: list[Any] = []
         self._places: asyncio.Queue[Any] = asyncio.Queue()
 
@@ -117,7 +127,7 @@ class RayExecutor:
                     max_concurrency=1000,
                     scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
                 )
-                .remote(count, plugins, self._memory_bytes)
+                .remote(count, plugins, **self._limits)
             )
             self._nodes.append(actor)
             places += [actor] * count

@@ -1,0 +1,124 @@
+"""A program that passes its tests."""
+
+import ast
+import json
+import re
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+
+from ..answer import answer_block
+from ..author import Score, reward
+from ..sandbox.run import Run, run_tests
+
+_FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[ \t]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
+_PYTHON = ("", "python", "py", "python3")
+
+
+class Example(BaseModel):
+    """What a program reads from standard input, and what it has to write."""
+
+    input: str
+    output: str
+
+
+@reward
+def code(
+    completion: str,
+    *,
+    tests: list[Example | str] | str,
+    partial: bool = True,
+    test_timeout_s: Annotated[float, Field(gt=0, le=600)] = 2.0,
+    total_timeout_s: Annotated[float, Field(gt=0, le=3000)] = 8.0,
+    memory_mib: Annotated[int, Field(ge=64)] = 512,
+) -> Score:
+    """The share of `tests` that the Python program in the completion passes; with `partial` false all of them or 0.
+
+    The program is the last fenced block of Python (```` ```python ````) in the first `<answer>…</answer>`, or without
+    that block in the text after `</think>`. A test is an object with `input` and `output` (compared line by line, white
+    space at the end of lines and of the text ignored; a program that raises or exits with an error has failed), or a
+    text of Python such as `assert add(1, 2) == 3`, run after the program. `tests` may be JSON text of the list.
+
+    The program runs in a sandbox: no network, no files, no other processes, `test_timeout_s` for one test and
+    `total_timeout_s` for all (keep it below the `timeout_s` of the request, or a program that hangs has no score
+    instead of 0), `memory_mib` of address space. It has the standard library and nothing else. The server says at its
+    start when its machine lacks a part of the sandbox; without any isolation from the network there is no score.
+
+    A program does not see the outputs that are expected of it, nor the right side of `assert f(x) == literal`, which is
+    compared outside. Any other text of Python runs beside the program: one that was written to cheat can make it pass.
+
+    Source: open-r1's `code_reward` and ms-swift's example `external_code_reward` (share of passed tests, output
+    compared line by line), which need a sandbox service.
+    """
+    cases = _cases(tests)
+    program = _program(completion)
+    if program is None:
+        return Score(0.0, log={"passed": 0, "tests": len(cases), "failure": "no program"})
+    runs = run_tests(
+        program,
+        [request for request, _ in cases],
+        test_timeout_s=test_timeout_s,
+        total_timeout_s=total_timeout_s,
+        memory_bytes=memory_mib << 20,
+    )
+    verdicts = [_failure(run, expected) for run, (_, expected) in zip(runs, cases, strict=True)]
+    passed = verdicts.count(None)
+    share = passed / len(cases)
+    first = next((failure for failure in verdicts if failure is not None), None)
+    log = {"passed": passed, "tests": len(cases), "failure": first}
+    return Score(share if partial else float(share == 1.0), log=log)
+
+
+_NO_VALUE = object()
+
+
+def _cases(tests: list[Example | str] | str) -> list[tuple[dict[str, str], Any]]:
+    """For each test what the sandbox is asked, and what has to come out: text, a value, or _NO_VALUE."""
+    if isinstance(tests, str):
+        try:
+            listed = json.loads(tests)
+            tests = [test if isinstance(test, str) else Example.model_validate(test) for test in listed]
+        except (TypeError, ValueError):
+            raise ValueError("the column tests is no JSON list of objects with input and output, or of texts") from None
+    if not tests:
+        raise ValueError("the column tests is empty")
+    return [_assertion(test) if isinstance(test, str) else ({"stdin": test.input}, test.output) for test in tests]
+
+
+def _assertion(test: str) -> tuple[dict[str, str], Any]:
+    """`assert expression == literal` keeps its literal here; any other code is run as it is."""
+    try:
+        body = ast.parse(test).body
+        statement = body[0] if len(body) == 1 else None
+        if isinstance(statement, ast.Assert) and isinstance(statement.test, ast.Compare):
+            compare = statement.test
+            if len(compare.ops) == 1 and isinstance(compare.ops[0], ast.Eq):
+                return {"expression": ast.unparse(compare.left)}, ast.literal_eval(compare.comparators[0])
+    except (SyntaxError, ValueError):
+        pass
+    return {"code": test}, _NO_VALUE
+
+
+def _program(completion: str) -> str | None:
+    answer = answer_block(completion)
+    text = completion.rpartition("</think>")[2] if answer is None else answer
+    blocks = [source for language, source in _FENCE.findall(text) if language.lower() in _PYTHON]
+    return blocks[-1] if blocks else None
+
+
+def _failure(run: Run, expected: Any) -> str | None:
+    """Why the test failed; None when it did not."""
+    if run.ended != "done":
+        return run.ended if run.detail is None else f"{run.ended}: {run.detail}"[:200]
+    if expected is _NO_VALUE:
+        return None
+    if run.value is None:
+        return None if _lines(run.stdout) == _lines(expected) else "wrong output"
+    try:
+        return None if ast.literal_eval(run.value) == expected else "wrong value"
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return "wrong value"
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().splitlines()]

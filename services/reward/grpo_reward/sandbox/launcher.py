@@ -1,0 +1,225 @@
+"""The process that runs one program, once for each test, behind the barriers.
+
+Started by its path, `python -I -S launcher.py`: it has the standard library and its neighbour, nothing else.
+
+From standard input: one JSON object, `{"source", "tests", "test_timeout_s", "total_timeout_s", "memory_bytes",
+"max_output_bytes"}`. A test is `{"stdin": text}`, `{"code": text}` (statements that raise when they fail) or
+`{"expression": text}`. To standard output: first `{"missing": [reason, …]}`, the barriers this machine has not, then an
+object for each test: `{"ended": "done" | "error" | "timeout" | "output" | "death", "stdout", "detail", "value"}`.
+
+Three processes: this one waits; below it, first in a process table of its own where there is one, the keeper, which
+never runs anything of the program's; below that, one after the other, a process for each test. The tests are judged
+elsewhere, by what comes out: a program never sees what is expected of it, except in the tests that are code.
+"""
+
+import ctypes
+import gc
+import io
+import json
+import os
+import selectors
+import signal
+import sys
+import time
+from typing import Any
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import barriers
+
+sys.path.pop(0)
+
+READABLE = [
+    sys.base_prefix, "/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/local/lib", "/usr/share/zoneinfo",
+    "/etc/ld.so.cache", "/etc/localtime",
+]  # fmt: skip
+PR_SET_PDEATHSIG = 1
+
+
+def main() -> int:
+    _die_with_parent()
+    request = json.loads(sys.stdin.buffer.read())
+    missing = barriers.enter_namespaces()
+    keeper = os.fork()
+    if keeper == 0:
+        status = 70
+        try:
+            _die_with_parent()
+            _keep(request, missing)
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(keeper, 0)[1])
+
+
+def _keep(request: dict[str, Any], no_namespaces: str | None) -> None:
+    """Run the tests one after the other."""
+    no_landlock, no_seccomp = _probe()
+    _say({"missing": [reason for reason in (no_namespaces, no_landlock, no_seccomp) if reason]})
+    if no_namespaces and no_seccomp:
+        return  # nothing would stand between the program and the network
+    gc.disable()
+    until = time.monotonic() + request["total_timeout_s"]
+    for test in request["tests"]:
+        timeout_s = min(request["test_timeout_s"], until - time.monotonic())
+        if timeout_s > 0:
+            _say(_run(request, test, timeout_s))
+        else:
+            _say({"ended": "timeout", "stdout": "", "detail": "the time for all tests was over", "value": None})
+
+
+def _probe() -> list[str]:
+    """Why there is no Landlock and no seccomp, or empty text: tried in a process that ends with it."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        barriers.give_up_privileges()
+        no_landlock = barriers.restrict_files(READABLE)
+        no_seccomp = barriers.refuse_system_calls(also_writing=no_landlock is not None)
+        os.write(writing, f"{no_landlock or ''}\n{no_seccomp or ''}".encode())
+        os._exit(0)
+    os.close(writing)
+    with open(reading) as answer:
+        reasons = answer.read().split("\n")
+    os.waitpid(pid, 0)
+    return reasons
+
+
+def _run(request: dict[str, Any], test: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    """One test in a process of its own, watched from here."""
+    stdin = os.memfd_create("stdin")
+    with open(os.dup(stdin), "wb") as writer:
+        writer.write(test.get("stdin", "").encode("utf-8", "surrogatepass"))
+    os.lseek(stdin, 0, os.SEEK_SET)
+    stdout_reading, stdout_writing = os.pipe()
+    verdict_reading, verdict_writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _die_with_parent()
+        os.dup2(stdin, 0)
+        os.dup2(stdout_writing, 1)
+        os.dup2(verdict_writing, 3)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 2)
+        os.closerange(4, 256)
+        _become_test(request, test)
+    for descriptor in (stdin, stdout_writing, verdict_writing):
+        os.close(descriptor)
+    try:
+        return _watch(pid, stdout_reading, verdict_reading, timeout_s, request["max_output_bytes"])
+    finally:
+        os.close(stdout_reading)
+        os.close(verdict_reading)
+
+
+def _watch(pid: int, stdout: int, verdict: int, timeout_s: float, max_output_bytes: int) -> dict[str, Any]:
+    """Collect what the test says until it ends, is late, or says too much. Then it is dead in any case."""
+    until = time.monotonic() + timeout_s
+    collected = {stdout: bytearray(), verdict: bytearray()}
+    ended = None
+    with selectors.DefaultSelector() as selector:
+        for descriptor in collected:
+            selector.register(descriptor, selectors.EVENT_READ)
+        handle = os.pidfd_open(pid)
+        selector.register(handle, selectors.EVENT_READ)
+        alive = True
+        while alive and ended is None:
+            left_s = until - time.monotonic()
+            ready = {key.fd for key, _ in selector.select(max(left_s, 0.0))}
+            if not ready and left_s <= 0:
+                ended = "timeout"
+            # What was written before the end is read after it, too: a pipe keeps it.
+            alive = handle not in ready
+            for descriptor in ready - {handle}:
+                part = os.read(descriptor, 1 << 16)
+                collected[descriptor] += part
+                if not part:
+                    selector.unregister(descriptor)
+                elif len(collected[descriptor]) > max_output_bytes:
+                    ended = "output"
+    os.kill(pid, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    os.close(handle)
+    for descriptor, parts in collected.items():
+        os.set_blocking(descriptor, False)
+        try:
+            while len(parts) <= max_output_bytes and (part := os.read(descriptor, 1 << 16)):
+                parts += part
+        except BlockingIOError:
+            pass
+    result = {"ended": ended or "death", "detail": None, "value": None}
+    result["stdout"] = bytes(collected[stdout][:max_output_bytes]).decode("utf-8", "replace")
+    if ended is None:
+        try:
+            told = json.loads(bytes(collected[verdict]).decode("utf-8", "replace").rpartition("\n")[2])
+            result |= {key: told[key] for key in ("ended", "detail", "value")}
+        except (ValueError, TypeError, KeyError):
+            result["detail"] = f"signal {-status}" if status < 0 else f"exit status {status}"
+    return result
+
+
+def _become_test(request: dict[str, Any], test: dict[str, Any]) -> None:
+    """Raise the barriers and run the program; does not return."""
+    source, code, expression = request["source"], test.get("code"), test.get("expression")
+    barriers.give_up_privileges()
+    barriers.limit(memory_bytes=request["memory_bytes"], cpu_s=int(request["test_timeout_s"]) + 1)
+    no_landlock = barriers.restrict_files(READABLE)
+    barriers.refuse_system_calls(also_writing=no_landlock is not None)
+    sys.stdin = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115 - until the process ends
+    sys.stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+    sys.stderr = io.StringIO()
+    sys.argv = ["program"]
+    request.clear()
+    test.clear()
+    verdict = {"ended": "error", "detail": None, "value": None}
+    try:
+        names = {"__name__": "__main__", "__builtins__": __builtins__}
+        try:
+            exec(compile(source, "<program>", "exec", dont_inherit=True), names)  # noqa: S102 - behind the barriers
+        except SystemExit as end:
+            if code is not None or expression is not None or end.code not in (None, 0):
+                raise
+        if code is not None:
+            exec(compile(code, "<test>", "exec", dont_inherit=True), names)  # noqa: S102 - an author's test
+        if expression is not None:
+            value = eval(compile(expression, "<test>", "eval", dont_inherit=True), names)  # noqa: S307
+            verdict["value"] = repr(_plain(value))
+        sys.stdout.flush()
+        verdict["ended"] = "done"
+    except BaseException as error:
+        verdict["detail"] = f"{type(error).__name__}: {error}"[:500]
+        try:
+            sys.stdout.flush()
+        except Exception:
+            verdict["ended"] = "error"
+    finally:
+        os.write(3, b"\n" + json.dumps(verdict).encode())
+        os._exit(0)
+
+
+def _plain(value: object) -> object:
+    """A Counter is equal to a dict, but does not look like one: what derives from a type of a literal becomes one."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, dict):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    for container in (list, tuple, set, frozenset):
+        if isinstance(value, container):
+            return container(_plain(item) for item in value)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    return str(value) if isinstance(value, str) else value
+
+
+def _say(message: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

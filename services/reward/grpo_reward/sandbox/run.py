@@ -1,0 +1,86 @@
+"""Start the launcher, give it a program and its tests, collect what came out."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+LAUNCHER = Path(__file__).with_name("launcher.py")
+START_S = 10.0
+"""How long the launcher may take beside the tests, on a busy machine."""
+
+
+class SandboxError(Exception):
+    """The sandbox itself did not work: this says nothing about the program."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """How one test ended. `error` has raised, `death` is a crash or a kill by a limit, `output` was too much of it."""
+
+    ended: Literal["done", "error", "timeout", "output", "death"]
+    stdout: str
+    detail: str | None
+    value: str | None
+    """`repr` of a test's expression."""
+
+
+def missing_barriers() -> list[str]:
+    """What of the sandbox this machine cannot do, with reasons; empty when it is whole. Raises SandboxError."""
+    nothing = {"source": "", "tests": [], "test_timeout_s": 1.0, "total_timeout_s": 1.0}
+    return _ask({**nothing, "memory_bytes": 1 << 30, "max_output_bytes": 1}, START_S)[0]
+
+
+def run_tests(
+    source: str,
+    tests: Sequence[Mapping[str, str]],
+    *,
+    test_timeout_s: float,
+    total_timeout_s: float,
+    memory_bytes: int,
+    max_output_bytes: int = 1 << 20,
+) -> list[Run]:
+    """Run `source` once for each test: `{"stdin"}`, `{"code"}` or `{"expression"}`, see launcher.py.
+
+    What has not begun within `total_timeout_s` has ended by `timeout`, too. Raises SandboxError when there is
+    no sandbox here, or when it broke.
+    """
+    request = {
+        "source": source,
+        "tests": [dict(test) for test in tests],
+        "test_timeout_s": test_timeout_s,
+        "total_timeout_s": total_timeout_s,
+        "memory_bytes": memory_bytes,
+        "max_output_bytes": max_output_bytes,
+    }
+    missing, runs = _ask(request, START_S + total_timeout_s)
+    if len(runs) != len(tests):
+        reason = "; ".join(missing) if missing else "the launcher ended early"
+        raise SandboxError(f"the sandbox ran {len(runs)} of {len(tests)} tests: {reason}")
+    return runs
+
+
+def _ask(request: Mapping[str, Any], timeout_s: float) -> tuple[list[str], list[Run]]:
+    try:
+        answer = subprocess.run(  # noqa: S603 - our own launcher
+            [sys.executable, "-I", "-S", str(LAUNCHER)],
+            input=json.dumps(request).encode(),
+            capture_output=True,
+            env={"LANG": "C.UTF-8", "PATH": os.defpath},
+            cwd="/",
+            timeout=timeout_s,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SandboxError(f"the sandbox did not answer: {error}") from error
+    lines = answer.stdout.splitlines()
+    try:
+        missing: list[str] = json.loads(lines[0])["missing"]
+        return missing, [Run(**json.loads(line)) for line in lines[1:]]
+    except (IndexError, KeyError, TypeError, ValueError) as error:
+        last = answer.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise SandboxError(f"the sandbox broke: {last or error}") from error

@@ -1,0 +1,90 @@
+"""The reward `code`: which program, which tests, what it is worth."""
+
+import json
+
+import pytest
+
+from grpo_reward.rewards.code import Example, code
+
+ADD = "def add(a, b):\n    return a + b\n"
+ZERO = "def add(a, b):\n    return 0\n"
+SUM = "print(sum(map(int, input().split())))\n"
+
+
+def fenced(source: str, language: str = "python") -> str:
+    return f"```{language}\n{source}```\n"
+
+
+@pytest.mark.parametrize(
+    ("completion", "score"),
+    [
+        (f"<think>no</think><answer>{fenced(ADD)}</answer>", 1.0),
+        (f"<think>{fenced(ZERO)}</think>so:\n{fenced(ADD)}", 1.0),
+        (fenced(ZERO) + fenced(ADD), 1.0),
+        (fenced(ADD) + fenced(ZERO), 0.0),
+        (fenced(ADD, ""), 1.0),
+        (fenced(ADD, "Py"), 1.0),
+        (fenced(ADD, "java"), 0.0),
+        ("  ```python\n  add = lambda a, b: a + b\n  ```", 0.0),
+        (f"<think>{fenced(ADD)}</think>", 0.0),
+        (f"{fenced(ADD)}<answer>see above</answer>", 0.0),
+        (ADD, 0.0),
+        (f"```python\n{ADD}", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_which_program_is_meant(completion: str, score: float):
+    assert code(completion, tests=["assert add(1, 2) == 3"]).score == score
+
+
+def test_the_share_of_passed_tests_or_all_of_them():
+    tests = ["assert add(1, 2) == 3", "assert add(1, 2) == 4", "assert add(1, 2) > 0", "assert add('a', 'b') == 'ab'"]
+    result = code(fenced(ADD), tests=tests)
+    assert (result.score, result.log) == (0.75, {"passed": 3, "tests": 4, "failure": "wrong value"})
+    assert code(fenced(ADD), tests=tests, partial=False).score == 0.0
+    assert code(fenced(ADD), tests=tests[2:], partial=False).score == 1.0
+
+
+@pytest.mark.parametrize(
+    ("output", "score"), [("3", 1.0), ("3\n", 1.0), ("3 \n\n", 1.0), ("3\n3", 0.0), (" 3", 0.0), ("", 0.0)]
+)
+def test_input_and_output(output: str, score: float):
+    tests = [Example(input="1 2\n", output=output)]
+    assert code(fenced(SUM), tests=tests).score == score
+    assert code(fenced(SUM), tests=json.dumps([test.model_dump() for test in tests])).score == score
+
+
+def test_a_program_that_fails_after_its_output_has_failed():
+    result = code(fenced(SUM + "1 / 0\n"), tests=[Example(input="1 2", output="3")])
+    assert result.score == 0.0
+    assert result.log == {"passed": 0, "tests": 1, "failure": "error: ZeroDivisionError: division by zero"}
+
+
+def test_a_program_that_hangs_is_wrong_and_not_unscorable():
+    result = code(fenced("while True: pass\n"), tests=["assert True"] * 9, test_timeout_s=0.2, total_timeout_s=0.5)
+    assert result.score == 0.0
+    assert result.log is not None
+    assert result.log["failure"] == "timeout"
+
+
+@pytest.mark.parametrize(
+    "cheat",
+    [
+        "class Yes:\n    def __eq__(self, other): return True\ndef add(a, b): return Yes()\n",
+        "class Yes(int):\n    def __eq__(self, other): return True\ndef add(a, b): return Yes(7)\n",
+        "class Yes:\n    def __repr__(self): return '5'\ndef add(a, b): return Yes()\n",
+        "import os\nos._exit(0)\n",
+        "import sys\nsys.exit(0)\n",
+        "raise SystemExit\n",
+        'import os\nos.write(3, b\'{"ended": "done", "detail": null, "value": "5"}\')\nos._exit(0)\n',
+        "import gc\nadd = lambda a, b: [o for o in gc.get_objects() if o == 400041][0]\n",
+    ],
+)
+def test_what_cheats_a_comparison_in_the_programs_own_process_does_not_cheat_this(cheat: str):
+    assert code(fenced(cheat), tests=["assert add(400000, 41) == 400041"]).score == 0.0
+
+
+@pytest.mark.parametrize("tests", ["", "{}", "[1]", "[]", [], '[{"input": "1"}]'])
+def test_tests_that_are_none_are_a_fault_of_the_data(tests: object):
+    with pytest.raises(ValueError, match="the column tests"):
+        code(fenced(ADD), tests=tests)  # type: ignore[arg-type]

@@ -1,0 +1,183 @@
+"""Programs that a model might write, against every barrier of the sandbox; real processes, a real kernel."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from grpo_reward.sandbox import run as sandbox
+from grpo_reward.sandbox.run import Run, SandboxError, missing_barriers, run_tests
+
+SECRET = "only the server knows"
+
+FORBIDDEN = {
+    "a socket": "import socket\nsocket.socket()",
+    "a UDP socket": "import socket\nsocket.socket(socket.AF_INET6, socket.SOCK_DGRAM)",
+    "a fork": "import os\nos.fork()",
+    "a process": "import subprocess\nsubprocess.run(['true'], check=True)",
+    "another program": "import os\nos.execv('/bin/true', ['true'])",
+    "a signal to its parent": "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)",
+    "a signal to all": "import os, signal\nos.kill(-1, signal.SIGTERM)",
+    "a file to read": "open('/etc/passwd').read()",
+    "another process's secrets": "open('/proc/self/environ').read()",
+    "a list of files": "import os\nos.listdir('/')",
+    "a file to write": "open('/tmp/written by a program', 'w').write('x')",
+    "a file to remove": "import os\nos.unlink('{file}')",
+    "another name": "import os\nos.rename('{file}', '{file}.moved')",
+    "other rights": "import os\nos.chmod('{file}', 0o777)",
+    "a folder": "import os\nos.mkdir('/tmp/made by a program')",
+    "more memory": "x = bytearray(10 ** 10)",
+    "namespaces of its own": (
+        "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+        "if libc.unshare(0x10000000): raise OSError(ctypes.get_errno(), 'unshare')"
+    ),
+    "to trace its parent": (
+        "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+        "if libc.ptrace(16, os.getppid(), 0, 0): raise OSError(ctypes.get_errno(), 'ptrace')"
+    ),
+    "a thread that forks": (
+        "import os, threading\nfailed = []\ndef fork():\n    try:\n        os.fork()\n    except OSError as e:\n"
+        "        failed.append(e)\nt = threading.Thread(target=fork)\nt.start()\nt.join()\nraise failed[0]"
+    ),
+    "a package that is not in the standard library": "import pydantic",
+}
+ALLOWED = {
+    "threads": "import threading\nt = threading.Thread(target=print, args=('yes',))\nt.start()\nt.join()",
+    "asyncio": "import asyncio\nprint(asyncio.run(asyncio.sleep(0, 'yes')))",
+    "the standard library": "import bisect, decimal, fractions, heapq, json, re, statistics, zoneinfo\nprint('yes')",
+    "writing to nowhere": "open('/dev/null', 'w').write('x')\nprint('yes')",
+    "main": "if __name__ == '__main__':\n    print('yes')",
+    "an end of its own": "import sys\nprint('yes')\nsys.exit()",
+    "what it reads": "print({'3': 'yes'}[input()])",
+}
+
+
+def run_one(source: str, *, test_timeout_s: float = 20.0, **test: str) -> Run:
+    (run,) = run_tests(
+        source, [test or {"stdin": "3\n"}], test_timeout_s=test_timeout_s, total_timeout_s=60.0, memory_bytes=512 << 20
+    )
+    return run
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    file = tmp_path / "file"
+    file.write_text("untouched")
+    return file
+
+
+@pytest.mark.parametrize("what", FORBIDDEN)
+def test_a_program_does_not_get(what: str, file: Path):
+    run = run_one(FORBIDDEN[what].format(file=file) if "{file}" in FORBIDDEN[what] else FORBIDDEN[what])
+    assert run.ended == "error", run
+    assert run.detail is not None
+    expected = {"more memory": "MemoryError", "a package that is not in the standard library": "ModuleNotFoundError"}
+    assert run.detail.startswith(expected.get(what, ("PermissionError", "OSError: [Errno 1]"))), run  # type: ignore[arg-type]
+    assert file.read_text() == "untouched"
+    assert sorted(path.name for path in file.parent.iterdir()) == ["file"]
+
+
+@pytest.mark.parametrize("what", ALLOWED)
+def test_a_program_has(what: str):
+    run = run_one(ALLOWED[what])
+    assert (run.ended, run.stdout) == ("done", "yes\n"), run
+
+
+@pytest.mark.parametrize(
+    ("source", "ended"),
+    [
+        ("while True: pass", "timeout"),
+        ("import time\ntime.sleep(1000)", "timeout"),
+        ("import os\nos.close(1)\nos.close(3)\nwhile True: pass", "timeout"),
+        ("while True: print('x' * 100000)", "output"),
+        ("import os\nos._exit(0)", "death"),
+        ("import ctypes\nctypes.string_at(0)", "death"),
+        ("import sys\nsys.exit(3)", "error"),
+        ("raise KeyboardInterrupt", "error"),
+        ("def f(n):\n    return f(n + 1)\nf(0)", "error"),
+        ("1 +", "error"),
+        ("x = '\\ud800'\nprint(x)", "done"),
+    ],
+)
+def test_how_a_program_can_end(source: str, ended: str):
+    assert run_one(source, test_timeout_s=3.0).ended == ended
+
+
+def test_each_test_is_a_process_of_its_own():
+    source = "import builtins\nseen = getattr(builtins, 'seen', 0)\nbuiltins.seen = 1\nprint(seen, input())"
+    tests = [{"stdin": "a"}, {"stdin": "b"}, {"expression": "seen"}, {"code": "assert seen"}]
+    runs = run_tests(source, tests, test_timeout_s=20.0, total_timeout_s=60.0, memory_bytes=512 << 20)
+    assert [run.stdout for run in runs[:2]] == ["0 a\n", "0 b\n"]
+    # Nothing to read for these two: input() meets the end of the file.
+    assert [run.detail for run in runs[2:]] == ["EOFError: EOF when reading a line"] * 2
+
+
+def test_expressions_come_back_as_literals():
+    source = "from collections import Counter, OrderedDict\nclass Odd:\n    def __eq__(self, other): return True\n"
+    values = {
+        "Counter('aab')": "{'a': 2, 'b': 1}",
+        "[OrderedDict(x=1), (2.5, None, True)]": "[{'x': 1}, (2.5, None, True)]",
+        "'text'": "'text'",
+    }
+    tests = [{"expression": expression} for expression in values]
+    runs = run_tests(source, tests, test_timeout_s=20.0, total_timeout_s=60.0, memory_bytes=512 << 20)
+    assert [run.value for run in runs] == list(values.values())
+    assert "Odd object" in str(run_one(source, expression="Odd()").value)
+
+
+def test_what_has_not_begun_in_time_is_late():
+    runs = run_tests(
+        "import time\ntime.sleep(1000)",
+        [{"stdin": ""}] * 50,
+        test_timeout_s=0.2,
+        total_timeout_s=0.5,
+        memory_bytes=1 << 29,
+    )
+    assert [run.ended for run in runs] == ["timeout"] * 50
+    assert runs[-1].detail == "the time for all tests was over"
+
+
+def test_the_environment_is_empty(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("GRPO_API_TOKEN", SECRET)
+    run = run_one("import os\nprint(sorted(os.environ))")
+    assert run.stdout == "['LANG', 'PATH']\n"
+
+
+def test_a_broken_sandbox_says_nothing_about_the_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    launcher = tmp_path / "launcher.py"
+    monkeypatch.setattr(sandbox, "LAUNCHER", launcher)
+    for text, message in (("1 / 0", "ZeroDivisionError"), ('print(\'{"missing": ["all of it"]}\')', "all of it")):
+        launcher.write_text(text)
+        with pytest.raises(SandboxError, match=message):
+            run_one("print(1)")
+
+
+def test_without_namespaces_the_other_barriers_hold(file: Path):
+    """As in a container that forbids them: in a user namespace that may have none below it."""
+    if any("unshare" in reason for reason in missing_barriers()):
+        pytest.skip("this machine has no namespaces: all other tests here ran without them")
+    sources = [source.format(file=file) if "{file}" in source else source for source in FORBIDDEN.values()]
+    script = f"""
+import ctypes, json, os
+user, group = os.getuid(), os.getgid()
+assert ctypes.CDLL(None).unshare(0x10000000) == 0
+for name, text in (("setgroups", "deny"), ("uid_map", f"0 {{user}} 1"), ("gid_map", f"0 {{group}} 1")):
+    open(f"/proc/self/{{name}}", "w").write(text)
+open("/proc/sys/user/max_user_namespaces", "w").write("0")
+from grpo_reward.sandbox.run import missing_barriers, run_tests
+limits = dict(test_timeout_s=20.0, total_timeout_s=60.0, memory_bytes=512 << 20)
+ended = [run_tests(source, [{{"stdin": ""}}], **limits)[0].ended for source in {sources!r}]
+print(json.dumps([missing_barriers(), ended, run_tests("print(2)", [{{"stdin": ""}}], **limits)[0].stdout]))
+"""
+    answer = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=240, env=dict(os.environ), check=False
+    )
+    assert answer.returncode == 0, answer.stderr
+    missing, ended, stdout = json.loads(answer.stdout)
+    assert [reason.partition(":")[0] for reason in missing] == ["unshare"]
+    assert set(ended) == {"error"}
+    assert stdout == "2\n"
+    assert file.read_text() == "untouched"
