@@ -173,6 +173,17 @@ def test_a_broken_plugin_is_one_line(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("rewards", "message"),
+    [("acuracy", "did you mean accuracy?"), ("accuracy:x", "the weight of accuracy"), ("accuracy&a=1", "no option a")],
+)
+def test_wrong_rewards_for_other_trainers_are_told_at_the_start(rewards, message):
+    ended = run("--adapter-rewards", rewards)
+    assert ended.returncode == 1
+    assert message in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
     ("arguments", "environment", "message"),
     [
         (["--host", "0.0.0.0"], {}, "set GRPO_API_TOKEN"),  # noqa: S104
@@ -202,6 +213,19 @@ def test_the_token_of_the_environment_guards_it():
         status = server.stop(signal.SIGINT)
     assert status == 0
     assert "secret" not in "".join(server.output)
+
+
+def test_a_reward_cannot_take_the_token_from_the_server(misbehaving):
+    server = Server("--plugin", str(misbehaving), "--worker-env", "HOME", GRPO_API_TOKEN="secret")
+    request = {"rewards": [{"name": "misbehave"}], "samples": [{"completion": "environment of the server"}]}
+    try:
+        answer = httpx.post(f"{server.url}/v1/score", json=request, headers={"Authorization": "Bearer secret"})
+    finally:
+        server.stop()
+    assert answer.status_code == 200
+    score = answer.json()["results"][0]["rewards"]["misbehave"]
+    assert (score["status"], score["detail"].partition(":")[0]) == ("error", "PermissionError")
+    assert "secret" not in answer.text
 
 
 def test_a_ray_cluster_carries_the_same_work(misbehaving):

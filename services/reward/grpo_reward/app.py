@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import Response
 from pydantic import BaseModel, ValidationError
+from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 
 from grpo_proto import (
@@ -23,6 +25,9 @@ from grpo_proto import (
 )
 
 from . import __version__
+from .adapters.base import Adapter, PeerRequest, scored
+from .adapters.choice import OPTIONS, choose
+from .adapters.peers import ADAPTERS
 from .config import Settings
 from .executors.base import Executor
 from .guard import Admission, ClientGone, Guard, response_of
@@ -35,6 +40,7 @@ log = logging.getLogger("grpo_reward")
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody} for status in (400, 401, 408, 413, 415, 422, 429, 500, 503)
 }
+BodyT = TypeVar("BodyT", bound=BaseModel)
 REQUEST_FIELDS = {*ScoreRequest.model_fields, *ScoreSample.model_fields, *RewardSpec.model_fields}
 
 
@@ -78,24 +84,56 @@ def create_app(settings: Settings, executor: Executor, metrics: Metrics, scoring
         """What can be computed: documentation, params with defaults, columns."""
         return _json(RewardList(rewards=[reward.description for reward in executor.rewards.values()]))
 
-    request_body = {
-        "required": True,
-        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/ScoreRequest"}}},
-    }
-
-    @app.post("/v1/score", response_model=ScoreResponse, responses=ERRORS, openapi_extra={"requestBody": request_body})
-    async def score(request: Request) -> Response:
-        """Score every sample with every reward. One result for every sample, in their order."""
+    async def answer_to(
+        request: Request, model: type[BodyT], fields: Iterable[str], answer: Callable[[BodyT], Awaitable[bytes]]
+    ) -> Response:
+        """What all routes that score have in common: a place, the limits of a body, its check, the time it took."""
         with admission, metrics.request_seconds.time():
             body = await admission.read_json(request.headers.get, request.receive)
             try:
-                message = ScoreRequest.model_validate_json(body)
+                message = model.model_validate_json(body)
             except ValidationError as error:
-                raise invalid_request(error, REQUEST_FIELDS) from None
+                raise invalid_request(error, fields) from None
             del body
-            answer = await _unless_gone(request, scoring, message)
+            return Response(await answer(message), media_type="application/json")
+
+    @app.post(
+        "/v1/score", response_model=ScoreResponse, responses=ERRORS, openapi_extra=_body_of(ScoreRequest, SCORE_EXAMPLE)
+    )
+    async def score(request: Request) -> Response:
+        """Score every sample with every reward. One result for every sample, in their order."""
+
+        async def answer(message: ScoreRequest) -> bytes:
+            found = await _unless_gone(request, scoring, message)
             # A score without detail, log and metrics says nothing of them: most of an answer would be nulls.
-            return Response(answer.model_dump_json(exclude_defaults=True), media_type="application/json")
+            return found.model_dump_json(exclude_defaults=True).encode()
+
+        return await answer_to(request, ScoreRequest, REQUEST_FIELDS, answer)
+
+    def mount(adapter: Adapter[Any]) -> None:
+        @app.post(
+            adapter.path, response_model=adapter.answers_with, responses=ERRORS, description=adapter.summary,
+            name=adapter.path.strip("/"), openapi_extra=_adapted(adapter),
+        )  # fmt: skip
+        async def adapted(request: Request) -> Response:
+            async def answer(body: PeerRequest) -> bytes:
+                query = request.query_params.multi_items()
+                choice = choose(query, settings.adapter_rewards, executor.rewards, adapter.options)
+                message = choice.score_request(adapter.samples(body, choice))
+                found = await _unless_gone(request, scoring, message)
+                return to_json(adapter.answer(body, choice, scored(found, choice)))
+
+            return await answer_to(request, adapter.body, adapter.body.model_fields, answer)
+
+    for adapter in ADAPTERS:
+        mount(adapter)
+
+    @app.post("/seed_session", responses=ERRORS, openapi_extra=_body_of(None, {}))
+    async def seed_session(request: Request) -> dict[str, Any]:
+        """NeMo-Gym calls it before each task. Rewards remember nothing of a task, so there is nothing to prepare."""
+        with admission:
+            await admission.read_json(request.headers.get, request.receive)
+        return {}
 
     @app.exception_handler(Refusal)
     async def refused(_: Request, refusal: Refusal) -> Response:
@@ -156,12 +194,35 @@ def _health(problem: str | None) -> Response:
     return Response(health.model_dump_json(), status_code=200 if health.ok else 503, media_type="application/json")
 
 
+SCORE_EXAMPLE = {
+    "rewards": [{"name": "countdown"}, {"name": "format", "weight": 0.1, "params": {"require_think": False}}],
+    "samples": [{"completion": "<answer>44 + 19 + 35</answer>", "columns": {"nums": [44, 19, 35], "target": 98}}],
+}
+
+
+def _body_of(model: type[BaseModel] | None, example: dict[str, Any]) -> dict[str, Any]:
+    """The request body for the OpenAPI document: the routes read it themselves, so FastAPI does not know it."""
+    schema = {"$ref": f"#/components/schemas/{model.__name__}"} if model else {"type": "object"}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema, "example": example}}}}
+
+
+def _adapted(adapter: Adapter[Any]) -> dict[str, Any]:
+    parameters = [
+        {"name": name, "in": "query", "required": False, "description": text, "schema": {"type": "string"}}
+        for name, text in {**OPTIONS, **adapter.options}.items()
+    ]
+    parameters[0]["example"] = adapter.example_rewards
+    return {"parameters": parameters, **_body_of(adapter.body, adapter.example)}
+
+
 def openapi_of(app: FastAPI) -> dict[str, Any]:
-    """FastAPI's document and the request's schema, which the route reads itself."""
+    """FastAPI's document and the schemas of the bodies that the routes read themselves."""
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-    schema = ScoreRequest.model_json_schema(ref_template="#/components/schemas/{model}")
     schemas = document["components"]["schemas"]
-    schemas.update(schema.pop("$defs", {}))
-    schemas["ScoreRequest"] = schema
+    bodies: list[type[BaseModel]] = [ScoreRequest, *(adapter.body for adapter in ADAPTERS)]
+    for model in bodies:
+        schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+        schemas.update(schema.pop("$defs", {}))
+        schemas[model.__name__] = schema
     document["components"]["schemas"] = dict(sorted(schemas.items()))
     return document

@@ -4,17 +4,22 @@ Plain ASGI, so that a request is refused before its body has been read.
 """
 
 import asyncio
+import base64
+import binascii
 import hmac
 from collections.abc import Awaitable, Callable
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .adapters.peers import ADAPTERS
 from .metrics import Metrics
 from .refusal import Refusal
 
 OPEN_ROUTES = frozenset({"/livez", "/readyz", "/info", "/metrics"})
-COUNTED_ROUTES = OPEN_ROUTES | {"/v1/score", "/v1/rewards", "/openapi.json"}
+COUNTED_ROUTES = (
+    OPEN_ROUTES | {"/v1/score", "/v1/rewards", "/openapi.json", "/seed_session"} | {peer.path for peer in ADAPTERS}
+)
 
 
 def response_of(refusal: Refusal) -> Response:
@@ -44,7 +49,7 @@ class Guard:
                 self._metrics.requests.labels(route, message["status"]).inc()
             await send(message)
 
-        if scope["path"] in OPEN_ROUTES or self._token is None or _bearer_is(self._token, scope):
+        if scope["path"] in OPEN_ROUTES or self._token is None or _token_is(self._token, scope):
             await self._app(scope, receive, counting_send)
             return
         refusal = Refusal(
@@ -57,11 +62,22 @@ class Guard:
         await response_of(refusal)(scope, receive, counting_send)
 
 
-def _bearer_is(token: bytes, scope: Scope) -> bool:
-    """In constant time, so that a token cannot be guessed byte by byte."""
+def _token_is(token: bytes, scope: Scope) -> bool:
+    """Compared in constant time, so that a token cannot be guessed byte by byte.
+
+    The clients of other trainers send no headers of their own, but HTTP libraries make `Basic` of what stands before
+    the @ of a URL, http://any:TOKEN@host:8001: there the token is the password.
+    """
     given = [value for name, value in scope["headers"] if name == b"authorization"]
     scheme, _, found = (given[0] if len(given) == 1 else b"").partition(b" ")
-    return scheme.lower() == b"bearer" and hmac.compare_digest(found.strip(), token)
+    if scheme.lower() == b"basic":
+        try:
+            found = base64.b64decode(found.strip(), validate=True).partition(b":")[2]
+        except binascii.Error:
+            return False
+    elif scheme.lower() != b"bearer":
+        return False
+    return hmac.compare_digest(found.strip(), token)
 
 
 class Admission:

@@ -16,7 +16,7 @@ class Metrics:
         self._registry = registry = CollectorRegistry()
         self.requests = Counter("grpo_reward_requests", "Answered requests.", ["route", "status"], registry=registry)
         self.request_seconds = Histogram(
-            "grpo_reward_request_seconds", "Duration of POST /v1/score.", buckets=BUCKETS_S, registry=registry
+            "grpo_reward_request_seconds", "Duration of a request that scores.", buckets=BUCKETS_S, registry=registry
         )
         self.scores = Counter("grpo_reward_scores", "Scores by outcome.", ["reward", "status"], registry=registry)
         self.score_seconds = Counter(

@@ -195,6 +195,8 @@ class _Piece:
         plain: dict[str, Any] = {"completion": sample.completion, "columns": columns}
         for field in self._fields:
             plain[field] = getattr(sample, field)
+        if isinstance(sample.prompt, list) and "prompt" in plain:
+            plain["prompt"] = [message.model_dump() for message in sample.prompt]
         return plain
 
     def table(self, unscored: RewardScore) -> dict[str, list[RewardScore]]:

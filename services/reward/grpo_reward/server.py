@@ -12,11 +12,14 @@ import uvicorn
 
 from grpo_proto.listening import listening_socket
 
+from .adapters.choice import choose
+from .adapters.peers import ADAPTERS
 from .app import create_app
 from .config import ENV_PREFIX, Settings
 from .executors.base import Executor, ExecutorUnavailable
 from .executors.environment import hide_this_process
 from .metrics import Metrics
+from .refusal import Refusal, nearest
 from .scoring import Scoring
 
 WATCH_INTERVAL_S = 0.2
@@ -58,6 +61,7 @@ async def _serve(settings: Settings, sock: socket.socket, config: uvicorn.Config
         print(f"error: {error}", file=sys.stderr)
         return 1
     try:
+        _check_adapters(settings, executor)
         scoring = Scoring(executor, metrics, max_samples=settings.max_samples)
         config.app = create_app(settings, executor, metrics, scoring)
         server = _Server(config, scoring, settings.grace_s)
@@ -72,8 +76,26 @@ async def _serve(settings: Settings, sock: socket.socket, config: uvicorn.Config
             print(f"error: {executor.failed}", file=sys.stderr)
             return 1
         return 0
+    except ExecutorUnavailable as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     finally:
         await executor.stop()
+
+
+def _check_adapters(settings: Settings, executor: Executor) -> None:
+    """Raises ExecutorUnavailable when `--adapter-rewards` could never score."""
+    if not settings.adapter_rewards:
+        return
+    own = {name for adapter in ADAPTERS for name in adapter.options}
+    try:
+        choice = choose([], settings.adapter_rewards, executor.rewards, own)
+        unknown = [spec.name for spec in choice.rewards if spec.name not in executor.rewards]
+        message = f"there is no reward {unknown[0]}, {nearest(unknown[0], executor.rewards)}" if unknown else None
+    except Refusal as refusal:
+        message = str(refusal)
+    if message:
+        raise ExecutorUnavailable(f"--adapter-rewards {settings.adapter_rewards}: {message}")
 
 
 def make_executor(settings: Settings, metrics: Metrics) -> Executor:

@@ -152,7 +152,7 @@ class RayExecutor:
     async def score(self, chunk: Chunk) -> None:
         message = {
             "rewards": [spec.model_dump() for spec in chunk.rewards],
-            "samples": [_plain(sample) for sample in chunk.samples],
+            "samples": chunk.samples,
             "step": chunk.step,
             "timeout_s": chunk.timeout_s,
             "batch": chunk.batch,
@@ -195,11 +195,3 @@ def _packed(plugin: Path) -> tuple[str, str | None, bytes]:
         return path.name, name, path.read_bytes()
     except OSError as error:
         raise ExecutorUnavailable(f"there is no plugin file {path}: {error.strerror}") from error
-
-
-def _plain(sample: dict[str, Any]) -> dict[str, Any]:
-    """Without our classes, which another version at the other end might read differently."""
-    prompt = sample.get("prompt")
-    if isinstance(prompt, list):
-        sample = {**sample, "prompt": [message.model_dump() for message in prompt]}
-    return sample

@@ -1,0 +1,95 @@
+"""What an adapter is, and what its answer is made of."""
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from grpo_proto import ScoreResponse, ScoreSample
+
+from ..refusal import Refusal
+from .choice import Choice
+from .label import LabelError, columns_of
+
+log = logging.getLogger("grpo_reward")
+
+BodyT = TypeVar("BodyT", bound="PeerRequest")
+
+
+class PeerRequest(BaseModel):
+    """A message that is not ours to define: a field we do not know is the peer's business."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One sample, every reward with a number: these clients have no null."""
+
+    total: float
+    """Σ weight · score."""
+    scores: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Adapter(Generic[BodyT]):
+    """One route. `samples` and `answer` are the translation; the server does the rest as for `/v1/score`."""
+
+    path: str
+    summary: str
+    body: type[BodyT]
+    answers_with: Any
+    """Type of the answer, for the OpenAPI document."""
+    samples: Callable[[BodyT, Choice], list[ScoreSample]]
+    answer: Callable[[BodyT, Choice, list[Scored]], Any]
+    example: dict[str, Any]
+    example_rewards: str
+    options: dict[str, str] = field(default_factory=dict)
+    """Options in the query that only this route has, with their description."""
+
+
+def labelled_columns(label: Any, needed: Sequence[str], position: int) -> dict[str, Any]:
+    """The label rule for the sample at `position`. Raises Refusal 422."""
+    try:
+        return columns_of(label, needed)
+    except LabelError as error:
+        raise Refusal(422, "ambiguous_label", f"the label of samples[{position}]: {error}") from None
+
+
+def scored(response: ScoreResponse, choice: Choice) -> list[Scored]:
+    """Every sample with every score. Raises Refusal 422 when one is missing and the query says nothing of it.
+
+    A total without the missing score, as `/v1/score` gives, would look like a wrong answer to a client without null.
+    The peers log a status but not its body, so the cause is written to the log of this server as well.
+    """
+    found: list[Scored] = []
+    missing: list[str] = []
+    for position, result in enumerate(response.results):
+        scores: dict[str, float] = {}
+        for name, reward in result.rewards.items():
+            score = reward.score if reward.score is not None else choice.unscorable
+            if score is not None:
+                scores[name] = score
+            else:
+                detail = f" ({reward.detail})" if reward.detail else ""
+                missing.append(f"samples[{position}]: {name} is {reward.status}{detail}")
+        if len(scores) < len(choice.rewards):
+            continue
+        total = sum(spec.weight * scores[spec.name] for spec in choice.rewards)
+        if not math.isfinite(total):
+            missing.append(f"samples[{position}]: the weighted sum of its scores is not finite")
+        found.append(Scored(total, scores))
+    if missing:
+        rest = f" (and {len(missing) - 3} more)" if len(missing) > 3 else ""
+        message = "no score for " + "; ".join(missing[:3]) + rest
+        log.warning("%s", message)
+        raise Refusal(
+            422,
+            "no_score",
+            message,
+            hint="this protocol has no null; with ?unscorable=NUMBER a missing score is NUMBER",
+        )
+    return found

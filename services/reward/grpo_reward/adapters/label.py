@@ -1,0 +1,37 @@
+"""The label rule: how the one gold value that other trainers send fills the columns that rewards need."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+
+class LabelError(ValueError):
+    """The label cannot fill the columns; the message says why, and what a label that could looks like."""
+
+
+def columns_of(label: Any, needed: Sequence[str]) -> dict[str, Any]:
+    """A label as columns, by name.
+
+    A JSON object, or the text of one, names its columns itself. None and the empty text are no label. Anything else is
+    the value of the one column in `needed`; nobody asks for it when that is empty.
+
+    Raises LabelError when several columns are needed.
+    """
+    if label is None or label == "":
+        return {}
+    found = _object(label)
+    if found is not None:
+        return found
+    if len(needed) > 1:
+        example = ", ".join(f'"{name}": …' for name in needed)
+        raise LabelError(f"the columns {', '.join(needed)} are needed: one value cannot fill them, {{{example}}} can")
+    return dict.fromkeys(needed, label)
+
+
+def _object(label: Any) -> dict[str, Any] | None:
+    if isinstance(label, str) and label.lstrip().startswith("{"):
+        try:
+            label = json.loads(label)
+        except (ValueError, RecursionError):
+            return None
+    return label if isinstance(label, dict) else None

@@ -1,0 +1,93 @@
+"""OpenRLHF's remote reward: `--reward.remote_url http://HOST:8001/get_reward?rewards=…`.
+
+Its client sends one sample a request, texts decoded with their special tokens, and reads `rewards`, `scores` (dynamic
+filtering and evaluation) and `extra_logs`, each a list. It makes tensors of all three, so that a null would stop the
+run, and it expects the same `extra_logs` from every answer.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+from grpo_proto import ScoreSample
+
+from ..refusal import Refusal
+from .base import Adapter, PeerRequest, Scored, labelled_columns
+from .choice import Choice
+
+END_TOKENS = (
+    "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>", "<eos>", "</s>",
+    "<｜end▁of▁sentence｜>",
+)  # fmt: skip
+"""How Qwen, Llama, Gemma, Mistral and DeepSeek end a turn. A `format` reward would never hold with one behind it."""
+
+
+class OpenRLHFRequest(PeerRequest):
+    """OpenRLHF → reward server. `query` is prompt and response in one; all lists have the same length."""
+
+    query: list[str]
+    prompts: list[str] | None = None
+    labels: list[Any] | None = None
+
+
+class OpenRLHFRewards(BaseModel):
+    """Reward server → OpenRLHF. One number per sample everywhere."""
+
+    rewards: list[float]
+    scores: list[float]
+    extra_logs: dict[str, list[float]]
+
+
+def samples(body: OpenRLHFRequest, choice: Choice) -> list[ScoreSample]:
+    """Raises Refusal 422 when the lists differ in length."""
+    count = len(body.query)
+    prompts: Sequence[str | None] = body.prompts or [None] * count
+    labels: Sequence[Any] = body.labels or [None] * count
+    for name, values in (("prompts", prompts), ("labels", labels)):
+        if len(values) != count:
+            raise Refusal(422, "invalid_value", f"{name} has {len(values)} entries and query has {count}")
+    end = choice.own.get("end")
+    ends = END_TOKENS if end is None else (end,)
+    return [
+        ScoreSample(
+            prompt=prompt,
+            completion=completion_of(query, prompt, ends),
+            columns=labelled_columns(label, choice.columns, row),
+        )
+        for row, (query, prompt, label) in enumerate(zip(body.query, prompts, labels, strict=True))
+    ]
+
+
+def completion_of(query: str, prompt: str | None, ends: tuple[str, ...]) -> str:
+    """What follows the prompt, without one end token. A query that does not begin with its prompt stays whole."""
+    completion = query.removeprefix(prompt or "")
+    end = next((end for end in ends if end and completion.endswith(end)), "")
+    return completion.removesuffix(end)
+
+
+def answer(body: OpenRLHFRequest, choice: Choice, found: list[Scored]) -> dict[str, Any]:
+    """`rewards` is the weighted sum, `scores` the first reward alone: filtering wants right or wrong in [0, 1]."""
+    names = [spec.name for spec in choice.rewards]
+    return {
+        "rewards": [sample.total for sample in found],
+        "scores": [sample.scores[names[0]] for sample in found],
+        "extra_logs": {name: [sample.scores[name] for sample in found] for name in names},
+    }
+
+
+ADAPTER = Adapter(
+    path="/get_reward",
+    summary="OpenRLHF's remote reward: rewards, scores and extra_logs, one number per sample.",
+    body=OpenRLHFRequest,
+    answers_with=OpenRLHFRewards,
+    samples=samples,
+    answer=answer,
+    example={
+        "query": ["What is 1/2 + 1/4?<think>2/4 + 1/4</think><answer>3/4</answer><|im_end|>"],
+        "prompts": ["What is 1/2 + 1/4?"],
+        "labels": ["0.75"],
+    },
+    example_rewards="accuracy format:0.1",
+    options={"end": "The text that ends a response and is no part of it, instead of the well-known end tokens."},
+)

@@ -1,0 +1,267 @@
+"""`RemoteReward`: a reward of this server as a function for TRL, ms-swift and verl, in their own process.
+
+    trainer = GRPOTrainer(…, reward_funcs=[RemoteReward("http://127.0.0.1:8001", "accuracy")])
+
+It holds nothing but its settings, so it can be pickled and sent to other processes; connections belong to a process.
+"""
+
+import asyncio
+import logging
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from .adapters.text import assistant_text, plain_prompt
+
+if TYPE_CHECKING:
+    from grpo_proto import RewardScore
+
+log = logging.getLogger("grpo_reward")
+
+T = TypeVar("T")
+
+SWIFT_FIELDS = ("prompt_id", "request_id", "finish_reason", "rollout_infos", "trajectory_inputs")
+"""What ms-swift passes beside the dataset's columns and no reward reads."""
+
+
+class NoScoreError(Exception):
+    """The server answered, but this sample has no score, and verl has no way to leave a sample out."""
+
+
+class RemoteReward:
+    """One reward of a reward server. `None` in a result means that there is no score; it is never 0.
+
+    Args:
+        url: of the server, such as http://127.0.0.1:8001.
+        reward: its name there.
+        params: its params.
+        token: bearer token; `GRPO_API_TOKEN` of the process that calls when None. One given here is pickled.
+        timeout_s: limit for one sample.
+        deadline_s: limit for one call.
+        retry_for_s: how long a server that is away or busy is tried again, before the call raises.
+        columns: which columns to send; all when None. Needed when a dataset has some that are not JSON.
+        unscorable: the number that stands for a missing score. Without it TRL and ms-swift get None, and verl an error.
+
+    Raises, when called: `grpo_proto.ServiceError` (unreachable, refused), TypeError or ValueError for arguments that
+    cannot be sent.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        reward: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        token: str | None = None,
+        timeout_s: float = 10.0,
+        deadline_s: float = 60.0,
+        retry_for_s: float = 300.0,
+        columns: Sequence[str] | None = None,
+        unscorable: float | None = None,
+    ):
+        self.url, self.reward, self.params = url.rstrip("/"), reward, dict(params or {})
+        self.timeout_s, self.deadline_s, self.retry_for_s = timeout_s, deadline_s, retry_for_s
+        self.columns = None if columns is None else list(columns)
+        self.unscorable = unscorable
+        self._token = token
+        self._logged: dict[str, None] = {}
+        self.__name__ = reward  # trainers log under it
+
+    def __repr__(self) -> str:
+        params = f", params={self.params}" if self.params else ""
+        return f"RemoteReward({self.url!r}, {self.reward!r}{params})"
+
+    def __call__(
+        self,
+        completions: Sequence[Any],
+        prompts: Sequence[Any] | None = None,
+        completion_ids: Sequence[Any] | None = None,
+        trainer_state: Any = None,
+        log_extra: Callable[[str, list[Any]], None] | None = None,
+        log_metric: Callable[[str, float], None] | None = None,
+        environments: Any = None,
+        **columns: Any,
+    ) -> list[float | None]:
+        """As TRL and ms-swift call a reward function: S completions in, S scores out.
+
+        Completions are texts or lists of messages; of those what the assistant says counts. Every column has S values.
+        What the reward logs goes to `log_extra` and `log_metric` as NAME/KEY.
+        """
+        truncated: Sequence[Any] | None = None
+        if prompts is None and "messages" in columns:  # ms-swift
+            prompts = [messages[:-1] for messages in columns.pop("messages")]
+            completion_ids = columns.pop("response_token_ids", None)
+            truncated = columns.pop("is_truncated", None)
+            for field in SWIFT_FIELDS:
+                columns.pop(field, None)
+        count = len(completions)
+        chosen = self._chosen(columns, count)
+        samples = [
+            {
+                "completion": text if isinstance(text := completions[row], str) else assistant_text(text),
+                "prompt": plain_prompt(prompts[row]) if prompts is not None else None,
+                "completion_token_ids": _token_ids(completion_ids[row]) if completion_ids is not None else None,
+                "truncated": truncated[row] if truncated is not None else None,
+                "columns": {name: _plain(values[row], name, row) for name, values in chosen.items()},
+            }
+            for row in range(count)
+        ]
+        results = self._score(samples, step=getattr(trainer_state, "global_step", None))
+        self._warn(results)
+        if log_extra is not None:
+            self._log_extra(results, log_extra)
+        if log_metric is not None:
+            self._log_metrics(results, log_metric)
+        return [result.score if result.score is not None else self.unscorable for result in results]
+
+    def compute_score(
+        self, data_source: Any, solution_str: str, ground_truth: Any, extra_info: Any = None, **_: Any
+    ) -> float:
+        """As verl calls a reward function: one sample in, its score out.
+
+        `ground_truth` is an object that names the columns, the text of one, or the value of the one column that the
+        reward needs. `data_source` and `extra_info` are not used. Raises NoScoreError when there is no score and no
+        `unscorable`, LabelError when the ground truth cannot fill the columns.
+        """
+        from .adapters.label import columns_of
+
+        link = _link(self.url, self._token)
+        if self.reward not in link.needed:
+            link.learn(self.retry_for_s)
+        label = _plain(ground_truth, "ground_truth", 0)
+        # A reward that the server does not have: the request says so, with the nearest name.
+        columns = columns_of(label, link.needed.get(self.reward, []))
+        (result,) = self._score([{"completion": solution_str, "columns": columns}], step=None)
+        if result.score is not None:
+            return result.score
+        if self.unscorable is not None:
+            self._warn([result])
+            return self.unscorable
+        detail = f" ({result.detail})" if result.detail else ""
+        raise NoScoreError(
+            f"{self.reward} is {result.status}{detail}: leave such samples out of the dataset, "
+            "or choose their number with RemoteReward(…, unscorable=…)"
+        )
+
+    def _score(self, samples: list[dict[str, Any]], step: int | None) -> list["RewardScore"]:
+        from grpo_proto import ScoreRequest
+
+        request = ScoreRequest.model_validate(
+            {
+                "rewards": [{"name": self.reward, "params": self.params}],
+                "samples": samples,
+                "step": step,
+                "timeout_s": self.timeout_s,
+                "deadline_s": self.deadline_s,
+            }
+        )
+        link = _link(self.url, self._token)
+        answer = link.call(link.client.score(request, retry_for_s=self.retry_for_s))
+        return [result.rewards[self.reward] for result in answer.results]
+
+    def _chosen(self, columns: dict[str, Any], count: int) -> dict[str, Any]:
+        """The columns to send. Raises ValueError naming one that is missing or does not have one value per sample."""
+        names = list(columns) if self.columns is None else self.columns
+        for name in names:
+            if name not in columns:
+                raise ValueError(f"{self!r} is to send the column {name}, which the trainer does not pass")
+            values = columns[name]
+            if not hasattr(values, "__len__") or isinstance(values, str | Mapping) or len(values) != count:
+                raise ValueError(
+                    f"the argument {name} is no list of {count} values: name the columns to send, columns=[…]"
+                )
+        return {name: columns[name] for name in names}
+
+    def _warn(self, results: Sequence["RewardScore"]) -> None:
+        missing = [result for result in results if result.score is None]
+        if missing:
+            statuses = ", ".join(f"{number} {status}" for status, number in Counter(r.status for r in missing).items())
+            detail = next((f"; {result.detail}" for result in missing if result.detail), "")
+            log.warning(
+                "%s: %d of %d samples have no score: %s%s", self.reward, len(missing), len(results), statuses, detail
+            )
+
+    def _log_extra(self, results: Sequence["RewardScore"], log_extra: Callable[[str, list[Any]], None]) -> None:
+        """A column that was there once is there in every later batch: TRL puts them side by side with the rewards."""
+        self._logged.update(dict.fromkeys(key for result in results for key in result.log or {}))
+        for key in list(self._logged):
+            log_extra(f"{self.reward}/{key}", [(result.log or {}).get(key) for result in results])
+
+    def _log_metrics(self, results: Sequence["RewardScore"], log_metric: Callable[[str, float], None]) -> None:
+        for key in dict.fromkeys(key for result in results for key in result.metrics or {}):
+            values = [result.metrics[key] for result in results if result.metrics and key in result.metrics]
+            log_metric(f"{self.reward}/{key}", sum(values) / len(values))
+
+
+def _token_ids(ids: Any) -> list[int]:
+    """Token ids as one list; ms-swift has a list for each turn."""
+    found = ids.tolist() if hasattr(ids, "tolist") else list(ids)
+    return [token for turn in found for token in turn] if found and isinstance(found[0], list) else found
+
+
+def _plain(value: Any, column: str, row: int) -> Any:
+    """`value` as JSON has it: arrays and scalars of numpy and torch become lists and numbers. Raises TypeError."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float) and value - value == 0:
+        return float(value)
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: _plain(part, column, row) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part, column, row) for part in value]
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist(), column, row)
+    raise TypeError(
+        f"column {column} of sample {row} is {value!r:.100} of type {type(value).__name__}, which is not JSON: "
+        "leave the column out with RemoteReward(…, columns=[…])"
+    )
+
+
+class _Link:
+    """A client of one server and the event loop that runs it, in a thread: callers are not async, and are many."""
+
+    def __init__(self, url: str, token: str | None):
+        from grpo_proto import RewardClient
+
+        self.client: RewardClient = RewardClient(url, token=token)
+        self.needed: dict[str, list[str]] = {}
+        """Reward → the columns it needs."""
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="grpo-reward-client", daemon=True).start()
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Waits for `work`, which has a deadline of its own."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def learn(self, retry_for_s: float) -> None:
+        rewards = self.call(self.client.rewards(retry_for_s=retry_for_s)).rewards
+        self.needed = {reward.name: reward.columns for reward in rewards}
+
+
+_links: dict[tuple[int, str, str | None], _Link] = {}
+"""By process, URL and token: a forked process must not use the sockets of its parent."""
+_making = threading.Lock()
+
+
+def _link(url: str, token: str | None) -> _Link:
+    key = (os.getpid(), url, token if token is not None else os.environ.get("GRPO_API_TOKEN"))
+    with _making:
+        if key not in _links:
+            _links[key] = _Link(url, key[2])
+        return _links[key]
+
+
+def _unlock() -> None:
+    """In a forked process another thread of the parent may have held the lock for ever."""
+    global _making
+    _making = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_unlock)
