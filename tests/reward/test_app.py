@@ -325,7 +325,7 @@ class TestRefusals:
                 "min_length: min_chars: ",
                 "schema",
             ),
-            ({"name": "cosine"}, {"columns": {"solution": "1"}}, "missing_param", "max_len", ""),
+            ({"name": "regex"}, {}, "missing_param", "pattern", ""),
             ({"name": "accuracy"}, {"columns": {"solutoin": "1"}}, "missing_column", "solution", "mean solutoin?"),
             ({"name": "accuracy"}, {}, "missing_column", "samples[0] (s-1)", "send columns"),
             (
@@ -527,8 +527,8 @@ async def test_rewards_describe_themselves(server):
     rewards = {reward["name"]: reward for reward in (await server.http.get("/v1/rewards")).json()["rewards"]}
     assert rewards["countdown"]["columns"] == ["nums", "target"]
     assert "exactly once" in rewards["countdown"]["documentation"]
-    params = rewards["cosine"]["params_schema"]
-    assert params["required"] == ["max_len"]
+    assert rewards["regex"]["params_schema"]["required"] == ["pattern"]
+    params = rewards["length"]["params_schema"]
     assert params["properties"]["unit"] == {
         "default": "tokens", "enum": ["tokens", "characters"], "title": "Unit", "type": "string",
     }  # fmt: skip

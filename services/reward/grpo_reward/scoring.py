@@ -8,24 +8,27 @@ from typing import Any
 
 from grpo_proto import RewardScore, RewardSpec, ScoreRequest, ScoreResponse, ScoreResult, ScoreSample
 
+from .costs import Costs
 from .executors.base import Chunk, Executor, ExecutorUnavailable, InvalidParams, LoadedReward
+from .memo import Memo
 from .metrics import Metrics
 from .refusal import Refusal, nearest
 
-CHUNK_S = 0.008
-"""How long a chunk should take: long against the cost of handing it over, short against a person's patience."""
-FIRST_GUESS_S = 0.004
-"""Cost of a score of which nothing is known yet."""
-CHEAP_S = 0.0005
-"""Rewards cheaper than this share chunks, so that a completion travels once for all of them."""
-
 
 class Scoring:
-    """Scores requests with an executor. Remembers what a score of each reward costs, to cut chunks to a good size."""
+    """Scores requests with an executor, in chunks whose size follows from what a score costs."""
 
-    def __init__(self, executor: Executor, metrics: Metrics, *, max_samples: int):
-        self._executor, self._metrics, self._max_samples = executor, metrics, max_samples
-        self._cost_s: dict[str, float] = {}
+    def __init__(
+        self,
+        executor: Executor,
+        metrics: Metrics,
+        *,
+        max_samples: int,
+        costs: Costs | None = None,
+        memo: Memo | None = None,
+    ):
+        self._executor, self._metrics, self._max_samples, self._memo = executor, metrics, max_samples, memo
+        self._costs = costs or Costs()
         self._deadlines: set[asyncio.Timeout] = set()
         self._draining: float | None = None
 
@@ -102,7 +105,7 @@ class Scoring:
         shared = []
         for spec in specs:
             loaded = self._executor.rewards[spec.name]
-            if not loaded.batch and self._cost_s.get(spec.name, math.inf) < CHEAP_S:
+            if not loaded.batch and self._costs.is_cheap(spec):
                 shared.append(spec)
             else:
                 yield [spec]
@@ -127,7 +130,7 @@ class Scoring:
         """No more lanes than workers: a large request waits behind its own chunks, not others behind it."""
         try:
             async with asyncio.TaskGroup() as lanes:
-                for _ in range(self._executor.workers):
+                for _ in range(min(self._executor.workers, sum(piece.most_chunks for piece in pieces))):
                     lanes.create_task(self._lane(pieces))
         except* InvalidParams as group:
             message = f"params of {group.exceptions[0]}"
@@ -137,18 +140,27 @@ class Scoring:
 
     async def _lane(self, pieces: Sequence["_Piece"]) -> None:
         for piece in pieces:
-            cost_s = sum(self._cost_s.get(spec.name, FIRST_GUESS_S) for spec in piece.specs)
-            while (chunk := piece.next_chunk(cost_s, self._executor.workers)) is not None:
-                await self._executor.score(chunk)
-                self._learn(chunk)
-                cost_s = sum(self._cost_s.get(spec.name, FIRST_GUESS_S) for spec in piece.specs)
+            while (chunk := piece.next_chunk(self._costs, self._executor.workers)) is not None:
+                if self._memo is None:
+                    await self._executor.score(chunk)
+                    self._learn(chunk, len(chunk.samples))
+                else:
+                    await self._score_unknown(chunk, self._memo)
 
-    def _learn(self, chunk: Chunk) -> None:
-        """Moving average of what a score costs."""
+    async def _score_unknown(self, chunk: Chunk, memo: Memo) -> None:
+        keys = memo.recall(chunk, self._executor.rewards)
+        unknown = chunk.open_items()
+        self._metrics.remembered.inc(chunk.num_items - len(unknown))
+        if unknown:
+            await self._executor.score(chunk)
+            memo.remember(chunk, keys)
+            # About as many of each reward: a sample is known to all of them or to none, most of the time.
+            self._learn(chunk, math.ceil(len(unknown) / len(chunk.rewards)) if not chunk.batch else len(chunk.samples))
+
+    def _learn(self, chunk: Chunk, num_samples: int) -> None:
+        self._costs.learn(chunk.seconds, num_samples)
         for name, seconds in chunk.seconds.items():
             self._metrics.score_seconds.labels(name).inc(seconds)
-            cost_s = seconds / len(chunk.samples)
-            self._cost_s[name] = 0.7 * self._cost_s.get(name, cost_s) + 0.3 * cost_s
 
 
 class _Piece:
@@ -164,8 +176,12 @@ class _Piece:
         self._next = 0
         self._chunks: list[Chunk] = []
 
-    def next_chunk(self, cost_s: float, workers: int) -> Chunk | None:
-        """The next samples: about CHUNK_S of work, fewer towards the end, so that all workers end together."""
+    @property
+    def most_chunks(self) -> int:
+        return 1 if self._batch else len(self._request.samples)
+
+    def next_chunk(self, costs: Costs, workers: int) -> Chunk | None:
+        """The next samples: about `costs.CHUNK_S` of work, fewer towards the end, so that all workers end together."""
         samples = self._request.samples
         left = len(samples) - self._next
         if left == 0:
@@ -173,8 +189,9 @@ class _Piece:
         if self._batch:
             size = left
         else:
-            fair = max(math.ceil(left / (2 * workers)), int(0.2 * CHUNK_S / cost_s))
-            size = max(1, min(left, fair, int(CHUNK_S / cost_s)))
+            most = costs.chunk_samples(self.specs)
+            fair = max(math.ceil(left / (2 * workers)), most // 5)
+            size = min(left, fair, most)
         chosen = samples[self._next : self._next + size]
         self._next += size
         chunk = Chunk(

@@ -16,8 +16,11 @@ from .adapters.choice import choose
 from .adapters.peers import ADAPTERS
 from .app import create_app
 from .config import ENV_PREFIX, Settings
+from .costs import Costs
 from .executors.base import Executor, ExecutorUnavailable
 from .executors.environment import hide_this_process
+from .executors.gathering import GatheringExecutor
+from .memo import Memo
 from .metrics import Metrics
 from .refusal import Refusal, nearest
 from .scoring import Scoring
@@ -62,7 +65,10 @@ async def _serve(settings: Settings, sock: socket.socket, config: uvicorn.Config
         return 1
     try:
         _check_adapters(settings, executor)
-        scoring = Scoring(executor, metrics, max_samples=settings.max_samples)
+        memo = Memo(settings.memo) if settings.memo else None
+        costs = Costs()
+        gathering = GatheringExecutor(executor, costs)
+        scoring = Scoring(gathering, metrics, max_samples=settings.max_samples, costs=costs, memo=memo)
         config.app = create_app(settings, executor, metrics, scoring)
         server = _Server(config, scoring, settings.grace_s)
         host, port = sock.getsockname()[:2]

@@ -20,6 +20,7 @@ class LoadedReward(BaseModel):
     columns: list[str]
     """Columns it reads, those it can do without included."""
     all_columns: bool
+    takes_step: bool
 
 
 class InvalidParams(Exception):  # noqa: N818 - it is an answer to a request, like its 422
@@ -53,8 +54,6 @@ class Chunk:
     """Length S·R, also with `batch`."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Reward → time spent in it."""
-    counted: dict[str, int] = field(default_factory=dict)
-    """Reward → how many scores took that time."""
 
     def __post_init__(self) -> None:
         self.scores = [None] * (len(self.samples) * len(self.rewards))

@@ -87,6 +87,7 @@ def describe(reward: Reward) -> dict[str, object]:
         "required_fields": reward.required_fields,
         "columns": list(reward.columns),
         "all_columns": reward.takes_all_columns,
+        "takes_step": "step" in reward.context,
     }
 
 

@@ -1,0 +1,115 @@
+"""Small chunks of different requests that want the same become one, while they wait for a worker.
+
+Handing a chunk over costs more than a cheap score. A trainer that sends one sample a request, as many do, pays it for
+each; where chunks wait anyway, they go together, as many as make a chunk of a good size. With a free worker nothing
+waits, and nothing is gathered.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pydantic_core import to_json
+
+from ..costs import Costs
+from .base import Chunk, Executor, LoadedReward
+
+
+@dataclass
+class _Gathered:
+    """Chunks on their way together. `chunk` is set when they leave."""
+
+    parts: list[Chunk] = field(default_factory=list)
+    num_samples: int = 0
+    waiting: int = 0
+    chunk: Chunk | None = None
+    work: asyncio.Task[None] | None = None
+
+
+class GatheringExecutor:
+    """An `Executor` around another.
+
+    Waits for: one of as many places as there are workers (`_places`). Unblocked by: gathered chunks that come back.
+    """
+
+    def __init__(self, executor: Executor, costs: Costs):
+        self._executor, self._costs = executor, costs
+        self._places = asyncio.Semaphore(executor.workers)
+        self._open: dict[bytes, _Gathered] = {}
+
+    @property
+    def rewards(self) -> Mapping[str, LoadedReward]:
+        return self._executor.rewards
+
+    @property
+    def workers(self) -> int:
+        return self._executor.workers
+
+    @property
+    def problem(self) -> str | None:
+        return self._executor.problem
+
+    @property
+    def failed(self) -> str | None:
+        return self._executor.failed
+
+    async def start(self) -> None:
+        await self._executor.start()
+
+    async def stop(self) -> None:
+        await self._executor.stop()
+
+    async def score(self, chunk: Chunk) -> None:
+        num_samples = len(chunk.samples)
+        most = self._costs.chunk_samples(chunk.rewards)
+        if chunk.batch or 2 * num_samples > most or len(chunk.open_items()) < chunk.num_items:
+            await self._executor.score(chunk)
+            return
+        if not self._places.locked():
+            async with self._places:
+                await self._executor.score(chunk)
+            return
+        wanted = [(spec.name, spec.params) for spec in chunk.rewards]
+        key = to_json([wanted, chunk.step, chunk.timeout_s])
+        gathered = self._open.get(key)
+        if gathered is None or gathered.num_samples + num_samples > most:
+            gathered = self._open[key] = _Gathered()
+            gathered.work = asyncio.create_task(self._run(key, gathered))
+        first = gathered.num_samples
+        gathered.parts.append(chunk)
+        gathered.num_samples += num_samples
+        await self._wait(gathered, chunk, first)
+
+    async def _wait(self, gathered: _Gathered, chunk: Chunk, first: int) -> None:
+        """Until all have come back. Cancelled, this chunk takes what there is, and the others go on."""
+        work = gathered.work
+        if work is None:
+            raise RuntimeError("gathered chunks have a task from their beginning")
+        gathered.waiting += 1
+        try:
+            await asyncio.shield(work)
+        finally:
+            gathered.waiting -= 1
+            if gathered.waiting == 0:
+                work.cancel()
+            if gathered.chunk is not None:
+                width = len(chunk.rewards)
+                chunk.scores = gathered.chunk.scores[first * width : (first + len(chunk.samples)) * width]
+                share = len(chunk.samples) / len(gathered.chunk.samples)
+                chunk.seconds = {name: seconds * share for name, seconds in gathered.chunk.seconds.items()}
+
+    async def _run(self, key: bytes, gathered: _Gathered) -> None:
+        try:
+            async with self._places:
+                self._close(key, gathered)
+                first = gathered.parts[0]
+                samples = [sample for part in gathered.parts for sample in part.samples]
+                gathered.chunk = Chunk(first.rewards, samples, first.step, first.timeout_s)
+                await self._executor.score(gathered.chunk)
+        finally:
+            self._close(key, gathered)
+
+    def _close(self, key: bytes, gathered: _Gathered) -> None:
+        """Nothing is added any more."""
+        if self._open.get(key) is gathered:
+            del self._open[key]

@@ -1,0 +1,143 @@
+"""Small chunks of several requests go together while workers are busy, and each gets back what is its own."""
+
+import asyncio
+
+import pytest
+
+from grpo_proto import RewardSpec
+from grpo_reward.costs import CHUNK_S, FIRST_GUESS_S, Costs
+from grpo_reward.executors.base import Chunk, InvalidParams
+from grpo_reward.executors.gathering import GatheringExecutor
+from grpo_reward.executors.inline import InlineExecutor
+
+
+class Busy(InlineExecutor):
+    """Scores what it is given once it is let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chunks: list[Chunk] = []
+        self.cancelled = 0
+        self.let = asyncio.Event()
+
+    async def score(self, chunk: Chunk) -> None:
+        self.chunks.append(chunk)
+        try:
+            await self.let.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        await super().score(chunk)
+
+
+def chunk_of(*lengths: int, reward: str = "min_length", **params: object) -> Chunk:
+    """`min_length` with this default: 1 when the text has at least 3 characters."""
+    samples = [{"completion": "x" * length, "columns": {}} for length in lengths]
+    return Chunk([RewardSpec(name=reward, params=params or {"min_chars": 2})], samples, None, 10.0)
+
+
+def scores_of(chunk: Chunk) -> list[float | None]:
+    return [score.score if score else None for score in chunk.scores]
+
+
+async def settled() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def gathering() -> tuple[GatheringExecutor, Busy]:
+    inner, costs = Busy(), Costs()
+    costs.learn({"min_length": 0.0001, "format": 0.0001}, 1)
+    return GatheringExecutor(inner, costs), inner
+
+
+async def test_with_a_free_worker_nothing_waits_and_nothing_is_gathered(gathering):
+    executor, inner = gathering
+    inner.let.set()
+    for _ in range(3):
+        chunk = chunk_of(3, 2)
+        await executor.score(chunk)
+        assert scores_of(chunk) == [1.0, 0.0]
+    assert [len(chunk.samples) for chunk in inner.chunks] == [2, 2, 2]
+
+
+async def test_what_waits_goes_together_and_comes_back_apart(gathering):
+    executor, inner = gathering
+    chunks = [chunk_of(3), chunk_of(2, 3), chunk_of(1), chunk_of(3, 3, 2)]
+    tasks = [asyncio.create_task(executor.score(chunk)) for chunk in chunks]
+    await settled()
+    inner.let.set()
+    await asyncio.gather(*tasks)
+    assert [len(chunk.samples) for chunk in inner.chunks] == [1, 6]
+    assert list(map(scores_of, chunks)) == [[1.0], [0.0, 1.0], [0.0], [1.0, 1.0, 0.0]]
+    assert sum(chunk.seconds["min_length"] for chunk in chunks[1:]) == pytest.approx(
+        inner.chunks[1].seconds["min_length"]
+    )
+
+
+async def test_only_what_wants_the_same_goes_together(gathering):
+    executor, inner = gathering
+    late = chunk_of(3)
+    late.timeout_s = 5.0
+    chunks = [chunk_of(1), chunk_of(3), chunk_of(3, min_chars=3), chunk_of(3, reward="format", prefix=""), late]
+    tasks = [asyncio.create_task(executor.score(chunk)) for chunk in chunks]
+    await settled()
+    inner.let.set()
+    await asyncio.gather(*tasks)
+    assert [len(chunk.samples) for chunk in inner.chunks] == [1] * 5
+    assert list(map(scores_of, chunks)) == [[0.0], [1.0], [0.0], [0.0], [1.0]]
+
+
+async def test_expensive_rewards_are_not_piled_on_one_worker():
+    inner = Busy()
+    executor = GatheringExecutor(inner, Costs())
+    chunks = [chunk_of(3) for _ in range(5)]
+    tasks = [asyncio.create_task(executor.score(chunk)) for chunk in chunks]
+    await settled()
+    inner.let.set()
+    await asyncio.gather(*tasks)
+    assert max(len(chunk.samples) for chunk in inner.chunks) == int(CHUNK_S / FIRST_GUESS_S)
+    assert [scores_of(chunk) for chunk in chunks] == [[1.0]] * 5
+
+
+async def test_who_leaves_takes_nothing_from_the_others(gathering):
+    executor, inner = gathering
+    first, leaver, stayer = chunk_of(3), chunk_of(3), chunk_of(2)
+    tasks = [asyncio.create_task(executor.score(chunk)) for chunk in (first, leaver, stayer)]
+    await settled()
+    tasks[1].cancel()
+    await settled()
+    assert tasks[1].cancelled()
+    inner.let.set()
+    await asyncio.gather(tasks[0], tasks[2])
+    assert (scores_of(first), scores_of(leaver), scores_of(stayer)) == ([1.0], [None], [0.0])
+    assert inner.cancelled == 0
+
+
+async def test_when_all_have_left_the_work_ends(gathering):
+    executor, inner = gathering
+    blocking = asyncio.create_task(executor.score(chunk_of(3)))
+    tasks = [asyncio.create_task(executor.score(chunk_of(3))) for _ in range(2)]
+    await settled()
+    for task in tasks:
+        task.cancel()
+    await settled()
+    inner.let.set()
+    await blocking
+    await settled()
+    assert len(inner.chunks) == 1
+    # The place is free again, and what was left open takes nothing in any more.
+    again = chunk_of(3)
+    await asyncio.wait_for(executor.score(again), 10.0)
+    assert scores_of(again) == [1.0]
+
+
+async def test_wrong_params_are_told_to_everybody(gathering):
+    executor, inner = gathering
+    chunks = [chunk_of(3, min_chars="many") for _ in range(3)]
+    tasks = [asyncio.create_task(executor.score(chunk)) for chunk in chunks]
+    await settled()
+    inner.let.set()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(result) for result in results] == [InvalidParams] * 3
