@@ -262,5 +262,5 @@ def test_version_and_usage():
     version = subprocess.run([*COMMAND[:-1], "--version"], capture_output=True, text=True, timeout=PATIENCE_S)
     assert version.stdout.startswith("grpo-reward ")
     nothing = subprocess.run(COMMAND[:-1], capture_output=True, text=True, timeout=PATIENCE_S)
-    assert nothing.returncode == 1
+    assert nothing.returncode == 2
     assert "usage: grpo-reward serve" in nothing.stderr

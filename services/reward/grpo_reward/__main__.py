@@ -1,15 +1,38 @@
-"""`grpo-reward serve`: read the configuration first, import heavy things after."""
+"""`grpo-reward COMMAND`: find the command first, import heavy things after."""
 
+import importlib
+import os
 import sys
 from collections.abc import Sequence
 
-USAGE = "usage: grpo-reward serve [--host H] [--port P] [--workers N] [--plugin FILE.py …]   (grpo-reward serve --help)"
+USAGE = """\
+usage: grpo-reward serve [--host H] [--port P] [--workers N] [--plugin FILE.py …]   (grpo-reward serve --help)
+       grpo-reward list [NAME]
+       grpo-reward score FILE.jsonl --rewards accuracy,format:0.1
+       grpo-reward test NAME
+       grpo-reward bench NAME
+
+serve  score over HTTP
+list   what rewards there are
+score  score a file of completions, and compare with the scores in it
+test   look for faults of a reward: wrong on gold answers, not deterministic, slow, exploitable
+bench  scores per second
+
+All but serve run the rewards here, as the server does, or ask a server with --url; --plugin FILE.py … adds rewards."""
+
+MODULES = {
+    "list": "cli.list_rewards",
+    "score": "cli.rescore",
+    "test": "cli.try_reward",
+    "bench": "cli.benchmark",
+}
+"""Command → module with a `run`. `serve` is below."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Exit status: 0 after SIGTERM or SIGINT, 2 for wrong settings, 1 when the server cannot start or go on."""
+    """Exit status: 0 when all is well, 1 when a check failed or it cannot score or serve, 2 for wrong usage."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments in (["-h"], ["--help"]):
+    if arguments in (["-h"], ["--help"], ["help"]):
         print(USAGE)
         return
     if arguments == ["--version"]:
@@ -17,13 +40,37 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         print(f"grpo-reward {__version__}")
         return
-    if not arguments or arguments[0] != "serve":
-        sys.exit(f"{f'error: unknown command {arguments[0]}' if arguments else 'error: no command'}\n{USAGE}")
+    if arguments and arguments[0] == "serve":
+        _serve(arguments[1:])
+    if not arguments or arguments[0] not in MODULES:
+        print(f"error: {_unknown(arguments)}\n{USAGE}", file=sys.stderr)
+        sys.exit(2)
 
+    from .cli.options import CommandFailed
+    from .config import ConfigError
+
+    try:
+        status = importlib.import_module(f".{MODULES[arguments[0]]}", __package__).run(arguments[1:])
+        sys.stdout.flush()
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        status = 2
+    except CommandFailed as error:
+        print(f"error: {error}", file=sys.stderr)
+        status = 1
+    except KeyboardInterrupt:
+        status = 130
+    except BrokenPipeError:  # whoever read stdout has had enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 1
+    sys.exit(status)
+
+
+def _serve(arguments: Sequence[str]) -> None:
     from .config import ConfigError, read_settings
 
     try:
-        settings = read_settings(arguments[1:])
+        settings = read_settings(arguments)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -31,6 +78,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from .server import serve
 
     sys.exit(serve(settings))
+
+
+def _unknown(arguments: Sequence[str]) -> str:
+    if not arguments:
+        return "no command"
+    from .refusal import nearest
+
+    return f"unknown command {arguments[0]}: {nearest(arguments[0], ['serve', *MODULES])}"
 
 
 if __name__ == "__main__":

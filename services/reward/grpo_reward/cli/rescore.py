@@ -1,0 +1,197 @@
+"""`grpo-reward score`: score a file of completions, and compare with the scores that are in it."""
+
+import argparse
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from grpo_proto import RewardSpec, ScoreResult
+from grpo_proto.reward import ScoreStatus
+
+from .comparison import advantage_changes, agreement, most_different, old_scores
+from .options import CommandFailed, CommandParser, existing_file, not_negative, reward_specs, seconds
+from .output import console, print_json, say, table
+from .requests import cut, score_rows
+from .rows import Row, check_columns, read_rows
+from .scorers import Scorer, known_rewards, open_scorer
+from .statistics import mean, std
+
+STATUSES = get_args(ScoreStatus)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """0 when every score came, also where that is null; 1 when a reward failed or was late."""
+    parser = CommandParser("score", "Score a file of completions, and compare with the scores that are in it.")
+    parser.add_argument("file", type=existing_file, metavar="FILE.jsonl", help="One sample a line.")
+    parser.add_argument("--rewards", required=True, metavar="NAME[:WEIGHT],…", help="Such as accuracy,format:0.1.")
+    parser.add_params("REWARD.NAME=VALUE")
+    parser.add_argument(
+        "--dataset",
+        type=existing_file,
+        metavar="FILE.jsonl",
+        help="Where the columns are, at the line that `row` of a sample counts from 0: the dataset of a run.",
+    )
+    parser.add_argument("--out", type=Path, metavar="OUT.jsonl", help="Write id, total and rewards of every sample.")
+    parser.add_argument(
+        "--top", type=not_negative, default=10, metavar="N", help="Show the samples that differ most (default: 10)."
+    )
+    parser.add_argument("--timeout-s", type=seconds, default=10.0, metavar="S", help="For one score (default: 10).")
+    parser.add_place()
+    options = parser.parse(arguments)
+    specs = reward_specs(options.rewards, options.param)
+    rows = read_rows(options.file, dataset=options.dataset)
+    return asyncio.run(_score(options, specs, rows))
+
+
+async def _score(options: argparse.Namespace, specs: Sequence[RewardSpec], rows: Sequence[Row]) -> int:
+    async with open_scorer(options) as scorer:
+        known = known_rewards(scorer, specs)
+        hint = "" if options.dataset else "a run's completions.jsonl needs --dataset, which has the columns"
+        check_columns(rows, {reward.description.name: reward.description.columns for reward in known}, hint=hint)
+        together = any(reward.batch for reward in known)
+        requests = cut(rows, keep_ungrouped_together=together)
+        if options.url and len(requests) > 1 and any(row.group is None for row in rows):
+            say(
+                f"note: lines without group or prompt went out in {len(requests)} requests; "
+                "a reward that compares samples saw only those of its own"
+            )
+        started = time.monotonic()
+        results = await score_rows(scorer, specs, rows, requests, options.timeout_s)
+        report = _report(scorer, specs, rows, results, options.top) | {"elapsed_s": time.monotonic() - started}
+    report = {"file": str(options.file), **report}
+    if options.out:
+        _write(options.out, rows, results)
+    if options.json:
+        print_json(report)
+    else:
+        _show(report)
+    failed = sum(statuses["timeout"] + statuses["error"] for statuses in (r["statuses"] for r in report["rewards"]))
+    if failed:
+        say(f"error: {failed} scores failed, for instance {_first_failure(rows, results)}")
+    return 1 if failed else 0
+
+
+def _report(
+    scorer: Scorer, specs: Sequence[RewardSpec], rows: Sequence[Row], results: Sequence[ScoreResult], top: int
+) -> dict[str, Any]:
+    new: dict[str, list[float | None]] = {
+        spec.name: [result.rewards[spec.name].score for result in results] for spec in specs
+    }
+    new["total"] = [result.total for result in results]
+    old = old_scores(rows, new)
+    inside = scorer.inside
+    return {
+        "where": scorer.place,
+        "samples": len(rows),
+        "groups": len({row.group for row in rows if row.group is not None}),
+        "rewards": [
+            {
+                "name": spec.name,
+                "weight": spec.weight,
+                "params": spec.params,
+                **_summary(new[spec.name]),
+                "statuses": _statuses(spec.name, results),
+                "seconds": inside.seconds[spec.name] if inside else None,
+            }
+            for spec in specs
+        ],
+        "total": _summary(new["total"]),
+        "agreement": {name: agreement(old[name], new[name]) for name in old},
+        "advantages": advantage_changes(rows, old["total"], new["total"]) if "total" in old else None,
+        "most_different": most_different(rows, old, new, top),
+    }
+
+
+def _summary(scores: Sequence[float | None]) -> dict[str, Any]:
+    """Over the scores there are: null takes no part."""
+    found = [score for score in scores if score is not None]
+    return {
+        "scored": len(found),
+        "mean": mean(found),
+        "std": std(found) if found else None,
+        "min": min(found, default=None),
+        "max": max(found, default=None),
+    }
+
+
+def _statuses(name: str, results: Sequence[ScoreResult]) -> dict[str, int]:
+    found = [result.rewards[name].status for result in results]
+    return {status: found.count(status) for status in STATUSES}
+
+
+def _first_failure(rows: Sequence[Row], results: Sequence[ScoreResult]) -> str:
+    failures = (
+        f"{name} of {row.where}: {score.status}: {score.detail}"
+        for row, result in zip(rows, results, strict=True)
+        for name, score in result.rewards.items()
+        if score.status in ("timeout", "error")
+    )
+    return next(failures)
+
+
+def _write(path: Path, rows: Sequence[Row], results: Sequence[ScoreResult]) -> None:
+    try:
+        with path.open("w", encoding="utf-8") as file:
+            for row, result in zip(rows, results, strict=True):
+                rewards = {
+                    name: score.model_dump(include={"score", "status", "detail"}, exclude_defaults=True)
+                    for name, score in result.rewards.items()
+                }
+                line = {"id": row.name, "total": result.total, "rewards": rewards}
+                file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+    except OSError as error:
+        raise CommandFailed(f"{path} cannot be written: {error.strerror or error}") from None
+
+
+def _show(report: dict[str, Any]) -> None:
+    out = console()
+    groups = f", {report['groups']:,} groups" if report["groups"] else ""
+    out.print(
+        f"{report['file']}: {report['samples']:,} samples{groups}, {report['elapsed_s']:.2f} s ({report['where']})"
+    )
+    numbers = ("mean", "std", "min", "max")
+    lines = [
+        (
+            reward["name"],
+            reward["weight"],
+            *(reward[key] for key in numbers),
+            *reward["statuses"].values(),
+            reward["seconds"],
+        )
+        for reward in report["rewards"]
+    ]
+    lines.append(("total", None, *(report["total"][key] for key in numbers), report["total"]["scored"], *[None] * 4))
+    out.print(table("", ("reward", "weight", *numbers, *STATUSES, "seconds"), lines))
+    if report["agreement"]:
+        names = ("pairs", "equal", "mean_difference", "spearman", "lost", "gained")
+        lines = [(name, *(found[key] for key in names)) for name, found in report["agreement"].items()]
+        heads = ("reward", "pairs", "equal", "mean |Δ|", "rank correlation", "lost", "gained")
+        out.print()
+        out.print(table("Against the scores in the file", heads, lines))
+    if changes := report["advantages"]:
+        out.print()
+        out.print(
+            f"Advantages within {changes['groups']:,} groups: mean |Δ| {_number(changes['mean_absolute_change'])}, "
+            f"another sign in {_percent(changes['sign_changes'])} of {changes['samples']:,} samples; "
+            f"{_percent(changes['became_constant'])} of the groups become constant, "
+            f"{_percent(changes['stopped_being_constant'])} stop being it",
+            soft_wrap=True,
+        )
+    if report["most_different"]:
+        rows = [
+            tuple(entry[key] for key in ("id", "reward", "completion", "old", "new"))
+            for entry in report["most_different"]
+        ]
+        out.print()
+        out.print(table("Differ most", ("sample", "reward", "completion", "old", "new"), rows, left=3))
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.1f} %"

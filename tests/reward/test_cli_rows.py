@@ -1,0 +1,186 @@
+"""What a line of a file means, and what is said about a line that means nothing."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_proto import Message, RewardScore
+from grpo_reward.cli.options import CommandFailed
+from grpo_reward.cli.requests import cut
+from grpo_reward.cli.rows import Row, read_rows
+from grpo_reward.config import ConfigError
+from grpo_trainer.observe.completions import CompletionLog
+from grpo_trainer.samples import Group, PromptRow, Sample
+
+
+def file_of(folder: Path, *lines: dict[str, Any] | str) -> Path:
+    path = folder / "rows.jsonl"
+    path.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
+    return path
+
+
+def one(folder: Path, line: dict[str, Any], **options: Any) -> Row:
+    (row,) = read_rows(file_of(folder, line), **options)
+    return row
+
+
+def test_every_other_key_of_a_plain_line_is_a_column(tmp_path):
+    row = one(tmp_path, {"completion": "c", "prompt": "p", "solution": "5", "nums": [1, 2], "id": 7, "step": 3})
+    assert row.sample.columns == {"solution": "5", "nums": [1, 2]}
+    assert (row.sample.completion, row.sample.prompt, row.name, row.step) == ("c", "p", "7", 3)
+    assert (row.where, row.sample.id) == ("rows.jsonl:1", "rows.jsonl:1")
+
+
+def test_with_columns_nothing_else_is_one(tmp_path):
+    row = one(tmp_path, {"completion": "c", "columns": {"total": 4, "id": "x"}, "solution": "not a column", "total": 1})
+    assert row.sample.columns == {"total": 4, "id": "x"}
+    assert row.total == 1.0
+
+
+def test_fields_of_a_sample(tmp_path):
+    messages = [{"role": "user", "content": "Hi"}]
+    row = one(tmp_path, {"completion": "c", "prompt": messages, "completion_token_ids": [1, 2], "truncated": True})
+    assert row.sample.prompt == [Message(role="user", content="Hi")]
+    assert (row.sample.completion_token_ids, row.sample.truncated, row.sample.columns) == ([1, 2], True, {})
+
+
+@pytest.mark.parametrize(
+    "rewards", [{"format": 1.0, "judge": None}, {"format": {"score": 1}, "judge": {"score": None}}]
+)
+def test_scores_of_a_line_in_both_forms(tmp_path, rewards):
+    row = one(tmp_path, {"completion": "c", "rewards": rewards})
+    assert row.scores == {"format": 1.0, "judge": None}
+    assert (row.total, row.has_total) == (None, False)
+
+
+def test_groups(tmp_path):
+    path = file_of(
+        tmp_path,
+        {"completion": "1", "prompt": "p"},
+        {"completion": "2", "prompt": "p", "group": "other"},
+        {"completion": "3", "prompt": "p"},
+        {"completion": "4"},
+        {"completion": "5", "prompt": "p", "step": 1},
+    )
+    groups = [row.group for row in read_rows(path)]
+    assert groups[0] == groups[2]
+    assert len(set(groups)) == 4
+    assert groups[3] is None
+
+
+def trainer_file(folder: Path) -> Path:
+    """What the trainer's own code writes."""
+    prompt = PromptRow(index=1, token_ids=[1], prompt=[{"role": "user", "content": "Hi"}], columns={"target": 3})
+    scored = Sample("a", [1, 2], [-1.0] * 2, "<b>", "length", [(4, 2)])
+    scored.rewards = {"countdown": RewardScore(score=1.0, status="ok", log={"equation": "1 + 2"})}
+    scored.total_reward, scored.advantage = 1.0, 0.7
+    lost = Sample("b", [], [], "", "abort", [])
+    log = CompletionLog(folder, resumed_step=None)
+    log.write(3, [Group(17, prompt, [scored, lost])])
+    log.close()
+    return folder / "completions.jsonl"
+
+
+def test_a_trainer_s_file(tmp_path):
+    first, second = read_rows(trainer_file(tmp_path))
+    assert first.sample.completion == "<b>"
+    assert first.sample.columns == {}
+    assert (first.sample.truncated, second.sample.truncated) == (True, False)
+    assert (first.name, first.step, first.scores, first.total) == (
+        "step 3 group 17 index 0", 3, {"countdown": 1.0}, 1.0,
+    )  # fmt: skip
+    assert (second.scores, second.total, second.has_total) == ({}, None, True)
+    assert first.group == second.group
+
+
+def test_a_trainer_s_file_with_the_columns_of_its_dataset(tmp_path):
+    dataset = tmp_path / "train.jsonl"
+    dataset.write_text('{"target": 1}\n\n{"target": 2, "nums": [2]}\n')
+    assert read_rows(trainer_file(tmp_path), dataset=dataset)[0].sample.columns == {"target": 2, "nums": [2]}
+    dataset.write_text('{"target": 1}\n')
+    with pytest.raises(CommandFailed, match=r"completions.jsonl:1: row is 1, but --dataset .* has the rows 0 to 0"):
+        read_rows(trainer_file(tmp_path), dataset=dataset)
+
+
+def test_the_dataset_needs_a_row(tmp_path):
+    path = file_of(tmp_path, {"completion": "c"})
+    with pytest.raises(CommandFailed, match=r"rows.jsonl:1: there is no row"):
+        read_rows(path, dataset=path)
+
+
+@pytest.mark.parametrize(
+    ("gold", "completion"),
+    [
+        ("solution", "5"),
+        ("<answer>{solution}</answer>", "<answer>5</answer>"),
+        ("\\boxed{{solution}}", "\\boxed{5}"),
+        ("{solution} {other}", "5 {other}"),
+    ],
+)
+def test_gold_makes_the_completion(tmp_path, gold, completion):
+    assert one(tmp_path, {"question": "?", "solution": 5}, gold=gold).sample.completion == completion
+
+
+@pytest.mark.parametrize("gold", ["solutoin", "<answer>{solutoin}</answer>"])
+def test_gold_that_fits_no_column(tmp_path, gold):
+    with pytest.raises(ConfigError, match="did you mean solution"):
+        one(tmp_path, {"solution": 5}, gold=gold)
+
+
+def test_expect_is_a_column_unless_it_is_asked_for(tmp_path):
+    line = {"completion": "c", "expect": 0.5}
+    assert one(tmp_path, line).sample.columns == {"expect": 0.5}
+    row = one(tmp_path, line, with_expect=True)
+    assert (row.sample.columns, row.expect, row.expects) == ({}, 0.5, True)
+    row = one(tmp_path, {"completion": "c", "expect": None}, with_expect=True)
+    assert (row.expect, row.expects) == (None, True)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "rows.jsonl, line 2: no JSON: "),
+        ("[1]", "rows.jsonl, line 2: a line must be an object"),
+        ('{"completion": "\\ud800"}', "rows.jsonl, line 2: no JSON: "),
+        ('{"completion": "a", "x": NaN}', "rows.jsonl, line 2: no JSON: "),
+        ({"complation": "a"}, "rows.jsonl:2: there is no completion; did you mean complation"),
+        ({"prompt": "a"}, "rows.jsonl:2: there is no completion$"),
+        ({"completion": 4}, "rows.jsonl:2: completion: .*not 4"),
+        ({"completion": "a", "prompt": 4}, "rows.jsonl:2: prompt"),
+        ({"completion": "a", "columns": []}, "rows.jsonl:2: columns must be an object"),
+        ({"completion": "a", "rewards": [1]}, "rows.jsonl:2: rewards must be an object"),
+        ({"completion": "a", "rewards": {"f": "1"}}, "rows.jsonl:2: rewards.f must be a number or null, not '1'"),
+        ({"completion": "a", "total": True}, "rows.jsonl:2: total must be a number or null, not True"),
+    ],
+)
+def test_a_line_that_is_wrong_is_named(tmp_path, line, message):
+    with pytest.raises(CommandFailed, match=message):
+        read_rows(file_of(tmp_path, {"completion": "fine"}, line))
+
+
+def test_blank_lines_and_a_byte_order_mark_do_not_matter_and_an_empty_file_is_an_error(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"completion": "a"}\n \n{"completion": "b"}')
+    assert [row.where for row in read_rows(path)] == ["rows.jsonl:1", "rows.jsonl:3"]
+    path.write_text("\n")
+    with pytest.raises(CommandFailed, match=r"rows.jsonl has no lines"):
+        read_rows(path)
+
+
+def test_requests_have_whole_groups_of_one_step(tmp_path):
+    lines = [{"completion": f"{number}", "prompt": f"p{number % 100}", "step": number // 450} for number in range(600)]
+    rows = read_rows(file_of(tmp_path, *lines))
+    requests = cut(rows, keep_ungrouped_together=False)
+    assert sorted(position for request in requests for position in request) == list(range(600))
+    assert all(len({rows[position].step for position in request}) == 1 for request in requests)
+    for group in {row.group for row in rows}:
+        assert sum(any(rows[position].group == group for position in request) for request in requests) == 1
+    assert max(map(len, requests)) <= 256
+
+
+def test_lines_without_a_group_stay_together_only_when_asked(tmp_path):
+    rows = read_rows(file_of(tmp_path, *[{"completion": "c"}] * 600))
+    assert [len(request) for request in cut(rows, keep_ungrouped_together=False)] == [256, 256, 88]
+    assert [len(request) for request in cut(rows, keep_ungrouped_together=True)] == [600]
