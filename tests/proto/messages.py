@@ -57,6 +57,7 @@ _description = RewardDescription(
     params_schema={"type": "object", "properties": {"min_chars": {"type": "integer", "default": 1024}}},
     columns=[],
     code_hash="0" * 64,
+    batch=True,
 )
 _sampling = Sampling(
     temperature=0.7, top_p=0.9, top_k=40, min_p=0.05, repetition_penalty=1.1, max_tokens=64, stop=["\n"], logprobs=True

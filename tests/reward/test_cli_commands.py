@@ -247,7 +247,7 @@ def test_a_running_server_is_asked_instead(run, server, tmp_path, monkeypatch):
     )  # fmt: skip
     monkeypatch.setenv("GRPO_API_TOKEN", "secret")
     status, out, _ = run("list", "picky", "--url", server, "--json")
-    assert (status, json.loads(out)["scores"]) == (0, None)
+    assert (status, json.loads(out)["scores"]) == (0, "samples")
     status, out, _ = run("score", path, "--rewards", "picky", "--url", server, "--json")
     report = json.loads(out)
     assert (status, report["rewards"][0]["mean"], report["rewards"][0]["seconds"]) == (0, 1.0, None)
@@ -261,12 +261,12 @@ def test_a_running_server_is_asked_instead(run, server, tmp_path, monkeypatch):
     }
 
 
-def test_lines_that_a_server_gets_in_parts_are_noted(run, server, tmp_path, monkeypatch):
+def test_lines_without_a_group_stay_together_for_a_reward_that_compares_them(run, server, tmp_path, monkeypatch):
     monkeypatch.setenv("GRPO_API_TOKEN", "secret")
     path = file_of(tmp_path, [{"completion": "c"}] * 300)
     _, out, err = run("score", path, "--rewards", "how_many", "--url", server, "--json")
-    assert "went out in 2 requests" in err
-    assert json.loads(out)["rewards"][0]["max"] == 256.0
+    assert err == ""
+    assert json.loads(out)["rewards"][0]["max"] == 300.0
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -48,8 +48,8 @@ class Probe:
 
     @property
     def is_batch(self) -> bool:
-        """Also when it is not known: then every sample gets a company of its own, as a batch reward needs it."""
-        return self.known.batch is not False
+        """Then every sample gets a company of its own."""
+        return self.known.batch
 
     async def score(self, samples: Sequence[ScoreSample], timeout_s: float = PATIENCE_S) -> list[RewardScore]:
         """All in one request. Raises ConfigError and CommandFailed."""
@@ -139,7 +139,7 @@ async def order_checks(
     tolerance = EQUAL_WITHIN if probe.is_batch else 0.0  # sums in another order
     wrong = _differences(shuffled, expected, await probe.score(shuffled), tolerance)
     checks = [_check("any order", wrong, f"{len(samples)} samples in another order have the same scores")]
-    if probe.known.batch:
+    if probe.is_batch:
         checks.append(Check("any batch", "skip", "a reward of `completions` compares the samples of a request"))
         return checks
     sizes: list[int] = []
@@ -148,13 +148,7 @@ async def order_checks(
     starts = [sum(sizes[:number]) for number in range(len(sizes))]
     parts = await probe.score_parts([shuffled[start : start + size] for start, size in zip(starts, sizes, strict=True)])
     wrong = _differences(shuffled, expected, [score for part in parts for score in part], tolerance)
-    if wrong and probe.known.batch is None:
-        detail = "scores depend on the rest of the request; right for a reward of `completions`, else a fault"
-        checks.append(Check("any batch", "skip", detail, wrong[:SHOWN]))
-    else:
-        checks.append(
-            _check("any batch", wrong, f"{len(samples)} samples in {len(sizes)} requests have the same scores")
-        )
+    checks.append(_check("any batch", wrong, f"{len(samples)} samples in {len(sizes)} requests have the same scores"))
     return checks
 
 

@@ -45,7 +45,7 @@ def described(reward: KnownReward) -> dict[str, Any]:
         "columns": description.columns,
         "optional_columns": sorted(set(loaded.columns) - set(description.columns)) if loaded else None,
         "fields": loaded.fields if loaded else None,
-        "scores": None if loaded is None else "groups" if loaded.batch else "samples",
+        "scores": "groups" if description.batch else "samples",
         "params": {name: _param(name, schema) for name in schema.get("properties", {})},
         "documentation": description.documentation,
         "code_hash": description.code_hash,

@@ -53,11 +53,6 @@ async def _score(options: argparse.Namespace, specs: Sequence[RewardSpec], rows:
         check_columns(rows, {reward.description.name: reward.description.columns for reward in known}, hint=hint)
         together = any(reward.batch for reward in known)
         requests = cut(rows, keep_ungrouped_together=together)
-        if options.url and len(requests) > 1 and any(row.group is None for row in rows):
-            say(
-                f"note: lines without group or prompt went out in {len(requests)} requests; "
-                "a reward that compares samples saw only those of its own"
-            )
         started = time.monotonic()
         results = await score_rows(scorer, specs, rows, requests, options.timeout_s)
         report = _report(scorer, specs, rows, results, options.top) | {"elapsed_s": time.monotonic() - started}

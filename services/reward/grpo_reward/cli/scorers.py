@@ -43,8 +43,8 @@ class KnownReward:
     loaded: LoadedReward | None
 
     @property
-    def batch(self) -> bool | None:
-        return self.loaded.batch if self.loaded else None
+    def batch(self) -> bool:
+        return self.description.batch
 
 
 class Scorer(Protocol):

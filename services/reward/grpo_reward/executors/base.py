@@ -13,7 +13,6 @@ class LoadedReward(BaseModel):
     """A reward as the listening server knows it: everything but its code."""
 
     description: RewardDescription
-    batch: bool
     fields: list[str]
     """Fields of a sample it reads, beside the completion."""
     required_fields: list[str]
@@ -21,6 +20,10 @@ class LoadedReward(BaseModel):
     """Columns it reads, those it can do without included."""
     all_columns: bool
     takes_step: bool
+
+    @property
+    def batch(self) -> bool:
+        return self.description.batch
 
 
 class InvalidParams(Exception):  # noqa: N818 - it is an answer to a request, like its 422
