@@ -41,6 +41,24 @@ def test_an_unparsable_solution_is_no_score(solution):
     assert "solution" in result.detail
 
 
+@pytest.mark.parametrize("unparsable", [0.5, 1.0, 0.0, -1.0])
+def test_what_an_unparsable_solution_is_worth_can_be_set(unparsable):
+    """0.5 in the R1-Zero walk-through, 1 in open-r1, 0 in ms-swift."""
+    result = accuracy("<answer>42</answer>", solution="see the figure", unparsable=unparsable)
+    assert (result.score, result.log) == (unparsable, {"solution_parsed": False})
+    for answer, score in (("42", 1.0), ("43", 0.0), ("I do not know", 0.0)):
+        assert accuracy(f"<answer>{answer}</answer>", solution="42", unparsable=unparsable).score == score
+
+
+def test_what_is_remembered_is_the_same_for_every_value_of_it():
+    for unparsable in (0.5, None, 1.0, 0.5, None):
+        for _ in range(2):
+            assert accuracy("<answer>42</answer>", solution="no gold", unparsable=unparsable).score == unparsable
+            assert accuracy("<answer>6 * 7</answer>", solution="42", unparsable=unparsable).score == 1.0
+            assert accuracy("<answer>6 * 6</answer>", solution="42", unparsable=unparsable).score == 0.0
+            assert accuracy("<answer>no gold</answer>", solution="no gold", unparsable=unparsable).score == unparsable
+
+
 def test_agrees_with_math_verify():
     golds = ["$42$", "$\\frac{1}{2}$", "$x^2 + 2x + 1$", "$(0, 1]$", "$\\{1, 2\\}$", "$\\sqrt{8}$", "$12\\%$", "A"]
     answers = ["42", "$\\frac{2}{4}$", "$(x+1)^2$", "$(0,1]$", "$\\{2,1\\}$", "$2\\sqrt{2}$", "0.12", "$A$", "1/2"]

@@ -1,3 +1,6 @@
+import re
+import time
+
 import pytest
 
 from grpo_reward.rewards.format import format_reward
@@ -11,49 +14,114 @@ def test_right(text):
     assert format_reward(text, require_think=False) == 1.0
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "42",
-        "<think>why</think>42",
-        "<think>why</think> so <answer>42</answer>",
-        f"Well: {RIGHT}",
-        f"{RIGHT} That is it.",
-        f"{RIGHT}\nThat is it.",  # the expression of the walk-throughs takes this one
-        f"{RIGHT}{RIGHT}",
-        f"<think>why</think>{RIGHT}",
-        f"{RIGHT}<answer>43</answer>",
-        "<think>why</think><answer><answer>42</answer></answer>",
-        "<think><think>why</think></think><answer>42</answer>",
-        "<think>why<answer>42</answer>",
-        "why</think><answer>42</answer>",
-        "<answer>42</answer><think>why</think>",
-        "<think><answer>42</answer></think>",
-        "<think>why<answer>42</answer></think>",
-        "<think>why</think><answer>42",
-        "<think>why</think></answer>42<answer>",
-        "</think>why<think><answer>42</answer>",
-        "<think></think><answer>42</answer>",
-        "<think> \n </think><answer>42</answer>",
-        "<think>why</think><answer></answer>",
-        "<think>why</think><answer> </answer>",
-        "<THINK>why</THINK><ANSWER>42</ANSWER>",
-        "<think>why</think><answer>4<think>2</answer>",
-        "<think>why</think><answer>4<think>x</think>2</answer>",
-    ],
-)
+WRONG = [
+    "",
+    "42",
+    "<think>why</think>42",
+    "<think>why</think> so <answer>42</answer>",
+    f"Well: {RIGHT}",
+    f"{RIGHT} That is it.",
+    f"{RIGHT}\nThat is it.",  # the expression of the walk-throughs takes this one
+    f"{RIGHT}{RIGHT}",
+    f"<think>why</think>{RIGHT}",
+    f"{RIGHT}<answer>43</answer>",
+    "<think>why</think><answer><answer>42</answer></answer>",
+    "<think><think>why</think></think><answer>42</answer>",
+    "<think>why<answer>42</answer>",
+    "why</think><answer>42</answer>",
+    "<answer>42</answer><think>why</think>",
+    "<think><answer>42</answer></think>",
+    "<think>why<answer>42</answer></think>",
+    "<think>why</think><answer>42",
+    "<think>why</think></answer>42<answer>",
+    "</think>why<think><answer>42</answer>",
+    "<think></think><answer>42</answer>",
+    "<think> \n </think><answer>42</answer>",
+    "<think>why</think><answer></answer>",
+    "<think>why</think><answer> </answer>",
+    "<THINK>why</THINK><ANSWER>42</ANSWER>",
+    "<think>why</think><answer>4<think>2</answer>",
+    "<think>why</think><answer>4<think>x</think>2</answer>",
+]
+# Wrong for the text around the blocks alone.
+LOOSE = [
+    "<think>why</think> so <answer>42</answer>",
+    f"Well: {RIGHT}",
+    f"{RIGHT} That is it.",
+    f"{RIGHT}\nThat is it.",
+]
+
+
+@pytest.mark.parametrize("text", WRONG)
 def test_wrong(text):
     assert format_reward(text) == 0.0
     assert format_reward(text, require_think=False) == 0.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        RIGHT,
+        f"\n {RIGHT} \n\n",
+        f"Well: {RIGHT}",
+        f"{RIGHT} That is it.",
+        "<think>why</think> so <answer>42</answer>",
+        "Well,\n<think>why</think>\nso\n<answer>42</answer>\nThat is it.\n",
+        "4 < 5 <think>3 > 2</think></b><answer><b>42</b></answer>",
+    ],
+)
+def test_loose_takes_text_around_and_between(text):
+    assert format_reward(text, strict=False) == 1.0
+
+
+@pytest.mark.parametrize("text", [text for text in WRONG if text not in LOOSE])
+def test_loose_still_wants_each_tag_once_and_in_order_and_no_empty_block(text):
+    assert format_reward(text, strict=False) == 0.0
+
+
+# What each of the expressions that others use says, by running it: ms-swift's, and the R1-Zero walk-through's.
+SWIFT = re.compile(r"^<think>.*?</think>\s*<answer>.*?</answer>(?![\s\S])", re.DOTALL | re.MULTILINE)
+WALK_THROUGH = re.compile(r"^<think>.*?</think>\s*<answer>.*?</answer>$", re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("text", "swift", "walk_through", "strict", "loose"),
+    [
+        (RIGHT, True, True, 1.0, 1.0),
+        (f"{RIGHT}\n", False, True, 1.0, 1.0),
+        (f"{RIGHT}{RIGHT}", True, True, 0.0, 0.0),
+        (f"<think>a</think>{RIGHT}", True, True, 0.0, 0.0),
+        ("<think></think><answer></answer>", True, True, 0.0, 0.0),
+        ("<think>why</think><answer></answer>", True, True, 0.0, 0.0),
+        (f"{RIGHT}\nThat is it.", False, True, 0.0, 1.0),
+        (f"{RIGHT} That is it.", False, False, 0.0, 1.0),
+        (f"Well:\n{RIGHT}", False, False, 0.0, 1.0),
+        ("<think>why</think><answer>4</answer>2</answer>", True, True, 0.0, 0.0),
+    ],
+)
+def test_where_it_differs_from_the_usual_expressions(text, swift, walk_through, strict, loose):
+    assert (SWIFT.match(text) is not None, WALK_THROUGH.match(text) is not None) == (swift, walk_through)
+    assert (format_reward(text), format_reward(text, strict=False)) == (strict, loose)
+
+
+@pytest.mark.parametrize("text", ["<think>" * 200_000, "<think></think>" * 100_000, "<answer>a</answer>" * 100_000])
+def test_hostile_texts_take_no_time(text):
+    started = time.process_time()
+    assert format_reward(text) == format_reward(text, strict=False) == 0.0
+    assert time.process_time() - started < 1.0
 
 
 def test_the_think_block_may_be_optional():
     assert format_reward("<answer>42</answer>") == 0.0
     assert format_reward(" <answer>42</answer>\n", require_think=False) == 1.0
     assert format_reward("so <answer>42</answer>", require_think=False) == 0.0
+    assert format_reward("so <answer>42</answer>", require_think=False, strict=False) == 1.0
+    assert format_reward("so <answer>42</answer>", strict=False) == 0.0
+    assert format_reward("<think> </think> so <answer>42</answer>", require_think=False, strict=False) == 0.0
+    assert format_reward("<think> so <answer>42</answer>", require_think=False, strict=False) == 0.0
 
 
 def test_what_the_prompt_has_written_counts():
     assert format_reward("why</think><answer>42</answer>", prefix="<think>") == 1.0
     assert format_reward(RIGHT, prefix="<think>") == 0.0
+    assert format_reward("why</think> so <answer>42</answer>", prefix="<think>", strict=False) == 1.0

@@ -10,9 +10,9 @@ from grpo_reward.registry import load_rewards
 
 EXAMPLE = Path(__file__).parents[2] / "examples/rewards/my_rewards.py"
 BUILT_IN = {
-    "accuracy", "cosine", "countdown", "exact_match", "format", "gsm8k", "length", "math_boxed", "min_length",
-    "multiple_choice", "react_format", "reasoning_steps", "regex", "repetition", "soft_overlong", "tag_count",
-    "think_language", "tool_call",
+    "accuracy", "code", "cosine", "countdown", "exact_match", "format", "gsm8k", "json_schema", "judge", "length",
+    "math_boxed", "min_length", "multiple_choice", "react_format", "reasoning_steps", "regex", "repetition",
+    "reward_model", "soft_overlong", "tag_count", "think_language", "tool_call",
 }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from grpo_reward.rewards.min_length import min_length
 from grpo_reward.rewards.reasoning_steps import reasoning_steps
 from grpo_reward.rewards.repetition import repetition
 from grpo_reward.rewards.soft_overlong import soft_overlong
+from grpo_reward.scorer import InvalidParamsError, checked_params
 
 
 @pytest.mark.parametrize(
@@ -77,6 +78,29 @@ def test_repetition(text, score):
 
 def test_repetition_params():
     assert repetition("a a a", n_grams=1, max_penalty=-0.3) == pytest.approx(-0.2)
+    # The R1-Zero walk-through's penalty: 2 of 5 trigrams are new.
+    assert repetition("a b a b a b a", max_penalty=-0.1) == pytest.approx(-0.06)
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "score"),
+    [([], 0.0), ([1, 2], 0.0), ([1, 2, 3], 0.0), ([1, 2, 3, 4], 0.0), ([7, 7, 7, 7], -0.5), ([1, 2] * 4, -4 / 6)],
+)
+def test_repetition_of_tokens(token_ids, score):
+    """The words say nothing here: what counts is the tokens."""
+    assert repetition("a a a a a", unit="tokens", completion_token_ids=token_ids) == pytest.approx(score)
+    assert repetition("甲乙甲乙甲乙甲乙") == 0.0
+    trl = pytest.importorskip("trl.rewards").get_repetition_penalty_reward(ngram_size=3, max_penalty=-1.0)
+    assert trl(completion_ids=[token_ids]) == [pytest.approx(score)]
+
+
+def test_repetition_without_a_loop_is_no_negative_zero():
+    assert math.copysign(1.0, repetition("a b c d")) == 1.0
+
+
+def test_repetition_says_that_it_needs_token_ids():
+    with pytest.raises(ValueError, match='send them or set unit to "words"'):
+        repetition("a a a a", unit="tokens")
 
 
 @pytest.mark.parametrize(
@@ -110,12 +134,78 @@ def test_cosine_is_clamped(answer, tokens, score):
     assert got.score == pytest.approx(score)
 
 
-def test_cosine_in_characters_with_the_walk_throughs_values():
+def scaled(answer: str, length: int, *, max_len: int = 100, **params: object) -> float:
+    """Score of `answer` where 42 is right, at `length` tokens."""
+    score = cosine(
+        f"<answer>{answer}</answer>",
+        solution="42",
+        max_len=max_len,
+        completion_token_ids=[0] * length,
+        **{"unit": "tokens", **params},
+    ).score
+    assert score is not None
+    return score
+
+
+@pytest.mark.parametrize(
+    ("preset", "right", "wrong"),
+    [  # at length 0, T/2, T and 2T
+        ("ms_swift", (1.0, 0.75, 0.5, 0.5), (-0.5, -0.25, 0.0, 0.0)),
+        ("ms_swift_docs", (1.0, 0.75, 0.5, 0.5), (0.0, -0.25, -0.5, -0.5)),
+        ("trl", (1.0, 0.75, 0.5, 0.5), (-1.0, -0.75, -0.5, -0.5)),
+        ("r1_zero", (1.0, 0.9, 0.8, 0.8), (-0.5, -0.3, -0.1, -0.1)),
+    ],
+)
+def test_cosine_presets(preset, right, wrong):
+    lengths = (0, 50, 100, 200)
+    assert [scaled("42", size, preset=preset) for size in lengths] == pytest.approx(list(right))
+    assert [scaled("43", size, preset=preset) for size in lengths] == pytest.approx(list(wrong))
+    for answer, (start, *_, end) in (("42", right), ("43", wrong)):
+        scores = [scaled(answer, size, preset=preset) for size in range(0, 400, 10)]
+        assert scores == sorted(scores, reverse=start > end)  # one way only
+        assert scores[10:] == pytest.approx([end] * 30)
+
+
+def test_cosine_of_the_walk_through_counts_characters_up_to_1000():
     text = "<answer>42</answer>"
-    got = cosine(
-        text, solution="42", max_len=1000, unit="characters", min_len_value_correct=1.0, max_len_value_correct=0.8
-    )
-    assert got.score == pytest.approx(0.8 + 0.5 * 0.2 * (1 + math.cos(len(text) / 1000 * math.pi)))
+    for padding in (0, 500 - len(text), 1000 - len(text), 5000):
+        share = min((len(text) + padding) / 1000, 1.0)
+        got = cosine(" " * padding + text, solution="42", preset="r1_zero")
+        assert got.score == pytest.approx(0.8 + 0.2 * 0.5 * (1 + math.cos(math.pi * share)))
+    assert cosine(" " * 481 + "<answer>43</answer>", solution="42", preset="r1_zero").score == pytest.approx(-0.3)
+
+
+def test_cosine_values_beside_a_preset_win():
+    given = {"preset": "r1_zero", "max_len_value_correct": 0.0, "min_len_value_wrong": -2.0}
+    assert [scaled("42", size, **given) for size in (0, 100)] == [1.0, 0.0]
+    assert [scaled("43", size, **given) for size in (0, 100)] == pytest.approx([-2.0, -0.1])
+    assert scaled("42", 20, max_len=20, preset="r1_zero") == pytest.approx(0.8)
+    text = "<answer>42</answer>"
+    assert cosine(text, solution="42", max_len=2 * len(text), unit="characters").score == pytest.approx(0.75)
+
+
+def test_cosine_of_trl_is_trls():
+    trl = pytest.importorskip("trl.rewards").get_cosine_scaled_reward(max_len=100)
+    for answer in ("42", "43"):
+        completion = [{"role": "assistant", "content": f"\\boxed{{{answer}}}"}]
+        for size in (0, 30, 100, 250):
+            (theirs,) = trl([completion], solution=["42"], completion_ids=[[0] * size])
+            ours = cosine(
+                completion[0]["content"], solution="42", max_len=100, preset="trl", completion_token_ids=[0] * size
+            )
+            assert ours.score == pytest.approx(theirs)
+
+
+def test_cosine_needs_a_max_len_before_anything_is_scored():
+    for params in ({}, {"preset": "trl"}, {"max_len": None}):
+        with pytest.raises(InvalidParamsError, match="set max_len: the preset"):
+            checked_params(cosine.__reward__, params)
+    for params in ({"max_len": 9}, {"preset": "r1_zero"}, {"preset": "trl", "max_len": 9}):
+        checked_params(cosine.__reward__, params)
+    with pytest.raises(InvalidParamsError, match=r"^max_len: "):
+        checked_params(cosine.__reward__, {"max_len": 0})
+    with pytest.raises(ValueError, match="set max_len"):
+        cosine("", solution="42")
 
 
 def test_cosine_has_no_score_without_a_gold_answer():

@@ -28,22 +28,28 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
 @reward
-def accuracy(completion: str, *, solution: str) -> Score:
-    """1 when the answer equals `solution` mathematically, else 0; unscorable when `solution` cannot be parsed.
+def accuracy(completion: str, *, solution: str, unparsable: float | None = None) -> Score:
+    """1 when the answer equals `solution` mathematically, else 0; `unparsable` when `solution` cannot be parsed.
 
     The answer is what stands in the first `<answer>…</answer>`, in LaTeX or as a plain expression; without such a block
     it is what stands in `\\boxed{…}` or after "the final answer is". `solution` may be a whole worked solution; its
     answer is found in the same way. An answer equal to it as text is right without parsing.
 
+    `unparsable` is null by default: such a sample is unscorable and takes no part. The R1-Zero walk-through gives it
+    0.5, open-r1 1, ms-swift 0; a number that every sample of a group gets teaches nothing, but moves the run's mean.
+    `cosine`, `length` and `math_boxed`, which ask this reward, leave such samples unscorable.
+
     Expressions made to be expensive (towers such as `9^{9^9}`, more than 12 nested brackets, factorials of six digits)
     score 0 at once, unless the solution has such a thing, too.
 
-    Source: math_verify, with the choices of TRL's `accuracy_reward` (unparsable gold is no score, where others give 0,
-    0.5 or 1) and ms-swift's `<answer>` block. The order of arguments is verify(gold, answer): it is not symmetric.
+    Source: math_verify, with the choices of TRL's `accuracy_reward` (an unparsable gold answer is no score) and
+    ms-swift's `<answer>` block. The order of arguments is verify(gold, answer): it is not symmetric.
     """
     gold = _block_or_all(solution)
     if not _parsed_gold(gold):
-        return Score(None, detail="the column solution has no answer that can be parsed")
+        return Score(
+            unparsable, detail="the column solution has no answer that can be parsed", log={"solution_parsed": False}
+        )
     answer = answer_block(completion)
     if answer is None:
         return Score(_memoized(gold, completion, False))

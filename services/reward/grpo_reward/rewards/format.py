@@ -7,30 +7,37 @@ THINK_OPENING, THINK_CLOSING = "<think>", "</think>"
 
 
 @reward(name="format")
-def format_reward(completion: str, *, require_think: bool = True, prefix: str = "") -> float:
-    """1 when the completion is exactly `<think>…</think><answer>…</answer>`, else 0.
+def format_reward(completion: str, *, strict: bool = True, require_think: bool = True, prefix: str = "") -> float:
+    """1 when the completion is `<think>…</think><answer>…</answer>`, else 0.
 
-    Decisions: each of the four tags stands there exactly once; both blocks say something (white space alone does not
-    count); between the blocks and around the whole only white space, which is ignored, so that a final line break does
-    not decide. With `require_think` false the think block may be missing, but one that is there must be right.
+    Decisions, strict or not: each of the four tags stands there exactly once, in this order, so that a second block, a
+    nested one or a tag inside a block is wrong; both blocks say something (white space alone does not count); tags are
+    lower case. White space around the blocks is ignored, so that a final line break does not decide.
+
+    With `strict` nothing else may stand before, between or after the blocks. Without it any text may, for models that
+    introduce their answer or add a sentence to it.
+
+    With `require_think` false the think block may be missing, but one that is there must be right.
 
     `prefix` is text the prompt has written already, such as `<think>`; it is put before the completion.
 
     Source: DeepSeek-R1 (arXiv 2501.12948), section 2.2.2. The expression its followers use,
-    `^<think>.*?</think>\\s*<answer>.*?</answer>`, takes repeated and empty blocks, some of them any text after them.
+    `^<think>.*?</think>\\s*<answer>.*?</answer>`, takes repeated and empty blocks. With `$` and `re.MULTILINE` it takes
+    any further lines as well (the R1-Zero walk-through); with `(?![\\s\\S])` a final line break fails (ms-swift).
     """
-    text = (prefix + completion).strip()
-    if text.count(OPENING) != 1 or text.count(CLOSING) != 1 or not text.endswith(CLOSING):
+    text = prefix + completion
+    tags = [THINK_OPENING, THINK_CLOSING, OPENING, CLOSING]
+    if not require_think and THINK_OPENING not in text and THINK_CLOSING not in text:
+        tags = tags[2:]
+    if any(text.count(tag) != 1 for tag in tags):
         return 0.0
-    before, _, answer = text.removesuffix(CLOSING).partition(OPENING)
-    if not answer.strip():
-        return 0.0
-    if text.count(THINK_OPENING) != text.count(THINK_CLOSING):
-        return 0.0
-    think = before.strip()
-    if not think:
-        return float(not require_think and text.count(THINK_OPENING) == 0)
-    if not (think.startswith(THINK_OPENING) and think.endswith(THINK_CLOSING)) or text.count(THINK_OPENING) != 1:
-        return 0.0
-    thought = think.removeprefix(THINK_OPENING).removesuffix(THINK_CLOSING)
-    return float(bool(thought.strip()))
+    parts = []
+    for tag in tags:
+        part, found, text = text.partition(tag)
+        if not found:  # it stands before one that should come first
+            return 0.0
+        parts.append(part)
+    outside, inside = [*parts[0::2], text], parts[1::2]
+    says_something = all(part.strip() for part in inside)
+    says_no_more = not any(part.strip() for part in outside)
+    return float(says_something and (says_no_more or not strict))

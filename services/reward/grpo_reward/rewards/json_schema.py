@@ -1,0 +1,207 @@
+"""Structured output: JSON that follows a schema."""
+
+import json
+import math
+import warnings
+from functools import lru_cache
+from typing import Annotated, Any, NoReturn
+
+import jsonschema
+import referencing
+from jsonschema.protocols import Validator
+from jsonschema.validators import Draft202012Validator, validator_for
+from pydantic import AfterValidator
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT202012, EMPTY_REGISTRY
+
+from ..answer import answer_block
+from ..author import Score, reward
+from .format import THINK_CLOSING
+
+MAX_DEPTH = 32
+"""Nested arrays and objects: checking one level of a schema that contains itself takes a dozen calls of the stack."""
+FENCE = "```"
+_SHORT_VALUES: tuple[Any, ...] = (None, 0, "", [], {})
+"""Enough to find out that a schema refers to itself without end."""
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+
+
+class _NotStrictError(ValueError):
+    """Python's parser takes it, but it is no JSON, or not the same to every reader."""
+
+
+def _checked(schema: dict[str, Any]) -> dict[str, Any]:
+    _compiled(json.dumps(schema))
+    return schema
+
+
+def json_schema(
+    completion: str,
+    *,
+    schema: Annotated[dict[str, Any], AfterValidator(_checked)] | None = None,
+    json_schema: dict[str, Any] | str | None = None,
+) -> Score:
+    """1 when the completion's JSON is valid under the schema, else 0.
+
+    The schema is the column `json_schema` (an object, or JSON text of one, as data sets have it), and for samples where
+    that is missing or null the param `schema`. With neither the sample is unscorable, and so it is when its column is
+    no schema; a param that is none refuses the request.
+
+    The JSON is what stands in the first `<answer>…</answer>`, without such a block what follows the last `</think>`,
+    without that the completion. If this text is no JSON as a whole, its last fenced block (```json or ``` on a line of
+    its own) is taken. Text around it scores 0.
+
+    Decisions: JSON by RFC 8259, so NaN and Infinity are no values; an object with the same key twice is wrong, since
+    readers differ in which one counts; so are numbers beyond a double's range and more than 32 nested levels. Drafts 3
+    to 2020-12 by `$schema`, 2020-12 without it. `format` is not checked, as the drafts have it by default. References
+    work inside the schema only: nothing is ever fetched.
+
+    Source: JSON Schema 2020-12, as the library jsonschema checks it. `log` has the first thing that is wrong.
+    """
+    chosen = schema if json_schema is None else json_schema
+    try:
+        validator = _compiled(chosen if isinstance(chosen, str) else json.dumps(chosen))
+    except ValueError as error:
+        return Score(None, detail=f"the column json_schema cannot be used: {error}")
+    if validator is None:
+        return Score(None, detail="no schema: send the param schema or the column json_schema")
+    try:
+        value = _json_of(completion)
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        return _invalid(f"no JSON: {reason}")
+    for problem in validator.iter_errors(value):
+        return _invalid(f"{problem.json_path}: {problem.message}")
+    return Score(1.0)
+
+
+def _invalid(problem: str) -> Score:
+    # Escapes such as \ud800 make strings that are no Unicode text, which no answer of ours could carry.
+    return Score(0.0, log={"problem": problem[:200].encode(errors="replace").decode()})
+
+
+with warnings.catch_warnings():
+    # Pydantic's models have a deprecated method of that name, which nobody calls here.
+    warnings.filterwarnings("ignore", message='Field name "schema" in', category=UserWarning)
+    json_schema = reward(columns=["json_schema"])(json_schema)
+
+
+@lru_cache(maxsize=512)
+def _compiled(text: str) -> Validator | None:
+    """The validator for JSON text of a schema; None for `null`. Raises ValueError saying what is wrong with it."""
+    try:
+        schema = json.loads(text)
+        if schema is None:
+            return None
+        if not isinstance(schema, dict | bool):
+            raise ValueError("a schema is a JSON object")
+        kind = _draft(schema)
+        kind.check_schema(schema)
+        _check_references(schema, kind)
+        validator = kind(schema, registry=EMPTY_REGISTRY)
+        for value in _SHORT_VALUES:
+            validator.is_valid(value)
+    except jsonschema.SchemaError as error:
+        raise ValueError(f"{error.json_path}: {error.message}"[:300]) from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply, or a $ref leads to itself") from None
+    except Unresolvable as error:
+        raise ValueError(f"{error.ref} is not in the schema: put it under $defs; nothing is fetched") from None
+    return validator
+
+
+def _draft(schema: Any) -> Any:
+    """The class of validators for the schema's draft."""
+    name = schema.get("$schema") if isinstance(schema, dict) else None
+    if name is None:
+        return Draft202012Validator
+    kind = validator_for(schema, default=None) if isinstance(name, str) else None
+    if kind is None:
+        raise ValueError(f"$schema names no draft that is known here: {name!r:.100}")
+    return kind
+
+
+def _check_references(schema: Any, kind: Any) -> None:
+    """Raises Unresolvable for a reference that leads out of the schema, which would else be found by some sample."""
+    specification = referencing.jsonschema.specification_with(kind.META_SCHEMA["$schema"], default=DRAFT202012)
+    resource = specification.create_resource(schema)
+    base = resource.id() or ""
+    registry = EMPTY_REGISTRY.with_resource(base, resource).crawl()
+    todo = [(resource, registry.resolver(base))]
+    while todo:
+        resource, resolver = todo.pop()
+        if isinstance(resource.contents, dict):
+            for name in _REFERENCES:
+                if isinstance(reference := resource.contents.get(name), str):
+                    resolver.lookup(reference)
+        todo += [(part, resolver.in_subresource(part)) for part in resource.subresources()]
+
+
+def _json_of(completion: str) -> Any:
+    """Raises ValueError or RecursionError when there is none."""
+    block = answer_block(completion)
+    text = completion.rpartition(THINK_CLOSING)[2] if block is None else block
+    try:
+        return _parsed(text)
+    except _NotStrictError:
+        raise
+    except ValueError:
+        fenced = _last_fenced(text)
+        if fenced is None:
+            raise
+    return _parsed(fenced)
+
+
+def _last_fenced(text: str) -> str | None:
+    """The last closed block of lines between ```json, or ``` alone, and ```."""
+    found: str | None = None
+    language: str | None = None
+    lines: list[str] = []
+    for line in text.splitlines():
+        mark = line.strip()
+        if language is None and mark.startswith(FENCE):
+            language, lines = mark.removeprefix(FENCE).strip().lower(), []
+        elif language is not None and mark == FENCE:
+            found = "\n".join(lines) if language in ("", "json") else found
+            language = None
+        else:
+            lines.append(line)
+    return found
+
+
+def _parsed(text: str) -> Any:
+    value = json.loads(text, parse_constant=_no_constant, parse_float=_float, parse_int=_int, object_pairs_hook=_object)
+    if _depth(value) > MAX_DEPTH:
+        raise _NotStrictError(f"more than {MAX_DEPTH} nested levels")
+    return value
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise _NotStrictError(f"{name} is no JSON value")
+
+
+def _float(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise _NotStrictError("a number is beyond the range of a double")
+    return value
+
+
+def _int(digits: str) -> int:
+    _float(digits)
+    return int(digits)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise _NotStrictError("an object has the same key twice")
+    return found
+
+
+def _depth(value: Any) -> int:
+    depth, level = 0, [value]
+    while level := [item for item in level if isinstance(item, dict | list)]:
+        depth += 1
+        level = [part for item in level for part in (item.values() if isinstance(item, dict) else item)]
+    return depth

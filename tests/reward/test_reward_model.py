@@ -1,0 +1,267 @@
+"""Reward models: one behind a URL, and one that the workers share, against transformers itself."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import torch
+from tests.reward.fake_server import PATIENCE_S, FakeServer, Reply, server
+from tests.tiny_model import MAX_LENGTH, make_tokenizer, save_tiny_model
+from transformers import Qwen2Config, Qwen2ForSequenceClassification
+
+from grpo_proto import RewardSpec
+from grpo_reward.executors.base import Chunk, ExecutorUnavailable
+from grpo_reward.executors.process import ProcessExecutor
+from grpo_reward.rewards.reward_model import reward_model
+from grpo_reward.scorer import checked_params, score_batch
+
+__all__ = ["server"]
+
+CHAT = [{"role": "user", "content": "2 + 2?"}]
+START_S = 120.0
+RESTARTS: list[str] = []
+
+
+def classified(*logits: float, tokens: int = 7) -> Reply:
+    """As vLLM's `/classify` answers for one text."""
+    data = [{"index": 0, "label": "LABEL_0", "probs": list(logits), "num_classes": len(logits)}]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}
+    return Reply({"id": "classify-1", "object": "list", "created": 1, "model": "m", "data": data, "usage": usage})
+
+
+def remote(server: FakeServer, *samples: tuple[object, str], **params: object):
+    prompts, completions = zip(*samples, strict=True)
+    given = {"url": server.url, "request_timeout_s": PATIENCE_S, **params}
+    return asyncio.run(reward_model(list(completions), prompts=list(prompts), **given))
+
+
+class TestBehindAUrl:
+    def test_text_goes_out_as_text_and_messages_as_messages(self, server):
+        server.answer = lambda request: classified(-2.5 if "messages" in request.body else 3.25)
+        scores = remote(server, ("2 + 2?", "4"), (None, "4"), (CHAT, "4"), model="rm", max_concurrency=1)
+        assert [score.score for score in scores] == [3.25, 3.25, -2.5]
+        assert scores[0].log == {"tokens": 7, "truncated": False}
+        assert scores[0].metrics == {"truncated": 0.0}
+        assert {request.path for request in server.requests} == {"/classify"}
+        text, alone, chat = (request.body for request in server.requests)
+        assert text == {"model": "rm", "input": "2 + 2?4", "use_activation": False}
+        assert alone["input"] == "4"
+        assert chat["messages"] == [*CHAT, {"role": "assistant", "content": "4"}]
+
+    def test_a_text_that_was_cut_is_told(self, server):
+        server.answer = lambda request: classified(1.0, tokens=min(len(request.body["input"]), 16))
+        short, long = remote(server, ("p", "4"), ("p", "4" * 100), max_length=16)
+        assert server.requests[0].body["truncate_prompt_tokens"] == 16
+        assert server.requests[0].body["truncation_side"] == "left"
+        assert (short.log["truncated"], long.log["truncated"]) == (False, True)
+        assert (short.metrics, long.metrics) == ({"truncated": 0.0}, {"truncated": 1.0})
+
+    @pytest.mark.parametrize(
+        ("reply", "detail"),
+        [
+            (classified(0.1, 0.9), "2 labels"),
+            (classified(), "0 labels"),
+            (Reply(b'{"data": [{"probs": [1e999]}], "usage": {"prompt_tokens": 1}}'), "gave inf"),
+            (Reply({"data": []}), "not one of vLLM's /classify"),
+            (Reply(b"3.5"), "not one of vLLM's /classify"),
+            (Reply({"message": "this model's maximum context length is 512"}, status=400), "maximum context length"),
+            (Reply(status=307, headers={"Location": "http://127.0.0.1:9/classify"}), "redirects are not followed"),
+        ],
+    )
+    def test_without_a_logit_there_is_no_score(self, server, reply, detail):
+        server.answer = lambda request: reply if "bad" in request.body["input"] else classified(1.0)
+        good, bad = remote(server, ("p", "good"), ("p", "bad"))
+        assert (good.score, bad.score) == (1.0, None)
+        assert detail in bad.detail
+
+    def test_its_key_is_its_own(self, server, monkeypatch):
+        monkeypatch.setenv("JUDGE_API_KEY", "not-this-one")
+        server.answer = lambda request: classified(1.0)
+        remote(server, ("p", "4"))
+        assert "Authorization" not in server.requests[0].headers
+        monkeypatch.setenv("REWARD_MODEL_API_KEY", "this-one")
+        remote(server, ("p", "4"))
+        assert server.requests[1].headers["Authorization"] == "Bearer this-one"
+
+    def test_the_operator_has_to_allow_it(self, server, monkeypatch):
+        monkeypatch.setenv("GRPO_REWARD_ALLOWED_URL", f"{server.url}/other")
+        params = checked_params(reward_model.__reward__, {"url": server.url})
+        (score,) = score_batch(reward_model.__reward__, params, [{"completion": "4", "columns": {}}], None)
+        assert score["status"] == "error"
+        assert "--allowed-url" in score["detail"]
+        assert server.requests == []
+
+
+def test_without_a_url_and_a_model_it_says_what_to_do():
+    with pytest.raises(ValueError, match="set url, or start the server with --reward-model"):
+        asyncio.run(reward_model(["4"], prompts=["p"]))
+
+
+def make_classifier(*, num_labels: int = 1, pad_token_id: int | None = 0) -> Qwen2ForSequenceClassification:
+    torch.manual_seed(1)
+    config = Qwen2Config(
+        vocab_size=len(make_tokenizer()),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=MAX_LENGTH,
+        num_labels=num_labels,
+        pad_token_id=pad_token_id,
+        bos_token_id=None,
+        eos_token_id=1,
+        initializer_range=0.3,
+    )
+    return Qwen2ForSequenceClassification(config).eval()
+
+
+def save(folder: Path, model: Qwen2ForSequenceClassification) -> Path:
+    model.save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+async def started(model: Path, **options: object) -> ProcessExecutor:
+    """An executor whose fork server has loaded `model`."""
+    environment = {"GRPO_REWARD_REWARD_MODEL": str(model)}
+    executor = ProcessExecutor(
+        workers=2, memory_bytes=4 << 30, environment=environment, start_limit_s=START_S, **options
+    )
+    await executor.start()
+    return executor
+
+
+@pytest.fixture(scope="module")
+def model() -> Qwen2ForSequenceClassification:
+    return make_classifier()
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def executor(model, tmp_path_factory):
+    RESTARTS.clear()
+    executor = await started(save(tmp_path_factory.mktemp("classifier"), model), on_restart=RESTARTS.append)
+    yield executor
+    await executor.stop()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+class TestInTheWorkers:
+    SAMPLES = (
+        ("What is 2 + 2? ", "4"),
+        ("What is 2 + 2? ", "It is five, or " + "perhaps six, " * 20),
+        ("", "4"),
+        (None, "no prompt"),
+        (CHAT, "4"),
+        ([{"role": "system", "content": "Add."}, *CHAT], "The answer is 4."),
+    )
+
+    async def score(self, executor, *samples: tuple[object, str], **params: object):
+        given = [{"prompt": prompt, "completion": text, "columns": {}} for prompt, text in samples]
+        chunk = Chunk([RewardSpec(name="reward_model", params=params)], given, None, 60.0, batch=True)
+        async with asyncio.timeout(90):
+            await executor.score(chunk)
+        return chunk.scores
+
+    def expected(self, model, prompt: object, completion: str, limit: int = MAX_LENGTH) -> float:
+        """What transformers gives for this sample alone."""
+        text = (prompt or "") + completion if not isinstance(prompt, list) else None
+        if text is None:
+            dialogue = [*prompt, {"role": "assistant", "content": completion}]
+            text = make_tokenizer().apply_chat_template(dialogue, tokenize=False)
+        token_ids = make_tokenizer()(text)["input_ids"][-limit:]
+        with torch.inference_mode():
+            return model(input_ids=torch.tensor([token_ids])).logits[0, 0].item()
+
+    async def test_scores_are_those_of_transformers_at_any_place_of_a_batch(self, executor, model):
+        expected = [self.expected(model, *sample) for sample in self.SAMPLES]
+        assert len({round(logit, 2) for logit in expected}) > 4  # else it would prove little
+        for num_threads in (1, 2):
+            scores = await self.score(executor, *self.SAMPLES, num_threads=num_threads)
+            assert [score.score for score in scores] == pytest.approx(expected, abs=1e-4)
+        backwards = await self.score(executor, *reversed(self.SAMPLES))
+        assert [score.score for score in reversed(backwards)] == pytest.approx(expected, abs=1e-4)
+
+    async def test_both_workers_score_and_stay(self, executor, model):
+        # More tokens than a micro-batch, and both workers at once.
+        samples = [("p", "x" * (1 + number * 3)) for number in range(120)]
+        first, second = await asyncio.gather(self.score(executor, *samples), self.score(executor, *samples))
+        assert [score.score for score in first] == [score.score for score in second]
+        assert first[77].score == pytest.approx(self.expected(model, *samples[77]), abs=1e-4)
+        assert RESTARTS == []
+
+    async def test_the_fork_server_has_one_thread(self, executor):
+        """A pool of threads would not survive the fork, and those who wait for it would wait for ever."""
+        assert len(os.listdir(f"/proc/{executor._forkserver.pid}/task")) == 1
+
+    async def test_what_is_too_long_loses_its_beginning_and_says_so(self, executor, model):
+        long = ("p", "a" * 1000 + "b")
+        whole, cut, model_limit = (
+            *(await self.score(executor, ("p", "a" * 9), long, max_length=16)),
+            *(await self.score(executor, long)),
+        )
+        assert (whole.log, whole.metrics) == ({"tokens": 10, "truncated": False}, {"truncated": 0.0})
+        assert (cut.log, cut.metrics) == ({"tokens": 16, "truncated": True}, {"truncated": 1.0})
+        assert cut.score == pytest.approx(self.expected(model, *long, limit=16), abs=1e-4)
+        assert model_limit.log == {"tokens": MAX_LENGTH, "truncated": True}
+        assert model_limit.score == pytest.approx(self.expected(model, *long), abs=1e-4)
+
+    async def test_a_sample_without_text_costs_itself_only(self, executor):
+        empty, other, malformed = await self.score(executor, ("", ""), ("p", "4"), ([{"role": "user"}], "4"))
+        assert (empty.status, other.status) == ("unscorable", "ok")
+        assert "empty" in empty.detail
+        assert malformed.status in ("ok", "unscorable")  # a template may well accept it
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda folder: save_tiny_model(folder, num_layers=1), r"no sequence-classification model: it lacks score"),
+        (lambda folder: save(folder, make_classifier(num_labels=2)), "has 2 labels; a reward model has one"),
+        (lambda folder: folder / "missing", "missing cannot be loaded"),
+    ],
+)
+async def test_a_model_that_is_no_reward_model_stops_the_start(tmp_path, make, message):
+    with pytest.raises(ExecutorUnavailable, match=message):
+        await started(make(tmp_path))
+
+
+async def test_without_torch_the_start_says_what_to_install(tmp_path, monkeypatch):
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\")\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(ExecutorUnavailable, match=r"No module named 'torch'.*grpo-reward\[model\]"):
+        await started(tmp_path)
+
+
+def test_a_model_that_cannot_be_padded_is_asked_one_text_at_a_time(tmp_path):
+    # In a process of its own: it sets the number of threads.
+    save(tmp_path, make_classifier(pad_token_id=None))
+    code = (
+        "from grpo_reward.rewards import reward_model as module\n"
+        f"model = module._LocalModel({str(tmp_path)!r})\n"
+        "assert model._pad_token_id is None\n"
+        "texts = [[5, 6, 7], [8], [9, 10]]\n"
+        "assert [len(rows) for rows in model._micro_batches(texts)] == [1, 1, 1]\n"
+        "alone = [model._logits([text], 1)[0] for text in texts]\n"
+        "assert model._logits(texts, 1) == alone\n"
+    )
+    asyncio.run(_run(code))
+
+
+async def _run(code: str) -> None:
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
+    async with asyncio.timeout(START_S):
+        assert await process.wait() == 0
+
+
+def test_nothing_heavy_is_imported_without_a_model():
+    code = (
+        "import sys\n"
+        "from grpo_reward.registry import load_rewards\n"
+        "load_rewards([])\n"
+        "assert not {'torch', 'transformers', 'numpy', 'tokenizers'} & set(sys.modules), sorted(sys.modules)\n"
+    )
+    asyncio.run(_run(code))
