@@ -1,3 +1,5 @@
+import time
+
 import math_verify
 import pytest
 
@@ -113,3 +115,32 @@ def test_running_out_of_memory_is_no_verdict(monkeypatch):
     monkeypatch.setattr(module, "verify", verify)
     with pytest.raises(MemoryError):
         accuracy("<answer>6 * 7</answer>", solution="42")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "7" * 20_000,
+        "1+" * 10_000 + "1",
+        "-" * 10_000 + "1",
+        "1," * 10_000 + "1",
+        "a" * 50_000,
+        "+".join(f"x_{{{number}}}" for number in range(500)),
+        "10^{5000 \\cdot 5000 \\cdot 5000}",
+        "(x+y+z)^{50}",
+        "(x+1)^{1000}",
+        "\\binom{10000000}{5000000}",
+    ],
+    ids=lambda text: text[:12],
+)
+@pytest.mark.parametrize("form", ["<answer>{}</answer>", "<answer>${}$</answer>", "so it is \\boxed{{{}}}."])
+def test_what_would_take_seconds_is_wrong_at_once(form, answer):
+    started = time.process_time()
+    assert accuracy(form.format(answer), solution="$42$").score == 0.0
+    assert time.process_time() - started < 1.0
+
+
+def test_an_answer_that_is_long_or_large_like_its_solution_is_compared():
+    assert accuracy("<answer>$(x+1)^{40}$</answer>", solution="$(x+1)^{40}$").score == 1.0
+    thinking = "as 9^{9^9} is too large, and " + "7" * 3000
+    assert accuracy(f"{thinking}, it is \\boxed{{42}}", solution="$42$").score == 1.0

@@ -130,7 +130,7 @@ class TestArguments:
         assert [result["status"] for result in results] == ["ok", "unscorable"]
         assert seen == {
             "completions": ["a", "b"], "prompts": ["p", "q"], "completion_ids": [[1], None], "gold": [1, 4],
-            "bonus": 2.0, "columns": {"x": [2, 5]}, "seen": {},
+            "bonus": 2.0, "columns": {"x": [2, 5], "y": [3, None]}, "seen": {},
         } | {"seen": seen["seen"]}  # fmt: skip
 
     @pytest.mark.parametrize("returned", [[1.0], [1.0, 2.0, 3.0], "12", 1.0, None])
@@ -139,6 +139,27 @@ class TestArguments:
         samples = [{"completion": "", "columns": {}}] * 2
         results = score_batch(mark, checked_params(mark, {}), samples, None)
         assert [result["status"] for result in results] == ["error", "error"]
+
+    def test_a_function_of_completions_may_ask_for_what_belongs_to_the_request(self):
+        @reward
+        def fit(completions, truncated, trainer_state, timeout_s, log_extra, hint=None):
+            log_extra("hint", hint or ["none"] * len(completions))
+            return [trainer_state.global_step + timeout_s if cut else None for cut in truncated]
+
+        mark = mark_of(fit)
+        assert (mark.required_columns, list(mark.params.model_fields)) == ([], ["hint"])
+        samples = [{"completion": "", "columns": {}, "truncated": cut} for cut in (True, False)]
+        results = score_batch(mark, checked_params(mark, {}), samples, 3, 0.5)
+        assert [(result["score"], result["log"]) for result in results] == [
+            (3.5, {"hint": "none"}), (None, {"hint": "none"}),
+        ]  # fmt: skip
+
+    def test_a_param_may_have_any_name(self):
+        @reward
+        def fit(completion: str, *, schema: str = "a", json: str = "b", model_name: str = "c") -> float:
+            return float(schema + json + model_name == "abd")
+
+        assert run(fit, {}, {"model_name": "d"})["score"] == 1.0
 
     def test_async_functions_are_awaited(self):
         @reward

@@ -81,3 +81,12 @@ def test_think_language(text, scripts, score):
 def test_think_language_without_a_word():
     assert think_language("<think>3 + 4 = 7</think>words").score is None
     assert think_language("<think>3 + 4 = 7</think>words", whole=True).score == 1.0
+
+
+@pytest.mark.parametrize("text", ["<answer></answer>", "<tool_call></tool_call>", "<answer>42</answer>"])
+def test_tags_are_no_words(text):
+    assert think_language(text).score is None
+
+
+def test_tags_do_not_make_another_script_latin():
+    assert think_language("<answer>答案</answer>").score == 0.0

@@ -12,7 +12,7 @@ Every other parameter is one of three things:
 - a *field* of the sample, by its name: `prompt`, `completion_token_ids`, `truncated`, `step` (for `completions`:
   `prompts`, `completion_ids`, `truncated`, `step`). Without a default, samples that lack it are refused. For
   `completions` also what TRL passes: `trainer_state`, of which `global_step` is known, `log_extra(column, values)` and
-  `log_metric(name, value)`;
+  `log_metric(name, value)`, and `timeout_s`, after which the call is killed and no sample of it has a score;
 - a *column* of the dataset: every name in `columns`, or without `columns` every parameter that has no default;
 - a *param* of the request, checked against its annotation: every other one.
 
@@ -21,6 +21,7 @@ What it returns: a finite number, None (not its task: `unscorable`) or a `Score`
 
 import hashlib
 import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,7 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 SAMPLE_FIELDS = {"prompt": "prompt", "completion_token_ids": "completion_token_ids", "truncated": "truncated"}
 BATCH_FIELDS = {"prompts": "prompt", "completion_ids": "completion_token_ids", "truncated": "truncated"}
 """Parameter name → field of the sample."""
-CONTEXT = ("trainer_state", "log_extra", "log_metric")
+CONTEXT = ("timeout_s", "trainer_state", "log_extra", "log_metric")
 """Parameters of a function of `completions` that belong to the request, as `step` does for all."""
 
 
@@ -146,11 +147,19 @@ def _inspect(function: Callable[..., Any], name: str | None, columns: Sequence[s
         required_fields=required_fields,
         columns=checks,
         required_columns=required_columns,
-        params=create_model(f"{name}_params", __config__=_PARAMS_CONFIG, **params),
+        params=params_model(name, params),
         context=frozenset(context),
         takes_all_columns=takes_all_columns,
         code_hash=code_hash(Path(inspect.getfile(function))),
     )
+
+
+def params_model(name: str, params: dict[str, Any]) -> type[BaseModel]:
+    """Checks the params of a request: name → (annotation, default or `...`)."""
+    with warnings.catch_warnings():
+        # A param called `schema` or `json` shadows a method of pydantic's that nobody calls on this model.
+        warnings.filterwarnings("ignore", message="Field name .* shadows an attribute", category=UserWarning)
+        return create_model(f"{name}_params", __config__=_PARAMS_CONFIG, **params)
 
 
 def code_hash(file: Path) -> str:

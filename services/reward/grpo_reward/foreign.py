@@ -11,12 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import create_model
-
-from .author import CONTEXT, Reward, code_hash
+from .author import CONTEXT, Reward, code_hash, params_model
 from .scorer import finished
 
-TRL_GIVEN = {"completions", "prompts", "completion_ids", *CONTEXT}
+TRL_GIVEN = {"completions", "prompts", "completion_ids", "trainer_state", "log_extra", "log_metric"}
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 SWIFT_GIVEN = {"messages", "response_token_ids", "is_truncated", "finish_reason", "trainer_state"}
 
@@ -107,8 +105,8 @@ def _reward(call: Callable[..., Any], signature: _Signature, name: str, document
         required_fields=[],
         columns=dict.fromkeys(signature.columns),
         required_columns=signature.required_columns,
-        params=create_model(f"{name}_params", __config__={"extra": "forbid", "title": "params"}),
-        context=frozenset(CONTEXT),
+        params=params_model(name, {}),
+        context=frozenset(CONTEXT) - {"timeout_s"},
         takes_all_columns=signature.takes_all,
         code_hash=code_hash(file),
     )

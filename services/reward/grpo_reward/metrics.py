@@ -22,9 +22,7 @@ class Metrics:
         self.score_seconds = Counter(
             "grpo_reward_score_seconds", "Time workers spent in a reward.", ["reward"], registry=registry
         )
-        self.remembered = Counter(
-            "grpo_reward_scores_remembered", "Scores that --memo had already.", registry=registry
-        )
+        self.remembered = Counter("grpo_reward_scores_remembered", "Scores that --memo had already.", registry=registry)
         self.queued = Gauge("grpo_reward_queue_depth", "Scores asked for and not answered yet.", registry=registry)
         self.restarts = Counter(
             "grpo_reward_worker_restarts",

@@ -10,12 +10,15 @@ import json
 import os
 import re
 import ssl
+from collections.abc import Coroutine, Iterable
 from types import TracebackType
 from typing import Any, Self
 
 import certifi
 import httpx
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_before_delay, wait_exponential_jitter
+
+from .author import Score
 
 ALLOWED_VARIABLE = "GRPO_REWARD_ALLOWED_URL"
 MAX_ANSWER_BYTES = 4 * 2**20
@@ -177,6 +180,25 @@ class Outgoing:
 
     def _without_key(self, text: str) -> str:
         return text.replace(self._key, "…") if self._key else text
+
+
+async def in_time(calls: Iterable[Coroutine[Any, Any, Score]], timeout_s: float | None, late: str) -> list[Score]:
+    """The scores of all calls, in order. What is not there after nine tenths of `timeout_s` has none, and why: `late`.
+
+    Otherwise the whole request would be killed at `timeout_s`, and those that have answered lost with it.
+    """
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    if not tasks:
+        return []
+    limit_s = None if timeout_s is None else 0.9 * timeout_s
+    _, waiting = await asyncio.wait(tasks, timeout=limit_s)
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    missing = Score(
+        None, detail=f"{late}: no answer within {limit_s:g} s of the request's {timeout_s:g}" if waiting else late
+    )
+    return [missing if task in waiting else task.result() for task in tasks]
 
 
 def _certificates() -> ssl.SSLContext:

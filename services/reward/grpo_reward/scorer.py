@@ -58,26 +58,32 @@ def score_sample(reward: Reward, params: BaseModel, sample: Mapping[str, Any], s
 
 
 def score_batch(
-    reward: Reward, params: BaseModel, samples: Sequence[Mapping[str, Any]], step: int | None
+    reward: Reward,
+    params: BaseModel,
+    samples: Sequence[Mapping[str, Any]],
+    step: int | None,
+    timeout_s: float | None = None,
 ) -> list[Outcome]:
-    """All samples with a function of `completions`: one outcome each, all `error` when the call as a whole failed."""
+    """All samples with a function of `completions`: one outcome each, all `error` when the call as a whole failed.
+
+    A column that only some samples have is None for the others, and is not passed when none has it.
+    """
     arguments = _params_of(params) | {"completions": [sample["completion"] for sample in samples]}
     for parameter, field in reward.fields.items():
         arguments[parameter] = [sample.get(field) for sample in samples]
     logged = _Logged(len(samples))
     context = {
         "step": step,
+        "timeout_s": timeout_s,
         "trainer_state": TrainerState(step),
         "log_extra": logged.log_extra,
         "log_metric": logged.log_metric,
     }
     arguments |= {name: context[name] for name in reward.context}
-    names = set(reward.columns)
-    if reward.takes_all_columns:
-        names |= set(samples[0]["columns"])
-    for column in names:
-        if all(column in sample["columns"] for sample in samples):
-            arguments[column] = [sample["columns"][column] for sample in samples]
+    there = dict.fromkeys(column for sample in samples for column in sample["columns"])
+    for column in there:
+        if column in reward.columns or reward.takes_all_columns:
+            arguments[column] = [sample["columns"].get(column) for sample in samples]
     try:
         results = finished(reward.function(**arguments))
         if isinstance(results, str | bytes | Mapping) or len(results) != len(samples):

@@ -1,5 +1,6 @@
 """In this process, one item after the other: no time limits, no isolation. For tests, and to try a reward out."""
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,16 +22,19 @@ class InlineExecutor:
 
     def __init__(self, plugins: Sequence[Path] = ()):
         self._code = load_rewards(plugins)
-
-    @property
-    def rewards(self) -> Mapping[str, LoadedReward]:
-        return {name: LoadedReward.model_validate(describe(reward)) for name, reward in self._code.items()}
+        self.rewards: Mapping[str, LoadedReward] = {
+            name: LoadedReward.model_validate(describe(reward)) for name, reward in self._code.items()
+        }
 
     async def start(self) -> None: ...
 
     async def stop(self) -> None: ...
 
     async def score(self, chunk: Chunk) -> None:
+        # In a thread, where an `async` reward can have an event loop of its own.
+        await asyncio.to_thread(self._score, chunk)
+
+    def _score(self, chunk: Chunk) -> None:
         for position, spec in enumerate(chunk.rewards):
             reward = self._code[spec.name]
             started = time.monotonic()
@@ -39,7 +43,7 @@ class InlineExecutor:
             except InvalidParamsError as error:
                 raise InvalidParams(spec.name, str(error)) from None
             if reward.batch:
-                outcomes = score_batch(reward, params, chunk.samples, chunk.step)
+                outcomes = score_batch(reward, params, chunk.samples, chunk.step, chunk.timeout_s)
             else:
                 outcomes = [score_sample(reward, params, sample, chunk.step) for sample in chunk.samples]
             for row, outcome in enumerate(outcomes):

@@ -64,7 +64,7 @@ class Worker:
             sample, position = divmod(item, len(rewards))
             reward, params = rewards[position]
             if chunk["batch"]:
-                outcomes += score_batch(reward, params, samples, step)
+                outcomes += score_batch(reward, params, samples, step, chunk["timeout_s"])
             else:
                 outcomes.append(score_sample(reward, params, samples[sample], step))
             items.append(item)

@@ -124,6 +124,7 @@ class WorkerHandle(asyncio.Protocol):
             "samples": chunk.samples,
             "items": items,
             "step": chunk.step,
+            "timeout_s": chunk.timeout_s,
             "batch": chunk.batch,
         }
         body = to_json(message)

@@ -10,13 +10,20 @@ from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, veri
 from ..answer import answer_block
 from ..author import Score, reward
 
+BOX = "\\boxed{"
 MAX_EXPONENT = 200_000
 MAX_DEPTH = 12
 """Nested brackets: parsing LaTeX takes exponential time in them, 1.4 s at 20."""
+MAX_ANSWER_CHARS = 1000
+"""Of an answer, unless the solution is as long: a model that repeats itself is wrong, and not to be timed out."""
 MAX_MEMO_CHARS = 2000
 
 _TOWER = re.compile(r"\d+(?:\s*(?:\^|\*\*)\s*[{(]*\s*\d+)+")
-_LARGE_FACTORIAL = re.compile(r"\d{6,}\s*!")
+_PRODUCT = re.compile(r"(?:\^|\*\*)\s*[{(]([^{}()]*(?:\\cdot|\\times|\*)[^{}()]*)")
+_POWER_OF_SUM = re.compile(r"[)}\]]\s*(?:\^|\*\*)\s*[{(]?\s*(?:\d{3,}|[3-9]\d)")
+"""It would be multiplied out: (x+y+z)^{50} takes three seconds."""
+_LARGE_FACTORIAL = re.compile(r"\d{6,}\s*!|binom\s*\{\s*\d{6,}")
+_BRACE = re.compile(r"[{}]")
 _BRACKET = re.compile(r"[(\[{)\]}]|\n\n")
 
 _ANYWHERE = (LatexExtractionConfig(), ExprExtractionConfig())
@@ -39,8 +46,8 @@ def accuracy(completion: str, *, solution: str, unparsable: float | None = None)
     0.5, open-r1 1, ms-swift 0; a number that every sample of a group gets teaches nothing, but moves the run's mean.
     `cosine`, `length` and `math_boxed`, which ask this reward, leave such samples unscorable.
 
-    Expressions made to be expensive (towers such as `9^{9^9}`, more than 12 nested brackets, factorials of six digits)
-    score 0 at once, unless the solution has such a thing, too.
+    Expressions made to be expensive (towers such as `9^{9^9}`, sums to the power of 30, factorials of six digits, more
+    than 12 nested brackets or 1000 characters) score 0 at once, unless the solution has such a thing, too.
 
     Source: math_verify, with the choices of TRL's `accuracy_reward` (an unparsable gold answer is no score) and
     ms-swift's `<answer>` block. The order of arguments is verify(gold, answer): it is not symmetric.
@@ -74,7 +81,7 @@ def _parsed_gold(gold: str) -> list[Any]:
 def _compare(gold: str, text: str, tagged: bool) -> float:
     if tagged and text == gold:
         return 1.0
-    if _is_expensive(text) and not _is_expensive(gold):
+    if any(map(_is_expensive, [text] if tagged else _boxes(text))) and not _is_expensive(gold):
         return 0.0
     where = _ANYWHERE if tagged else _BOXED
     answers = parse(text, where, extraction_mode="first_match", parsing_timeout=None)
@@ -97,7 +104,10 @@ def _equal(gold: Any, answer: Any) -> bool:
 def _is_expensive(text: str) -> bool:
     """Whether evaluating `text` takes seconds. A bound on the usual tricks, no proof: the rest meets the time limit."""
     return (
-        any(_exponent(match.group()) > MAX_EXPONENT for match in _TOWER.finditer(text))
+        len(text) > MAX_ANSWER_CHARS
+        or any(_exponent(match.group()) > MAX_EXPONENT for match in _TOWER.finditer(text))
+        or any(_product(match.group(1)) > MAX_EXPONENT for match in _PRODUCT.finditer(text))
+        or _POWER_OF_SUM.search(text) is not None
         or _LARGE_FACTORIAL.search(text) is not None
         or _depth(text) > MAX_DEPTH
     )
@@ -112,6 +122,30 @@ def _exponent(tower: str) -> int:
             return MAX_EXPONENT + 1
         exponent = min(level**exponent, MAX_EXPONENT + 1)
     return exponent
+
+
+def _product(exponent: str) -> int:
+    """Of all whole numbers in it, cut off a little above MAX_EXPONENT."""
+    product = 1
+    for digits in re.findall(r"\d+", exponent):
+        product = min(product * max(int(digits[:8]), 1), MAX_EXPONENT + 1)
+    return product
+
+
+def _boxes(text: str) -> list[str]:
+    """What stands in each `\\boxed{…}`, up to the next one; the end of a text without any, where an answer may be."""
+    parts = text.split(BOX)[1:]
+    return [_balanced(part) for part in parts] or [text[-MAX_ANSWER_CHARS:]]
+
+
+def _balanced(part: str) -> str:
+    """Up to the brace that closes the one before `part`; all of it when none does."""
+    depth = 1
+    for match in _BRACE.finditer(part):
+        depth += 1 if match.group() == "{" else -1
+        if depth == 0:
+            return part[: match.start()]
+    return part
 
 
 def _depth(text: str) -> int:

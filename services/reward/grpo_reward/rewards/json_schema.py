@@ -2,7 +2,6 @@
 
 import json
 import math
-import warnings
 from functools import lru_cache
 from typing import Annotated, Any, NoReturn
 
@@ -35,6 +34,7 @@ def _checked(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
+@reward(columns=["json_schema"])
 def json_schema(
     completion: str,
     *,
@@ -78,12 +78,6 @@ def json_schema(
 def _invalid(problem: str) -> Score:
     # Escapes such as \ud800 make strings that are no Unicode text, which no answer of ours could carry.
     return Score(0.0, log={"problem": problem[:200].encode(errors="replace").decode()})
-
-
-with warnings.catch_warnings():
-    # Pydantic's models have a deprecated method of that name, which nobody calls here.
-    warnings.filterwarnings("ignore", message='Field name "schema" in', category=UserWarning)
-    json_schema = reward(columns=["json_schema"])(json_schema)
 
 
 @lru_cache(maxsize=512)

@@ -1,6 +1,5 @@
 """A language model that grades."""
 
-import asyncio
 import hashlib
 import json
 import re
@@ -9,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, ValidationError
 
 from ..author import Score, reward
-from ..outgoing import NoAnswerError, Outgoing
+from ..outgoing import NoAnswerError, Outgoing, in_time
 
 KEY_VARIABLE = "JUDGE_API_KEY"
 MAX_LOG_CHARS = 1000
@@ -46,6 +45,7 @@ async def judge(
     *,
     prompts: list[Any],
     solution: list[Any] | None = None,
+    timeout_s: float | None = None,
     url: Annotated[str, Field(min_length=1)],
     model: Annotated[str, Field(min_length=1)],
     rubric: Annotated[str, Field(min_length=1)] = RUBRIC,
@@ -67,7 +67,8 @@ async def judge(
     No score, never 0, when there is no grade: no answer within `request_timeout_s` (429, 5xx and lost connections are
     repeated until then), a refusal, an answer cut off at `max_tokens`, a last line that is no grade, a grade outside
     the scale. `detail` tells which, `log` has the end of what the judge wrote. All samples of a request are one item
-    for its `timeout_s`, which has to be longer than (samples / `max_concurrency`) answers take.
+    for its `timeout_s`, which has to be longer than (samples / `max_concurrency`) answers take: what has no grade by
+    nine tenths of it has no score.
 
     Injection: a completion may try to talk to the judge. It stands between marks that carry a hash of the sample, which
     a completion cannot foresee, and the judge is told that it is material. Of the judge's answer only the last line
@@ -101,7 +102,7 @@ async def judge(
 
     async with server:
         samples = zip(prompts, completions, references, strict=True)
-        return list(await asyncio.gather(*(graded(*sample) for sample in samples)))
+        return await in_time((graded(*sample) for sample in samples), timeout_s, "the judge gave no grade")
 
 
 def _question(rubric: str, scale: float, prompt: Any, completion: str, reference: Any) -> str:

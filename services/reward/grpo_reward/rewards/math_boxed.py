@@ -1,9 +1,7 @@
 """Mathematical equality of what is boxed."""
 
 from ..author import Score, reward
-from .accuracy import accuracy
-
-BOX = "\\boxed{"
+from .accuracy import BOX, accuracy
 
 
 @reward

@@ -1,6 +1,5 @@
 """A model that was trained to score: sequence classification with one label."""
 
-import asyncio
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -9,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, ValidationError
 
 from ..author import Score, reward
-from ..outgoing import NoAnswerError, Outgoing
+from ..outgoing import NoAnswerError, Outgoing, in_time
 from ..plugin import PluginError
 
 MODEL_VARIABLE = "GRPO_REWARD_REWARD_MODEL"
@@ -23,6 +22,7 @@ async def reward_model(
     completions: list[str],
     *,
     prompts: list[Any],
+    timeout_s: float | None = None,
     url: Annotated[str, Field(min_length=1)] | None = None,
     model: str | None = None,
     max_length: Annotated[int, Field(ge=16)] | None = None,
@@ -50,7 +50,8 @@ async def reward_model(
     mean is their share. With `url` and `max_length` a text of exactly that length counts as truncated: the server does
     not tell. With `url` and without `max_length` a text that is too long gets no score.
 
-    All samples of a request are one item for its `timeout_s`.
+    All samples of a request are one item for its `timeout_s`; with `url` what has no answer by nine tenths of it has no
+    score.
 
     Source: the reward model of RLHF (arXiv 2203.02155), section 3.5, with the heads of transformers.
     """
@@ -64,7 +65,8 @@ async def reward_model(
         )
         async with server:
             samples = zip(prompts, completions, strict=True)
-            return list(await asyncio.gather(*(_asked(server, model, max_length, *sample) for sample in samples)))
+            work = (_asked(server, model, max_length, *sample) for sample in samples)
+            return await in_time(work, timeout_s, "the reward model gave no score")
     if _loaded is None:
         raise ValueError("no reward model: set url, or start the server with --reward-model FOLDER_OR_HUB_NAME")
     return _loaded.score(prompts, completions, max_length, num_threads)

@@ -1,5 +1,6 @@
 """Against a chain of thought that mixes languages."""
 
+import re
 import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
@@ -11,6 +12,7 @@ from .format import THINK_CLOSING, THINK_OPENING
 Script = Literal[
     "latin", "cjk", "hiragana", "katakana", "hangul", "cyrillic", "greek", "arabic", "hebrew", "devanagari"
 ]
+_TAG = re.compile(r"</?[a-z_]{1,32}>")
 _LETTER_IS_A_WORD = {"cjk", "hiragana", "katakana"}
 
 
@@ -18,16 +20,17 @@ _LETTER_IS_A_WORD = {"cjk", "hiragana", "katakana"}
 def think_language(completion: str, *, scripts: Sequence[Script] = ("latin",), whole: bool = False) -> Score:
     """The share of words in the wanted `scripts` among all words of the `<think>` block, 0 to 1.
 
-    A word is a run of letters of one script; of Chinese characters and kana each is one. Digits, symbols and formulas
-    without letters do not count. Without a closing tag the block goes to the end; without a block, and with `whole`,
-    the completion is looked at. Unscorable without a word. English against German is the same script, and the same
-    score.
+    A word is a run of letters of one script; of Chinese characters and kana each is one. Digits, symbols, formulas
+    without letters, and tags such as `<answer>`, do not count. Without a closing tag the block goes to the end; without
+    a block, and with `whole`, the completion is looked at. Unscorable without a word. English against German is the
+    same script, and the same score.
 
     Source: DeepSeek-R1 (arXiv 2501.12948), section 2.3.2, the share of words in the target language.
     """
     text = completion
     if not whole and THINK_OPENING in completion:
         text = completion.partition(THINK_OPENING)[2].partition(THINK_CLOSING)[0]
+    text = _TAG.sub(" ", text)
     wanted = total = 0
     before = ""
     for character in text:

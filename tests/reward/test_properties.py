@@ -1,0 +1,135 @@
+"""What holds for every reward and any text: a finite score in its range, the same one alone and in any company."""
+
+import asyncio
+import math
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from grpo_proto import RewardScore, RewardSpec, ScoreRequest
+from grpo_reward.executors.inline import InlineExecutor
+from grpo_reward.metrics import Metrics
+from grpo_reward.scoring import Scoring, total_score
+
+PIECES = [
+    "<think>", "</think>", "<answer>", "</answer>", "<tool_call>", "</tool_call>", "\\boxed{", "}", "{", "(", ")", "[",
+    "]", "```python\n", "```", "####", "Action:", "Action Input:", "First,", "Step 1:", "\n", " ", "1", "44", "19",
+    "35",
+    "+", "-", "*", "/", "=", "**", "9", ".", ",", "x", "the", "答案", "ответ", "A", "(B)",
+    "\x00", "\u202e", "\u0661",
+    "$", "\\frac{1}{2}", '"name"', ":", "null", "NaN",
+]  # fmt: skip
+text = st.one_of(st.text(max_size=60), st.lists(st.sampled_from(PIECES), max_size=25).map("".join))
+# Reward → params, and the range of its score.
+RANGES: dict[str, tuple[dict[str, Any], float, float]] = {
+    "accuracy": ({}, 0, 1),
+    "cosine": ({"max_len": 100, "unit": "characters"}, -0.5, 1),
+    "countdown": ({}, 0, 1),
+    "exact_match": ({}, 0, 1),
+    "format": ({}, 0, 1),
+    "gsm8k": ({}, 0, 1),
+    "json_schema": ({"schema": {"type": "object"}}, 0, 1),
+    "length": ({"unit": "characters"}, -0.5, 0.5),
+    "math_boxed": ({}, 0, 1),
+    "min_length": ({"min_chars": 10}, 0, 1),
+    "multiple_choice": ({}, 0, 1),
+    "react_format": ({}, 0, 1),
+    "reasoning_steps": ({}, 0, 1),
+    "regex": ({"pattern": "[0-9]+"}, 0, 1),
+    "repetition": ({}, -1, 0),
+    "soft_overlong": ({"max_len": 10, "cache_len": 5}, -1, 0),
+    "tag_count": ({}, 0, 1),
+    "think_language": ({}, 0, 1),
+    "tool_call": ({}, 0, 1),
+}
+ELSEWHERE = {"code", "judge", "reward_model"}
+"""They start processes or call servers; their own tests have their texts."""
+COLUMNS: dict[str, dict[str, Any]] = {
+    "countdown": {"nums": [44, 19, 35], "target": 98},
+    "exact_match": {"solution": "44", "answer": "44"},
+    "gsm8k": {"answer": "#### 44", "solution": "44"},
+    "multiple_choice": {"solution": "B", "answer": "B"},
+    "tool_call": {"tool_calls": []},
+}
+"""Of the others: a solution."""
+quick = settings(
+    max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+)
+
+
+def score_request(name: str, texts: list[str]) -> ScoreRequest:
+    params = RANGES[name][0]
+    samples = [
+        {
+            "completion": text,
+            "columns": COLUMNS.get(name, {"solution": "$44$"}),
+            "completion_token_ids": list(range(len(text))),
+            "prompt": "?",
+        }
+        for text in texts
+    ]
+    return ScoreRequest.model_validate({"rewards": [{"name": name, "params": params}], "samples": samples})
+
+
+@pytest.fixture(scope="module")
+def scoring() -> Scoring:
+    return Scoring(InlineExecutor(), Metrics(), max_samples=1000)
+
+
+def test_no_reward_is_forgotten():
+    assert set(RANGES) | ELSEWHERE == set(InlineExecutor().rewards)
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_any_text_has_a_finite_score_in_the_range_of_the_reward(name: str, scoring: Scoring):
+    _, low, high = RANGES[name]
+
+    @quick
+    @given(text=text)
+    def holds(text: str) -> None:
+        (result,) = asyncio.run(scoring.score(score_request(name, [text]))).results
+        score = result.rewards[name]
+        if name == "think_language" and score.status == "unscorable":
+            return  # a text without a word
+        assert score.status == "ok", score
+        assert score.score is not None
+        assert low <= score.score <= high
+
+    holds()
+
+
+@pytest.mark.parametrize("name", sorted(set(RANGES) - {"length"}))
+def test_a_score_does_not_depend_on_the_company(name: str, scoring: Scoring):
+    @quick
+    @given(texts=st.lists(text, min_size=2, max_size=6), chance=st.randoms())
+    def holds(texts: list[str], chance: Any) -> None:
+        alone = {one: asyncio.run(scoring.score(score_request(name, [one]))).results[0].rewards[name] for one in texts}
+        chance.shuffle(texts)
+        together = asyncio.run(scoring.score(score_request(name, texts))).results
+        assert [result.rewards[name] for result in together] == [alone[text] for text in texts]
+
+    holds()
+
+
+@quick
+@given(
+    weights=st.lists(st.floats(-10, 10), min_size=1, max_size=5),
+    scores=st.lists(st.one_of(st.none(), st.floats(-1e3, 1e3)), min_size=5, max_size=5),
+)
+def test_a_total_is_the_sum_of_what_there_is_and_null_without_anything(
+    weights: list[float], scores: list[float | None]
+):
+    specs = [RewardSpec(name=str(number), weight=weight) for number, weight in enumerate(weights)]
+    found = {
+        spec.name: RewardScore(score=score, status="ok" if score is not None else "timeout")
+        for spec, score in zip(specs, scores, strict=False)
+    }
+    there = [spec.weight * score for spec, score in zip(specs, scores, strict=False) if score is not None]
+    total = total_score(specs, found)
+    if there:
+        assert total is not None
+        assert math.isclose(total, math.fsum(there), abs_tol=1e-9)
+    else:
+        assert total is None
