@@ -220,6 +220,12 @@ class TestScore:
         server.executor.gate.set()
         assert (await task).status_code == 200
 
+    async def test_a_repeated_request_has_the_same_answer(self, server):
+        """A client whose answer was lost asks again: scoring has no effects, so nothing counts twice."""
+        samples = [{"id": "a", "completion": "<answer>1+2</answer>", "columns": {"nums": [1, 2], "target": 3}}] * 3
+        answers = [(await server.score([{"name": "countdown"}, {"name": "format"}], samples)).json() for _ in range(2)]
+        assert answers[0]["results"] == answers[1]["results"]
+
 
 class TestRefusals:
     @pytest.mark.parametrize("body", [b"", b"{", b"nonsense", b"\x80\x04K\x01.", b'{"rewards": "\xff"}'])
@@ -251,7 +257,7 @@ class TestRefusals:
         assert error_of(await server.http.get("/docs"), 404)[0] == "not_found"
 
     @pytest.mark.parametrize(
-        "kind", [None, "text/plain", "application/octet-stream", "application/x-www-form-urlencoded"]
+        "kind", [None, "text/plain", "application/octet-stream", "application/x-python-pickle", "multipart/form-data"]
     )
     async def test_415_another_content_type(self, server, kind):
         headers = {"Content-Type": kind} if kind else {}

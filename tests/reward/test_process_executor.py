@@ -92,7 +92,7 @@ async def test_loads_the_built_in_rewards_and_the_plugin(machinery):
     assert machinery.executor.problem is None
 
 
-@pytest.mark.parametrize("late", ["loop", "hold the interpreter", "stop", "an integral"])
+@pytest.mark.parametrize("late", ["loop", "hold the interpreter", "stop", "ignore signals", "an integral"])
 async def test_a_late_item_is_cut_off_and_the_rest_is_scored(machinery, late):
     if late == "an integral":
         # An expression that the guard of `accuracy` does not know, as it stands for all of its kind.
@@ -130,7 +130,20 @@ async def test_an_item_is_tried_again_when_its_worker_died(machinery, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "what", ["exit", "recurse", "raise", "raise without text", "surrogate", "nan", "infinity", "true", "text", "huge"]
+    "what",
+    [
+        "exit",
+        "import",
+        "recurse",
+        "raise",
+        "raise without text",
+        "surrogate",
+        "nan",
+        "infinity",
+        "true",
+        "text",
+        "huge",
+    ],
 )
 async def test_failures_and_bad_values_are_errors_and_the_worker_lives(machinery, what):
     scores = await machinery.score("", what, "")
@@ -138,6 +151,11 @@ async def test_failures_and_bad_values_are_errors_and_the_worker_lives(machinery
     assert scores[1].score is None
     assert scores[1].detail
     assert not machinery.restarts
+
+
+async def test_an_alarm_that_one_item_set_costs_no_other_its_score(machinery):
+    scores = await machinery.score("set an alarm", *["slow"] * 3)
+    assert [score.status for score in scores] == ["ok"] * 4
 
 
 async def test_none_is_unscorable(machinery):

@@ -230,7 +230,9 @@ def test_a_reward_cannot_take_the_token_from_the_server(misbehaving):
 
 def test_a_ray_cluster_carries_the_same_work(misbehaving):
     """One node, started by the server itself: limits, deaths, refusals and the deadline are as without Ray."""
-    server = Server("--executor", "ray", "--plugin", str(misbehaving), RAY_ADDRESS="")
+    swift = misbehaving.with_name("swift_plugin.py")
+    plugins = [f"{misbehaving}:misbehave", f"{misbehaving}:typed", f"{swift}:ends"]
+    server = Server("--executor", "ray", "--plugin", *plugins, RAY_ADDRESS="")
     try:
         with httpx.Client(base_url=server.url, trust_env=False, timeout=PATIENCE_S) as client:
 
@@ -250,6 +252,9 @@ def test_a_ray_cluster_carries_the_same_work(misbehaving):
             sample = {"completion": "", "columns": {"gold": 1}, "prompt": prompt}
             typed = client.post("/v1/score", json={"rewards": [{"name": "typed"}], "samples": [sample]}).json()
             assert typed["results"][0]["rewards"]["typed"]["log"]["prompt"] == prompt
+            ends = {"rewards": [{"name": "ends"}], "samples": [{"completion": "is 4", "columns": {"solution": "4"}}]}
+            assert client.post("/v1/score", json=ends).json()["results"][0]["total"] == 1.0
+            assert "batch_misbehave" not in client.get("/info").json()["rewards"]
         children = descendants(server.process.pid)
         assert server.stop() == 0
         assert all_gone(children)

@@ -65,6 +65,15 @@ def misbehave(completion: str, *, folder: str = "") -> float | Score | None:
             child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
             Path(folder, "daemon").write_text(str(child.pid))
             os._exit(7)
+        case "ignore signals":
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)
+            while True:
+                time.sleep(1)
+        case "set an alarm":
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+        case "import":
+            import nothing_like_it  # noqa: F401
         case "raise":
             raise LookupError("no such thing")
         case "raise without text":

@@ -9,6 +9,7 @@ import json
 import mmap
 import os
 import resource
+import signal
 import socket
 import sys
 import threading
@@ -21,6 +22,8 @@ from pydantic_core import from_json, to_json
 from ..author import Reward
 from ..scorer import InvalidParamsError, Outcome, checked_params, error_outcome, score_batch, score_sample
 from .frames import PROGRESS, receive_frame, send_frame
+
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 FLUSH_S = 0.005
 """Results go back when this time has passed, so that little is lost when the worker is killed."""
@@ -92,6 +95,8 @@ class Worker:
         return self._params[key]
 
     def _look_for_leftovers(self, reward: Reward, last: Outcome) -> None:
+        for timer in _TIMERS:
+            signal.setitimer(timer, 0.0)  # it would go off in another reward's time
         if threading.active_count() > self._threads:
             self._leaving = f"{reward.name} left a thread running"
         elif last["status"] == "error" and last["detail"].startswith("MemoryError"):
