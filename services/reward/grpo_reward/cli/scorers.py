@@ -23,6 +23,7 @@ from grpo_proto import (
 from ..config import ConfigError, Settings
 from ..executors.base import Chunk, Executor, ExecutorUnavailable, LoadedReward
 from ..executors.environment import hide_this_process
+from ..executors.wrapped import WrappedExecutor
 from ..metrics import Metrics
 from ..refusal import Refusal, nearest
 from ..scoring import Scoring
@@ -166,37 +167,15 @@ class RemoteScorer:
             raise failure(error.detail, where=self._client.base_url) from error
 
 
-class _Measured:
-    """An executor that adds up what its workers measured."""
+class _Measured(WrappedExecutor):
+    """Adds up what the workers measured."""
 
     def __init__(self, executor: Executor):
-        self._executor = executor
+        super().__init__(executor)
         self.inside = Inside()
 
-    @property
-    def rewards(self) -> Mapping[str, LoadedReward]:
-        return self._executor.rewards
-
-    @property
-    def workers(self) -> int:
-        return self._executor.workers
-
-    @property
-    def problem(self) -> str | None:
-        return self._executor.problem
-
-    @property
-    def failed(self) -> str | None:
-        return self._executor.failed
-
-    async def start(self) -> None:
-        await self._executor.start()
-
-    async def stop(self) -> None:
-        await self._executor.stop()
-
     async def score(self, chunk: Chunk) -> None:
-        await self._executor.score(chunk)
+        await super().score(chunk)
         for name, seconds in chunk.seconds.items():
             self.inside.seconds[name] += seconds
             self.inside.scores[name] += len(chunk.samples)

@@ -6,13 +6,13 @@ waits, and nothing is gathered.
 """
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pydantic_core import to_json
 
 from ..costs import Costs
-from .base import Chunk, Executor, LoadedReward
+from .base import Chunk, Executor
+from .wrapped import WrappedExecutor
 
 
 @dataclass
@@ -26,38 +26,17 @@ class _Gathered:
     work: asyncio.Task[None] | None = None
 
 
-class GatheringExecutor:
-    """An `Executor` around another.
+class GatheringExecutor(WrappedExecutor):
+    """An `Executor` around one that has started.
 
     Waits for: one of as many places as there are workers (`_places`). Unblocked by: gathered chunks that come back.
     """
 
     def __init__(self, executor: Executor, costs: Costs):
-        self._executor, self._costs = executor, costs
+        super().__init__(executor)
+        self._costs = costs
         self._places = asyncio.Semaphore(executor.workers)
         self._open: dict[bytes, _Gathered] = {}
-
-    @property
-    def rewards(self) -> Mapping[str, LoadedReward]:
-        return self._executor.rewards
-
-    @property
-    def workers(self) -> int:
-        return self._executor.workers
-
-    @property
-    def problem(self) -> str | None:
-        return self._executor.problem
-
-    @property
-    def failed(self) -> str | None:
-        return self._executor.failed
-
-    async def start(self) -> None:
-        await self._executor.start()
-
-    async def stop(self) -> None:
-        await self._executor.stop()
 
     async def score(self, chunk: Chunk) -> None:
         num_samples = len(chunk.samples)
