@@ -97,7 +97,7 @@ async def small_requests(gathering: bool, seconds: float = 3.0) -> float:
     inner = ProcessExecutor(workers=2)
     await inner.start()
     costs = Costs()
-    costs.learn({"countdown": 0.00002}, 1)
+    costs.learn("countdown", 0.00002)
     executor = GatheringExecutor(inner, costs) if gathering else inner
     samples = countdown_corpus(random.Random(0), 1000)
     until = time.monotonic() + seconds

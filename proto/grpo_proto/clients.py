@@ -45,7 +45,7 @@ class ServiceClient:
         transport: httpx.AsyncBaseTransport | None = None,
     ):
         self.base_url = base_url.rstrip("/")
-        token = token if token is not None else os.environ.get("GRPO_API_TOKEN")
+        token = (token if token is not None else os.environ.get("GRPO_API_TOKEN", "")).strip()
         self.probe_timeout_s = probe_timeout_s
         # trust_env is off: a proxy of the environment is for the world outside, never for our own servers.
         self._http = httpx.AsyncClient(

@@ -144,3 +144,11 @@ def test_an_answer_that_is_long_or_large_like_its_solution_is_compared():
     assert accuracy("<answer>$(x+1)^{40}$</answer>", solution="$(x+1)^{40}$").score == 1.0
     thinking = "as 9^{9^9} is too large, and " + "7" * 3000
     assert accuracy(f"{thinking}, it is \\boxed{{42}}", solution="$42$").score == 1.0
+
+
+def test_a_long_solution_does_not_let_expensive_answers_pass():
+    solution = "First we add, then we take away. " * 50 + "So it is \\boxed{4}."
+    started = time.process_time()
+    assert accuracy("<answer>$9^{9^9}$</answer>", solution=solution).score == 0.0
+    assert accuracy("<answer>4</answer>", solution=solution).score == 1.0
+    assert time.process_time() - started < 1.0

@@ -153,6 +153,14 @@ class TestSlime:
         kind, message, _ = refused(await server.post("/rm?rewards=accuracy&components=1", payload))
         assert (kind, message) == ("invalid_option", "components is '1', not true or false")
 
+    @pytest.mark.parametrize(
+        ("path", "label"),
+        [("/rm?rewards=exact_match", '{"solution":"\\ud800"}'), ('/rm?rewards=format&format.prefix="\\ud800"', "1")],
+    )
+    async def test_text_that_is_no_unicode_is_text(self, server, path, label):
+        answer = await server.post(path, {"prompt": "p", "response": "r", "label": label})
+        assert (answer.status_code, answer.json()) == (200, 0.0)
+
     async def test_a_label_of_several_columns(self, server):
         response = "<answer>44 + 19 + 35</answer>"
         columns = {"nums": [44, 19, 35], "target": 98}

@@ -132,3 +132,11 @@ def test_tool_call_options():
     assert [tool_call(other, tool_calls=gold, compare_arguments=flag).score for flag in (True, False)] == [0.0, 1.0]
     with pytest.raises(ValueError, match="the column tool_calls is no JSON list"):
         tool_call(WEATHER, tool_calls="weather")
+
+
+@pytest.mark.parametrize(
+    ("answer", "completion"), [(0.00001, "#### 0.00001"), (1e16, "#### 10000000000000000"), (18.0, "#### 18")]
+)
+def test_gsm8k_reads_numbers_of_a_column_as_numbers(answer, completion):
+    assert gsm8k(completion, answer=answer).score == 1.0
+    assert gsm8k("#### 1", answer=answer).score == 0.0

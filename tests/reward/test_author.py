@@ -154,6 +154,18 @@ class TestArguments:
             (3.5, {"hint": "none"}), (None, {"hint": "none"}),
         ]  # fmt: skip
 
+    def test_a_column_never_takes_the_place_of_what_the_request_says(self):
+        @reward
+        def fit(completions, bonus=1.0, **columns):
+            return [len(text) + bonus + len(columns) for text in completions]
+
+        mark = mark_of(fit)
+        columns = {"completions": "of the data set", "bonus": 100.0, "prompts": "p"}
+        (result,) = score_batch(
+            mark, checked_params(mark, {"bonus": 2.0}), [{"completion": "abc", "columns": columns}], 1
+        )
+        assert result["score"] == 3 + 2.0 + 1  # prompts is a column here: the function did not ask for the sample's
+
     def test_a_param_may_have_any_name(self):
         @reward
         def fit(completion: str, *, schema: str = "a", json: str = "b", model_name: str = "c") -> float:

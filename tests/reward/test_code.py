@@ -1,6 +1,8 @@
 """The reward `code`: which program, which tests, what it is worth."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -77,6 +79,8 @@ def test_a_program_that_hangs_is_wrong_and_not_unscorable():
         "import sys\nsys.exit(0)\n",
         "raise SystemExit\n",
         'import os\nos.write(3, b\'{"ended": "done", "detail": null, "value": "5"}\')\nos._exit(0)\n',
+        'import os\nos.write(3, b\'{"ended": "done", "detail": null, "value": null}\')\nos._exit(0)\n',
+        'import os\nos.write(3, b\'{"ended": "done", "detail": 1, "value": [400041]}\')\nos._exit(0)\n',
         "import gc\nadd = lambda a, b: [o for o in gc.get_objects() if o == 400041][0]\n",
     ],
 )
@@ -88,3 +92,13 @@ def test_what_cheats_a_comparison_in_the_programs_own_process_does_not_cheat_thi
 def test_tests_that_are_none_are_a_fault_of_the_data(tests: object):
     with pytest.raises(ValueError, match="the column tests"):
         code(fenced(ADD), tests=tests)  # type: ignore[arg-type]
+
+
+def test_more_memory_than_the_worker_has_is_what_the_worker_has():
+    script = (
+        "import resource\nresource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
+        "from grpo_reward.rewards.code import code\n"
+        f"print(code({fenced(ADD)!r}, tests=['assert add(1, 2) == 3'], memory_mib=8192).score)"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.stdout == "1.0\n", ended.stderr

@@ -48,7 +48,8 @@ async def settled() -> None:
 @pytest.fixture
 def gathering() -> tuple[GatheringExecutor, Busy]:
     inner, costs = Busy(), Costs()
-    costs.learn({"min_length": 0.0001, "format": 0.0001}, 1)
+    costs.learn("min_length", 0.0001)
+    costs.learn("format", 0.0001)
     return GatheringExecutor(inner, costs), inner
 
 
@@ -131,6 +132,40 @@ async def test_when_all_have_left_the_work_ends(gathering):
     again = chunk_of(3)
     await asyncio.wait_for(executor.score(again), 10.0)
     assert scores_of(again) == [1.0]
+
+
+async def test_who_comes_right_after_the_last_has_left_is_scored(gathering):
+    executor, inner = gathering
+    blocking = asyncio.create_task(executor.score(chunk_of(3)))
+    leaver = asyncio.create_task(executor.score(chunk_of(3)))
+    await settled()
+    leaver.cancel()
+    await asyncio.sleep(0)  # it has left, and what it waited for does not know yet
+    late = chunk_of(3)
+    task = asyncio.create_task(executor.score(late))
+    inner.let.set()
+    await asyncio.gather(task, blocking)
+    assert scores_of(late) == [1.0]
+
+
+async def test_one_that_cannot_be_handed_over_costs_the_others_nothing(gathering):
+    executor, inner = gathering
+    score = InlineExecutor.score
+
+    async def picky(self: InlineExecutor, chunk: Chunk) -> None:
+        if any(sample["completion"] == "xxxxx" for sample in chunk.samples):
+            raise ValueError("not this")
+        await score(self, chunk)
+
+    chunks = [chunk_of(1), chunk_of(3), chunk_of(5), chunk_of(4)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InlineExecutor, "score", picky)
+        tasks = [asyncio.create_task(executor.score(chunk)) for chunk in chunks]
+        await settled()
+        inner.let.set()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(result) for result in results] == [type(None), type(None), ValueError, type(None)]
+    assert [scores_of(chunk) for chunk in chunks] == [[0.0], [1.0], [None], [1.0]]
 
 
 async def test_wrong_params_are_told_to_everybody(gathering):

@@ -69,6 +69,16 @@ class TestTrl:
         assert [outcome["score"] for outcome in outcomes] == [1.0, 0.0]
         assert scored(loaded(TRL)["flags"], [sample("yes", hint="h")])[0]["score"] == 0.0
 
+    def test_a_column_may_be_called_like_a_field_of_ours(self, tmp_path):
+        plugin = tmp_path / "truncated_column.py"
+        plugin.write_text(
+            "def f(completions, truncated):\n    return [1.0 if cut == 'yes' else 0.0 for cut in truncated]\n"
+        )
+        reward = loaded(plugin)["f"]
+        assert reward.required_columns == ["truncated"]
+        samples = [sample("a", truncated=True) | {"columns": {"truncated": text}} for text in ("yes", "no")]
+        assert [outcome["score"] for outcome in scored(reward, samples)] == [1.0, 0.0]
+
     def test_what_the_server_cannot_know_of_a_trainer_is_said(self):
         (outcome,) = scored(loaded(TRL)["needs_more"], [sample("a")])
         assert outcome["status"] == "error"

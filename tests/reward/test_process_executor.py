@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from pydantic_core import PydanticSerializationError
 
 from grpo_proto import RewardSpec
 from grpo_reward.executors.base import Chunk, ExecutorUnavailable, InvalidParams
@@ -242,6 +243,47 @@ async def test_cancelling_frees_the_worker(machinery):
     await asyncio.gather(*work, return_exceptions=True)
     assert await machinery.statuses("", "") == ["ok", "ok"]
     assert machinery.restarts == {"cancelled": 2}
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_cancelling_beside_an_answer_is_not_forgotten(machinery, turns):
+    """Whatever has just come from a worker: a deadline that falls together with it cuts all the same."""
+    (worker,) = {await machinery.executor._free_worker()}
+    chunk = Chunk([RewardSpec(name="misbehave")], [{"completion": "", "columns": {}}] * 2, None, 30.0)
+    task = asyncio.create_task(worker.run(chunk, [0, 1]))
+    while worker._inbox.empty() and not task.done():  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    before = task.done()
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    assert before or task.cancelled()
+    machinery.executor._retire(worker, "cancelled")
+
+
+async def test_text_that_cannot_be_sent_costs_no_worker(machinery):
+    with pytest.raises(PydanticSerializationError):
+        await machinery.score("\ud800")
+    assert await machinery.statuses("") == ["ok"]
+    assert not machinery.restarts
+
+
+async def test_a_deadline_cuts_many_cheap_samples(machinery):
+    samples = [{"completion": "", "columns": {}} for _ in range(20)]
+    specs = [RewardSpec(name="misbehave")]
+    for _ in range(20):
+        chunks = [Chunk(specs, samples, None, 30.0) for _ in range(200)]
+
+        async def all_of(chunks: list[Chunk]) -> None:
+            for chunk in chunks:
+                await machinery.executor.score(chunk)
+
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.02):
+                await all_of(chunks)
+        assert any(None in chunk.scores for chunk in chunks)
 
 
 async def test_wrong_params_are_refused_and_the_worker_lives(machinery):

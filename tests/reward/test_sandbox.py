@@ -2,6 +2,8 @@
 
 import json
 import os
+import platform
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +31,13 @@ FORBIDDEN = {
     "another name": "import os\nos.rename('{file}', '{file}.moved')",
     "other rights": "import os\nos.chmod('{file}', 0o777)",
     "a folder": "import os\nos.mkdir('/tmp/made by a program')",
+    "other attributes": "{syscall}(463, -100, b'{file}', 0, b'user.t', 0, 0)",
+    "limits of its parent": "import os, resource\nresource.prlimit(os.getppid(), resource.RLIMIT_CPU, (0, 0))",
+    "a signal by way of a file": (
+        "import fcntl, os, socket\na, b = socket.socketpair()\nfcntl.fcntl(a, fcntl.F_SETOWN, os.getppid())"
+    ),
+    "memory that outlives it": "{syscall}({shmget}, 1, 4096, 0o1600)",
+    "another priority": "import os\nos.setpriority(os.PRIO_PROCESS, os.getppid(), 5)",
     "more memory": "x = bytearray(10 ** 10)",
     "namespaces of its own": (
         "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n"
@@ -55,6 +64,17 @@ ALLOWED = {
 }
 
 
+SYSCALL = (
+    "import ctypes\ndef call(*arguments):\n    libc = ctypes.CDLL(None, use_errno=True)\n"
+    "    if libc.syscall(*arguments) < 0: raise OSError(ctypes.get_errno(), 'refused')\ncall"
+)
+
+
+def source_of(what: str, file: Path) -> str:
+    shmget = {"x86_64": "29", "aarch64": "194"}[platform.machine()]
+    return FORBIDDEN[what].replace("{syscall}", SYSCALL).replace("{shmget}", shmget).replace("{file}", str(file))
+
+
 def run_one(source: str, *, test_timeout_s: float = 20.0, **test: str) -> Run:
     (run,) = run_tests(
         source, [test or {"stdin": "3\n"}], test_timeout_s=test_timeout_s, total_timeout_s=60.0, memory_bytes=512 << 20
@@ -71,7 +91,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("what", FORBIDDEN)
 def test_a_program_does_not_get(what: str, file: Path):
-    run = run_one(FORBIDDEN[what].format(file=file) if "{file}" in FORBIDDEN[what] else FORBIDDEN[what])
+    run = run_one(source_of(what, file))
     assert run.ended == "error", run
     assert run.detail is not None
     expected = {"more memory": "MemoryError", "a package that is not in the standard library": "ModuleNotFoundError"}
@@ -106,6 +126,19 @@ def test_how_a_program_can_end(source: str, ended: str):
     assert run_one(source, test_timeout_s=3.0).ended == ended
 
 
+def test_a_limit_above_the_workers_own_is_the_workers_own():
+    (run,) = run_tests(
+        "print('yes')", [{"stdin": ""}], test_timeout_s=20.0, total_timeout_s=60.0, memory_bytes=resource_limit() * 2
+    )
+    assert (run.ended, run.stdout) == ("done", "yes\n")
+
+
+def resource_limit() -> int:
+    """What a process of this machine may have at all, or 2 TiB."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[1]
+    return 1 << 40 if limit == resource.RLIM_INFINITY else limit
+
+
 def test_each_test_is_a_process_of_its_own():
     source = "import builtins\nseen = getattr(builtins, 'seen', 0)\nbuiltins.seen = 1\nprint(seen, input())"
     tests = [{"stdin": "a"}, {"stdin": "b"}, {"expression": "seen"}, {"code": "assert seen"}]
@@ -121,6 +154,8 @@ def test_expressions_come_back_as_literals():
         "Counter('aab')": "{'a': 2, 'b': 1}",
         "[OrderedDict(x=1), (2.5, None, True)]": "[{'x': 1}, (2.5, None, True)]",
         "'text'": "'text'",
+        "{'x': 1}.keys()": "{'x'}",
+        "[frozenset({1}), bytearray(b'a')]": "[{1}, b'a']",
     }
     tests = [{"expression": expression} for expression in values]
     runs = run_tests(source, tests, test_timeout_s=20.0, total_timeout_s=60.0, memory_bytes=512 << 20)
@@ -159,7 +194,7 @@ def test_without_namespaces_the_other_barriers_hold(file: Path):
     """As in a container that forbids them: in a user namespace that may have none below it."""
     if any("unshare" in reason for reason in missing_barriers()):
         pytest.skip("this machine has no namespaces: all other tests here ran without them")
-    sources = [source.format(file=file) if "{file}" in source else source for source in FORBIDDEN.values()]
+    sources = [source_of(what, file) for what in FORBIDDEN]
     script = f"""
 import ctypes, json, os
 user, group = os.getuid(), os.getgid()

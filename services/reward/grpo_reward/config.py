@@ -76,6 +76,12 @@ class Settings(BaseSettings):
     def _split(cls, value: Any) -> Any:
         return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
+    @field_validator("token")
+    @classmethod
+    def _strip(cls, token: str | None) -> str | None:
+        """A secret that was made from a file ends in a line break, which no header can carry."""
+        return token and token.strip()
+
     @property
     def num_workers(self) -> int:
         return self.workers or len(os.sched_getaffinity(0))

@@ -1,7 +1,7 @@
 """What a score of each reward costs, learned while scoring, and how many samples make a chunk of a good size."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from grpo_proto import RewardSpec
 
@@ -26,11 +26,9 @@ class Costs:
     def is_cheap(self, spec: RewardSpec) -> bool:
         return self._cost_s.get(spec.name, math.inf) < CHEAP_S
 
-    def learn(self, seconds: Mapping[str, float], num_samples: int) -> None:
-        """`seconds`: reward → time that `num_samples` took."""
-        for name, total_s in seconds.items():
-            cost_s = total_s / num_samples
-            self._cost_s[name] = 0.7 * self._cost_s.get(name, cost_s) + 0.3 * cost_s
+    def learn(self, reward: str, cost_s: float) -> None:
+        """`cost_s`: what a sample took lately, in seconds."""
+        self._cost_s[reward] = 0.7 * self._cost_s.get(reward, cost_s) + 0.3 * cost_s
 
     def chunk_samples(self, specs: Sequence[RewardSpec]) -> int:
         """How many samples take about CHUNK_S; at least one."""

@@ -15,6 +15,7 @@ from .author import CONTEXT, Reward, code_hash, params_model
 from .scorer import finished
 
 TRL_GIVEN = {"completions", "prompts", "completion_ids", "trainer_state", "log_extra", "log_metric"}
+TRL_FIELDS = {"prompts": "prompt", "completion_ids": "completion_token_ids"}
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 SWIFT_GIVEN = {"messages", "response_token_ids", "is_truncated", "finish_reason", "trainer_state"}
 
@@ -27,9 +28,7 @@ def trl_reward(function: Callable[..., Any], *, name: str, file: Path) -> Reward
     """
     signature = _Signature(function, skip=TRL_GIVEN)
 
-    def call(
-        completions: list[str], prompts: list[Any], completion_ids: list[Any], truncated: list[Any], **rest: Any
-    ) -> Any:
+    def call(completions: list[str], prompts: list[Any], completion_ids: list[Any], **rest: Any) -> Any:
         given = {
             **rest,
             "completions": [
@@ -41,7 +40,7 @@ def trl_reward(function: Callable[..., Any], *, name: str, file: Path) -> Reward
         }
         return _plain(finished(function(**signature.taken(given))))
 
-    return _reward(call, signature, name, inspect.getdoc(function) or "", file)
+    return _reward(call, signature, name, inspect.getdoc(function) or "", file, TRL_FIELDS)
 
 
 def swift_reward(orm: type[Any], *, name: str, file: Path) -> Reward:
@@ -76,7 +75,7 @@ def swift_reward(orm: type[Any], *, name: str, file: Path) -> Reward:
         }
         return _plain(finished(instance(completions, **signature.taken(given))))
 
-    return _reward(call, signature, name, inspect.getdoc(orm) or "", file)
+    return _reward(call, signature, name, inspect.getdoc(orm) or "", file, TRL_FIELDS | {"truncated": "truncated"})
 
 
 class _Signature:
@@ -95,13 +94,15 @@ class _Signature:
         return {name: value for name, value in given.items() if self.takes_all or name in self._names}
 
 
-def _reward(call: Callable[..., Any], signature: _Signature, name: str, documentation: str, file: Path) -> Reward:
+def _reward(
+    call: Callable[..., Any], signature: _Signature, name: str, documentation: str, file: Path, fields: dict[str, str]
+) -> Reward:
     return Reward(
         name=name,
         function=call,
         documentation=documentation,
         batch=True,
-        fields={"prompts": "prompt", "completion_ids": "completion_token_ids", "truncated": "truncated"},
+        fields=fields,
         required_fields=[],
         columns=dict.fromkeys(signature.columns),
         required_columns=signature.required_columns,

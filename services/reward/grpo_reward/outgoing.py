@@ -53,14 +53,14 @@ def allowed_url(url: str) -> httpx.URL:
     It must have the scheme, host and port of one of the comma-separated URLs in GRPO_REWARD_ALLOWED_URL, and its path
     must begin with that one's path at a boundary: `/v1` allows `/v1` and `/v1/models`, not `/v10`.
     """
-    wanted = _parsed(url)
+    wanted = parsed_url(url)
     for prefix in os.environ.get(ALLOWED_VARIABLE, "").split(","):
-        if prefix.strip() and _begins_with(wanted, _parsed(prefix.strip())):
+        if prefix.strip() and _begins_with(wanted, parsed_url(prefix.strip())):
             return wanted
     raise UrlNotAllowedError(f"the operator has to allow {url[:200]} with --allowed-url")
 
 
-def _parsed(url: str) -> httpx.URL:
+def parsed_url(url: str) -> httpx.URL:
     """Parsed by the library that will call it, so that no two readings can differ."""
     scheme, _, rest = url.partition("://")
     problem = None

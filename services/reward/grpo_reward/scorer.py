@@ -82,7 +82,7 @@ def score_batch(
     arguments |= {name: context[name] for name in reward.context}
     there = dict.fromkeys(column for sample in samples for column in sample["columns"])
     for column in there:
-        if column in reward.columns or reward.takes_all_columns:
+        if column not in arguments and (column in reward.columns or reward.takes_all_columns):
             arguments[column] = [sample["columns"].get(column) for sample in samples]
     try:
         results = finished(reward.function(**arguments))

@@ -143,7 +143,7 @@ class Scoring:
             while (chunk := piece.next_chunk(self._costs, self._executor.workers)) is not None:
                 if self._memo is None:
                     await self._executor.score(chunk)
-                    self._learn(chunk, len(chunk.samples))
+                    self._learn(chunk, [len(chunk.samples)] * len(chunk.rewards))
                 else:
                     await self._score_unknown(chunk, self._memo)
 
@@ -151,14 +151,23 @@ class Scoring:
         keys = memo.recall(chunk, self._executor.rewards)
         unknown = chunk.open_items()
         self._metrics.remembered.inc(chunk.num_items - len(unknown))
-        if unknown:
+        if not unknown:
+            return
+        try:
             await self._executor.score(chunk)
+        finally:
             memo.remember(chunk, keys)
-            # About as many of each reward: a sample is known to all of them or to none, most of the time.
-            self._learn(chunk, math.ceil(len(unknown) / len(chunk.rewards)) if not chunk.batch else len(chunk.samples))
+        if chunk.batch:
+            self._learn(chunk, [len(chunk.samples)])
+        else:
+            width = len(chunk.rewards)
+            self._learn(chunk, [sum(item % width == position for item in unknown) for position in range(width)])
 
-    def _learn(self, chunk: Chunk, num_samples: int) -> None:
-        self._costs.learn(chunk.seconds, num_samples)
+    def _learn(self, chunk: Chunk, num_samples: Sequence[int]) -> None:
+        """`num_samples`: for each reward of the chunk how many samples took its seconds."""
+        for spec, count in zip(chunk.rewards, num_samples, strict=True):
+            if count and spec.name in chunk.seconds:
+                self._costs.learn(spec.name, chunk.seconds[spec.name] / count)
         for name, seconds in chunk.seconds.items():
             self._metrics.score_seconds.labels(name).inc(seconds)
 

@@ -22,6 +22,7 @@ from .executors.environment import hide_this_process
 from .executors.gathering import GatheringExecutor
 from .memo import Memo
 from .metrics import Metrics
+from .outgoing import UrlNotAllowedError, parsed_url
 from .refusal import Refusal, nearest
 from .scoring import Scoring
 
@@ -39,9 +40,6 @@ def serve(settings: Settings) -> int:
         where = f"{settings.host}:{settings.port}"
         print(f"error: cannot listen on {where}: {reason}; --port takes another", file=sys.stderr)
         return 1
-    # uvicorn raises a signal it has handled once more at its end: then it must not kill.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
     config = uvicorn.Config(
         app="",
         log_config=None,
@@ -52,7 +50,10 @@ def serve(settings: Settings) -> int:
         timeout_graceful_shutdown=int(settings.grace_s) + 5,
     )
     with sock, asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        return runner.run(_serve(settings, sock, config))
+        try:
+            return runner.run(_serve(settings, sock, config))
+        except KeyboardInterrupt:  # before it serves; later uvicorn takes it
+            return 130
 
 
 async def _serve(settings: Settings, sock: socket.socket, config: uvicorn.Config) -> int:
@@ -77,6 +78,9 @@ async def _serve(settings: Settings, sock: socket.socket, config: uvicorn.Config
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         names = ", ".join(executor.rewards)
         print(f"grpo-reward serves http://{address} with {executor.workers} workers: {names}", flush=True)
+        # uvicorn raises a signal it has handled once more at its end: then it must not kill.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
         watch = asyncio.create_task(_watch(executor, server))
         await server.serve(sockets=[sock])
         watch.cancel()
@@ -136,6 +140,11 @@ def environment_of_rewards(settings: Settings) -> dict[str, str]:
     unset = [name for name in settings.worker_env if name not in os.environ]
     if unset:
         raise ExecutorUnavailable(f"--worker-env {unset[0]}: there is no such variable in the environment")
+    for url in settings.allowed_url:
+        try:
+            parsed_url(url)
+        except UrlNotAllowedError as error:
+            raise ExecutorUnavailable(f"--allowed-url: {error}") from None
     environment = {name: os.environ[name] for name in settings.worker_env}
     if settings.allowed_url:
         environment[f"{ENV_PREFIX}ALLOWED_URL"] = ",".join(settings.allowed_url)

@@ -3,7 +3,6 @@
 `?rewards=accuracy,format:0.1&format.require_think=false&unscorable=0`; blanks, `+` in a query, divide as commas do.
 """
 
-import json
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -12,6 +11,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from pydantic import ValidationError
+from pydantic_core import from_json
 
 from grpo_proto import RewardSpec, ScoreRequest, ScoreSample
 
@@ -118,8 +118,8 @@ def _number(what: str, text: str) -> float:
 
 def _json_or_text(text: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return from_json(text)
+    except ValueError:
         return text
 
 

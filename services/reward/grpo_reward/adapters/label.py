@@ -1,8 +1,9 @@
 """The label rule: how the one gold value that other trainers send fills the columns that rewards need."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
+
+from pydantic_core import from_json
 
 
 class LabelError(ValueError):
@@ -31,7 +32,7 @@ def columns_of(label: Any, needed: Sequence[str]) -> dict[str, Any]:
 def _object(label: Any) -> dict[str, Any] | None:
     if isinstance(label, str) and label.lstrip().startswith("{"):
         try:
-            label = json.loads(label)
-        except (ValueError, RecursionError):
+            label = from_json(label)  # as strict as the body: no lone surrogates
+        except ValueError:
             return None
     return label if isinstance(label, dict) else None

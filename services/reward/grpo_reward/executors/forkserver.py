@@ -21,6 +21,7 @@ import selectors
 import signal
 import socket
 import sys
+import traceback
 from pathlib import Path
 
 from ..author import Reward
@@ -151,6 +152,8 @@ class ForkServer:
             try:
                 self._become_worker(descriptors)
                 status = 0
+            except BaseException:
+                traceback.print_exc()  # a fault of ours: rewards have their own handler
             finally:
                 os._exit(status)
         for descriptor in descriptors:

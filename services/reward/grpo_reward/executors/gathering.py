@@ -1,8 +1,8 @@
 """Small chunks of different requests that want the same become one, while they wait for a worker.
 
 Handing a chunk over costs more than a cheap score. A trainer that sends one sample a request, as many do, pays it for
-each; where chunks wait anyway, they go together, as many as make a chunk of a good size. With a free worker nothing
-waits, and nothing is gathered.
+each; where small chunks wait for each other anyway, they go together, as many as make a chunk of a good size. With
+fewer of them under way than there are workers nothing is gathered.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pydantic_core import to_json
 
 from ..costs import Costs
-from .base import Chunk, Executor
+from .base import Chunk, Executor, ExecutorUnavailable, InvalidParams
 from .wrapped import WrappedExecutor
 
 
@@ -19,6 +19,7 @@ from .wrapped import WrappedExecutor
 class _Gathered:
     """Chunks on their way together. `chunk` is set when they leave."""
 
+    key: bytes
     parts: list[Chunk] = field(default_factory=list)
     num_samples: int = 0
     waiting: int = 0
@@ -52,8 +53,8 @@ class GatheringExecutor(WrappedExecutor):
         key = to_json([wanted, chunk.step, chunk.timeout_s])
         gathered = self._open.get(key)
         if gathered is None or gathered.num_samples + num_samples > most:
-            gathered = self._open[key] = _Gathered()
-            gathered.work = asyncio.create_task(self._run(key, gathered))
+            gathered = self._open[key] = _Gathered(key)
+            gathered.work = asyncio.create_task(self._run(gathered))
         first = gathered.num_samples
         gathered.parts.append(chunk)
         gathered.num_samples += num_samples
@@ -67,9 +68,18 @@ class GatheringExecutor(WrappedExecutor):
         gathered.waiting += 1
         try:
             await asyncio.shield(work)
+        except (InvalidParams, ExecutorUnavailable):
+            raise
+        except Exception:
+            # One of them cannot even be handed over. Alone, each has its own end.
+            if len(gathered.parts) == 1:
+                raise
+            gathered.chunk = None
+            await self._executor.score(chunk)
         finally:
             gathered.waiting -= 1
             if gathered.waiting == 0:
+                self._close(gathered)
                 work.cancel()
             if gathered.chunk is not None:
                 width = len(chunk.rewards)
@@ -77,18 +87,18 @@ class GatheringExecutor(WrappedExecutor):
                 share = len(chunk.samples) / len(gathered.chunk.samples)
                 chunk.seconds = {name: seconds * share for name, seconds in gathered.chunk.seconds.items()}
 
-    async def _run(self, key: bytes, gathered: _Gathered) -> None:
+    async def _run(self, gathered: _Gathered) -> None:
         try:
             async with self._places:
-                self._close(key, gathered)
+                self._close(gathered)
                 first = gathered.parts[0]
                 samples = [sample for part in gathered.parts for sample in part.samples]
                 gathered.chunk = Chunk(first.rewards, samples, first.step, first.timeout_s)
                 await self._executor.score(gathered.chunk)
         finally:
-            self._close(key, gathered)
+            self._close(gathered)
 
-    def _close(self, key: bytes, gathered: _Gathered) -> None:
+    def _close(self, gathered: _Gathered) -> None:
         """Nothing is added any more."""
-        if self._open.get(key) is gathered:
-            del self._open[key]
+        if self._open.get(gathered.key) is gathered:
+            del self._open[gathered.key]

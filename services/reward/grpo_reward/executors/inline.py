@@ -47,5 +47,6 @@ class InlineExecutor:
             else:
                 outcomes = [score_sample(reward, params, sample, chunk.step) for sample in chunk.samples]
             for row, outcome in enumerate(outcomes):
-                chunk.scores[row * len(chunk.rewards) + position] = RewardScore.model_validate(outcome)
+                item = row * len(chunk.rewards) + position
+                chunk.scores[item] = chunk.scores[item] or RewardScore.model_validate(outcome)
             chunk.seconds[spec.name] = time.monotonic() - started

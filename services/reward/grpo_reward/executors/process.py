@@ -20,6 +20,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from pydantic_core import PydanticSerializationError
+
 from grpo_proto import RewardScore
 
 from .base import Chunk, ExecutorUnavailable, InvalidParams, LoadedReward
@@ -31,6 +33,8 @@ log = logging.getLogger(__name__)
 
 SPAWN_BACKOFF_S = (0.0, 0.1, 0.5, 2.0)
 SPAWN_LIMIT_S = 30.0
+SPAWNS_AT_ONCE = 32
+"""The fork server's socket holds a few hundred messages."""
 PING_INTERVAL_S = 1.0
 PING_LIMIT_S = 15.0
 
@@ -67,6 +71,7 @@ class ProcessExecutor:
         self._idle: asyncio.Queue[WorkerHandle] = asyncio.Queue()
         self._living: dict[int, WorkerHandle] = {}
         self._spawned = 0
+        self._spawning = asyncio.Semaphore(SPAWNS_AT_ONCE)
         self._pong = 0.0
         self._stopping = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -134,8 +139,8 @@ class ProcessExecutor:
             worker = await self._free_worker()
             try:
                 ending = await worker.run(chunk, items)
-            except InvalidParams:
-                self._release(worker)
+            except (InvalidParams, PydanticSerializationError):
+                self._release(worker)  # it has nothing of this chunk in work
                 raise
             except BaseException:
                 # Cancelled: it may be in the middle of an item that nobody waits for any more.
@@ -198,7 +203,7 @@ class ProcessExecutor:
             worker = WorkerHandle(self._spawned)
             self._living[worker.number] = worker
             try:
-                async with asyncio.timeout(SPAWN_LIMIT_S):
+                async with self._spawning, asyncio.timeout(SPAWN_LIMIT_S):
                     await worker.connect()
                     self._tell({"spawn": worker.number}, [worker.theirs.fileno(), worker.progress_fd])
                     worker.close_theirs()

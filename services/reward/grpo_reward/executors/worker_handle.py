@@ -136,7 +136,9 @@ class WorkerHandle(asyncio.Protocol):
             # Not longer than one item may take: by then another item may be in work, with a limit of its own.
             patience_s = min(limit - time.monotonic(), chunk.timeout_s)
             try:
-                answer = await asyncio.wait_for(self._inbox.get(), max(patience_s, 0.001))
+                # Not `wait_for`: before Python 3.12 it forgets that it was cancelled when an answer is there already.
+                async with asyncio.timeout(max(patience_s, 0.001)):
+                    answer = await self._inbox.get()
             except TimeoutError:
                 # Read again: the memory is written without a lock, and the worker may just have begun another item.
                 if time.monotonic() >= limit and self._inbox.empty() and self._in_work() == (item, since):
@@ -177,7 +179,8 @@ class WorkerHandle(asyncio.Protocol):
 
     async def _cause_of_death(self) -> str:
         try:
-            status = await asyncio.wait_for(asyncio.shield(self.exit_status), 1.0)
+            async with asyncio.timeout(1.0):
+                status = await asyncio.shield(self.exit_status)
         except TimeoutError:
             return "it closed its connection"
         return f"it was killed by signal {-status}" if status < 0 else f"it exited with status {status}"

@@ -45,7 +45,8 @@ def code(
     start when its machine lacks a part of the sandbox; without any isolation from the network there is no score.
 
     A program does not see the outputs that are expected of it, nor the right side of `assert f(x) == literal`, which is
-    compared outside. Any other text of Python runs beside the program: one that was written to cheat can make it pass.
+    compared outside, as literals of Python are equal (sets and dicts of any kind, but no Fraction with an int). Any
+    other text of Python runs beside the program: one that was written to cheat can make it pass.
 
     Source: open-r1's `code_reward` and ms-swift's example `external_code_reward` (share of passed tests, output
     compared line by line), which need a sandbox service.
@@ -61,7 +62,7 @@ def code(
         total_timeout_s=total_timeout_s,
         memory_bytes=memory_mib << 20,
     )
-    verdicts = [_failure(run, expected) for run, (_, expected) in zip(runs, cases, strict=True)]
+    verdicts = [_failure(run, *case) for run, case in zip(runs, cases, strict=True)]
     passed = verdicts.count(None)
     share = passed / len(cases)
     first = next((failure for failure in verdicts if failure is not None), None)
@@ -69,11 +70,8 @@ def code(
     return Score(share if partial else float(share == 1.0), log=log)
 
 
-_NO_VALUE = object()
-
-
 def _cases(tests: list[Example | str] | str) -> list[tuple[dict[str, str], Any]]:
-    """For each test what the sandbox is asked, and what has to come out: text, a value, or _NO_VALUE."""
+    """For each test what the sandbox is asked, and what has to come out: text, a value, or nothing (None)."""
     if isinstance(tests, str):
         try:
             listed = json.loads(tests)
@@ -96,7 +94,7 @@ def _assertion(test: str) -> tuple[dict[str, str], Any]:
                 return {"expression": ast.unparse(compare.left)}, ast.literal_eval(compare.comparators[0])
     except (SyntaxError, ValueError):
         pass
-    return {"code": test}, _NO_VALUE
+    return {"code": test}, None
 
 
 def _program(completion: str) -> str | None:
@@ -106,16 +104,16 @@ def _program(completion: str) -> str | None:
     return blocks[-1] if blocks else None
 
 
-def _failure(run: Run, expected: Any) -> str | None:
+def _failure(run: Run, request: dict[str, str], expected: Any) -> str | None:
     """Why the test failed; None when it did not."""
     if run.ended != "done":
         return run.ended if run.detail is None else f"{run.ended}: {run.detail}"[:200]
-    if expected is _NO_VALUE:
+    if "code" in request:
         return None
-    if run.value is None:
+    if "stdin" in request:
         return None if _lines(run.stdout) == _lines(expected) else "wrong output"
     try:
-        return None if ast.literal_eval(run.value) == expected else "wrong value"
+        return None if ast.literal_eval(run.value or "") == expected else "wrong value"
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return "wrong value"
 

@@ -5,7 +5,7 @@ from decimal import Decimal
 
 from ..author import Score, reward
 
-_NUMBER = re.compile(r"-?\d[\d,]{0,40}(?:\.\d{1,40})?|-?\.\d{1,40}")
+_NUMBER = re.compile(r"-?\d[\d,]{0,400}(?:\.\d{1,400})?|-?\.\d{1,400}")
 
 
 @reward
@@ -16,9 +16,11 @@ def gsm8k(completion: str, *, answer: str | int | float, strict: bool = True) ->
     and a closing full stop do not count, and 18 equals 18.00. With `strict` false a completion without `####` is taken
     at its last number.
 
-    Source: the GSM8K data set (arXiv 2110.14168); verl's `gsm8k` gives the same 1 and 0.
+    Source: the GSM8K data set (arXiv 2110.14168); verl's `gsm8k` compares text, so that 18.00 is
+    not 18 there.
     """
-    gold = _first_number(str(answer).rpartition("####")[2])
+    text = answer.rpartition("####")[2] if isinstance(answer, str) else format(Decimal(str(answer)), "f")
+    gold = _first_number(text)
     if gold is None:
         return Score(None, detail="the column answer has no number")
     _, mark, after = completion.rpartition("####")

@@ -36,6 +36,9 @@ _REFUSED = {
         82, 264, 316, 83, 258, 84, 87, 263,  # rename, mkdir, rmdir, unlink in all their forms
         86, 265, 88, 266, 133, 259, 76,  # link, symlink, mknod, truncate
         132, 235, 261, 280, 188, 189, 190, 197, 198, 199,  # times and extended attributes
+        463, 466, 469,  # setxattrat, removexattrat, file_setattr
+        141, 142, 144, 203, 314, 251,  # priority and scheduling, also of others
+        29, 64, 68, 240,  # shared memory, semaphores and queues that would outlive the program
     ],
     "aarch64": [
         198, 425, 221, 281,
@@ -46,11 +49,20 @@ _REFUSED = {
         52, 53, 452, 54, 55,
         38, 276, 34, 35, 37, 36, 33, 45,
         88, 5, 6, 7, 14, 15, 16,
+        463, 466, 469,
+        140, 118, 119, 122, 274, 30,
+        194, 190, 186, 180,
     ],
 }  # fmt: skip
 _CLONE = {"x86_64": 56, "aarch64": 220}
 _TGKILL = {"x86_64": 234, "aarch64": 131}
 _OPEN = {"x86_64": {2: 1, 257: 2}, "aarch64": {56: 2}}  # call → which argument has the flags
+_PRLIMIT64 = {"x86_64": 302, "aarch64": 261}
+_BY_SECOND_ARGUMENT = {
+    # fcntl with F_SETOWN, F_SETSIG, F_SETOWN_EX; ioctl with FIOSETOWN, SIOCSPGRP: signals by way of a file
+    "x86_64": {72: (8, 10, 15), 16: (0x8901, 0x8902)},
+    "aarch64": {25: (8, 10, 15), 29: (0x8901, 0x8902)},
+}
 _CREAT, _CLONE3, _OPENAT2 = {"x86_64": 85}, 435, 437
 
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
@@ -83,7 +95,7 @@ def give_up_privileges() -> None:
 
 
 def limit(*, memory_bytes: int, cpu_s: int) -> None:
-    """Nothing can be written to a file: the largest size is 0."""
+    """Nothing can be written to a file: the largest size is 0. No limit is above the one there is already."""
     for kind, value in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, 0),
@@ -91,6 +103,8 @@ def limit(*, memory_bytes: int, cpu_s: int) -> None:
         (resource.RLIMIT_CPU, cpu_s),
         (resource.RLIMIT_AS, memory_bytes),
     ):
+        there = resource.getrlimit(kind)[1]
+        value = value if there == resource.RLIM_INFINITY else min(value, there)
         resource.setrlimit(kind, (value, value))
 
 
@@ -140,6 +154,12 @@ def refuse_system_calls(*, also_writing: bool) -> str | None:
     program += [_if_equal(_CLONE3, 0, 1), _refuse(ENOSYS), _if_equal(_OPENAT2, 0, 1), _refuse(ENOSYS)]
     program += [_if_equal(_CLONE[machine], 0, 3), _load(16), _if_any_bit(CLONE_THREAD, 1), _refuse(EPERM), _load(0)]
     program += [_if_equal(_TGKILL[machine], 0, 3), _load(16), _if_equal(os.getpid(), 1), _refuse(EPERM), _load(0)]
+    program += [_if_equal(_PRLIMIT64[machine], 0, 4), _load(16), _if_equal(0, 2), _if_equal(os.getpid(), 1)]
+    program += [_refuse(EPERM), _load(0)]
+    for number, commands in _BY_SECOND_ARGUMENT[machine].items():
+        tests = [_if_equal(command, len(commands) - position) for position, command in enumerate(commands)]
+        # command found: over the other tests and the jump, to the refusal
+        program += [_if_equal(number, 0, len(commands) + 3), _load(24), *tests, _jump(1), _refuse(EPERM), _load(0)]
     if also_writing:
         flags = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
         for number, argument in _OPEN[machine].items():
@@ -158,7 +178,7 @@ def refuse_system_calls(*, also_writing: bool) -> str | None:
     return _reason("seccomp") if _libc.prctl(PR_SET_SECCOMP, 2, header, 0, 0) != 0 else None
 
 
-# The five instructions of the filter language that are needed. Jumps count instructions from the next one.
+# The six instructions of the filter language that are needed. Jumps count instructions from the next one.
 def _load(offset: int) -> bytes:
     return struct.pack("HBBI", 0x20, 0, 0, offset)
 
@@ -173,6 +193,10 @@ def _if_at_least(value: int) -> bytes:
 
 def _if_any_bit(bits: int, then: int, otherwise: int = 0) -> bytes:
     return struct.pack("HBBI", 0x45, then, otherwise, bits)
+
+
+def _jump(over: int) -> bytes:
+    return struct.pack("HBBI", 0x05, 0, 0, over)
 
 
 def _return(value: int) -> bytes:

@@ -21,6 +21,7 @@ import selectors
 import signal
 import sys
 import time
+from collections.abc import Set
 from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -151,7 +152,12 @@ def _watch(pid: int, stdout: int, verdict: int, timeout_s: float, max_output_byt
     if ended is None:
         try:
             told = json.loads(bytes(collected[verdict]).decode("utf-8", "replace").rpartition("\n")[2])
-            result |= {key: told[key] for key in ("ended", "detail", "value")}
+            said = {key: told[key] for key in ("ended", "detail", "value")}
+            # A program can write this, too: it has to look right, and what it says is judged elsewhere.
+            texts = all(said[key] is None or isinstance(said[key], str) for key in ("detail", "value"))
+            if said["ended"] not in ("done", "error") or not texts:
+                raise ValueError("no verdict of ours")
+            result |= said
         except (ValueError, TypeError, KeyError):
             result["detail"] = f"signal {-status}" if status < 0 else f"exit status {status}"
     return result
@@ -202,9 +208,13 @@ def _plain(value: object) -> object:
         return value
     if isinstance(value, dict):
         return {_plain(key): _plain(item) for key, item in value.items()}
-    for container in (list, tuple, set, frozenset):
+    for container in (list, tuple):
         if isinstance(value, container):
             return container(_plain(item) for item in value)
+    if isinstance(value, Set):  # frozensets, and the keys of a dict
+        return {_plain(item) for item in value}
+    if isinstance(value, bytearray):
+        return bytes(value)
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float):
