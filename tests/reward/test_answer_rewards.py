@@ -140,3 +140,19 @@ def test_tool_call_options():
 def test_gsm8k_reads_numbers_of_a_column_as_numbers(answer, completion):
     assert gsm8k(completion, answer=answer).score == 1.0
     assert gsm8k("#### 1", answer=answer).score == 0.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "completion", "score"),
+    [
+        ("#### -$18", "#### -18", 1.0),
+        ("#### -$18", "#### 18", 0.0),
+        ("#### 18", "#### -$18", 0.0),
+        ("#### 18", "#### \u221218", 0.0),
+        ("#### 18", "#### - 18", 0.0),
+        ("#### -18", "#### - $18.00", 1.0),
+        ("#### $1,800", "#### 1800", 1.0),
+    ],
+)
+def test_gsm8k_keeps_the_sign(answer, completion, score):
+    assert gsm8k(completion, answer=answer).score == score

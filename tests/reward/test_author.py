@@ -1,6 +1,8 @@
 """What a reward's signature means, and what may come back from it."""
 
 import asyncio
+import json
+import re
 from fractions import Fraction
 from typing import Annotated, Literal
 
@@ -110,6 +112,15 @@ class TestArguments:
         for params, name in (({"unit": "c"}, "unit"), ({"limit": 0}, "limit"), ({"limt": 1}, "limt")):
             with pytest.raises(InvalidParamsError, match=f"^{name}: "):
                 checked_params(mark_of(fit), params)
+
+    def test_params_that_break_their_own_check_are_wrong_params(self):
+        @reward
+        def fit(completion: str, *, pattern: re.Pattern[str]) -> float:
+            return 1.0
+
+        for pattern in ("(" * 5000 + ")" * 5000, "("):
+            with pytest.raises(InvalidParamsError, match=r"pattern|cannot be read"):
+                checked_params(mark_of(fit), {"pattern": pattern})
 
     def test_a_function_of_completions_gets_lists(self):
         seen = {}
@@ -225,12 +236,24 @@ class TestResults:
             Score(1.0, log={"seen": object()}),
             Score(1.0, log={"seen": float("nan")}),
             Score(1.0, log={"seen": "x" * 100_000}),
+            Score(1.0, log={"seen": json.loads("[" * 150 + "]" * 150)}),
             Score(1.0, metrics={"length": float("nan")}),
             Score(1.0, metrics={"length": True}),
         ],
     )
     def test_log_and_metrics_that_cannot_be_sent_are_an_error(self, score):
         assert outcome(score)["status"] == "error"
+
+    def test_an_exception_that_cannot_be_printed_is_an_error(self):
+        class EvilError(Exception):
+            def __str__(self):
+                raise SystemExit(3)
+
+        @reward
+        def fail(completion: str) -> float:
+            raise EvilError
+
+        assert run(fail, {})["detail"] == "the reward raised an exception that cannot be printed"
 
     @pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3), KeyboardInterrupt(), RecursionError()])
     def test_whatever_is_raised_is_an_error_of_this_sample(self, error):

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -81,6 +82,10 @@ def test_a_program_that_hangs_is_wrong_and_not_unscorable():
         'import os\nos.write(3, b\'{"ended": "done", "detail": null, "value": "5"}\')\nos._exit(0)\n',
         'import os\nos.write(3, b\'{"ended": "done", "detail": null, "value": null}\')\nos._exit(0)\n',
         'import os\nos.write(3, b\'{"ended": "done", "detail": 1, "value": [400041]}\')\nos._exit(0)\n',
+        'import os\nos.write(3, b\'{"ended": "error", "detail": "\\\\ud800", "value": null}\')\nos._exit(0)\n',
+        "class X:\n    def __repr__(self): return '{[1]}'\ndef add(a, b): return X()\n",
+        "class X:\n    def __repr__(self): return '{' + ','.join(str(k * (2**61 - 1)) for k in range(40000)) + '}'\n"
+        "def add(a, b): return X()\n",
         "import gc\nadd = lambda a, b: [o for o in gc.get_objects() if o == 400041][0]\n",
     ],
 )
@@ -102,3 +107,9 @@ def test_more_memory_than_the_worker_has_is_what_the_worker_has():
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert ended.stdout == "1.0\n", ended.stderr
+
+
+def test_blanks_behind_a_fence_take_no_time():
+    started = time.process_time()
+    assert code("```" + " " * 200_000 + "x", tests=["assert True"]).score == 0.0
+    assert time.process_time() - started < 1.0

@@ -228,6 +228,56 @@ def test_a_reward_cannot_take_the_token_from_the_server(misbehaving):
     assert "secret" not in answer.text
 
 
+def closed(connection: socket.socket) -> bool:
+    """Whether the other end has closed, waiting a while."""
+    connection.settimeout(PATIENCE_S)
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_headers_that_never_end_are_cut_by_size_and_by_time(server):
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as endless, socket.create_connection((host, int(port))) as silent:
+        silent.sendall(b"GET /livez HTTP/1.1\r\nX: ")
+        endless.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n")
+        sent = 0
+        try:
+            for _ in range(4096):
+                endless.sendall(b"X-a: b\r\n" * 512)
+                sent += 8 * 512
+        except (ConnectionResetError, BrokenPipeError):
+            pass
+        else:
+            assert closed(endless)
+        assert sent < 16 << 20
+        # A body is not a header: this is larger than any header may be.
+        samples = [{"completion": "x" * 1000}] * 500
+        body = {"rewards": [{"name": "format"}], "samples": samples}
+        assert httpx.post(f"{server.url}/v1/score", json=body, trust_env=False).status_code == 200
+        assert closed(silent)
+
+
+def test_a_signal_while_rewards_load_ends_it(tmp_path):
+    plugin = tmp_path / "slow_to_load.py"
+    plugin.write_text("import time\nprint('loading', flush=True)\ntime.sleep(1000)\n")
+    process = subprocess.Popen([*COMMAND, "--port", "0", "--plugin", str(plugin)], stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert "loading" in process.stderr.readline()
+    children = descendants(process.pid)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=PATIENCE_S)
+    assert process.returncode != 0
+    assert all_gone(children)
+
+
+def test_an_allowed_url_that_is_none_is_told_at_the_start():
+    ended = run("--allowed-url", "http://judge:8000", "judge.example/v1")
+    assert ended.returncode == 1
+    assert "--allowed-url: 'judge.example/v1' cannot be called: it must begin with http://" in ended.stderr
+
+
 def test_a_ray_cluster_carries_the_same_work(misbehaving):
     """One node, started by the server itself: limits, deaths, refusals and the deadline are as without Ray."""
     swift = misbehaving.with_name("swift_plugin.py")

@@ -1,6 +1,9 @@
 """Where the answer stands in a completion."""
 
+from collections.abc import Collection
+
 OPENING, CLOSING = "<answer>", "</answer>"
+FENCE = "```"
 
 
 def answer_block(text: str, *, one_line: bool = False) -> str | None:
@@ -23,3 +26,20 @@ def answer_block(text: str, *, one_line: bool = False) -> str | None:
             return text[start:end].strip()
         start = text.find(OPENING, line_break)
     return None
+
+
+def last_fenced(text: str, languages: Collection[str]) -> str | None:
+    """The lines of the last closed block between a line with ``` and one of `languages`, and a line with ``` alone."""
+    found: str | None = None
+    language: str | None = None
+    lines: list[str] = []
+    for line in text.split("\n"):
+        mark = line.strip()
+        if language is None and mark.startswith(FENCE):
+            language, lines = mark.removeprefix(FENCE).strip().lower(), []
+        elif language is not None and mark == FENCE:
+            found = "\n".join(lines) if language in languages else found
+            language = None
+        else:
+            lines.append(line)
+    return found

@@ -76,7 +76,7 @@ def parsed_url(url: str) -> httpx.URL:
             if parsed.host:
                 return parsed
             problem = "it has no host"
-        except httpx.InvalidURL as error:
+        except (httpx.InvalidURL, UnicodeError) as error:
             problem = str(error)
     raise UrlNotAllowedError(f"{url[:200]!r} cannot be called: {problem}")
 
@@ -86,7 +86,7 @@ def _begins_with(url: httpx.URL, prefix: httpx.URL) -> bool:
 
 
 def _origin(url: httpx.URL) -> tuple[str, str, int]:
-    return url.scheme, url.host.lower(), url.port or {"http": 80, "https": 443}[url.scheme]
+    return url.scheme, url.host.lower(), {"http": 80, "https": 443}[url.scheme] if url.port is None else url.port
 
 
 class Outgoing:

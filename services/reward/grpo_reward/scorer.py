@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from .author import Reward, Score
 
 MAX_LOG_CHARS = 64 * 1024
+MAX_LOG_DEPTH = 100
 
 Outcome = dict[str, Any]
 """What `grpo_proto.RewardScore` holds, as JSON: score, status and perhaps detail, log, metrics."""
@@ -30,6 +31,8 @@ def checked_params(reward: Reward, params: Mapping[str, Any]) -> BaseModel:
         return reward.params.model_validate(params)
     except ValidationError as error:
         raise InvalidParamsError(_first_problem(error)) from None
+    except Exception as error:  # such as a pattern with five thousand brackets
+        raise InvalidParamsError(f"the params cannot be read: {type(error).__name__}: {error}"[:300]) from None
 
 
 def score_sample(reward: Reward, params: BaseModel, sample: Mapping[str, Any], step: int | None) -> Outcome:
@@ -159,6 +162,8 @@ def outcome(result: Any) -> Outcome:
             size = len(json.dumps(result.log, allow_nan=False))
         except (TypeError, ValueError, RecursionError) as error:
             return error_outcome(f"log is not JSON: {error}")
+        if _depth(result.log) > MAX_LOG_DEPTH:
+            return error_outcome(f"log has more than {MAX_LOG_DEPTH} nested levels")
         if size > MAX_LOG_CHARS:
             return error_outcome(f"log has {size} characters of JSON; the limit is {MAX_LOG_CHARS}")
         fields["log"] = result.log
@@ -171,10 +176,19 @@ def error_outcome(detail: str) -> Outcome:
 
 def failed_outcome(error: BaseException) -> Outcome:
     try:
+        name = str(type(error).__name__)
         text = str(error)
-    except Exception:
-        text = "(its message cannot be printed)"
-    return error_outcome(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+    except BaseException:  # it is their class: even asking for its text runs their code
+        return error_outcome("the reward raised an exception that cannot be printed")
+    return error_outcome(f"{name}: {text}" if text else name)
+
+
+def _depth(value: Any) -> int:
+    depth, level = 0, [value]
+    while level := [item for item in level if isinstance(item, dict | list | tuple)]:
+        depth += 1
+        level = [part for item in level for part in (item.values() if isinstance(item, dict) else item)]
+    return depth
 
 
 def _scored(value: Any) -> Outcome:

@@ -16,6 +16,7 @@ from grpo_proto.listening import listening_socket
 from .adapters.choice import choose
 from .adapters.peers import ADAPTERS
 from .config import ENV_PREFIX, Settings
+from .connection import BoundedConnection
 from .costs import Costs
 from .executors.base import Executor, ExecutorUnavailable
 from .executors.environment import hide_this_process
@@ -42,6 +43,7 @@ def serve(settings: Settings) -> int:
         return 1
     config = uvicorn.Config(
         app="",
+        http=BoundedConnection,
         log_config=None,
         access_log=False,
         lifespan="off",

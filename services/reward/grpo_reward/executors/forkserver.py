@@ -43,6 +43,8 @@ def main() -> None:
     memory_bytes = int(sys.argv[2])
     quiet_standard_streams()
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    # A plugin may load for ever, and nobody looks at the socket meanwhile.
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     give_up_reading_other_processes()
     try:
         rewards = load_rewards([Path(path) for path in sys.argv[3:]])
@@ -55,6 +57,7 @@ def main() -> None:
     if notice:
         _say(control, {"notice": notice})
     _say(control, {"ready": True})
+    _libc.prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)  # from here on it kills what is below it before it goes
     gc.collect()
     gc.freeze()  # the collector of a worker then leaves the shared pages alone
     ForkServer(control, rewards, memory_bytes).run()

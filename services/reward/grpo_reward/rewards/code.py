@@ -2,16 +2,15 @@
 
 import ast
 import json
-import re
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
-from ..answer import answer_block
+from ..answer import answer_block, last_fenced
 from ..author import Score, reward
 from ..sandbox.run import Run, run_tests
 
-_FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[ \t]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
+MAX_VALUE_CHARS = 10_000
 _PYTHON = ("", "python", "py", "python3")
 
 
@@ -30,7 +29,7 @@ def code(
     partial: bool = True,
     test_timeout_s: Annotated[float, Field(gt=0, le=600)] = 2.0,
     total_timeout_s: Annotated[float, Field(gt=0, le=3000)] = 8.0,
-    memory_mib: Annotated[int, Field(ge=64)] = 512,
+    memory_mib: Annotated[int, Field(ge=64, le=1 << 20)] = 512,
 ) -> Score:
     """The share of `tests` that the Python program in the completion passes; with `partial` false all of them or 0.
 
@@ -100,8 +99,7 @@ def _assertion(test: str) -> tuple[dict[str, str], Any]:
 def _program(completion: str) -> str | None:
     answer = answer_block(completion)
     text = completion.rpartition("</think>")[2] if answer is None else answer
-    blocks = [source for language, source in _FENCE.findall(text) if language.lower() in _PYTHON]
-    return blocks[-1] if blocks else None
+    return last_fenced(text, _PYTHON)
 
 
 def _failure(run: Run, request: dict[str, str], expected: Any) -> str | None:
@@ -112,9 +110,12 @@ def _failure(run: Run, request: dict[str, str], expected: Any) -> str | None:
         return None
     if "stdin" in request:
         return None if _lines(run.stdout) == _lines(expected) else "wrong output"
+    value = run.value or ""
+    if len(value) > MAX_VALUE_CHARS + 10 * len(repr(expected)):
+        return "wrong value"  # it was made to be expensive to read
     try:
-        return None if ast.literal_eval(run.value or "") == expected else "wrong value"
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None if ast.literal_eval(value) == expected else "wrong value"
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return "wrong value"
 
 

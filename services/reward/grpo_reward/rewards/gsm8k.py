@@ -29,13 +29,21 @@ def gsm8k(completion: str, *, answer: str | int | float, strict: bool = True) ->
 
 
 def _first_number(text: str) -> Decimal | None:
+    text = _plain(text).lstrip()
+    if text.startswith("-"):
+        text = f"-{text[1:].lstrip()}"
     match = _NUMBER.search(text)
     return _value(match.group()) if match else None
 
 
 def _last_number(text: str) -> Decimal | None:
-    numbers = _NUMBER.findall(text)
+    numbers = _NUMBER.findall(_plain(text))
     return _value(numbers[-1]) if numbers else None
+
+
+def _plain(text: str) -> str:
+    """Without what may stand between a sign and its digits."""
+    return text.replace("\u2212", "-").replace("$", "")
 
 
 def _value(digits: str) -> Decimal:

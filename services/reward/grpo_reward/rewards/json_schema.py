@@ -13,13 +13,13 @@ from pydantic import AfterValidator
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012, EMPTY_REGISTRY
 
-from ..answer import answer_block
+from ..answer import answer_block, last_fenced
 from ..author import Score, reward
 from .format import THINK_CLOSING
 
 MAX_DEPTH = 32
 """Nested arrays and objects: checking one level of a schema that contains itself takes a dozen calls of the stack."""
-FENCE = "```"
+JSON_NAMES = ("", "json")
 _SHORT_VALUES: tuple[Any, ...] = (None, 0, "", [], {})
 """Enough to find out that a schema refers to itself without end."""
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
@@ -140,27 +140,10 @@ def _json_of(completion: str) -> Any:
     except _NotStrictError:
         raise
     except ValueError:
-        fenced = _last_fenced(text)
+        fenced = last_fenced(text, JSON_NAMES)
         if fenced is None:
             raise
     return _parsed(fenced)
-
-
-def _last_fenced(text: str) -> str | None:
-    """The last closed block of lines between ```json, or ``` alone, and ```."""
-    found: str | None = None
-    language: str | None = None
-    lines: list[str] = []
-    for line in text.splitlines():
-        mark = line.strip()
-        if language is None and mark.startswith(FENCE):
-            language, lines = mark.removeprefix(FENCE).strip().lower(), []
-        elif language is not None and mark == FENCE:
-            found = "\n".join(lines) if language in ("", "json") else found
-            language = None
-        else:
-            lines.append(line)
-    return found
 
 
 def _parsed(text: str) -> Any:

@@ -157,7 +157,7 @@ def _watch(pid: int, stdout: int, verdict: int, timeout_s: float, max_output_byt
             texts = all(said[key] is None or isinstance(said[key], str) for key in ("detail", "value"))
             if said["ended"] not in ("done", "error") or not texts:
                 raise ValueError("no verdict of ours")
-            result |= said
+            result |= {key: text and text.encode(errors="replace").decode() for key, text in said.items()}
         except (ValueError, TypeError, KeyError):
             result["detail"] = f"signal {-status}" if status < 0 else f"exit status {status}"
     return result

@@ -1,0 +1,60 @@
+"""An HTTP connection whose headers have a greatest size and a time to come, before anything is known of its request.
+
+uvicorn's fast parser has neither: one client without a token could fill the memory with a header that never ends, or
+hold every file descriptor with requests that never begin.
+"""
+
+import asyncio
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_HEADER_BYTES = 64 * 1024
+HEADER_LIMIT_S = 10.0
+
+
+class BoundedConnection(HttpToolsProtocol):
+    """uvicorn's, closed when headers are too large or too late. Between two requests uvicorn's own limit holds."""
+
+    _late: asyncio.TimerHandle | None = None
+    _reading_headers = True
+    _header_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._await_headers()
+
+    def on_headers_complete(self) -> None:
+        self._reading_headers = False
+        self._stop_waiting()
+        super().on_headers_complete()
+
+    def data_received(self, data: bytes) -> None:
+        before = self._reading_headers
+        super().data_received(data)
+        if before and self._reading_headers:
+            # Only what is headers and nothing else: what came with their end, or before their begin, may be a body.
+            self._header_bytes += len(data)
+            if self._header_bytes > MAX_HEADER_BYTES:
+                self.transport.abort()
+
+    def _await_headers(self) -> None:
+        self._stop_waiting()
+        self._reading_headers, self._header_bytes = True, 0
+        self._late = self.loop.call_later(HEADER_LIMIT_S, self._too_late)
+
+    def _stop_waiting(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _too_late(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.abort()
