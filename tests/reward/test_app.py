@@ -431,6 +431,19 @@ class TestLimits:
         assert [answer.status_code for answer in await asyncio.gather(*running)] == [200, 200]
         assert (await server.score([{"name": "min_length"}], sample)).status_code == 200
 
+    async def test_429_when_the_bodies_together_are_too_large(self):
+        server = Server(max_body_mib=1, max_pending_requests=64)
+        server.executor.gate.clear()
+        sample = [{"completion": "x" * 700_000}]
+        running = [asyncio.create_task(server.score([{"name": "min_length"}], sample)) for _ in range(11)]
+        await server.executor.busy(11)
+        response = await server.score([{"name": "min_length"}], sample)
+        assert error_of(response, 429)[0] == "busy"
+        assert (await server.score([{"name": "nothing"}], [])).status_code == 422  # what is small still fits
+        server.executor.gate.set()
+        assert {answer.status_code for answer in await asyncio.gather(*running)} == {200}
+        assert (await server.score([{"name": "min_length"}], sample)).status_code == 200
+
 
 class TestToken:
     async def test_guards_all_but_the_open_routes(self):

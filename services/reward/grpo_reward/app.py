@@ -88,8 +88,8 @@ def create_app(settings: Settings, executor: Executor, metrics: Metrics, scoring
         request: Request, model: type[BodyT], fields: Iterable[str], answer: Callable[[BodyT], Awaitable[bytes]]
     ) -> Response:
         """What all routes that score have in common: a place, the limits of a body, its check, the time it took."""
-        with admission, metrics.request_seconds.time():
-            body = await admission.read_json(request.headers.get, request.receive)
+        with admission.place() as place, metrics.request_seconds.time():
+            body = await place.read_json(request.headers.get, request.receive)
             try:
                 message = model.model_validate_json(body)
             except ValidationError as error:
@@ -131,8 +131,8 @@ def create_app(settings: Settings, executor: Executor, metrics: Metrics, scoring
     @app.post("/seed_session", responses=ERRORS, openapi_extra=_body_of(None, {}))
     async def seed_session(request: Request) -> dict[str, Any]:
         """NeMo-Gym calls it before each task. Rewards remember nothing of a task, so there is nothing to prepare."""
-        with admission:
-            await admission.read_json(request.headers.get, request.receive)
+        with admission.place() as place:
+            await place.read_json(request.headers.get, request.receive)
         return {}
 
     @app.exception_handler(Refusal)

@@ -6,8 +6,9 @@ Plain ASGI, so that a request is refused before its body has been read.
 import asyncio
 import base64
 import binascii
+import contextlib
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -80,28 +81,46 @@ def _token_is(token: bytes, scope: Scope) -> bool:
     return hmac.compare_digest(found.strip(), token)
 
 
+LARGEST_BODIES = 8
+"""How many bodies of the greatest size the server holds at once: a parsed body takes many times its bytes."""
+
+
 class Admission:
     """How many requests, and how many bytes of their bodies, the server holds at once."""
 
     def __init__(self, *, max_requests: int, max_body_bytes: int, body_timeout_s: float):
-        self._max_requests, self._max_body_bytes, self._body_timeout_s = max_requests, max_body_bytes, body_timeout_s
-        self._requests = 0
+        self.max_body_bytes, self.body_timeout_s = max_body_bytes, body_timeout_s
+        self._max_requests = max_requests
+        self._requests = self._held_bytes = 0
 
-    def __enter__(self) -> None:
-        """Raises Refusal 429 when all places are taken."""
+    @contextlib.contextmanager
+    def place(self) -> Iterator["Place"]:
+        """For the time of one request. Raises Refusal 429 when all places are taken."""
         if self._requests >= self._max_requests:
-            raise Refusal(
-                429,
-                "busy",
-                f"{self._requests} requests are being scored, as many as this server takes at once",
-                hint="wait, or start more replicas",
-                retryable=True,
-                headers={"Retry-After": "1", "Connection": "close"},
-            )
+            raise _busy(f"{self._requests} requests are being scored, as many as this server takes at once")
         self._requests += 1
+        place = Place(self)
+        try:
+            yield place
+        finally:
+            self._requests -= 1
+            self._held_bytes -= place.held_bytes
 
-    def __exit__(self, *_: object) -> None:
-        self._requests -= 1
+    def hold(self, num_bytes: int) -> None:
+        """Raises Refusal 429 when the bodies of all requests together would be too much."""
+        if self._held_bytes + num_bytes > LARGEST_BODIES * self.max_body_bytes:
+            raise _busy(
+                f"the requests being scored have {self._held_bytes} bytes, as many as this server takes at once"
+            )
+        self._held_bytes += num_bytes
+
+
+class Place:
+    """One request's share of what the server takes at once."""
+
+    def __init__(self, admission: Admission):
+        self._admission = admission
+        self.held_bytes = 0
 
     async def read_json(self, headers: Callable[[str], str | None], receive: Callable[[], Awaitable[Message]]) -> bytes:
         """The body. Raises Refusal: 415 for another content type, 413 as soon as it is known, 408 when it dawdles."""
@@ -115,25 +134,28 @@ class Admission:
                 headers={"Connection": "close"},
             )
         length = headers("content-length")
-        if length is not None and length.isdigit() and int(length) > self._max_body_bytes:
+        if length is not None and length.isdigit() and int(length) > self._admission.max_body_bytes:
             raise self._too_large(f"{int(length)} bytes")
         parts = bytearray()
         try:
-            async with asyncio.timeout(self._body_timeout_s):
+            async with asyncio.timeout(self._admission.body_timeout_s):
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise ClientGone
-                    parts += message.get("body", b"")
-                    if len(parts) > self._max_body_bytes:
+                    part = message.get("body", b"")
+                    if len(parts) + len(part) > self._admission.max_body_bytes:
                         raise self._too_large("more")
+                    self._admission.hold(len(part))
+                    self.held_bytes += len(part)
+                    parts += part
                     if not message.get("more_body", False):
                         return bytes(parts)
         except TimeoutError:
             raise Refusal(
                 408,
                 "slow_body",
-                f"the body had not come within {self._body_timeout_s:g} s",
+                f"the body had not come within {self._admission.body_timeout_s:g} s",
                 retryable=True,
                 headers={"Connection": "close"},
             ) from None
@@ -142,10 +164,21 @@ class Admission:
         return Refusal(
             413,
             "body_too_large",
-            f"the body has {size}; the limit is {self._max_body_bytes} bytes",
+            f"the body has {size}; the limit is {self._admission.max_body_bytes} bytes",
             hint="send several requests, or start the server with a larger --max-body-mib",
             headers={"Connection": "close"},
         )
+
+
+def _busy(message: str) -> Refusal:
+    return Refusal(
+        429,
+        "busy",
+        message,
+        hint="wait, or start more replicas",
+        retryable=True,
+        headers={"Retry-After": "1", "Connection": "close"},
+    )
 
 
 class ClientGone(Exception):  # noqa: N818
