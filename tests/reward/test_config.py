@@ -102,3 +102,8 @@ def test_an_empty_token_is_none_at_all(monkeypatch, token, host):
 def test_the_token_is_no_flag():
     with pytest.raises(ConfigError, match="unknown option --token"):
         read_settings(["--token", "secret"])
+
+
+def test_a_token_made_from_a_file_is_what_stands_in_it(monkeypatch):
+    monkeypatch.setenv("GRPO_API_TOKEN", "secret\n")
+    assert read_settings([]).token == "secret"

@@ -43,7 +43,7 @@ class RolloutEndpoints:
         )
         app.add_middleware(
             Guard,
-            token=os.environ.get(TOKEN_VARIABLE) or None,
+            token=os.environ.get(TOKEN_VARIABLE, "").strip() or None,  # a secret made from a file ends in a line break
             pushes=lambda: self._service.pushes if self._service is not None else None,
             max_waiting=getattr(args, "max_waiting_requests", DEFAULT_MAX_WAITING),
         )
