@@ -23,8 +23,6 @@ from ..author import Reward
 from ..scorer import InvalidParamsError, Outcome, checked_params, error_outcome, score_batch, score_sample
 from .frames import PROGRESS, receive_frame, send_frame
 
-_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
-
 FLUSH_S = 0.005
 """Results go back when this time has passed, so that little is lost when the worker is killed."""
 
@@ -95,8 +93,7 @@ class Worker:
         return self._params[key]
 
     def _look_for_leftovers(self, reward: Reward, last: Outcome) -> None:
-        for timer in _TIMERS:
-            signal.setitimer(timer, 0.0)  # it would go off in another reward's time
+        signal.setitimer(signal.ITIMER_REAL, 0.0)  # an alarm would go off in another reward's time
         if threading.active_count() > self._threads:
             self._leaving = f"{reward.name} left a thread running"
         elif last["status"] == "error" and last["detail"].startswith("MemoryError"):
