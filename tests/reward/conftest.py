@@ -1,6 +1,7 @@
 """What the tests of the reward server share."""
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,3 +24,14 @@ def _compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setitem(os.environ, "PYTHONPYCACHEPREFIX", str(folder))
         patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
         yield
+
+
+@pytest.fixture
+def fresh_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Plugins stay imported; a test must not see those of another."""
+    known = set(sys.modules)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield
+    for name in set(sys.modules) - known:
+        if name.startswith(("grpo_reward_plugin_", "swift")):
+            del sys.modules[name]

@@ -10,13 +10,12 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from tests.reward.gated import GatedExecutor
 
 from grpo_reward.adapters.label import LabelError, columns_of
 from grpo_reward.adapters.peers import ADAPTERS
 from grpo_reward.app import create_app
 from grpo_reward.config import Settings
-from grpo_reward.executors.base import Chunk
-from grpo_reward.executors.inline import InlineExecutor
 from grpo_reward.metrics import Metrics
 from grpo_reward.scoring import Scoring
 
@@ -25,34 +24,9 @@ RIGHT = "<think>2/4 + 1/4</think><answer>3/4</answer>"
 MISBEHAVING = Path(__file__).parent / "plugins/misbehaving.py"
 
 
-class Executor(InlineExecutor):
-    """Waits at a gate."""
-
-    def __init__(self) -> None:
-        super().__init__([MISBEHAVING])
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.chunks: list[Chunk] = []
-        self.cancelled = 0
-
-    async def busy(self, count: int) -> None:
-        async with asyncio.timeout(30):
-            while len(self.chunks) < count:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
-
-    async def score(self, chunk: Chunk) -> None:
-        self.chunks.append(chunk)
-        try:
-            await self.gate.wait()
-        except asyncio.CancelledError:
-            self.cancelled += 1
-            raise
-        await super().score(chunk)
-
-
 class Server:
     def __init__(self, token: str | None = None, **settings: Any):
-        self.executor, self.metrics = Executor(), Metrics()
+        self.executor, self.metrics = GatedExecutor([MISBEHAVING]), Metrics()
         chosen = Settings(**settings).model_copy(update={"token": token})
         scoring = Scoring(self.executor, self.metrics, max_samples=chosen.max_samples)
         self.app = create_app(chosen, self.executor, self.metrics, scoring)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.reward.gated import GatedExecutor
 
 from grpo_proto import (
     PROTOCOL_VERSION,
@@ -23,7 +24,6 @@ from grpo_proto import (
 from grpo_reward.app import create_app
 from grpo_reward.config import Settings
 from grpo_reward.executors.base import Chunk
-from grpo_reward.executors.inline import InlineExecutor
 from grpo_reward.metrics import Metrics
 from grpo_reward.scoring import Scoring, total_score
 
@@ -32,7 +32,7 @@ JSON = {"Content-Type": "application/json"}
 ROUTES = {"/livez", "/readyz", "/info", "/metrics", "/v1/rewards", "/v1/score"}
 
 
-class Executor(InlineExecutor):
+class Executor(GatedExecutor):
     """Can be slow, unavailable or dead."""
 
     workers = 2
@@ -40,25 +40,6 @@ class Executor(InlineExecutor):
 
     def __init__(self) -> None:
         super().__init__([Path(__file__).parent / "plugins/misbehaving.py"])
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.chunks: list[Chunk] = []
-        self.cancelled = 0
-
-    async def busy(self, count: int) -> None:
-        """Wait until `count` chunks have come."""
-        async with asyncio.timeout(30):
-            while len(self.chunks) < count:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
-
-    async def score(self, chunk: Chunk) -> None:
-        self.chunks.append(chunk)
-        try:
-            await self.gate.wait()
-        except asyncio.CancelledError:
-            self.cancelled += 1
-            raise
-        await super().score(chunk)
 
 
 class Server:

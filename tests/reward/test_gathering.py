@@ -3,31 +3,13 @@
 import asyncio
 
 import pytest
+from tests.reward.gated import GatedExecutor
 
 from grpo_proto import RewardSpec
 from grpo_reward.costs import CHUNK_S, FIRST_GUESS_S, Costs
 from grpo_reward.executors.base import Chunk, InvalidParams
 from grpo_reward.executors.gathering import GatheringExecutor
 from grpo_reward.executors.inline import InlineExecutor
-
-
-class Busy(InlineExecutor):
-    """Scores what it is given once it is let."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.chunks: list[Chunk] = []
-        self.cancelled = 0
-        self.let = asyncio.Event()
-
-    async def score(self, chunk: Chunk) -> None:
-        self.chunks.append(chunk)
-        try:
-            await self.let.wait()
-        except asyncio.CancelledError:
-            self.cancelled += 1
-            raise
-        await super().score(chunk)
 
 
 def chunk_of(*lengths: int, reward: str = "min_length", **params: object) -> Chunk:
@@ -46,8 +28,9 @@ async def settled() -> None:
 
 
 @pytest.fixture
-def gathering() -> tuple[GatheringExecutor, Busy]:
-    inner, costs = Busy(), Costs()
+def gathering() -> tuple[GatheringExecutor, GatedExecutor]:
+    inner, costs = GatedExecutor(), Costs()
+    inner.gate.clear()
     costs.learn("min_length", 0.0001)
     costs.learn("format", 0.0001)
     return GatheringExecutor(inner, costs), inner
@@ -55,7 +38,7 @@ def gathering() -> tuple[GatheringExecutor, Busy]:
 
 async def test_with_a_free_worker_nothing_waits_and_nothing_is_gathered(gathering):
     executor, inner = gathering
-    inner.let.set()
+    inner.gate.set()
     for _ in range(3):
         chunk = chunk_of(3, 2)
         await executor.score(chunk)
@@ -68,7 +51,7 @@ async def test_what_waits_goes_together_and_comes_back_apart(gathering):
     chunks = [chunk_of(3), chunk_of(2, 3), chunk_of(1), chunk_of(3, 3, 2)]
     tasks = [asyncio.create_task(executor.score(chunk)) for chunk in chunks]
     await settled()
-    inner.let.set()
+    inner.gate.set()
     await asyncio.gather(*tasks)
     assert [len(chunk.samples) for chunk in inner.chunks] == [1, 6]
     assert list(map(scores_of, chunks)) == [[1.0], [0.0, 1.0], [0.0], [1.0, 1.0, 0.0]]
@@ -84,19 +67,20 @@ async def test_only_what_wants_the_same_goes_together(gathering):
     chunks = [chunk_of(1), chunk_of(3), chunk_of(3, min_chars=3), chunk_of(3, reward="format", prefix=""), late]
     tasks = [asyncio.create_task(executor.score(chunk)) for chunk in chunks]
     await settled()
-    inner.let.set()
+    inner.gate.set()
     await asyncio.gather(*tasks)
     assert [len(chunk.samples) for chunk in inner.chunks] == [1] * 5
     assert list(map(scores_of, chunks)) == [[0.0], [1.0], [0.0], [0.0], [1.0]]
 
 
 async def test_expensive_rewards_are_not_piled_on_one_worker():
-    inner = Busy()
+    inner = GatedExecutor()
+    inner.gate.clear()
     executor = GatheringExecutor(inner, Costs())
     chunks = [chunk_of(3) for _ in range(5)]
     tasks = [asyncio.create_task(executor.score(chunk)) for chunk in chunks]
     await settled()
-    inner.let.set()
+    inner.gate.set()
     await asyncio.gather(*tasks)
     assert max(len(chunk.samples) for chunk in inner.chunks) == int(CHUNK_S / FIRST_GUESS_S)
     assert [scores_of(chunk) for chunk in chunks] == [[1.0]] * 5
@@ -110,7 +94,7 @@ async def test_who_leaves_takes_nothing_from_the_others(gathering):
     tasks[1].cancel()
     await settled()
     assert tasks[1].cancelled()
-    inner.let.set()
+    inner.gate.set()
     await asyncio.gather(tasks[0], tasks[2])
     assert (scores_of(first), scores_of(leaver), scores_of(stayer)) == ([1.0], [None], [0.0])
     assert inner.cancelled == 0
@@ -124,7 +108,7 @@ async def test_when_all_have_left_the_work_ends(gathering):
     for task in tasks:
         task.cancel()
     await settled()
-    inner.let.set()
+    inner.gate.set()
     await blocking
     await settled()
     assert len(inner.chunks) == 1
@@ -143,7 +127,7 @@ async def test_who_comes_right_after_the_last_has_left_is_scored(gathering):
     await asyncio.sleep(0)  # it has left, and what it waited for does not know yet
     late = chunk_of(3)
     task = asyncio.create_task(executor.score(late))
-    inner.let.set()
+    inner.gate.set()
     await asyncio.gather(task, blocking)
     assert scores_of(late) == [1.0]
 
@@ -162,7 +146,7 @@ async def test_one_that_cannot_be_handed_over_costs_the_others_nothing(gathering
         patch.setattr(InlineExecutor, "score", picky)
         tasks = [asyncio.create_task(executor.score(chunk)) for chunk in chunks]
         await settled()
-        inner.let.set()
+        inner.gate.set()
         results = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(result) for result in results] == [type(None), type(None), ValueError, type(None)]
     assert [scores_of(chunk) for chunk in chunks] == [[0.0], [1.0], [None], [1.0]]
@@ -173,6 +157,6 @@ async def test_wrong_params_are_told_to_everybody(gathering):
     chunks = [chunk_of(3, min_chars="many") for _ in range(3)]
     tasks = [asyncio.create_task(executor.score(chunk)) for chunk in chunks]
     await settled()
-    inner.let.set()
+    inner.gate.set()
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(result) for result in results] == [InvalidParams] * 3

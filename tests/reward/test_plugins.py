@@ -1,6 +1,5 @@
 """Files written for TRL and for ms-swift score unchanged."""
 
-import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -15,15 +14,7 @@ FOLDER = Path(__file__).parent / "plugins"
 TRL, SWIFT = FOLDER / "trl_plugin.py", FOLDER / "swift_plugin.py"
 
 
-@pytest.fixture(autouse=True)
-def _fresh_modules(monkeypatch):
-    """Plugins stay imported; a test must not see those of another."""
-    known = set(sys.modules)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    yield
-    for name in set(sys.modules) - known:
-        if name.startswith(("grpo_reward_plugin_", "swift")):
-            del sys.modules[name]
+pytestmark = pytest.mark.usefixtures("fresh_modules")
 
 
 def loaded(plugin: Path) -> dict[str, Reward]:

@@ -16,15 +16,7 @@ BUILT_IN = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def _fresh_modules(monkeypatch):
-    """Plugins stay imported; a test must not see those of another."""
-    known = set(sys.modules)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    yield
-    for name in set(sys.modules) - known:
-        if name.startswith("grpo_reward_plugin_"):
-            del sys.modules[name]
+pytestmark = pytest.mark.usefixtures("fresh_modules")
 
 
 def test_every_built_in_reward_is_found_and_says_what_it_is():

@@ -68,7 +68,7 @@ class Reward:
     context: frozenset[str]
     """What it takes of `step` and CONTEXT."""
     takes_all_columns: bool
-    """A batch function with `**kwargs` gets every column that all samples have."""
+    """A batch function with `**kwargs` gets every column that any sample has."""
     code_hash: str
     """SHA-256 of the file the function is written in."""
 

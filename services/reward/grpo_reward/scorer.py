@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from .author import Reward, Score
+from .nesting import nesting
 
 MAX_LOG_CHARS = 64 * 1024
 MAX_LOG_DEPTH = 100
@@ -162,7 +163,8 @@ def outcome(result: Any) -> Outcome:
             size = len(json.dumps(result.log, allow_nan=False))
         except (TypeError, ValueError, RecursionError) as error:
             return error_outcome(f"log is not JSON: {error}")
-        if _depth(result.log) > MAX_LOG_DEPTH:
+        # A level has two brackets at least: most logs are too short to be looked through.
+        if size > 2 * MAX_LOG_DEPTH and nesting(result.log) > MAX_LOG_DEPTH:
             return error_outcome(f"log has more than {MAX_LOG_DEPTH} nested levels")
         if size > MAX_LOG_CHARS:
             return error_outcome(f"log has {size} characters of JSON; the limit is {MAX_LOG_CHARS}")
@@ -181,14 +183,6 @@ def failed_outcome(error: BaseException) -> Outcome:
     except BaseException:  # it is their class: even asking for its text runs their code
         return error_outcome("the reward raised an exception that cannot be printed")
     return error_outcome(f"{name}: {text}" if text else name)
-
-
-def _depth(value: Any) -> int:
-    depth, level = 0, [value]
-    while level := [item for item in level if isinstance(item, dict | list | tuple)]:
-        depth += 1
-        level = [part for item in level for part in (item.values() if isinstance(item, dict) else item)]
-    return depth
 
 
 def _scored(value: Any) -> Outcome:

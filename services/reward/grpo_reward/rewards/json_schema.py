@@ -15,6 +15,7 @@ from referencing.jsonschema import DRAFT202012, EMPTY_REGISTRY
 
 from ..answer import answer_block, last_fenced
 from ..author import Score, reward
+from ..nesting import nesting
 from .format import THINK_CLOSING
 
 MAX_DEPTH = 32
@@ -148,7 +149,7 @@ def _json_of(completion: str) -> Any:
 
 def _parsed(text: str) -> Any:
     value = json.loads(text, parse_constant=_no_constant, parse_float=_float, parse_int=_int, object_pairs_hook=_object)
-    if _depth(value) > MAX_DEPTH:
+    if nesting(value) > MAX_DEPTH:
         raise _NotStrictError(f"more than {MAX_DEPTH} nested levels")
     return value
 
@@ -174,11 +175,3 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         raise _NotStrictError("an object has the same key twice")
     return found
-
-
-def _depth(value: Any) -> int:
-    depth, level = 0, [value]
-    while level := [item for item in level if isinstance(item, dict | list)]:
-        depth += 1
-        level = [part for item in level for part in (item.values() if isinstance(item, dict) else item)]
-    return depth

@@ -1,0 +1,12 @@
+"""How deep a JSON value is nested."""
+
+from typing import Any
+
+
+def nesting(value: Any) -> int:
+    """Levels of lists and objects in `value`: 0 for a number, 1 for `[]`. Without recursion, which has a limit."""
+    depth, level = 0, [value]
+    while level := [item for item in level if isinstance(item, dict | list | tuple)]:
+        depth += 1
+        level = [part for item in level for part in (item.values() if isinstance(item, dict) else item)]
+    return depth
