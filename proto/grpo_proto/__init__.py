@@ -1,7 +1,8 @@
 """The wire of grpo-services: what its three services say to each other, and typed clients that say it."""
 
+from typing import TYPE_CHECKING, Any
+
 from .base import PROTOCOL_VERSION, Message, Request, Response
-from .clients import RewardClient, RolloutClient, ServiceClient, WeightsClient
 from .errors import (
     ConflictError,
     DataError,
@@ -38,6 +39,9 @@ from .weights import (
     WeightState,
 )
 
+if TYPE_CHECKING:
+    from .clients import RewardClient, RolloutClient, ServiceClient, WeightsClient
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -48,3 +52,12 @@ __all__ = [
     "Sampling", "ScoreRequest", "ScoreResponse", "ScoreResult", "ScoreSample", "ServiceClient", "ServiceError",
     "SessionRequest", "TensorSpec", "TrainerInfo", "WeightState", "WeightsClient", "error_class",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """The clients when somebody asks for one: a server needs the messages alone, and httpx takes long to import."""
+    if name in ("RewardClient", "RolloutClient", "ServiceClient", "WeightsClient"):
+        from . import clients
+
+        return getattr(clients, name)
+    raise AttributeError(f"module {__name__} has no attribute {name}")

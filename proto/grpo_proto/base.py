@@ -1,9 +1,18 @@
 """What every message has in common."""
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, FailFast
 
 PROTOCOL_VERSION = 1
 """Grows when a message changes so that an older peer would misread it. `GET /info` of every service reports it."""
+
+
+class StopAtFirstFault(FailFast):
+    """Of a list whose first wrong entry is told and the others are not looked at: a body may hold millions of them.
+
+    `FailFast` itself cannot stand in a union: its members must be hashable.
+    """
+
+    __hash__ = object.__hash__
 
 
 class Request(BaseModel):

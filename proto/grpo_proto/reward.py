@@ -1,12 +1,15 @@
 """The messages of the reward server."""
 
+from collections import Counter
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from .base import Message, Request, Response
+from .base import Message, Request, Response, StopAtFirstFault
 
 ScoreStatus = Literal["ok", "unscorable", "timeout", "error"]
+MAX_REWARDS = 256
+"""In one request."""
 Seconds = Annotated[float, Field(gt=0, le=3600)]
 
 
@@ -25,16 +28,16 @@ class ScoreSample(Request):
 
     id: str | None = Field(default=None, description="Echoed in the result; the sample's position when absent.")
     completion: str
-    prompt: str | list[Message] | None = None
+    prompt: str | Annotated[list[Message], StopAtFirstFault()] | None = None
     columns: dict[str, Any] = Field(default_factory=dict)
-    completion_token_ids: list[int] | None = None
+    completion_token_ids: Annotated[list[int], StopAtFirstFault()] | None = None
     truncated: bool | None = Field(default=None, description="True when the completion ended at its length limit.")
 
 
 class ScoreRequest(Request):
     """Trainer → reward server: score every sample with every reward. `POST /v1/score`."""
 
-    rewards: list[RewardSpec] = Field(min_length=1)
+    rewards: list[RewardSpec] = Field(min_length=1, max_length=MAX_REWARDS)
     samples: list[ScoreSample]
     step: int | None = Field(default=None, ge=0, description="Training step, for rewards that follow a schedule.")
     timeout_s: Seconds = Field(default=10.0, description="Limit for one sample and one reward.")
@@ -43,8 +46,7 @@ class ScoreRequest(Request):
     @field_validator("rewards")
     @classmethod
     def _distinct_names(cls, rewards: list[RewardSpec]) -> list[RewardSpec]:
-        names = [reward.name for reward in rewards]
-        repeated = sorted({name for name in names if names.count(name) > 1})
+        repeated = sorted(name for name, count in Counter(reward.name for reward in rewards).items() if count > 1)
         if repeated:
             raise ValueError(f"each reward once, but {', '.join(repeated)} came several times")
         return rewards

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from .base import Message, Request, Response
+from .base import Message, Request, Response, StopAtFirstFault
 from .weights import WeightState
 
 FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
@@ -14,8 +14,8 @@ TokenId = Annotated[int, Field(ge=0)]
 class Prompt(Request):
     """One prompt: token ids as they are, or messages for the server's chat template."""
 
-    token_ids: list[TokenId] | None = Field(default=None, min_length=1)
-    messages: list[Message] | None = Field(default=None, min_length=1)
+    token_ids: Annotated[list[TokenId] | None, StopAtFirstFault()] = Field(default=None, min_length=1)
+    messages: Annotated[list[Message] | None, StopAtFirstFault()] = Field(default=None, min_length=1)
     seed: int | None = Field(default=None, ge=0, lt=2**63, description="Makes this prompt's completions reproducible.")
 
     @model_validator(mode="after")

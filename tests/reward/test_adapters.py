@@ -28,7 +28,7 @@ class Server:
     def __init__(self, token: str | None = None, **settings: Any):
         self.executor, self.metrics = GatedExecutor([MISBEHAVING]), Metrics()
         chosen = Settings(**settings).model_copy(update={"token": token})
-        scoring = Scoring(self.executor, self.metrics, max_samples=chosen.max_samples)
+        scoring = Scoring(self.executor, self.metrics)
         self.app = create_app(chosen, self.executor, self.metrics, scoring)
         self.transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
         self.http = httpx.AsyncClient(base_url="http://reward", transport=self.transport)

@@ -47,7 +47,7 @@ class Server:
         self.executor = Executor()
         self.metrics = Metrics()
         self.settings = Settings(**settings).model_copy(update={"token": token})
-        self.scoring = Scoring(self.executor, self.metrics, max_samples=self.settings.max_samples)
+        self.scoring = Scoring(self.executor, self.metrics)
         self.app = create_app(self.settings, self.executor, self.metrics, self.scoring)
         self.transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
         self.http = httpx.AsyncClient(base_url="http://reward", transport=self.transport)

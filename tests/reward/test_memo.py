@@ -40,7 +40,7 @@ def executor() -> Counting:
 
 @pytest.fixture
 def scoring(executor: Counting) -> Scoring:
-    return Scoring(executor, Metrics(), max_samples=100, memo=Memo(100))
+    return Scoring(executor, Metrics(), memo=Memo(100))
 
 
 RIGHT, WRONG = "<answer>1+2</answer>", "<answer>1-2</answer>"

@@ -43,7 +43,7 @@ def test_it_describes_the_request_and_every_route(described):
 
 async def test_every_example_runs(described):
     settings, executor, metrics = Settings().model_copy(update={"token": None}), InlineExecutor(), Metrics()
-    app = create_app(settings, executor, metrics, Scoring(executor, metrics, max_samples=10))
+    app = create_app(settings, executor, metrics, Scoring(executor, metrics))
     posted = set()
     async with httpx.AsyncClient(base_url="http://reward", transport=httpx.ASGITransport(app)) as http:
         for path, methods in described["paths"].items():

@@ -75,7 +75,7 @@ def score_request(name: str, texts: list[str]) -> ScoreRequest:
 
 @pytest.fixture(scope="module")
 def scoring() -> Scoring:
-    return Scoring(InlineExecutor(), Metrics(), max_samples=1000)
+    return Scoring(InlineExecutor(), Metrics())
 
 
 def test_no_reward_is_forgotten():

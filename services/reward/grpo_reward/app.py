@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import Response
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 
@@ -32,7 +32,8 @@ from .config import Settings
 from .executors.base import Executor
 from .guard import Admission, ClientGone, Guard, response_of
 from .metrics import Metrics
-from .refusal import Refusal, invalid_request
+from .reading import Reader
+from .refusal import Refusal
 from .scoring import Scoring
 
 log = logging.getLogger("grpo_reward")
@@ -85,17 +86,16 @@ def create_app(settings: Settings, executor: Executor, metrics: Metrics, scoring
         return _json(RewardList(rewards=[reward.description for reward in executor.rewards.values()]))
 
     async def answer_to(
-        request: Request, model: type[BodyT], fields: Iterable[str], answer: Callable[[BodyT], Awaitable[bytes]]
+        request: Request, reader: Reader[BodyT], answer: Callable[[BodyT], Awaitable[bytes]]
     ) -> Response:
         """What all routes that score have in common: a place, the limits of a body, its check, the time it took."""
         with admission.place() as place, metrics.request_seconds.time():
             body = await place.read_json(request.headers.get, request.receive)
-            try:
-                message = model.model_validate_json(body)
-            except ValidationError as error:
-                raise invalid_request(error, fields) from None
+            message = reader.read(body)
             del body
             return Response(await answer(message), media_type="application/json")
+
+    score_reader = Reader(ScoreRequest, REQUEST_FIELDS, samples="samples", max_samples=settings.max_samples)
 
     @app.post(
         "/v1/score", response_model=ScoreResponse, responses=ERRORS, openapi_extra=_body_of(ScoreRequest, SCORE_EXAMPLE)
@@ -108,9 +108,12 @@ def create_app(settings: Settings, executor: Executor, metrics: Metrics, scoring
             # A score without detail, log and metrics says nothing of them: most of an answer would be nulls.
             return found.model_dump_json(exclude_defaults=True).encode()
 
-        return await answer_to(request, ScoreRequest, REQUEST_FIELDS, answer)
+        return await answer_to(request, score_reader, answer)
 
     def mount(adapter: Adapter[Any]) -> None:
+        fields = adapter.body.model_fields
+        reader = Reader(adapter.body, fields, samples=adapter.many, max_samples=settings.max_samples)
+
         @app.post(
             adapter.path, response_model=adapter.answers_with, responses=ERRORS, description=adapter.summary,
             name=adapter.path.strip("/"), openapi_extra=_adapted(adapter),
@@ -123,7 +126,7 @@ def create_app(settings: Settings, executor: Executor, metrics: Metrics, scoring
                 found = await _unless_gone(request, scoring, message)
                 return to_json(adapter.answer(body, choice, scored(found, choice)))
 
-            return await answer_to(request, adapter.body, adapter.body.model_fields, answer)
+            return await answer_to(request, reader, answer)
 
     for adapter in ADAPTERS:
         mount(adapter)

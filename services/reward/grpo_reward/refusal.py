@@ -9,6 +9,9 @@ from pydantic_core import ErrorDetails
 
 from grpo_proto import ErrorBody, ErrorDetail
 
+MAX_SHOWN_CHARS = 80
+"""Of what a client sent, in a message."""
+
 
 class Refusal(Exception):  # noqa: N818 - an answer, not a fault of ours
     """A request gets `status` and an ErrorBody."""
@@ -31,7 +34,7 @@ class Refusal(Exception):  # noqa: N818 - an answer, not a fault of ours
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint that names the nearest known name, or all of them."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1)
+    close = difflib.get_close_matches(name[:MAX_SHOWN_CHARS], names, n=1)
     if close:
         return f"did you mean {close[0]}?"
     return f"known: {', '.join(names)}" if names else "there are none"
@@ -64,12 +67,16 @@ def _path(location: Sequence[int | str]) -> str:
     """("samples", 3, "columns") → samples[3].columns"""
     path = ""
     for part in location:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+        path += f"[{part}]" if isinstance(part, int) else f".{shown(part)}" if path else shown(part)
     return path
 
 
 def _shortened(value: Any) -> str:
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}…"
+    return shown(repr(value))
+
+
+def shown(text: str) -> str:
+    """`text`, cut when it is long."""
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[: MAX_SHOWN_CHARS - 1]}…"

@@ -12,7 +12,7 @@ from .costs import Costs
 from .executors.base import Chunk, Executor, ExecutorUnavailable, InvalidParams, LoadedReward
 from .memo import Memo
 from .metrics import Metrics
-from .refusal import Refusal, nearest
+from .refusal import Refusal, nearest, shown
 
 
 class Scoring:
@@ -23,11 +23,10 @@ class Scoring:
         executor: Executor,
         metrics: Metrics,
         *,
-        max_samples: int,
         costs: Costs | None = None,
         memo: Memo | None = None,
     ):
-        self._executor, self._metrics, self._max_samples, self._memo = executor, metrics, max_samples, memo
+        self._executor, self._metrics, self._memo = executor, metrics, memo
         self._costs = costs or Costs()
         self._deadlines: set[asyncio.Timeout] = set()
         self._draining: float | None = None
@@ -84,18 +83,11 @@ class Scoring:
             raise Refusal(503, "shutting_down", "the server ends", hint="send the request elsewhere", retryable=True)
         if self._executor.problem is not None:
             raise Refusal(503, "not_ready", self._executor.problem, retryable=True)
-        if len(request.samples) > self._max_samples:
-            raise Refusal(
-                413,
-                "too_many_samples",
-                f"the request has {len(request.samples)} samples; the limit is {self._max_samples}",
-                hint="send several requests, or start the server with a larger --max-samples",
-            )
         for spec in request.rewards:
             loaded = self._executor.rewards.get(spec.name)
             if loaded is None:
                 hint = nearest(spec.name, self._executor.rewards)
-                raise Refusal(422, "unknown_reward", f"there is no reward {spec.name}", hint=hint)
+                raise Refusal(422, "unknown_reward", f"there is no reward {shown(spec.name)}", hint=hint)
             _check_params(spec, loaded)
             for position, sample in enumerate(request.samples):
                 _check_sample(loaded, position, sample)
@@ -245,7 +237,7 @@ def _check_params(spec: RewardSpec, loaded: LoadedReward) -> None:
     known = loaded.description.params_schema.get("properties", {})
     for param in spec.params:
         if param not in known:
-            raise Refusal(422, "unknown_param", f"{spec.name} has no param {param}", hint=nearest(param, known))
+            raise Refusal(422, "unknown_param", f"{spec.name} has no param {shown(param)}", hint=nearest(param, known))
     for param in loaded.description.params_schema.get("required", []):
         if param not in spec.params:
             raise Refusal(422, "missing_param", f"{spec.name} needs the param {param}")
@@ -253,7 +245,7 @@ def _check_params(spec: RewardSpec, loaded: LoadedReward) -> None:
 
 def _check_sample(loaded: LoadedReward, position: int, sample: ScoreSample) -> None:
     name = loaded.description.name
-    where = f"samples[{position}]" + (f" ({sample.id})" if sample.id else "")
+    where = f"samples[{position}]" + (f" ({shown(sample.id)})" if sample.id else "")
     for column in loaded.description.columns:
         if column not in sample.columns:
             raise Refusal(

@@ -47,6 +47,8 @@ class Adapter(Generic[BodyT]):
     answer: Callable[[BodyT, Choice, list[Scored]], Any]
     example: dict[str, Any]
     example_rewards: str
+    many: str | None = None
+    """The field of `body` whose list has an entry for each sample; None when a request is one sample."""
     options: dict[str, str] = field(default_factory=dict)
     """Options in the query that only this route has, with their description."""
 

@@ -89,5 +89,6 @@ ADAPTER = Adapter(
         "labels": ["0.75"],
     },
     example_rewards="accuracy format:0.1",
+    many="query",
     options={"end": "The text that ends a response and is no part of it, instead of the well-known end tokens."},
 )

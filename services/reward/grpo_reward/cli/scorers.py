@@ -1,7 +1,6 @@
 """Where the scores come from: worker processes of our own, with the server's machinery, or a server that runs."""
 
 import argparse
-import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -119,7 +118,7 @@ class LocalScorer:
     def __init__(self, executor: Executor, metrics: Metrics):
         self._executor = _Measured(executor)
         # The limit of a server protects it from its clients; here there is one, and the file is on its own disk.
-        self._scoring = Scoring(self._executor, metrics, max_samples=sys.maxsize)
+        self._scoring = Scoring(self._executor, metrics)
         self.workers = executor.workers
         self.place = f"here, {executor.workers} worker{'s' if executor.workers > 1 else ''}"
         self._rewards = {name: KnownReward(loaded.description, loaded) for name, loaded in executor.rewards.items()}

@@ -101,6 +101,9 @@ class Executor(Protocol):
     def failed(self) -> str | None:
         """Why nothing can be scored ever again; the server then ends."""
 
+    def launch(self) -> None:
+        """Begin what takes long and needs no event loop; `start` does it otherwise. Afterwards `stop` has to come."""
+
     async def start(self) -> None: ...
 
     async def stop(self) -> None: ...

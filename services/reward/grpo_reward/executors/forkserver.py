@@ -22,6 +22,7 @@ import signal
 import socket
 import sys
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ..author import Reward
@@ -29,10 +30,9 @@ from ..plugin import PluginError
 from ..registry import load_rewards
 from ..sandbox.run import SandboxError, missing_barriers
 from .environment import give_up_reading_other_processes
-from .frames import PROGRESS_BYTES
+from .frames import PACKET_BYTES, PROGRESS_BYTES
 from .worker import Worker, limit_resources, quiet_standard_streams
 
-PACKET_BYTES = 1 << 17
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -46,20 +46,22 @@ def main() -> None:
     # A plugin may load for ever, and nobody looks at the socket meanwhile.
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     give_up_reading_other_processes()
-    try:
-        rewards = load_rewards([Path(path) for path in sys.argv[3:]])
-        for reward in rewards.values():
-            _say(control, {"reward": describe(reward)})
-    except (PluginError, TypeError) as error:
-        _say(control, {"failed": str(error)})
-        return
-    notice = sandbox_notice()
-    if notice:
-        _say(control, {"notice": notice})
+    gc.disable()  # while all is imported it finds nothing, and takes a tenth of a second for that
+    with ThreadPoolExecutor(1) as beside:
+        notice = beside.submit(sandbox_notice)
+        try:
+            rewards = load_rewards([Path(path) for path in sys.argv[3:]])
+            for reward in rewards.values():
+                _say(control, {"reward": describe(reward)})
+        except (PluginError, TypeError) as error:
+            _say(control, {"failed": str(error)})
+            return
+        if text := notice.result():
+            _say(control, {"notice": text})
+    gc.freeze()  # the collector of a worker then leaves the shared pages alone
+    gc.enable()
     _say(control, {"ready": True})
     _libc.prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)  # from here on it kills what is below it before it goes
-    gc.collect()
-    gc.freeze()  # the collector of a worker then leaves the shared pages alone
     ForkServer(control, rewards, memory_bytes).run()
 
 

@@ -6,11 +6,8 @@ worker died is tried once more, since something else may have killed it, and the
 """
 
 import asyncio
-import contextlib
 import json
 import logging
-import os
-import signal
 import socket
 import subprocess
 import sys
@@ -26,7 +23,7 @@ from grpo_proto import RewardScore
 
 from .base import Chunk, ExecutorUnavailable, InvalidParams, LoadedReward
 from .environment import worker_environment
-from .forkserver import PACKET_BYTES
+from .frames import PACKET_BYTES
 from .worker_handle import Ending, WorkerHandle
 
 log = logging.getLogger(__name__)
@@ -76,7 +73,7 @@ class ProcessExecutor:
         self._stopping = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._control: socket.socket
-        self._forkserver: subprocess.Popen[bytes]
+        self._forkserver: subprocess.Popen[bytes] | None = None
 
     @property
     def rewards(self) -> Mapping[str, LoadedReward]:
@@ -88,18 +85,23 @@ class ProcessExecutor:
             return self.failed
         return None if self._living else "no worker process is running"
 
-    async def start(self) -> None:
-        """Raises ExecutorUnavailable with a message for the operator when the rewards cannot be loaded."""
+    def launch(self) -> None:
+        """Start the fork server, which loads the rewards. When the server goes, it goes."""
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
         command = [sys.executable, "-P", "-m", "grpo_reward.executors.forkserver", str(theirs.fileno())]
         with theirs:
-            self._forkserver = subprocess.Popen(  # noqa: S603, ASYNC220 - once, before anything is served
+            self._forkserver = subprocess.Popen(  # noqa: S603 - our own module
                 [*command, str(self._memory_bytes), *(str(path) for path in self._plugins)],
                 pass_fds=[theirs.fileno()],
                 env=self._environment,
                 start_new_session=True,
             )
+
+    async def start(self) -> None:
+        """Raises ExecutorUnavailable with a message for the operator when the rewards cannot be loaded."""
+        if self._forkserver is None:
+            self.launch()
         try:
             async with asyncio.timeout(self._start_limit_s):
                 await self._receive_rewards()
@@ -124,6 +126,8 @@ class ProcessExecutor:
             worker.retired = True
             worker.close()
         self._living.clear()
+        if self._forkserver is None:
+            return
         self._control.close()
         try:
             await asyncio.to_thread(self._forkserver.wait, 5.0)
@@ -290,8 +294,8 @@ class ProcessExecutor:
         if self.failed or self._stopping:
             return
         self.failed = reason
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._forkserver.pid, signal.SIGKILL)  # its workers go with it
+        if self._forkserver is not None:
+            self._forkserver.kill()  # its workers go with it
         for worker in list(self._living.values()):
             worker.retired = True
             worker.close()

@@ -104,6 +104,9 @@ class RayExecutor:
     def rewards(self) -> Mapping[str, LoadedReward]:
         return self._rewards
 
+    def launch(self) -> None:
+        """Nothing: the actors of `start` need Ray's cluster."""
+
     async def start(self) -> None:
         """Raises ExecutorUnavailable when there is no cluster, or a node cannot load the rewards."""
         plugins = [_packed(plugin) for plugin in self._plugins]

@@ -27,6 +27,9 @@ class WrappedExecutor:
     def failed(self) -> str | None:
         return self._executor.failed
 
+    def launch(self) -> None:
+        self._executor.launch()
+
     async def start(self) -> None:
         await self._executor.start()
 

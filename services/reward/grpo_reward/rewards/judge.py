@@ -8,7 +8,6 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, ValidationError
 
 from ..author import Score, reward
-from ..outgoing import NoAnswerError, Outgoing, in_time
 
 KEY_VARIABLE = "JUDGE_API_KEY"
 MAX_LOG_CHARS = 1000
@@ -78,6 +77,9 @@ async def judge(
     Source: the generative reward model of ms-swift asks for the same `Reward: x`; the rubric and the marks are ours.
     """
     references = solution or [None] * len(completions)
+    # Here, since its HTTP library takes long to import, and most servers never call another.
+    from ..outgoing import NoAnswerError, Outgoing, in_time
+
     server = Outgoing(
         url,
         "/chat/completions",

@@ -3,13 +3,15 @@
 import math
 import os
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError
 
 from ..author import Score, reward
-from ..outgoing import NoAnswerError, Outgoing, in_time
 from ..plugin import PluginError
+
+if TYPE_CHECKING:
+    from ..outgoing import Outgoing
 
 MODEL_VARIABLE = "GRPO_REWARD_REWARD_MODEL"
 KEY_VARIABLE = "REWARD_MODEL_API_KEY"
@@ -56,6 +58,9 @@ async def reward_model(
     Source: the reward model of RLHF (arXiv 2203.02155), section 3.5, with the heads of transformers.
     """
     if url is not None:
+        # Here, since its HTTP library takes long to import, and most servers never call another.
+        from ..outgoing import Outgoing, in_time
+
         server = Outgoing(
             url,
             "/classify",
@@ -93,7 +98,9 @@ class _Classes(BaseModel):
     usage: _Usage
 
 
-async def _asked(server: Outgoing, model: str | None, max_length: int | None, prompt: Any, completion: str) -> Score:
+async def _asked(server: "Outgoing", model: str | None, max_length: int | None, prompt: Any, completion: str) -> Score:
+    from ..outgoing import NoAnswerError
+
     body: dict[str, Any] = {"use_activation": False}
     if isinstance(prompt, list):
         body["messages"] = _dialogue(prompt, completion)

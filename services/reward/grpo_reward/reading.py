@@ -1,0 +1,71 @@
+"""From the bytes of a body to the message in it, on the event loop: so what a body may cost has bounds.
+
+A body has at most `--max-body-mib`, but one of millions of tiny values could still be a minute of work, while nobody
+gets an answer. What takes that long is cut off: of more samples than the server takes none is looked at, a body with
+thousands of faults is refused without naming one, and the garbage collector, which would go through all that is new
+again and again, waits until the message is whole.
+"""
+
+import contextlib
+import gc
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, Generic, TypeVar
+
+from pydantic import BaseModel, Field, ValidationError, create_model
+
+from .refusal import Refusal, invalid_request
+
+BodyT = TypeVar("BodyT", bound=BaseModel)
+MAX_NAMED_FAULTS = 20_000
+"""Naming a fault takes 4 µs or more, and three are told."""
+
+
+class Reader(Generic[BodyT]):
+    """Reads the bodies of one route.
+
+    Args:
+        model: the message.
+        known_fields: what the hint for a misspelt field chooses from.
+        samples: the field of `model` whose list is as long as the samples are many; None when there is one sample.
+        max_samples: the most.
+    """
+
+    def __init__(self, model: type[BodyT], known_fields: Iterable[str], *, samples: str | None, max_samples: int):
+        self._known_fields, self._samples = list(known_fields), samples
+        self._model = _at_most(model, samples, max_samples) if samples else model
+
+    def read(self, body: bytes) -> BodyT:
+        """The message. Raises Refusal: 400 for no JSON, 413 for too many samples, 422 for what is no message."""
+        with _collector_waits():
+            try:
+                return self._model.model_validate_json(body)
+            except ValidationError as error:
+                num_faults = error.error_count()
+                if num_faults > MAX_NAMED_FAULTS:
+                    raise Refusal(422, "invalid_value", f"the body has {num_faults} faults, too many to tell") from None
+                refused = error
+        for problem in refused.errors(include_url=False, include_input=False):
+            if problem["type"] == "too_long" and problem["loc"] == (self._samples,):
+                raise Refusal(
+                    413,
+                    "too_many_samples",
+                    f"the request has {problem['ctx']['actual_length']} samples; "
+                    f"the limit is {problem['ctx']['max_length']}",
+                    hint="send several requests, or start the server with a larger --max-samples",
+                )
+        raise invalid_request(refused, self._known_fields)
+
+
+def _at_most(model: type[BodyT], field: str, max_samples: int) -> type[BodyT]:
+    """`model`, refusing a list that is too long before its entries are looked at."""
+    bounded: Any = (Annotated[model.model_fields[field].annotation, Field(max_length=max_samples)], ...)
+    return create_model(model.__name__, __base__=model, **{field: bounded})
+
+
+@contextlib.contextmanager
+def _collector_waits() -> Iterator[None]:
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

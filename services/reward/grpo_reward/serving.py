@@ -1,0 +1,113 @@
+"""From rewards that load to a server that has ended: serve, drain, stop."""
+
+import asyncio
+import signal
+import socket
+import sys
+from types import FrameType
+
+import uvicorn
+
+from .adapters.choice import choose
+from .adapters.peers import ADAPTERS
+from .app import create_app
+from .config import Settings
+from .connection import BoundedConnection
+from .costs import Costs
+from .executors.base import Executor, ExecutorUnavailable
+from .executors.gathering import GatheringExecutor
+from .memo import Memo
+from .metrics import Metrics
+from .refusal import Refusal, nearest
+from .scoring import Scoring
+
+WATCH_INTERVAL_S = 0.2
+
+
+def run(settings: Settings, sock: socket.socket, executor: Executor, metrics: Metrics) -> int:
+    """Serve on `sock` until a signal. Returns the exit status."""
+    config = uvicorn.Config(
+        app="",
+        http=BoundedConnection,
+        ws="none",
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        # Later than the drain of `Scoring`, which answers what is cut.
+        timeout_graceful_shutdown=int(settings.grace_s) + 5,
+    )
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        try:
+            return runner.run(_serve(settings, sock, config, executor, metrics))
+        except KeyboardInterrupt:  # before it serves; later uvicorn takes it
+            return 130
+
+
+async def _serve(
+    settings: Settings, sock: socket.socket, config: uvicorn.Config, executor: Executor, metrics: Metrics
+) -> int:
+    try:
+        await executor.start()
+        _check_adapters(settings, executor)
+        memo = Memo(settings.memo) if settings.memo else None
+        costs = Costs()
+        gathering = GatheringExecutor(executor, costs)
+        scoring = Scoring(gathering, metrics, costs=costs, memo=memo)
+        config.app = create_app(settings, executor, metrics, scoring)
+        server = _Server(config, scoring, settings.grace_s)
+        host, port = sock.getsockname()[:2]
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        names = ", ".join(executor.rewards)
+        print(f"grpo-reward serves http://{address} with {executor.workers} workers: {names}", flush=True)
+        # uvicorn raises a signal it has handled once more at its end: then it must not kill.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
+        watch = asyncio.create_task(_watch(executor, server))
+        await server.serve(sockets=[sock])
+        watch.cancel()
+        if executor.failed:
+            print(f"error: {executor.failed}", file=sys.stderr)
+            return 1
+        return 0
+    except ExecutorUnavailable as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    finally:
+        await executor.stop()
+
+
+def _check_adapters(settings: Settings, executor: Executor) -> None:
+    """Raises ExecutorUnavailable when `--adapter-rewards` could never score."""
+    if not settings.adapter_rewards:
+        return
+    own = {name for adapter in ADAPTERS for name in adapter.options}
+    try:
+        choice = choose([], settings.adapter_rewards, executor.rewards, own)
+        unknown = [spec.name for spec in choice.rewards if spec.name not in executor.rewards]
+        message = f"there is no reward {unknown[0]}, {nearest(unknown[0], executor.rewards)}" if unknown else None
+    except Refusal as refusal:
+        message = str(refusal)
+    if message:
+        raise ExecutorUnavailable(f"--adapter-rewards {settings.adapter_rewards}: {message}")
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, with our grace period: on a signal it stops accepting and what runs has `grace_s` left."""
+
+    def __init__(self, config: uvicorn.Config, scoring: Scoring, grace_s: float):
+        super().__init__(config)
+        self._scoring, self._grace_s = scoring, grace_s
+        self._loop = asyncio.get_running_loop()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if not self.should_exit:
+            self._loop.call_soon_threadsafe(self._scoring.drain, self._grace_s)
+        super().handle_exit(sig, frame)
+
+
+async def _watch(executor: Executor, server: uvicorn.Server) -> None:
+    """A server that can never score again ends, so that whoever started it starts it anew."""
+    while not executor.failed:  # noqa: ASYNC110 - the seam is a property, so that any executor can have it
+        await asyncio.sleep(WATCH_INTERVAL_S)
+    server.should_exit = True

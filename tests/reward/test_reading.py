@@ -1,0 +1,96 @@
+"""Bodies made to be expensive: what is done with them is counted, as no test asserts a time."""
+
+import contextlib
+import gc
+
+import pytest
+from pydantic_core import core_schema
+
+from grpo_proto import Request, ScoreRequest
+from grpo_reward.reading import MAX_NAMED_FAULTS, Reader
+from grpo_reward.refusal import Refusal
+
+FIELDS = set(ScoreRequest.model_fields)
+
+
+@pytest.fixture
+def reader() -> Reader[ScoreRequest]:
+    return Reader(ScoreRequest, FIELDS, samples="samples", max_samples=3)
+
+
+def body(samples: str = "", rewards: str = '{"name":"format"}', more: str = "") -> bytes:
+    return f'{{"rewards":[{rewards}],"samples":[{samples}]{more}}}'.encode()
+
+
+def refusal(reader: Reader, content: bytes) -> Refusal:
+    with pytest.raises(Refusal) as caught:
+        reader.read(content)
+    assert len(str(caught.value)) < 1000
+    return caught.value
+
+
+def test_the_most_samples(reader):
+    sample = '{"completion":"a"}'
+    assert len(reader.read(body(",".join([sample] * 3))).samples) == 3
+    found = refusal(reader, body(",".join([sample] * 4)))
+    assert (found.status, found.body.error.type) == (413, "too_many_samples")
+    assert str(found) == "the request has 4 samples; the limit is 3"
+
+
+def test_a_list_of_something_else_that_is_too_long_is_no_matter_of_samples(reader):
+    rewards = ",".join(f'{{"name":"r{number}"}}' for number in range(300))
+    found = refusal(reader, body(rewards=rewards))
+    assert found.status == 422
+    assert "at most 256" in str(found)
+
+
+def test_the_entries_of_too_many_samples_are_not_looked_at():
+    looked_at = 0
+
+    class Entry:
+        @classmethod
+        def __get_pydantic_core_schema__(cls, *_: object) -> core_schema.CoreSchema:
+            def count(value: object) -> object:
+                nonlocal looked_at
+                looked_at += 1
+                return value
+
+            return core_schema.no_info_plain_validator_function(count)
+
+    class Many(Request):
+        entries: list[Entry]
+
+    reader = Reader(Many, [], samples="entries", max_samples=10)
+    found = refusal(reader, b'{"entries":[' + b",".join([b"1"] * 100_000) + b"]}")
+    assert str(found) == "the request has 100000 samples; the limit is 10"
+    assert looked_at <= 11
+
+
+@pytest.mark.parametrize("field", ["completion_token_ids", "prompt"])
+def test_a_list_stops_at_its_first_fault(reader, field):
+    wrong = ",".join(["{}"] * 100_000)
+    found = refusal(reader, body(f'{{"completion":"","{field}":[{wrong}]}}'))
+    assert found.status == 422
+    assert f"samples[0].{field}" in str(found)
+    assert "more" not in str(found)
+
+
+def test_thousands_of_faults_are_counted_not_told(reader):
+    unknown = "".join(f',"f{number}":1' for number in range(MAX_NAMED_FAULTS + 1))
+    assert str(refusal(reader, body(more=unknown))) == f"the body has {MAX_NAMED_FAULTS + 1} faults, too many to tell"
+    few = "".join(f',"f{number}":1' for number in range(5))
+    assert str(refusal(reader, body(more=few))) == "f0 is unknown; f1 is unknown; f2 is unknown (and 2 more)"
+
+
+def test_what_a_client_sent_is_shown_in_part(reader):
+    long = "x" * 1_000_000
+    assert "x…" in str(refusal(reader, body(more=f',"{long}":1')))
+    assert "x…" in str(refusal(reader, body(more=f',"step":"{long}"')))
+
+
+@pytest.mark.parametrize("content", [body('{"completion":"a"}'), b"{", body("1")])
+def test_the_collector_goes_on_afterwards(reader, content):
+    assert gc.isenabled()
+    with contextlib.suppress(Refusal):
+        reader.read(content)
+    assert gc.isenabled()
