@@ -539,12 +539,8 @@ async def test_rewards_describe_themselves(server):
 
 def test_totals():
     def total(*parts: tuple[float, float | None]) -> float | None:
-        specs = [RewardSpec(name=str(number), weight=weight) for number, (weight, _) in enumerate(parts)]
-        scores = {
-            str(number): RewardScore(score=score, status="ok" if score is not None else "error")
-            for number, (_, score) in enumerate(parts)
-        }
-        return total_score(specs, scores)
+        scores = [RewardScore(score=score, status="ok" if score is not None else "error") for _, score in parts]
+        return total_score([weight for weight, _ in parts], scores)
 
     assert total((1.0, 1.0), (0.1, 1.0)) == 1.1
     assert total((1.0, None), (0.1, 1.0)) == 0.1

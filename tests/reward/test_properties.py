@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from grpo_proto import RewardScore, RewardSpec, ScoreRequest
+from grpo_proto import RewardScore, ScoreRequest
 from grpo_reward.executors.inline import InlineExecutor
 from grpo_reward.metrics import Metrics
 from grpo_reward.scoring import Scoring, total_score
@@ -121,13 +121,10 @@ def test_a_score_does_not_depend_on_the_company(name: str, scoring: Scoring):
 def test_a_total_is_the_sum_of_what_there_is_and_null_without_anything(
     weights: list[float], scores: list[float | None]
 ):
-    specs = [RewardSpec(name=str(number), weight=weight) for number, weight in enumerate(weights)]
-    found = {
-        spec.name: RewardScore(score=score, status="ok" if score is not None else "timeout")
-        for spec, score in zip(specs, scores, strict=False)
-    }
-    there = [spec.weight * score for spec, score in zip(specs, scores, strict=False) if score is not None]
-    total = total_score(specs, found)
+    pairs = list(zip(weights, scores, strict=False))
+    found = [RewardScore(score=score, status="ok" if score is not None else "timeout") for _, score in pairs]
+    there = [weight * score for weight, score in pairs if score is not None]
+    total = total_score([weight for weight, _ in pairs], found)
     if there:
         assert total is not None
         assert math.isclose(total, math.fsum(there), abs_tol=1e-9)

@@ -18,6 +18,8 @@ from .nesting import nesting
 MAX_LOG_CHARS = 64 * 1024
 MAX_LOG_DEPTH = 100
 
+_as_json = json.JSONEncoder(allow_nan=False).encode
+
 Outcome = dict[str, Any]
 """What `grpo_proto.RewardScore` holds, as JSON: score, status and perhaps detail, log, metrics."""
 
@@ -160,7 +162,7 @@ def outcome(result: Any) -> Outcome:
         fields["metrics"] = {str(name): _number(value) for name, value in result.metrics.items()}
     if result.log:
         try:
-            size = len(json.dumps(result.log, allow_nan=False))
+            size = len(_as_json(result.log))
         except (TypeError, ValueError, RecursionError) as error:
             return error_outcome(f"log is not JSON: {error}")
         # A level has two brackets at least: most logs are too short to be looked through.

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from grpo_proto import RewardScore, RewardSpec, ScoreRequest, ScoreResponse, ScoreResult, ScoreSample
@@ -66,16 +66,19 @@ class Scoring:
         unscored = RewardScore(
             score=None, status="timeout", detail=f"not scored within the request's deadline of {request.deadline_s:g} s"
         )
-        tables = [piece.table(unscored) for piece in pieces]
-        results = []
-        for position, sample in enumerate(request.samples):
-            found = {name: column[position] for table in tables for name, column in table.items()}
-            rewards = {spec.name: found[spec.name] for spec in request.rewards}
-            total = total_score(request.rewards, rewards)
-            results.append(ScoreResult(id=sample.id or str(position), total=total, rewards=rewards))
-        for table in tables:
-            for name, column in table.items():
-                self._metrics.count_scores(name, column)
+        columns = {name: column for piece in pieces for name, column in piece.table(unscored).items()}
+        names, weights = [spec.name for spec in request.rewards], [spec.weight for spec in request.rewards]
+        rows = zip(*(columns[name] for name in names), strict=True)
+        results = [
+            ScoreResult(
+                id=sample.id or str(position),
+                total=total_score(weights, row),
+                rewards=dict(zip(names, row, strict=True)),
+            )
+            for position, (sample, row) in enumerate(zip(request.samples, rows, strict=True))
+        ]
+        for name, column in columns.items():
+            self._metrics.count_scores(name, column)
         return ScoreResponse(results=results, elapsed_s=time.monotonic() - started)
 
     def _check(self, request: ScoreRequest) -> None:
@@ -208,13 +211,14 @@ class _Piece:
     def _plain(self, sample: ScoreSample) -> dict[str, Any]:
         """Only what the rewards read."""
         columns = sample.columns
-        if not self._all_columns:
+        if not self._all_columns and columns.keys() != self._columns:
             columns = {name: columns[name] for name in self._columns if name in columns}
         plain: dict[str, Any] = {"completion": sample.completion, "columns": columns}
         for field in self._fields:
-            plain[field] = getattr(sample, field)
-        if isinstance(sample.prompt, list) and "prompt" in plain:
-            plain["prompt"] = [message.model_dump() for message in sample.prompt]
+            value = getattr(sample, field)
+            if field == "prompt" and isinstance(value, list):
+                value = [message.model_dump() for message in value]
+            plain[field] = value
         return plain
 
     def table(self, unscored: RewardScore) -> dict[str, list[RewardScore]]:
@@ -225,11 +229,13 @@ class _Piece:
         return {spec.name: scores[position::width] for position, spec in enumerate(self.specs)}
 
 
-def total_score(specs: Sequence[RewardSpec], scores: Mapping[str, RewardScore]) -> float | None:
+def total_score(weights: Sequence[float], scores: Sequence[RewardScore]) -> float | None:
     """Σ weight · score over the rewards that have one; None when none has, or when the sum is not finite."""
-    parts = [spec.weight * score for spec in specs if (score := scores[spec.name].score) is not None]
-    total = sum(parts) if parts else math.nan
-    return total if math.isfinite(total) else None
+    total, any_score = 0.0, False
+    for weight, score in zip(weights, scores, strict=True):
+        if score.score is not None:
+            total, any_score = total + weight * score.score, True
+    return total if any_score and math.isfinite(total) else None
 
 
 def _check_params(spec: RewardSpec, loaded: LoadedReward) -> None:

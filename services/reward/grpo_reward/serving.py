@@ -1,6 +1,7 @@
 """From rewards that load to a server that has ended: serve, drain, stop."""
 
 import asyncio
+import gc
 import signal
 import socket
 import sys
@@ -55,6 +56,7 @@ async def _serve(
         gathering = GatheringExecutor(executor, costs)
         scoring = Scoring(gathering, metrics, costs=costs, memo=memo)
         config.app = create_app(settings, executor, metrics, scoring)
+        gc.freeze()  # what is here now stays: the collector need not look at it again
         server = _Server(config, scoring, settings.grace_s)
         host, port = sock.getsockname()[:2]
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -10,7 +10,9 @@ MAX_EXPRESSION_CHARS = 1000
 MAX_DEPTH = 50
 """Limit of nested parentheses and signs."""
 
-_TOKEN = re.compile(r"[ \t]*([0-9]+|[-+*/()])")
+_TOKEN = re.compile(r"[0-9]+|[-+*/()]")
+_NOTHING_ELSE = re.compile(r"(?:[ \t]*+(?:0(?![0-9])|[1-9][0-9]*+|[-+*/()]))*+")
+"""Possessive, so that it looks at every character once."""
 _INTEGER = re.compile(r"-?[0-9]+")
 
 
@@ -57,8 +59,10 @@ def _numbers(nums: list[int] | str) -> list[int]:
     return numbers
 
 
-def _target(target: int | float | str) -> Fraction:
+def _target(target: int | float | str) -> Fraction | int:
     """The decimal digits as written, not the binary fraction nearest to them."""
+    if type(target) is int:  # which True is not
+        return target
     try:
         return Fraction(str(target).strip())
     except (ValueError, ZeroDivisionError):
@@ -68,18 +72,9 @@ def _target(target: int | float | str) -> Fraction:
 def _tokens(expression: str) -> list[str]:
     if len(expression) > MAX_EXPRESSION_CHARS:
         raise _NoExpressionError
-    tokens: list[str] = []
-    position = 0
-    while position < len(expression):
-        match = _TOKEN.match(expression, position)
-        if match is None:
-            raise _NoExpressionError
-        symbol = match.group(1)
-        if symbol[0] == "0" and len(symbol) > 1:
-            raise _NoExpressionError
-        tokens.append(symbol)
-        position = match.end()
-    return tokens
+    if _NOTHING_ELSE.fullmatch(expression) is None:
+        raise _NoExpressionError
+    return _TOKEN.findall(expression)
 
 
 class _Parser:
