@@ -272,6 +272,25 @@ def test_a_signal_while_rewards_load_ends_it(tmp_path):
     assert all_gone(children)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_as_soon_as_it_says_that_it_serves_ends_it(number):
+    program = f"""
+import builtins, os, sys
+from grpo_reward.__main__ import main
+
+def print_and_signal(*arguments, **options):
+    said(*arguments, **options)
+    os.kill(os.getpid(), {int(number)})
+
+said, builtins.print = print, print_and_signal
+main(sys.argv[1:])
+"""
+    command = [sys.executable, "-c", program, "serve", "--port", "0", "--workers", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert "grpo-reward serves" in done.stdout
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False)
+
+
 def test_an_allowed_url_that_is_none_is_told_at_the_start():
     ended = run("--allowed-url", "http://judge:8000", "judge.example/v1")
     assert ended.returncode == 1

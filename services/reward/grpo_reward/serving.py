@@ -58,13 +58,13 @@ async def _serve(
         config.app = create_app(settings, executor, metrics, scoring)
         gc.freeze()  # what is here now stays: the collector need not look at it again
         server = _Server(config, scoring, settings.grace_s)
+        # From here on it drains, also before uvicorn looks for signals, and after: it raises those it has had once more.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, server.handle_exit)
         host, port = sock.getsockname()[:2]
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         names = ", ".join(executor.rewards)
         print(f"grpo-reward serves http://{address} with {executor.workers} workers: {names}", flush=True)
-        # uvicorn raises a signal it has handled once more at its end: then it must not kill.
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: None)
         watch = asyncio.create_task(_watch(executor, server))
         await server.serve(sockets=[sock])
         watch.cancel()
