@@ -58,7 +58,7 @@ async def _serve(
         config.app = create_app(settings, executor, metrics, scoring)
         gc.freeze()  # what is here now stays: the collector need not look at it again
         server = _Server(config, scoring, settings.grace_s)
-        # From here on it drains, also before uvicorn looks for signals, and after: it raises those it has had once more.
+        # Also before uvicorn looks for signals, and after it has: those it had, it raises once more.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, server.handle_exit)
         host, port = sock.getsockname()[:2]
