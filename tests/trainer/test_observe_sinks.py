@@ -1,13 +1,20 @@
-"""TensorBoard and Weights & Biases, with their real libraries and without a network."""
+"""Experiment trackers, with their real libraries and without a network."""
 
 import json
+import math
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from grpo_trainer.config import LoggingConfig
+from grpo_trainer.errors import UsageError
+from grpo_trainer.observe.run_identity import run_identity
 from grpo_trainer.observe.sinks import open_sinks
-from grpo_trainer.observe.wandb_sink import run_id
 
 
 def test_tensorboard_shows_a_resumed_run_as_one_curve(tmp_path: Path):
@@ -26,10 +33,11 @@ def test_tensorboard_shows_a_resumed_run_as_one_curve(tmp_path: Path):
     assert curve == [(1, 0.0), (2, 0.0), (3, 0.0), (4, 1.0), (5, 1.0), (6, 1.0)]
 
 
-def test_a_wandb_id_is_kept_on_resume_and_new_otherwise(tmp_path: Path):
-    first = run_id(tmp_path, resumed=False)
-    assert run_id(tmp_path, resumed=True) == first
-    assert run_id(tmp_path, resumed=False) != first
+def test_an_identity_is_kept_on_resume_and_new_otherwise(tmp_path: Path):
+    first = run_identity(tmp_path, "wandb", resumed=False)
+    assert run_identity(tmp_path, "wandb", resumed=True) == first
+    assert run_identity(tmp_path, "swanlab", resumed=True) != first
+    assert run_identity(tmp_path, "wandb", resumed=False) != first
 
 
 def test_wandb_offline_continues_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -56,3 +64,78 @@ def test_wandb_that_cannot_start_does_not_end_the_run(tmp_path: Path, monkeypatc
     sinks.write(1, {"reward": 0.5})
     sinks.close()
     assert sinks.failures == {"wandb": 1}
+
+
+def two_starts(name: str, run_dir: Path) -> None:
+    """Steps 1 and 2, then resumed after 1: step 2 once more, and 3."""
+    config = LoggingConfig(report_to=[name], project="test-project")
+    for resumed_step, steps in ((None, (1, 2)), (1, (2, 3))):
+        sinks = open_sinks(config, run_dir, resumed_step=resumed_step, facts={"seed": 1, "model": {"dtype": "float32"}})
+        for step in steps:
+            sinks.write(step, {"reward": step / 4, "rewards/countdown/mean": 0.5, "kl": math.nan})
+        sinks.close()
+        assert sinks.failures == {name: 0}
+
+
+def test_trackio_continues_a_resumed_run_and_begins_another_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    program = f"""
+import sys
+from pathlib import Path
+from tests.trainer.test_observe_sinks import two_starts
+for folder in ("first", "second"):
+    run_dir = Path({str(tmp_path)!r}, folder, "run")
+    run_dir.mkdir(parents=True)
+    two_starts("trackio", run_dir)
+"""
+    # In a process of its own: the library reads TRACKIO_DIR when it is imported.
+    environment = {**os.environ, "TRACKIO_DIR": str(tmp_path / "trackio")}
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=100, env=environment)
+    with closing(sqlite3.connect(tmp_path / "trackio/test-project.db")) as database:
+        rows = database.execute("select run_name, step, metrics from metrics order by id").fetchall()
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for run, step, metrics in rows:
+        assert set(json.loads(metrics)) == {"reward", "rewards/countdown/mean"}
+        curves.setdefault(run, []).append((step, json.loads(metrics)["reward"]))
+    assert len(curves) == 2
+    assert all(curve == [(1, 0.25), (2, 0.5), (2, 0.5), (3, 0.75)] for curve in curves.values())
+
+
+def test_mlflow_continues_a_resumed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from mlflow import MlflowClient
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/mlruns")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    two_starts("mlflow", tmp_path)
+    client = MlflowClient()
+    experiment = client.get_experiment_by_name("test-project")
+    assert experiment is not None
+    [run] = client.search_runs([experiment.experiment_id])
+    assert (run.info.status, run.info.run_name) == ("FINISHED", tmp_path.name)
+    assert run.data.params == {"seed": "1", "model.dtype": "float32"}
+    curve = client.get_metric_history(run.info.run_id, "reward")
+    assert sorted({(point.step, point.value) for point in curve}) == [(1, 0.25), (2, 0.5), (3, 0.75)]
+    assert not client.get_metric_history(run.info.run_id, "kl")
+
+
+def test_mlflow_without_a_server_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    sinks = open_sinks(LoggingConfig(report_to=["mlflow"]), tmp_path, resumed_step=None, facts={})
+    sinks.write(1, {"reward": 0.5})
+    sinks.close()
+    assert sinks.failures == {"mlflow": 1}
+    assert "MLFLOW_TRACKING_URI is not set" in caplog.text
+
+
+def test_swanlab_offline_continues_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SWANLAB_MODE", "offline")
+    two_starts("swanlab", tmp_path)
+    identity = (tmp_path / "swanlab_id.txt").read_text().strip()
+    folders = list((tmp_path / "swanlab").glob("run-*"))
+    assert folders
+    assert all(folder.name.endswith(identity) for folder in folders)
+
+
+def test_a_tracker_that_is_not_installed_is_told_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("grpo_trainer.observe.sinks.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"trackio, which is not installed.*grpo-trainer\[trackio\]"):
+        open_sinks(LoggingConfig(report_to=["trackio"]), tmp_path, resumed_step=None, facts={})

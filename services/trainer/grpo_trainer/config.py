@@ -251,9 +251,9 @@ class CheckpointConfig(Section):
 class LoggingConfig(Section):
     """What is written while a run goes on. metrics.jsonl is always written."""
 
-    report_to: list[Literal["tensorboard", "wandb"]] = Field(default_factory=list)
+    report_to: list[Literal["tensorboard", "wandb", "trackio", "swanlab", "mlflow"]] = Field(default_factory=list)
     log_completions: bool = Field(True, description="Write completions.jsonl.")
-    project: str = Field("grpo-services", description="Project of a Weights & Biases run.")
+    project: str = Field("grpo-services", description="Project (MLflow: experiment) of the run.")
     run_name: str | None = Field(None, description="Name of the run; the run folder's when absent.")
     progress: bool = Field(True, description="A progress bar on a terminal, a line per step elsewhere.")
 

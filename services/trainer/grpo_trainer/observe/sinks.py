@@ -1,12 +1,16 @@
-"""Where the numbers of a step go: metrics.jsonl always, TensorBoard and Weights & Biases when `report_to` says so."""
+"""Where the numbers of a step go: metrics.jsonl always, experiment trackers when `report_to` names them."""
 
 import logging
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
 from ..config import LoggingConfig
+from ..errors import UsageError
 from .jsonl import StepFile
 from .run_files import METRICS_FILE
 
@@ -71,29 +75,71 @@ def open_sinks(
 ) -> MetricSinks:
     """The sinks of a run in `run_dir`. `resumed_step`: the last step kept, None for a new run.
 
-    `facts` is the configuration as Weights & Biases shows it beside the curves.
+    `facts` is the configuration as the trackers show it beside the curves. Raises UsageError when a library is not
+    installed: nobody should find that out after the run.
     """
+    run = TrackedRun(config, run_dir, resumed_step, facts)
     openers: dict[str, Callable[[], MetricSink]] = {}
-    if "tensorboard" in config.report_to:
-        openers["tensorboard"] = lambda: _tensorboard(run_dir, resumed_step)
-    if "wandb" in config.report_to:
-        openers["wandb"] = lambda: _wandb(config, run_dir, resumed_step, facts)
+    for name in config.report_to:
+        if find_spec(name) is None:  # each library has the name of its tracker
+            raise UsageError(
+                f"logging.report_to names {name}, which is not installed",
+                hint=f"pip install 'grpo-trainer[{name}]', or leave it out",
+            )
+        openers[name] = partial(OPENERS[name], run)
     return MetricSinks(StepFile(run_dir / METRICS_FILE, keep_through_step=resumed_step), openers)
 
 
-def _tensorboard(run_dir: Path, resumed_step: int | None) -> MetricSink:
+@dataclass(frozen=True)
+class TrackedRun:
+    """What an experiment tracker has to know of a run."""
+
+    config: LoggingConfig
+    run_dir: Path
+    resumed_step: int | None
+    facts: Mapping[str, Any]
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """The arguments that the trackers with projects and runs have in common."""
+        return {
+            "project": self.config.project,
+            "run_name": self.config.run_name or self.run_dir.name,
+            "resumed": self.resumed_step is not None,
+            "facts": self.facts,
+        }
+
+
+def _tensorboard(run: TrackedRun) -> MetricSink:
     from .tensorboard_sink import TensorBoardSink
 
-    return TensorBoardSink(run_dir / "tensorboard", resumed_step=resumed_step)
+    return TensorBoardSink(run.run_dir / "tensorboard", resumed_step=run.resumed_step)
 
 
-def _wandb(config: LoggingConfig, run_dir: Path, resumed_step: int | None, facts: Mapping[str, Any]) -> MetricSink:
+def _wandb(run: TrackedRun) -> MetricSink:
     from .wandb_sink import WandbSink
 
-    return WandbSink(
-        run_dir,
-        project=config.project,
-        run_name=config.run_name or run_dir.name,
-        resumed=resumed_step is not None,
-        facts=facts,
-    )
+    return WandbSink(run.run_dir, **run.named)
+
+
+def _trackio(run: TrackedRun) -> MetricSink:
+    from .trackio_sink import TrackioSink
+
+    return TrackioSink(run.run_dir, **run.named)
+
+
+def _swanlab(run: TrackedRun) -> MetricSink:
+    from .swanlab_sink import SwanLabSink
+
+    return SwanLabSink(run.run_dir, **run.named)
+
+
+def _mlflow(run: TrackedRun) -> MetricSink:
+    from .mlflow_sink import MlflowSink
+
+    return MlflowSink(run.run_dir, **run.named)
+
+
+OPENERS: Mapping[str, Callable[[TrackedRun], MetricSink]] = {
+    "tensorboard": _tensorboard, "wandb": _wandb, "trackio": _trackio, "swanlab": _swanlab, "mlflow": _mlflow,
+}  # fmt: skip

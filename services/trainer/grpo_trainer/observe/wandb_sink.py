@@ -3,14 +3,14 @@
 Everything of wandb's own works: WANDB_MODE=offline, WANDB_API_KEY, WANDB_ENTITY, WANDB_BASE_URL and so on.
 """
 
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import wandb
 
-ID_FILE = "wandb_id.txt"
+from .run_identity import run_identity
+
 FINISH_TIMEOUT_S = 60.0
 """How long the end of a run waits for uploads; what is not up by then stays in the folder for `wandb sync`."""
 
@@ -22,7 +22,7 @@ class WandbSink:
         self._run = wandb.init(
             project=project,
             name=run_name,
-            id=run_id(run_dir, resumed=resumed),
+            id=run_identity(run_dir, self.name, resumed=resumed),
             resume="allow",
             dir=str(run_dir),
             config=dict(facts),
@@ -37,13 +37,3 @@ class WandbSink:
 
     def close(self) -> None:
         self._run.finish()
-
-
-def run_id(run_dir: Path, *, resumed: bool) -> str:
-    """The id this run folder has, or a new one. A run that begins anew gets a new id."""
-    file = run_dir / ID_FILE
-    if resumed and file.exists() and (known := file.read_text().strip()):
-        return known
-    new = secrets.token_hex(4)
-    file.write_text(f"{new}\n")
-    return new
