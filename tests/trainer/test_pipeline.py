@@ -3,8 +3,10 @@
 import asyncio
 
 import pytest
+from tests.otlp_receiver import otlp_receiver
 
 from grpo_proto import Sampling
+from grpo_trainer.observe.tracing import Tracing
 from grpo_trainer.pipeline import Cursor, Pipeline, PipelineLimits
 from grpo_trainer.samples import Group, PromptRow, Sample
 from grpo_trainer.stages.prompt import PromptStage, sampling_seed
@@ -31,8 +33,9 @@ class FakeRollout:
                 position,
                 row,
                 [Sample(f"{position}-{k}", [1], [-0.5], "x", "stop", [(job.min_version, 1)]) for k in range(n)],
+                trace,
             )
-            for position, row in zip(job.positions, job.rows, strict=True)
+            for position, row, trace in zip(job.positions, job.rows, job.traces or [], strict=True)
         ]
 
 
@@ -41,10 +44,14 @@ class FakeReward:
         await asyncio.sleep(0)
 
 
-def make(rollout: FakeRollout, *, max_staleness: int = 0, cursor: Cursor | None = None) -> Pipeline:
+def make(
+    rollout: FakeRollout, *, max_staleness: int = 0, cursor: Cursor | None = None, tracing: Tracing | None = None
+) -> Pipeline:
     prompts = PromptStage([PromptRow(number, [number + 1], "p", {}) for number in range(5)], seed=1, shuffle=True)
     limits = PipelineLimits(groups_per_batch=4, max_staleness=max_staleness, groups_per_job=2, num_generations=2)
-    return Pipeline(rollout, FakeReward(), prompts, Sampling(), limits, cursor or Cursor())  # type: ignore[arg-type]
+    return Pipeline(
+        rollout, FakeReward(), prompts, Sampling(), limits, cursor or Cursor(), tracing or Tracing(None, run="")
+    )  # type: ignore[arg-type]
 
 
 def positions(groups: list[Group]) -> list[int]:
@@ -121,3 +128,34 @@ async def test_a_failing_job_ends_the_wait_for_a_batch():
     await pipeline.policy_updated(1)
     with pytest.raises(RuntimeError, match="no server left"):
         await asyncio.wait_for(pipeline.next_batch(), 5)
+
+
+async def test_every_trace_ends_and_says_how():
+    rollout = FakeRollout()
+    with otlp_receiver() as receiver:
+        tracing = Tracing(receiver.url, run="a-run")
+        pipeline = make(rollout, max_staleness=1, tracing=tracing)
+        await pipeline.policy_updated(1)
+        batch = await pipeline.next_batch()  # 0 to 3; 4 to 7 are carried over, and from then on 8 to 11
+        for group in batch.groups:
+            group.trace.end("trained", step=1)
+        await asyncio.sleep(0.01)
+        await pipeline.policy_updated(4)  # what was sampled by version 1 is too old by now
+        await asyncio.sleep(0.01)
+        rollout.hold.clear()
+        waiting = asyncio.create_task(pipeline.next_batch())
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        await pipeline.stop()
+        tracing.close()
+    outcomes: dict[str, list[int]] = {}
+    for span in receiver.spans:
+        if span.name == "group":
+            outcomes.setdefault(str(span.attributes["grpo.outcome"]), []).append(
+                int(str(span.attributes["grpo.group"]))
+            )
+    assert sorted(position for found in outcomes.values() for position in found) == list(range(pipeline.counts.issued))
+    assert sorted(outcomes["trained"]) == [0, 1, 2, 3]
+    assert outcomes["stale"]
+    assert set(outcomes) <= {"trained", "stale", "unused", "CancelledError"}
+    assert len(outcomes) > 2

@@ -88,7 +88,7 @@ class Rollouts:
             self._check_prompt(position, token_ids)
         outputs = await asyncio.gather(
             *(
-                self._sample_group(f"{request.request_id}/{position}", token_ids, prompt.seed, request)
+                self._sample_group(f"{request.request_id}/{position}", token_ids, prompt, request)
                 for position, (prompt, token_ids) in enumerate(zip(request.prompts, prompts_token_ids, strict=True))
             )
         )
@@ -97,11 +97,14 @@ class Rollouts:
         return await self._body(request, outputs)
 
     async def _sample_group(
-        self, engine_id: str, token_ids: list[int], seed: int | None, request: RolloutRequest
+        self, engine_id: str, token_ids: list[int], prompt: Prompt, request: RolloutRequest
     ) -> RequestOutput:
         try:
-            params = sampling_params(request, seed, room=self.max_model_len - len(token_ids))
-            async for output in self.engine.client.generate(tokens_input(token_ids), params, engine_id):
+            params = sampling_params(request, prompt.seed, room=self.max_model_len - len(token_ids))
+            trace = {"traceparent": prompt.traceparent} if prompt.traceparent else None
+            async for output in self.engine.client.generate(
+                tokens_input(token_ids), params, engine_id, trace_headers=trace
+            ):
                 final = output
         except EngineDeadError as error:
             raise EngineDiedError("the engine process has died") from error

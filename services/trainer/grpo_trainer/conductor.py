@@ -18,6 +18,7 @@ from .errors import UsageError
 from .evaluation import Evaluation
 from .event_loop import EventLoopThread
 from .fleet import Fleet
+from .observe.tracing import Tracing
 from .pipeline import Batch, Cursor, Pipeline, PipelineLimits
 from .samples import PromptRow, TrainingSample
 from .stages.advantage import group_advantages
@@ -50,6 +51,7 @@ class Conductor:
     ):
         self.config, self.stop = config, stop
         self.rows = rows
+        self.tracing = Tracing(config.logging.otlp_endpoint, run=config.logging.run_name or config.run_dir.name)
         self.loop = EventLoopThread()
         self.fleet = Fleet(config.rollout.urls, min_replicas=config.rollout.min_replicas)
         self.reward = RewardStage(RewardClient(config.reward.url), config.reward)
@@ -71,6 +73,7 @@ class Conductor:
                 num_generations=config.rollout.num_generations,
             ),
             cursor,
+            self.tracing,
         )
         self.pusher = WeightPusher(self.fleet, self.loop, config.weights, trainer_id=trainer_id)
         self.accuracy_reward = config.reward.accuracy_reward or config.reward.names[0]
@@ -96,6 +99,7 @@ class Conductor:
             self.loop.run(self.reward.client.close())
         finally:
             self.loop.__exit__(*error)
+            self.tracing.close()
 
     def connect(self, tokenizer: Any) -> None:
         """Wait for the servers; raise UsageError when one is missing or does not fit."""

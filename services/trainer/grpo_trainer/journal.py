@@ -126,6 +126,8 @@ class Journal:
         groups = batch.groups if batch else []
         if self.completions and groups:
             self.completions.write(step, groups)
+        for group in groups:
+            group.trace.end("trained", step=step)
         self.sinks.write(step, metrics)
         samples = [sample for group in groups for sample in group.samples]
         self.status.step_done(

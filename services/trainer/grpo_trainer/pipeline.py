@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from grpo_proto import Sampling
 
+from .observe.tracing import GroupTrace, Tracing
 from .samples import Group
 from .stages.prompt import PromptStage
 from .stages.reward import RewardStage
@@ -82,7 +83,9 @@ class Pipeline:
         sampling: Sampling,
         limits: PipelineLimits,
         cursor: Cursor,
+        tracing: Tracing,
     ):
+        self.tracing = tracing
         self.rollout, self.reward, self.prompts, self.sampling, self.limits = rollout, reward, prompts, sampling, limits
         self.counts = Counts()
         self.version = 0
@@ -125,6 +128,8 @@ class Pipeline:
             self._fill()
         # In the order of the prompts: the batch must not depend on which request came back first.
         taken.sort(key=lambda finished: finished.group.position)
+        for finished in taken:
+            finished.group.trace.enter("train")
         ready = time.monotonic()
         last_sampled = max(max(finished.sampled_at for finished in taken), started)
         return Batch([finished.group for finished in taken], last_sampled - started, ready - last_sampled)
@@ -134,6 +139,8 @@ class Pipeline:
         for job in self._jobs:
             job.cancel()
         await asyncio.gather(*self._jobs, return_exceptions=True)
+        for finished in self._finished:
+            finished.group.trace.end("unused")
 
     def _drop_stale(self) -> None:
         oldest = self.version - self.limits.max_staleness
@@ -141,6 +148,9 @@ class Pipeline:
         if dropped := len(self._finished) - len(fresh):
             self.counts.dropped_stale += dropped
             log.info("%d groups dropped: sampled by a policy older than version %d", dropped, oldest)
+            for finished in self._finished:
+                if finished.group.oldest_version < oldest:
+                    finished.group.trace.end("stale")
             self._finished = deque(fresh)
 
     def _fill(self) -> None:
@@ -166,16 +176,26 @@ class Pipeline:
         return self._next_position - 1
 
     async def _work(self, positions: Sequence[int]) -> None:
+        traces = [self.tracing.group(position) for position in positions]
         job = RolloutJob(
             positions=list(positions),
             rows=[self.prompts.row_at(position) for position in positions],
             seeds=[self.prompts.seed_at(position) for position in positions],
             min_version=self.version,
+            traces=traces,
         )
         step = self.version + 1
-        groups = await self.rollout.sample(job, n=self.limits.num_generations, sampling=self.sampling)
-        sampled_at = time.monotonic()
-        await self.reward.score(groups, step=step)
+        try:
+            _enter("sample", traces)
+            groups = await self.rollout.sample(job, n=self.limits.num_generations, sampling=self.sampling)
+            sampled_at = time.monotonic()
+            _enter("score", traces)
+            await self.reward.score(groups, step=step)
+            _enter("wait", traces)
+        except BaseException as error:
+            for trace in traces:
+                trace.end(type(error).__name__)
+            raise
         self._out.difference_update(positions)
         self._finished.extend(_Finished(group, sampled_at) for group in groups)
 
@@ -184,3 +204,8 @@ class Pipeline:
         if not job.cancelled() and (error := job.exception()) is not None and self._failure is None:
             self._failure = error
         self._changed.set()
+
+
+def _enter(stage: str, traces: Sequence[GroupTrace]) -> None:
+    for trace in traces:
+        trace.enter(stage)

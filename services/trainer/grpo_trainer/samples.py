@@ -12,6 +12,8 @@ import torch
 
 from grpo_proto import RewardScore
 
+from .observe.tracing import NO_TRACE, GroupTrace
+
 
 @dataclass(frozen=True)
 class PromptRow:
@@ -55,6 +57,7 @@ class Group:
     position: int
     row: PromptRow
     samples: list[Sample]
+    trace: GroupTrace = NO_TRACE
 
     @property
     def oldest_version(self) -> int:

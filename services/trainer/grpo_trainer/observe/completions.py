@@ -42,6 +42,7 @@ def completion_records(step: int, groups: Sequence[Group]) -> Iterator[dict[str,
                 "versions": sample.versions,
                 "finish_reason": sample.finish_reason,
                 "num_tokens": len(sample.token_ids),
+                **({"trace_id": group.trace.trace_id} if group.trace.trace_id else {}),
                 "log": {name: result.log for name, result in sample.rewards.items() if result.log},
             }
 

@@ -18,6 +18,7 @@ from grpo_proto import (
 from ..config import RolloutConfig
 from ..errors import RunError
 from ..fleet import Fleet, Replica
+from ..observe.tracing import NO_TRACE, GroupTrace
 from ..samples import Group, PromptRow, Sample
 
 log = logging.getLogger(__name__)
@@ -25,12 +26,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RolloutJob:
-    """Sample one group for each row, by policy `min_version` or newer. Positions and seeds: one for each row."""
+    """Sample one group for each row, by policy `min_version` or newer. Positions, seeds, traces: one for each row."""
 
     positions: list[int]
     rows: list[PromptRow]
     seeds: list[int]
     min_version: int
+    traces: list[GroupTrace] | None = None
 
 
 def training_sampling(config: RolloutConfig) -> Sampling:
@@ -60,19 +62,23 @@ class RolloutStage:
     async def sample(self, job: RolloutJob, *, n: int, sampling: Sampling) -> list[Group]:
         """One group of `n` samples for each row. Raises RunError when no server could do it within `retry_for_s`."""
         self._requests += 1
+        traces = job.traces or [NO_TRACE] * len(job.rows)
         request = RolloutRequest(
             request_id=f"{self.run_id}-{self.fleet.session}-{self._requests}",
             session=self.fleet.session,
             min_version=job.min_version,
-            prompts=[Prompt(token_ids=row.token_ids, seed=seed) for row, seed in zip(job.rows, job.seeds, strict=True)],
+            prompts=[
+                Prompt(token_ids=row.token_ids, seed=seed, traceparent=trace.traceparent)
+                for row, seed, trace in zip(job.rows, job.seeds, traces, strict=True)
+            ],
             n=n,
             sampling=sampling,
             deadline_s=self.deadline_s,
         )
         response = await self._send(request)
         return [
-            Group(position, row, _samples(position, group))
-            for position, row, group in zip(job.positions, job.rows, response.groups, strict=True)
+            Group(position, row, _samples(position, group), trace)
+            for position, row, group, trace in zip(job.positions, job.rows, response.groups, traces, strict=True)
         ]
 
     async def _send(self, request: RolloutRequest) -> RolloutResponse:

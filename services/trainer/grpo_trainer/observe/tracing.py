@@ -1,0 +1,122 @@
+"""OpenTelemetry: one trace for each group, from its prompt to its gradient.
+
+Its root span is `group`, and below it follow each other `sample`, `score`, `wait` and `train`. The prompt carries the
+identity of `sample` to the rollout server, where vLLM adds a span of its own when it was started with
+`--otlp-traces-endpoint`. Without an endpoint nothing is recorded, and the libraries need not be installed.
+"""
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..errors import UsageError
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span, Tracer
+
+FLUSH_TIMEOUT_MS = 5000
+Attribute = str | int | float
+
+
+class GroupTrace(Protocol):
+    """The trace of one group. Its stages follow each other; `end` ends the last one, and is the end."""
+
+    @property
+    def trace_id(self) -> str | None:
+        """32 hexadecimal digits; None without tracing."""
+
+    @property
+    def traceparent(self) -> str | None:
+        """The stage that is open, as the header of W3C Trace Context has it."""
+
+    def enter(self, stage: str) -> None: ...
+
+    def end(self, outcome: str, **attributes: Attribute) -> None: ...
+
+
+class NoTrace:
+    """Without tracing, and for groups that are not trained on."""
+
+    trace_id = traceparent = None
+
+    def enter(self, stage: str) -> None: ...
+
+    def end(self, outcome: str, **attributes: Attribute) -> None: ...
+
+
+NO_TRACE = NoTrace()
+
+
+class Tracing:
+    """Makes traces, and sends them in the background. `close` sends the last ones.
+
+    Args:
+        endpoint: base URL of an OTLP receiver over HTTP, such as http://otel-collector:4318; None: no tracing.
+            Headers, time-outs and sampling come from OpenTelemetry's own variables (OTEL_EXPORTER_OTLP_HEADERS, …).
+        run: the run's name.
+
+    Raises UsageError when the libraries are not installed.
+    """
+
+    def __init__(self, endpoint: str | None, *, run: str):
+        self._run = run
+        self._provider: TracerProvider | None = None
+        self._tracer: Tracer | None = None
+        if endpoint is None:
+            return
+        try:
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        except ImportError as error:
+            raise UsageError(
+                f"logging.otlp_endpoint needs {error.name}, which is not installed",
+                hint="pip install 'grpo-trainer[tracing]', or leave it out",
+            ) from error
+        # Not the global provider: other libraries in this process would begin to trace as well.
+        self._provider = TracerProvider(resource=Resource.create({"service.name": "grpo-trainer"}))
+        exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("grpo_trainer")
+
+    def group(self, position: int) -> GroupTrace:
+        """The trace of the group at `position`, from now on."""
+        return NO_TRACE if self._tracer is None else _Recorded(self._tracer, self._run, position)
+
+    def close(self) -> None:
+        if self._provider is not None:
+            self._provider.force_flush(FLUSH_TIMEOUT_MS)
+            self._provider.shutdown()
+
+
+class _Recorded:
+    """A `GroupTrace` that is sent."""
+
+    def __init__(self, tracer: "Tracer", run: str, position: int):
+        from opentelemetry.trace import set_span_in_context
+
+        self._tracer = tracer
+        self._root: Span = tracer.start_span("group", attributes={"grpo.run": run, "grpo.group": position})
+        self._inside = set_span_in_context(self._root)
+        self._stage: Span | None = None
+
+    @property
+    def trace_id(self) -> str:
+        return format(self._root.get_span_context().trace_id, "032x")
+
+    @property
+    def traceparent(self) -> str:
+        context = (self._stage or self._root).get_span_context()
+        return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+
+    def enter(self, stage: str) -> None:
+        if self._stage is not None:
+            self._stage.end()
+        self._stage = self._tracer.start_span(stage, context=self._inside)
+
+    def end(self, outcome: str, **attributes: Attribute) -> None:
+        if self._stage is not None:
+            self._stage.end()
+            self._stage = None
+        self._root.set_attributes({"grpo.outcome": outcome, **{f"grpo.{key}": value for key, value in attributes.items()}})
+        self._root.end()
