@@ -291,6 +291,14 @@ main(sys.argv[1:])
     assert (done.returncode, "Traceback" in done.stderr) == (0, False)
 
 
+def test_json_lines_on_request():
+    server = Server(GRPO_LOG_FORMAT="json")
+    assert server.stop() == 0
+    lines = [json.loads(line) for line in server.output[1].splitlines()]
+    assert lines
+    assert {line["service"] for line in lines} == {"reward"}
+
+
 def test_an_allowed_url_that_is_none_is_told_at_the_start():
     ended = run("--allowed-url", "http://judge:8000", "judge.example/v1")
     assert ended.returncode == 1

@@ -1,6 +1,9 @@
 """What the command refuses before anything heavy starts, and what it sets."""
 
 import argparse
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -106,3 +109,27 @@ def test_usage(capsys: pytest.CaptureFixture[str]):
     assert main([]) == 2
     assert main(["--help"]) == 0
     assert "grpo-rollout serve MODEL" in capsys.readouterr().out
+
+
+def test_json_lines_for_vllm_and_its_processes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("GRPO_LOG_FORMAT", "json")
+    monkeypatch.delenv("VLLM_LOGGING_CONFIG_PATH", raising=False)
+    monkeypatch.setenv("VLLM_PLUGINS", "")
+    program = """
+from grpo_rollout.options import prepare_environment
+prepare_environment()
+from argparse import Namespace
+from vllm.logger import configure_logging_from_args, init_logger
+configure_logging_from_args(Namespace())
+init_logger("vllm.a_part").info("%s", "hello")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True)
+    lines = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
+    found = [line for line in lines if line["logger"] == "vllm.a_part"]
+    assert [(line["service"], line["message"]) for line in found] == [("rollout", "hello")]
+
+
+def test_an_unknown_log_format_is_told(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("GRPO_LOG_FORMAT", "xml")
+    with pytest.raises(StartError, match="GRPO_LOG_FORMAT xml is unknown"):
+        prepare_environment()

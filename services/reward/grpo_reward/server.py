@@ -5,6 +5,7 @@ import os
 import sys
 
 from grpo_proto.listening import listening_socket
+from grpo_proto.log_lines import formatter
 
 from .config import ENV_PREFIX, Settings
 from .executors.base import Executor, ExecutorUnavailable
@@ -15,7 +16,13 @@ from .metrics import Metrics
 def serve(settings: Settings) -> int:
     """Serve until a signal. Returns the exit status: 0 after SIGTERM or SIGINT, 1 when it cannot start or go on."""
     hide_this_process()
-    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler = logging.StreamHandler()
+    try:
+        handler.setFormatter(formatter("reward"))
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
     try:
         sock = listening_socket(settings.host, settings.port)
     except OSError as error:

@@ -5,6 +5,8 @@ import ipaddress
 import os
 from pathlib import Path
 
+from grpo_proto.log_lines import FORMAT_VARIABLE
+
 TOKEN_VARIABLE = "GRPO_API_TOKEN"  # noqa: S105 (the name, not a token)
 PLUGIN_NAME = "grpo_rollout"
 RECEIVER = "grpo_rollout.receiver.ReceiverExtension"
@@ -26,6 +28,11 @@ def prepare_environment() -> None:
             "VLLM_SERVER_DEV_MODE is set: it would open /collective_rpc and other routes that run anything",
             "unset it",
         )
+    log_format = os.environ.get(FORMAT_VARIABLE) or "text"
+    if log_format not in ("text", "json"):
+        raise StartError(f"{FORMAT_VARIABLE} {log_format} is unknown", "text or json")
+    if log_format == "json":
+        os.environ.setdefault("VLLM_LOGGING_CONFIG_PATH", str(Path(__file__).with_name("json_logging.json")))
     plugins = [name for name in os.environ.get("VLLM_PLUGINS", "").split(",") if name]
     if PLUGIN_NAME not in plugins:
         os.environ["VLLM_PLUGINS"] = ",".join([*plugins, PLUGIN_NAME])

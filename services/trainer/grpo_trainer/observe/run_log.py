@@ -3,16 +3,14 @@
 GRPO_LOG_FORMAT=json writes JSON lines, GRPO_LOG_LEVEL sets the level of our own lines.
 """
 
-import json
 import logging
 import os
-import re
 import sys
-import time
-from collections.abc import Iterable
 from typing import TextIO
 
 from tqdm import tqdm
+
+from grpo_proto.log_lines import formatter
 
 from ..errors import UsageError
 
@@ -21,11 +19,6 @@ NOISY = (
     "huggingface_hub", "matplotlib", "tensorboard", "torch", "transformers", "trl", "urllib3", "uvicorn", "wandb",
 )  # fmt: skip
 """Loggers of others: warnings and errors only."""
-
-SECRET_VARIABLES = ("GRPO_API_TOKEN", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY")
-_BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}")
-_IN_URL = re.compile(r"(?i)([?&](?:token|key|api_key|access_token|password)=)[^&\s\"']+|(://[^/\s:@]*:)[^@\s/]+(?=@)")
-_HIDDEN = "***"
 
 
 def configure_logging(*, rank: int = 0, stream: TextIO | None = None) -> None:
@@ -38,13 +31,11 @@ def configure_logging(*, rank: int = 0, stream: TextIO | None = None) -> None:
     level = (os.environ.get("GRPO_LOG_LEVEL") or ("WARNING" if rank else "INFO")).upper()
     if level not in logging.getLevelNamesMapping():
         raise UsageError(f"GRPO_LOG_LEVEL {level} is no level", hint="DEBUG, INFO, WARNING or ERROR")
-    style = os.environ.get("GRPO_LOG_FORMAT", "text")
-    if style not in ("text", "json"):
-        raise UsageError(f"GRPO_LOG_FORMAT {style} is unknown", hint="text or json")
-
     handler = BesideTheBar(stream or sys.stderr)
-    secrets = [os.environ.get(name, "") for name in SECRET_VARIABLES]
-    handler.setFormatter(JsonLines(service, secrets) if style == "json" else TextLines(service, secrets))
+    try:
+        handler.setFormatter(formatter(service))
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     root = logging.getLogger()
     for old in [old for old in root.handlers if isinstance(old, BesideTheBar)]:
         root.removeHandler(old)
@@ -62,49 +53,3 @@ class BesideTheBar(logging.StreamHandler[TextIO]):
     def emit(self, record: logging.LogRecord) -> None:
         with tqdm.external_write_mode(file=self.stream):
             super().emit(record)
-
-
-class Redacting(logging.Formatter):
-    """Hides secrets: the values of variables that hold one, bearer tokens, and credentials in URLs."""
-
-    def __init__(self, service: str, secrets: Iterable[str] = ()):
-        super().__init__()
-        self.service = service
-        # Short values would hide half of every line; nobody protects anything with them.
-        self._secrets = sorted((secret for secret in secrets if len(secret) >= 6), key=len, reverse=True)
-
-    def redact(self, text: str) -> str:
-        for secret in self._secrets:
-            text = text.replace(secret, _HIDDEN)
-        text = _BEARER.sub(rf"\1 {_HIDDEN}", text)
-        return _IN_URL.sub(lambda match: f"{match[1] or match[2]}{_HIDDEN}", text)
-
-    def message_of(self, record: logging.LogRecord) -> str:
-        """The message with its stack trace, if any, without secrets."""
-        text = record.getMessage()
-        if record.exc_info:
-            text = f"{text}\n{self.formatException(record.exc_info)}"
-        return self.redact(text)
-
-
-class TextLines(Redacting):
-    """`2026-01-31 12:00:00 INFO trainer: message`"""
-
-    def format(self, record: logging.LogRecord) -> str:
-        moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
-        return f"{moment} {record.levelname} {self.service}: {self.message_of(record)}"
-
-
-class JsonLines(Redacting):
-    """One JSON object per line: time (UTC, milliseconds), level, service, logger, message."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        line = {
-            "time": f"{moment}.{int(record.msecs):03d}Z",
-            "level": record.levelname.lower(),
-            "service": self.service,
-            "logger": record.name,
-            "message": self.message_of(record),
-        }
-        return json.dumps(line, ensure_ascii=False)
