@@ -1,0 +1,55 @@
+"""Dashboards and alerts as files. Whether their series exist, a scrape of the running services says (tests/e2e)."""
+
+import importlib.util
+import itertools
+import json
+
+import pytest
+import yaml
+from tests.monitored import MONITORING, alert_queries, dashboard_queries, selectors
+
+QUERIES = dashboard_queries() | alert_queries()
+DASHBOARD = json.loads((MONITORING / "dashboards/grpo-services.json").read_text())
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_every_query_is_promql_and_asks_for_something(name: str):
+    assert selectors(QUERIES[name])
+
+
+@pytest.mark.parametrize("query", ["rate(grpo_trainer_step[5m)", "sum by reward (x)", ""])
+def test_wrong_promql_is_seen(query: str):
+    with pytest.raises(ValueError, match="."):
+        selectors(query)
+
+
+def test_the_dashboard_is_what_its_table_makes():
+    spec = importlib.util.spec_from_file_location("make_dashboard", MONITORING / "make_dashboard.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    expected = "the table changed; run: python docker/monitoring/make_dashboard.py"
+    assert module.FILE.read_text() == module.text(), expected
+
+
+def test_panels_have_numbers_of_their_own_and_do_not_overlap():
+    numbers = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(set(numbers)) == len(numbers) > 20
+    places = [panel["gridPos"] for panel in DASHBOARD["panels"]]
+    for place in places:
+        assert place["x"] + place["w"] <= 24
+    for one, other in itertools.combinations(places, 2):
+        beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
+        below = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
+        assert beside or below, (one, other)
+
+
+def test_every_alert_says_what_is_wrong_and_how_bad_it_is():
+    groups = yaml.safe_load((MONITORING / "alerts.yaml").read_text())["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    assert len({rule["alert"] for rule in rules}) == len(rules) >= 8
+    for rule in rules:
+        assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}, rule["alert"]
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        assert set(rule["annotations"]) == {"summary", "description"}
