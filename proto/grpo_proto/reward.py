@@ -46,7 +46,7 @@ class ScoreRequest(Request):
     @field_validator("rewards")
     @classmethod
     def _distinct_names(cls, rewards: list[RewardSpec]) -> list[RewardSpec]:
-        repeated = sorted(name for name, count in Counter(reward.name for reward in rewards).items() if count > 1)
+        repeated = sorted(name[:80] for name, count in Counter(reward.name for reward in rewards).items() if count > 1)
         if repeated:
             raise ValueError(f"each reward once, but {', '.join(repeated)} came several times")
         return rewards

@@ -301,6 +301,8 @@ class TestChoice:
             ("rewards=format&format.require_think=no_idea", "invalid_param", "require_think", "schema"),
             ("rewards=format&timeout_s=soon", "invalid_value", "timeout_s: ", ""),
             ("rewards=format&deadline_s=0", "invalid_value", "deadline_s: ", ""),
+            ("rewards=format&deadline_s=601", "invalid_value", "this server takes 600 at most", "--max-timeout-s"),
+            (f"rewards=format&format.prefix={'[' * 150}{']' * 150}", "invalid_option", "more than 100 nested", ""),
         ],
     )
     async def test_422_says_what_to_change(self, server, query, kind, message, hint):
@@ -412,5 +414,9 @@ def test_the_label_rule():
     assert columns_of(0, ["b"]) == {"b": 0}
     assert columns_of("x", []) == {}
     assert columns_of(None, ["a", "b"]) == columns_of("", ["a"]) == {}
+    with pytest.raises(LabelError, match="more than 1048576 characters"):
+        columns_of(f'{{"a": "{"x" * 2**20}"}}', ["a"])
+    with pytest.raises(LabelError, match="more than 100 nested levels"):
+        columns_of(f'{{"a": {"[" * 150}{"]" * 150}}}', ["a"])
     with pytest.raises(LabelError, match=r'the columns a, b are needed: .*\{"a": …, "b": …\}'):
         columns_of("x", ["a", "b"])

@@ -1,6 +1,7 @@
 """The routes, over an executor in this process."""
 
 import asyncio
+import itertools
 import json
 import re
 import sys
@@ -388,6 +389,25 @@ class TestLimits:
         assert kind == "too_many_samples"
         assert "3 samples; the limit is 2" in message
         assert "--max-samples" in hint
+
+    async def test_422_a_longer_time_limit_than_the_operator_allows(self, server):
+        for field in ("timeout_s", "deadline_s"):
+            answer = await server.score([{"name": "min_length"}], [{"completion": ""}], **{field: 601})
+            _, message, hint = error_of(answer, 422)
+            assert message == f"{field} is 601; this server takes 600 at most"
+            assert "--max-timeout-s" in hint
+
+    async def test_a_hint_has_an_end(self, server):
+        anagrams = map("".join, itertools.islice(itertools.permutations("solution"), 30_000))
+        columns = {name: 1 for name in anagrams if name != "solution"}
+        sample = {"completion": "", "columns": columns}
+        _, message, hint = error_of(await server.score([{"name": "accuracy"}], [sample]), 422)
+        assert "needs the column solution" in message
+        assert len(hint) < 1000
+        odd = {"completion": "", "columns": {f"{number}" * 10: 1 for number in range(10_000)}}
+        _, _, hint = error_of(await server.score([{"name": "accuracy"}], [odd]), 422)
+        assert hint.startswith("known: ")
+        assert len(hint) < 5000
 
     async def test_408_a_body_that_dawdles(self):
         server = Server(body_timeout_s=0.05)

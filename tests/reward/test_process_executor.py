@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import time
 from collections import Counter
@@ -77,6 +78,11 @@ def is_running(pid: int) -> bool:
         return False
 
 
+def peak_mib() -> float:
+    """The most memory that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
 async def gone(*pids: int) -> bool:
     """Whether all have ended, waiting a while."""
     until = time.monotonic() + PATIENCE_S
@@ -144,6 +150,8 @@ async def test_an_item_is_tried_again_when_its_worker_died(machinery, tmp_path):
         "true",
         "text",
         "huge",
+        "many metrics",
+        "a long metric",
     ],
 )
 async def test_failures_and_bad_values_are_errors_and_the_worker_lives(machinery, what):
@@ -223,6 +231,63 @@ async def test_idle_workers_that_are_killed_are_replaced(machinery):
     after = await machinery.processes()
     assert len(after) == 2
     assert not before & after
+
+
+async def test_under_a_storm_of_kills_every_request_gets_its_scores(machinery):
+    """The killed die while they are idle, before, at and after the moment in which they are given something."""
+    ended = asyncio.Event()
+
+    async def storm() -> None:
+        while not ended.is_set():
+            for handle in list(machinery.executor._living.values()):
+                machinery.executor._tell({"kill": handle.number})
+            await asyncio.sleep(0.1)
+
+    async def client() -> list[str]:
+        found: list[str] = []
+        while machinery.restarts["death"] < 30:
+            found += await machinery.statuses("")
+        return found
+
+    async with asyncio.timeout(PATIENCE_S):
+        killing = asyncio.create_task(storm())
+        found = await asyncio.gather(*(client() for _ in range(3)))
+        ended.set()
+        await killing
+    assert {status for statuses in found for status in statuses} == {"ok"}
+
+
+async def test_a_worker_that_was_dead_already_counts_for_nothing(machinery):
+    for handle in list(machinery.executor._living.values()):
+        handle._transport.abort()
+    assert await machinery.statuses("") == ["ok"]
+
+
+async def test_what_a_worker_cannot_read_is_an_error_and_costs_no_worker(machinery):
+    deep: list = []
+    for _ in range(210):
+        deep = [deep]
+    chunk = Chunk([RewardSpec(name="typed")], [{"completion": "", "columns": {"gold": deep}}], None, 30.0)
+    await machinery.executor.score(chunk)
+    assert [score.status for score in chunk.scores] == ["error"]
+    assert "cannot read" in chunk.scores[0].detail
+    assert await machinery.statuses("") == ["ok"]
+    assert not machinery.restarts
+
+
+@pytest.mark.parametrize("how", ["stop the clock", "turn the clock back"])
+async def test_a_reward_that_changes_the_clock_harms_no_other(machinery, how):
+    assert await machinery.statuses("", how, "", "", timeout_s=20.0) == ["ok"] * 4
+    chunks = [Chunk([RewardSpec(name="misbehave")], [{"completion": "", "columns": {}}], None, 20.0) for _ in range(6)]
+    await asyncio.gather(*map(machinery.executor.score, chunks))
+    assert all(chunk.scores[0].status == "ok" and chunk.seconds["misbehave"] >= 0 for chunk in chunks)
+    assert not machinery.restarts
+
+
+async def test_a_reward_that_talks_to_the_server_fills_no_memory(machinery):
+    before = peak_mib()
+    assert await machinery.statuses("", "say endlessly much", "", timeout_s=20.0) == ["ok", "error", "ok"]
+    assert peak_mib() - before < 100
 
 
 async def test_workers_killed_at_work_lose_nothing(machinery):

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import json
 
 import pytest
 from pydantic_core import core_schema
@@ -64,6 +65,29 @@ def test_the_entries_of_too_many_samples_are_not_looked_at():
     found = refusal(reader, b'{"entries":[' + b",".join([b"1"] * 100_000) + b"]}")
     assert str(found) == "the request has 100000 samples; the limit is 10"
     assert looked_at <= 11
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        ",".join(["[]"] * 250_000),
+        ",".join(["{}"] * 250_000),
+        ",".join(['""'] * 1_000_001),
+        '"\\\\",' + ",".join(["[]"] * 250_000),
+        '"\\"[",' + ",".join(["[]"] * 250_000),
+    ],
+)
+def test_more_values_than_parsing_should_take_time_for_are_not_parsed(reader, value):
+    found = refusal(reader, body(f'{{"completion":"","columns":{{"a":[{value}]}}}}'))
+    assert (found.status, found.body.error.type) == (413, "too_many_values")
+
+
+@pytest.mark.parametrize("text", ["{" * 300_000, '\\"' * 1_100_000 + "[" * 300_000, "\\\\{" * 300_000])
+def test_what_stands_in_a_text_is_no_value(reader, text):
+    found = reader.read(body(f'{{"completion":"{text}"}}'))
+    assert found.samples[0].completion == json.loads(f'"{text}"')
+    numbers = ",".join(["1"] * 1_000_000)
+    assert len(reader.read(body(f'{{"completion":"","completion_token_ids":[{numbers}]}}')).samples) == 1
 
 
 @pytest.mark.parametrize("field", ["completion_token_ids", "prompt"])

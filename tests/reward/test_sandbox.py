@@ -106,6 +106,15 @@ def test_a_program_has(what: str):
     assert (run.ended, run.stdout) == ("done", "yes\n"), run
 
 
+MANY_THREADS = """
+import threading, time
+threading.stack_size(32768)
+for _ in range(2000):
+    threading.Thread(target=time.sleep, args=(1000,)).start()
+    time.sleep(0.001)
+"""
+
+
 @pytest.mark.parametrize(
     ("source", "ended"),
     [
@@ -114,6 +123,7 @@ def test_a_program_has(what: str):
         ("import os\nos.close(1)\nos.close(3)\nwhile True: pass", "timeout"),
         ("while True: print('x' * 100000)", "output"),
         ("import os\nos._exit(0)", "death"),
+        (MANY_THREADS, "death"),
         ("import ctypes\nctypes.string_at(0)", "death"),
         ("import sys\nsys.exit(3)", "error"),
         ("raise KeyboardInterrupt", "error"),

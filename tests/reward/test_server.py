@@ -272,7 +272,40 @@ def test_a_signal_while_rewards_load_ends_it(tmp_path):
     assert all_gone(children)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("limit", ["UNREAD_LIMIT_S = 1.0", "MAX_UNREAD_BYTES = 2**20"])
+def test_an_answer_that_nobody_reads_is_not_kept(limit):
+    """The limits are small here; an answer is as large as what it echoes."""
+    program = f"""
+import sys
+from grpo_reward import connection
+from grpo_reward.__main__ import main
+connection.{limit}
+main(sys.argv[1:])
+"""
+    command = [sys.executable, "-c", program, "serve", "--port", "0", "--workers", "1", "--adapter-rewards", "format"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    host, port = process.stdout.readline().split()[2].removeprefix("http://").split(":")
+    body = json.dumps({"responses_create_params": {}, "response": {}, "task": "x" * (10 << 20)}).encode()
+    head = f"POST /verify HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(head.encode() + body)
+        assert httpx.get(f"http://{host}:{port}/livez", trust_env=False).status_code == 200
+        time.sleep(3.0)
+        connection.settimeout(PATIENCE_S)
+        received = 0
+        try:
+            while part := connection.recv(1 << 20):
+                received += len(part)
+        except ConnectionResetError:
+            pass
+    assert received < 10 << 20
+    process.send_signal(signal.SIGTERM)
+    assert "a client does not read its answer" in process.communicate(timeout=PATIENCE_S)[1]
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_as_soon_as_it_says_that_it_serves_ends_it(number):
     program = f"""
 import builtins, os, sys
@@ -309,7 +342,7 @@ def test_a_ray_cluster_carries_the_same_work(misbehaving):
     """One node, started by the server itself: limits, deaths, refusals and the deadline are as without Ray."""
     swift = misbehaving.with_name("swift_plugin.py")
     plugins = [f"{misbehaving}:misbehave", f"{misbehaving}:typed", f"{swift}:ends"]
-    server = Server("--executor", "ray", "--plugin", *plugins, RAY_ADDRESS="")
+    server = Server("--executor", "ray", "--plugin", *plugins, RAY_ADDRESS="local")
     try:
         with httpx.Client(base_url=server.url, trust_env=False, timeout=PATIENCE_S) as client:
 
@@ -338,6 +371,18 @@ def test_a_ray_cluster_carries_the_same_work(misbehaving):
     finally:
         if server.process.poll() is None:
             server.stop(signal.SIGKILL)
+
+
+def test_a_ray_cluster_that_is_gone_is_told():
+    program = "import sys; from grpo_reward.executors import ray; ray.JOIN_LIMIT_S = 2.0; from grpo_reward.__main__ "
+    program += "import main; main(sys.argv[1:])"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "serve", "--port", "0", "--executor", "ray"],
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+        env={**os.environ, "RAY_ADDRESS": "192.0.2.1:6379"},
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "error: no Ray cluster answered within 2 s: set RAY_ADDRESS" in done.stderr
 
 
 def test_version_and_usage():

@@ -32,7 +32,7 @@ from .config import Settings
 from .executors.base import Executor
 from .guard import Admission, ClientGone, Guard, response_of
 from .metrics import Metrics
-from .reading import Reader
+from .reading import Reader, collector_waits
 from .refusal import Refusal
 from .scoring import Scoring
 
@@ -95,6 +95,16 @@ def create_app(settings: Settings, executor: Executor, metrics: Metrics, scoring
             del body
             return Response(await answer(message), media_type="application/json")
 
+    def check_limits(message: ScoreRequest) -> None:
+        for name, seconds in (("timeout_s", message.timeout_s), ("deadline_s", message.deadline_s)):
+            if seconds > settings.max_timeout_s:
+                raise Refusal(
+                    422,
+                    "invalid_value",
+                    f"{name} is {seconds:g}; this server takes {settings.max_timeout_s:g} at most",
+                    hint="ask for less, or start the server with a larger --max-timeout-s",
+                )
+
     score_reader = Reader(ScoreRequest, REQUEST_FIELDS, samples="samples", max_samples=settings.max_samples)
 
     @app.post(
@@ -104,6 +114,7 @@ def create_app(settings: Settings, executor: Executor, metrics: Metrics, scoring
         """Score every sample with every reward. One result for every sample, in their order."""
 
         async def answer(message: ScoreRequest) -> bytes:
+            check_limits(message)
             found = await _unless_gone(request, scoring, message)
             # A score without detail, log and metrics says nothing of them: most of an answer would be nulls.
             return found.model_dump_json(exclude_defaults=True).encode()
@@ -123,8 +134,10 @@ def create_app(settings: Settings, executor: Executor, metrics: Metrics, scoring
                 query = request.query_params.multi_items()
                 choice = choose(query, settings.adapter_rewards, executor.rewards, adapter.options)
                 message = choice.score_request(adapter.samples(body, choice))
+                check_limits(message)
                 found = await _unless_gone(request, scoring, message)
-                return to_json(adapter.answer(body, choice, scored(found, choice)))
+                with collector_waits():
+                    return to_json(adapter.answer(body, choice, scored(found, choice)))
 
             return await answer_to(request, reader, answer)
 

@@ -48,6 +48,9 @@ class Settings(BaseSettings):
     max_samples: int = Field(default=4096, ge=1, description="Most samples in one request.")
     max_pending_requests: int = Field(default=64, ge=1, description="More at once are refused with 429.")
     body_timeout_s: float = Field(default=30.0, gt=0, description="Limit for receiving a body.")
+    max_timeout_s: float = Field(
+        default=600.0, gt=0, le=3600, description="Largest timeout_s and deadline_s that a request may ask for."
+    )
     worker_memory_mib: int = Field(default=4096, ge=0, description="Address space of a worker process; 0: no limit.")
     grace_s: float = Field(default=10.0, ge=0, description="After SIGTERM, how long running requests may go on.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="What is logged.")

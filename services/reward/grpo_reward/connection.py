@@ -1,20 +1,33 @@
-"""An HTTP connection whose headers have a greatest size and a time to come, before anything is known of its request.
+"""An HTTP connection whose headers have a greatest size and a time to come, and whose answers have to be read.
 
 uvicorn's fast parser has neither: one client without a token could fill the memory with a header that never ends, or
-hold every file descriptor with requests that never begin.
+hold every file descriptor with requests that never begin; and an answer that nobody reads stays in memory.
 """
 
 import asyncio
+import logging
+from typing import ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEADER_BYTES = 64 * 1024
 HEADER_LIMIT_S = 10.0
+UNREAD_LIMIT_S = 60.0
+"""How long a client may take to read an answer that does not fit into the network's buffers."""
+MAX_UNREAD_BYTES = 256 * 2**20
+"""Of the answers of all connections that are waiting to be read. What comes on top closes its connection."""
+
+log = logging.getLogger("grpo_reward")
 
 
 class BoundedConnection(HttpToolsProtocol):
-    """uvicorn's, closed when headers are too large or too late. Between two requests uvicorn's own limit holds."""
+    """uvicorn's, closed when headers are too large or too late, or when an answer stays unread.
 
+    Between two requests uvicorn's own limit holds.
+    """
+
+    _unread: ClassVar[dict["BoundedConnection", int]] = {}
+    _unread_timer: asyncio.TimerHandle | None = None
     _late: asyncio.TimerHandle | None = None
     _reading_headers = True
     _header_bytes = 0
@@ -25,7 +38,31 @@ class BoundedConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        self._has_been_read()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread[self] = self.transport.get_write_buffer_size()
+        self._unread_timer = self.loop.call_later(UNREAD_LIMIT_S, self._close_unread)
+        if sum(self._unread.values()) > MAX_UNREAD_BYTES:
+            self._close_unread()
+
+    def resume_writing(self) -> None:
+        self._has_been_read()
+        super().resume_writing()
+
+    def _has_been_read(self) -> None:
+        self._unread.pop(self, None)
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
+
+    def _close_unread(self) -> None:
+        log.warning(
+            "a client does not read its answer: its connection is closed, %d bytes are lost", self._unread[self]
+        )
+        self.transport.abort()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()

@@ -9,6 +9,8 @@ CHUNK_S = 0.008
 """How long a chunk should take: long against the cost of handing it over, short against a person's patience."""
 FIRST_GUESS_S = 0.004
 """Cost of a score of which nothing is known yet."""
+LEAST_S = 1e-7
+"""No score is cheaper, whatever a clock says."""
 CHEAP_S = 0.0005
 """Rewards cheaper than this share chunks, so that a completion travels once for all of them."""
 
@@ -32,4 +34,4 @@ class Costs:
 
     def chunk_samples(self, specs: Sequence[RewardSpec]) -> int:
         """How many samples take about CHUNK_S; at least one."""
-        return max(1, int(CHUNK_S / self.of(specs)))
+        return max(1, int(CHUNK_S / max(self.of(specs), LEAST_S)))

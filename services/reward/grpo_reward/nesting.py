@@ -2,6 +2,9 @@
 
 from typing import Any
 
+MAX_LEVELS = 100
+"""Of JSON that came as a text within JSON: it travels on inside of something else, and no parser takes 200."""
+
 
 def nesting(value: Any) -> int:
     """Levels of lists and objects in `value`: 0 for a number, 1 for `[]`. Without recursion, which has a limit."""

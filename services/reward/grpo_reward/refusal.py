@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 from pydantic import ValidationError
@@ -9,6 +10,8 @@ from pydantic_core import ErrorDetails
 
 from grpo_proto import ErrorBody, ErrorDetail
 
+MAX_COMPARED_NAMES, MAX_LISTED_NAMES = 200, 40
+"""In a hint: a sample may have hundreds of thousands of columns."""
 MAX_SHOWN_CHARS = 80
 """Of what a client sent, in a message."""
 
@@ -32,12 +35,13 @@ class Refusal(Exception):  # noqa: N818 - an answer, not a fault of ours
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint that names the nearest known name, or all of them."""
-    names = sorted(known)
+    """A hint that names the nearest known name, or those that there are."""
+    names = sorted(shown(other) for other in islice(known, MAX_COMPARED_NAMES))
     close = difflib.get_close_matches(name[:MAX_SHOWN_CHARS], names, n=1)
     if close:
         return f"did you mean {close[0]}?"
-    return f"known: {', '.join(names)}" if names else "there are none"
+    more = ", …" if len(names) > MAX_LISTED_NAMES else ""
+    return f"known: {', '.join(names[:MAX_LISTED_NAMES])}{more}" if names else "there are none"
 
 
 def invalid_request(error: ValidationError, known_fields: Iterable[str]) -> Refusal:

@@ -17,6 +17,7 @@ from .nesting import nesting
 
 MAX_LOG_CHARS = 64 * 1024
 MAX_LOG_DEPTH = 100
+MAX_METRICS, MAX_METRIC_CHARS = 100, 200
 
 _as_json = json.JSONEncoder(allow_nan=False).encode
 
@@ -156,9 +157,15 @@ def outcome(result: Any) -> Outcome:
         if fields["status"] != "ok":
             return fields
     if result.metrics:
+        if len(result.metrics) > MAX_METRICS:
+            return error_outcome(f"{len(result.metrics)} metrics; the limit is {MAX_METRICS}")
         for name, value in result.metrics.items():
+            if len(str(name)) > MAX_METRIC_CHARS:
+                return error_outcome(
+                    f"the name of a metric has {len(str(name))} characters; at most {MAX_METRIC_CHARS}"
+                )
             if _number(value) is None:
-                return error_outcome(f"metric {name} is {value!r}, not a finite number")
+                return error_outcome(f"metric {name} is {repr(value)[:200]}, not a finite number")
         fields["metrics"] = {str(name): _number(value) for name, value in result.metrics.items()}
     if result.log:
         try:

@@ -59,8 +59,9 @@ async def _serve(
         gc.freeze()  # what is here now stays: the collector need not look at it again
         server = _Server(config, scoring, settings.grace_s)
         # Also before uvicorn looks for signals, and after it has: those it had, it raises once more.
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, server.handle_exit)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup leaves SIGHUP
+                signal.signal(number, server.handle_exit)
         host, port = sock.getsockname()[:2]
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         names = ", ".join(executor.rewards)

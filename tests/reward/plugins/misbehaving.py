@@ -3,6 +3,7 @@
 import ctypes
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -12,6 +13,13 @@ from pathlib import Path
 from grpo_reward import Score, reward
 
 kept = []
+
+
+def is_socket(descriptor: int) -> bool:
+    try:
+        return stat.S_ISSOCK(os.fstat(descriptor).st_mode)
+    except OSError:
+        return False
 
 
 @reward
@@ -48,6 +56,16 @@ def misbehave(completion: str, *, folder: str = "") -> float | Score | None:
             os.write(1, b"y" * 100_000)
         case "read":
             sys.stdin.read()
+        case "say endlessly much":
+            connection = next(number for number in range(3, 100) if is_socket(number))
+            os.write(connection, (1 << 31).to_bytes(4))
+            piece = b"x" * (1 << 20)
+            while True:
+                os.write(connection, piece)
+        case "many metrics":
+            return Score(1.0, metrics={str(number): 1.0 for number in range(1000)})
+        case "a long metric":
+            return Score(1.0, metrics={"x" * 1000: 1.0})
         case "close everything":
             os.closerange(3, 100)
         case "leave a thread":
@@ -70,6 +88,11 @@ def misbehave(completion: str, *, folder: str = "") -> float | Score | None:
                 signal.signal(number, signal.SIG_IGN)
             while True:
                 time.sleep(1)
+        case "stop the clock":
+            time.monotonic = lambda: 0.0
+        case "turn the clock back":
+            moments = iter(range(10**9, 0, -1))
+            time.monotonic = lambda: float(next(moments))
         case "set an alarm":
             signal.setitimer(signal.ITIMER_REAL, 0.01)
         case "import":

@@ -16,6 +16,7 @@ from pydantic_core import from_json
 from grpo_proto import RewardSpec, ScoreRequest, ScoreSample
 
 from ..executors.base import LoadedReward
+from ..nesting import MAX_LEVELS, nesting
 from ..refusal import Refusal, invalid_request, nearest
 
 OPTIONS = {
@@ -74,7 +75,7 @@ def choose(
         name, _, param = option.partition(".")
         if name not in params:
             raise _refused(f"{option} sets a param of {name}", nearest(name, params))
-        params[name][param] = _json_or_text(options.pop(option))
+        params[name][param] = _json_or_text(option, options.pop(option))
     unscorable = _number("unscorable", options.pop("unscorable")) if "unscorable" in options else None
     limits: dict[str, str] = {name: options.pop(name) for name in ("timeout_s", "deadline_s") if name in options}
     for option in options.keys() - set(own):
@@ -116,11 +117,14 @@ def _number(what: str, text: str) -> float:
     return number
 
 
-def _json_or_text(text: str) -> Any:
+def _json_or_text(option: str, text: str) -> Any:
     try:
-        return from_json(text)
+        value = from_json(text)
     except ValueError:
         return text
+    if nesting(value) > MAX_LEVELS:
+        raise _refused(f"{option} has more than {MAX_LEVELS} nested levels")
+    return value
 
 
 def _refused(message: str, hint: str | None = None) -> Refusal:

@@ -5,6 +5,11 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from ..nesting import MAX_LEVELS, nesting
+
+MAX_LABEL_CHARS = 2**20
+"""Of a label that is JSON: it is read on the event loop, as the body is."""
+
 
 class LabelError(ValueError):
     """The label cannot fill the columns; the message says why, and what a label that could looks like."""
@@ -31,8 +36,12 @@ def columns_of(label: Any, needed: Sequence[str]) -> dict[str, Any]:
 
 def _object(label: Any) -> dict[str, Any] | None:
     if isinstance(label, str) and label.lstrip().startswith("{"):
+        if len(label) > MAX_LABEL_CHARS:
+            raise LabelError(f"it is JSON of more than {MAX_LABEL_CHARS} characters")
         try:
             label = from_json(label)  # as strict as the body: no lone surrogates
         except ValueError:
             return None
+        if nesting(label) > MAX_LEVELS:
+            raise LabelError(f"it has more than {MAX_LEVELS} nested levels")
     return label if isinstance(label, dict) else None

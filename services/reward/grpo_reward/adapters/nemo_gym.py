@@ -65,7 +65,9 @@ def _prompt(asked: dict[str, Any]) -> str | list[dict[str, str]] | None:
 
 
 def answer(body: NeMoGymVerifyRequest, choice: Choice, found: list[Scored]) -> dict[str, Any]:
-    return {**body.model_dump(), "reward": found[0].total, "reward_components": found[0].scores}
+    """Not `model_dump`, which would copy all of it: the fields are plain JSON already."""
+    asked = {"responses_create_params": body.responses_create_params, "response": body.response}
+    return {**(body.model_extra or {}), **asked, "reward": found[0].total, "reward_components": found[0].scores}
 
 
 ADAPTER = Adapter(

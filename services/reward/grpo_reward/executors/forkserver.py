@@ -58,6 +58,9 @@ def main() -> None:
             return
         if text := notice.result():
             _say(control, {"notice": text})
+    # What plugins may have left behind for those that come after them.
+    signal.setitimer(signal.ITIMER_REAL, 0.0)
+    socket.setdefaulttimeout(None)
     gc.freeze()  # the collector of a worker then leaves the shared pages alone
     gc.enable()
     _say(control, {"ready": True})

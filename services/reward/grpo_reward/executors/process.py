@@ -8,6 +8,7 @@ worker died is tried once more, since something else may have killed it, and the
 import asyncio
 import json
 import logging
+import math
 import socket
 import subprocess
 import sys
@@ -28,6 +29,10 @@ from .worker_handle import Ending, WorkerHandle
 
 log = logging.getLogger(__name__)
 
+MAX_DEATHS_BEFORE = 5
+"""Deaths of workers before they began with a chunk, until its items are tried one by one."""
+REPLACEMENT_S = 2.0
+"""How long requests wait for a worker when all have gone, before they are refused."""
 SPAWN_BACKOFF_S = (0.0, 0.1, 0.5, 2.0)
 SPAWN_LIMIT_S = 30.0
 SPAWNS_AT_ONCE = 32
@@ -70,6 +75,7 @@ class ProcessExecutor:
         self._spawned = 0
         self._spawning = asyncio.Semaphore(SPAWNS_AT_ONCE)
         self._pong = 0.0
+        self._last_release = -math.inf
         self._stopping = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._control: socket.socket
@@ -83,7 +89,9 @@ class ProcessExecutor:
     def problem(self) -> str | None:
         if self.failed:
             return self.failed
-        return None if self._living else "no worker process is running"
+        if self._living or time.monotonic() - self._last_release < REPLACEMENT_S:
+            return None
+        return "no worker process is running"
 
     def launch(self) -> None:
         """Start the fork server, which loads the rewards. When the server goes, it goes."""
@@ -137,7 +145,7 @@ class ProcessExecutor:
 
     async def score(self, chunk: Chunk) -> None:
         retried: set[int] = set()
-        one_by_one = False
+        one_by_one, never_begun = False, 0
         while items := chunk.open_items():
             items = items[:1] if one_by_one else items
             worker = await self._free_worker()
@@ -153,8 +161,15 @@ class ProcessExecutor:
             if ending.kind == "done":
                 self._release(worker)
                 continue
+            if ending.kind == "unreadable":
+                self._release(worker)
+                self._give_up(chunk, f"the worker cannot read this: {ending.detail}")
+                continue
             self._retire(worker, ending.kind)
             if ending.kind == "leaving":
+                continue
+            if ending.kind == "death" and ending.item < 0 and never_begun < MAX_DEATHS_BEFORE:
+                never_begun += 1  # it died of something else, most likely while it was idle
                 continue
             if ending.item < 0 and len(items) > 1:
                 one_by_one = True  # to find out which it was
@@ -174,6 +189,11 @@ class ProcessExecutor:
             return
         chunk.settle(item, outcome)
 
+    @staticmethod
+    def _give_up(chunk: Chunk, detail: str) -> None:
+        for item in chunk.open_items():
+            chunk.settle(item, RewardScore(score=None, status="error", detail=detail))
+
     async def _free_worker(self) -> WorkerHandle:
         while True:
             if self.failed:
@@ -185,6 +205,7 @@ class ProcessExecutor:
 
     def _release(self, worker: WorkerHandle) -> None:
         worker.idle = True
+        self._last_release = time.monotonic()
         self._idle.put_nowait(worker)
 
     def _retire(self, worker: WorkerHandle, cause: str) -> None:
@@ -192,6 +213,7 @@ class ProcessExecutor:
         if worker.retired:
             return
         worker.retired = True
+        self._last_release = time.monotonic()
         self._living.pop(worker.number, None)
         self._tell({"kill": worker.number})
         worker.close()

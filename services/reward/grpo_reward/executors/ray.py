@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -24,6 +25,8 @@ from ..plugin import split_plugin
 from .base import Chunk, ExecutorUnavailable, InvalidParams, LoadedReward
 from .process import ProcessExecutor
 
+JOIN_LIMIT_S = 90.0
+"""For the cluster to answer, or a new one to start."""
 ATTEMPTS = 3
 RETRY_S = 1.0
 
@@ -110,10 +113,14 @@ class RayExecutor:
     async def start(self) -> None:
         """Raises ExecutorUnavailable when there is no cluster, or a node cannot load the rewards."""
         plugins = [_packed(plugin) for plugin in self._plugins]
-        # In a thread, where Ray leaves the signal handlers of this process alone.
-        own = {} if os.environ.get("RAY_ADDRESS") else {"include_dashboard": False}
         try:
-            await asyncio.to_thread(ray.init, log_to_driver=False, logging_level="ERROR", **own)
+            async with asyncio.timeout(JOIN_LIMIT_S):
+                await _join_cluster()
+        except TimeoutError:
+            raise ExecutorUnavailable(
+                f"no Ray cluster answered within {JOIN_LIMIT_S:g} s: set RAY_ADDRESS to one that runs, or to local for "
+                "one of its own; without it, Ray takes the last one that was started here, which may be gone"
+            ) from None
         except (ConnectionError, RayError, ValueError) as error:
             raise ExecutorUnavailable(f"no Ray cluster: {error}") from error
         places = []
@@ -148,6 +155,8 @@ class RayExecutor:
         self.workers, self.problem = len(places), None
 
     async def stop(self) -> None:
+        if not ray.is_initialized():
+            return
         for node in self._nodes:
             ray.kill(node)
         await asyncio.to_thread(ray.shutdown)
@@ -189,6 +198,35 @@ class RayExecutor:
                 ray.cancel(asked)  # frees the worker there
             raise
         return answer
+
+
+async def _join_cluster() -> None:
+    """`ray.init` in a thread, where it leaves our signal handlers alone; one that nobody waits for at the end."""
+    own = {} if os.environ.get("RAY_ADDRESS") not in (None, "", "local") else {"include_dashboard": False}
+    loop = asyncio.get_running_loop()
+    joined: asyncio.Future[None] = loop.create_future()
+
+    def tell(error: Exception | None) -> None:
+        if joined.done():
+            return
+        if error is None:
+            joined.set_result(None)
+        else:
+            joined.set_exception(error)
+
+    def join() -> None:
+        error: Exception | None = None
+        try:
+            ray.init(log_to_driver=False, logging_level="ERROR", **own)
+        except Exception as raised:
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(tell, error)
+        # The cluster's processes are this thread's children, and Linux has them killed when it ends.
+        threading.Event().wait()
+
+    threading.Thread(target=join, name="ray-init", daemon=True).start()
+    await joined
 
 
 def _packed(plugin: Path) -> tuple[str, str | None, bytes]:

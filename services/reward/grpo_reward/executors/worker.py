@@ -13,8 +13,8 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Mapping
+from time import monotonic  # by name: a plugin may put another clock into the module
 from typing import Any
 
 from pydantic_core import from_json, to_json
@@ -23,6 +23,8 @@ from ..author import Reward
 from ..scorer import InvalidParamsError, Outcome, checked_params, error_outcome, score_batch, score_sample
 from .frames import PROGRESS, receive_frame, send_frame
 
+MAX_REMEMBERED_BYTES = 64 * 1024
+"""Of params: a thousand of them must not fill the worker."""
 FLUSH_S = 0.005
 """Results go back when this time has passed, so that little is lost when the worker is killed."""
 
@@ -43,7 +45,12 @@ class Worker:
             body = receive_frame(self._socket)
             if body is None:
                 return
-            self._score(from_json(body))
+            try:
+                chunk = from_json(body)
+            except ValueError as error:
+                self._send({"unreadable": str(error)[:300], "done": True})
+            else:
+                self._score(chunk)
 
     def _score(self, chunk: dict[str, Any]) -> None:
         number = chunk["chunk"]
@@ -58,9 +65,9 @@ class Worker:
         items: list[int] = []
         outcomes: list[Outcome] = []
         seconds: dict[str, float] = {}
-        flushed = time.monotonic()
+        flushed = monotonic()
         for item in chunk["items"]:
-            started = time.monotonic()
+            started = monotonic()
             PROGRESS.pack_into(self._progress, 0, number, item, started)
             sample, position = divmod(item, len(rewards))
             reward, params = rewards[position]
@@ -69,7 +76,7 @@ class Worker:
             else:
                 outcomes.append(score_sample(reward, params, samples[sample], step))
             items.append(item)
-            now = time.monotonic()
+            now = monotonic()
             seconds[reward.name] = seconds.get(reward.name, 0.0) + now - started
             self._look_for_leftovers(reward, outcomes[-1])
             if self._leaving is not None:
@@ -77,20 +84,23 @@ class Worker:
             if now - flushed > FLUSH_S:
                 self._send_scores(number, items, outcomes, seconds, done=False)
                 items, outcomes, seconds, flushed = [], [], {}, now
-        PROGRESS.pack_into(self._progress, 0, number, -1, time.monotonic())
+        PROGRESS.pack_into(self._progress, 0, number, -1, monotonic())
         self._send_scores(number, items, outcomes, seconds, done=True)
 
     def _params_of(self, spec: dict[str, Any]) -> Any:
         """The checked params, remembered: the same few come with every chunk."""
         key = (spec["name"], to_json(spec["params"]))
-        if key not in self._params:
+        if key in self._params:
+            return self._params[key]
+        try:
+            params = checked_params(self._rewards[spec["name"]], spec["params"])
+        except InvalidParamsError as error:
+            raise InvalidParamsError(spec["name"], str(error)) from None
+        if len(key[1]) <= MAX_REMEMBERED_BYTES:
             if len(self._params) > 1000:
                 self._params.clear()
-            try:
-                self._params[key] = checked_params(self._rewards[spec["name"]], spec["params"])
-            except InvalidParamsError as error:
-                raise InvalidParamsError(spec["name"], str(error)) from None
-        return self._params[key]
+            self._params[key] = params
+        return params
 
     def _look_for_leftovers(self, reward: Reward, last: Outcome) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0.0)  # an alarm would go off in another reward's time
@@ -139,7 +149,9 @@ def limit_resources(memory_bytes: int) -> None:
     """No core files; at most `memory_bytes` of address space (0: no limit), so that a reward fails, not the machine."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if memory_bytes:
-        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]  # which nobody can raise again
+        limit = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def quiet_standard_streams() -> None:

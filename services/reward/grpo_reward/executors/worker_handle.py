@@ -6,9 +6,9 @@ import os
 import socket
 import time
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from pydantic_core import to_json
 
 from grpo_proto import RewardScore
@@ -16,6 +16,8 @@ from grpo_proto import RewardScore
 from .base import Chunk, InvalidParams
 from .frames import LENGTH, PROGRESS, PROGRESS_BYTES
 
+MAX_FRAME_BYTES = 512 * 2**20
+"""Of a message from a worker: no results are that large, but a reward can write to its worker's socket."""
 START_LIMIT_S = 5.0
 """How much longer than `timeout_s` a worker may take until it has begun the first item of a chunk."""
 
@@ -32,17 +34,21 @@ class WorkerMessage(BaseModel):
     chunk: int = -1
     items: list[int] = []
     scores: list[RewardScore] = []
-    seconds: dict[str, float] = {}
+    seconds: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = {}
     refused: Refused | None = None
+    unreadable: str | None = None
     leaving: str | None = None
     done: bool = False
 
 
 @dataclass
 class Ending:
-    """How a worker's turn at a chunk ended. `item` is the one in work when it ended badly, −1 if none had begun."""
+    """How a worker's turn at a chunk ended. `item` is the one in work when it ended badly, −1 if none had begun.
 
-    kind: Literal["done", "leaving", "timeout", "death"]
+    `unreadable`: the worker lives, and could not make out what it was to score.
+    """
+
+    kind: Literal["done", "leaving", "timeout", "death", "unreadable"]
     item: int = -1
     detail: str = ""
 
@@ -90,6 +96,10 @@ class WorkerHandle(asyncio.Protocol):
         self._buffer += data
         while len(self._buffer) >= LENGTH.size:
             end = LENGTH.size + LENGTH.unpack_from(self._buffer)[0]
+            if end > MAX_FRAME_BYTES:
+                self.close()  # a reward wrote to the worker's socket
+                self.connection_lost(None)
+                return
             if len(self._buffer) < end:
                 return
             body = bytes(self._buffer[LENGTH.size : end])
@@ -128,11 +138,14 @@ class WorkerHandle(asyncio.Protocol):
             "batch": chunk.batch,
         }
         body = to_json(message)
+        if self._transport.is_closing():  # it died while it was idle, and the fork server has not said so yet
+            return Ending("death", detail="it was dead already")
         self._transport.write(LENGTH.pack(len(body)) + body)
         sent = time.monotonic()
         while True:
             item, since = self._in_work()
-            limit = since + chunk.timeout_s if since is not None else sent + chunk.timeout_s + START_LIMIT_S
+            begun = sent + START_LIMIT_S if since is None else max(since, sent)
+            limit = begun + chunk.timeout_s
             # Not longer than one item may take: by then another item may be in work, with a limit of its own.
             patience_s = min(limit - time.monotonic(), chunk.timeout_s)
             try:
@@ -151,6 +164,8 @@ class WorkerHandle(asyncio.Protocol):
                 return ending
 
     def _take(self, chunk: Chunk, items: list[int], answer: WorkerMessage) -> Ending | None:
+        if answer.unreadable is not None:
+            return Ending("unreadable", detail=answer.unreadable)
         if answer.chunk != self._chunks:
             return Ending("death", detail="it answered another chunk than it was given")
         if answer.refused is not None:

@@ -20,6 +20,7 @@ from .format import THINK_CLOSING
 
 MAX_DEPTH = 32
 """Nested arrays and objects: checking one level of a schema that contains itself takes a dozen calls of the stack."""
+MAX_REMEMBERED_CHARS = 64 * 1024
 JSON_NAMES = ("", "json")
 _SHORT_VALUES: tuple[Any, ...] = (None, 0, "", [], {})
 """Enough to find out that a schema refers to itself without end."""
@@ -81,8 +82,12 @@ def _invalid(problem: str) -> Score:
     return Score(0.0, log={"problem": problem[:200].encode(errors="replace").decode()})
 
 
-@lru_cache(maxsize=512)
 def _compiled(text: str) -> Validator | None:
+    """As `_built`, remembered unless it is large: five hundred of those would fill the worker."""
+    return (_remembered if len(text) <= MAX_REMEMBERED_CHARS else _built)(text)
+
+
+def _built(text: str) -> Validator | None:
     """The validator for JSON text of a schema; None for `null`. Raises ValueError saying what is wrong with it."""
     try:
         schema = json.loads(text)
@@ -103,6 +108,9 @@ def _compiled(text: str) -> Validator | None:
     except Unresolvable as error:
         raise ValueError(f"{error.ref} is not in the schema: put it under $defs; nothing is fetched") from None
     return validator
+
+
+_remembered = lru_cache(maxsize=512)(_built)
 
 
 def _draft(schema: Any) -> Any:

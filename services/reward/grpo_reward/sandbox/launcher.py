@@ -34,6 +34,8 @@ READABLE = [
     "/etc/ld.so.cache", "/etc/localtime",
 ]  # fmt: skip
 PR_SET_PDEATHSIG = 1
+MAX_THREADS, LOOK_S = 64, 0.02
+"""Programs of competitions start one for its larger stack. Thousands would leave the machine no process numbers."""
 
 
 def main() -> int:
@@ -116,7 +118,7 @@ def _watch(pid: int, stdout: int, verdict: int, timeout_s: float, max_output_byt
     """Collect what the test says until it ends, is late, or says too much. Then it is dead in any case."""
     until = time.monotonic() + timeout_s
     collected = {stdout: bytearray(), verdict: bytearray()}
-    ended = None
+    ended = detail = None
     with selectors.DefaultSelector() as selector:
         for descriptor in collected:
             selector.register(descriptor, selectors.EVENT_READ)
@@ -125,9 +127,11 @@ def _watch(pid: int, stdout: int, verdict: int, timeout_s: float, max_output_byt
         alive = True
         while alive and ended is None:
             left_s = until - time.monotonic()
-            ready = {key.fd for key, _ in selector.select(max(left_s, 0.0))}
+            ready = {key.fd for key, _ in selector.select(min(max(left_s, 0.0), LOOK_S))}
             if not ready and left_s <= 0:
                 ended = "timeout"
+            elif _threads(handle) > MAX_THREADS:
+                ended, detail = "death", f"more than {MAX_THREADS} threads"
             # What was written before the end is read after it, too: a pipe keeps it.
             alive = handle not in ready
             for descriptor in ready - {handle}:
@@ -147,7 +151,7 @@ def _watch(pid: int, stdout: int, verdict: int, timeout_s: float, max_output_byt
                 parts += part
         except BlockingIOError:
             pass
-    result = {"ended": ended or "death", "detail": None, "value": None}
+    result = {"ended": ended or "death", "detail": detail, "value": None}
     result["stdout"] = bytes(collected[stdout][:max_output_bytes]).decode("utf-8", "replace")
     if ended is None:
         try:
@@ -161,6 +165,17 @@ def _watch(pid: int, stdout: int, verdict: int, timeout_s: float, max_output_byt
         except (ValueError, TypeError, KeyError):
             result["detail"] = f"signal {-status}" if status < 0 else f"exit status {status}"
     return result
+
+
+def _threads(handle: int) -> int:
+    """Of the process that `handle` stands for; its number there may be another one than here."""
+    try:
+        with open(f"/proc/self/fdinfo/{handle}") as description:
+            pid = next(line.split()[1] for line in description if line.startswith("Pid:"))
+        with open(f"/proc/{pid}/status") as status:
+            return next(int(line.split()[1]) for line in status if line.startswith("Threads:"))
+    except (OSError, StopIteration):
+        return 0  # it has ended
 
 
 def _become_test(request: dict[str, Any], test: dict[str, Any]) -> None:
