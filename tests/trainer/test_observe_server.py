@@ -1,4 +1,4 @@
-"""The trainer's own routes over a real socket: health, info, metrics, and nothing else."""
+"""The trainer's own routes over a real socket: health, info, metrics; the live page has tests of its own."""
 
 import json
 import socket
@@ -125,7 +125,9 @@ def test_metrics_follow_the_run(client: httpx.Client, status: RunStatus):
 @pytest.mark.parametrize(
     ("method", "path", "code", "type"),
     [
-        ("GET", "/", 404, "not_found"),
+        ("POST", "/", 405, "method_not_allowed"),
+        ("POST", "/events", 405, "method_not_allowed"),
+        ("GET", "/live.js", 404, "not_found"),
         ("GET", "/docs", 404, "not_found"),
         ("GET", "/openapi.json", 404, "not_found"),
         ("GET", "/livez/", 404, "not_found"),

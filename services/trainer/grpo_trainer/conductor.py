@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict
 from typing import Any, Literal, Self, TypeVar
 
-from grpo_proto import PROTOCOL_VERSION, RewardClient, ServiceError
+from grpo_proto import PROTOCOL_VERSION, Health, RewardClient, ServiceError
 from grpo_proto.fingerprint import tokenizer_fingerprint
 
 from .canary import Probe, sample_probes
@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
 BEAT_INTERVAL_S = 5.0
+REWARD_PROBE_INTERVAL_S = 5.0
 
 
 class Conductor:
@@ -86,6 +87,8 @@ class Conductor:
             accuracy_reward=self.accuracy_reward,
         )
         self.push_result: PushResult | None = None
+        self.reward_health: Health | None = None
+        """The reward server's last answer, for people; None before the first one."""
 
     def __enter__(self) -> Self:
         self.loop.__enter__()
@@ -112,6 +115,7 @@ class Conductor:
             max_tokens=max(len(row.token_ids) for row in self.rows) + config.rollout.max_completion_length,
         )
         self.loop.start(self.fleet.watch())
+        self.loop.start(self._watch_reward_server())
 
     async def _check_reward_server(self, timeout_s: float) -> None:
         try:
@@ -127,6 +131,15 @@ class Conductor:
                 hint="install the same release of grpo-services on both sides",
             )
         await self.reward.check(list(self.rows[:1]))
+
+    async def _watch_reward_server(self) -> None:
+        """Only to show it: whether scoring goes on is up to the retries of the reward stage."""
+        while True:
+            try:
+                self.reward_health = await self.reward.client.livez()
+            except ServiceError as error:
+                self.reward_health = Health(ok=False, detail=str(error))
+            await asyncio.sleep(REWARD_PROBE_INTERVAL_S)
 
     def policy_pushed(self, result: PushResult) -> None:
         """From now on everything is sampled by this version."""

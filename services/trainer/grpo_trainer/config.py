@@ -262,7 +262,7 @@ class LoggingConfig(Section):
 
 
 class ServerConfig(Section):
-    """The trainer's own /livez, /readyz, /info and /metrics."""
+    """The trainer's live page, /events, /livez, /readyz, /info and /metrics."""
 
     enabled: bool = True
     host: str = "127.0.0.1"

@@ -46,6 +46,8 @@ class Journal:
             config.logging, run_dir, resumed_step=resumed_step, facts=config.model_dump(mode="json")
         )
         self.completions = CompletionLog(run_dir, resumed_step=resumed_step) if config.logging.log_completions else None
+        if resumed_step is not None:
+            self.status.history.restore(run_dir)
         self._collected: dict[str, float] = {}
         self._batch: Batch | None = None
         self._batch_version = 0
@@ -61,8 +63,8 @@ class Journal:
         self._open.enter_context(self.progress)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.status.set_ready(False)
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.status.ended(None if error is None else f"{type(error).__name__}: {error}")
         self._open.close()
 
     def watch(self, name: str, is_alive: Callable[[], bool]) -> None:
@@ -136,6 +138,7 @@ class Journal:
             seconds_per_stage=self.totals.seconds_per_stage,
             staleness=[staleness(sample, self._batch_version) for sample in samples if sample.versions],
             num_tokens=count_tokens(groups),
+            groups=groups if self.completions else (),
         )
         if step > 0:
             self.progress.step_done(step, metrics)

@@ -16,6 +16,8 @@ from .engine import TrainingEngine
 from .errors import RunError, UsageError
 from .journal import Journal, RunTotals
 from .loop import Rank0, Run, train
+from .observe.live_sources import show_servers
+from .observe.live_warnings import recent_warnings
 from .observe.run_log import configure_logging
 from .observe.summary import write_report_and_summary
 from .pipeline import Cursor
@@ -49,6 +51,7 @@ def run(config: RunConfig, *, resume: bool) -> int:
 
 
 def _run(config: RunConfig, *, resume: bool, first_rank: bool, stop: StopSignal, open_parts: ExitStack) -> int:
+    warnings = open_parts.enter_context(recent_warnings())
     found = open_run_folder(config.run_dir, resume=resume) if first_rank or resume else None
     folder, state = found if found else (None, None)
     if resume and state is None:
@@ -94,6 +97,7 @@ def _run(config: RunConfig, *, resume: bool, first_rank: bool, stop: StopSignal,
             Journal(config, max_steps=max_steps, resumed_step=step if state else None, totals=totals)
         )
         journal.watch("the event loop", conductor.loop.is_alive)
+        show_servers(journal.status, config, conductor, warnings)
         rank0 = Rank0(conductor, journal)
 
     pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id

@@ -43,24 +43,25 @@ def read_curves(run_dir: Path) -> Curves:
     curves = Curves()
     for record in read_records(run_dir / METRICS_FILE):
         step = record["step"]
-        numbers = dict(_numbers(record))
+        numbers = dict(numbers_of(record))
         curves.last_step = step if curves.last_step is None else max(step, curves.last_step)
         curves.num_tokens = numbers.get("num_tokens", curves.num_tokens)
         for name, value in numbers.items():
             if name not in curves.series:
-                curves.series[name] = ThinnedSeries(MAX_POINTS, _merge_of(name))
+                curves.series[name] = ThinnedSeries(MAX_POINTS, merge_of(name))
             curves.series[name].add(step, value)
         _add_stages(curves, step, numbers)
     return curves
 
 
-def _numbers(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+def numbers_of(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """The finite numbers of a record, without its step."""
     for name, value in record.items():
         if name != "step" and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
             yield name, float(value)
 
 
-def _merge_of(name: str) -> Merge:
+def merge_of(name: str) -> Merge:
     """Extremes stay extremes when points are merged, and a spike of the gradient must not be averaged away."""
     if name.endswith(("max", "/max_length", "/max_terminated_length")) or name == "grad_norm":
         return "max"

@@ -1,4 +1,5 @@
-"""The trainer's own routes. They read, and there is nothing to change through them: no token is needed.
+"""The trainer's own routes. They read, and there is nothing to change through them: no token is needed, but for the
+live page off loopback (live_guard.py).
 
 `python -m grpo_trainer.observe.routes > services/trainer/openapi.json` renews the committed document.
 """
@@ -15,13 +16,17 @@ from starlette.exceptions import HTTPException
 from grpo_proto import PROTOCOL_VERSION, ErrorBody, ErrorDetail, Health, TrainerInfo
 
 from .. import __version__
+from .live_events import LiveEvents
+from .live_guard import LiveGuard
+from .live_page import add_live_page
+from .live_view import LiveView
 from .prometheus import RunMetrics
 from .run_status import RunStatus
 
 log = logging.getLogger(__name__)
 
 
-def create_app(status: RunStatus) -> FastAPI:
+def create_app(status: RunStatus, events: LiveEvents, guard: LiveGuard) -> FastAPI:
     """The application; it answers from memory and never waits for the loop."""
     app = FastAPI(
         title="grpo-trainer",
@@ -65,6 +70,8 @@ def create_app(status: RunStatus) -> FastAPI:
         """Prometheus."""
         return Response(metrics.text(), media_type="text/plain; version=0.0.4")
 
+    add_live_page(app, events, guard)
+
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
         names = {404: "not_found", 405: "method_not_allowed"}
@@ -72,7 +79,7 @@ def create_app(status: RunStatus) -> FastAPI:
         detail = ErrorDetail(
             type=names.get(error.status_code, "refused"),
             message=messages.get(error.status_code, str(error.detail)),
-            hint="the routes are GET /livez, /readyz, /info and /metrics",
+            hint="the routes are GET / (the live page), /events, /livez, /readyz, /info and /metrics",
         )
         return _json(ErrorBody(error=detail), status=error.status_code, headers=dict(error.headers or {}))
 
@@ -95,7 +102,8 @@ def _json(message: BaseModel, *, status: int = 200, headers: dict[str, str] | No
 
 def openapi_text() -> str:
     """The document of these routes, as it is committed."""
-    app = create_app(RunStatus("example", max_steps=1, heartbeat_bound_s=1.0))
+    status = RunStatus("example", max_steps=1, heartbeat_bound_s=1.0)
+    app = create_app(status, LiveEvents(LiveView(status)), LiveGuard("127.0.0.1", None))
     return json.dumps(app.openapi(), indent=2, ensure_ascii=False) + "\n"
 
 

@@ -2,8 +2,14 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from .live_history import LiveHistory
+
+if TYPE_CHECKING:  # samples.py imports torch, the routes do not need it
+    from ..samples import Group
 
 STALENESS_BUCKETS = (0, 1, 2, 4, 8, 16)
 """Upper bounds of the histogram of sample staleness, in versions."""
@@ -18,7 +24,10 @@ class Snapshot:
     step: int = 0
     policy_version: int = 0
     stage: str = "starting"
+    stage_since_s: float = 0.0
+    """When it began, in seconds since the epoch."""
     ready: bool = False
+    end_reason: str | None = None
     heartbeat_age_s: float = 0.0
     heartbeat_timestamp_s: float = 0.0
     reward: float | None = None
@@ -27,6 +36,7 @@ class Snapshot:
     tokens: int = 0
     push_s: float | None = None
     """Seconds of the last push."""
+    last_push_bytes: int = 0
     push_bytes: int = 0
     """Bytes of all pushes."""
     dropped: Mapping[str, int] = field(default_factory=dict)
@@ -42,10 +52,12 @@ class RunStatus:
     def __init__(self, run: str, *, max_steps: int, heartbeat_bound_s: float, step: int = 0):
         self.heartbeat_bound_s = heartbeat_bound_s
         self._lock = threading.Lock()
-        self._state = Snapshot(run=run, max_steps=max_steps, step=step)
+        self.history = LiveHistory()
+        self._state = Snapshot(run=run, max_steps=max_steps, step=step, stage_since_s=time.time())
         self._beat_monotonic = time.monotonic()
         self._beat_epoch = time.time()
         self._watched: dict[str, Callable[[], bool]] = {}
+        self._sources: dict[str, Callable[[], Any]] = {}
 
     def beat(self) -> None:
         """The loop is alive: for long waits inside a stage."""
@@ -57,19 +69,34 @@ class RunStatus:
         with self._lock:
             self._watched[name] = is_alive
 
+    def show(self, name: str, source: Callable[[], Any]) -> None:
+        """Show on the live page what `source` says, as plain JSON. It is called by the server's thread: be quick."""
+        with self._lock:
+            self._sources[name] = source
+
+    def sources(self) -> dict[str, Callable[[], Any]]:
+        with self._lock:
+            return dict(self._sources)
+
     def enter_stage(self, name: str) -> None:
-        self._update(stage=name)
+        self._update(stage=name, stage_since_s=time.time())
 
     def set_ready(self, ready: bool) -> None:
         """Ready from the first push on, no more once the run ends."""
         self._update(ready=ready)
+
+    def ended(self, reason: str | None) -> None:
+        """Not ready any more; `reason` says what ended the run before its end."""
+        self._update(ready=False, end_reason=reason)
 
     def pushed(self, version: int, *, seconds: float, num_bytes: int) -> None:
         """A push committed: `num_bytes` were sent to each server in `seconds`."""
         with self._lock:
             self._touch()
             total = self._state.push_bytes + num_bytes
-            self._state = replace(self._state, policy_version=version, push_s=seconds, push_bytes=total)
+            self._state = replace(
+                self._state, policy_version=version, push_s=seconds, push_bytes=total, last_push_bytes=num_bytes
+            )
 
     def dropped(self, reason: str, num_samples: int) -> None:
         """Samples that took no part: `stale`, `unscorable`, `timeout`, `error`, `aborted`."""
@@ -87,8 +114,14 @@ class RunStatus:
         seconds_per_stage: Mapping[str, float],
         staleness: Iterable[int] = (),
         num_tokens: int = 0,
+        groups: Sequence["Group"] = (),
     ) -> None:
-        """`seconds_per_stage` is of the whole run, `staleness` one number per sample of this step."""
+        """`seconds_per_stage` is of the whole run, `staleness` one number per sample of this step.
+
+        `groups` are the step's, with rewards and advantages; a few of them are kept for the live page.
+        """
+        self.history.add(step, metrics)
+        self.history.show_groups(step, groups)
         with self._lock:
             self._touch()
             state = self._state

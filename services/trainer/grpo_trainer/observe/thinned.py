@@ -47,6 +47,11 @@ class ThinnedSeries:
         return [bucket.value for bucket in self._buckets]
 
     @property
+    def last_count(self) -> int:
+        """How many values the last point stands for; 0 when there is none."""
+        return self._buckets[-1].count if self._buckets else 0
+
+    @property
     def last_is_partial(self) -> bool:
         """The last point stands for fewer values than the others."""
         return bool(self._buckets) and self._buckets[-1].count < self.per_point

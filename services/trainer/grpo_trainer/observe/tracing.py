@@ -5,7 +5,7 @@ identity of `sample` to the rollout server, where vLLM adds a span of its own wh
 `--otlp-traces-endpoint`. Without an endpoint nothing is recorded, and the libraries need not be installed.
 """
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ..errors import UsageError
 
@@ -65,8 +65,8 @@ class Tracing:
             return
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk import trace as sdk
             from opentelemetry.sdk.resources import Resource
-            from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ImportError as error:
             raise UsageError(
@@ -74,7 +74,7 @@ class Tracing:
                 hint="pip install 'grpo-trainer[tracing]', or leave it out",
             ) from error
         # Not the global provider: other libraries in this process would begin to trace as well.
-        self._provider = TracerProvider(resource=Resource.create({"service.name": "grpo-trainer"}))
+        self._provider = sdk.TracerProvider(resource=Resource.create({"service.name": "grpo-trainer"}))
         exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("grpo_trainer")
@@ -118,5 +118,7 @@ class _Recorded:
         if self._stage is not None:
             self._stage.end()
             self._stage = None
-        self._root.set_attributes({"grpo.outcome": outcome, **{f"grpo.{key}": value for key, value in attributes.items()}})
+        self._root.set_attribute("grpo.outcome", outcome)
+        for key, value in attributes.items():
+            self._root.set_attribute(f"grpo.{key}", value)
         self._root.end()

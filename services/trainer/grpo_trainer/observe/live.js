@@ -1,0 +1,271 @@
+"use strict";
+// The page: one state, filled by `hello`, changed by `update`, drawn at most once a frame.
+
+const SILENCE_MS = 35000;  // the trainer says something every ten seconds
+const FIRST_RETRY_MS = 1000, LAST_RETRY_MS = 10000;
+const COLORS = { wait: "--orange", score: "--brown", prepare: "--teal", train: "--blue", push: "--red", eval: "--purple", save: "--green", other: "--grey" };
+const STAGE_WORDS = {
+  wait: "waiting for samples", score: "waiting for scores", prepare: "preparing the batch", train: "training", push: "pushing weights",
+  eval: "evaluating", save: "saving a checkpoint", "between stages": "between stages", starting: "starting",
+};
+const LEFT_OUT = { stale: "too stale", unscorable: "unscorable", timeout: "reward timed out", error: "reward failed", aborted: "aborted" };
+const REWARD_COLORS = ["--orange", "--green", "--purple", "--teal", "--brown", "--red"];
+
+const color = (name) => `var(${name})`;
+const byId = (id) => document.getElementById(id);
+const state = { sections: {}, curves: {}, sequence: -1, clock: 0, ending: null, connected: false, drawn: false };
+const completions = new Completions();
+const named = (curves, name, label, tone, more = {}) => ({ curve: curves[name], name: label, color: color(tone), ...more });
+
+const charts = [
+  new Chart("Reward", "mean of a step", (curves) => [
+    named(curves, "reward", "reward", "--blue", { noisy: true }),
+    ...rewardNames(curves).map((name, index) => named(curves, `rewards/${name}/mean`, name, REWARD_COLORS[index % REWARD_COLORS.length], { dash: true })),
+  ]),
+  new Chart("Accuracy", "share of correct completions", (curves) => [
+    named(curves, "accuracy", "training batches", "--grey", { noisy: true }),
+    named(curves, "eval_accuracy", "held out, sampled", "--blue", { dots: true }),
+    named(curves, "eval_greedy", "held out, greedy", "--orange", { dots: true }),
+  ], { format: percent, low: 0, high: 1 }),
+  new Chart("Seconds per stage", "of each step", (curves) => Object.keys(COLORS)
+    .map((stage) => named(curves, `time/${stage}_s`, stage, COLORS[stage]))
+    .filter(({ curve }) => curve && curve.y.some((value) => value > 0)), { low: 0, stacked: true }),
+  new Chart("Staleness", "versions behind the policy", (curves) => [
+    named(curves, "staleness/max", "largest", "--grey"), named(curves, "staleness/mean", "mean", "--blue"),
+  ], { low: 0, least: 1 }),
+  new Chart("Completion length", "tokens", (curves) => [named(curves, "completions/mean_length", "mean", "--blue", { noisy: true })], { low: 0 }),
+  new Chart("Groups without spread, cut off", "shares", (curves) => [
+    named(curves, "frac_reward_zero_std", "all rewards equal", "--purple", { noisy: true }),
+    named(curves, "completions/clipped_ratio", "cut off at the limit", "--red", { noisy: true }),
+  ], { format: percent, low: 0, high: 1 }),
+  new Chart("Entropy and KL", "of the policy", (curves) => [
+    named(curves, "entropy", "entropy", "--teal", { noisy: true }), named(curves, "kl", "KL to the reference", "--purple", { noisy: true }),
+  ], { low: 0 }),
+  new Chart("Gradient norm", "before clipping", (curves) => [named(curves, "grad_norm", "norm", "--brown", { noisy: true })], { low: 0 }),
+];
+const FIRST_CHARTS = 4;  // above the completions, the others below
+byId("charts").append(...charts.slice(0, FIRST_CHARTS).map((chart) => chart.node));
+byId("more-charts").append(...charts.slice(FIRST_CHARTS).map((chart) => chart.node));
+
+function rewardNames(curves) {
+  const names = Object.keys(curves).filter((name) => /^rewards\/.+\/mean$/.test(name)).map((name) => name.slice(8, -5));
+  return names.length > 1 ? names : [];  // one reward is the total
+}
+
+function duration(seconds) {
+  if (seconds < 100) return `${Math.round(seconds)} s`;
+  const minutes = Math.round(seconds / 60);
+  return minutes < 100 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${String(minutes % 60).padStart(2, "0")} min`;
+}
+
+function bytes(number) {
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let index = 0;
+  while (number >= 1000 && index < units.length - 1) { number /= 1000; index++; }
+  return `${number.toPrecision(3)} ${units[index]}`;
+}
+
+function drawHead() {
+  const { run = {}, now = {}, recent = {}, facts } = state.sections;
+  byId("run").textContent = run.name ?? "GRPO run";
+  byId("facts").textContent = facts ? `${facts.model} · ${facts.rewards.join(" + ")} · ${facts.generation_batch_size / facts.num_generations} prompts × ${facts.num_generations} completions a step · staleness ≤ ${facts.max_staleness}` : "";
+  const share = run.max_steps ? now.step / run.max_steps : 0;
+  byId("progress-bar").style.width = `${Math.min(100, share * 100)}%`;
+  byId("progress").setAttribute("aria-valuenow", now.step ?? 0);
+  byId("progress").setAttribute("aria-valuemax", run.max_steps ?? 1);
+  byId("steps").textContent = run.max_steps ? `step ${now.step} of ${run.max_steps}` : "no step yet";
+  const left = (run.max_steps - now.step) * recent.step_s;
+  byId("left").textContent = now.step >= run.max_steps ? "all steps done" : left > 0 ? `about ${duration(left)} left` : "";
+  byId("problem").hidden = !now.problem;
+  byId("problem").textContent = now.problem ? `The loop does not move: ${now.problem}` : "";
+  const reward = state.curves.reward?.latest;
+  document.title = `${now.step ?? 0}/${run.max_steps ?? "?"}${reward === undefined ? "" : ` · ${short(reward)}`} · ${run.name ?? "GRPO run"}`;
+}
+
+// Once a second: how long the stage has lasted.
+function drawStage() {
+  const { now } = state.sections;
+  if (!now || state.ending || !state.connected) { byId("stage").textContent = ""; return; }
+  const seconds = Math.max(0, Date.now() / 1000 + state.clock - now.stage_since_s);
+  byId("stage").textContent = `${STAGE_WORDS[now.stage] ?? now.stage}${seconds >= 2 ? ` for ${duration(seconds)}` : ""}`;
+}
+
+function tile(label, value, note, way = "") {
+  return make("li", {}, [make("span", { class: "soft", text: label }), make("b", { text: value }), make("span", { class: `soft ${way}`, text: note })]);
+}
+
+function moved(name, format) {
+  const curve = state.curves[name];
+  if (!curve || curve.y.length < 2) return [curve ? `at step ${Math.round(curve.x[0])}` : "", ""];
+  const difference = curve.latest - curve.y[0];
+  return [`${difference >= 0 ? "+" : "−"}${format(Math.abs(difference))} since step ${Math.round(curve.x[0])}`, difference >= 0 ? "up" : "down"];
+}
+
+const points = (value) => `${(value * 100).toFixed(1)} points`;
+
+function drawTiles() {
+  const { recent = {}, now = {} } = state.sections, { curves } = state;
+  const tiles = [
+    ["Reward", "reward", short], ["Accuracy, batch", "accuracy", percent], ["Held out, sampled", "eval_accuracy", percent], ["Held out, greedy", "eval_greedy", percent],
+  ].filter(([, name]) => curves[name]).map(([label, name, format]) => tile(label, format(curves[name].latest), ...moved(name, format === percent ? points : short)));
+  const steps = recent.steps ? `mean of ${recent.steps} steps` : "";
+  if (recent.step_s) tiles.push(tile("Seconds per step", short(recent.step_s), steps));
+  if (recent.tokens_per_s) tiles.push(tile("Tokens per second", Math.round(recent.tokens_per_s).toLocaleString("en"), steps));
+  if (now.policy_version) tiles.push(tile("Policy version", String(now.policy_version), now.push_s === null ? "" : `pushed in ${short(now.push_s)} s`));
+  byId("tiles").replaceChildren(...tiles);
+}
+
+function drawWaits() {
+  const { recent = {}, facts, now = {} } = state.sections, shares = recent.shares ?? {};
+  const parts = Object.entries(COLORS).map(([stage, tone]) => [stage, shares[stage] ?? 0, tone]).filter(([, share]) => share >= 0.005);
+  byId("waits-span").textContent = parts.length ? `shares of the last ${recent.steps} steps` : "known after the first step";
+  byId("shares").hidden = !parts.length;
+  byId("shares").setAttribute("aria-label", parts.map(([stage, share]) => `${stage} ${percent(share)}`).join(", "));
+  byId("shares").replaceChildren(...parts.map(([, share, tone]) => {
+    const bar = make("div");
+    bar.style.flexGrow = share; bar.style.background = color(tone);
+    return bar;
+  }));
+  byId("shares-legend").replaceChildren(...parts.map(([stage, share, tone]) => {
+    const mark = make("i");
+    mark.style.color = color(tone);
+    return make("li", {}, [mark, document.createTextNode(stage), make("b", { text: `${Math.round(share * 100)}\u00a0%` })]);
+  }));
+  byId("waits-words").textContent = parts.length ? waitWords(shares, facts) : "";
+  byId("push").textContent = now.push_bytes ? `The last push: ${bytes(now.push_bytes)} in ${short(now.push_s)} s.` : "";
+}
+
+function waitWords(shares, facts) {
+  const share = (...stages) => `${Math.round(stages.reduce((sum, stage) => sum + (shares[stage] ?? 0), 0) * 100)}\u00a0%`;
+  const trainer = `The trainer waits ${share("wait")} of the time for samples and ${share("score")} for scores.`;
+  if (!facts || facts.max_staleness > 0) return trainer;
+  return `${trainer} The rollout servers have nothing to sample for ${share("score", "prepare", "train", "push", "save", "other")}: with max_staleness 0 they wait until the new weights are there.`;
+}
+
+function stateMark(text, kind) {
+  return make("span", { class: `state ${kind}`, text });
+}
+
+function serverRow(url, mark, version, requests, reason, split = false) {
+  const name = make("td", { text: url.replace(/^https?:\/\//, "") });
+  if (reason) name.append(make("p", { class: "why", text: reason }));
+  const cells = [name, make("td", {}, [mark]), make("td", { class: "number", text: version }), make("td", { class: "number", text: requests })];
+  return make("tr", split ? { class: "split" } : {}, cells);
+}
+
+function drawServers() {
+  const { replicas, reward_server: reward } = state.sections, rows = [];
+  for (const one of replicas?.shown ?? []) {
+    const [text, kind] = !one.live ? ["no answer", "bad"] : one.member ? [one.state ?? "serving", "good"] : [one.state === "stale" ? "stale" : `${one.state ?? "new"}, no traffic`, "wait"];
+    rows.push(serverRow(one.url, stateMark(text, kind), one.version === null ? "–" : `v${one.version}`, String(one.in_flight), one.reason));
+  }
+  if (replicas && replicas.count > replicas.shown.length) rows.push(make("tr", {}, [make("td", { colspan: 4, text: `and ${replicas.count - replicas.shown.length} more` })]));
+  if (reward) {
+    const [text, kind] = reward.live === null ? ["not asked yet", "wait"] : reward.live ? ["live", "good"] : ["no answer", "bad"];
+    rows.push(serverRow(`${reward.url} (reward)`, stateMark(text, kind), "–", "–", reward.live ? null : reward.detail, true));
+  }
+  byId("replicas").replaceChildren(...rows);
+  byId("replicas-words").textContent = replicas ? `${replicas.serving} of ${replicas.count} rollout servers have the current weights` : "known once the trainer has found them";
+}
+
+function drawWarnings() {
+  const { recent = {}, warnings } = state.sections, lost = Object.entries(recent.left_out ?? {}).filter(([, count]) => count);
+  byId("left-out").replaceChildren(...lost.map(([reason, count]) => make("span", { class: "chip lost", text: `${count.toLocaleString("en")} samples left out: ${LEFT_OUT[reason] ?? reason}` })));
+  const lines = (warnings ?? []).map((entry) => make("li", { class: entry.level }, [
+    make("time", { datetime: new Date(entry.time_s * 1000).toISOString(), text: new Date(entry.time_s * 1000).toLocaleTimeString([], { hour12: false }) }),
+    document.createTextNode(entry.text + (entry.count > 1 ? `  (${entry.count} times)` : "")),
+  ]));
+  if (!lines.length) lines.push(make("li", { class: "soft", text: lost.length ? "No warning in this process's log." : "None: no warning in this process's log, no sample left out." }));
+  byId("warnings").replaceChildren(...lines);
+}
+
+let wanted = false;
+function redraw() {
+  if (wanted) return;
+  wanted = true;
+  requestAnimationFrame(() => {
+    wanted = false;
+    drawHead(); drawStage(); drawTiles(); drawWaits(); drawServers(); drawWarnings();
+    for (const chart of charts) chart.render(state.curves);
+  });
+}
+
+function take(sections, nowS) {
+  Object.assign(state.sections, sections);
+  state.clock = nowS - Date.now() / 1000;
+  if ("groups" in sections) completions.update(sections.groups, state.sections.facts?.log_completions);
+  redraw();
+}
+
+function hello(data) {
+  state.sections = {};
+  state.curves = Object.fromEntries(Object.entries(data.curves).map(([name, curve]) => [name, new Curve(curve)]));
+  state.sequence = data.sequence;
+  state.ending = null;
+  byId("ending").hidden = true;
+  connection("live", "good");
+  take(data.sections, data.now_s);
+}
+
+function update(data) {
+  for (const { sequence, step, values } of data.steps) {
+    if (sequence <= state.sequence) continue;
+    state.sequence = sequence;
+    for (const [name, value] of Object.entries(values)) (state.curves[name] ??= new Curve({ merge: merges(name) })).add(step, value);
+  }
+  take(data.sections, data.now_s);
+}
+
+// As the trainer merges them: a spike of the gradient must not be averaged away.
+const merges = (name) => name.endsWith("max") || name === "grad_norm" ? "max" : "mean";
+
+function bye(data) {
+  state.ending = data;
+  const done = data.step >= data.max_steps && !data.reason;
+  byId("ending").className = data.reason ? "alarm" : "alarm plain";
+  byId("ending").textContent = data.reason ? `The run stopped at step ${data.step}: ${data.reason}`
+    : done ? "The run is done; its report is in the run folder." : `The run was stopped after step ${data.step}; it goes on with --resume.`;
+  byId("ending").hidden = false;
+}
+
+function connection(words, kind) {
+  state.connected = kind === "good";
+  document.body.classList.toggle("gone", !state.connected);
+  const pill = byId("connection");
+  if (pill.textContent !== words) pill.textContent = words;
+  pill.className = `pill ${kind}`;
+  drawStage();
+}
+
+let source = null, watchdog = null, retryMs = FIRST_RETRY_MS;
+function connect() {
+  clearTimeout(watchdog);
+  source = new EventSource("events");
+  const heard = (handle) => (event) => {
+    clearTimeout(watchdog);
+    watchdog = setTimeout(lost, SILENCE_MS);
+    retryMs = FIRST_RETRY_MS;
+    handle(JSON.parse(event.data));
+  };
+  source.addEventListener("hello", heard(hello));
+  source.addEventListener("update", heard(update));
+  source.addEventListener("ping", heard(() => {}));
+  source.addEventListener("bye", heard(bye));
+  source.addEventListener("error", lost);
+  watchdog = setTimeout(lost, SILENCE_MS);
+}
+
+function lost() {
+  const refused = source.readyState === EventSource.CLOSED;  // an answer, but not the stream: 401, 403 or 503
+  clearTimeout(watchdog);
+  source.close();
+  if (state.ending) connection("run ended", "wait");
+  else connection(refused ? "too many pages or no token · trying again" : "trainer gone · trying again", "bad");
+  setTimeout(connect, retryMs);
+  retryMs = Math.min(retryMs * 1.5, LAST_RETRY_MS);
+}
+
+setInterval(drawStage, 1000);
+addEventListener("resize", redraw);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+connect();

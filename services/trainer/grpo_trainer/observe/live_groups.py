@@ -1,0 +1,80 @@
+"""Groups of a step → the few that the live page shows, cut to a bounded size."""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from grpo_proto import RewardScore
+
+from .report_samples import prompt_text, shorten
+
+if TYPE_CHECKING:  # samples.py imports torch, the page does not need it
+    from ..samples import Group, Sample
+
+MAX_GROUPS = 3
+MAX_COMPLETIONS = 8
+"""Of one group; of a larger one the best and the worst half."""
+MAX_REWARDS = 8
+MAX_TEXT = 3000
+"""Characters of one text. Beginning and end stay: the answer stands at the end."""
+MAX_DETAIL = 200
+
+
+def groups_shown(groups: Sequence["Group"]) -> list[dict[str, Any]]:
+    """The groups whose totals lie farthest apart: there the policy learns something. Of equals the first ones."""
+    chosen = sorted(groups, key=_spread_of, reverse=True)[:MAX_GROUPS]
+    return [_group(group) for group in chosen]
+
+
+def _group(group: "Group") -> dict[str, Any]:
+    ranked = sorted(group.samples, key=_rank)
+    shown = ranked
+    if len(ranked) > MAX_COMPLETIONS:
+        half = MAX_COMPLETIONS // 2
+        shown = ranked[:half] + ranked[-(MAX_COMPLETIONS - half) :]
+    return {
+        "position": group.position,
+        "row": group.row.index,
+        "prompt": clean(prompt_text(group.row.prompt)),
+        "count": len(ranked),
+        "unscored": sum(finite(sample.total_reward) is None for sample in ranked),
+        "completions": [_completion(sample) for sample in shown],
+    }
+
+
+def _completion(sample: "Sample") -> dict[str, Any]:
+    return {
+        "text": clean(sample.text),
+        "total": finite(sample.total_reward),
+        "advantage": finite(sample.advantage),
+        "rewards": [_reward(name, result) for name, result in list(sample.rewards.items())[:MAX_REWARDS]],
+        "finish": sample.finish_reason,
+        "tokens": len(sample.token_ids),
+        "version": sample.oldest_version if sample.versions else None,
+    }
+
+
+def _reward(name: str, result: RewardScore) -> dict[str, Any]:
+    shown = {"name": clean(name, MAX_DETAIL), "score": finite(result.score), "status": result.status}
+    return shown if not result.detail else {**shown, "detail": clean(result.detail, MAX_DETAIL)}
+
+
+def clean(text: str, limit: int = MAX_TEXT) -> str:
+    """Cut, and with a question mark for every half of a character: it has no UTF-8 form."""
+    return shorten(text, limit).encode("utf-8", "replace").decode("utf-8")
+
+
+def finite(value: float | None) -> float | None:
+    """Six digits of a number, None when there is none: JSON knows no NaN."""
+    return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None
+
+
+def _spread_of(group: "Group") -> float:
+    totals = [total for sample in group.samples if (total := finite(sample.total_reward)) is not None]
+    return max(totals) - min(totals) if totals else -1.0
+
+
+def _rank(sample: "Sample") -> float:
+    """Best first, what has no score last."""
+    total = finite(sample.total_reward)
+    return math.inf if total is None else -total

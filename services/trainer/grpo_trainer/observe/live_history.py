@@ -1,0 +1,143 @@
+"""What the live page remembers of a run: thinned curves, the newest steps, the last completions. Bounded for any run.
+
+The loop's thread writes, the server's thread reads. A reader that knows everything up to `sequence` asks for the steps
+after it, so that a page gets the whole history once and then only what is new.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .curves import OTHER, merge_of, numbers_of
+from .jsonl import read_records
+from .live_groups import finite, groups_shown
+from .run_files import METRICS_FILE
+from .stage_clock import STAGES
+from .thinned import ThinnedSeries
+
+if TYPE_CHECKING:  # samples.py imports torch, the page does not need it
+    from ..samples import Group
+
+MAX_POINTS = 300
+MAX_NEW_STEPS = 256
+"""A reader that missed more steps than these gets the whole history again."""
+RECENT_STEPS = 20
+MAX_REWARD_CURVES = 6
+SHOWN = (
+    "reward", "accuracy", "eval_accuracy", "eval_greedy", "frac_reward_zero_std", "staleness/mean", "staleness/max",
+    "completions/mean_length", "completions/clipped_ratio", "kl", "entropy", "grad_norm", "step_time",
+    *(f"time/{stage}_s" for stage in (*STAGES, OTHER)),
+)  # fmt: skip
+"""Metrics of which the page has a curve, besides `rewards/<name>/mean`."""
+LOST = "samples/"
+NOT_LOST = "samples/used"
+
+
+class LiveHistory:
+    """Thread-safe; every call returns at once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._series: dict[str, ThinnedSeries] = {}
+        self._new: deque[dict[str, Any]] = deque(maxlen=MAX_NEW_STEPS)
+        self._recent: deque[dict[str, float]] = deque(maxlen=RECENT_STEPS)
+        self._left_out: dict[str, int] = {}
+        self._num_tokens = 0.0
+        self._sequence = 0
+        self._groups: dict[str, Any] | None = None
+
+    def restore(self, run_dir: Path) -> None:
+        """Take over the steps that metrics.jsonl has, when a run is resumed; before anybody reads."""
+        for record in read_records(run_dir / METRICS_FILE):
+            self.add(record["step"], record)
+
+    def add(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """The numbers of a finished step; steps come in order."""
+        numbers = dict(numbers_of(metrics))
+        numbers = _with_every_stage(step, numbers)
+        shown = {name: rounded for name in self._names(numbers) if (rounded := finite(numbers[name])) is not None}
+        with self._lock:
+            for name, value in shown.items():
+                if name not in self._series:
+                    self._series[name] = ThinnedSeries(MAX_POINTS, merge_of(name))
+                self._series[name].add(step, value)
+            for name, value in numbers.items():
+                if name.startswith(LOST) and name != NOT_LOST and value:
+                    reason = name.removeprefix(LOST).removeprefix("dropped_")
+                    self._left_out[reason] = self._left_out.get(reason, 0) + int(value)
+            if step > 0:  # step 0 is the evaluation before the first one
+                self._recent.append(
+                    {name: value for name, value in shown.items() if name.startswith("time/") or name == "step_time"}
+                    | {"num_tokens": numbers.get("num_tokens", self._num_tokens) - self._num_tokens}
+                )
+            self._num_tokens = numbers.get("num_tokens", self._num_tokens)
+            self._sequence += 1
+            self._new.append({"sequence": self._sequence, "step": step, "values": shown})
+
+    def show_groups(self, step: int, groups: Sequence["Group"]) -> None:
+        """Keep the most telling groups of a step; a step without any leaves the last ones."""
+        if groups:
+            shown = {"step": step, "count": len(groups), "groups": groups_shown(groups)}
+            with self._lock:
+                self._groups = shown
+
+    @property
+    def groups(self) -> dict[str, Any] | None:
+        with self._lock:
+            return self._groups
+
+    def whole(self) -> tuple[int, dict[str, Any]]:
+        """(sequence, curves): name → steps, values, how many steps a point stands for and how many the last one."""
+        with self._lock:
+            return self._sequence, {
+                name: {
+                    "x": [round(step, 1) for step in series.steps],
+                    "y": [finite(value) for value in series.values],
+                    "per": series.per_point,
+                    "last": series.last_count,
+                    "merge": merge_of(name),
+                }
+                for name, series in self._series.items()
+            }
+
+    def since(self, sequence: int) -> tuple[int, list[dict[str, Any]]] | None:
+        """(sequence, steps after it), or None when some of them are no longer kept one by one."""
+        with self._lock:
+            missing = self._sequence - sequence
+            if missing > len(self._new) or missing < 0:
+                return None
+            new = [] if missing == 0 else list(self._new)[-missing:]
+            return self._sequence, new
+
+    def recent(self) -> dict[str, Any]:
+        """Means over the last `RECENT_STEPS` steps, and what was left out in the whole run."""
+        with self._lock:
+            steps, left_out = list(self._recent), dict(self._left_out)
+        seconds = sum(entry.get("step_time", 0.0) for entry in steps)
+        stages = {stage: sum(entry.get(f"time/{stage}_s", 0.0) for entry in steps) for stage in (*STAGES, OTHER)}
+        tokens = sum(entry["num_tokens"] for entry in steps)
+        return {
+            "steps": len(steps),
+            "step_s": finite(seconds / len(steps)) if steps else None,
+            "tokens_per_s": finite(tokens / seconds) if seconds > 0 else None,
+            "shares": {stage: round(part / seconds, 3) for stage, part in stages.items()} if seconds > 0 else {},
+            "left_out": left_out,
+        }
+
+    def _names(self, numbers: Mapping[str, float]) -> list[str]:
+        rewards = [name for name in numbers if name.startswith("rewards/") and name.endswith("/mean")]
+        return [name for name in SHOWN if name in numbers] + rewards[:MAX_REWARD_CURVES]
+
+
+def _with_every_stage(step: int, numbers: dict[str, float]) -> dict[str, float]:
+    """Every stage at every step, so that they can be stacked; `other` is what no stage took.
+
+    None of step 0: the first evaluation takes longer than a step and would dwarf the others.
+    """
+    rest = {name: value for name, value in numbers.items() if not name.startswith("time/")}
+    if step == 0 or "step_time" not in numbers:
+        return rest
+    seconds = {f"time/{stage}_s": numbers.get(f"time/{stage}_s", 0.0) for stage in STAGES}
+    return {**rest, **seconds, f"time/{OTHER}_s": max(0.0, numbers["step_time"] - sum(seconds.values()))}
