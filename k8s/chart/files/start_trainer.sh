@@ -1,0 +1,55 @@
+#!/bin/sh
+# One pod of the trainer. Environment: RUN_FILE, LOCK_FILE, LOCK_TIMEOUT_S (0: no lock), NODES, NODE_RANK, RANKS_PER_NODE,
+# MASTER_ADDR, MASTER_PORT, GRACE_S.
+#
+# - One process at a time in a run folder: after an upgrade the pod before may still be writing its checkpoint.
+# - Stopped is not done: after SIGTERM the trainer saves and ends with 0, which a Job would take for the end of training.
+#   Then this script ends with 143, and the next pod goes on from that checkpoint.
+# - Several pods: torchrun, which meets at the first pod. Ranks of one pod: grpo-train starts torchrun by itself.
+set -u
+
+if [ "$NODES" -gt 1 ]; then
+  waited=0
+  until python3 -c 'import socket, sys; socket.getaddrinfo(sys.argv[1], None)' "$MASTER_ADDR" 2>/dev/null; do
+    if [ "$waited" -ge 300 ]; then
+      echo "error: $MASTER_ADDR has no address after 300 s: is the first pod scheduled? Is there DNS?" >&2
+      exit 1
+    fi
+    sleep 2
+    waited=$((waited + 2))
+  done
+  set -- python3 -m torch.distributed.run --nnodes "$NODES" --node-rank "$NODE_RANK" --nproc-per-node "$RANKS_PER_NODE" \
+    --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" -m grpo_trainer
+else
+  set -- grpo-train
+fi
+# torchrun kills its ranks after this time; a checkpoint may take most of the pod's grace.
+TORCH_ELASTIC_SHUTDOWN_TIMEOUT=$((GRACE_S > 20 ? GRACE_S - 10 : 10))
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT
+
+set -- "$@" "$RUN_FILE" --resume
+if [ "$NODE_RANK" = 0 ] && [ "$LOCK_TIMEOUT_S" -gt 0 ]; then
+  # flock becomes the trainer, which so holds the lock until its end, whatever that is.
+  set -- flock --no-fork --timeout "$LOCK_TIMEOUT_S" --conflict-exit-code 75 "$LOCK_FILE" "$@"
+fi
+
+stopped=
+child=
+trap 'stopped=yes; [ -z "$child" ] || kill -TERM "$child"' TERM INT
+"$@" &
+child=$!
+[ -z "$stopped" ] || kill -TERM "$child"
+wait "$child"
+status=$?
+# A signal ends `wait`, not the trainer.
+while kill -0 "$child" 2>/dev/null; do
+  wait "$child"
+  status=$?
+done
+if [ "$status" = 75 ]; then
+  echo "error: another process has held $LOCK_FILE for $LOCK_TIMEOUT_S s: is another trainer using this run folder?" >&2
+fi
+if [ -n "$stopped" ] && [ "$status" = 0 ]; then
+  exit 143
+fi
+exit "$status"

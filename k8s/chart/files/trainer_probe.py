@@ -1,0 +1,14 @@
+"""`trainer_probe.py ROUTE`: exit status 0 when the trainer's ROUTE answers 200. Only its first pod has a server."""
+
+import os
+import sys
+import urllib.error
+import urllib.request
+
+if os.environ.get("NODE_RANK", "0") != "0":
+    sys.exit(0)
+try:
+    with urllib.request.urlopen(f"http://127.0.0.1:8002{sys.argv[1]}", timeout=5) as answer:
+        print(answer.status)
+except (OSError, urllib.error.HTTPError) as error:
+    sys.exit(f"{sys.argv[1]}: {error}")

@@ -1,0 +1,103 @@
+{{/* What the schema cannot say. Every message says what to change. Included once, by serviceaccount.yaml. */}}
+
+{{- define "grpo.hasApi" -}}
+{{- if or (.root.Capabilities.APIVersions.Has .api) (has .api .root.Values.assumeApiVersions) }}true{{ end -}}
+{{- end -}}
+
+{{/* Arguments: root, api, what, instead */}}
+{{- define "grpo.needApi" -}}
+{{- if not (include "grpo.hasApi" .) -}}
+{{- fail (printf "%s needs %s, which this cluster does not have: %s. A tool that renders without asking the cluster is told by assumeApiVersions: [%s]." .what .api .instead .api) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "grpo.checks" -}}
+{{- $values := .Values -}}
+{{- if not (or $values.image.registry $values.global.imageRegistry) -}}
+{{- fail "image.registry is not set: where are the images? Such as --set image.registry=ghcr.io/OWNER" -}}
+{{- end -}}
+{{- if not $values.auth.existingSecret -}}
+{{- fail "auth.existingSecret is not set: the servers refuse to start without a token. Make one with: kubectl create secret generic grpo-token --from-literal=token=$(openssl rand -hex 32), and set auth.existingSecret=grpo-token" -}}
+{{- end -}}
+{{- if not (or $values.rollout.enabled $values.reward.enabled $values.trainer.enabled) -}}
+{{- fail "nothing to install: rollout.enabled, reward.enabled and trainer.enabled are all false" -}}
+{{- end -}}
+{{- if and $values.rollout.enabled (not $values.rollout.model) -}}
+{{- fail "rollout.model is not set: a folder such as /models/demo, or a name on the Hugging Face hub" -}}
+{{- end -}}
+{{- if $values.trainer.enabled -}}{{- include "grpo.checkTrainer" . -}}{{- end -}}
+{{- if and $values.prepare.enabled (not (and $values.prepare.script $values.storage.models.enabled)) -}}
+{{- fail "prepare.enabled needs prepare.script, and storage.models.enabled: it writes there" -}}
+{{- end -}}
+{{- if and $values.prepare.enabled (not (or $values.trainer.enabled $values.rollout.enabled)) -}}
+{{- fail "prepare.enabled without rollout and trainer: nobody would read what it makes" -}}
+{{- end -}}
+{{- if and $values.tls.serveRollout (not $values.tls.existingSecret) -}}
+{{- fail "tls.serveRollout needs tls.existingSecret, a secret of type kubernetes.io/tls" -}}
+{{- end -}}
+{{- if gt (int $values.networkPolicy.dataPorts.first) (int $values.networkPolicy.dataPorts.last) -}}
+{{- fail (printf "networkPolicy.dataPorts: first %d is after last %d" (int $values.networkPolicy.dataPorts.first) (int $values.networkPolicy.dataPorts.last)) -}}
+{{- end -}}
+{{- if lt (sub (int $values.networkPolicy.dataPorts.last) (int $values.networkPolicy.dataPorts.first)) 499 -}}
+{{- fail "networkPolicy.dataPorts: fewer than 500 ports. They are the pods' whole range for outgoing connections too." -}}
+{{- end -}}
+{{- if and $values.reward.autoscaling.enabled (gt (int $values.reward.autoscaling.minReplicas) (int $values.reward.autoscaling.maxReplicas)) -}}
+{{- fail "reward.autoscaling: minReplicas is more than maxReplicas" -}}
+{{- end -}}
+{{- if and $values.reward.ingress.enabled (not $values.reward.ingress.host) -}}
+{{- fail "reward.ingress.enabled needs reward.ingress.host" -}}
+{{- end -}}
+{{- if and $values.rollout.enabled (include "grpo.spansNodes" .) -}}
+{{- include "grpo.needApi" (dict "root" . "api" "leaderworkerset.x-k8s.io/v1" "what" (printf "rollout.engine.nodes %d" (int $values.rollout.engine.nodes)) "instead" "install LeaderWorkerSet, or set rollout.engine.nodes to 1") -}}
+{{- end -}}
+{{- if and $values.reward.enabled (eq $values.reward.executor "ray") -}}
+{{- include "grpo.needApi" (dict "root" . "api" "ray.io/v1" "what" "reward.executor ray" "instead" "install the KubeRay operator, or set reward.executor to process") -}}
+{{- end -}}
+{{- if and $values.trainer.enabled (eq $values.trainer.controller "JobSet") -}}
+{{- include "grpo.needApi" (dict "root" . "api" "jobset.x-k8s.io/v1alpha2" "what" "trainer.controller JobSet" "instead" "install JobSet, or set trainer.controller to Job") -}}
+{{- end -}}
+{{- if $values.kueue.queueName -}}
+{{- $newer := include "grpo.hasApi" (dict "root" . "api" "kueue.x-k8s.io/v1beta2") -}}
+{{- include "grpo.needApi" (dict "root" . "api" (ternary "kueue.x-k8s.io/v1beta2" "kueue.x-k8s.io/v1beta1" (eq $newer "true")) "what" "kueue.queueName" "instead" "install Kueue, or leave kueue.queueName empty") -}}
+{{- end -}}
+{{- if $values.metrics.serviceMonitor.enabled -}}
+{{- include "grpo.needApi" (dict "root" . "api" "monitoring.coreos.com/v1" "what" "metrics.serviceMonitor.enabled" "instead" "install the Prometheus operator, or set metrics.serviceMonitor.enabled to false") -}}
+{{- end -}}
+{{- if $values.metrics.prometheusRule.enabled -}}
+{{- include "grpo.needApi" (dict "root" . "api" "monitoring.coreos.com/v1" "what" "metrics.prometheusRule.enabled" "instead" "install the Prometheus operator, or set metrics.prometheusRule.enabled to false") -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "grpo.checkTrainer" -}}
+{{- $trainer := .Values.trainer -}}
+{{- $run := $trainer.run -}}
+{{- if not (dig "data" "dataset" "" $run) -}}
+{{- fail "trainer.run.data.dataset is not set: a file such as /models/demo/data/train.jsonl, or a name on the Hugging Face hub" -}}
+{{- end -}}
+{{- if not (dig "reward" "reward_funcs" (list) $run) -}}
+{{- fail "trainer.run.reward.reward_funcs is not set: names of rewards, such as [countdown, format]" -}}
+{{- end -}}
+{{- if not (or .Values.rollout.model (dig "model" "name_or_path" "" $run)) -}}
+{{- fail "trainer.run.model.name_or_path is not set, and there is no rollout.model to take it from" -}}
+{{- end -}}
+{{- if not (or .Values.rollout.enabled (dig "rollout" "urls" (list) $run)) -}}
+{{- fail "rollout.enabled is false: set trainer.run.rollout.urls to the servers that the trainer shall use" -}}
+{{- end -}}
+{{- if not (or .Values.reward.enabled (dig "reward" "url" "" $run)) -}}
+{{- fail "reward.enabled is false: set trainer.run.reward.url to the server that the trainer shall use" -}}
+{{- end -}}
+{{- if not .Values.storage.runs.enabled -}}
+{{- fail "trainer.enabled needs storage.runs.enabled: checkpoints must outlive the pod" -}}
+{{- end -}}
+{{- with dig "run_dir" "" $run -}}
+{{- if not (hasPrefix (printf "%s/" $.Values.storage.runs.mountPath) .) -}}
+{{- fail (printf "trainer.run.run_dir %s is not below storage.runs.mountPath %s: it would be lost with the pod" . $.Values.storage.runs.mountPath) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (gt (int $trainer.nodes) 1) (not (has "ReadWriteMany" .Values.storage.runs.accessModes)) (not .Values.storage.runs.existingClaim) -}}
+{{- fail (printf "trainer.nodes %d needs a volume that several nodes can write: storage.runs.accessModes [ReadWriteMany]" (int $trainer.nodes)) -}}
+{{- end -}}
+{{- if and (gt (int $trainer.nodes) 1) (hasKey (dig "deepspeed" (dict) $run) "nproc_per_node") (gt (int $trainer.gpus) 0) (ne (int (dig "deepspeed" "nproc_per_node" 0 $run)) (int $trainer.gpus)) -}}
+{{- fail (printf "trainer.run.deepspeed.nproc_per_node %d is not trainer.gpus %d: leave it out" (int (dig "deepspeed" "nproc_per_node" 0 $run)) (int $trainer.gpus)) -}}
+{{- end -}}
+{{- end -}}

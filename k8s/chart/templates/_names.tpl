@@ -1,0 +1,97 @@
+{{/* Names, labels and the addresses that follow from them. Names leave room for what Kubernetes and we append. */}}
+
+{{- define "grpo.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 32 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "grpo.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 34 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := include "grpo.name" . -}}
+{{- if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 34 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 34 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What a selector holds. Never changed: selectors are immutable. Argument: dict "root" $ "component" "rollout" */}}
+{{- define "grpo.selector" -}}
+app.kubernetes.io/name: {{ include "grpo.name" .root }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+
+{{- define "grpo.labels" -}}
+{{ include "grpo.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: grpo-services
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* metadata of an object. Arguments: root, component, name */}}
+{{- define "grpo.metadata" -}}
+name: {{ .name }}
+namespace: {{ .root.Release.Namespace }}
+labels:
+  {{- include "grpo.labels" . | nindent 2 }}
+{{- end -}}
+
+{{- define "grpo.serviceAccount" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "grpo.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Arguments: root, part. rollout and trainer have an image with and one without CUDA. */}}
+{{- define "grpo.image" -}}
+{{- $registry := default .root.Values.image.registry .root.Values.global.imageRegistry -}}
+{{- $variant := ternary "" (ternary "-gpu" "-cpu" (or (gt (int .part.gpus) 0) (gt (len .part.resourceClaims) 0))) (eq .component "reward") -}}
+{{- $tag := default (printf "%s%s" .root.Chart.AppVersion $variant) .part.image.tag -}}
+{{- if .part.image.digest -}}
+{{- printf "%s/%s@%s" (trimSuffix "/" $registry) .part.image.repository .part.image.digest -}}
+{{- else -}}
+{{- printf "%s/%s:%s" (trimSuffix "/" $registry) .part.image.repository $tag -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "grpo.claim" -}}
+{{- default (printf "%s-%s" (include "grpo.fullname" .root) .name) .volume.existingClaim -}}
+{{- end -}}
+
+{{- define "grpo.spansNodes" -}}
+{{- if gt (int .Values.rollout.engine.nodes) 1 }}true{{ end -}}
+{{- end -}}
+
+{{/* The set of rollout servers, and the headless service that names each of them. LeaderWorkerSet makes its own. */}}
+{{- define "grpo.rolloutSet" -}}
+{{- printf "%s-rollout%s" (include "grpo.fullname" .) (ternary "-engine" "" (eq (include "grpo.spansNodes" .) "true")) -}}
+{{- end -}}
+{{- define "grpo.rolloutPods" -}}
+{{- if include "grpo.spansNodes" . -}}
+{{- include "grpo.rolloutSet" . -}}
+{{- else -}}
+{{- printf "%s-rollout-pods" (include "grpo.fullname" .) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* One URL for every rollout server, as a YAML list: a push must reach each, so a virtual address is not enough. */}}
+{{- define "grpo.rolloutUrls" -}}
+{{- $root := . -}}
+{{- $scheme := ternary "https" "http" .Values.tls.serveRollout -}}
+{{- range $index := until (int .Values.rollout.replicas) }}
+- {{ printf "%s://%s-%d.%s.%s.svc:8000" $scheme (include "grpo.rolloutSet" $root) $index (include "grpo.rolloutPods" $root) $root.Release.Namespace }}
+{{- end }}
+{{- end -}}
+
+{{- define "grpo.rewardUrl" -}}
+{{- printf "http://%s-reward.%s.svc:8001" (include "grpo.fullname" .) .Release.Namespace -}}
+{{- end -}}

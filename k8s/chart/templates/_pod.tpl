@@ -1,0 +1,238 @@
+{{/* Pieces that all pods share. Arguments of most: root, component, part (the values of the component). */}}
+
+{{- define "grpo.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 10001
+runAsGroup: 10001
+fsGroup: {{ .root.Values.storage.fsGroup }}
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{- define "grpo.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+runAsNonRoot: true
+capabilities:
+  drop: [ALL]
+  {{- with .part.addCapabilities }}
+  add: {{ toJson . }}
+  {{- end }}
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{/* No version and no chart among a pod's labels: an upgrade that changes nothing of a pod leaves it running. */}}
+{{- define "grpo.podMetadata" -}}
+labels:
+  {{- include "grpo.selector" . | nindent 2 }}
+  {{- with .root.Values.commonLabels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+  {{- with .part.podLabels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- $annotations := mustMergeOverwrite (deepCopy .part.podAnnotations) (default (dict) .annotations) }}
+{{- with $annotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* The start of every pod's spec. */}}
+{{- define "grpo.podSpec" -}}
+serviceAccountName: {{ include "grpo.serviceAccount" .root }}
+automountServiceAccountToken: false
+# Service variables such as GRPO_REWARD_PORT=tcp://… would be read as settings.
+enableServiceLinks: false
+# The pause process is the first one: it reaps what is left over, and signals have their usual meaning.
+shareProcessNamespace: true
+terminationGracePeriodSeconds: {{ .part.terminationGracePeriodSeconds }}
+{{- $secrets := concat .root.Values.global.imagePullSecrets .root.Values.image.pullSecrets | uniq }}
+{{- with $secrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- with .part.runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- with .part.schedulerName }}
+schedulerName: {{ . }}
+{{- end }}
+{{- with .part.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .part.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .part.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .part.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .part.topologySpreadConstraints }}
+topologySpreadConstraints:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .part.resourceClaims }}
+resourceClaims:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext:
+  {{- include "grpo.podSecurity" . | nindent 2 }}
+  {{- if has .component (list "rollout" "rollout-worker" "trainer") }}
+  # Data connections of a weight push take ports of this range; the NetworkPolicy opens the same.
+  sysctls:
+    - name: net.ipv4.ip_local_port_range
+      value: "{{ .root.Values.networkPolicy.dataPorts.first }} {{ .root.Values.networkPolicy.dataPorts.last }}"
+  {{- end }}
+{{- end -}}
+
+{{- define "grpo.resources" -}}
+{{- $devices := deepCopy .part.extraResources -}}
+{{- if gt (int .part.gpus) 0 -}}{{- $_ := set $devices .part.gpuResource (int .part.gpus) -}}{{- end -}}
+resources:
+  requests:
+    {{- toYaml (mustMergeOverwrite (deepCopy (default (dict) .part.resources.requests)) $devices) | nindent 4 }}
+  limits:
+    {{- toYaml (mustMergeOverwrite (deepCopy (default (dict) .part.resources.limits)) $devices) | nindent 4 }}
+  {{- with .part.resourceClaims }}
+  claims:
+    {{- range . }}
+    - name: {{ .name }}
+    {{- end }}
+  {{- end }}
+{{- end -}}
+
+{{- define "grpo.token" -}}
+- name: {{ .name }}
+  valueFrom:
+    secretKeyRef:
+      name: {{ .root.Values.auth.existingSecret }}
+      key: {{ .root.Values.auth.key }}
+{{- end -}}
+
+{{/* Environment of every container. Everything that is written goes to a mount. */}}
+{{- define "grpo.env" -}}
+{{ include "grpo.token" (dict "root" .root "name" "GRPO_API_TOKEN") }}
+- name: HOME
+  value: /tmp
+- name: XDG_CACHE_HOME
+  value: /cache
+- name: HF_HOME
+  value: {{ ternary (printf "%s/huggingface" .root.Values.storage.models.mountPath) "/cache/huggingface" (and .root.Values.storage.models.enabled (ne .component "reward")) }}
+{{- end -}}
+
+{{- define "grpo.volumeMounts" -}}
+- {name: tmp, mountPath: /tmp}
+- {name: cache, mountPath: /cache}
+- {name: shm, mountPath: /dev/shm}
+{{- if and .root.Values.storage.models.enabled (ne .component "reward") }}
+- {name: models, mountPath: {{ .root.Values.storage.models.mountPath }}}
+{{- end }}
+{{- if and .root.Values.storage.runs.enabled (eq .component "trainer") }}
+- {name: runs, mountPath: {{ .root.Values.storage.runs.mountPath }}}
+{{- end }}
+{{- if .root.Values.tls.existingSecret }}
+- {name: tls, mountPath: /etc/grpo/tls, readOnly: true}
+{{- end }}
+{{- with .part.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "grpo.volumes" -}}
+- name: tmp
+  emptyDir: {}
+- name: cache
+  emptyDir: {sizeLimit: {{ .part.cacheSize }}}
+- name: shm
+  emptyDir: {medium: Memory, sizeLimit: {{ .part.shmSize }}}
+{{- if and .root.Values.storage.models.enabled (ne .component "reward") }}
+- name: models
+  persistentVolumeClaim:
+    claimName: {{ include "grpo.claim" (dict "root" .root "name" "models" "volume" .root.Values.storage.models) }}
+{{- end }}
+{{- if and .root.Values.storage.runs.enabled (eq .component "trainer") }}
+- name: runs
+  persistentVolumeClaim:
+    claimName: {{ include "grpo.claim" (dict "root" .root "name" "runs" "volume" .root.Values.storage.runs) }}
+{{- end }}
+{{- if .root.Values.tls.existingSecret }}
+- name: tls
+  secret: {secretName: {{ .root.Values.tls.existingSecret }}, defaultMode: 0440}
+{{- end }}
+{{- with .part.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Arguments: part, and scheme. The routes answer from memory, whatever the engine does. */}}
+{{- define "grpo.probes" -}}
+{{- if .part.probes.enabled -}}
+startupProbe:
+  httpGet: {path: /livez, port: http, scheme: {{ .scheme }}}
+  {{- toYaml .part.probes.startup | nindent 2 }}
+livenessProbe:
+  httpGet: {path: /livez, port: http, scheme: {{ .scheme }}}
+  {{- toYaml .part.probes.liveness | nindent 2 }}
+readinessProbe:
+  httpGet: {path: /readyz, port: http, scheme: {{ .scheme }}}
+  {{- toYaml .part.probes.readiness | nindent 2 }}
+{{- end -}}
+{{- end -}}
+
+{{- define "grpo.preStop" -}}
+{{- if gt (int .part.preStopSeconds) 0 -}}
+lifecycle:
+  preStop:
+    exec:
+      command: [sleep, {{ .part.preStopSeconds | quote }}]
+{{- end -}}
+{{- end -}}
+
+{{/* The marker that the prepare job leaves, named after what it did: another script is waited for anew. */}}
+{{- define "grpo.prepareHash" -}}
+{{- toJson (list .Values.prepare.script .Values.prepare.extraEnv) | sha256sum | trunc 8 -}}
+{{- end -}}
+{{- define "grpo.prepared" -}}
+{{- printf "%s/.prepared-%s-%s" .Values.storage.models.mountPath (include "grpo.fullname" .) (include "grpo.prepareHash" .) -}}
+{{- end -}}
+
+{{- define "grpo.waitForPrepare" -}}
+{{- if .root.Values.prepare.enabled -}}
+- name: wait-for-prepare
+  image: {{ include "grpo.image" . }}
+  imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+  command: [sh, -c]
+  args:
+    - |
+      waited=0
+      until [ -e "$MARKER" ]; do
+        if [ "$waited" -ge "$LIMIT" ]; then
+          echo "error: $MARKER is not there after $LIMIT s; look at: kubectl logs -n {{ .root.Release.Namespace }} job/{{ include "grpo.prepareJob" .root }}" >&2
+          exit 1
+        fi
+        [ $((waited % 60)) -ne 0 ] || echo "waiting for the prepare job"
+        sleep 2
+        waited=$((waited + 2))
+      done
+  env:
+    - {name: MARKER, value: {{ include "grpo.prepared" .root | quote }}}
+    - {name: LIMIT, value: {{ .root.Values.prepare.timeoutSeconds | quote }}}
+  resources:
+    requests: {cpu: 10m, memory: 32Mi}
+    limits: {memory: 64Mi}
+  securityContext:
+    {{- include "grpo.containerSecurity" . | nindent 4 }}
+  volumeMounts:
+    - {name: models, mountPath: {{ .root.Values.storage.models.mountPath }}, readOnly: true}
+{{- end -}}
+{{- end -}}

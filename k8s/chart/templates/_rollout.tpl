@@ -1,0 +1,82 @@
+{{/* One rollout server's container and pod. Arguments: root, component, part; group: it is one of an engine over nodes. */}}
+
+{{- define "grpo.rolloutArgs" -}}
+- serve
+- {{ .Values.rollout.model | quote }}
+- --host=0.0.0.0
+- --port=8000
+{{- if .Values.tls.serveRollout }}
+- --ssl-certfile=/etc/grpo/tls/tls.crt
+- --ssl-keyfile=/etc/grpo/tls/tls.key
+{{- end }}
+{{- range .Values.rollout.args }}
+- {{ . | quote }}
+{{- end }}
+{{- end -}}
+
+{{- define "grpo.rolloutContainer" -}}
+name: rollout
+image: {{ include "grpo.image" . }}
+imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+{{- if eq (default "" .group) "worker" }}
+command: [sh, -c, 'exec ray start --address="$LWS_LEADER_ADDRESS:6379" --disable-usage-stats --block']
+{{- else if eq (default "" .group) "leader" }}
+command: [sh, /etc/grpo/scripts/start_engine.sh]
+args:
+  {{- include "grpo.rolloutArgs" .root | nindent 2 }}
+  - --distributed-executor-backend=ray
+{{- else }}
+command: [grpo-rollout]
+args:
+  {{- include "grpo.rolloutArgs" .root | nindent 2 }}
+{{- end }}
+env:
+  {{- include "grpo.env" . | nindent 2 }}
+  - {name: VLLM_CACHE_ROOT, value: /cache/vllm}
+  - {name: TRITON_CACHE_DIR, value: /cache/triton}
+  - {name: TORCHINDUCTOR_CACHE_DIR, value: /cache/inductor}
+  - {name: VLLM_NO_USAGE_STATS, value: "1"}
+  {{- if .group }}
+  - {name: ENGINE_NODES, value: {{ .part.engine.nodes | quote }}}
+  - {name: JOIN_TIMEOUT_S, value: {{ .part.engine.joinTimeoutSeconds | quote }}}
+  - {name: RAY_AUTH_MODE, value: token}
+  {{- include "grpo.token" (dict "root" .root "name" "RAY_AUTH_TOKEN") | nindent 2 }}
+  {{- end }}
+  {{- with .part.extraEnv }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- if ne (default "" .group) "worker" }}
+ports:
+  - {name: http, containerPort: 8000, protocol: TCP}
+{{- include "grpo.probes" (dict "part" .part "scheme" (ternary "HTTPS" "HTTP" .root.Values.tls.serveRollout)) | nindent 0 }}
+{{- include "grpo.preStop" . | nindent 0 }}
+{{- end }}
+{{ include "grpo.resources" . }}
+securityContext:
+  {{- include "grpo.containerSecurity" . | nindent 2 }}
+volumeMounts:
+  {{- include "grpo.volumeMounts" . | nindent 2 }}
+  {{- if eq (default "" .group) "leader" }}
+  - {name: scripts, mountPath: /etc/grpo/scripts, readOnly: true}
+  {{- end }}
+{{- end -}}
+
+{{- define "grpo.rolloutPod" -}}
+metadata:
+  {{- include "grpo.podMetadata" . | nindent 2 }}
+spec:
+  {{- include "grpo.podSpec" . | nindent 2 }}
+  {{- with include "grpo.waitForPrepare" . }}
+  initContainers:
+    {{- . | nindent 4 }}
+  {{- end }}
+  containers:
+    -
+      {{- include "grpo.rolloutContainer" . | nindent 6 }}
+  volumes:
+    {{- include "grpo.volumes" . | nindent 4 }}
+    {{- if eq (default "" .group) "leader" }}
+    - name: scripts
+      configMap: {name: {{ include "grpo.fullname" .root }}-rollout-scripts}
+    {{- end }}
+{{- end -}}

@@ -1,0 +1,180 @@
+{{/* The trainer: its run file, its container and pod, and the name of its Job. */}}
+
+{{- define "grpo.trainerRanks" -}}
+{{- if gt (int .Values.trainer.gpus) 0 -}}
+{{- int .Values.trainer.gpus -}}
+{{- else -}}
+{{- int (dig "deepspeed" "nproc_per_node" 1 .Values.trainer.run) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* trainer.run, and below it what the chart knows better. What the user says wins. */}}
+{{- define "grpo.runFile" -}}
+{{- $known := dict
+  "run_dir" (printf "%s/%s" .Values.storage.runs.mountPath (include "grpo.fullname" .))
+  "model" (dict "name_or_path" .Values.rollout.model)
+  "deepspeed" (dict "nproc_per_node" (int (include "grpo.trainerRanks" .)))
+  "server" (dict "host" "0.0.0.0" "port" 8002)
+  "weights" (dict "port" (int .Values.networkPolicy.rendezvousPort))
+  "rollout" (dict "startup_timeout_s" 3600)
+  "reward" (dict "startup_timeout_s" 1800) -}}
+{{- if .Values.rollout.enabled -}}
+{{- $_ := set $known.rollout "urls" (fromYamlArray (include "grpo.rolloutUrls" .)) -}}
+{{- end -}}
+{{- if .Values.reward.enabled -}}
+{{- $_ := set $known.reward "url" (include "grpo.rewardUrl" .) -}}
+{{- end -}}
+{{- toYaml (mustMergeOverwrite $known (deepCopy .Values.trainer.run)) -}}
+{{- end -}}
+
+{{- define "grpo.runConfigMapData" -}}
+run.yaml: |
+  {{- include "grpo.runFile" . | nindent 2 }}
+start_trainer.sh: |
+  {{- .Files.Get "files/start_trainer.sh" | nindent 2 }}
+trainer_probe.py: |
+  {{- .Files.Get "files/trainer_probe.py" | nindent 2 }}
+{{- end -}}
+
+{{- define "grpo.trainerPods" -}}
+{{- printf "%s-trainer-pods" (include "grpo.fullname" .) -}}
+{{- end -}}
+
+{{/* Where the first pod of the training is found. Arguments: root, part, job */}}
+{{- define "grpo.trainerMaster" -}}
+{{- printf "%s%s.%s" .job (ternary "-trainer-0-0" "-0" (eq .part.controller "JobSet")) (include "grpo.trainerPods" .root) -}}
+{{- end -}}
+
+{{/* A Job's pods are immutable: other pods are another Job. Its name carries the hash of its whole specification, so an
+upgrade that changes nothing of the trainer leaves it running. */}}
+{{- define "grpo.trainerJob" -}}
+{{- $anonymous := dict "root" . "component" "trainer" "part" .Values.trainer "job" "" -}}
+{{- printf "%s-t-%s" (include "grpo.fullname" .) (include "grpo.trainerJobSpec" $anonymous | sha256sum | trunc 8) -}}
+{{- end -}}
+
+{{/* One lock for one run folder, beside it. */}}
+{{- define "grpo.runLock" -}}
+{{- $runDir := get (fromYaml (include "grpo.runFile" .)) "run_dir" -}}
+{{- printf "%s/.%s.lock" .Values.storage.runs.mountPath (trimPrefix (printf "%s/" .Values.storage.runs.mountPath) $runDir | trimSuffix "/" | replace "/" "-") -}}
+{{- end -}}
+
+{{- define "grpo.trainerProbe" -}}
+exec:
+  command: [python3, -I, /etc/grpo/run/trainer_probe.py, {{ .route }}]
+{{ toYaml .probe }}
+{{- end -}}
+
+{{- define "grpo.trainerContainer" -}}
+{{- $values := .root.Values -}}
+name: trainer
+image: {{ include "grpo.image" . }}
+imagePullPolicy: {{ $values.image.pullPolicy }}
+command: [sh, /etc/grpo/run/start_trainer.sh]
+env:
+  {{- include "grpo.env" . | nindent 2 }}
+  - {name: RUN_FILE, value: /etc/grpo/run/run.yaml}
+  - {name: LOCK_FILE, value: {{ include "grpo.runLock" .root | quote }}}
+  - {name: LOCK_TIMEOUT_S, value: {{ .part.lockTimeoutSeconds | quote }}}
+  - {name: GRACE_S, value: {{ .part.terminationGracePeriodSeconds | quote }}}
+  - {name: NODES, value: {{ .part.nodes | quote }}}
+  - name: NODE_RANK
+    valueFrom:
+      fieldRef: {fieldPath: "metadata.annotations['batch.kubernetes.io/job-completion-index']"}
+  - {name: RANKS_PER_NODE, value: {{ include "grpo.trainerRanks" .root | quote }}}
+  - {name: MASTER_ADDR, value: {{ include "grpo.trainerMaster" . | quote }}}
+  - {name: MASTER_PORT, value: {{ .part.masterPort | quote }}}
+  # The address that rollout workers dial back to. The environment wins over the run file.
+  - name: GRPO_TRAIN__WEIGHTS__HOST
+    valueFrom:
+      fieldRef: {fieldPath: status.podIP}
+  {{- with .part.extraEnv }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+ports:
+  - {name: http, containerPort: 8002, protocol: TCP}
+  - {name: rendezvous, containerPort: {{ $values.networkPolicy.rendezvousPort }}, protocol: TCP}
+  {{- if gt (int .part.nodes) 1 }}
+  - {name: master, containerPort: {{ .part.masterPort }}, protocol: TCP}
+  {{- end }}
+{{- if .part.probes.enabled }}
+startupProbe:
+  {{- include "grpo.trainerProbe" (dict "route" "/livez" "probe" .part.probes.startup) | nindent 2 }}
+livenessProbe:
+  {{- include "grpo.trainerProbe" (dict "route" "/livez" "probe" .part.probes.liveness) | nindent 2 }}
+  # A loop that hangs writes no checkpoint: it gets no time for one.
+  terminationGracePeriodSeconds: 30
+readinessProbe:
+  {{- include "grpo.trainerProbe" (dict "route" "/readyz" "probe" .part.probes.readiness) | nindent 2 }}
+{{- end }}
+{{ include "grpo.resources" . }}
+securityContext:
+  {{- include "grpo.containerSecurity" . | nindent 2 }}
+volumeMounts:
+  {{- include "grpo.volumeMounts" . | nindent 2 }}
+  - {name: run-file, mountPath: /etc/grpo/run, readOnly: true}
+{{- end -}}
+
+{{- define "grpo.trainerPod" -}}
+metadata:
+  {{- include "grpo.podMetadata" (merge (dict "annotations" (dict "checksum/run-file" (include "grpo.runConfigMapData" .root | sha256sum))) .) | nindent 2 }}
+spec:
+  {{- include "grpo.podSpec" . | nindent 2 }}
+  restartPolicy: Never
+  {{- if eq .part.controller "Job" }}
+  subdomain: {{ include "grpo.trainerPods" .root }}
+  {{- end }}
+  {{- with include "grpo.waitForPrepare" . }}
+  initContainers:
+    {{- . | nindent 4 }}
+  {{- end }}
+  containers:
+    -
+      {{- include "grpo.trainerContainer" . | nindent 6 }}
+  volumes:
+    {{- include "grpo.volumes" . | nindent 4 }}
+    - name: run-file
+      configMap: {name: {{ .job | quote }}}
+{{- end -}}
+
+{{/* A Job of `nodes` pods, each with an index. Wholly restarted by Kubernetes' Job controller, or by JobSet. */}}
+{{- define "grpo.trainerJobSpec" -}}
+completionMode: Indexed
+completions: {{ .part.nodes }}
+parallelism: {{ .part.nodes }}
+{{- if eq .part.controller "Job" }}
+# One pod that fails takes the others with it, and each of them counts.
+backoffLimit: {{ mul .part.maxRestarts .part.nodes }}
+{{- else }}
+backoffLimit: 0
+{{- end }}
+podReplacementPolicy: Failed
+# Exit status 2 is tried again, too: it says that the run file does not fit, and also that a server has not come up yet.
+podFailurePolicy:
+  rules:
+    # The node went away, or something more important came: that is no failure of the training.
+    - action: Ignore
+      onPodConditions:
+        - {type: DisruptionTarget, status: "True"}
+{{- if and .part.activeDeadlineSeconds (eq .part.controller "Job") }}
+activeDeadlineSeconds: {{ int .part.activeDeadlineSeconds }}
+{{- end }}
+template:
+  {{- include "grpo.trainerPod" . | nindent 2 }}
+{{- end -}}
+
+{{/* Kueue starts what is suspended. What runs already stays as it is: to suspend it is to stop it. */}}
+{{- define "grpo.suspend" -}}
+{{- if and .root.Values.kueue.queueName .root.Values.kueue.suspend -}}
+{{- $live := lookup .api .kind .root.Release.Namespace (include "grpo.trainerJob" .root) -}}
+suspend: {{ dig "spec" "suspend" (not $live) (default (dict) $live) }}
+{{- end -}}
+{{- end -}}
+
+{{- define "grpo.queueLabels" -}}
+{{- with .root.Values.kueue.queueName }}
+kueue.x-k8s.io/queue-name: {{ . }}
+{{- end }}
+{{- with .root.Values.kueue.priorityClass }}
+kueue.x-k8s.io/priority-class: {{ . }}
+{{- end }}
+{{- end -}}

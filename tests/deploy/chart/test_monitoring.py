@@ -1,0 +1,62 @@
+"""The chart's copies of alerts and dashboards are those of docker/monitoring, and arrive where they are looked for."""
+
+import json
+from pathlib import Path
+
+import yaml
+
+from .rendering import CHART, ROOT, find, merged, objects_of, render, values_of
+
+SOURCE = ROOT / "docker" / "monitoring"
+
+
+def _files(folder: Path, pattern: str) -> dict[str, str]:
+    return {file.name: file.read_text() for file in folder.glob(pattern)}
+
+
+def test_the_copies_are_equal() -> None:
+    """A chart reads nothing outside its folder. `cp` them again when they differ."""
+    assert _files(CHART / "files" / "dashboards", "*.json") == _files(SOURCE / "dashboards", "*.json")
+    assert _files(CHART / "files", "alerts.yaml") == _files(SOURCE, "alerts.yaml")
+
+
+def test_each_dashboard_is_a_config_map_with_the_label() -> None:
+    maps = [
+        item
+        for item in objects_of("sixty-four-gpus")
+        if item["kind"] == "ConfigMap" and item["metadata"]["labels"].get("grafana_dashboard") == "1"
+    ]
+    rendered = {name: text for item in maps for name, text in item["data"].items()}
+    assert rendered.keys() == _files(CHART / "files" / "dashboards", "*.json").keys()
+    for name, text in rendered.items():
+        assert json.loads(text) == json.loads((CHART / "files" / "dashboards" / name).read_text())
+
+
+def test_the_alerts_are_a_rule() -> None:
+    rules = [item for item in objects_of("sixty-four-gpus") if item["kind"] == "PrometheusRule"]
+    files = _files(CHART / "files", "alerts.yaml")
+    assert [rule["spec"] for rule in rules] == [yaml.safe_load(text) for text in files.values()]
+
+
+def test_every_server_is_scraped_once() -> None:
+    objects = objects_of("sixty-four-gpus")
+    services = [item for item in objects if item["kind"] == "Service"]
+    for component in ("rollout", "reward", "trainer"):
+        wanted = find(objects, "ServiceMonitor", component)["spec"]["selector"]["matchLabels"]
+        assert find(objects, "ServiceMonitor", component)["spec"]["jobLabel"] == "app.kubernetes.io/component"
+        port = find(objects, "ServiceMonitor", component)["spec"]["endpoints"][0]["port"]
+        chosen = [
+            service["metadata"]["name"]
+            for service in services
+            if wanted.items() <= service["metadata"]["labels"].items()
+            and port in {one["name"] for one in service["spec"]["ports"]}
+        ]
+        assert len(chosen) == 1, (component, chosen)
+
+
+def test_the_leaders_of_engines_over_nodes_are_scraped_as_pods() -> None:
+    """LeaderWorkerSet's own headless service has no port to scrape."""
+    objects = render(merged(values_of("engine-over-nodes"), {"metrics": {"serviceMonitor": {"enabled": True}}}))
+    monitor = find(objects, "PodMonitor", "rollout")
+    assert monitor["spec"]["podMetricsEndpoints"][0]["port"] == "http"
+    assert monitor["spec"]["selector"]["matchLabels"]["app.kubernetes.io/component"] == "rollout"

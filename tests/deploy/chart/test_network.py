@@ -1,0 +1,205 @@
+"""Who may talk to whom, by the NetworkPolicies as a cluster would read them; and that names lead where they should."""
+
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+
+from .rendering import CASES, Object, find, objects_of, pods
+
+RENDEZVOUS, DATA = 29400, 40123
+
+
+def _matches(selector: Object, labels: dict[str, str]) -> bool:
+    fixed = selector.get("matchLabels", {}).items() <= labels.items()
+    return fixed and all(
+        labels.get(expression["key"]) in expression["values"] for expression in selector.get("matchExpressions", [])
+    )
+
+
+def _peer_matches(peer: Object, other: Object) -> bool:
+    if "namespaceSelector" in peer and not _matches(peer["namespaceSelector"], other["namespace"]):
+        return False
+    if "namespaceSelector" not in peer and other["namespace"] != TEAM_A:
+        return False
+    return _matches(peer.get("podSelector", {}), other["labels"])
+
+
+def _permits(rules: list[Object], side: str, other: Object, port: int) -> bool:
+    def port_fits(rule: Object) -> bool:
+        ports = rule.get("ports")
+        return not ports or any(p["port"] <= port <= p.get("endPort", p["port"]) for p in ports)
+
+    return any(
+        port_fits(rule) and (side not in rule or any(_peer_matches(peer, other) for peer in rule[side]))
+        for rule in rules
+    )
+
+
+TEAM_A = {"kubernetes.io/metadata.name": "team-a"}
+STRANGER: Object = {"labels": {"app": "stranger"}, "namespace": TEAM_A}
+OUTSIDE: Object = {"labels": {"app": "stranger"}, "namespace": {"kubernetes.io/metadata.name": "other"}}
+DNS: Object = {"labels": {"k8s-app": "kube-dns"}, "namespace": {"kubernetes.io/metadata.name": "kube-system"}}
+OTHER_RELEASE_TRAINER: Object = {
+    "labels": {
+        "app.kubernetes.io/name": "grpo-services",
+        "app.kubernetes.io/instance": "second",
+        "app.kubernetes.io/component": "trainer",
+    },
+    "namespace": TEAM_A,
+}
+
+
+class Network:
+    """The pods of a case and its policies."""
+
+    def __init__(self, case: str):
+        objects = objects_of(case)
+        self.policies = [item["spec"] for item in objects if item["kind"] == "NetworkPolicy"]
+        self.pods = {
+            pod["metadata"]["labels"]["app.kubernetes.io/component"]: {
+                "labels": pod["metadata"]["labels"],
+                "namespace": TEAM_A,
+            }
+            for _, pod in pods(objects)
+        }
+
+    def may(self, source: str | Object, target: str | Object, port: int) -> bool:
+        """Both the policies of the source and those of the target must allow it."""
+        one = self.pods[source] if isinstance(source, str) else source
+        other = self.pods[target] if isinstance(target, str) else target
+        return self._side(one, other, "egress", "to", port) and self._side(other, one, "ingress", "from", port)
+
+    def _side(self, pod: Object, other: Object, direction: str, side: str, port: int) -> bool:
+        mine = [policy for policy in self.policies if _matches(policy["podSelector"], pod["labels"])]
+        mine = [policy for policy in mine if pod["namespace"] == TEAM_A and direction.title() in policy["policyTypes"]]
+        return not mine or any(_permits(policy.get(direction, []), side, other, port) for policy in mine)
+
+
+@pytest.mark.parametrize("case", ["one-gpu-node", "cpu-cluster", "small", "job-over-nodes", "sixty-four-gpus"])
+def test_what_training_needs_is_open(case: str) -> None:
+    network = Network(case)
+    assert network.may("trainer", "rollout", 8000)
+    assert network.may("trainer", "reward", 8001)
+    assert network.may("rollout", "trainer", RENDEZVOUS)
+    for one, other in (("rollout", "trainer"), ("trainer", "rollout"), ("rollout", "rollout")):
+        assert network.may(one, other, DATA), (one, other)
+    for component in ("trainer", "rollout", "test"):
+        assert network.may(component, DNS, 53)
+    for component, port in (("rollout", 8000), ("reward", 8001), ("trainer", 8002)):
+        assert network.may("test", component, port)
+
+
+@pytest.mark.parametrize("case", ["one-gpu-node", "cpu-cluster", "small", "job-over-nodes", "sixty-four-gpus"])
+def test_nobody_else_reaches_the_weight_routes(case: str) -> None:
+    network = Network(case)
+    for other in (STRANGER, OUTSIDE, OTHER_RELEASE_TRAINER, "reward"):
+        assert not network.may(other, "rollout", 8000)
+        for port in (RENDEZVOUS, DATA, 29500):
+            assert not network.may(other, "trainer", port)
+            assert not network.may(other, "rollout", port)
+    assert not network.may("test", "trainer", RENDEZVOUS)
+    assert not network.may("rollout", "trainer", 8002)
+
+
+@pytest.mark.parametrize("case", ["one-gpu-node", "cpu-cluster", "reward-only", "small"])
+def test_reward_workers_reach_nobody(case: str) -> None:
+    network = Network(case)
+    anywhere: Object = {"labels": {}, "namespace": {"kubernetes.io/metadata.name": "elsewhere"}}
+    for other in (*network.pods.values(), DNS, STRANGER, OUTSIDE, anywhere):
+        for port in (53, 80, 443, 8000, 8001, 8002, DATA):
+            assert not network.may("reward", other, port)
+
+
+def test_collectives_between_the_nodes_of_the_trainer_only() -> None:
+    assert Network("job-over-nodes").may("trainer", "trainer", 29500)
+    assert not Network("one-gpu-node").may("trainer", "trainer", 29500)
+
+
+def test_an_engine_over_nodes_talks_within_itself() -> None:
+    network = Network("engine-over-nodes")
+    assert network.may("rollout-worker", "rollout", 6379)
+    assert network.may("rollout", "rollout-worker", 12345)
+    assert network.may("rollout-worker", "trainer", DATA)
+    assert not network.may("trainer", "rollout-worker", 6379)
+
+
+def test_ray_stays_among_itself() -> None:
+    network = Network("ray-rewards")
+    assert network.may("reward", "reward-ray", 6379)
+    assert network.may("reward-ray", "reward", 23456)
+    assert not network.may(STRANGER, "reward-ray", 6379)
+    assert not network.may("trainer", "reward-ray", 6379)
+    assert not network.may("reward-ray", OUTSIDE, 443)
+
+
+def test_who_may_call_the_rewards_can_be_said() -> None:
+    network = Network("reward-only")
+    client = {**OUTSIDE, "labels": {"grpo-services/reward-client": "true"}}
+    assert network.may(client, "reward", 8001)
+    assert not network.may(OUTSIDE, "reward", 8001)
+
+
+@pytest.mark.parametrize("case", ["sixty-four-gpus"])
+def test_prometheus_reaches_the_metrics(case: str) -> None:
+    network = Network(case)
+    prometheus: Object = {"labels": {}, "namespace": {"kubernetes.io/metadata.name": "monitoring"}}
+    for component, port in (("rollout", 8000), ("reward", 8001), ("trainer", 8002)):
+        assert network.may(prometheus, component, port)
+    assert not network.may(prometheus, "trainer", DATA)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_policy_opens_the_range_that_the_pods_use(case: str) -> None:
+    for name, pod in pods(objects_of(case)):
+        sysctls = pod["spec"]["securityContext"].get("sysctls", [])
+        component = pod["metadata"]["labels"]["app.kubernetes.io/component"]
+        assert bool(sysctls) == (component in ("rollout", "rollout-worker", "trainer")), name
+        assert all(sysctl["value"] == "40000 41999" for sysctl in sysctls), name
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_services_select_the_pods_they_are_for(case: str) -> None:
+    objects = objects_of(case)
+    for item in objects:
+        if item["kind"] != "Service":
+            continue
+        selector, component = item["spec"]["selector"], item["metadata"]["labels"]["app.kubernetes.io/component"]
+        assert selector["app.kubernetes.io/instance"] == "trial"
+        chosen = [
+            pod
+            for _, pod in pods(objects)
+            if _matches(
+                {"matchLabels": selector},
+                {**pod["metadata"]["labels"], "batch.kubernetes.io/job-completion-index": "0"},
+            )
+        ]
+        assert len(chosen) == 1, item["metadata"]["name"]
+        assert chosen[0]["metadata"]["labels"]["app.kubernetes.io/component"] == component
+        names = {port["name"] for container in chosen[0]["spec"]["containers"] for port in container["ports"]}
+        assert {port["targetPort"] for port in item["spec"]["ports"] if "targetPort" in port} <= names
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case != "reward-only"])
+def test_the_urls_of_the_run_file_name_pods_and_services(case: str) -> None:
+    objects = objects_of(case)
+    run: dict[str, Any] = yaml.safe_load(
+        next(item["data"]["run.yaml"] for item in objects if "run.yaml" in item.get("data", {}))
+    )
+    sets = [item for item in objects if item["kind"] in ("StatefulSet", "LeaderWorkerSet")]
+    assert len(sets) == 1
+    name, replicas = sets[0]["metadata"]["name"], sets[0]["spec"]["replicas"]
+    # LeaderWorkerSet makes a headless service of its own name.
+    service = sets[0]["spec"].get("serviceName", name)
+    if sets[0]["kind"] == "StatefulSet":
+        assert find(objects, "Service", service)["spec"]["clusterIP"] == "None"
+    else:
+        assert service not in {item["metadata"]["name"] for item in objects if item["kind"] == "Service"}
+    hosts = [urlsplit(url) for url in run["rollout"]["urls"]]
+    assert [(url.hostname, url.port) for url in hosts] == [
+        (f"{name}-{index}.{service}.team-a.svc", 8000) for index in range(replicas)
+    ]
+    reward = urlsplit(run["reward"]["url"])
+    assert reward.hostname == f"{find(objects, 'Deployment')['metadata']['name']}.team-a.svc"
+    assert reward.port == find(objects, "Service", "-reward")["spec"]["ports"][0]["port"]

@@ -1,0 +1,176 @@
+"""What every pod and container must have, and what the probes ask."""
+
+import pytest
+
+from .rendering import CASES, Object, containers, find, objects_of, pods
+
+HTTP_PORTS = {"rollout": 8000, "reward": 8001, "trainer": 8002}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_pods_fit_the_restricted_profile(case: str) -> None:
+    for name, pod in pods(objects_of(case)):
+        spec = pod["spec"]
+        security = spec["securityContext"]
+        assert security["runAsNonRoot"] is True, name
+        assert security["runAsUser"] == security["runAsGroup"] == 10001, name
+        assert security["fsGroup"] == 10001, name
+        assert security["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        assert spec["automountServiceAccountToken"] is False, name
+        assert spec["serviceAccountName"], name
+        assert spec["enableServiceLinks"] is False, name
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys(), name
+        assert not any("hostPath" in volume for volume in spec["volumes"]), name
+        safe = {"net.ipv4.ip_local_port_range"}
+        assert {sysctl["name"] for sysctl in security.get("sysctls", [])} <= safe, name
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_containers_can_do_nothing_they_need_not(case: str) -> None:
+    for name, pod in pods(objects_of(case)):
+        for container in containers(pod):
+            security = container["securityContext"]
+            assert security["allowPrivilegeEscalation"] is False, name
+            assert security["readOnlyRootFilesystem"] is True, name
+            assert security["capabilities"]["drop"] == ["ALL"], name
+            assert set(security["capabilities"].get("add", [])) <= {"IPC_LOCK"}, name
+            assert "privileged" not in security, name
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_a_read_only_root_needs_is_mounted(case: str) -> None:
+    for name, pod in pods(objects_of(case)):
+        volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+        assert len(volumes) == len(pod["spec"]["volumes"]), name
+        for container in containers(pod):
+            mounts = {mount["mountPath"]: mount["name"] for mount in container.get("volumeMounts", [])}
+            assert set(mounts.values()) <= volumes.keys(), name
+            if container["name"] in ("rollout", "reward", "trainer", "prepare", "ray-head", "ray-worker"):
+                assert {"/tmp", "/cache", "/dev/shm"} <= mounts.keys(), name  # noqa: S108
+                shm = volumes[mounts["/dev/shm"]]["emptyDir"]  # noqa: S108
+                assert shm["medium"] == "Memory", name
+                assert _bytes(shm["sizeLimit"]) < _bytes(container["resources"]["limits"]["memory"]), name
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_resources_and_images(case: str) -> None:
+    for name, pod in pods(objects_of(case)):
+        for container in containers(pod):
+            resources = container["resources"]
+            assert {"cpu", "memory"} <= resources["requests"].keys(), name
+            assert "memory" in resources["limits"], name
+            devices = {key: value for key, value in resources["requests"].items() if "/" in key}
+            assert devices == {key: value for key, value in resources["limits"].items() if "/" in key}, name
+            registry = "mirror.example" if case == "everything" else "registry.example/grpo"
+            assert container["image"].startswith(f"{registry}/grpo-services/"), name
+            assert not container["image"].endswith(":latest"), name
+
+
+def test_image_variants_and_digests() -> None:
+    images = {c["name"]: c["image"] for _, pod in pods(objects_of("cpu-cluster")) for c in containers(pod)}
+    assert images["rollout"].endswith("rollout:0.1.0-cpu")
+    assert images["trainer"].endswith("trainer:0.1.0-cpu")
+    assert images["prepare"] == images["trainer"]
+    assert images["reward"].endswith("reward:0.1.0")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_token_comes_from_the_secret_alone(case: str) -> None:
+    for item in objects_of(case):
+        assert item["kind"] != "Secret"
+    for name, pod in pods(objects_of(case)):
+        for container in containers(pod):
+            for variable in container.get("env", []):
+                if "TOKEN" in variable["name"]:
+                    reference = variable["valueFrom"]["secretKeyRef"]
+                    assert reference == {"name": "grpo-token", "key": "token"}, name
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_variables_are_set_once(case: str) -> None:
+    for name, pod in pods(objects_of(case)):
+        for container in containers(pod):
+            names = [variable["name"] for variable in container.get("env", [])]
+            assert len(set(names)) == len(names), name
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_servers_have_all_three_probes(case: str) -> None:
+    for name, pod in pods(objects_of(case)):
+        component = pod["metadata"]["labels"]["app.kubernetes.io/component"]
+        if component not in HTTP_PORTS:
+            continue
+        server = pod["spec"]["containers"][0]
+        ports = {port["name"]: port["containerPort"] for port in server["ports"]}
+        assert ports["http"] == HTTP_PORTS[component], name
+        for probe, route in (("startupProbe", "/livez"), ("livenessProbe", "/livez"), ("readinessProbe", "/readyz")):
+            asked = server[probe]
+            if component == "trainer":
+                assert asked["exec"]["command"][-2:] == ["/etc/grpo/run/trainer_probe.py", route], name
+            else:
+                assert asked["httpGet"]["path"] == route, name
+                assert asked["httpGet"]["port"] == "http", name
+        startup = server["startupProbe"]
+        bound_s = startup["periodSeconds"] * startup["failureThreshold"]
+        assert bound_s >= (300 if component == "reward" else 2700), name
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nothing_waits_for_readiness_to_start(case: str) -> None:
+    """A rollout server becomes ready by the trainer: who waited for it would wait for ever."""
+    for name, pod in pods(objects_of(case)):
+        assert {container["name"] for container in pod["spec"].get("initContainers", [])} <= {"wait-for-prepare"}, name
+    for item in objects_of(case):
+        if item["kind"] == "StatefulSet":
+            assert item["spec"]["podManagementPolicy"] == "Parallel"
+        if item["kind"] == "LeaderWorkerSet":
+            assert item["spec"]["startupPolicy"] == "LeaderCreated"
+        if item["kind"] == "Service" and item["spec"].get("clusterIP") == "None":
+            assert item["spec"]["publishNotReadyAddresses"] is True
+
+
+def test_a_checkpoint_has_time_and_a_hang_has_none() -> None:
+    trainer = find(objects_of("one-gpu-node"), "Job", "")["spec"]["template"]["spec"]
+    assert trainer["terminationGracePeriodSeconds"] == 600
+    assert trainer["containers"][0]["livenessProbe"]["terminationGracePeriodSeconds"] == 30
+
+
+def test_scheduling_is_passed_through() -> None:
+    spec = find(objects_of("everything"), "StatefulSet")["spec"]["template"]["spec"]
+    assert (spec["runtimeClassName"], spec["schedulerName"], spec["priorityClassName"]) == ("nvidia", "kai", "high")
+    assert spec["nodeSelector"] == {"gpu": "h100"}
+    assert spec["tolerations"][0]["key"] == "gpu"
+    assert spec["topologySpreadConstraints"][0]["topologyKey"] == "kubernetes.io/hostname"
+    assert spec["containers"][0]["resources"]["limits"]["nvidia.com/mig-3g.40gb"] == 1
+    assert [secret["name"] for secret in spec["imagePullSecrets"]] == ["one", "two"]
+    assert {"name": "more", "mountPath": "/more"} in spec["containers"][0]["volumeMounts"]
+
+
+def test_reward_settings_are_its_environment() -> None:
+    container = find(objects_of("everything"), "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    environment = {variable["name"]: variable.get("value") for variable in container["env"]}
+    assert environment["GRPO_REWARD_WORKERS"] == "4"
+    assert environment["GRPO_REWARD_MEMO"] == "1000"
+    assert environment["GRPO_REWARD_ALLOWED_URL"] == "https://a/,https://b/"
+    assert environment["GRPO_REWARD_BODY_TIMEOUT_S"] == "2.5"
+
+
+def _bytes(quantity: str) -> float:
+    units = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+    return float(quantity[:-2]) * units[quantity[-2:]]
+
+
+def _labels(item: Object) -> dict[str, str]:
+    labels: dict[str, str] = item["metadata"]["labels"]
+    return labels
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_recommended_labels(case: str) -> None:
+    for item in objects_of(case):
+        if item["metadata"]["name"] == "trial-more":
+            continue
+        wanted = {
+            f"app.kubernetes.io/{key}" for key in ("name", "instance", "component", "version", "managed-by", "part-of")
+        }
+        assert wanted | {"helm.sh/chart"} <= _labels(item).keys(), item["metadata"]["name"]

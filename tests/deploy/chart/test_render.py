@@ -1,0 +1,75 @@
+"""Every example lints, renders, and is what the Kubernetes API and the custom resources take."""
+
+from functools import cache
+from pathlib import Path
+
+import jsonschema
+import kubernetes_validate.utils
+import pytest
+import yaml
+from helm_python.chart import lint
+
+from .rendering import CASES, CHART, Object, objects_of, pod_templates, render, render_texts, values_of
+
+# It reads a megabyte of definitions for every object anew.
+kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.schema_contents)
+
+OLDEST, NEWEST = "1.29", "1.37"
+CRDS = {path.stem: yaml.safe_load(path.read_text()) for path in (Path(__file__).parent / "crds").glob("*.yaml")}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_lint_strict(case: str) -> None:
+    report = lint(CHART, values_of(case), strict=True, namespace="team-a", kube_version=f"v{OLDEST}.0")
+    assert not report["errors"], report["errors"]
+    assert [message["error"] for message in report["messages"] if message["severity"] > 1] == []
+
+
+def test_the_claimed_versions_are_those_tested() -> None:
+    metadata = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert metadata["kubeVersion"] == f">={OLDEST}.0-0"
+    assert kubernetes_validate.latest_version().startswith(NEWEST)
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+@pytest.mark.parametrize("case", CASES)
+def test_api_schemas(case: str, version: str) -> None:
+    for item in objects_of(case):
+        if item["kind"] in CRDS:
+            jsonschema.validate(item, CRDS[item["kind"]])
+            for template in pod_templates(item):
+                _validate({"apiVersion": "v1", "kind": "PodTemplate", "metadata": {}, "template": template}, version)
+            for job in item["spec"].get("replicatedJobs", []):
+                _validate({"apiVersion": "batch/v1", "kind": "Job", "metadata": {}, **job["template"]}, version)
+        else:
+            _validate(item, version)
+
+
+def _validate(item: Object, version: str) -> None:
+    kubernetes_validate.validate(item, version, strict=True)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_object_twice_and_all_in_the_namespace(case: str) -> None:
+    objects = objects_of(case)
+    names = [(item["kind"], item["metadata"]["name"]) for item in objects]
+    assert len(set(names)) == len(names)
+    assert {item["metadata"].get("namespace") for item in objects} == {"team-a"}
+
+
+def test_long_names_stay_valid() -> None:
+    for item in render(values_of("sixty-four-gpus"), release="a-release-with-the-longest-name-helm-permits-x53"):
+        limit = 63 - len("-trainer-0-0-abcde") if item["kind"] in ("Job", "JobSet") else 63
+        assert len(item["metadata"]["name"]) <= limit, item["metadata"]["name"]
+
+
+def test_notes_say_how_to_ask_each_service() -> None:
+    notes = next(text for name, text in render_texts(values_of("one-gpu-node")).items() if name.endswith("NOTES.txt"))
+    for part in (
+        "svc/trial-grpo-services-reward",
+        "/v1/score",
+        "/v1/weights",
+        "svc/trial-grpo-services-trainer",
+        "helm test",
+    ):
+        assert part in notes

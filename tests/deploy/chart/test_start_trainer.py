@@ -1,0 +1,150 @@
+"""files/start_trainer.sh, run for real around a stand-in for the trainer."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.processes import free_port
+
+from .rendering import CHART
+
+SCRIPT = CHART / "files" / "start_trainer.sh"
+
+# What grpo-train does with signals: SIGTERM saves and ends with 0. `how` says what else happens.
+STAND_IN = """\
+import os, signal, sys, time
+
+def stop(*_):
+    time.sleep(0.3)
+    os.write(1, b"saved\\n")  # print is not for signal handlers
+    sys.exit(0)
+signal.signal(signal.SIGTERM, stop)
+rank, world_size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+os.write(1, f"rank {rank} of {world_size} {sys.argv[1:]}\\n".encode())
+how = os.environ["HOW"]
+if how != "wait":
+    sys.exit(int(how))
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """bin/grpo-train, the package grpo_trainer and python3 are the stand-ins."""
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "grpo-train"
+    program.write_text(f"#!{sys.executable}\n{STAND_IN}")
+    program.chmod(0o755)
+    (tmp_path / "packages" / "grpo_trainer").mkdir(parents=True)
+    (tmp_path / "packages" / "grpo_trainer" / "__main__.py").write_text(STAND_IN)
+    python = tmp_path / "bin" / "python3"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    return tmp_path
+
+
+def _start(folder: Path, **variables: str) -> subprocess.Popen[str]:
+    environment = {
+        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+        "PYTHONPATH": str(folder / "packages"),
+        "RUN_FILE": "/etc/grpo/run/run.yaml",
+        "LOCK_FILE": str(folder / ".run.lock"),
+        "LOCK_TIMEOUT_S": "5",
+        "GRACE_S": "60",
+        "NODES": "1",
+        "NODE_RANK": "0",
+        "RANKS_PER_NODE": "1",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "0",
+        "HOW": "wait",
+        **variables,
+    }
+    return subprocess.Popen(
+        ["sh", str(SCRIPT)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+@pytest.fixture
+def started(folder: Path) -> Iterator[list[subprocess.Popen[str]]]:
+    processes: list[subprocess.Popen[str]] = []
+    yield processes
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+        process.communicate(timeout=30)
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout
+    return process.stdout.readline().strip()
+
+
+@pytest.mark.parametrize(("how", "status"), [("0", 0), ("1", 1), ("2", 2)])
+def test_the_status_is_the_trainers(folder: Path, how: str, status: int) -> None:
+    process = _start(folder, HOW=how)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == status
+    assert "['/etc/grpo/run/run.yaml', '--resume']" in out
+
+
+def test_stopped_is_not_done(folder: Path) -> None:
+    """The trainer ends with 0 after SIGTERM; for a Job that would be the end of training."""
+    process = _start(folder)
+    assert "rank None" in _line(process)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=30)
+    assert "saved" in out
+    assert process.returncode == 143
+
+
+def test_one_at_a_time_in_a_run_folder(folder: Path, started: list[subprocess.Popen[str]]) -> None:
+    first = _start(folder)
+    started.append(first)
+    _line(first)
+    second = _start(folder, LOCK_TIMEOUT_S="30")
+    started.append(second)
+    time.sleep(0.5)
+    assert second.poll() is None
+    first.send_signal(signal.SIGTERM)
+    assert "saved" in _line(first)
+    assert "rank None" in _line(second)
+
+
+def test_a_lock_that_stays_taken_is_named(folder: Path, started: list[subprocess.Popen[str]]) -> None:
+    first = _start(folder)
+    started.append(first)
+    _line(first)
+    second = _start(folder, LOCK_TIMEOUT_S="1")
+    _, error = second.communicate(timeout=30)
+    assert second.returncode == 75
+    assert "another trainer using this run folder" in error
+
+
+def test_a_killed_trainer_leaves_no_lock(folder: Path, started: list[subprocess.Popen[str]]) -> None:
+    first = _start(folder)
+    started.append(first)
+    _line(first)
+    children = Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()
+    os.kill(int(children[0]), signal.SIGKILL)
+    first.wait(timeout=10)
+    assert first.returncode == 137
+    second = _start(folder, HOW="0", LOCK_TIMEOUT_S="2")
+    second.communicate(timeout=30)
+    assert second.returncode == 0
+
+
+@pytest.mark.skipif(not shutil.which("flock"), reason="no flock")
+def test_two_pods_are_one_training(folder: Path, started: list[subprocess.Popen[str]]) -> None:
+    port = str(free_port())
+    common = {"NODES": "2", "RANKS_PER_NODE": "2", "MASTER_PORT": port, "HOW": "0"}
+    started += [_start(folder, NODE_RANK=str(rank), **common) for rank in (0, 1)]
+    outputs = [process.communicate(timeout=120) for process in started]
+    assert [process.returncode for process in started] == [0, 0], outputs
+    lines = sorted(line.split(" [")[0] for out, _ in outputs for line in out.splitlines() if line.startswith("rank"))
+    assert lines == [f"rank {rank} of 4" for rank in range(4)]

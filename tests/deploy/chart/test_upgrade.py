@@ -1,0 +1,124 @@
+"""An upgrade is accepted by the API server, and restarts only what it changes."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from helm_python.chart import Chart
+
+from .immutable import CASES, fixed_parts_of
+from .rendering import BASE, CHART, SMALL, Object, find, merged, render, values_of
+
+RELEASED = yaml.safe_load((Path(__file__).parent / "released.yaml").read_text())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nothing_immutable_differs_from_the_last_release(case: str) -> None:
+    now = fixed_parts_of(case)
+    for name, part in RELEASED[case].items():
+        assert name in now, f"{name} was renamed: an upgrade would make a second one"
+        assert now[name] == part, name
+
+
+def _job(values: Object) -> Object:
+    return find(render(values), "Job", "")
+
+
+TRAINER_CHANGES: dict[str, Object] = {
+    "learning rate": {"trainer": {"run": {"optimizer": {"learning_rate": 2e-6}}}},
+    "image": {"trainer": {"image": {"tag": "0.2.0-gpu"}}},
+    "another server": {"rollout": {"replicas": 2}},
+    "nodes": {"trainer": {"nodes": 2}},
+    "secret": {"auth": {"existingSecret": "another"}},
+    "ports": {"networkPolicy": {"rendezvousPort": 29401}},
+    "labels": {"commonLabels": {"team": "rl"}},
+    "restarts": {"trainer": {"maxRestarts": 3}},
+}
+
+
+@pytest.mark.parametrize("change", TRAINER_CHANGES)
+def test_another_trainer_is_another_job(change: str) -> None:
+    before, after = _job(merged(BASE, SMALL)), _job(merged(BASE, SMALL, TRAINER_CHANGES[change]))
+    assert before["metadata"]["name"] != after["metadata"]["name"]
+    assert before["spec"]["template"] != after["spec"]["template"] or before["spec"] != after["spec"]
+
+
+OTHER_CHANGES: dict[str, Object] = {
+    "reward replicas": {"reward": {"replicas": 5}},
+    "reward plug-in": {"reward": {"plugins": {"mine.py": "x = 1\n"}}},
+    "flags of the servers": {"rollout": {"args": ["--max-model-len=1024"]}},
+    "monitoring": {"metrics": {"serviceMonitor": {"enabled": True}}},
+    "policies": {"networkPolicy": {"enabled": False}},
+    "time to live": {"trainer": {"ttlSecondsAfterFinished": 60}},
+}
+
+
+@pytest.mark.parametrize("change", OTHER_CHANGES)
+def test_what_is_not_the_trainers_leaves_it_running(change: str) -> None:
+    before, after = _job(merged(BASE, SMALL)), _job(merged(BASE, SMALL, OTHER_CHANGES[change]))
+    assert before["metadata"]["name"] == after["metadata"]["name"]
+    assert before["spec"]["template"] == after["spec"]["template"]
+
+
+@pytest.mark.parametrize("case", ["small", "everything", "engine-over-nodes", "ray-rewards", "jobset"])
+def test_a_new_version_of_the_chart_alone_restarts_nothing(case: str, tmp_path: Path) -> None:
+    shutil.copytree(CHART, tmp_path / "chart")
+    metadata = tmp_path / "chart" / "Chart.yaml"
+    metadata.write_text(metadata.read_text().replace("\nversion: 0.1.0\n", "\nversion: 0.1.1\n"))
+    newer = Chart.load(tmp_path / "chart").render(values_of(case), name="trial", namespace="team-a")
+    older = Chart.load(CHART).render(values_of(case), name="trial", namespace="team-a")
+    changed = {name: text.replace("grpo-services-0.1.1", "grpo-services-0.1.0") for name, text in newer.items()}
+    assert changed == older
+    for text in newer.values():
+        for item in yaml.safe_load_all(text) if "kind:" in text else []:
+            template = (item or {}).get("spec", {}).get("template", {})
+            assert "0.1.1" not in yaml.safe_dump(template)
+
+
+def test_a_changed_plugin_restarts_the_reward_servers() -> None:
+    checksums = {
+        find(render(merged(BASE, SMALL, {"reward": {"plugins": {"mine.py": source}}})), "Deployment")["spec"][
+            "template"
+        ]["metadata"]["annotations"]["checksum/plugins"]
+        for source in ("x = 1\n", "x = 2\n")
+    }
+    assert len(checksums) == 2
+
+
+def test_claims_are_kept() -> None:
+    claims = [item for item in render(values_of("small")) if item["kind"] == "PersistentVolumeClaim"]
+    assert len(claims) == 2
+    assert all(claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"} for claim in claims)
+
+
+def test_two_releases_in_one_namespace_share_nothing() -> None:
+    one, two = (render(values_of("small"), release=name) for name in ("one", "two"))
+    names = [{(item["kind"], item["metadata"]["name"]) for item in objects} for objects in (one, two)]
+    assert not names[0] & names[1]
+    for item in one:
+        for selector in _selectors(item):
+            assert selector["app.kubernetes.io/instance"] == "one", item["metadata"]["name"]
+
+
+def _selectors(node: object) -> list[Object]:
+    """Everything that selects pods, wherever it stands."""
+    if isinstance(node, list):
+        return [found for item in node for found in _selectors(item)]
+    if not isinstance(node, dict):
+        return []
+    found = []
+    for key, value in node.items():
+        if key in ("selector", "podSelector") and isinstance(value, dict):
+            found.append(value.get("matchLabels", value))
+        found += _selectors(value)
+    return found
+
+
+def test_suspended_for_kueue_and_only_then() -> None:
+    queued = find(render(values_of("job-over-nodes")), "Job", "")
+    assert queued["spec"]["suspend"] is True
+    assert queued["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "training"
+    assert "suspend" not in _job(values_of("small"))["spec"]
+    left_to_kueue = merged(values_of("job-over-nodes"), {"kueue": {"suspend": False}})
+    assert "suspend" not in _job(left_to_kueue)["spec"]

@@ -1,0 +1,119 @@
+"""The schema is current, knows every value, and refuses mistakes with messages one can act on."""
+
+import runpy
+from typing import Any
+
+import pytest
+import yaml
+from helm_python.errors import HelmError
+
+from .rendering import ALL_APIS, BASE, CHART, EXAMPLES, ROOT, SMALL, VARIANTS, merged, render
+
+GENERATOR = runpy.run_path(str(ROOT / "k8s" / "make_values_schema.py"))
+
+
+def test_the_committed_schema_is_current() -> None:
+    current = GENERATOR["as_text"](GENERATOR["values_schema"]())
+    assert (CHART / "values.schema.json").read_text() == current, "run: python k8s/make_values_schema.py"
+
+
+def test_values_yaml_has_every_key_of_the_model() -> None:
+    model = GENERATOR["_values_model"]()
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert _keys(values, model) == []
+
+
+def _keys(values: dict[str, Any], model: Any, where: str = "") -> list[str]:
+    """Keys that only the model, or only values.yaml has."""
+    fields = {field.alias or name: field for name, field in model.model_fields.items()}
+    wrong = [where + key for key in fields.keys() ^ values.keys()]
+    for key, field in fields.items():
+        if hasattr(field.annotation, "model_fields") and isinstance(values.get(key), dict):
+            wrong += _keys(values[key], field.annotation, f"{where}{key}.")
+    return wrong
+
+
+# Values, and what the message has to say.
+WRONG: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "misspelt key": ({"rollout": {"replica": 2}}, ["/rollout", "replica"]),
+    "text for a number": ({"rollout": {"replicas": "two"}}, ["/rollout/replicas", "integer"]),
+    "no replicas": ({"rollout": {"replicas": 0}}, ["/rollout/replicas", "minimum"]),
+    "unknown loss": ({"trainer": {"run": {"algorithm": {"loss_type": "ppo"}}}}, ["loss_type", "dapo"]),
+    "unknown key in the run file": ({"trainer": {"run": {"optimizer": {"lr": 1}}}}, ["/trainer/run/optimizer", "lr"]),
+    "the chart's own business": (
+        {"trainer": {"run": {"weights": {"host": "10.0.0.1"}}}},
+        ["/trainer/run/weights", "host"],
+    ),
+    "unknown reward setting": ({"reward": {"settings": {"worker": 4}}}, ["/reward/settings", "worker"]),
+    "a token in the values": ({"auth": {"token": "s3cret"}}, ["/auth", "token"]),
+    "no digest": ({"trainer": {"image": {"digest": "latest"}}}, ["/trainer/image/digest", "pattern"]),
+    "unknown executor": ({"reward": {"executor": "dask"}}, ["/reward/executor", "process"]),
+    "unknown controller": ({"trainer": {"controller": "MPIJob"}}, ["/trainer/controller", "JobSet"]),
+    "no quantity": ({"storage": {"runs": {"size": "50 gigabytes"}}}, ["/storage/runs/size", "pattern"]),
+    "a port too high": ({"networkPolicy": {"rendezvousPort": 70000}}, ["/networkPolicy/rendezvousPort", "65,535"]),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_the_schema_refuses(case: str) -> None:
+    wrong, said = WRONG[case]
+    with pytest.raises(HelmError) as refused:
+        render(merged(BASE, SMALL, wrong))
+    for part in said:
+        assert part in str(refused.value)
+
+
+MISSING: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "no registry": ({"image": {"registry": ""}}, ["image.registry", "ghcr.io/OWNER"]),
+    "no secret": ({"auth": {"existingSecret": ""}}, ["auth.existingSecret", "kubectl create secret"]),
+    "nothing": ({part: {"enabled": False} for part in ("rollout", "reward", "trainer")}, ["nothing to install"]),
+    "no model": ({"rollout": {"model": ""}}, ["rollout.model"]),
+    "no data": ({"trainer": {"run": {"data": {"dataset": ""}}}}, ["/trainer/run/data/dataset"]),
+    "no rewards": ({"trainer": {"run": {"reward": {"reward_funcs": []}}}}, ["reward_funcs"]),
+    "run folder elsewhere": ({"trainer": {"run": {"run_dir": "/tmp/x"}}}, ["run_dir", "/runs"]),  # noqa: S108
+    "no server to train with": ({"rollout": {"enabled": False}}, ["trainer.run.rollout.urls"]),
+    "one-node volume": (
+        {"trainer": {"nodes": 2}, "storage": {"runs": {"accessModes": ["ReadWriteOnce"]}}},
+        ["ReadWriteMany"],
+    ),
+    "other ranks than GPUs": (
+        {"trainer": {"nodes": 2, "gpus": 8, "run": {"deepspeed": {"nproc_per_node": 4}}}},
+        ["nproc_per_node 4", "trainer.gpus 8"],
+    ),
+    "few ports": ({"networkPolicy": {"dataPorts": {"first": 40000, "last": 40100}}}, ["500"]),
+    "TLS without a certificate": ({"tls": {"serveRollout": True}}, ["tls.existingSecret"]),
+}
+
+
+@pytest.mark.parametrize("case", MISSING)
+def test_the_templates_refuse(case: str) -> None:
+    values, said = MISSING[case]
+    with pytest.raises(HelmError) as refused:
+        render(merged(BASE, SMALL, values))
+    for part in said:
+        assert part in str(refused.value)
+
+
+NEEDS = {
+    "leaderworkerset.x-k8s.io/v1": VARIANTS["engine-over-nodes"],
+    "ray.io/v1": VARIANTS["ray-rewards"],
+    "jobset.x-k8s.io/v1alpha2": {"trainer": {"controller": "JobSet"}},
+    "kueue.x-k8s.io/v1beta2": {"kueue": {"queueName": "training"}},
+    "monitoring.coreos.com/v1": {"metrics": {"serviceMonitor": {"enabled": True}}},
+}
+
+
+@pytest.mark.parametrize("api", NEEDS)
+def test_a_missing_custom_resource_is_named(api: str) -> None:
+    values = merged(BASE, SMALL, NEEDS[api])
+    values["assumeApiVersions"] = [other for other in ALL_APIS if other != api]
+    with pytest.raises(HelmError, match=r"which this cluster does not have") as refused:
+        render(values)
+    assert api.rpartition("/")[0] in str(refused.value)
+    values["assumeApiVersions"] = [api]
+    assert render(values)
+
+
+def test_every_example_is_tested() -> None:
+    names = {path.stem for path in EXAMPLES}
+    assert {"one-gpu-node", "one-plus-three-nodes", "reward-only", "cpu-cluster"} <= names
