@@ -13,10 +13,10 @@ TORCH := $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS),--torch-backend=c
 DISTRIBUTIONS := proto services/reward services/rollout services/trainer
 SETUP_STAMP := $(VENV)/.installed
 
-.PHONY: help setup lock format check test bench demo clean
+.PHONY: help setup lock schema format check test test-compose bench demo clean
 
 help:  ## these commands
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
 setup: $(SETUP_STAMP)  ## install everything into .venv (CPU)
 
@@ -38,6 +38,13 @@ lock:  ## renew the pins in requirements/
 	  --no-header --no-annotate --no-emit-package deepspeed $(foreach d,$(DISTRIBUTIONS),--no-emit-package grpo-$(notdir $d)) requirements/cpu.in -o requirements/cpu.txt
 	grep -hoE 'deepspeed==[0-9.]+' services/trainer/pyproject.toml \
 	  | $(UV) pip compile --quiet --python-version 3.11 --no-deps --generate-hashes --no-header --no-annotate - -o requirements/deepspeed.txt
+	docker/lock.sh $(UV)
+
+schema: $(SETUP_STAMP)  ## what is made from the settings: the chart's values.schema.json, the routes' openapi.json
+	$(BIN)/python k8s/make_values_schema.py
+	$(BIN)/python -m grpo_reward.openapi > services/reward/openapi.json
+	$(BIN)/python -m grpo_rollout.describe > services/rollout/openapi.json
+	$(BIN)/python -m grpo_trainer.observe.routes > services/trainer/openapi.json
 
 format: $(SETUP_STAMP)  ## format the code and mend what the linter can
 	$(BIN)/ruff check --fix --quiet .
@@ -47,10 +54,15 @@ check: $(SETUP_STAMP)  ## formatter, linter, types, architecture
 	$(BIN)/ruff format --check --quiet . || { echo "error: not formatted; run: make format" >&2; exit 1; }
 	$(BIN)/ruff check --output-format concise .
 	$(BIN)/mypy proto/grpo_proto services/rollout/grpo_rollout services/reward/grpo_reward services/trainer/grpo_trainer
+	$(BIN)/mypy k8s/values_model.py k8s/make_values_schema.py
+	$(BIN)/python k8s/make_values_schema.py --check
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 
 test: $(SETUP_STAMP)  ## every test
 	$(BIN)/python -m pytest tests
+
+test-compose: $(SETUP_STAMP)  ## the images and `docker compose --profile cpu up`, for real: root, ten minutes
+	$(BIN)/python -m tests.deploy.compose.try_stack
 
 SEED ?= 42
 demo: $(SETUP_STAMP)  ## the main job: Countdown on CPU, all three services, about five minutes; SEED=42
@@ -62,7 +74,7 @@ demo: $(SETUP_STAMP)  ## the main job: Countdown on CPU, all three services, abo
 	$(BIN)/python examples/countdown/show_result.py runs/demo
 
 bench: $(SETUP_STAMP)  ## ratios against peers and limits, side by side in one run
-	@for name in trainer reward reward_peers reward_limits push rollout; do \
+	@for name in trainer reward reward_peers reward_limits push rollout live_page; do \
 	  echo; echo "== benchmarks/$$name.py"; $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 clean:  ## remove the environment and the runs

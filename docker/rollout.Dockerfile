@@ -1,0 +1,92 @@
+# The rollout server.
+#   docker build -f docker/rollout.Dockerfile --target gpu -t grpo-services/rollout:0.1.0-gpu .
+#   docker build -f docker/rollout.Dockerfile --target cpu -t grpo-services/rollout:0.1.0-cpu .
+# gpu: our two plugins on top of the vLLM team's own image. The same target takes their CPU image:
+#   --build-arg VLLM_IMAGE=…
+# cpu: a base image with Python 3.11 and the pinned community build of vLLM for CPUs.
+ARG BASE_IMAGE=python:3.11.14-slim-bookworm
+ARG VLLM_IMAGE=vllm/vllm-openai:v0.32.0
+
+FROM ${BASE_IMAGE} AS tools
+ARG UV_VERSION=0.13.8
+ENV UV_LINK_MODE=copy
+RUN python3 -m venv /opt/build \
+ && /opt/build/bin/python -m pip install --no-cache-dir --quiet uv==${UV_VERSION} setuptools==78.1.1
+ENV PATH=/opt/build/bin:$PATH
+
+FROM tools AS build
+COPY proto /src/proto
+COPY services/rollout /src/rollout
+RUN for package in proto rollout; do \
+      uv build --quiet --wheel --no-build-isolation --no-index --out-dir /dist /src/$package || exit 1; done
+
+# Not from `build`: a change of our own code must not install everything again.
+FROM tools AS build-cpu
+RUN uv venv --quiet --python "$(readlink -f /opt/build/bin/python)" /opt/grpo
+COPY docker/install.sh docker/requirements/rollout-cpu.txt /src/docker/
+RUN --mount=type=cache,target=/root/.cache/uv --mount=type=bind,source=docker/wheels,target=/wheels \
+    /src/docker/install.sh /opt/grpo cpu /src/docker/rollout-cpu.txt
+COPY --from=build /dist /dist
+RUN uv pip install --python /opt/grpo/bin/python --no-deps --no-index --no-cache --compile-bytecode /dist/*.whl
+
+FROM ${VLLM_IMAGE} AS build-gpu
+COPY docker/requirements/rollout-gpu.txt /src/
+COPY --from=build /dist /dist
+# Beside vLLM's own packages and before them on the path: what the image brings stays as its makers tested it.
+RUN --mount=type=bind,source=docker/wheels,target=/wheels \
+    python3 -m pip install --no-cache-dir --quiet --target /opt/grpo-plugins --no-deps --require-hashes --find-links /wheels -r /src/rollout-gpu.txt \
+ && python3 -m pip install --no-cache-dir --quiet --target /opt/grpo-plugins --no-deps --no-index --upgrade /dist/*.whl
+
+FROM ${VLLM_IMAGE} AS gpu
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="grpo-services rollout (GPU)" \
+      org.opencontainers.image.description="vLLM that samples groups of completions and takes new weights" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.licenses="Apache-2.0"
+USER root
+RUN groupadd --gid 10001 grpo && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin grpo \
+ && mkdir -p /models /cache && chown 10001:10001 /models /cache
+COPY docker/entrypoint.sh docker/healthcheck.py /usr/local/lib/grpo/
+COPY --from=build-gpu /opt/grpo-plugins /opt/grpo-plugins
+ENV PATH=/opt/grpo-plugins/bin:$PATH PYTHONPATH=/opt/grpo-plugins \
+    HOME=/tmp HF_HOME=/models/huggingface XDG_CACHE_HOME=/cache VLLM_CACHE_ROOT=/cache/vllm \
+    TORCHINDUCTOR_CACHE_DIR=/cache/inductor TRITON_CACHE_DIR=/cache/triton \
+    PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 VLLM_NO_USAGE_STATS=1
+USER 10001:10001
+WORKDIR /models
+EXPOSE 8000
+HEALTHCHECK --interval=10s --timeout=6s --start-period=30m --retries=3 \
+    CMD ["python3", "-I", "/usr/local/lib/grpo/healthcheck.py", "8000"]
+ENTRYPOINT ["/usr/local/lib/grpo/entrypoint.sh"]
+CMD ["grpo-rollout", "serve", "--help"]
+
+FROM ${BASE_IMAGE} AS cpu
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="grpo-services rollout (CPU)" \
+      org.opencontainers.image.description="vLLM that samples groups of completions and takes new weights" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.licenses="Apache-2.0"
+# vLLM compiles at run time: it needs a C++ compiler, and Python's headers where the base image lacks them.
+RUN apt-get update -qq \
+ && headers=$(python3 -c 'import os, sysconfig; print("" if os.path.exists(sysconfig.get_path("include") + "/Python.h") else "libpython3-dev")') \
+ && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends g++ libnuma1 $headers \
+ && rm -rf /var/lib/apt/lists/* /var/cache/apt /var/log/apt /var/log/dpkg.log
+RUN groupadd --gid 10001 grpo && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin grpo \
+ && mkdir -p /models /cache && chown 10001:10001 /models /cache
+COPY docker/entrypoint.sh docker/healthcheck.py /usr/local/lib/grpo/
+COPY --from=build-cpu /opt/grpo /opt/grpo
+ENV PATH=/opt/grpo/bin:$PATH \
+    HOME=/tmp HF_HOME=/models/huggingface XDG_CACHE_HOME=/cache VLLM_CACHE_ROOT=/cache/vllm \
+    TORCHINDUCTOR_CACHE_DIR=/cache/inductor TRITON_CACHE_DIR=/cache/triton \
+    PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 VLLM_NO_USAGE_STATS=1
+USER 10001:10001
+WORKDIR /models
+EXPOSE 8000
+HEALTHCHECK --interval=10s --timeout=6s --start-period=10m --retries=3 \
+    CMD ["python3", "-I", "/usr/local/lib/grpo/healthcheck.py", "8000"]
+ENTRYPOINT ["/usr/local/lib/grpo/entrypoint.sh"]
+CMD ["grpo-rollout", "serve", "--help"]

@@ -1,0 +1,145 @@
+"""The small programs inside the images, run as the images run them."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+DOCKER = Path(__file__).resolve().parents[3] / "docker"
+
+
+@contextmanager
+def server(status: int) -> Iterator[int]:
+    """Something that answers /livez with `status` and everything else with 404. Yields the port."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/livez" else 404)
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *_: object) -> None:
+            """Quiet."""
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as http:
+        thread = threading.Thread(target=http.serve_forever)
+        thread.start()
+        yield http.server_port
+        http.shutdown()
+        thread.join()
+
+
+def call(*command: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    variables = {**os.environ, **environment}
+    return subprocess.run(
+        [str(word) for word in command], text=True, capture_output=True, env=variables, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize(("status", "expected"), [(200, 0), (503, 1), (404, 1)])
+def test_the_health_check_is_the_status_of_livez(status: int, expected: int) -> None:
+    with server(status) as port:
+        result = call(sys.executable, "-I", DOCKER / "healthcheck.py", port)
+    assert result.returncode == expected
+    assert str(status) in result.stdout
+
+
+def test_the_health_check_of_nobody_says_so() -> None:
+    with server(200) as port:
+        pass
+    result = call(sys.executable, "-I", DOCKER / "healthcheck.py", port)
+    assert result.returncode == 1
+    assert "refused" in result.stdout
+    assert result.stderr == ""
+
+
+def test_a_secret_file_becomes_a_variable(tmp_path: Path) -> None:
+    (tmp_path / "grpo_api_token").write_text("s3cret $HOME `id`\n")
+    (tmp_path / "empty").write_text("")
+    (tmp_path / "hf_token").write_text("from the file")
+    result = call(DOCKER / "entrypoint.sh", "env", GRPO_SECRETS_DIR=str(tmp_path), HF_TOKEN="was set")
+    lines = result.stdout.splitlines()
+    assert "GRPO_API_TOKEN=s3cret $HOME `id`" in lines
+    assert "HF_TOKEN=was set" in lines
+    assert not [line for line in lines if line.startswith("EMPTY=")]
+
+
+def test_without_secrets_and_with_odd_names_the_command_runs(tmp_path: Path) -> None:
+    (tmp_path / "a;touch b").write_text("x")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "1st").write_text("x")
+    result = call(DOCKER / "entrypoint.sh", "sh", "-c", "exit 7", GRPO_SECRETS_DIR=str(tmp_path))
+    assert (result.returncode, result.stderr) == (7, "")
+    assert call(DOCKER / "entrypoint.sh", "true", GRPO_SECRETS_DIR=str(tmp_path / "none")).returncode == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can drop to another user")
+def test_a_secret_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    secret = tmp_path / "grpo_api_token"
+    secret.write_text("x")
+    secret.chmod(0o600)
+    for folder in (tmp_path, *tmp_path.parents[:3]):
+        folder.chmod(0o755)
+    result = subprocess.run(
+        ["sh", str(DOCKER / "entrypoint.sh"), "true"],
+        text=True, capture_output=True, user=10001, env={"GRPO_SECRETS_DIR": str(tmp_path), "PATH": os.environ["PATH"]},
+        check=False,
+    )  # fmt: skip
+    assert result.returncode == 1
+    assert f"{secret} cannot be read by user 10001" in result.stderr
+    assert "chmod" in result.stderr
+
+
+def test_the_bill_of_materials_names_every_distribution_once() -> None:
+    result = subprocess.run(
+        [sys.executable, "-"], input=(DOCKER / "sbom.py").read_text(), text=True, capture_output=True, check=True
+    )
+    document = json.loads(result.stdout)
+    assert (document["bomFormat"], document["specVersion"]) == ("CycloneDX", "1.6")
+    names = [part["name"] for part in document["components"] if part["purl"].startswith("pkg:pypi/")]
+    assert {"grpo-reward", "torch", "pydantic"} <= set(names)
+    references = [part["bom-ref"] for part in document["components"]]
+    assert len(set(references)) == len(references)
+
+
+RUN_FILE = """
+run_dir: {folder}/run
+model: {{name_or_path: "{folder}/model"}}
+data: {{dataset: "{folder}/data.jsonl"}}
+reward: {{reward_funcs: [format]}}
+"""
+
+
+def test_prepare_looks_for_a_folder_and_counts_rows(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text("{}")
+    (tmp_path / "data.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    (tmp_path / "run.yaml").write_text(RUN_FILE.format(folder=tmp_path))
+    result = call(sys.executable, DOCKER / "prepare.py", tmp_path / "run.yaml")
+    assert (result.returncode, result.stdout) == (0, f"data {tmp_path}/data.jsonl: 2 rows\n"), result.stderr
+    other = call(
+        sys.executable, DOCKER / "prepare.py", tmp_path / "run.yaml", GRPO_TRAIN__DATA__DATASET=f"{tmp_path}/dat.jsonl"
+    )
+    assert other.returncode == 2
+    assert "did you mean" in other.stderr
+    (tmp_path / "model/config.json").unlink()
+    missing = call(sys.executable, DOCKER / "prepare.py", tmp_path / "run.yaml")
+    assert missing.returncode == 2
+    assert "no config.json" in missing.stderr
+
+
+def test_prepare_without_a_network_says_what_it_wanted(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(RUN_FILE.format(folder=tmp_path).replace(f"{tmp_path}/model", "nobody/nothing"))
+    result = call(
+        sys.executable, DOCKER / "prepare.py", tmp_path / "run.yaml", HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path)
+    )
+    assert result.returncode == 2
+    assert "model nobody/nothing cannot be downloaded" in result.stderr
+    assert "HF_TOKEN_FILE" in result.stderr
