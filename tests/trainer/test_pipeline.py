@@ -130,19 +130,33 @@ async def test_a_failing_job_ends_the_wait_for_a_batch():
         await asyncio.wait_for(pipeline.next_batch(), 5)
 
 
+@pytest.mark.parametrize("max_staleness", [1, 2])
+async def test_a_sampler_that_is_faster_than_training_samples_nothing_in_vain(max_staleness: int):
+    pipeline = make(FakeRollout(), max_staleness=max_staleness)
+    ages = []
+    for version in range(1, 12):
+        await pipeline.policy_updated(version)
+        batch = await pipeline.next_batch()
+        ages.append(version - min(group.oldest_version for group in batch.groups))
+        await asyncio.sleep(0.01)  # training, while everything that was dispatched is sampled
+    assert pipeline.counts.dropped_stale == 0
+    assert max(ages) == max_staleness
+    assert pipeline.counts.issued == (11 + max_staleness) * 4
+
+
 async def test_every_trace_ends_and_says_how():
     rollout = FakeRollout()
     with otlp_receiver() as receiver:
         tracing = Tracing(receiver.url, run="a-run")
         pipeline = make(rollout, max_staleness=1, tracing=tracing)
         await pipeline.policy_updated(1)
-        batch = await pipeline.next_batch()  # 0 to 3; 4 to 7 are carried over, and from then on 8 to 11
+        batch = await pipeline.next_batch()  # 0 to 3; 4 to 7 are carried over
         for group in batch.groups:
             group.trace.end("trained", step=1)
         await asyncio.sleep(0.01)
+        rollout.hold.clear()
         await pipeline.policy_updated(4)  # what was sampled by version 1 is too old by now
         await asyncio.sleep(0.01)
-        rollout.hold.clear()
         waiting = asyncio.create_task(pipeline.next_batch())
         await asyncio.sleep(0.01)
         waiting.cancel()

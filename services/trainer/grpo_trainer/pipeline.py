@@ -1,8 +1,9 @@
 """Groups in flight, the staleness bound and the carry-over buffer.
 
-Groups dispatched and neither used, dropped nor failed never exceed (max_staleness + 1) × groups_per_batch. With
-`max_staleness` 0 the groups of a batch are dispatched when it is asked for: exactly synchronous GRPO. Above 0 the
-pipeline keeps sampling while the trainer trains, and a finished group that is not needed yet is carried over.
+Groups dispatched and neither used, dropped nor failed never exceed (max_staleness + 1) × groups_per_batch, and while
+a batch is trained on, max_staleness × groups_per_batch: what is sampled by now and used after that many more batches is
+as old as it may be, and more would be dropped. With `max_staleness` 0 the groups of a batch are dispatched when it is
+asked for: exactly synchronous GRPO. Above 0 a finished group that is not needed yet is carried over.
 
 Waits for: finished groups (`next_batch`), room below the bound (`_fill`). Unblocked by: a job's end, `policy_updated`.
 """
@@ -52,9 +53,8 @@ class PipelineLimits:
     groups_per_job: int
     num_generations: int
 
-    @property
-    def max_groups_out(self) -> int:
-        return (self.max_staleness + 1) * self.groups_per_batch
+    def max_groups_out(self, *, training: bool) -> int:
+        return (self.max_staleness + (not training)) * self.groups_per_batch
 
 
 @dataclass
@@ -95,6 +95,7 @@ class Pipeline:
         self._out: set[int] = set()
         self._jobs: set[asyncio.Task[None]] = set()
         self._wanted = 0
+        self._training = False
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
 
@@ -104,7 +105,7 @@ class Pipeline:
 
     async def policy_updated(self, version: int) -> None:
         """A push committed: from now on groups are sampled by `version`."""
-        self.version = version
+        self.version, self._training = version, False
         if self.limits.max_staleness > 0:
             self._fill()
 
@@ -122,7 +123,7 @@ class Pipeline:
             self._changed.clear()
             await self._changed.wait()
         taken = [self._finished.popleft() for _ in range(self.limits.groups_per_batch)]
-        self._wanted = 0
+        self._wanted, self._training = 0, True
         self.counts.used += len(taken)
         if self.limits.max_staleness > 0:
             self._fill()
@@ -157,7 +158,7 @@ class Pipeline:
         """Dispatch as much as the bound allows; with bound 0 only what the batch asked for still lacks."""
         while True:
             out = len(self._out) + len(self._finished)
-            room = self.limits.max_groups_out - out
+            room = self.limits.max_groups_out(training=self._training) - out
             if self.limits.max_staleness == 0:
                 room = min(room, self._wanted - out)
             if room <= 0:
