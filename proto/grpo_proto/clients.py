@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
 from .base import PROTOCOL_VERSION, Request, Response
+from .certificates import trusted_certificates
 from .errors import ErrorBody, ErrorDetail, FatalError, InfrastructureError, ServiceError, error_class
 from .health import Health
 from .reward import RewardInfo, RewardList, ScoreRequest, ScoreResponse
@@ -47,13 +48,15 @@ class ServiceClient:
         self.base_url = base_url.rstrip("/")
         token = (token if token is not None else os.environ.get("GRPO_API_TOKEN", "")).strip()
         self.probe_timeout_s = probe_timeout_s
-        # trust_env is off: a proxy of the environment is for the world outside, never for our own servers.
+        # trust_env is off: a proxy of the environment is for the world outside, never for our own servers. Of what it
+        # switches off with that, the file of certificates is wanted.
         self._http = httpx.AsyncClient(
             base_url=self.base_url,
             headers={"Authorization": f"Bearer {token}"} if token else {},
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
             transport=transport,
             trust_env=False,
+            verify=trusted_certificates() if self.base_url.startswith("https://") else True,
         )
 
     async def __aenter__(self) -> Self:

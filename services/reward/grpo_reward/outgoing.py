@@ -9,14 +9,14 @@ import asyncio
 import json
 import os
 import re
-import ssl
 from collections.abc import Coroutine, Iterable
 from types import TracebackType
 from typing import Any, Self
 
-import certifi
 import httpx
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_before_delay, wait_exponential_jitter
+
+from grpo_proto.certificates import trusted_certificates
 
 from .author import Score
 
@@ -117,7 +117,7 @@ class Outgoing:
             limits=httpx.Limits(max_connections=max_concurrency),
             follow_redirects=False,
             trust_env=False,
-            verify=_certificates() if self._url.scheme == "https" else False,
+            verify=trusted_certificates() if self._url.scheme == "https" else False,
         )
 
     async def __aenter__(self) -> Self:
@@ -199,11 +199,6 @@ async def in_time(calls: Iterable[Coroutine[Any, Any, Score]], timeout_s: float 
         None, detail=f"{late}: no answer within {limit_s:g} s of the request's {timeout_s:g}" if waiting else late
     )
     return [missing if task in waiting else task.result() for task in tasks]
-
-
-def _certificates() -> ssl.SSLContext:
-    """Those of SSL_CERT_FILE, for servers with an authority of their own, else the usual ones."""
-    return ssl.create_default_context(cafile=os.environ.get("SSL_CERT_FILE") or certifi.where())
 
 
 async def _body(response: httpx.Response) -> bytes:
