@@ -109,5 +109,13 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield Stack(folder, model, rollout, reward, run_file)
 
 
+@pytest.fixture(scope="session")
+def undisturbed(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("runs") / "undisturbed"
+    result = stack.train(run_dir, "--max_steps", 4)
+    assert result.returncode == 0, result.stdout
+    return run_dir
+
+
 def read_jsonl(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()]

@@ -5,8 +5,10 @@ Where TRL and ms-swift have a name for a thing, ours is that name. `settings.py`
 
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -16,6 +18,16 @@ Seconds = Annotated[float, Field(gt=0, le=86400)]
 def _number(value: Any) -> Any:
     """A flag is a string, and a choice between numbers does not convert by itself."""
     return int(value) if isinstance(value, str) and value.isdigit() else value
+
+
+def _without_credentials(url: str) -> str:
+    """The configuration is written to the run folder and sent to experiment trackers."""
+    if urlsplit(url).username or urlsplit(url).password:
+        raise PydanticCustomError("secret", "no user and no password in a URL: put the token into GRPO_API_TOKEN")
+    return url
+
+
+ServerUrl = Annotated[str, AfterValidator(_without_credentials)]
 
 
 class Section(BaseModel):
@@ -60,7 +72,9 @@ class DataConfig(Section):
 class RolloutConfig(Section):
     """Sampling, and the servers that do it."""
 
-    urls: list[str] = Field(["http://127.0.0.1:8000"], min_length=1, description="One URL for every rollout server.")
+    urls: list[ServerUrl] = Field(
+        ["http://127.0.0.1:8000"], min_length=1, description="One URL for every rollout server."
+    )
     num_generations: int = Field(8, ge=1, description="Completions per prompt: the size G of a group.")
     generation_batch_size: int = Field(512, ge=1, description="Completions per step; num_generations divides it.")
     max_completion_length: int = Field(512, ge=1, description="Tokens.")
@@ -96,7 +110,7 @@ class RolloutConfig(Section):
 class RewardConfig(Section):
     """What is rewarded, and the server that computes it."""
 
-    url: str = "http://127.0.0.1:8001"
+    url: ServerUrl = "http://127.0.0.1:8001"
     reward_funcs: list[str] = Field(
         min_length=1,
         description="Names of rewards; `GET /v1/rewards` lists them. FILE.py:NAME also checks that the server has the "
@@ -255,7 +269,7 @@ class LoggingConfig(Section):
     log_completions: bool = Field(True, description="Write completions.jsonl.")
     project: str = Field("grpo-services", description="Project (MLflow: experiment) of the run.")
     run_name: str | None = Field(None, description="Name of the run; the run folder's when absent.")
-    otlp_endpoint: str | None = Field(
+    otlp_endpoint: ServerUrl | None = Field(
         None, description="OpenTelemetry receiver, such as http://otel-collector:4318: a trace for each group."
     )
     progress: bool = Field(True, description="A progress bar on a terminal, a line per step elsewhere.")

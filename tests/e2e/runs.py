@@ -1,0 +1,41 @@
+"""Waiting for a run to get somewhere, and comparing one with another."""
+
+import time
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from tests.e2e.conftest import read_jsonl
+
+COMPARED = ("reward", "loss", "grad_norm", "entropy", "completions/mean_length", "learning_rate", "num_tokens")
+
+
+def wait_for_step(run_dir: Path, step: int, process: object, timeout_s: float = 150.0) -> None:
+    """Wait until the checkpoint of `step` is there."""
+    deadline = time.monotonic() + timeout_s
+    while not (run_dir / "checkpoints" / f"checkpoint-{step}").exists():
+        assert process.poll() is None, "the trainer ended before"  # type: ignore[attr-defined]
+        assert time.monotonic() < deadline, f"no checkpoint of step {step} within {timeout_s} s"
+        time.sleep(0.02)
+
+
+def trajectory(run_dir: Path) -> list[tuple[object, ...]]:
+    return [tuple(step.get(key) for key in ("step", *COMPARED)) for step in read_jsonl(run_dir / "metrics.jsonl")]
+
+
+def completions(run_dir: Path) -> list[tuple[object, ...]]:
+    keys = ("step", "group", "index", "completion", "versions", "advantage")
+    return [tuple(line[key] for key in keys) for line in read_jsonl(run_dir / "completions.jsonl")]
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    assert trajectory(one) == trajectory(other)
+    ours, theirs = (load_file(run_dir / "model" / "model.safetensors") for run_dir in (one, other))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    texts = [
+        [(c["step"], c["group"], c["index"], c["completion"]) for c in read_jsonl(r / "completions.jsonl")]
+        for r in (one, other)
+    ]
+    assert texts[0] == texts[1]
