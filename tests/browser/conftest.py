@@ -20,8 +20,9 @@ if sync_api is None:
     from playwright import sync_api
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> "Iterator[sync_api.Browser]":
+    """Not for the whole session: while Playwright is open its event loop runs, and no other test could have one."""
     executable = next(filter(None, map(shutil.which, CHROMIUM_NAMES)), None)
     if executable is None:
         reason = "no chromium on this machine; apt-get install chromium"

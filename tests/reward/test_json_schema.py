@@ -201,3 +201,21 @@ def test_a_reference_that_only_some_values_reach_is_not_fetched_either(monkeypat
 
 def test_formats_are_not_checked():
     assert json_schema('"tomorrow"', schema={"type": "string", "format": "date"}).score == 1.0
+
+
+@pytest.mark.parametrize(
+    ("items", "score"),
+    [
+        ([1, 2, 3], 1.0),
+        ([1, True, "1", None, [1], {"a": 1}], 1.0),
+        ([1, 1.0], 0.0),
+        ([{"a": 1, "b": [2]}, {"b": [2.0], "a": 1}], 0.0),
+        ([[1, [True]], [1, [1]]], 1.0),
+        ([False, False], 0.0),
+        ([{"a": number} for number in range(20_000)], 1.0),
+    ],
+)
+def test_entries_that_have_to_be_different(items, score):
+    """The last would take the library minutes."""
+    schema = {"type": "array", "uniqueItems": True}
+    assert json_schema(json.dumps(items), json_schema=schema).score == score

@@ -112,6 +112,23 @@ def test_what_a_client_sent_is_shown_in_part(reader):
     assert "x…" in str(refusal(reader, body(more=f',"step":"{long}"')))
 
 
+def test_a_refused_body_is_gone_at_once(reader):
+    """Not when the collector looks for circles the next time: by then there may be a gigabyte of them."""
+
+    def refused() -> None:
+        with contextlib.suppress(Refusal):
+            reader.read(body('{"completion":[' + ",".join(["1.5"] * 10_000) + "]}"))
+
+    refused()
+    gc.collect()
+    gc.disable()
+    try:
+        refused()
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
+
+
 @pytest.mark.parametrize("content", [body('{"completion":"a"}'), b"{", body("1")])
 def test_the_collector_goes_on_afterwards(reader, content):
     assert gc.isenabled()

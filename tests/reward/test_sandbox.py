@@ -149,6 +149,31 @@ def resource_limit() -> int:
     return 1 << 40 if limit == resource.RLIM_INFINITY else limit
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "print('yes')\nexit()",
+        "print('yes')\nquit(0)",
+        "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.2), print('yes'))).start()",
+        "import atexit\natexit.register(print, 'yes')",
+        "import sys\nsys.__stdout__.write('yes\\n')",
+        "import sys\nprint('yes')\nsys.stdout.close()",
+        "import sys\nsys.stderr.buffer.write(b'no')\nprint('yes')",
+        "import pickle\nclass A: pass\npickle.loads(pickle.dumps(A()))\nprint('yes')",
+        "import typing\nclass A:\n    b: 'A'\ntyping.get_type_hints(A)\nprint('yes')",
+        "assert __file__ and __name__ == '__main__'\nprint('yes')",
+    ],
+)
+def test_an_honest_program_ends_as_under_python(source: str):
+    run = run_one(source)
+    assert (run.ended, run.stdout) == ("done", "yes\n"), run
+
+
+def test_a_verdict_that_nobody_can_read_is_the_programs_fault():
+    run = run_one("import os\nos.write(3, b'\\n' + b'[' * 100000)\nos._exit(0)")
+    assert run.ended == "death"
+
+
 def test_each_test_is_a_process_of_its_own():
     source = "import builtins\nseen = getattr(builtins, 'seen', 0)\nbuiltins.seen = 1\nprint(seen, input())"
     tests = [{"stdin": "a"}, {"stdin": "b"}, {"expression": "seen"}, {"code": "assert seen"}]

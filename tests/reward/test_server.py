@@ -1,6 +1,7 @@
 """The command, as a process of its own."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -272,9 +273,12 @@ def test_a_signal_while_rewards_load_ends_it(tmp_path):
     assert all_gone(children)
 
 
-@pytest.mark.parametrize("limit", ["UNREAD_LIMIT_S = 1.0", "MAX_UNREAD_BYTES = 2**20"])
-def test_an_answer_that_nobody_reads_is_not_kept(limit):
-    """The limits are small here; an answer is as large as what it echoes."""
+ECHOED_BYTES = 10 << 20
+
+
+@contextlib.contextmanager
+def echoing(limit: str) -> Iterator[tuple[tuple[str, int], bytes]]:
+    """A server with another limit for unread answers, and a request whose answer is as large as itself."""
     program = f"""
 import sys
 from grpo_reward import connection
@@ -286,23 +290,40 @@ main(sys.argv[1:])
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     host, port = process.stdout.readline().split()[2].removeprefix("http://").split(":")
-    body = json.dumps({"responses_create_params": {}, "response": {}, "task": "x" * (10 << 20)}).encode()
+    body = json.dumps({"responses_create_params": {}, "response": {}, "task": "x" * ECHOED_BYTES}).encode()
     head = f"POST /verify HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    with socket.create_connection((host, int(port))) as connection:
-        connection.sendall(head.encode() + body)
-        assert httpx.get(f"http://{host}:{port}/livez", trust_env=False).status_code == 200
-        time.sleep(3.0)
-        connection.settimeout(PATIENCE_S)
-        received = 0
-        try:
-            while part := connection.recv(1 << 20):
-                received += len(part)
-        except ConnectionResetError:
-            pass
-    assert received < 10 << 20
+    yield (host, int(port)), head.encode() + body
     process.send_signal(signal.SIGTERM)
     assert "a client does not read its answer" in process.communicate(timeout=PATIENCE_S)[1]
     assert process.returncode == 0
+
+
+def received_bytes(connection: socket.socket, *, pause_s: float = 0.0) -> int:
+    """Of an answer as large as that of `echoing`, until it is there, or the connection has been closed."""
+    connection.settimeout(PATIENCE_S)
+    received = 0
+    with contextlib.suppress(ConnectionResetError):
+        while received < ECHOED_BYTES and (part := connection.recv(1 << 20)):
+            received += len(part)
+            time.sleep(pause_s)
+    return received
+
+
+def test_an_answer_that_nobody_reads_is_not_kept():
+    with echoing("UNREAD_LIMIT_S = 1.0") as (address, request), socket.create_connection(address) as idle:
+        idle.sendall(request)
+        time.sleep(3.0)
+        assert received_bytes(idle) < ECHOED_BYTES
+
+
+def test_a_slow_reader_gets_all_of_its_answer_and_one_that_has_stopped_makes_room_for_others():
+    with echoing("MAX_UNREAD_BYTES, connection.UNREAD_LIMIT_S = 2**20, 2.0") as (address, request):
+        with socket.create_connection(address) as idle, socket.create_connection(address) as slow:
+            idle.sendall(request)
+            time.sleep(0.5)
+            slow.sendall(request)
+            assert received_bytes(slow, pause_s=0.2) >= ECHOED_BYTES
+            assert received_bytes(idle) < ECHOED_BYTES
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

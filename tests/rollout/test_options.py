@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -113,8 +114,6 @@ def test_usage(capsys: pytest.CaptureFixture[str]):
 
 def test_json_lines_for_vllm_and_its_processes(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("GRPO_LOG_FORMAT", "json")
-    monkeypatch.delenv("VLLM_LOGGING_CONFIG_PATH", raising=False)
-    monkeypatch.setenv("VLLM_PLUGINS", "")
     program = """
 from grpo_rollout.options import prepare_environment
 prepare_environment()
@@ -123,10 +122,14 @@ from vllm.logger import configure_logging_from_args, init_logger
 configure_logging_from_args(Namespace())
 init_logger("vllm.a_part").info("%s", "hello")
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True)
+    # What other tests have made of vLLM's variables is not its business.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True, env=environment
+    )
     lines = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
     found = [line for line in lines if line["logger"] == "vllm.a_part"]
-    assert [(line["service"], line["message"]) for line in found] == [("rollout", "hello")]
+    assert [(line["service"], line["message"]) for line in found] == [("rollout", "hello")], done.stderr
 
 
 def test_an_unknown_log_format_is_told(monkeypatch: pytest.MonkeyPatch):

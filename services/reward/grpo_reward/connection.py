@@ -12,10 +12,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEADER_BYTES = 64 * 1024
 HEADER_LIMIT_S = 10.0
-UNREAD_LIMIT_S = 60.0
-"""How long a client may take to read an answer that does not fit into the network's buffers."""
+UNREAD_LIMIT_S, LOOK_S = 60.0, 5.0
+"""How long a client may read nothing of an answer that is larger than the network's buffers, and how often to look."""
 MAX_UNREAD_BYTES = 256 * 2**20
-"""Of the answers of all connections that are waiting to be read. What comes on top closes its connection."""
+"""Of the answers of all connections that are waiting to be read. Beyond, who has read nothing for longest is closed."""
 
 log = logging.getLogger("grpo_reward")
 
@@ -26,8 +26,10 @@ class BoundedConnection(HttpToolsProtocol):
     Between two requests uvicorn's own limit holds.
     """
 
-    _unread: ClassVar[dict["BoundedConnection", int]] = {}
+    _unread: ClassVar[set["BoundedConnection"]] = set()
     _unread_timer: asyncio.TimerHandle | None = None
+    _unread_bytes = 0
+    _moved_at = 0.0
     _late: asyncio.TimerHandle | None = None
     _reading_headers = True
     _header_bytes = 0
@@ -43,25 +45,42 @@ class BoundedConnection(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._unread[self] = self.transport.get_write_buffer_size()
-        self._unread_timer = self.loop.call_later(UNREAD_LIMIT_S, self._close_unread)
-        if sum(self._unread.values()) > MAX_UNREAD_BYTES:
-            self._close_unread()
+        self._unread.add(self)
+        self._unread_bytes, self._moved_at = self.transport.get_write_buffer_size(), self.loop.time()
+        self._unread_timer = self.loop.call_later(min(LOOK_S, UNREAD_LIMIT_S), self._look)
+        others = self._unread - {self}
+        while others and sum(each.transport.get_write_buffer_size() for each in self._unread) > MAX_UNREAD_BYTES:
+            slowest = min(others, key=BoundedConnection._measure)
+            others.discard(slowest)
+            slowest._close_unread()
 
     def resume_writing(self) -> None:
         self._has_been_read()
         super().resume_writing()
 
+    def _measure(self) -> float:
+        """When the client was last seen to have read something."""
+        unread = self.transport.get_write_buffer_size()
+        if unread < self._unread_bytes:
+            self._unread_bytes, self._moved_at = unread, self.loop.time()
+        return self._moved_at
+
+    def _look(self) -> None:
+        if self.loop.time() - self._measure() >= UNREAD_LIMIT_S:
+            self._close_unread()
+        else:
+            self._unread_timer = self.loop.call_later(min(LOOK_S, UNREAD_LIMIT_S), self._look)
+
     def _has_been_read(self) -> None:
-        self._unread.pop(self, None)
+        self._unread.discard(self)
         if self._unread_timer is not None:
             self._unread_timer.cancel()
             self._unread_timer = None
 
     def _close_unread(self) -> None:
-        log.warning(
-            "a client does not read its answer: its connection is closed, %d bytes are lost", self._unread[self]
-        )
+        self._has_been_read()
+        lost = self.transport.get_write_buffer_size()
+        log.warning("a client does not read its answer: its connection is closed, %d bytes are lost", lost)
         self.transport.abort()
 
     def on_message_begin(self) -> None:

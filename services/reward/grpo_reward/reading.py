@@ -16,9 +16,9 @@ from pydantic import BaseModel, Field, ValidationError, create_model
 from .refusal import Refusal, invalid_request
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
-MAX_CONTAINERS, MAX_STRINGS = 250_000, 1_000_000
-"""Objects with lists, and texts with names of fields, in one body; numbers are cheap. A thousand samples with dialogues
-have some ten thousand of each."""
+MAX_CONTAINERS, MAX_STRINGS, MAX_VALUES = 250_000, 1_000_000, 4_000_000
+"""Objects with lists, texts with names of fields, and values of all kinds in one body. A thousand samples with their
+dialogues have some ten thousand of the first two; most of the third are token ids, of five bytes each."""
 MAX_NAMED_FAULTS = 20_000
 """Naming a fault takes 4 µs or more, and three are told."""
 
@@ -47,33 +47,41 @@ class Reader(Generic[BodyT]):
                 num_faults = error.error_count()
                 if num_faults > MAX_NAMED_FAULTS:
                     raise Refusal(422, "invalid_value", f"the body has {num_faults} faults, too many to tell") from None
-                refused = error
-        for problem in refused.errors(include_url=False, include_input=False):
+                # Without its way back to here: that would be a circle, which keeps the body until the next collection.
+                refused = error.with_traceback(None)
+        try:
+            raise self._refusal(refused)
+        finally:
+            del refused
+
+    def _refusal(self, error: ValidationError) -> Refusal:
+        for problem in error.errors(include_url=False, include_input=False):
             if problem["type"] == "too_long" and problem["loc"] == (self._samples,):
-                raise Refusal(
+                return Refusal(
                     413,
                     "too_many_samples",
                     f"the request has {problem['ctx']['actual_length']} samples; "
                     f"the limit is {problem['ctx']['max_length']}",
                     hint="send several requests, or start the server with a larger --max-samples",
                 )
-        raise invalid_request(refused, self._known_fields)
+        return invalid_request(error, self._known_fields)
 
 
 def check_number_of_values(body: bytes) -> None:
     """Raises Refusal 413 for more values than parsing should take time for. Exact for JSON, at any rate cheap."""
-    if body.count(b"{") + body.count(b"[") <= MAX_CONTAINERS and body.count(b'"') <= 2 * MAX_STRINGS:
+    few_values = body.count(b",") <= MAX_VALUES
+    if few_values and body.count(b"{") + body.count(b"[") <= MAX_CONTAINERS and body.count(b'"') <= 2 * MAX_STRINGS:
         return
     if b"\\" in body:  # so that every quotation mark that is left begins or ends a text
         body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     if body.count(b'"') <= 2 * MAX_STRINGS:
         outside = b"".join(body.split(b'"')[::2])
-        if outside.count(b"{") + outside.count(b"[") <= MAX_CONTAINERS:
+        if outside.count(b"{") + outside.count(b"[") <= MAX_CONTAINERS and outside.count(b",") <= MAX_VALUES:
             return
     raise Refusal(
         413,
         "too_many_values",
-        f"the body has more than {MAX_CONTAINERS} objects and lists, or more than {MAX_STRINGS} texts",
+        f"the body has more than {MAX_CONTAINERS} objects and lists, {MAX_STRINGS} texts or {MAX_VALUES} values",
         hint="send several requests",
     )
 

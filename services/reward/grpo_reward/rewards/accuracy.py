@@ -16,13 +16,15 @@ MAX_DEPTH = 12
 """Nested brackets: parsing LaTeX takes exponential time in them, 1.4 s at 20."""
 MAX_ANSWER_CHARS = 1000
 """Of an answer, unless the solution is as long: a model that repeats itself is wrong, and not to be timed out."""
+MAX_BOXES = 500
+"""In an answer: a model that repeats itself is wrong here, too."""
 MAX_MEMO_CHARS = 2000
 
 _TOWER = re.compile(r"\d+(?:\s*(?:\^|\*\*)\s*[{(]*\s*\d+)+")
 _PRODUCT = re.compile(r"(?:\^|\*\*)\s*[{(]([^{}()]*(?:\\cdot|\\times|\*)[^{}()]*)")
 _POWER_OF_SUM = re.compile(r"[)}\]]\s*(?:\^|\*\*)\s*[{(]?\s*(?:\d{3,}|[3-9]\d)")
 """It would be multiplied out: (x+y+z)^{50} takes three seconds."""
-_LARGE_FACTORIAL = re.compile(r"\d{6,}\s*!|binom\s*\{\s*\d{6,}")
+_LARGE_FACTORIAL = re.compile(r"\d{6,}\s*!|!\s*[)}\]]\s*!|binom\s*\{\s*\d{6,}")
 _BRACE = re.compile(r"[{}]")
 _BRACKET = re.compile(r"[(\[{)\]}]|\n\n")
 
@@ -46,8 +48,9 @@ def accuracy(completion: str, *, solution: str, unparsable: float | None = None)
     0.5, open-r1 1, ms-swift 0; a number that every sample of a group gets teaches nothing, but moves the run's mean.
     `cosine`, `length` and `math_boxed`, which ask this reward, leave such samples unscorable.
 
-    Expressions made to be expensive (towers such as `9^{9^9}`, sums to the power of 30, factorials of six digits, more
-    than 12 nested brackets or 1000 characters) score 0 at once, unless the solution has such a thing, too.
+    Expressions made to be expensive (towers such as `9^{9^9}`, sums to the power of 30, factorials of six digits or of
+    factorials, more than 12 nested brackets or 1000 characters) score 0 at once, unless the solution has such a thing,
+    too; and so do answers of more than 500 boxes.
 
     Source: math_verify, with the choices of TRL's `accuracy_reward` (an unparsable gold answer is no score) and
     ms-swift's `<answer>` block. The order of arguments is verify(gold, answer): it is not symmetric.
@@ -81,6 +84,8 @@ def _parsed_gold(gold: str) -> list[Any]:
 def _compare(gold: str, text: str, tagged: bool) -> float:
     if tagged and text == gold:
         return 1.0
+    if text.count(BOX) > MAX_BOXES:
+        return 0.0
     parts = [text] if tagged else _boxes(text)
     if any(len(part) > max(MAX_ANSWER_CHARS, len(gold)) for part in parts):
         return 0.0

@@ -43,7 +43,10 @@ def _calls(column: list[Call] | str) -> list[Call]:
     if isinstance(column, list):
         return column
     try:
-        return [Call.model_validate(call) for call in json.loads(column)]
+        calls = json.loads(column)
+        if not isinstance(calls, list):
+            raise TypeError
+        return [Call.model_validate(call) for call in calls]
     except (TypeError, ValueError):
         raise ValueError("the column tool_calls is no JSON list of objects with name and arguments") from None
 

@@ -12,15 +12,17 @@ never runs anything of the program's; below that, one after the other, a process
 elsewhere, by what comes out: a program never sees what is expected of it, except in the tests that are code.
 """
 
+import atexit
+import builtins
 import ctypes
 import gc
-import io
 import json
 import os
 import selectors
 import signal
 import sys
 import time
+import types
 from collections.abc import Set
 from typing import Any
 
@@ -162,7 +164,7 @@ def _watch(pid: int, stdout: int, verdict: int, timeout_s: float, max_output_byt
             if said["ended"] not in ("done", "error") or not texts:
                 raise ValueError("no verdict of ours")
             result |= {key: text and text.encode(errors="replace").decode() for key, text in said.items()}
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             result["detail"] = f"signal {-status}" if status < 0 else f"exit status {status}"
     return result
 
@@ -186,35 +188,57 @@ def _become_test(request: dict[str, Any], test: dict[str, Any]) -> None:
     no_landlock = barriers.restrict_files(READABLE)
     barriers.refuse_system_calls(also_writing=no_landlock is not None)
     sys.stdin = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115 - until the process ends
-    sys.stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
-    sys.stderr = io.StringIO()
-    sys.argv = ["program"]
+    stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = stdout  # type: ignore[misc]
+    stderr = open(2, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.__stderr__ = stderr  # type: ignore[misc]
+    sys.argv = ["program.py"]
+    builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]  # which Python defines where it loads its site-packages
+    program = types.ModuleType("__main__")
+    program.__file__ = "program.py"
+    sys.modules["__main__"] = program
     request.clear()
     test.clear()
     verdict = {"ended": "error", "detail": None, "value": None}
     try:
-        names = {"__name__": "__main__", "__builtins__": __builtins__}
+        names = program.__dict__
         try:
             exec(compile(source, "<program>", "exec", dont_inherit=True), names)  # noqa: S102 - behind the barriers
         except SystemExit as end:
             if code is not None or expression is not None or end.code not in (None, 0):
                 raise
+        if code is None and expression is None:
+            _end_as_python_does()
         if code is not None:
             exec(compile(code, "<test>", "exec", dont_inherit=True), names)  # noqa: S102 - an author's test
         if expression is not None:
             value = eval(compile(expression, "<test>", "eval", dont_inherit=True), names)  # noqa: S307
             verdict["value"] = repr(_plain(value))
-        sys.stdout.flush()
+        _flush(sys.stdout, stdout)
         verdict["ended"] = "done"
     except BaseException as error:
         verdict["detail"] = f"{type(error).__name__}: {error}"[:500]
         try:
-            sys.stdout.flush()
+            _flush(sys.stdout, stdout)
         except Exception:
             verdict["ended"] = "error"
     finally:
         os.write(3, b"\n" + json.dumps(verdict).encode())
         os._exit(0)
+
+
+def _end_as_python_does() -> None:
+    """Threads are waited for, and what was registered for the end is called."""
+    if "threading" in sys.modules:
+        sys.modules["threading"]._shutdown()
+    atexit._run_exitfuncs()
+
+
+def _flush(*streams: Any) -> None:
+    """A program may have closed its output at its end, or have put another in its place."""
+    for stream in streams:
+        if not stream.closed:
+            stream.flush()
 
 
 def _plain(value: object) -> object:
