@@ -375,16 +375,37 @@ async def test_the_event_loop_is_free_while_workers_are_busy(machinery):
     assert turns > 20
 
 
-async def test_without_its_fork_server_it_fails_for_good(misbehaving):
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_lost_fork_server_is_started_again_and_nothing_is_lost(misbehaving, number, monkeypatch):
+    monkeypatch.setattr("grpo_reward.executors.process.PING_LIMIT_S", 2.0)
     machinery = Machinery(misbehaving)
     await machinery.executor.start()
     pids = await machinery.processes()
-    work = asyncio.create_task(machinery.statuses("loop"))
-    await asyncio.sleep(0.1)
-    os.kill(machinery.executor._forkserver.pid, signal.SIGKILL)
-    with pytest.raises(ExecutorUnavailable, match="fork server is gone"):
-        await work
-    assert machinery.executor.failed == "the fork server is gone"
+    work = asyncio.create_task(machinery.statuses("slow", "", "slow", timeout_s=20.0))
+    await asyncio.sleep(0.05)
+    lost = machinery.executor._forkserver.pid
+    os.kill(lost, number)
+    assert await work == ["ok"] * 3
+    assert await machinery.statuses("", "") == ["ok", "ok"]
+    assert await gone(lost, *pids) or number == signal.SIGSTOP
+    assert machinery.executor._forkserver.pid != lost
+    assert (machinery.executor.failed, machinery.executor.problem) == (None, None)
+    assert len(await machinery.processes()) == 2
+    await machinery.executor.stop()
+
+
+async def test_a_fork_server_that_is_lost_all_the_time_is_the_end(misbehaving):
+    machinery = Machinery(misbehaving)
+    await machinery.executor.start()
+    pids: set[int] = set()
+    async with asyncio.timeout(PATIENCE_S):
+        for _ in range(4):
+            pids |= await machinery.processes()
+            lost = machinery.executor._forkserver.pid
+            os.kill(lost, signal.SIGKILL)
+            while machinery.executor._forkserver.pid == lost and machinery.executor.failed is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    assert machinery.executor.failed == "the fork server is gone, 4 times within 60 s"
     with pytest.raises(ExecutorUnavailable):
         await machinery.score("")
     assert await gone(*pids)

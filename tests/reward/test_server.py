@@ -148,12 +148,20 @@ async def test_nothing_is_left_after_kill_9(server):
     assert all_gone(children)
 
 
-def test_without_its_fork_server_it_ends_with_a_cause(server):
+def test_a_reward_that_kills_the_fork_server_ends_it_only_when_it_goes_on(server):
     children = descendants(server.process.pid)
-    os.kill(min(children), signal.SIGKILL)
-    assert server.wait() == 1
-    assert "error: the fork server is gone" in server.output[1]
+    body = {"rewards": [{"name": "misbehave"}], "samples": [{"completion": "kill the parent"}, {"completion": ""}]}
+
+    def statuses() -> list[str]:
+        answer = httpx.post(f"{server.url}/v1/score", json=body, timeout=PATIENCE_S, trust_env=False).json()
+        return [result["rewards"]["misbehave"]["status"] for result in answer["results"]]
+
+    assert statuses() == ["error", "ok"]
+    assert httpx.get(f"{server.url}/readyz", trust_env=False).status_code == 200
     assert all_gone(children)
+    httpx.post(f"{server.url}/v1/score", json=body, timeout=PATIENCE_S, trust_env=False)
+    assert server.wait() == 1
+    assert "error: the fork server is gone, 4 times within 60 s" in server.output[1]
 
 
 def test_a_port_in_use_is_one_line():

@@ -40,6 +40,9 @@ def misbehave(completion: str, *, folder: str = "") -> float | Score | None:
             ctypes.string_at(0)
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        case "kill the parent":
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(1000)
         case "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
         case "die the first time":

@@ -33,6 +33,8 @@ MAX_DEATHS_BEFORE = 5
 """Deaths of workers before they began with a chunk, until its items are tried one by one."""
 REPLACEMENT_S = 2.0
 """How long requests wait for a worker when all have gone, before they are refused."""
+MAX_LOSSES, LOSSES_S = 3, 60.0
+"""How often the fork server may be lost, and started again, in that time."""
 SPAWN_BACKOFF_S = (0.0, 0.1, 0.5, 2.0)
 SPAWN_LIMIT_S = 30.0
 SPAWNS_AT_ONCE = 32
@@ -76,6 +78,8 @@ class ProcessExecutor:
         self._spawning = asyncio.Semaphore(SPAWNS_AT_ONCE)
         self._pong = 0.0
         self._last_release = -math.inf
+        self._losses: list[float] = []
+        self._reviving = False
         self._stopping = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._control: socket.socket
@@ -111,18 +115,22 @@ class ProcessExecutor:
         if self._forkserver is None:
             self.launch()
         try:
+            await self._begin()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _begin(self) -> None:
+        """What follows on `launch`: the rewards, and the workers."""
+        try:
             async with asyncio.timeout(self._start_limit_s):
                 await self._receive_rewards()
                 self._pong = time.monotonic()
                 self._background(self._listen())
                 self._background(self._ping())
                 await asyncio.gather(*(self._spawn() for _ in range(self.workers)))
-        except BaseException as error:
-            await self.stop()
-            if isinstance(error, TimeoutError):
-                limit = f"the rewards were not loaded within {self._start_limit_s:g} s"
-                raise ExecutorUnavailable(limit) from None
-            raise
+        except TimeoutError:
+            raise ExecutorUnavailable(f"the rewards were not loaded within {self._start_limit_s:g} s") from None
 
     async def stop(self) -> None:
         """Kill the workers and wait for the fork server, which goes when its socket closes."""
@@ -249,14 +257,14 @@ class ProcessExecutor:
                 return
 
     def _tell(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
-        if self._stopping or self.failed:
+        if self._stopping or self.failed or self._reviving:
             return
         try:
             socket.send_fds(self._control, [json.dumps(message).encode()], descriptors)
         except BlockingIOError:
-            self._fail("the fork server does not listen any more")
+            self._lose("the fork server does not listen any more")
         except OSError:
-            self._fail("the fork server is gone")
+            self._lose("the fork server is gone")
 
     async def _receive_rewards(self) -> None:
         while True:
@@ -290,7 +298,7 @@ class ProcessExecutor:
                 self._has_exited(message["exited"], message["status"])
             elif "unspawned" in message and (worker := self._living.get(message["unspawned"])) is not None:
                 worker.connection_lost(None)
-        self._fail("the fork server is gone")
+        self._lose("the fork server is gone")
 
     def _has_exited(self, number: int, status: int) -> None:
         worker = self._living.get(number)
@@ -309,19 +317,51 @@ class ProcessExecutor:
             self._tell({"ping": number})
             await asyncio.sleep(PING_INTERVAL_S)
             if time.monotonic() - self._pong > PING_LIMIT_S:
-                self._fail(f"the fork server has not answered for {PING_LIMIT_S:g} s")
+                self._lose(f"the fork server has not answered for {PING_LIMIT_S:g} s")
+
+    def _lose(self, reason: str) -> None:
+        """Without the fork server no worker can be replaced. It is started again, unless that happens all the time."""
+        if self.failed or self._stopping or self._reviving:
+            return
+        now = time.monotonic()
+        self._losses = [loss for loss in self._losses if now - loss < LOSSES_S] + [now]
+        if len(self._losses) > MAX_LOSSES:
+            self._fail(f"{reason}, {len(self._losses)} times within {LOSSES_S:g} s")
+            return
+        log.error("%s, and its workers with it: it is started again", reason)
+        self._reviving = True
+        for task in self._tasks - {asyncio.current_task()}:
+            task.cancel()
+        self._let_go()
+        self._background(self._revive())
+
+    async def _revive(self) -> None:
+        if self._forkserver is not None:
+            await asyncio.to_thread(self._forkserver.wait)
+        self._control.close()
+        self.launch()
+        self._reviving = False
+        try:
+            await self._begin()
+        except ExecutorUnavailable as error:
+            self._fail(f"{error}, after it had been lost")
 
     def _fail(self, reason: str) -> None:
-        """The end: without the fork server no worker can be replaced, and nobody would collect those that run."""
+        """The end: whoever started this server starts it anew."""
         if self.failed or self._stopping:
             return
         self.failed = reason
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Kill the fork server, and with it all workers; wake those who wait for one."""
         if self._forkserver is not None:
-            self._forkserver.kill()  # its workers go with it
+            self._forkserver.kill()
+        self._last_release = time.monotonic()
         for worker in list(self._living.values()):
             worker.retired = True
             worker.close()
-            self._idle.put_nowait(worker)  # wakes those who wait; they see the failure
+            self._idle.put_nowait(worker)
         self._living.clear()
 
     def _background(self, work: Coroutine[Any, Any, None]) -> None:

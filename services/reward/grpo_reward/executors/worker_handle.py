@@ -70,6 +70,8 @@ class WorkerHandle(asyncio.Protocol):
         self._buffer = bytearray()
         self._transport: asyncio.Transport | None = None
         self._chunks = 0
+        self._last_item = -1
+        """What was in work when the connection was closed from here."""
 
     async def connect(self) -> None:
         self.ours.setblocking(False)
@@ -90,7 +92,9 @@ class WorkerHandle(asyncio.Protocol):
         else:
             self.ours.close()
         self.close_theirs()
-        self._progress.close()
+        if not self._progress.closed:
+            self._last_item = self._in_work()[0]
+            self._progress.close()
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
@@ -188,7 +192,7 @@ class WorkerHandle(asyncio.Protocol):
     def _in_work(self) -> tuple[int, float | None]:
         """The item in work, and since when; (−1, None) before the first of this chunk and after the last."""
         if self._progress.closed:
-            return -1, None
+            return self._last_item, None
         number, item, since = PROGRESS.unpack_from(self._progress)
         return (item, since) if number == self._chunks and item >= 0 else (-1, None)
 
