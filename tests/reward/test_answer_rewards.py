@@ -65,6 +65,12 @@ def test_the_last_box_is_read_whole():
 @pytest.mark.parametrize(
     ("text", "score"),
     [
+        ("<answer>**B**</answer>", 1.0),
+        ("The answer is **B**.", 1.0),
+        ("\\boxed{\\text{B}}", 1.0),
+        ("\\boxed{\\textbf{(B)}}", 1.0),
+        ("<answer>$B$</answer>", 1.0),
+        ("<answer>**A**</answer>", 0.0),
         ("<answer>B</answer>", 1.0),
         ("<answer> (b) Paris </answer>", 1.0),
         ("<answer>B. Paris</answer>", 1.0),

@@ -337,8 +337,11 @@ def test_a_slow_reader_gets_all_of_its_answer_and_one_that_has_stopped_makes_roo
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_as_soon_as_it_says_that_it_serves_ends_it(number):
     program = f"""
-import builtins, os, sys
+import builtins, os, signal, sys
 from grpo_reward.__main__ import main
+
+# Not as whoever runs the tests may have left it: under nohup, or in the background of a shell, it is ignored.
+signal.signal({int(number)}, signal.SIG_DFL)
 
 def print_and_signal(*arguments, **options):
     said(*arguments, **options)

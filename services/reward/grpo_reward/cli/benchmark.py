@@ -115,7 +115,7 @@ class _Load:
             "scores_per_s": scores / elapsed_s,
             "batch_p50_s": percentile(self._latencies_s, 0.5),
             "batch_p99_s": percentile(self._latencies_s, 0.99),
-            "inside_s": (after[0] - before[0]) / (after[1] - before[1]) if before and after else None,
+            "inside_s": _per_score(before, after) if before and after else None,
         }
 
     def _inside(self, name: str) -> tuple[float, int] | None:
@@ -141,3 +141,9 @@ def _show(report: Mapping[str, Any]) -> None:
     ]
     for name, value in lines:
         out.print(f"{name:22}{value}", soft_wrap=True)
+
+
+def _per_score(before: tuple[float, int], after: tuple[float, int]) -> float | None:
+    """Seconds of one score; None when none has come back, because each killed its worker."""
+    scores = after[1] - before[1]
+    return (after[0] - before[0]) / scores if scores else None

@@ -13,7 +13,8 @@ BATCH = 256
 """Samples of a request, more when a group is larger: a reward of `completions` has to see all of a group."""
 AT_ONCE = 2
 """Requests under way, so that workers need not wait for the next one."""
-MAX_DEADLINE_S = 3600.0
+MAX_DEADLINE_S = 600.0
+"""The longest that a server takes unless it was started with another `--max-timeout-s`."""
 
 
 def cut(rows: Sequence[Row], *, keep_ungrouped_together: bool) -> list[list[int]]:

@@ -53,6 +53,8 @@ def countdown(completion: str, *, nums: list[int] | str, target: int | float | s
 
 
 def _numbers(nums: list[int] | str) -> list[int]:
+    if isinstance(nums, str) and "." in nums:
+        raise ValueError(f"the column nums has numbers that are not whole: {nums[:100]!r}")
     numbers = [int(number) for number in _INTEGER.findall(nums)] if isinstance(nums, str) else nums
     if not numbers:
         raise ValueError("the column nums has no numbers")

@@ -7,7 +7,8 @@ from ..author import Score, reward
 from .math_boxed import last_box
 
 _LETTER = re.compile(r"\(?([A-Za-z])(?:\)|\.|:|\s|$)")
-_SAID = re.compile(r"answer is:? {0,3}\(?([A-Z])(?![A-Za-z])")
+_SAID = re.compile(r"answer is:? {0,3}[*_]{0,2}\(?([A-Z])(?![A-Za-z])")
+_MARKUP = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf)\s*\{([^{}]*)\}|[*_$`]")
 
 
 @reward
@@ -15,7 +16,8 @@ def multiple_choice(completion: str, *, solution: str) -> Score:
     """1 when the chosen letter is that of `solution`, else 0; unscorable when `solution` does not begin with one.
 
     The choice is what `<answer>…</answer>` begins with, without one what the last `\\boxed{…}` begins with, without
-    that the letter after the last "answer is". `B`, `(B)`, `B.` and `B) Paris` are B; a word is no letter.
+    that the letter after the last "answer is". `B`, `(B)`, `B.`, `B) Paris`, `**B**` and `\\text{B}` are B; a word is
+    no letter.
 
     Source: the usual form of MMLU and GPQA answers.
     """
@@ -33,5 +35,5 @@ def multiple_choice(completion: str, *, solution: str) -> Score:
 
 
 def _letter(text: str) -> str | None:
-    match = _LETTER.match(text.strip())
+    match = _LETTER.match(_MARKUP.sub(r"\1", text).strip())
     return match.group(1).upper() if match else None
