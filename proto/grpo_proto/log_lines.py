@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterable
 
 FORMAT_VARIABLE = "GRPO_LOG_FORMAT"
 SECRET_VARIABLES = ("GRPO_API_TOKEN", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY")
@@ -22,16 +21,16 @@ def formatter(service: str) -> logging.Formatter:
     style = os.environ.get(FORMAT_VARIABLE) or "text"
     if style not in ("text", "json"):
         raise ValueError(f"{FORMAT_VARIABLE} {style} is unknown: text or json")
-    secrets = [os.environ.get(name, "") for name in SECRET_VARIABLES]
-    return JsonLines(service, secrets) if style == "json" else TextLines(service, secrets)
+    return JsonLines(service) if style == "json" else TextLines(service)
 
 
 class Redacting(logging.Formatter):
-    """Hides secrets: the values of variables that hold one, bearer tokens, and credentials in URLs."""
+    """Hides secrets: the values of the environment's variables that hold one, bearer tokens, credentials in URLs."""
 
-    def __init__(self, service: str, secrets: Iterable[str] = ()):
+    def __init__(self, service: str):
         super().__init__()
         self.service = service
+        secrets = [os.environ.get(name, "") for name in SECRET_VARIABLES]
         # Short values would hide half of every line; nobody protects anything with them.
         self._secrets = sorted((secret for secret in secrets if len(secret) >= 6), key=len, reverse=True)
 

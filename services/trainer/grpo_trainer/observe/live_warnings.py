@@ -1,14 +1,13 @@
 """The warnings and errors of a run's log, the newest ones, for the live page."""
 
 import logging
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from grpo_proto.log_lines import SECRET_VARIABLES, Redacting
+from grpo_proto.log_lines import Redacting
 
 from .live_groups import clean
 
@@ -18,7 +17,7 @@ MAX_TEXT = 600
 
 def redacting() -> Redacting:
     """Hides what the log hides."""
-    return Redacting("trainer", [os.environ.get(name, "") for name in SECRET_VARIABLES])
+    return Redacting("trainer")
 
 
 class RecentWarnings(logging.Handler):
