@@ -91,7 +91,7 @@ class RewardDescription(Response):
     documentation: str
     params_schema: dict[str, Any] = Field(description="JSON schema of `params`, with defaults.")
     columns: list[str] = Field(description="Dataset columns every sample must have.")
-    code_hash: str = Field(description="SHA-256 of the reward's source.")
+    code_hash: str = Field(description="SHA-256 of the reward's file, and of the files that it imports relatively.")
     batch: bool = Field(
         default=False, description="Whether it scores all samples of a request in one call, and may compare them."
     )

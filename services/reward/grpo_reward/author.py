@@ -19,7 +19,6 @@ Every other parameter is one of three things:
 What it returns: a finite number, None (not its task: `unscorable`) or a `Score`. Anything else is status `error`.
 """
 
-import hashlib
 import inspect
 import warnings
 from collections.abc import Callable, Sequence
@@ -28,6 +27,8 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
+
+from .code_hash import code_hash
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
@@ -70,7 +71,7 @@ class Reward:
     takes_all_columns: bool
     """A batch function with `**kwargs` gets every column that any sample has."""
     code_hash: str
-    """SHA-256 of the file the function is written in."""
+    """Of the file the function is written in."""
 
 
 @overload
@@ -165,11 +166,6 @@ def params_model(name: str, params: dict[str, Any]) -> type[BaseModel]:
         # A param called `schema` or `json` shadows a method of pydantic's that nobody calls on this model.
         warnings.filterwarnings("ignore", message="Field name .* shadows an attribute", category=UserWarning)
         return create_model(f"{name}_params", __config__=_PARAMS_CONFIG, **params)
-
-
-def code_hash(file: Path) -> str:
-    """SHA-256 of a reward's source file, in hexadecimal."""
-    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 # A param called `schema` or `model_…` is an author's right.
