@@ -89,12 +89,21 @@ def build_all(host: DockerHost, base: str, context: Path) -> None:
     """Raises CalledProcessError with the end of the log of a build that fails."""
     for image, (dockerfile, variant) in IMAGES.items():
         began_s = time.monotonic()
+        before = _image_id(host, image)
         command = [host.docker, "build", "--network", "host", "--build-arg", f"BASE_IMAGE={base}", *variant]
         run(
             *command, "-f", dockerfile, "-t", image, ".",
             cwd=context, env={**os.environ, "DOCKER_BUILDKIT": "1"}, timeout_s=BUILD_TIMEOUT_S,
         )  # fmt: skip
         say(f"{image} built in {time.monotonic() - began_s:.0f} s")
+        if before not in ("", _image_id(host, image)):
+            # The one of the last time has no name any more: each takes gigabytes. Docker refuses while it is in use.
+            subprocess.run([host.docker, "image", "rm", before], capture_output=True, timeout=120, check=False)
+
+
+def _image_id(host: DockerHost, image: str) -> str:
+    """Empty when there is none of that name."""
+    return run(host.docker, "image", "ls", "--quiet", "--no-trunc", image).stdout.strip()
 
 
 def size_mb(host: DockerHost, image: str) -> float:
