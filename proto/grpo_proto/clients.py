@@ -6,27 +6,45 @@ What is repeated after an infrastructure error: every GET, `score` (it has no ef
 
 import asyncio
 import os
-from collections.abc import Mapping
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
+from urllib.parse import urlsplit
 
 import httpx
 from pydantic import ValidationError
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
+from .answer import PLAIN, Answer, ResponseT, read_answer
 from .api_token import TOKEN_VARIABLE
-from .base import PROTOCOL_VERSION, Request, Response
+from .base import Request
 from .certificates import trusted_certificates
-from .errors import ErrorBody, ErrorDetail, FatalError, InfrastructureError, ServiceError, error_class
+from .errors import ErrorDetail, FatalError, InfrastructureError
 from .health import Health
 from .reward import RewardInfo, RewardList, ScoreRequest, ScoreResponse
 from .rollout import RolloutInfo, RolloutRequest, RolloutResponse
 from .weights import AbortRequest, BeginRequest, CloseRequest, CommitRequest, SessionRequest, WeightState
 
-ResponseT = TypeVar("ResponseT", bound=Response)
-
 SLACK_S = 10.0
 """How much longer than the deadline in a request the client waits for the answer that reports it."""
+MAX_INFO_BYTES = 16 * 2**20
+"""Of an answer to a GET: what a server says about itself."""
+MAX_ANSWER_BYTES = 256 * 2**20
+"""Of other answers. A reward server has 32 MiB for logs in one, and a quarter of a million scores are below 100 MiB."""
+BYTES_PER_TOKEN = 256
+"""What the answer of a rollout server may have more for each token asked for: id, logprob and text take about 40, and
+the longest token of a vocabulary, 128 blanks, below 200."""
+
+
+def checked_url(url: str) -> str:
+    """`url` itself. Raises ValueError unless it has a scheme of ours, a host, and a port that there can be."""
+    try:
+        parts = urlsplit(url)
+        wrong = parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0
+    except ValueError as error:
+        raise ValueError(f"{url!r:.300} is no URL: {error}") from None
+    if wrong:
+        raise ValueError(f"{url!r:.300} is no URL of a server, such as http://127.0.0.1:8001")
+    return url
 
 
 class ServiceClient:
@@ -37,6 +55,8 @@ class ServiceClient:
         token: bearer token; `GRPO_API_TOKEN` of the environment when None.
         probe_timeout_s: limit for the GET routes, which answer from memory.
         transport: replaces the network, for tests.
+
+    Raises ValueError for what is no URL of a server.
     """
 
     def __init__(
@@ -47,7 +67,7 @@ class ServiceClient:
         probe_timeout_s: float = 5.0,
         transport: httpx.AsyncBaseTransport | None = None,
     ):
-        self.base_url = base_url.rstrip("/")
+        self.base_url = checked_url(base_url).rstrip("/")
         token = (token if token is not None else os.environ.get(TOKEN_VARIABLE, "")).strip()
         self.probe_timeout_s = probe_timeout_s
         # trust_env is off: a proxy of the environment is for the world outside, never for our own servers. Of what it
@@ -80,16 +100,16 @@ class ServiceClient:
 
     async def _health(self, path: str) -> Health:
         """A 503 is an answer here, not an error; no answer at all is one."""
-        response = await self._send("GET", path, None, self.probe_timeout_s)
-        if response.status_code in (200, 503):
+        answer = await self._send("GET", path, None, self.probe_timeout_s, MAX_INFO_BYTES)
+        if answer.status in (200, 503):
             try:
-                return Health.model_validate_json(response.content)
+                return Health.model_validate_json(answer.body)
             except ValidationError:
-                return Health(ok=response.status_code == 200, detail=response.text[:200])
-        raise self._error(response)
+                return Health(ok=answer.status == 200, detail=answer.text[:200])
+        return answer.message(Health, self._url(path))
 
     async def _get(self, path: str, answer: type[ResponseT], *, retry_for_s: float = 0.0) -> ResponseT:
-        return await self._retry(retry_for_s, "GET", path, None, answer, self.probe_timeout_s)
+        return await self._retry(retry_for_s, "GET", path, None, answer, self.probe_timeout_s, MAX_INFO_BYTES)
 
     async def _retry(
         self,
@@ -99,6 +119,7 @@ class ServiceClient:
         body: Request | None,
         answer: type[ResponseT],
         timeout_s: float,
+        max_bytes: int | None = None,
     ) -> ResponseT:
         """Repeat after infrastructure errors, with back-off and jitter, until `retry_for_s` have passed."""
         attempts = AsyncRetrying(
@@ -109,33 +130,34 @@ class ServiceClient:
         )
         async for attempt in attempts:
             with attempt:
-                return await self._call(method, path, body, answer, timeout_s)
+                return await self._call(method, path, body, answer, timeout_s, max_bytes)
         raise AssertionError("unreachable: the last attempt re-raises")
 
     async def _call(
-        self, method: str, path: str, body: Request | None, answer: type[ResponseT], timeout_s: float
+        self,
+        method: str,
+        path: str,
+        body: Request | None,
+        answer: type[ResponseT],
+        timeout_s: float,
+        max_bytes: int | None = None,
     ) -> ResponseT:
-        response = await self._send(method, path, body, timeout_s)
-        if not response.is_success:
-            raise self._error(response)
-        try:
-            return answer.model_validate_json(response.content)
-        except ValidationError as error:
-            detail = ErrorDetail(
-                type="malformed_answer",
-                message=f"the answer is no {answer.__name__}: {error.errors(include_url=False)[:3]}",
-                hint=f"is a grpo-services server of protocol {PROTOCOL_VERSION} listening there?",
-            )
-            raise FatalError(detail, url=self._url(path), status=response.status_code) from error
+        return (await self._send(method, path, body, timeout_s, max_bytes)).message(answer, self._url(path))
 
-    async def _send(self, method: str, path: str, body: Request | None, timeout_s: float) -> httpx.Response:
+    async def _send(
+        self, method: str, path: str, body: Request | None, timeout_s: float, max_bytes: int | None = None
+    ) -> Answer:
+        """Whatever the server answers, in `timeout_s` and at most `max_bytes` (MAX_ANSWER_BYTES)."""
         content = body.model_dump_json().encode() if body is not None else None
-        headers = {"Content-Type": "application/json"} if content is not None else None
+        headers = PLAIN | ({"Content-Type": "application/json"} if content is not None else {})
         timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, self.probe_timeout_s))
         try:
             # httpx waits that long for each part of an answer; a server that drips would never be late.
-            async with asyncio.timeout(2 * timeout_s):
-                return await self._http.request(method, path, content=content, headers=headers, timeout=timeout)
+            async with asyncio.timeout(timeout_s):
+                async with self._http.stream(
+                    method, path, content=content, headers=headers, timeout=timeout
+                ) as response:
+                    return await read_answer(response, max_bytes or MAX_ANSWER_BYTES, self._url(path))
         except (httpx.TimeoutException, TimeoutError) as error:
             detail = ErrorDetail(type="no_answer", message=f"no answer within {timeout_s:g} s", retryable=True)
             raise InfrastructureError(detail, url=self._url(path)) from error
@@ -145,16 +167,6 @@ class ServiceClient:
                 type="unreachable", message=reason, hint="is the server running there?", retryable=True
             )
             raise InfrastructureError(detail, url=self._url(path)) from error
-
-    def _error(self, response: httpx.Response) -> ServiceError:
-        path = response.request.url.path
-        try:
-            detail = ErrorBody.model_validate_json(response.content).error
-        except ValidationError:
-            detail = ErrorDetail(type="unexpected_answer", message=response.text[:500] or response.reason_phrase)
-        retry_after = _seconds(response.headers)
-        kind = error_class(response.status_code)
-        return kind(detail, url=self._url(path), status=response.status_code, retry_after_s=retry_after)
 
     def _url(self, path: str) -> str:
         return f"{self.base_url}{path}"
@@ -192,7 +204,9 @@ class RolloutClient(ServiceClient):
 
     async def rollouts(self, request: RolloutRequest, *, retry_for_s: float = 0.0) -> RolloutResponse:
         timeout_s = request.deadline_s + SLACK_S
-        return await self._retry(retry_for_s, "POST", "/v1/rollouts", request, RolloutResponse, timeout_s)
+        num_tokens = len(request.prompts) * request.n * request.sampling.max_tokens
+        max_bytes = MAX_ANSWER_BYTES + BYTES_PER_TOKEN * num_tokens
+        return await self._retry(retry_for_s, "POST", "/v1/rollouts", request, RolloutResponse, timeout_s, max_bytes)
 
 
 class WeightsClient(ServiceClient):
@@ -218,10 +232,3 @@ class WeightsClient(ServiceClient):
 
     async def _weights(self, method: str, call: str, body: Request, deadline_s: float) -> WeightState:
         return await self._call(method, f"/v1/weights/{call}", body, WeightState, deadline_s + SLACK_S)
-
-
-def _seconds(headers: Mapping[str, str]) -> float | None:
-    try:
-        return float(headers["Retry-After"])
-    except (KeyError, ValueError):
-        return None

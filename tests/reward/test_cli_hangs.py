@@ -1,12 +1,13 @@
 """`grpo-reward test` and `bench` of a reward that hangs: they end, say what hung, and count what they left out."""
 
 import json
+import re
 from typing import Any
 
 import pytest
 
 from grpo_reward.__main__ import main
-from grpo_reward.cli import benchmark, probe
+from grpo_reward.cli import benchmark, probe, requests
 
 PLUGIN = """
 from grpo_reward import reward
@@ -108,3 +109,61 @@ def test_bench_ends_when_a_later_sample_hangs(run):
     assert "4 ok" in out
     assert "ended early after 4 time-outs, for instance " in err
     assert "'right, but too long'" in err
+
+
+@pytest.fixture
+def score(capsys, plugin, tmp_path):
+    """`grpo-reward score` of these completions → exit status, stdout, stderr."""
+
+    def call(rewards: str, completions: list[str], *arguments: str) -> tuple[Any, str, str]:
+        path = tmp_path / "rows.jsonl"
+        path.write_text(
+            "".join(json.dumps({"completion": text, "group": n // 2}) + "\n" for n, text in enumerate(completions))
+        )
+        with pytest.raises(SystemExit) as ended:
+            main(["score", str(path), "--rewards", rewards, "--plugin", plugin, "--workers", "2", *arguments])
+        out, err = capsys.readouterr()
+        return ended.value.code, out, err
+
+    return call
+
+
+@pytest.mark.parametrize(("reward", "at_most"), [("endless", 8), ("endless_together", 18)])
+def test_score_ends_when_the_first_samples_all_hang(score, tmp_path, reward, at_most):
+    kept = tmp_path / "kept.jsonl"
+    status, out, err = score(f"min_length,{reward}", ["right"] * 200, "--timeout-s", "0.3", "--out", str(kept))
+    assert (status, out) == (1, "")
+    scored = len(kept.read_text().splitlines())
+    assert 8 <= scored <= at_most
+    assert f"{scored} of 200 samples were scored; they are in {kept}\n" in err
+    assert (
+        f"error: {reward} had no score within 0.3 s for any of the first {scored} samples; the other {200 - scored} "
+        in err
+    )
+    assert "--timeout-s" in err
+    assert "--keep-going" in err
+    first = json.loads(kept.read_text().splitlines()[0])
+    assert (first["id"], first["rewards"]["min_length"]["status"]) == ("line 1", "ok")
+    assert first["rewards"][reward]["status"] == "timeout"
+
+
+def test_score_goes_on_when_told_to(score):
+    status, out, _ = score("endless", ["right"] * 12, "--timeout-s", "0.2", "--keep-going", "--json")
+    assert status == 1
+    assert json.loads(out)["rewards"][0]["statuses"]["timeout"] == 12
+
+
+def test_score_goes_on_when_some_samples_hang(score):
+    texts = ["right, but too long"] * 7 + ["right"] * 50 + ["right, but too long"]
+    status, out, err = score("endless_when_long", texts, "--timeout-s", "0.2", "--json")
+    assert status == 1
+    assert json.loads(out)["rewards"][0]["statuses"] == {"ok": 50, "unscorable": 0, "timeout": 8, "error": 0}
+    assert "8 scores failed, for instance endless_when_long of rows.jsonl:1: timeout" in err
+
+
+def test_score_tells_how_far_it_is(score, monkeypatch):
+    monkeypatch.setattr(requests, "WORD_EVERY_S", 0.05)
+    texts = ["right"] + ["right, but too long"] * 12
+    _, _, err = score("endless_when_long", texts, "--timeout-s", "0.2", "--json")
+    assert re.search(r"^0 of 13 samples scored after \d+ s; each may take 0.2 s", err, re.MULTILINE)
+    assert re.search(r"^8 of 13 samples scored after \d+ s, 7 time-outs \(--timeout-s 0.2\)$", err, re.MULTILINE)

@@ -172,18 +172,17 @@ def test_blank_lines_and_a_byte_order_mark_do_not_matter_and_an_empty_file_is_an
         read_rows(path)
 
 
-def test_requests_have_whole_groups_of_one_step(tmp_path):
+def test_what_is_compared_stays_together(tmp_path):
     lines = [{"completion": f"{number}", "prompt": f"p{number % 100}", "step": number // 450} for number in range(600)]
     rows = read_rows(file_of(tmp_path, *lines))
-    requests = cut(rows, keep_ungrouped_together=False)
-    assert sorted(position for request in requests for position in request) == list(range(600))
-    assert all(len({rows[position].step for position in request}) == 1 for request in requests)
-    for group in {row.group for row in rows}:
-        assert sum(any(rows[position].group == group for position in request) for request in requests) == 1
-    assert max(map(len, requests)) <= 256
+    steps = cut(rows, compared=True)
+    assert sorted(position for units in steps for unit in units for position in unit) == list(range(600))
+    for units in steps:
+        assert len({rows[position].step for unit in units for position in unit}) == 1
+        assert len(units) == len({rows[position].group for unit in units for position in unit}) == 100
 
 
-def test_lines_without_a_group_stay_together_only_when_asked(tmp_path):
+def test_lines_without_a_group_stay_together_only_when_they_are_compared(tmp_path):
     rows = read_rows(file_of(tmp_path, *[{"completion": "c"}] * 600))
-    assert [len(request) for request in cut(rows, keep_ungrouped_together=False)] == [256, 256, 88]
-    assert [len(request) for request in cut(rows, keep_ungrouped_together=True)] == [600]
+    assert [len(units) for units in cut(rows, compared=False)] == [600]
+    assert cut(rows, compared=True) == [[list(range(600))]]

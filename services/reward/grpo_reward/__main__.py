@@ -1,5 +1,6 @@
 """`grpo-reward COMMAND`: find the command first, import heavy things after."""
 
+import errno
 import importlib
 import os
 import sys
@@ -27,20 +28,23 @@ MODULES = {
     "bench": "cli.benchmark",
 }
 """Command → module with a `run`. `serve` is below."""
+NO_PLACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+"""Of a file that stdout goes to."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Exit status: 0 when all is well, 1 when a check failed or it cannot score or serve, 2 for wrong usage."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    _open_closed_streams()
     if arguments in (["-h"], ["--help"], ["help"]):
-        print(USAGE)
+        _print(USAGE)
         return
     if arguments[:1] == ["help"]:
         arguments = [arguments[1], "--help"]
     if arguments == ["--version"]:
         from . import __version__
 
-        print(f"grpo-reward {__version__}")
+        _print(f"grpo-reward {__version__}")
         return
     if arguments and arguments[0] == "serve":
         _serve(arguments[1:])
@@ -55,17 +59,53 @@ def main(arguments: Sequence[str] | None = None) -> None:
         status = importlib.import_module(f".{MODULES[arguments[0]]}", __package__).run(arguments[1:])
         sys.stdout.flush()
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _say_error(error)
         status = 2
     except CommandFailed as error:
-        print(f"error: {error}", file=sys.stderr)
+        _say_error(error)
         status = 1
     except KeyboardInterrupt:
         status = 130
     except BrokenPipeError:  # whoever read stdout has had enough, as `head` has
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
+        status = 1
+    except OSError as error:
+        if error.errno not in NO_PLACE:
+            raise
+        _drop_output()
+        print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
         status = 1
     sys.exit(status)
+
+
+def _print(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        _drop_output()
+
+
+def _say_error(error: Exception) -> None:
+    """What a server or a plugin said may be in it."""
+    from .cli.output import say
+
+    say(f"error: {error}")
+
+
+def _drop_output() -> None:
+    """What is still in the buffer could not be written at the end either."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _open_closed_streams() -> None:
+    """A shell may close them (`>&-`): files and sockets opened later would take their numbers, and get the output."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+            os.set_inheritable(number, True)
+            setattr(sys, name, open(number, "r" if number == 0 else "w"))  # noqa: SIM115 - as long as the process
 
 
 def _serve(arguments: Sequence[str]) -> None:

@@ -65,11 +65,17 @@ class CommandParser(argparse.ArgumentParser):
                 raise ConfigError(f"unknown option {flag}: {nearest(flag, known)} ({self.prog} --help)")
         options = self.parse_args(_one_plugin_each(arguments))
         if options.url is not None:
+            from grpo_proto.clients import checked_url
+
             for flag in ("plugin", "workers"):
                 if getattr(options, flag) is not None:
                     raise ConfigError(f"--{flag} is for rewards that run here: leave it out, or leave out --url")
             if not options.url.startswith(("http://", "https://")):
                 raise ConfigError(f"--url must begin with http:// or https://, not {options.url!r}")
+            try:
+                checked_url(options.url)
+            except ValueError as error:
+                raise ConfigError(f"--url: {error}") from None
             if options.url.rstrip("/").endswith("/v1/score"):
                 raise ConfigError(f"--url is the server's, without its route: {options.url.rpartition('/v1/score')[0]}")
         return options

@@ -1,6 +1,8 @@
 """What the commands print: tables for people, JSON for programs, messages to stderr."""
 
 import json
+import re
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,11 +12,14 @@ from rich.table import Table
 
 PIPE_COLUMNS = 140
 """Width of tables that go to a file or a pipe."""
+NUMBER_COLUMNS = 100
+"""What a table of numbers needs: a terminal that is narrower breaks its lines, and still shows every number."""
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
-def console() -> Console:
+def console(least_columns: int = 0) -> Console:
     """For stdout. Texts come from completions: no markup of theirs is obeyed."""
-    width = None if sys.stdout.isatty() else PIPE_COLUMNS
+    width = max(shutil.get_terminal_size().columns, least_columns) if sys.stdout.isatty() else PIPE_COLUMNS
     return Console(file=sys.stdout, width=width, markup=False, highlight=False, emoji=False)
 
 
@@ -26,7 +31,12 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 def say(message: str) -> None:
     """To stderr."""
-    print(message, file=sys.stderr, flush=True)
+    print(printable(message), file=sys.stderr, flush=True)
+
+
+def printable(text: str) -> str:
+    """In one line, with no control character: what a reward or a server says must not steer the terminal."""
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def table(title: str, names: Sequence[str], rows: Sequence[Sequence[Any]], *, left: int = 1) -> Table:
@@ -48,7 +58,7 @@ def cell(value: Any) -> str:
         return "–"
     if isinstance(value, float):
         return f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,}" if isinstance(value, int) else printable(str(value))
 
 
 def shortened(text: str, characters: int = 100) -> str:

@@ -14,8 +14,8 @@ from grpo_proto.reward import ScoreStatus
 from ..config import ConfigError
 from .comparison import advantage_changes, agreement, most_different, old_scores
 from .options import CommandFailed, CommandParser, existing_file, not_negative, reward_specs, seconds
-from .output import console, print_json, say, table
-from .requests import cut, score_rows
+from .output import NUMBER_COLUMNS, console, print_json, say, table
+from .requests import Rescoring
 from .rows import Row, check_columns, read_rows
 from .scorers import Scorer, known_rewards, open_scorer
 from .statistics import mean, std
@@ -43,6 +43,9 @@ def run(arguments: Sequence[str]) -> int:
         "--top", type=not_negative, default=10, metavar="N", help="Show the samples that differ most (default: 10)."
     )
     parser.add_argument("--timeout-s", type=seconds, default=10.0, metavar="S", help="For one score (default: 10).")
+    parser.add_argument(
+        "--keep-going", action="store_true", help="Also when all of the first samples had no score in time."
+    )
     parser.add_place()
     options = parser.parse(arguments)
     options.file = _only_file(options, parser)
@@ -87,22 +90,44 @@ async def _score(options: argparse.Namespace, specs: Sequence[RewardSpec], rows:
     async with open_scorer(options) as scorer:
         known = known_rewards(scorer, specs)
         check_columns(rows, {reward.description.name: reward.description.columns for reward in known})
-        together = any(reward.batch for reward in known)
-        requests = cut(rows, keep_ungrouped_together=together)
+        compared = any(reward.batch for reward in known)
+        rescoring = Rescoring(
+            scorer,
+            specs,
+            rows,
+            compared=compared,
+            timeout_s=options.timeout_s,
+            gives_up=not options.keep_going,
+            say=say,
+        )
         started = time.monotonic()
-        results = await score_rows(scorer, specs, rows, requests, options.timeout_s)
+        try:
+            results = await rescoring.run()
+        except (ConfigError, CommandFailed, asyncio.CancelledError):
+            _keep(options.out, rows, rescoring.results)
+            raise
         report = _report(scorer, specs, rows, results, options.top) | {"elapsed_s": time.monotonic() - started}
     report = {"file": str(options.file), **report}
-    if options.out:
-        _write(options.out, rows, results)
     if options.json:
         print_json(report)
     else:
         _show(report)
+    if options.out:
+        _write(options.out, rows, results)
     failed = sum(statuses["timeout"] + statuses["error"] for statuses in (r["statuses"] for r in report["rewards"]))
     if failed:
         say(f"error: {failed} scores failed, for instance {_first_failure(rows, results)}")
     return 1 if failed else 0
+
+
+def _keep(out: Path | None, rows: Sequence[Row], results: Sequence[ScoreResult | None]) -> None:
+    """Of a file that is not scored to its end: nothing that came is lost without a word."""
+    scored = sum(result is not None for result in results)
+    if not scored:
+        return
+    if out is not None:
+        _write(out, rows, results)
+    say(f"{scored:,} of {len(rows):,} samples were scored; {f'they are in {out}' if out else '--out would keep them'}")
 
 
 def _report(
@@ -163,10 +188,13 @@ def _first_failure(rows: Sequence[Row], results: Sequence[ScoreResult]) -> str:
     return next(failures)
 
 
-def _write(path: Path, rows: Sequence[Row], results: Sequence[ScoreResult]) -> None:
+def _write(path: Path, rows: Sequence[Row], results: Sequence[ScoreResult | None]) -> None:
+    """Raises CommandFailed."""
     try:
         with path.open("w", encoding="utf-8") as file:
             for row, result in zip(rows, results, strict=True):
+                if result is None:
+                    continue
                 rewards = {
                     name: score.model_dump(include={"score", "status", "detail"}, exclude_defaults=True)
                     for name, score in result.rewards.items()
@@ -178,7 +206,7 @@ def _write(path: Path, rows: Sequence[Row], results: Sequence[ScoreResult]) -> N
 
 
 def _show(report: dict[str, Any]) -> None:
-    out = console()
+    out = console(NUMBER_COLUMNS)
     groups = f", {report['groups']:,} groups" if report["groups"] else ""
     out.print(
         f"{report['file']}: {report['samples']:,} samples{groups}, {report['elapsed_s']:.2f} s ({report['where']})"

@@ -16,7 +16,7 @@ from .examples import EXAMPLES, Example
 from .fuzzing import Fuzzer, cheap_names
 from .ideas import mutated, with_completion
 from .options import CommandParser, existing_file, not_negative, number, own_params, seconds
-from .output import console, print_json
+from .output import console, print_json, printable
 from .probe import Patience, Probe
 from .rows import Row, check_columns, read_rows, rows_of
 from .scorers import KnownReward, known_reward, known_rewards, open_scorer
@@ -174,7 +174,7 @@ def _counter_example(found: Mapping[str, Any]) -> str:
     score = found["status"] if found["score"] is None else f"score {found['score']:g}"
     instead = f" instead of {_expected(found['expected'])}" if "expected" in found else ""
     detail = f" ({found['detail']})" if "detail" in found else ""
-    return f"        {where}{times}{': ' if where else ''}{score}{instead}{detail}: {found['completion']}"
+    return printable(f"        {where}{times}{': ' if where else ''}{score}{instead}{detail}: {found['completion']}")
 
 
 def _expected(value: Any) -> str:
