@@ -1,89 +1,73 @@
 """Worker processes on every node of a Ray cluster.
 
-Ray carries the chunks; on each node one actor runs a `ProcessExecutor`, so that time limits, kills and retries are the
-same as on one machine. `RAY_ADDRESS` names the cluster; without it a local one is started. Plugin files are sent to the
-nodes; what they import must be installed there.
+Ray carries the chunks; on each node one actor (`ray_node.py`) runs a `ProcessExecutor`, so that time limits, kills and
+retries are the same as on one machine. `RAY_ADDRESS` names the cluster; without it a local one is started. Plugin files
+are sent to the nodes; what they import must be installed there.
+
+Nodes come and go while the server runs. Every second each is asked whether it can score; one that does not say so gets
+nothing until it does, and what it had goes to another. A node that joins the cluster later is taken up when it has
+loaded the same rewards.
+
+A cluster without its head is another matter: Ray ends every process that has not reached the head for a minute, and a
+head that starts anew is another cluster. So the server then ends by itself, a little earlier and in good order, and
+whoever started it starts it anew.
 """
 
 import asyncio
 import contextlib
+import logging
 import os
-import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import AuthenticationError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from grpo_proto import RewardScore, RewardSpec
+from grpo_proto import RewardScore
 
-from ..plugin import split_plugin
 from .base import Chunk, ExecutorUnavailable, InvalidParams, LoadedReward
-from .process import ProcessExecutor
+from .ray_node import Node, packed
 
 JOIN_LIMIT_S = 90.0
 """For the cluster to answer, or a new one to start."""
+LOAD_LIMIT_S = 150.0
+"""For a node to start its actor and load the rewards, more than `ProcessExecutor` allows for that."""
+PROBE_S = 1.0
+PROBE_LIMIT_S = 3.0
+SILENCE_S = 5.0
+"""Without any node that answers: Ray starts a dead actor anew in less."""
+HEAD_LIMIT_S = 40.0
+"""Without the head: by 60 s, when Ray ends this process, what runs must have been answered."""
 LEAVE_LIMIT_S = 5.0
 ATTEMPTS = 3
-RETRY_S = 1.0
+_log = logging.getLogger(__name__)
 
 
-class Node:
-    """The actor of one node. What it answers is plain data; a refusal, too, since exceptions change on their way."""
+@dataclass(eq=False)
+class Member:
+    """A node as the server knows it."""
 
-    def __init__(self, workers: int, plugins: list[tuple[str, str | None, bytes]], **limits: Any):
-        self._folder = tempfile.TemporaryDirectory(prefix="grpo-reward-")
-        paths = []
-        for file_name, reward, source in plugins:
-            path = Path(self._folder.name, file_name)
-            path.write_bytes(source)
-            paths.append(Path(f"{path}:{reward}") if reward else path)
-        self._executor = ProcessExecutor(workers=workers, plugins=paths, **limits)
-        self._starting = asyncio.Lock()
-
-    async def rewards(self) -> dict[str, Any]:
-        """`{"rewards": {name: LoadedReward}}` or `{"unavailable": reason}`."""
-        try:
-            await self._start()
-        except ExecutorUnavailable as error:
-            return {"unavailable": str(error)}
-        return {"rewards": {name: reward.model_dump() for name, reward in self._executor.rewards.items()}}
-
-    async def score(self, chunk: dict[str, Any]) -> dict[str, Any]:
-        """`{"scores", "seconds"}`, `{"refused": (reward, message)}` or `{"unavailable": reason}`."""
-        rewards = [RewardSpec.model_validate(spec) for spec in chunk.pop("rewards")]
-        work = Chunk(rewards=rewards, **chunk)
-        try:
-            await self._start()
-            await self._executor.score(work)
-        except InvalidParams as error:
-            return {"refused": (error.reward, error.message)}
-        except ExecutorUnavailable as error:
-            return {"unavailable": str(error)}
-        return {"scores": [score and score.model_dump() for score in work.scores], "seconds": work.seconds}
-
-    async def leave(self) -> None:
-        """Before the actor is killed, which would leave its folder behind."""
-        await self._executor.stop()
-        self._folder.cleanup()
-
-    async def _start(self) -> None:
-        """Also after Ray has restarted this actor, which it does with the arguments of the first start."""
-        async with self._starting:
-            if not self._executor.rewards:
-                await self._executor.start()
-        if self._executor.failed:
-            os._exit(1)  # Ray starts another
+    name: str
+    actor: Any
+    workers: int
+    silent: str | None = None
+    """Why it gets nothing; None while it answers."""
+    parked: int = 0
+    """Of its places, those that are kept back while it is silent."""
+    asked: set[asyncio.Timeout] = field(default_factory=set)
+    """What waits for it."""
 
 
 class RayExecutor:
     """An `Executor` on a Ray cluster.
 
-    Waits for: a free place on any node (`_places`). Unblocked by: a chunk that has come back.
+    Waits for: a free place on a node that answers (`_places`). Unblocked by: a chunk that has come back, a node that
+    answers again, and `_judge` when none does.
 
     Args:
         workers: worker processes on each node; 0 is one for each CPU that Ray counts there.
@@ -100,75 +84,66 @@ class RayExecutor:
         memory_bytes: int = 0,
         environment: Mapping[str, str] = MappingProxyType({}),
     ):
-        self.workers = workers
-        self.problem: str | None = "the nodes are not started"
         self.failed: str | None = None
+        self._workers = workers
+        self._problem: str | None = "the nodes are not started"
         self._rewards: dict[str, LoadedReward] = {}
         self._plugins = list(plugins)
         self._limits = {"memory_bytes": memory_bytes, "environment": dict(environment)}
-        self._nodes: list[Any] = []
-        self._places: asyncio.Queue[Any] = asyncio.Queue()
+        self._members: dict[str, Member] = {}
+        self._known: set[str] = set()
+        """Ids of nodes that have been asked to join, those that could not included; Ray gives none twice."""
+        self._places: asyncio.Queue[Member] = asyncio.Queue()
+        self._waiting: set[asyncio.Timeout] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping = threading.Event()
+        self._answered = self._listed = 0.0
+        """When a node, and when the head, last answered."""
 
     @property
     def rewards(self) -> Mapping[str, LoadedReward]:
         return self._rewards
+
+    @property
+    def workers(self) -> int:
+        return max(sum(member.workers for member in self._members.values()), 1)
+
+    @property
+    def problem(self) -> str | None:
+        return self.failed or self._problem
 
     def launch(self) -> None:
         """Nothing: the actors of `start` need Ray's cluster."""
 
     async def start(self) -> None:
         """Raises ExecutorUnavailable when there is no cluster, or a node cannot load the rewards."""
-        plugins = [_packed(plugin) for plugin in self._plugins]
-        try:
-            async with asyncio.timeout(JOIN_LIMIT_S):
-                await _join_cluster()
-        except TimeoutError:
-            raise ExecutorUnavailable(
-                f"no Ray cluster answered within {JOIN_LIMIT_S:g} s: set RAY_ADDRESS to one that runs, or to local for "
-                "one of its own; without it, Ray takes the last one that was started here, which may be gone"
-            ) from None
-        except (ConnectionError, RayError, ValueError) as error:
-            raise ExecutorUnavailable(f"no Ray cluster: {error}") from error
-        places = []
-        for node in ray.nodes():
-            cores = int(node["Resources"].get("CPU", 0)) if node["Alive"] else 0
-            count = self.workers or cores
-            if not cores:
-                continue
-            actor = (
-                ray.remote(Node)
-                .options(
-                    num_cpus=min(count, cores),
-                    max_restarts=-1,
-                    max_concurrency=1000,
-                    scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
-                )
-                .remote(count, plugins, **self._limits)
-            )
-            self._nodes.append(actor)
-            places += [actor] * count
-        for answer in await asyncio.gather(*(node.rewards.remote() for node in self._nodes)):
-            if "unavailable" in answer:
-                raise ExecutorUnavailable(answer["unavailable"])
-            loaded = {name: LoadedReward.model_validate(reward) for name, reward in answer["rewards"].items()}
-            if self._rewards and loaded != self._rewards:
-                raise ExecutorUnavailable("the nodes have different rewards: install the same version everywhere")
-            self._rewards = loaded
-        if not places:
+        self._plugins_sent = [packed(plugin) for plugin in self._plugins]
+        await _join_cluster()
+        nodes = [node for node in ray.nodes() if _cores(node)]
+        if not nodes:
             raise ExecutorUnavailable("the Ray cluster has no node with a CPU")
-        for place in places:
-            self._places.put_nowait(place)
-        self.workers, self.problem = len(places), None
+        self._known = {node["NodeID"] for node in nodes}
+        await asyncio.gather(*(self._add(node) for node in nodes))
+        loop = asyncio.get_running_loop()
+        self._problem, self._answered, self._listed = None, loop.time(), loop.time()
+        threading.Thread(target=self._list_nodes, args=[loop], name="ray-nodes", daemon=True).start()
+        self._begin(self._tend())
 
     async def stop(self) -> None:
+        self._stopping.set()
+        for task in self._tasks:
+            task.cancel()
         if not ray.is_initialized():
             return
+        members = list(self._members.values())
         with contextlib.suppress(TimeoutError, RayError):
             async with asyncio.timeout(LEAVE_LIMIT_S):
-                await asyncio.gather(*(node.leave.remote() for node in self._nodes), return_exceptions=True)
-        for node in self._nodes:
-            ray.kill(node)
-        await asyncio.to_thread(ray.shutdown)
+                await asyncio.gather(*(member.actor.leave.remote() for member in members), return_exceptions=True)
+        for member in members:
+            ray.kill(member.actor)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_LIMIT_S):
+                await _beside(ray.shutdown)
 
     async def score(self, chunk: Chunk) -> None:
         message = {
@@ -178,70 +153,230 @@ class RayExecutor:
             "timeout_s": chunk.timeout_s,
             "batch": chunk.batch,
         }
-        for attempt in range(ATTEMPTS):
-            node = await self._places.get()
+        cause = ""
+        for _ in range(ATTEMPTS):
+            member = await self._place()
             try:
-                answer = await self._ask(node, message)
-            except RayError as error:
-                # The node or its actor died; Ray starts the actor again where it can.
-                if attempt == ATTEMPTS - 1:
-                    raise ExecutorUnavailable(f"a Ray node does not answer: {type(error).__name__}") from error
-                await asyncio.sleep(RETRY_S)
+                answer = await self._ask(member, member.actor.score.remote(message), None)
+            except (RayError, TimeoutError) as error:
+                cause = type(error).__name__
+                if not isinstance(error, RayTaskError):  # which is what the actor itself raised
+                    self._lose(member, cause)
                 continue
             finally:
-                self._places.put_nowait(node)
+                self._places.put_nowait(member)
             if "unavailable" in answer:
-                raise ExecutorUnavailable(answer["unavailable"])
+                cause = answer["unavailable"]
+                self._lose(member, cause)
+                continue
             if "refused" in answer:
                 raise InvalidParams(*answer["refused"])
             chunk.scores = [score and RewardScore.model_validate(score) for score in answer["scores"]]
             chunk.seconds = answer["seconds"]
             return
+        raise ExecutorUnavailable(f"Ray nodes failed {ATTEMPTS} times with this, the last one with {cause}")
 
-    async def _ask(self, node: Any, message: dict[str, Any]) -> dict[str, Any]:
-        asked = node.score.remote(message)
+    async def _place(self) -> Member:
+        """Raises ExecutorUnavailable when no node answers."""
         try:
-            answer: dict[str, Any] = await asked
-        except asyncio.CancelledError:
+            async with asyncio.timeout(None) as patience:
+                self._waiting.add(patience)
+                while (member := await self._places.get()).silent:
+                    member.parked += 1
+                return member
+        except TimeoutError:
+            raise ExecutorUnavailable(self.problem or "no node of the Ray cluster answered") from None
+        finally:
+            self._waiting.discard(patience)
+
+    async def _ask(self, member: Member, answer: Any, limit_s: float | None) -> Any:
+        """What a node answers. Raises RayError, and TimeoutError after `limit_s` or when the node falls silent."""
+        try:
+            async with asyncio.timeout(limit_s) as patience:
+                member.asked.add(patience)
+                return await answer
+        except (asyncio.CancelledError, TimeoutError):
             with contextlib.suppress(RayError):
-                ray.cancel(asked)  # frees the worker there
+                ray.cancel(answer)  # frees the worker there
             raise
-        return answer
+        finally:
+            member.asked.discard(patience)
+
+    def _lose(self, member: Member, cause: str) -> None:
+        """It gets nothing more, and what it had goes to others."""
+        if member.silent:
+            return
+        member.silent = cause
+        _log.warning("the Ray node %s is left out: %s", member.name, cause)
+        _expire(member.asked)
+
+    def _begin(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            self.failed = f"the Ray nodes cannot be looked after: {error!r}"
+
+    async def _tend(self) -> None:
+        """Ask all nodes, draw the conclusion, again and again."""
+        while True:
+            await asyncio.sleep(PROBE_S)
+            await asyncio.gather(*(self._probe(member) for member in self._members.values()))
+            self._judge(asyncio.get_running_loop().time())
+
+    async def _probe(self, member: Member) -> None:
+        try:
+            problem = await self._ask(member, member.actor.problem.remote(), PROBE_LIMIT_S)
+        except (RayError, TimeoutError) as error:
+            problem = type(error).__name__
+        if problem:
+            self._lose(member, problem)
+        elif member.silent:
+            _log.warning("the Ray node %s answers again", member.name)
+            member.silent = None
+            for _ in range(member.parked):
+                self._places.put_nowait(member)
+            member.parked = 0
+
+    def _judge(self, now: float) -> None:
+        silent = [f"{member.name} ({member.silent})" for member in self._members.values() if member.silent]
+        if len(silent) < len(self._members):
+            self._answered, self._problem = now, None
+        elif now - self._answered > SILENCE_S:
+            self._problem = f"no node of the Ray cluster answers: {', '.join(silent[:3]) or 'none is left'}"
+            _expire(self._waiting)
+        if now - self._listed > HEAD_LIMIT_S:
+            self.failed = (
+                f"the head of the Ray cluster has not answered for {HEAD_LIMIT_S:g} s: a server that has lost it cannot"
+                " go on; start it again when the cluster is back"
+            )
+
+    def _list_nodes(self, loop: asyncio.AbstractEventLoop) -> None:
+        """In a thread that nobody waits for: without the head Ray's answer may never come."""
+        while not self._stopping.wait(PROBE_S):
+            try:
+                nodes = ray.nodes()
+                loop.call_soon_threadsafe(self._follow, nodes)
+            except Exception as error:
+                if self._stopping.is_set():
+                    return
+                _log.warning("the Ray cluster does not list its nodes: %s", error)
+
+    def _follow(self, nodes: Sequence[Mapping[str, Any]]) -> None:
+        """Forget the nodes that are gone for good, take up new ones."""
+        self._listed = asyncio.get_running_loop().time()
+        there = {node["NodeID"]: node for node in nodes if _cores(node)}
+        for gone in self._members.keys() - there.keys():
+            self._lose(self._members.pop(gone), "it has left the cluster")
+        for new in there.keys() - self._known:
+            self._known.add(new)
+            self._begin(self._add_late(there[new]))
+
+    async def _add_late(self, node: Mapping[str, Any]) -> None:
+        name = node["NodeManagerAddress"]
+        try:
+            await self._add(node)
+            _log.warning("the Ray node %s has joined", name)
+        except ExecutorUnavailable as error:
+            _log.warning("the Ray node %s is not used: %s", name, error)
+
+    async def _add(self, node: Mapping[str, Any]) -> None:
+        """Raises ExecutorUnavailable when it cannot load the rewards, or has others."""
+        count, name = self._workers or _cores(node), node["NodeManagerAddress"]
+        actor = (
+            ray.remote(Node)
+            .options(
+                num_cpus=min(count, _cores(node)),
+                max_restarts=-1,
+                max_concurrency=1000,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
+            )
+            .remote(count, self._plugins_sent, **self._limits)
+        )
+        member = Member(name, actor, count)
+        try:
+            answer = await self._ask(member, actor.rewards.remote(), LOAD_LIMIT_S)
+            if "unavailable" in answer:
+                raise ExecutorUnavailable(answer["unavailable"])
+            try:
+                loaded = {key: LoadedReward.model_validate(reward) for key, reward in answer["rewards"].items()}
+            except ValueError:
+                loaded = {}  # another version describes them otherwise
+            if not loaded or (self._rewards and loaded != self._rewards):
+                raise ExecutorUnavailable("the nodes have different rewards: install the same version everywhere")
+        except (RayError, TimeoutError) as error:
+            ray.kill(actor)
+            raise ExecutorUnavailable(
+                f"the Ray node {name} did not load the rewards: {error!r}; are its CPUs taken by others?"
+            ) from error
+        except ExecutorUnavailable:
+            ray.kill(actor)
+            raise
+        self._rewards = loaded
+        self._members[node["NodeID"]] = member
+        for _ in range(count):
+            self._places.put_nowait(member)
+
+
+def _cores(node: Mapping[str, Any]) -> int:
+    return int(node["Resources"].get("CPU", 0)) if node["Alive"] else 0
+
+
+def _expire(timeouts: set[asyncio.Timeout]) -> None:
+    now = asyncio.get_running_loop().time()
+    for timeout in timeouts:
+        if not timeout.expired():
+            timeout.reschedule(now)
 
 
 async def _join_cluster() -> None:
-    """`ray.init` in a thread, where it leaves our signal handlers alone; one that nobody waits for at the end."""
+    """Raises ExecutorUnavailable. In a thread `ray.init` leaves our signal handlers alone."""
     own = {} if os.environ.get("RAY_ADDRESS") not in (None, "", "local") else {"include_dashboard": False}
+    try:
+        async with asyncio.timeout(JOIN_LIMIT_S):
+            # The cluster's processes are that thread's children, and Linux has them killed when it ends.
+            await _beside(lambda: ray.init(log_to_driver=False, logging_level="ERROR", **own), stay=True)
+    except TimeoutError:
+        raise ExecutorUnavailable(
+            f"no Ray cluster answered within {JOIN_LIMIT_S:g} s: set RAY_ADDRESS to one that runs, or to local for "
+            "one of its own; without it, Ray takes the last one that was started here, which may be gone"
+        ) from None
+    except (ConnectionError, RayError, ValueError) as error:
+        # Ray says why only in the traceback that its error's cause quotes.
+        if isinstance(error, AuthenticationError) or AuthenticationError.__name__ in str(error.__cause__):
+            raise ExecutorUnavailable(
+                "the Ray cluster asks for a token, and this server has none or another: set RAY_AUTH_MODE=token and "
+                "RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH) to the token that the cluster was started with"
+            ) from error
+        raise ExecutorUnavailable(f"no Ray cluster: {error}") from error
+
+
+async def _beside(call: Callable[[], Any], *, stay: bool = False) -> None:
+    """Run `call` in a thread that nobody waits for at the end; with `stay` it lives as long as the process."""
     loop = asyncio.get_running_loop()
-    joined: asyncio.Future[None] = loop.create_future()
+    done: asyncio.Future[None] = loop.create_future()
 
     def tell(error: Exception | None) -> None:
-        if joined.done():
+        if done.done():
             return
         if error is None:
-            joined.set_result(None)
+            done.set_result(None)
         else:
-            joined.set_exception(error)
+            done.set_exception(error)
 
-    def join() -> None:
+    def work() -> None:
         error: Exception | None = None
         try:
-            ray.init(log_to_driver=False, logging_level="ERROR", **own)
+            call()
         except Exception as raised:
             error = raised
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
             loop.call_soon_threadsafe(tell, error)
-        # The cluster's processes are this thread's children, and Linux has them killed when it ends.
-        threading.Event().wait()
+        if stay:
+            threading.Event().wait()
 
-    threading.Thread(target=join, name="ray-init", daemon=True).start()
-    await joined
-
-
-def _packed(plugin: Path) -> tuple[str, str | None, bytes]:
-    """A plugin's file name, the one reward wanted of it or None, and its source, for a node that has not the file."""
-    path, name = split_plugin(plugin)
-    try:
-        return path.name, name, path.read_bytes()
-    except OSError as error:
-        raise ExecutorUnavailable(f"there is no plugin file {path}: {error.strerror}") from error
+    threading.Thread(target=work, name="ray", daemon=True).start()
+    await done
