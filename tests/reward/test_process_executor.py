@@ -5,52 +5,18 @@ import contextlib
 import os
 import resource
 import signal
-import time
-from collections import Counter
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 from pydantic_core import PydanticSerializationError
+from tests.reward.machinery import PATIENCE_S, Machinery, gone, is_running
 
 from grpo_proto import RewardSpec
 from grpo_reward.executors.base import Chunk, ExecutorUnavailable, InvalidParams
 from grpo_reward.executors.process import ProcessExecutor
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-PATIENCE_S = 60.0
-
-
-class Machinery:
-    """An executor and the restarts it has reported."""
-
-    def __init__(self, plugin: Path):
-        self.restarts: Counter[str] = Counter()
-        self.executor = ProcessExecutor(
-            workers=2,
-            plugins=[plugin],
-            memory_bytes=4 << 30,
-            environment={"GIVEN_TO_REWARDS": "yes"},
-            on_restart=lambda cause: self.restarts.update([cause]),
-        )
-
-    async def score(self, *completions: str, reward: str = "misbehave", timeout_s: float = 30.0, **params: object):
-        """Scores of one chunk."""
-        samples = [{"completion": text, "columns": {"gold": 1.0}, "prompt": None} for text in completions]
-        chunk = Chunk([RewardSpec(name=reward, params=params)], samples, None, timeout_s, reward == "batch_misbehave")
-        async with asyncio.timeout(PATIENCE_S):
-            await self.executor.score(chunk)
-        assert None not in chunk.scores
-        return chunk.scores
-
-    async def statuses(self, *completions: str, **options: object) -> list[str]:
-        return [score.status for score in await self.score(*completions, **options)]
-
-    async def processes(self) -> set[int]:
-        """Process ids of both workers."""
-        found = await asyncio.gather(*(self.score("slow", "process") for _ in range(4)))
-        return {scores[1].log["pid"] for scores in found}
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -70,25 +36,9 @@ def machinery(started: Machinery) -> Machinery:
     return started
 
 
-def is_running(pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 def peak_mib() -> float:
     """The most memory that this process has had."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
-async def gone(*pids: int) -> bool:
-    """Whether all have ended, waiting a while."""
-    until = time.monotonic() + PATIENCE_S
-    while any(map(is_running, pids)) and time.monotonic() < until:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
-    return not any(map(is_running, pids))
 
 
 async def test_loads_the_built_in_rewards_and_the_plugin(machinery):

@@ -9,9 +9,11 @@ A plugin is written `FILE.py`, for all rewards in it, or `FILE.py:NAME`, for one
 `FILE.py:NAME` may name any of them, also a function beside marked ones or an unregistered class.
 """
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Iterator
@@ -29,6 +31,20 @@ ENTRY_POINTS = "grpo_reward.rewards"
 
 class PluginError(Exception):
     """A plugin cannot be used; the message is for its author."""
+
+
+@contextlib.contextmanager
+def forks_end_here() -> Iterator[None]:
+    """A child that code inside forks, and that comes out, ends: it would go on as a second one of this process."""
+    pid = os.getpid()
+    try:
+        yield
+    finally:
+        if os.getpid() != pid:
+            error = sys.exception()
+            if error is not None and not isinstance(error, SystemExit):
+                traceback.print_exc()
+            os._exit(0 if error is None else 1)
 
 
 def split_plugin(plugin: Path) -> tuple[Path, str | None]:
@@ -69,7 +85,8 @@ def installed_rewards() -> Iterator[tuple[str, list[Reward]]]:
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
         source = f"the entry point {point.name} = {point.value}"
         try:
-            value = point.load()
+            with forks_end_here():
+                value = point.load()
             if isinstance(value, ModuleType):
                 yield source, rewards_of(value)
             else:
@@ -126,7 +143,8 @@ def _import_file(path: Path) -> ModuleType:
     # At the end, so that a neighbour of the plugin can be imported and none can stand in for another library.
     sys.path.append(str(path.parent.resolve()))
     try:
-        spec.loader.exec_module(module)
+        with forks_end_here():
+            spec.loader.exec_module(module)
     except BaseException as error:
         frames = reversed(traceback.extract_tb(error.__traceback__))
         own_lines = (frame.lineno for frame in frames if frame.filename == str(path))

@@ -9,6 +9,7 @@ operator, then `{"ready": true}` or `{"failed": message}`; `{"exited": id, "stat
 
 Nothing outlives it: workers die with it (PDEATHSIG), and when the server is gone, however it went, the closed socket
 says so and everything below is killed. As a subreaper it inherits, and kills, what a killed worker leaves behind.
+Processes that a plugin starts at its import (a `multiprocessing.Manager`, a helper program) live as long as it does.
 """
 
 import contextlib
@@ -17,24 +18,26 @@ import gc
 import json
 import mmap
 import os
+import select
 import selectors
 import signal
 import socket
 import sys
 import traceback
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from ..author import Reward
-from ..plugin import PluginError
+from ..plugin import PluginError, forks_end_here
 from ..registry import load_rewards
-from ..sandbox.run import SandboxError, missing_barriers
+from ..sandbox.run import START_S, SandboxError, missing_barriers
+from .descendants import children, kill, kill_group
 from .environment import give_up_reading_other_processes
 from .frames import PACKET_BYTES, PROGRESS_BYTES
 from .worker import Worker, limit_resources, quiet_standard_streams
 
 MAX_DOCUMENTATION_CHARS, MAX_FAILURE_CHARS = 16_000, 4_000
+SANDBOX_CHECK_S = START_S + 5.0
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -42,24 +45,35 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(control.fileno(), False)
-    memory_bytes = int(sys.argv[2])
     quiet_standard_streams()
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     # A plugin may load for ever, and nobody looks at the socket meanwhile.
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     give_up_reading_other_processes()
-    gc.disable()  # while all is imported it finds nothing, and takes a tenth of a second for that
-    with ThreadPoolExecutor(1) as beside:
-        notice = beside.submit(sandbox_notice)
+    # Whatever is forked from here, by a plugin or by us: the server hears this process, and sees its end, only.
+    os.register_at_fork(after_in_child=control.close)
+    with forks_end_here():
         try:
-            rewards = load_rewards([Path(path) for path in sys.argv[3:]])
-            for reward in rewards.values():
-                _say(control, {"reward": checked_size(describe(reward))})
-        except (PluginError, TypeError) as error:
-            _say(control, {"failed": str(error)[:MAX_FAILURE_CHARS]})
-            return
-        if text := notice.result():
-            _say(control, {"notice": text})
+            if (rewards := load(control, [Path(path) for path in sys.argv[3:]])) is not None:
+                ForkServer(control, rewards, memory_bytes=int(sys.argv[2])).run()
+        except Exception:
+            traceback.print_exc()
+        kill_everything()
+
+
+def load(control: socket.socket, plugins: list[Path]) -> dict[str, Reward] | None:
+    """Import every reward and tell the server of it; None when that failed, as the server has been told, too."""
+    check = SandboxCheck()
+    gc.disable()  # while all is imported it finds nothing, and takes a tenth of a second for that
+    try:
+        rewards = load_rewards(plugins)
+        for reward in rewards.values():
+            _say(control, {"reward": checked_size(describe(reward))})
+    except (PluginError, TypeError) as error:
+        _say(control, {"failed": str(error)[:MAX_FAILURE_CHARS]})
+        return None
+    if text := check.notice():
+        _say(control, {"notice": text})
     # What plugins may have left behind for those that come after them.
     signal.setitimer(signal.ITIMER_REAL, 0.0)
     socket.setdefaulttimeout(None)
@@ -67,7 +81,40 @@ def main() -> None:
     gc.enable()
     _say(control, {"ready": True})
     _libc.prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)  # from here on it kills what is below it before it goes
-    ForkServer(control, rewards, memory_bytes).run()
+    return rewards
+
+
+class SandboxCheck:
+    """`sandbox_notice` in a process beside the imports, forked before them.
+
+    Not in a thread: a plugin that forks meanwhile would keep copies of the thread's pipes open, and it would wait.
+    """
+
+    def __init__(self) -> None:
+        parent = os.getpid()
+        self._answer, write = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            try:
+                _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+                if os.getppid() == parent:
+                    os.write(write, json.dumps(sandbox_notice()).encode())
+            finally:
+                os._exit(0)
+        os.close(write)
+
+    def notice(self) -> str | None:
+        """Waits for the answer; the process is gone afterwards."""
+        poll = select.poll()
+        poll.register(self._answer, select.POLLIN)
+        body = os.read(self._answer, PACKET_BYTES) if poll.poll(SANDBOX_CHECK_S * 1000) else b""
+        os.close(self._answer)
+        with contextlib.suppress(ChildProcessError):  # a plugin has waited for every child there was
+            if not body:
+                os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+        text: str | None = json.loads(body) if body else "the check of the sandbox of the reward code gave no answer"
+        return text and text[:MAX_FAILURE_CHARS]
 
 
 def sandbox_notice() -> str | None:
@@ -125,6 +172,8 @@ class ForkServer:
         self._control, self._rewards, self._memory_bytes = control, rewards, memory_bytes
         self._workers: dict[int, int] = {}  # process id → worker id
         self._pid = os.getpid()
+        self._sessions = {os.getsid(0)} | {child.session for child in children()}
+        """Of what plugins started at their import, on purpose; a worker's children are in the worker's or their own."""
 
     def run(self) -> None:
         wake_read, wake_write = socket.socketpair()
@@ -145,7 +194,7 @@ class ForkServer:
                 self._reap()
                 if self._control in ready and not self._obey():
                     break
-        self._kill_everything()
+        signal.set_wakeup_fd(-1)  # children go on dying
 
     def _obey(self) -> bool:
         """Do what the server says; False when it is gone."""
@@ -158,7 +207,7 @@ class ForkServer:
         elif "kill" in message:
             for pid, worker in self._workers.items():
                 if worker == message["kill"]:
-                    _kill_group(pid)
+                    kill_group(pid)
         elif "ping" in message:
             _say(self._control, {"pong": message["ping"]})
         return True
@@ -182,6 +231,7 @@ class ForkServer:
             os.close(descriptor)
         if pid > 0:
             self._workers[pid] = worker
+            self._sessions.discard(pid)  # the number of one that is over
 
     def _become_worker(self, descriptors: list[int]) -> None:
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -212,49 +262,27 @@ class ForkServer:
             worker = self._workers.pop(pid, None)
             if worker is not None:
                 any_worker = True
-                _kill_group(pid)
+                kill_group(pid)
                 _say(self._control, {"exited": worker, "status": os.waitstatus_to_exitcode(status)})
         if any_worker:
-            self._kill_adopted()
-
-    def _kill_adopted(self) -> None:
-        for pid in _children():
-            if pid not in self._workers:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-
-    def _kill_everything(self) -> None:
-        """Until no child is left: killing one may hand its children to this process."""
-        for pid in self._workers:
-            _kill_group(pid)
-        self._workers.clear()
-        while True:
-            self._kill_adopted()
-            try:
-                os.waitpid(-1, 0)
-            except ChildProcessError:
-                break
-        # What a plugin started at its import may have been adopted by another, or be starting anew just now.
-        os.killpg(0, signal.SIGKILL)
+            for child in children():
+                if child.pid not in self._workers and child.session not in self._sessions:
+                    kill(child.pid)
 
 
-def _kill_group(pid: int) -> None:
-    for kill in (os.killpg, os.kill):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            kill(pid, signal.SIGKILL)
-
-
-def _children() -> list[int]:
-    """Process ids whose parent this process is."""
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                stat = Path("/proc", entry, "stat").read_bytes()
-                # The second field is the command in parentheses, which may hold anything.
-                if int(stat[stat.rindex(b")") + 1 :].split()[1]) == os.getpid():
-                    found.append(int(entry))
-    return found
+def kill_everything() -> None:
+    """This process, too. First all children, until none is left: killing one may hand its children to this process."""
+    for child in children():
+        kill_group(child.pid)
+    while True:
+        for child in children():
+            kill(child.pid)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            break
+    # What a plugin started at its import may have been adopted by another, or be starting anew just now.
+    os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import struct
 LENGTH = struct.Struct("!I")
 PROGRESS = struct.Struct("qqd")
 """Shared memory of one worker: chunk number, item in work, and since when (CLOCK_MONOTONIC, the same in all
-processes). Written before every item, so that the server knows what to blame; −1 means none."""
+processes). Written when a chunk has come and before every item, so that the server knows what to blame; −1 is none."""
 PROGRESS_BYTES = 4096
 PACKET_BYTES = 1 << 17
 """Largest message between the server and its fork server."""

@@ -6,12 +6,9 @@ worker died is tried once more, since something else may have killed it, and the
 """
 
 import asyncio
-import contextlib
 import json
 import logging
 import math
-import os
-import signal
 import socket
 import subprocess
 import sys
@@ -19,13 +16,14 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from pydantic_core import PydanticSerializationError
 
 from grpo_proto import RewardScore
 
 from .base import Chunk, ExecutorUnavailable, InvalidParams, LoadedReward
+from .descendants import end, kill_tree
 from .environment import worker_environment
 from .frames import PACKET_BYTES
 from .worker_handle import Ending, WorkerHandle
@@ -34,6 +32,8 @@ log = logging.getLogger(__name__)
 
 MAX_DEATHS_BEFORE = 5
 """Deaths of workers before they began with a chunk, until its items are tried one by one."""
+MAX_SLOW_BEGINNINGS = 2
+"""Workers that have read a chunk and do not come to its first item, until that is what all its items are late with."""
 REPLACEMENT_S = 2.0
 """How long requests wait for a worker when all have gone, before they are refused."""
 MAX_LOSSES, LOSSES_S = 3, 60.0
@@ -57,7 +57,7 @@ class ProcessExecutor:
         memory_bytes: address space of each worker; 0 for no limit.
         environment: variables for the workers, beside the few of `worker_environment`.
         start_limit_s: limit for importing all rewards.
-        on_restart: called with the cause whenever a worker is replaced: timeout, death, leaving or cancelled.
+        on_restart: called with the cause whenever a worker is replaced: timeout, death, leaving, cancelled or unread.
     """
 
     def __init__(
@@ -148,15 +148,11 @@ class ProcessExecutor:
         if self._forkserver is None:
             return
         self._control.close()
-        try:
-            await asyncio.to_thread(self._forkserver.wait, 5.0)
-        except subprocess.TimeoutExpired:
-            self._forkserver.kill()
-            await asyncio.to_thread(self._forkserver.wait)
+        await end(self._forkserver, 5.0)
 
     async def score(self, chunk: Chunk) -> None:
         retried: set[int] = set()
-        one_by_one, never_begun = False, 0
+        one_by_one, never_begun, never_read, slow_beginnings = False, 0, 0, 0
         while items := chunk.open_items():
             items = items[:1] if one_by_one else items
             worker = await self._free_worker()
@@ -178,6 +174,17 @@ class ProcessExecutor:
                 continue
             self._retire(worker, ending.kind)
             if ending.kind == "leaving":
+                continue
+            if ending.kind == "unread":
+                never_read += 1  # something stopped it while it was idle
+                if never_read > self.workers + MAX_DEATHS_BEFORE:
+                    self._give_up(chunk, f"no worker took this up, {never_read} of them one after the other")
+                continue
+            if ending.kind == "timeout" and ending.item < 0:
+                slow_beginnings += 1
+                if slow_beginnings == MAX_SLOW_BEGINNINGS:
+                    late = f"reading it and its params took {chunk.timeout_s:g} s and more before the first sample"
+                    self._give_up(chunk, late, "timeout")
                 continue
             if ending.kind == "death" and ending.item < 0 and never_begun < MAX_DEATHS_BEFORE:
                 never_begun += 1  # it died of something else, most likely while it was idle
@@ -201,9 +208,9 @@ class ProcessExecutor:
         chunk.settle(item, outcome)
 
     @staticmethod
-    def _give_up(chunk: Chunk, detail: str) -> None:
+    def _give_up(chunk: Chunk, detail: str, status: Literal["error", "timeout"] = "error") -> None:
         for item in chunk.open_items():
-            chunk.settle(item, RewardScore(score=None, status="error", detail=detail))
+            chunk.settle(item, RewardScore(score=None, status=status, detail=detail))
 
     async def _free_worker(self) -> WorkerHandle:
         while True:
@@ -327,6 +334,7 @@ class ProcessExecutor:
             await asyncio.sleep(PING_INTERVAL_S)
             if time.monotonic() - self._pong > PING_LIMIT_S:
                 self._lose(f"the fork server has not answered for {PING_LIMIT_S:g} s")
+                return  # the next one has its own, which begins when it has loaded
 
     def _lose(self, reason: str) -> None:
         """Without the fork server no worker can be replaced. It is started again, unless that happens all the time."""
@@ -365,9 +373,7 @@ class ProcessExecutor:
     def _let_go(self) -> None:
         """Kill the fork server, and with it all workers; wake those who wait for one."""
         if self._forkserver is not None:
-            # It has not been waited for, so the number is still its own; what plugins started is in its group.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._forkserver.pid, signal.SIGKILL)
+            kill_tree(self._forkserver.pid)  # it has not been waited for, so the number is still its own
         self._last_release = time.monotonic()
         for worker in list(self._living.values()):
             worker.retired = True

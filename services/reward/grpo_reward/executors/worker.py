@@ -13,9 +13,11 @@ import resource
 import socket
 import sys
 from collections.abc import Mapping
+from operator import itemgetter
 from time import monotonic  # by name: a plugin may put another clock into the module
 from typing import Any
 
+from cachetools import LRUCache
 from pydantic_core import from_json, to_json
 
 from .. import rewards as built_in
@@ -24,8 +26,8 @@ from ..scorer import InvalidParamsError, Outcome, checked_params, error_outcome,
 from .frames import PROGRESS, receive_frame, send_frame
 from .leftovers import Leftovers, num_threads, stop_timers
 
-MAX_REMEMBERED_BYTES = 64 * 1024
-"""Of params: a thousand of them must not fill the worker."""
+MAX_REMEMBERED_BYTES, MAX_ONE_BYTES, BASE_BYTES = 1 << 19, 64 * 1024, 1000
+"""JSON of all params that are remembered, each with BASE_BYTES more: as objects they take forty times as much."""
 BUILT_IN = f"{built_in.__name__}."
 FLUSH_S = 0.005
 """Results go back when this time has passed, so that little is lost when the worker is killed."""
@@ -34,12 +36,13 @@ FLUSH_S = 0.005
 class Worker:
     def __init__(self, sock: socket.socket, progress: mmap.mmap, rewards: Mapping[str, Reward]):
         self._socket, self._progress, self._rewards = sock, progress, rewards
-        self._params: dict[tuple[str, bytes], Any] = {}
+        self._params: LRUCache[tuple[str, bytes], tuple[int, Any]] = LRUCache(MAX_REMEMBERED_BYTES, itemgetter(0))
         self._pid = os.getpid()
         self._threads = num_threads()
         self._leftovers = Leftovers()
         self._inode = os.fstat(sock.fileno()).st_ino
         self._leaving: str | None = None
+        self._received = 0
         os.register_at_fork(after_in_parent=self._forked, after_in_child=self._cut_off)
 
     def run(self) -> None:
@@ -49,6 +52,8 @@ class Worker:
             body = receive_frame(self._socket)
             if body is None:
                 return
+            self._received += 1
+            PROGRESS.pack_into(self._progress, 0, self._received, -1, monotonic())
             try:
                 chunk = from_json(body)
             except ValueError as error:
@@ -99,16 +104,15 @@ class Worker:
     def _params_of(self, spec: dict[str, Any]) -> Any:
         """The checked params, remembered: the same few come with every chunk."""
         key = (spec["name"], to_json(spec["params"]))
-        if key in self._params:
-            return self._params[key]
+        known = self._params.get(key)
+        if known is not None:
+            return known[1]
         try:
             params = checked_params(self._rewards[spec["name"]], spec["params"])
         except InvalidParamsError as error:
             raise InvalidParamsError(spec["name"], str(error)) from None
-        if len(key[1]) <= MAX_REMEMBERED_BYTES:
-            if len(self._params) > 1000:
-                self._params.clear()
-            self._params[key] = params
+        if len(key[1]) <= MAX_ONE_BYTES:
+            self._params[key] = len(key[1]) + BASE_BYTES, params
         return params
 
     def _look_for_leftovers(self, reward: Reward, last: Outcome) -> None:

@@ -19,7 +19,7 @@ from .frames import LENGTH, PROGRESS, PROGRESS_BYTES
 MAX_FRAME_BYTES = 512 * 2**20
 """Of a message from a worker: no results are that large, but a reward can write to its worker's socket."""
 START_LIMIT_S = 5.0
-"""How much longer than `timeout_s` a worker may take until it has begun the first item of a chunk."""
+"""How long a worker may take until it has read a chunk, and, with `timeout_s` added, until it has begun an item."""
 
 
 class Refused(BaseModel):
@@ -45,10 +45,11 @@ class WorkerMessage(BaseModel):
 class Ending:
     """How a worker's turn at a chunk ended. `item` is the one in work when it ended badly, −1 if none had begun.
 
-    `unreadable`: the worker lives, and could not make out what it was to score.
+    `unreadable`: the worker lives, and could not make out what it was to score. `unread`: it did not take up what it
+    was given, so it was stopped before that.
     """
 
-    kind: Literal["done", "leaving", "timeout", "death", "unreadable"]
+    kind: Literal["done", "leaving", "timeout", "death", "unreadable", "unread"]
     item: int = -1
     detail: str = ""
 
@@ -131,9 +132,8 @@ class WorkerHandle(asyncio.Protocol):
         """
         if self._transport is None:
             raise RuntimeError("connect() comes first")
-        self._chunks += 1
         message = {
-            "chunk": self._chunks,
+            "chunk": self._chunks + 1,
             "rewards": [{"name": spec.name, "params": spec.params} for spec in chunk.rewards],
             "samples": chunk.samples,
             "items": items,
@@ -142,14 +142,16 @@ class WorkerHandle(asyncio.Protocol):
             "batch": chunk.batch,
         }
         body = to_json(message)
+        self._chunks += 1  # the worker counts as well
         if self._transport.is_closing():  # it died while it was idle, and the fork server has not said so yet
             return Ending("death", detail="it was dead already")
         self._transport.write(LENGTH.pack(len(body)) + body)
         sent = time.monotonic()
         while True:
             item, since = self._in_work()
+            read = self._has_read()
             begun = sent + START_LIMIT_S if since is None else max(since, sent)
-            limit = begun + chunk.timeout_s
+            limit = begun + (chunk.timeout_s if read else 0.0)
             # Not longer than one item may take: by then another item may be in work, with a limit of its own.
             patience_s = min(limit - time.monotonic(), chunk.timeout_s)
             try:
@@ -158,8 +160,9 @@ class WorkerHandle(asyncio.Protocol):
                     answer = await self._inbox.get()
             except TimeoutError:
                 # Read again: the memory is written without a lock, and the worker may just have begun another item.
-                if time.monotonic() >= limit and self._inbox.empty() and self._in_work() == (item, since):
-                    return Ending("timeout", item)
+                unchanged = self._has_read() == read and self._in_work() == (item, since)
+                if time.monotonic() >= limit and self._inbox.empty() and unchanged:
+                    return Ending("timeout" if read else "unread", item)
                 continue
             if answer is None:
                 return Ending("death", self._in_work()[0], await self._cause_of_death())
@@ -195,6 +198,10 @@ class WorkerHandle(asyncio.Protocol):
             return self._last_item, None
         number, item, since = PROGRESS.unpack_from(self._progress)
         return (item, since) if number == self._chunks and item >= 0 else (-1, None)
+
+    def _has_read(self) -> bool:
+        """Whether the worker has taken up the chunk that it was given last."""
+        return self._progress.closed or PROGRESS.unpack_from(self._progress)[0] == self._chunks
 
     async def _cause_of_death(self) -> str:
         try:

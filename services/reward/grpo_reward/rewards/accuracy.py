@@ -1,5 +1,6 @@
 """Mathematical equality with a gold answer."""
 
+import importlib
 import logging
 import re
 from decimal import Decimal
@@ -214,7 +215,13 @@ def _depth(text: str) -> int:
 
 
 def _warm_up() -> None:
-    """Fill the parser's tables and SymPy’s caches once, before workers are forked."""
+    """Fill the parser's tables and SymPy’s caches once, before workers are forked, and import what it imports late.
+
+    A fresh worker would take a tenth of a second for that, and one without free file descriptors would fail at it in
+    a `try` of math_verify's, which makes "not equal" of every failure.
+    """
+    for late in ("sympy.physics.units", "sympy.sets.setexpr", "sympy.sets.handlers.issubset"):
+        importlib.import_module(late)
     for gold, answer in (
         ("\\frac{1}{2}", "0.5"),
         ("3x + 2", "2 + 3x"),

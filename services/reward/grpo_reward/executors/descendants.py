@@ -1,0 +1,76 @@
+"""Which processes are below another, and how they end together with it."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+LOOK_S = 0.01
+
+
+class Process(NamedTuple):
+    pid: int
+    parent: int
+    session: int
+
+
+def processes() -> list[Process]:
+    """All of this machine, or of this container."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                stat = Path("/proc", entry, "stat").read_bytes()
+                # The second field is the command in parentheses, which may hold anything.
+                _, parent, _, session, *_ = stat[stat.rindex(b")") + 1 :].split()
+                found.append(Process(int(entry), int(parent), int(session)))
+    return found
+
+
+def children() -> list[Process]:
+    """Those whose parent this process is."""
+    return [process for process in processes() if process.parent == os.getpid()]
+
+
+def kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def kill_group(pid: int) -> None:
+    """The process and its group, if it leads one."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+    kill(pid)
+
+
+def kill_tree(pid: int) -> None:
+    """The process, its group, and all below it, which may have made groups of their own. It must not be reaped yet."""
+    below: dict[int, list[int]] = {}
+    for process in processes():
+        below.setdefault(process.parent, []).append(process.pid)
+    found = [pid]
+    for member in found:
+        found += below.get(member, [])
+    kill_group(pid)
+    for member in found[1:]:
+        kill(member)
+
+
+def _has_ended(pid: int) -> bool:
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+async def end(process: subprocess.Popen[bytes], patience_s: float) -> None:
+    """Wait until it has ended, kill it when that takes longer, and in any case what is left of its group."""
+    until = time.monotonic() + patience_s
+    with contextlib.suppress(ChildProcessError):  # it has been waited for
+        # Not `wait`: once that has returned, the number of the group may be another's.
+        while not _has_ended(process.pid) and time.monotonic() < until:  # noqa: ASYNC110 - it is a process
+            await asyncio.sleep(LOOK_S)
+        kill_tree(process.pid)
+    await asyncio.to_thread(process.wait)

@@ -1,0 +1,174 @@
+"""Plugins that start processes while they are imported: on purpose (a manager, a helper), or by a fork that goes on."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from tests.reward.machinery import PATIENCE_S, Machinery, gone, is_running
+
+from grpo_reward.executors.base import ExecutorUnavailable
+
+pytestmark = pytest.mark.asyncio
+
+MANAGER = """
+import multiprocessing, os
+from grpo_reward import reward
+manager = multiprocessing.Manager()
+seen = manager.dict()
+PIDS.write_text(str(manager._process.pid))
+
+@reward
+def misbehave(completion):
+    if completion == "exit at once":
+        os._exit(7)
+    seen[completion] = True
+    return float(len(seen))
+"""
+HELPERS = """
+import subprocess, sys
+from grpo_reward import reward
+SLEEP = [sys.executable, "-c", "import time; time.sleep(1000)"]
+# The last one's parent goes later, so that it is adopted while workers run.
+STARTS = "import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)']);"
+STARTS += "print(p.pid, flush=True); sys.stdin.read()"
+kept = [subprocess.Popen(SLEEP), subprocess.Popen(SLEEP, start_new_session=True)]
+parent = subprocess.Popen([sys.executable, "-c", STARTS], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+orphan = int(parent.stdout.readline())
+PIDS.write_text(" ".join(str(pid) for pid in [*(one.pid for one in kept), orphan]))
+
+@reward
+def misbehave(completion):
+    if completion == "exit at once":
+        import os
+        os._exit(7)
+    return 1.0
+"""
+FORKS = """
+import os, sys, time
+from pathlib import Path
+from grpo_reward import reward
+pid = os.fork()
+if pid == 0:
+    WHAT
+    PIDS.with_name("child").touch()
+else:
+    PIDS.write_text(str(pid))
+
+@reward
+def misbehave(completion):
+    return 1.0
+"""
+FORKS_ALL_THE_TIME = """
+import os, time
+from grpo_reward import reward
+pids, until = [], time.monotonic() + 1.0
+while time.monotonic() < until:
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(1000)
+    pids.append(pid)
+    time.sleep(0.004)
+PIDS.write_text(" ".join(map(str, pids)))
+
+@reward
+def misbehave(completion):
+    return 1.0
+"""
+
+
+def plugin(folder: Path, text: str, **others: str) -> tuple[Path, Path]:
+    """The file of a plugin that writes process ids to a file, and that file."""
+    path, pids = folder / "plugin.py", folder / "pids"
+    for name, value in others.items():
+        text = text.replace(name, value)
+    path.write_text(f"import pathlib\nPIDS = pathlib.Path({str(pids)!r})\n{text}")
+    return path, pids
+
+
+async def replaced(machinery: Machinery) -> None:
+    """A worker has died, and what is below the fork server has been looked through."""
+    assert (await machinery.statuses("exit at once"))[0] == "error"
+    async with asyncio.timeout(PATIENCE_S):
+        while machinery.restarts["death"] < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert await machinery.statuses("a", "b", "c") == ["ok"] * 3  # after the fork server has heard and seen everything
+
+
+async def test_a_manager_made_at_the_import_serves_all_workers_until_the_end(tmp_path):
+    path, pids = plugin(tmp_path, MANAGER)
+    machinery = Machinery(path)
+    await machinery.executor.start()
+    assert (await machinery.score("first"))[0].score == 1.0
+    await replaced(machinery)
+    assert (await machinery.score("last"))[0].score == 5.0  # with what the first worker and the ones after it put there
+    manager = int(pids.read_text())
+    assert is_running(manager)
+    await machinery.executor.stop()
+    assert await gone(manager)
+
+
+async def test_what_a_plugin_started_and_what_that_started_lives_until_the_end(tmp_path):
+    path, pids = plugin(tmp_path, HELPERS)
+    machinery = Machinery(path)
+    await machinery.executor.start()
+    await replaced(machinery)
+    started = [int(pid) for pid in pids.read_text().split()]
+    assert len(started) == 3
+    assert all(map(is_running, started))
+    await machinery.executor.stop()
+    assert await gone(*started)
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["time.sleep(1000)", "pass", "sys.exit(3)", "raise LookupError", "os.setsid(); time.sleep(1000)"],
+    ids=["sleeps", "goes on", "exits", "raises", "sleeps apart"],
+)
+async def test_a_fork_at_the_import_does_not_hold_up_the_start(tmp_path, what, caplog):
+    path, pids = plugin(tmp_path, FORKS, WHAT=what)
+    machinery = Machinery(path)
+    await machinery.executor.start()
+    child = int(pids.read_text())
+    assert is_running(child) or "sleep" not in what
+    assert await machinery.statuses("", "", "") == ["ok"] * 3
+    lost = machinery.executor._forkserver.pid
+    os.kill(lost, signal.SIGKILL)
+    async with asyncio.timeout(PATIENCE_S):
+        while machinery.executor._forkserver.pid == lost:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    # The child does not hold the server's socket open, so the end is seen at once and not by a ping left unanswered.
+    assert "the fork server is gone" in caplog.text
+    assert await machinery.statuses("", "") == ["ok"] * 2
+    second = int(pids.read_text())
+    await machinery.executor.stop()
+    assert await gone(second)
+    if "setsid" in what:
+        os.kill(child, signal.SIGKILL)  # in no group of ours, and its parent was killed: nobody knows whose it was
+    assert await gone(child)
+
+
+async def test_a_plugin_that_forks_all_the_time_does_not_hold_up_the_check_of_the_sandbox(tmp_path):
+    path, pids = plugin(tmp_path, FORKS_ALL_THE_TIME)
+    machinery = Machinery(path, start_limit_s=40.0)
+    await machinery.executor.start()
+    assert await machinery.statuses("") == ["ok"]
+    await machinery.executor.stop()
+    assert await gone(*map(int, pids.read_text().split()))
+
+
+@pytest.mark.parametrize("end", ["raise LookupError", "os._exit(1)", "time.sleep(1000)"])
+@pytest.mark.parametrize("apart", [False, True])
+async def test_a_start_that_fails_leaves_no_process_behind(tmp_path, end, apart):
+    text = f"import os, subprocess, time\none = subprocess.Popen(['sleep', '1000'], start_new_session={apart})\n"
+    path, pids = plugin(tmp_path, f"{text}PIDS.write_text(str(one.pid))\n{end}\n")
+    machinery = Machinery(path, start_limit_s=4.0 if "sleep" in end else 60.0)
+    with pytest.raises(ExecutorUnavailable):
+        await machinery.executor.start()
+    with contextlib.suppress(FileNotFoundError):  # on a slow machine it did not even come to the plugin
+        child = int(pids.read_text())
+        if apart and "_exit" in end:
+            os.kill(child, signal.SIGKILL)  # its parent was gone at once: nobody knows whose it was
+        assert await gone(child)
