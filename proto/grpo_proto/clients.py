@@ -182,18 +182,23 @@ class RewardClient(ServiceClient):
         return await self._get("/v1/rewards", RewardList, retry_for_s=retry_for_s)
 
     async def score(self, request: ScoreRequest, *, retry_for_s: float = 0.0) -> ScoreResponse:
-        """Score a batch. Raises FatalError when the answer does not match the samples one to one."""
+        """Score a batch. Raises FatalError when the answer does not match the samples one to one, or lacks a reward."""
         timeout_s = request.deadline_s + SLACK_S
         response = await self._retry(retry_for_s, "POST", "/v1/score", request, ScoreResponse, timeout_s)
         expected = [sample.id or str(position) for position, sample in enumerate(request.samples)]
+        names = {reward.name for reward in request.rewards}
         if [result.id for result in response.results] != expected:
-            detail = ErrorDetail(
-                type="mismatched_results",
-                message=f"{len(expected)} samples went out; the {len(response.results)} results do not match them",
-                hint="a reward server answers with one result for every sample, in their order",
-            )
-            raise FatalError(detail, url=self._url("/v1/score"), status=200)
-        return response
+            message = f"{len(expected)} samples went out; the {len(response.results)} results do not match them"
+        elif any(not names <= result.rewards.keys() for result in response.results):
+            message = f"a result does not have all of {', '.join(sorted(names)):.200}"
+        else:
+            return response
+        detail = ErrorDetail(
+            type="mismatched_results",
+            message=message,
+            hint="a reward server answers with one result for every sample, in their order, with every reward",
+        )
+        raise FatalError(detail, url=self._url("/v1/score"), status=200)
 
 
 class RolloutClient(ServiceClient):

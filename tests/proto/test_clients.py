@@ -194,6 +194,16 @@ async def test_scores_that_do_not_match_the_samples_are_refused_as_a_whole(ids):
             await client.score(EXAMPLES["ScoreRequest"])
 
 
+async def test_scores_without_a_reward_that_was_asked_for_are_refused_as_a_whole():
+    result = EXAMPLES["ScoreResult"].model_dump(mode="json")
+    request = EXAMPLES["ScoreRequest"]
+    missing = request.rewards[0].name
+    body = {"results": [{**result, "rewards": {"other": {"score": 1.0, "status": "ok"}}}], "elapsed_s": 0.1}
+    async with Network(httpx.Response(200, json=body)).client(RewardClient) as client:
+        with pytest.raises(FatalError, match=f"mismatched_results.*{missing}"):
+            await client.score(request)
+
+
 async def test_a_redirect_is_not_followed():
     network = Network(httpx.Response(307, headers={"Location": "http://169.254.169.254/"}))
     async with network.client(RewardClient) as client:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from grpo_proto import RewardSpec
 from grpo_reward.executors.base import Chunk
+from grpo_reward.executors.descendants import processes
 from grpo_reward.executors.process import ProcessExecutor
 
 PATIENCE_S = 60.0
@@ -42,6 +43,14 @@ class Machinery:
         """Process ids of both workers."""
         found = await asyncio.gather(*(self.score("slow", "process") for _ in range(4)))
         return {scores[1].log["pid"] for scores in found}
+
+
+def fork_server(executor: ProcessExecutor) -> int:
+    """Its process id: it is the only child of its keeper."""
+    keeper = executor._forkserver
+    assert keeper is not None
+    [found] = [process.pid for process in processes() if process.parent == keeper.pid]
+    return found
 
 
 def is_running(pid: int) -> bool:

@@ -90,6 +90,53 @@ def test_a_formula_without_dollar_signs_is_read_as_a_whole(gold: str, answer: st
         assert accuracy(f"\\boxed{{{answer}}}", solution=gold).score == expected
 
 
+LISTS = [
+    ("3, 5, 7", "3, 5, 7", 1.0), ("3, 5, 7", "7, 5, 3", 1.0), ("3, 5, 7", "7", 0.0), ("3, 5, 7", "3, 5", 0.0),
+    ("1,-2", "-2, 1", 1.0), ("1,-2", "-2", 0.0), ("1,-2", "1", 0.0), ("6,31,-1", "31, 6, -1", 1.0), ("1; 2", "2", 0.0),
+    ("2 or 3", "3, 2", 1.0), ("2 or 3", "3", 0.0), ("2, 3, and 5", "5, 3, 2", 1.0), ("x=1 or x=2", "2", 0.0),
+    ("42", "41, 42", 0.0), ("42", "41 or 42", 0.0), ("42", "41; 42", 0.0), ("42", "x=41 or x=42", 0.0),
+    ("1,000, 2,000", "2000, 1000", 1.0), ("1,234,567", "1234567", 1.0), ("1,000", "1", 0.0), ("0.5", "0,5", None),
+    ("4, 2", "2,4", 1.0), ("4, 2", "2,5", 0.0),
+    ("2.5, .5", "0.5, 2.5", 1.0), ("(1,2), (3,4)", "(3,4), (1,2)", 1.0), ("{1, 2}", "1, 2", 1.0), ("{1, 2}", "2", 0.0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("gold", "answer", "expected"), LISTS)
+def test_a_list_without_dollar_signs_is_read_as_a_whole(gold: str, answer: str, expected: float | None):
+    """math_verify takes the last of its numbers; None is where a comma may be a decimal point, which stays as there."""
+    if expected is None:
+        parsed = [math_verify.parse(text, extraction_mode="first_match") for text in (gold, answer)]
+        expected = float(math_verify.verify(*parsed))
+    else:
+        assert accuracy(f"\\boxed{{{answer}}}", solution=gold).score == expected
+    assert accuracy(f"<answer>{answer}</answer>", solution=gold).score == expected
+
+
+MATRIX = "\\begin{pmatrix} 1 & 2 \\\\ 3 & 4 \\end{pmatrix}"
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "expected"),
+    [
+        (MATRIX, MATRIX.replace(" ", ""), 1.0),
+        (MATRIX, MATRIX.replace("4", "5"), 0.0),
+        ("\\$18.90", "18.9", 1.0),
+        ("18.9", "\\$18.90", 1.0),
+        ("\\$18.90", "18", 0.0),
+        ("90", "90\u00b0", 1.0),
+        ("90\u00b0", "90^\\circ", 1.0),
+        ("20", "20 \u00b0C", 1.0),
+        ("42", "42\u200b", 1.0),
+        ("\\text{odd}", "odd", 1.0),
+        ("\\text{odd}", "even", 0.0),
+    ],
+)
+def test_what_is_written_in_another_way_is_the_same(gold: str, answer: str, expected: float):
+    assert accuracy(f"<answer>{answer}</answer>", solution=gold).score == expected
+    if "C" not in answer:
+        assert accuracy(f"so it is \\boxed{{{answer}}}.", solution=gold).score == expected
+
+
 def test_agrees_with_math_verify():
     golds = ["$42$", "$\\frac{1}{2}$", "$x^2 + 2x + 1$", "$(0, 1]$", "$\\{1, 2\\}$", "$\\sqrt{8}$", "$12\\%$", "A"]
     answers = ["42", "$\\frac{2}{4}$", "$(x+1)^2$", "$(0,1]$", "$\\{2,1\\}$", "$2\\sqrt{2}$", "0.12", "$A$", "1/2"]

@@ -12,11 +12,15 @@ import pytest
 import torch
 from tests.reward.gated import GatedExecutor
 
+from grpo_proto import RewardScore, RewardSpec, ScoreResponse, ScoreResult
+from grpo_reward.adapters.base import scored
+from grpo_reward.adapters.choice import Choice
 from grpo_reward.adapters.label import LabelError, columns_of
 from grpo_reward.adapters.peers import ADAPTERS
 from grpo_reward.app import create_app
 from grpo_reward.config import Settings
 from grpo_reward.metrics import Metrics
+from grpo_reward.refusal import Refusal
 from grpo_reward.scoring import Scoring
 
 TOKEN = "a secret"
@@ -250,6 +254,15 @@ class TestNoScore:
         assert "misbehave is unscorable" in message
         assert "?unscorable=NUMBER" in hint
         assert message in caplog.text  # the peers do not log the body of an error
+
+    def test_what_a_reward_says_is_one_line_of_the_log(self, caplog):
+        score = RewardScore(score=None, status="error", detail="ValueError: \x1b[31m\n2026-01-01 ERROR forged")
+        result = ScoreResult(id="0", total=None, rewards={"r": score})
+        choice = Choice([RewardSpec(name="r")], [], None, {}, {})
+        with pytest.raises(Refusal):
+            scored(ScoreResponse(results=[result], elapsed_s=0.0), choice)
+        (message,) = [record.getMessage() for record in caplog.records]
+        assert message.isprintable()
 
     async def test_the_sample_and_the_detail_are_named(self, server):
         body = {"query": ["<answer>1</answer>"] * 2, "labels": ["1", "?!"]}

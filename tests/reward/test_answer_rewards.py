@@ -200,12 +200,31 @@ def test_which_letter_is_chosen(text, letter):
 @pytest.mark.parametrize(
     "text",
     [
+        "B (or C)", "B or maybe C", "B, or C", "B and C are right", "(B) and (C)", "B plus C", "C, or possibly B",
+        "B or A is right", "Either B or perhaps C",
+    ],
+)  # fmt: skip
+def test_a_second_letter_in_other_words_is_no_choice_either(text):
+    assert multiple_choice(f"<answer>{text}</answer>", solution="B").score == 0.0
+    assert multiple_choice(f"The answer is {text}", solution="B").score == 0.0
+
+
+def test_an_option_that_is_refused_is_not_chosen():
+    assert chosen("(B) is wrong, and so are all others") is None
+    assert chosen("Option B is not possible. Option C fits.") == "C"
+    assert chosen("(B) is the one that fits") == "B"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
         "answer is " * 30_000,
         "(A" * 50_000,
         "*A" * 50_000,
         "A)\n" * 50_000,
         "answer" + " " * 100_000,
         "\\text{" * 30_000,
+        "x" + "\n" * 100_000 + "x",
     ],
     ids=lambda text: text[:8],
 )

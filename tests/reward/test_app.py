@@ -421,6 +421,35 @@ class TestLimits:
 
         assert error_of(await server.http.post("/v1/score", content=body(), headers=JSON), 408)[0] == "slow_body"
 
+    async def test_bodies_that_dawdle_do_not_take_the_places_of_others(self, monkeypatch):
+        server = Server(max_pending_requests=2)
+        sample, never = [{"completion": ""}], asyncio.Event()
+
+        async def body() -> AsyncIterator[bytes]:
+            yield b"{"
+            await never.wait()
+
+        def dawdle() -> asyncio.Task[httpx.Response]:
+            return asyncio.create_task(server.http.post("/v1/score", content=body(), headers=JSON))
+
+        slow = [dawdle() for _ in range(2)]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        refused = await server.score([{"name": "min_length"}], sample)
+        assert error_of(refused, 429)[1] == "2 bodies are on their way, as many as this server takes at once"
+        monkeypatch.setattr("grpo_reward.guard.PATIENCE_S", 0.0)
+        assert (await server.score([{"name": "min_length"}], sample)).status_code == 200
+        assert error_of(await slow[0], 408)[0] == "slow_body"
+        assert not slow[1].done()
+        server.executor.gate.clear()
+        running = [asyncio.create_task(server.score([{"name": "min_length"}], sample)) for _ in range(2)]
+        await server.executor.busy(3)
+        assert error_of(await server.score([{"name": "min_length"}], sample), 429)[1].startswith("2 requests are being")
+        never.set()
+        assert error_of(await slow[1], 429)[0] == "busy"  # whole, though no request: there is no place for it now
+        server.executor.gate.set()
+        assert [answer.status_code for answer in await asyncio.gather(*running)] == [200, 200]
+
     async def test_429_when_all_places_are_taken(self):
         server = Server(max_pending_requests=2)
         server.executor.gate.clear()

@@ -126,7 +126,21 @@ def test_the_expression_is_logged():
 
 @pytest.mark.parametrize(
     ("nums", "target"),
-    [([], 7), ("", 7), ([7], "seven"), ([7], "nan"), ([7], float("inf")), ([-3, 7], 4), ("[-3, 7]", 4)],
+    [
+        ([], 7),
+        ("", 7),
+        ([7], "seven"),
+        ([7], "nan"),
+        ([7], float("inf")),
+        ([-3, 7], 4),
+        ("[-3, 7]", 4),
+        ("[1e3]", 7),
+        ("[.5, 7]", 7),
+        ("[7.0]", 7),
+        ([7], "1e99999999"),
+        ([7], "1e-99999999"),
+        ([7], "1e9_9_9_9"),
+    ],
 )
 def test_a_broken_row_is_an_error_and_not_0(nums, target):
     with pytest.raises(ValueError, match="column"):

@@ -31,6 +31,17 @@ TREE = {
 
 
 @pytest.mark.parametrize(
+    ("text", "step", "score"),
+    [
+        ("0.3", 0.1, 1.0), ("19.99", 0.01, 1.0), ("0.35", 0.1, 0.0), ("7", 0.5, 1.0), ("7.5", 2, 0.0), ("-6", 3, 1.0),
+        ("1e300", 0.1, 1.0), ("1e-300", 0.1, 0.0), ('"a"', 0.1, 1.0), ("0", 5, 1.0), ("true", 2, 1.0),
+    ],
+)  # fmt: skip
+def test_a_multiple_is_one_of_the_numbers_as_they_are_written(text, step, score):
+    assert json_schema(text, schema={"multipleOf": step}).score == score
+
+
+@pytest.mark.parametrize(
     ("text", "score"),
     [
         (ADA, 1.0),

@@ -4,10 +4,12 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from tests.reward.machinery import PATIENCE_S, Machinery, gone, is_running
+from tests.reward.machinery import PATIENCE_S, Machinery, fork_server, gone, is_running
 
 from grpo_reward.executors.base import ExecutorUnavailable
 
@@ -97,6 +99,58 @@ async def replaced(machinery: Machinery) -> None:
     assert await machinery.statuses("a", "b", "c") == ["ok"] * 3  # after the fork server has heard and seen everything
 
 
+NO_MORE_PROCESSES = """
+import sys
+from grpo_reward import reward
+
+def fork():
+    raise BlockingIOError(11, "no more processes")
+
+sys.modules["__main__"].fork = fork  # the fork server's own: as with a limit that has been reached
+
+@reward
+def misbehave(completion):
+    return 1.0
+"""
+GUARDED = """
+import builtins, json, os, shutil, subprocess, sys, time
+from grpo_reward import reward
+
+for name in ("kill", "killpg", "fork", "forkpty", "system", "putenv", "remove", "unlink", "rmdir", "getcwd", "chdir"):
+    setattr(os, name, None)
+builtins.exit = builtins.quit = shutil.rmtree = subprocess.Popen = sys.modules["resource"] = None
+json.dumps = lambda value, **options: b"{}"
+time.monotonic = lambda: 0.0
+
+@reward
+def misbehave(completion):
+    while completion == "hang":
+        pass
+    if completion == "exit at once":
+        os._exit(7)
+    return float(len(completion))
+"""
+
+
+async def test_a_guard_for_untrusted_code_at_the_import_does_not_stop_the_service(tmp_path):
+    """HumanEval's `reliability_guard` sets these to None, for good, in the process that calls it."""
+    path, _ = plugin(tmp_path, GUARDED)
+    machinery = Machinery(path, start_limit_s=30.0)
+    await machinery.executor.start()
+    assert [one.status for one in await machinery.score("a", "hang", "abc", timeout_s=1.0)] == ["ok", "timeout", "ok"]
+    await replaced(machinery)
+    assert machinery.restarts == {"timeout": 1, "death": 2}
+    forkserver = fork_server(machinery.executor)
+    await machinery.executor.stop()
+    assert await gone(forkserver)
+
+
+async def test_a_start_without_workers_says_why(tmp_path):
+    path, _ = plugin(tmp_path, NO_MORE_PROCESSES)
+    with pytest.raises(ExecutorUnavailable, match=r"no worker could be started \(.*no more processes\) within 3 s"):
+        await Machinery(path, start_limit_s=3.0).executor.start()
+
+
 async def test_a_manager_made_at_the_import_serves_all_workers_until_the_end(tmp_path):
     path, pids = plugin(tmp_path, MANAGER)
     machinery = Machinery(path)
@@ -135,7 +189,7 @@ async def test_a_fork_at_the_import_does_not_hold_up_the_start(tmp_path, what, c
     assert is_running(child) or "sleep" not in what
     assert await machinery.statuses("", "", "") == ["ok"] * 3
     lost = machinery.executor._forkserver.pid
-    os.kill(lost, signal.SIGKILL)
+    os.kill(fork_server(machinery.executor), signal.SIGKILL)
     async with asyncio.timeout(PATIENCE_S):
         while machinery.executor._forkserver.pid == lost:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -145,8 +199,6 @@ async def test_a_fork_at_the_import_does_not_hold_up_the_start(tmp_path, what, c
     second = int(pids.read_text())
     await machinery.executor.stop()
     assert await gone(second)
-    if "setsid" in what:
-        os.kill(child, signal.SIGKILL)  # in no group of ours, and its parent was killed: nobody knows whose it was
     assert await gone(child)
 
 
@@ -159,6 +211,22 @@ async def test_a_plugin_that_forks_all_the_time_does_not_hold_up_the_check_of_th
     assert await gone(*map(int, pids.read_text().split()))
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+async def test_a_server_that_is_killed_while_a_plugin_is_imported_leaves_no_process_behind(tmp_path, number):
+    path, pids = plugin(
+        tmp_path,
+        "import subprocess, time\none = subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
+        "PIDS.with_name('part').write_text(str(one.pid))\nPIDS.with_name('part').rename(PIDS)\ntime.sleep(1000)\n",
+    )
+    command = [sys.executable, "-m", "grpo_reward", "serve", "--port", "0", "--plugin", str(path)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:  # noqa: ASYNC220
+        async with asyncio.timeout(PATIENCE_S):
+            while not pids.exists():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        server.send_signal(number)
+    assert await gone(int(pids.read_text()))
+
+
 @pytest.mark.parametrize("end", ["raise LookupError", "os._exit(1)", "time.sleep(1000)"])
 @pytest.mark.parametrize("apart", [False, True])
 async def test_a_start_that_fails_leaves_no_process_behind(tmp_path, end, apart):
@@ -169,6 +237,4 @@ async def test_a_start_that_fails_leaves_no_process_behind(tmp_path, end, apart)
         await machinery.executor.start()
     with contextlib.suppress(FileNotFoundError):  # on a slow machine it did not even come to the plugin
         child = int(pids.read_text())
-        if apart and "_exit" in end:
-            os.kill(child, signal.SIGKILL)  # its parent was gone at once: nobody knows whose it was
         assert await gone(child)

@@ -16,7 +16,7 @@ import pytest
 import torch
 from tests.reward.test_server import PATIENCE_S, Server
 
-from grpo_proto import DataError, FatalError, InfrastructureError
+from grpo_proto import DataError, FatalError, InfrastructureError, RewardScore
 from grpo_proto.listening import listening_socket
 from grpo_reward import RemoteReward, remote
 from grpo_reward.adapters.label import LabelError
@@ -99,6 +99,14 @@ class TestTrl:
         (message,) = [record.getMessage() for record in caplog.records]
         assert message.startswith("misbehave: 3 of 4 samples have no score: 1 unscorable, 1 error, 1 timeout; ")
         assert RemoteReward(url, "misbehave", unscorable=-1.0)(["", "none"]) == [1.0, -1.0]
+
+    def test_what_a_server_says_is_one_line_of_the_log(self, caplog):
+        detail = "ValueError: \x1b[31m\n2026-01-01 ERROR forged" + "x" * 5000
+        RemoteReward("http://127.0.0.1:9", "accuracy")._warn([RewardScore(score=None, status="error", detail=detail)])
+        (message,) = [record.getMessage() for record in caplog.records]
+        assert "ValueError: \\x1b[31m\\n2026-01-01 ERROR forged" in message
+        assert message.isprintable()
+        assert len(message) < 1200
 
     def test_log_and_metrics(self, url):
         columns: list[tuple[str, list]] = []

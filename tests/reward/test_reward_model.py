@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 import torch
 from tests.reward.fake_server import PATIENCE_S, FakeServer, Reply, server
+from tests.reward.machinery import fork_server
 from tests.tiny_model import MAX_LENGTH, make_tokenizer, save_tiny_model
 from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
@@ -195,7 +196,7 @@ class TestInTheWorkers:
 
     async def test_the_fork_server_has_one_thread(self, executor):
         """A pool of threads would not survive the fork, and those who wait for it would wait for ever."""
-        assert len(os.listdir(f"/proc/{executor._forkserver.pid}/task")) == 1
+        assert len(os.listdir(f"/proc/{fork_server(executor)}/task")) == 1
 
     async def test_what_is_too_long_loses_its_beginning_and_says_so(self, executor, model):
         long = ("p", "a" * 1000 + "b")

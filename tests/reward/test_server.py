@@ -356,6 +356,49 @@ main(sys.argv[1:])
     assert (done.returncode, "Traceback" in done.stderr) == (0, False)
 
 
+def test_what_started_it_may_have_blocked_and_ignored_signals():
+    program = f"""
+import os, signal
+signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGTERM, signal.SIGINT, signal.SIGHUP}})
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+os.execv({sys.executable!r}, {[*COMMAND, "--port", "0", "--workers", "1"]!r})
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[2]
+        sample = {"completion": "```python\nprint(input())\n```", "columns": {"tests": [{"input": "1", "output": "1"}]}}
+        with httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE_S) as client:
+            answer = client.post("/v1/score", json={"rewards": [{"name": "code"}], "samples": [sample]}).json()
+        process.send_signal(signal.SIGTERM)
+        try:
+            assert process.wait(PATIENCE_S) == 0
+        finally:
+            process.kill()
+    assert answer["results"][0]["rewards"]["code"]["status"] == "ok", answer
+
+
+def test_a_standard_output_that_is_full_does_not_stop_it():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with Path("/dev/full").open("w") as full:
+        process = subprocess.Popen(
+            [*COMMAND, "--port", str(port), "--workers", "1"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    until = time.monotonic() + PATIENCE_S
+    try:
+        while process.poll() is None and time.monotonic() < until:
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"http://127.0.0.1:{port}/readyz", trust_env=False).status_code == 200:
+                    break
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        errors = process.communicate(timeout=PATIENCE_S)[1]
+    finally:
+        process.kill()
+    assert (process.returncode, "Traceback" in errors) == (0, False), errors
+    assert f"grpo-reward serves http://127.0.0.1:{port}" in errors
+
+
 def test_json_lines_on_request():
     server = Server(GRPO_LOG_FORMAT="json")
     assert server.stop() == 0

@@ -61,6 +61,13 @@ def test_equal_lengths_are_worth_nothing():
     assert lengths([4], [10]) == [0.0]
 
 
+def test_a_gold_answer_that_is_no_text_leaves_one_sample_out():
+    answers, ids = ["<answer>4</answer>"] * 3, [[0] * size for size in (1, 2, 3)]
+    found = length(answers, prompts=["a"] * 3, completion_ids=ids, solution=["$4$", 4, "$4$"])
+    assert [score.score for score in found] == [0.5, None, -0.5]
+    assert found[1].detail == "column solution: 4 is no text"
+
+
 def test_length_without_a_gold_answer_or_tokens():
     assert lengths([4, 4], [10, 20], gold="see above") == [None, None]
     assert lengths(["4", "4.0"], [0, 0], unit="characters") == [0.5, -0.5]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from tests.reward.machinery import PATIENCE_S, Machinery, gone
+from tests.reward.machinery import PATIENCE_S, Machinery, fork_server, gone
 
 from grpo_reward.executors import worker_handle
 
@@ -59,7 +59,7 @@ def machinery(started: Machinery, monkeypatch: pytest.MonkeyPatch) -> Machinery:
 
 def workers_of(machinery: Machinery) -> list[int]:
     """Process ids of the workers: the children of the fork server with a session of their own."""
-    pid = machinery.executor._forkserver.pid
+    pid = fork_server(machinery.executor)
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     found = []
     for child in map(int, children):

@@ -79,6 +79,15 @@ def test_refusals_other_routes_and_clients_that_do_not_trace(tmp_path: Path):
     assert [span.error for span in spans[1:]] == ["", ""]
 
 
+def test_what_a_client_sends_cannot_spoil_the_spans_of_others(tmp_path: Path):
+    odd = request(None) | {"step": 2**63}
+    named = request(None, reward="x" * 1_000_000)
+    spans, statuses = spans_of(tmp_path / "log", *(("/v1/score", body, {}) for body in (request(None), odd, named)))
+    assert statuses == [200, 200, 422]
+    assert [span.attributes.get("grpo.step") for span in spans] == [7, str(2**63), 7]
+    assert max(len(str(span.attributes)) for span in spans) < 1000
+
+
 def test_a_receiver_that_is_gone_costs_neither_scores_nor_the_end(tmp_path: Path):
     port, log = free_port(), tmp_path / "log"
     with service(

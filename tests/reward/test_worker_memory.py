@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.reward.machinery import fork_server
 
 from grpo_proto import RewardSpec
 from grpo_reward.executors.base import Chunk
@@ -45,7 +46,7 @@ async def test_many_large_params_take_little_memory():
 
     sample = {"completion": "1", "columns": {}}
     await score(-1)
-    forkserver = executor._forkserver.pid
+    forkserver = fork_server(executor)
     (worker,) = children_of(forkserver)
     before = resident_mib(worker)
     for number in range(40):

@@ -15,6 +15,8 @@ from grpo_proto.loopback import is_loopback
 from .refusal import nearest
 
 ENV_PREFIX = "GRPO_REWARD_"
+LEAST_MEMORY_MIB = 128
+"""The rewards of the package take some 90; plugins come on top."""
 
 
 class Settings(BaseSettings):
@@ -44,21 +46,27 @@ class Settings(BaseSettings):
         default_factory=list,
         description="Environment variables that rewards may see, such as JUDGE_API_KEY; in the environment by ','.",
     )
-    memo: int = Field(default=0, ge=0, description="Scores to remember, so that the same sample is not scored twice.")
+    memo: int = Field(
+        default=0, ge=0, le=10**9, description="Scores to remember, so that the same sample is not scored twice."
+    )
     max_body_mib: int = Field(default=16, ge=1, le=1024, description="Largest request body.")
-    max_samples: int = Field(default=4096, ge=1, description="Most samples in one request.")
-    max_pending_requests: int = Field(default=64, ge=1, description="More at once are refused with 429.")
-    body_timeout_s: float = Field(default=30.0, gt=0, description="Limit for receiving a body.")
+    max_samples: int = Field(default=4096, ge=1, le=10**6, description="Most samples in one request.")
+    max_pending_requests: int = Field(default=64, ge=1, le=10**6, description="More at once are refused with 429.")
+    body_timeout_s: float = Field(default=30.0, gt=0, le=3600, description="Limit for receiving a body.")
     max_timeout_s: float = Field(
         default=600.0, gt=0, le=3600, description="Largest timeout_s and deadline_s that a request may ask for."
     )
-    worker_memory_mib: int = Field(default=4096, ge=0, description="Address space of a worker process; 0: no limit.")
+    worker_memory_mib: int = Field(
+        default=4096, ge=0, le=2**30, description="Address space of a worker process; 0: no limit."
+    )
     otlp_endpoint: str | None = Field(
         default=None,
         pattern=r"^https?://",
         description="OpenTelemetry receiver, such as http://otel-collector:4318: spans of what is scored.",
     )
-    grace_s: float = Field(default=10.0, ge=0, description="After SIGTERM, how long running requests may go on.")
+    grace_s: float = Field(
+        default=10.0, ge=0, le=86_400, description="After SIGTERM, how long running requests may go on."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="What is logged.")
     token: str | None = Field(
         default=None,
@@ -84,6 +92,13 @@ class Settings(BaseSettings):
     @classmethod
     def _split(cls, value: Any) -> Any:
         return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+    @field_validator("worker_memory_mib")
+    @classmethod
+    def _enough(cls, memory_mib: int) -> int:
+        if 0 < memory_mib < LEAST_MEMORY_MIB:
+            raise ValueError(f"a worker cannot begin with less than {LEAST_MEMORY_MIB}")
+        return memory_mib
 
     @field_validator("token")
     @classmethod

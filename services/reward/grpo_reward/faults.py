@@ -35,6 +35,7 @@ BOUNDS = {
     "too_short": ("the least is", "min_length"),
 }
 """Type of fault → what the limit is, and where pydantic says it."""
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _VARIANT = re.compile(r"(str|int|float|bool|none|list\[.*\]|dict\[.*\])")
 """In a path, which of several types pydantic had tried: no field."""
 
@@ -116,3 +117,8 @@ def _shortened(value: Any) -> str:
 def shown(text: str) -> str:
     """`text`, cut when it is long."""
     return text if len(text) <= MAX_SHOWN_CHARS else f"{text[: MAX_SHOWN_CHARS - 1]}…"
+
+
+def printable(text: str) -> str:
+    """In one line, with no control character: what a reward or a server says must not steer terminals or forge logs."""
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)

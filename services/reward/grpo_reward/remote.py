@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .adapters.text import assistant_text, plain_prompt
+from .faults import printable
 
 if TYPE_CHECKING:
     from grpo_proto import RewardScore
@@ -24,6 +25,10 @@ T = TypeVar("T")
 
 SWIFT_FIELDS = ("prompt_id", "request_id", "finish_reason", "rollout_infos", "trajectory_inputs")
 """What ms-swift passes beside the dataset's columns and no reward reads."""
+
+
+MAX_LOGGED_CHARS = 1000
+"""Of a detail: a server of ours has no longer ones."""
 
 
 class NoScoreError(Exception):
@@ -178,7 +183,8 @@ class RemoteReward:
         missing = [result for result in results if result.score is None]
         if missing:
             statuses = ", ".join(f"{number} {status}" for status, number in Counter(r.status for r in missing).items())
-            detail = next((f"; {result.detail}" for result in missing if result.detail), "")
+            details = (f"; {result.detail[:MAX_LOGGED_CHARS]}" for result in missing if result.detail)
+            detail = printable(next(details, ""))
             log.warning(
                 "%s: %d of %d samples have no score: %s%s", self.reward, len(missing), len(results), statuses, detail
             )

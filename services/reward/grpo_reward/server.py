@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import sys
 
 from grpo_proto.listening import listening_socket
@@ -19,6 +20,7 @@ LAST_LINES_S = 1.0
 def serve(settings: Settings) -> int:
     """Serve until a signal. Returns the exit status: 0 after SIGTERM or SIGINT, 1 when it cannot start or go on."""
     hide_this_process()
+    _reset_signals()
     handler = logging.StreamHandler()
     try:
         handler.setFormatter(formatter("reward"))
@@ -32,6 +34,15 @@ def serve(settings: Settings) -> int:
         # Python itself would wait for the line that cannot be written.
         os._exit(status)
     return status
+
+
+def _reset_signals() -> None:
+    """Undo what whoever started this process may have left, for it and for its children.
+
+    Blocked signals could not end it, and with SIGCHLD ignored nobody learns how a child ended.
+    """
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def _serve(settings: Settings) -> int:

@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import logging
+import os
 import signal
 import socket
 import sys
@@ -23,6 +25,8 @@ from .metrics import Metrics
 from .refusal import Refusal, nearest
 from .scoring import Scoring
 from .tracing import Tracing
+
+log = logging.getLogger("grpo_reward")
 
 WATCH_INTERVAL_S = 0.2
 
@@ -70,7 +74,7 @@ async def _serve(
         host, port = sock.getsockname()[:2]
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         names = ", ".join(executor.rewards)
-        print(f"grpo-reward serves http://{address} with {executor.workers} workers: {names}", flush=True)
+        _announce(f"grpo-reward serves http://{address} with {executor.workers} workers: {names}")
         watch = asyncio.create_task(_watch(executor, server))
         await server.serve(sockets=[sock])
         watch.cancel()
@@ -85,6 +89,17 @@ async def _serve(
         await executor.stop()
         if tracing is not None:
             tracing.close()
+
+
+def _announce(line: str) -> None:
+    """To stdout; where that cannot be written, as on a full disk, to the log: it is no reason not to serve."""
+    try:
+        print(line, flush=True)
+    except OSError as error:
+        log.warning("stdout cannot be written (%s): %s", error.strerror, line)
+        # What is still in the buffer could not be written at the end either.
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _check_adapters(settings: Settings, executor: Executor) -> None:

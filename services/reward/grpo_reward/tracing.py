@@ -15,6 +15,7 @@ from grpo_proto import ScoreRequest, ScoreResponse
 from grpo_proto.tracing import send_the_rest, tracer_provider
 
 from .executors.base import ExecutorUnavailable
+from .faults import shown
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 MAX_SPANS = 128
 """For one request: they are made in the event loop, in some 0.1 ms each."""
+
+MAX_NUMBER = 2**63 - 1
+"""Of an attribute."""
 
 
 class Answer:
@@ -89,13 +93,16 @@ def _parents(message: ScoreRequest, header: str | None) -> dict[str | None, list
     return parents if len(parents) <= MAX_SPANS else {header: list(range(len(message.samples)))}
 
 
-def _told(message: ScoreRequest, positions: list[int], response: ScoreResponse | None) -> dict[str, int | list[str]]:
-    told: dict[str, int | list[str]] = {
-        "grpo.rewards": [spec.name for spec in message.rewards],
+def _told(
+    message: ScoreRequest, positions: list[int], response: ScoreResponse | None
+) -> dict[str, int | str | list[str]]:
+    told: dict[str, int | str | list[str]] = {
+        "grpo.rewards": [shown(spec.name) for spec in message.rewards],
         "grpo.samples": len(positions),
     }
     if message.step is not None:
-        told["grpo.step"] = message.step
+        # The exporter would leave out a longer number, with a stack trace in the log for each span.
+        told["grpo.step"] = message.step if message.step <= MAX_NUMBER else shown(str(message.step))
     if response is not None:
         results = [response.results[position] for position in positions]
         statuses = Counter(score.status for result in results for score in result.rewards.values())

@@ -131,9 +131,10 @@ def misbehave(completion: str, *, folder: str = "") -> float | Score | None:
         case "environment":
             return Score(1.0, log={"environment": dict(os.environ)})
         case "environment of the server":
-            fork_server = Path(f"/proc/{os.getppid()}/stat").read_text()
-            server = fork_server.rpartition(")")[2].split()[1]
-            return Score(1.0, log={"environment": Path(f"/proc/{server}/environ").read_text()})
+            above = os.getppid()
+            for _ in ("the keeper of the fork server", "the server"):
+                above = int(Path(f"/proc/{above}/stat").read_text().rpartition(")")[2].split()[1])
+            return Score(1.0, log={"environment": Path(f"/proc/{above}/environ").read_text()})
         case "process":
             return Score(1.0, log={"pid": os.getpid()})
         case "slow":

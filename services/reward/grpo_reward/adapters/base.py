@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from grpo_proto import ScoreResponse, ScoreSample
 
+from ..faults import printable
 from ..reading import check_number_of_values
 from ..refusal import Refusal
 from .choice import Choice
@@ -96,7 +97,7 @@ def scored(response: ScoreResponse, choice: Choice) -> list[Scored]:
     if missing:
         rest = f" (and {len(missing) - 3} more)" if len(missing) > 3 else ""
         message = "no score for " + "; ".join(missing[:3]) + rest
-        log.warning("%s", message)
+        log.warning("%s", printable(message))
         raise Refusal(
             422,
             "no_score",

@@ -1,7 +1,6 @@
 """What the commands print: tables for people, JSON for programs, messages to stderr."""
 
 import json
-import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,11 +9,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from ..faults import printable as printable
+
 PIPE_COLUMNS = 140
 """Width of tables that go to a file or a pipe."""
 NUMBER_COLUMNS = 100
 """What a table of numbers needs: a terminal that is narrower breaks its lines, and still shows every number."""
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def console(least_columns: int = 0) -> Console:
@@ -32,11 +32,6 @@ def print_json(value: Mapping[str, Any]) -> None:
 def say(message: str) -> None:
     """To stderr."""
     print(printable(message), file=sys.stderr, flush=True)
-
-
-def printable(text: str) -> str:
-    """In one line, with no control character: what a reward or a server says must not steer the terminal."""
-    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def table(title: str, names: Sequence[str], rows: Sequence[Sequence[Any]], *, left: int = 1) -> Table:

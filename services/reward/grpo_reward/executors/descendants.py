@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 LOOK_S = 0.01
+_kill, _killpg = os.kill, os.killpg
+"""A plugin may replace them: guards for untrusted code do."""
 
 
 class Process(NamedTuple):
@@ -38,13 +40,13 @@ def children() -> list[Process]:
 
 def kill(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signal.SIGKILL)
+        _kill(pid, signal.SIGKILL)
 
 
 def kill_group(pid: int) -> None:
     """The process and its group, if it leads one."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+        _killpg(pid, signal.SIGKILL)
     kill(pid)
 
 
@@ -61,7 +63,8 @@ def kill_tree(pid: int) -> None:
         kill(member)
 
 
-def _has_ended(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
+    """Of a child, which stays to be waited for."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
@@ -70,7 +73,7 @@ async def end(process: subprocess.Popen[bytes], patience_s: float) -> None:
     until = time.monotonic() + patience_s
     with contextlib.suppress(ChildProcessError):  # it has been waited for
         # Not `wait`: once that has returned, the number of the group may be another's.
-        while not _has_ended(process.pid) and time.monotonic() < until:  # noqa: ASYNC110 - it is a process
+        while not has_ended(process.pid) and time.monotonic() < until:  # noqa: ASYNC110 - it is a process
             await asyncio.sleep(LOOK_S)
         kill_tree(process.pid)
     await asyncio.to_thread(process.wait)

@@ -7,15 +7,15 @@ descriptors, `{"kill": id}`, `{"ping": n}`. To it: `{"reward": …}` for each re
 operator, then `{"ready": true}` or `{"failed": message}`; `{"exited": id, "status": n}`, `{"unspawned": id, "reason":
 …}`, `{"pong": n}`.
 
-Nothing outlives it: workers die with it (PDEATHSIG), and when the server is gone, however it went, the closed socket
-says so and everything below is killed. As a subreaper it inherits, and kills, what a killed worker leaves behind.
-Processes that a plugin starts at its import (a `multiprocessing.Manager`, a helper program) live as long as it does.
+Nothing outlives it. It is the child of a keeper, which sees the end of the server (the closed socket) and of the fork
+server, also while a plugin is imported and also by SIGKILL, and then kills all there is. Both are subreapers: what a
+killed worker leaves behind falls to the fork server, what that one leaves behind to the keeper. Processes that a plugin
+starts at its import (a `multiprocessing.Manager`, a helper program) live as long as the fork server does.
 """
 
 import contextlib
 import ctypes
 import gc
-import json
 import mmap
 import os
 import select
@@ -24,14 +24,16 @@ import signal
 import socket
 import sys
 import traceback
+from json import dumps, loads
+from os import fork, killpg, waitpid  # by name: guards for untrusted code, put up at a plugin's import, replace them
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ..author import Reward
 from ..plugin import PluginError, forks_end_here
 from ..registry import load_rewards
 from ..sandbox.run import START_S, SandboxError, missing_barriers
-from .descendants import children, kill, kill_group
+from .descendants import children, has_ended, kill, kill_group
 from .environment import give_up_reading_other_processes
 from .frames import PACKET_BYTES, PROGRESS_BYTES
 from .worker import Worker, limit_resources, quiet_standard_streams
@@ -46,10 +48,16 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(control.fileno(), False)
     quiet_standard_streams()
-    _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    # A plugin may load for ever, and nobody looks at the socket meanwhile.
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     give_up_reading_other_processes()
+    keeper = os.getpid()
+    _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    if (pid := fork()) > 0:
+        keep(control, pid)
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # which a fork does not inherit
+    if os.getppid() != keeper:  # it died before the line above
+        os._exit(1)
+    os.setsid()
     # Whatever is forked from here, by a plugin or by us: the server hears this process, and sees its end, only.
     os.register_at_fork(after_in_child=control.close)
     with forks_end_here():
@@ -57,8 +65,37 @@ def main() -> None:
             if (rewards := load(control, [Path(path) for path in sys.argv[3:]])) is not None:
                 ForkServer(control, rewards, memory_bytes=int(sys.argv[2])).run()
         except Exception:
-            traceback.print_exc()
-        kill_everything()
+            with contextlib.suppress(Exception):  # a plugin may have left no standard error
+                traceback.print_exc()
+        finally:
+            if os.getppid() == keeper:
+                os._exit(0)  # without what plugins have registered for the end
+
+
+def keep(control: socket.socket, pid: int) -> NoReturn:
+    """Wait until the server or the fork server `pid` is gone, however it went, and end what is left of the latter.
+
+    Nothing of a plugin runs here, so nothing but a kill of this very process keeps it from that.
+    """
+    woken, poll = notice_children(), select.poll()
+    poll.register(woken, select.POLLIN)  # not a pidfd: Linux 4.18 is still about
+    poll.register(control, 0)  # it is not read here: only its end is told
+    while not has_ended(pid) and control.fileno() not in dict(poll.poll()):
+        with contextlib.suppress(BlockingIOError):
+            woken.recv(4096)
+    kill_group(pid)
+    kill_everything()
+    os._exit(0)
+
+
+def notice_children() -> socket.socket:
+    """Can be read whenever a child has ended or was stopped."""
+    read, write = socket.socketpair()
+    read.setblocking(False)
+    write.setblocking(False)
+    signal.set_wakeup_fd(write.detach(), warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    return read
 
 
 def load(control: socket.socket, plugins: list[Path]) -> dict[str, Reward] | None:
@@ -80,7 +117,6 @@ def load(control: socket.socket, plugins: list[Path]) -> dict[str, Reward] | Non
     gc.freeze()  # the collector of a worker then leaves the shared pages alone
     gc.enable()
     _say(control, {"ready": True})
-    _libc.prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)  # from here on it kills what is below it before it goes
     return rewards
 
 
@@ -93,12 +129,12 @@ class SandboxCheck:
     def __init__(self) -> None:
         parent = os.getpid()
         self._answer, write = os.pipe()
-        self._pid = os.fork()
+        self._pid = fork()
         if self._pid == 0:
             try:
                 _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
                 if os.getppid() == parent:
-                    os.write(write, json.dumps(sandbox_notice()).encode())
+                    os.write(write, dumps(sandbox_notice()).encode())
             finally:
                 os._exit(0)
         os.close(write)
@@ -111,9 +147,9 @@ class SandboxCheck:
         os.close(self._answer)
         with contextlib.suppress(ChildProcessError):  # a plugin has waited for every child there was
             if not body:
-                os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
-        text: str | None = json.loads(body) if body else "the check of the sandbox of the reward code gave no answer"
+                kill(self._pid)
+            waitpid(self._pid, 0)
+        text: str | None = loads(body) if body else "the check of the sandbox of the reward code gave no answer"
         return text and text[:MAX_FAILURE_CHARS]
 
 
@@ -151,18 +187,18 @@ def describe(reward: Reward) -> dict[str, Any]:
 
 def checked_size(described: dict[str, Any]) -> dict[str, Any]:
     """Raises PluginError for a reward that cannot be told to the server."""
-    size = len(json.dumps({"reward": described}))
+    size = len(dumps({"reward": described}))
     if size > PACKET_BYTES:
         description = described["description"]
         raise PluginError(
             f"reward {description['name']}: its description has {size} bytes of JSON, at most {PACKET_BYTES};"
-            f" the schema of its params has {len(json.dumps(description['params_schema']))}"
+            f" the schema of its params has {len(dumps(description['params_schema']))}"
         )
     return described
 
 
 def _say(control: socket.socket, message: dict[str, object]) -> None:
-    control.send(json.dumps(message).encode())
+    control.send(dumps(message).encode())
 
 
 class ForkServer:
@@ -176,21 +212,17 @@ class ForkServer:
         """Of what plugins started at their import, on purpose; a worker's children are in the worker's or their own."""
 
     def run(self) -> None:
-        wake_read, wake_write = socket.socketpair()
-        wake_write.setblocking(False)
-        wake_read.setblocking(False)
-        signal.set_wakeup_fd(wake_write.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        woken = notice_children()
         for ignored in (signal.SIGINT, signal.SIGTERM):  # the server decides when to end
             signal.signal(ignored, signal.SIG_IGN)
         selector = selectors.DefaultSelector()
         selector.register(self._control, selectors.EVENT_READ)
-        selector.register(wake_read, selectors.EVENT_READ)
+        selector.register(woken, selectors.EVENT_READ)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             while True:
                 ready = {key.fileobj for key, _ in selector.select()}
-                if wake_read in ready:
-                    wake_read.recv(4096)
+                if woken in ready:
+                    woken.recv(4096)
                 self._reap()
                 if self._control in ready and not self._obey():
                     break
@@ -201,7 +233,7 @@ class ForkServer:
         body, descriptors, _, _ = socket.recv_fds(self._control, PACKET_BYTES, 2)
         if not body:
             return False
-        message = json.loads(body)
+        message = loads(body)
         if "spawn" in message:
             self._spawn(message["spawn"], descriptors)
         elif "kill" in message:
@@ -214,7 +246,7 @@ class ForkServer:
 
     def _spawn(self, worker: int, descriptors: list[int]) -> None:
         try:
-            pid = os.fork()
+            pid = fork()
         except OSError as error:
             pid = -1
             _say(self._control, {"unspawned": worker, "reason": str(error)})
@@ -254,7 +286,7 @@ class ForkServer:
         any_worker = False
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status = waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 break
             if pid == 0:
@@ -278,11 +310,11 @@ def kill_everything() -> None:
         for child in children():
             kill(child.pid)
         try:
-            os.waitpid(-1, 0)
+            waitpid(-1, 0)
         except ChildProcessError:
             break
     # What a plugin started at its import may have been adopted by another, or be starting anew just now.
-    os.killpg(0, signal.SIGKILL)
+    killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -77,9 +77,9 @@ class ProcessExecutor:
         self._environment, self._on_restart = worker_environment(environment), on_restart
         self._idle: asyncio.Queue[WorkerHandle] = asyncio.Queue()
         self._living: dict[int, WorkerHandle] = {}
-        self._spawned = 0
+        self._spawned, self._unspawned = 0, ""
         self._spawning = asyncio.Semaphore(SPAWNS_AT_ONCE)
-        self._pong = 0.0
+        self._pings = 0  # since the fork server last answered one
         self._last_release = -math.inf
         self._losses: list[float] = []
         self._reviving = False
@@ -128,12 +128,14 @@ class ProcessExecutor:
         try:
             async with asyncio.timeout(self._start_limit_s):
                 await self._receive_rewards()
-                self._pong = time.monotonic()
+                self._pings = 0
                 self._background(self._listen())
                 self._background(self._ping())
                 await asyncio.gather(*(self._spawn() for _ in range(self.workers)))
         except TimeoutError:
-            raise ExecutorUnavailable(f"the rewards were not loaded within {self._start_limit_s:g} s") from None
+            reason = self._unspawned
+            what = f"no worker could be started ({reason})" if reason else "the rewards were not loaded"
+            raise ExecutorUnavailable(f"{what} within {self._start_limit_s:g} s") from None
 
     async def stop(self) -> None:
         """Kill the workers and wait for the fork server, which goes when its socket closes."""
@@ -309,10 +311,11 @@ class ProcessExecutor:
     async def _listen(self) -> None:
         while (message := await self._heard()) is not None:
             if "pong" in message:
-                self._pong = time.monotonic()
+                self._pings = 0
             elif "exited" in message:
                 self._has_exited(message["exited"], message["status"])
             elif "unspawned" in message and (worker := self._living.get(message["unspawned"])) is not None:
+                self._unspawned = message["reason"]
                 worker.connection_lost(None)
         self._lose("the fork server is gone")
 
@@ -329,12 +332,12 @@ class ProcessExecutor:
             asyncio.get_running_loop().call_later(0.2, worker.connection_lost, None)
 
     async def _ping(self) -> None:
-        for number in range(sys.maxsize):
-            self._tell({"ping": number})
+        # Counted, not timed: this process may have been stopped itself, with the answer unread.
+        while self._pings * PING_INTERVAL_S <= PING_LIMIT_S:
+            self._pings += 1
+            self._tell({"ping": self._pings})
             await asyncio.sleep(PING_INTERVAL_S)
-            if time.monotonic() - self._pong > PING_LIMIT_S:
-                self._lose(f"the fork server has not answered for {PING_LIMIT_S:g} s")
-                return  # the next one has its own, which begins when it has loaded
+        self._lose(f"the fork server has not answered for {PING_LIMIT_S:g} s")
 
     def _lose(self, reason: str) -> None:
         """Without the fork server no worker can be replaced. It is started again, unless that happens all the time."""

@@ -6,13 +6,13 @@ a forked child, memory that ran out) makes it say so and leave, and another take
 
 import contextlib
 import copy
-import json
 import mmap
 import os
 import resource
 import socket
 import sys
 from collections.abc import Mapping
+from json import dumps
 from operator import itemgetter
 from time import monotonic  # by name: a plugin may put another clock into the module
 from typing import Any
@@ -140,7 +140,7 @@ class Worker:
         try:
             body = to_json(message)
         except Exception:
-            body = json.dumps(_without_extras(message)).encode()
+            body = dumps(_without_extras(message)).encode()
         send_frame(self._socket, body)
 
     def _forked(self) -> None:

@@ -30,15 +30,23 @@ _BRACE = re.compile(r"[{}]")
 _BRACKET = re.compile(r"[(\[{)\]}]|\n\n")
 
 _DELIMITED = re.compile(r"\$|\\boxed|\\\(|\\\[|\n")
-_TEXT_COMMAND = re.compile(r"\\(?:text|mathrm|textbf|mbox)\s*\{[^{}]*\}|\\[A-Za-z]+")
+_TEXT = re.compile(r"\A\\(?:text|mathrm|textbf|mbox)\s*\{([^{}]*)\}\Z")
+_TEXT_COMMAND = re.compile(r"\\(?:text|mathrm|textbf|mbox|begin|end)\s*\{[^{}]*\}|\\[A-Za-z]+")
 _WORD = re.compile(r"[^\W\d_]{2,}")
 _FORMULA = re.compile(r"\A\s*[(\[]|[\\^_+*/=<>|]|(?<=[\w)}])\s*[-\u2212]|\d\s*[A-Za-z(]")
+_AND_OR = re.compile(r"(?:\s*,)?\s+(?:and|or)\s+(?=[-+.(\\\d]|[A-Za-z]\s*[=<>])")
+_LISTED = re.compile(r"\d\s*[,;]\s+[-+]?\s?\.?\d|\d\s*(?:,\s*[-+]|;)\s?\.?\d|\d,\d+,[-+]?\d")
+_GROUPED_NUMBER = re.compile(r"\A\s*[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?\s*\Z")
+_TWO_OR_ONE = re.compile(r"\A\s*[-+]?\d+,\d+\s*\Z")
+_GROUP = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _POWER_OF_TEN = re.compile(r"\A\s*[-+]?\d+(?:\.\d+)?[eE][-+]?\d{1,2}\s*\Z", re.ASCII)
 _CLOCK_OR_RATIO = re.compile(r"\d\s*:\s*\d")
 MAX_FORMULA_CHARS = 300
 _EMPHASIS = re.compile(r"\A(\*\*|__|`)([^*_`\n]+)\1\Z")
 _ASCII = dict(zip(map(ord, "\u2212\uff0d\ufe63\uff0b\uff0f\uff0e\uff1d\uff08\uff09"), "---+/.=()", strict=True))
 _ASCII |= {0xFF10 + digit: str(digit) for digit in range(10)}
+_ASCII |= dict.fromkeys(map(ord, "\u200b\u200c\u200d\u2060\ufeff"), "")
+_CURRENCY, _DEGREE = re.compile(r"(?<!\\)\\\$"), re.compile("\u00b0(?!\\s*[A-Za-z])")
 
 _ANYWHERE = (LatexExtractionConfig(), ExprExtractionConfig())
 _BOXED = (LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False),)
@@ -56,7 +64,9 @@ def accuracy(completion: str, *, solution: str, unparsable: float | None = None)
     it is what stands in `\\boxed{…}` or after "the final answer is". `solution` may be a whole worked solution; its
     answer is found in the same way. An answer equal to it as text is right without parsing. A minus sign (U+2212) and
     full-width digits are read as those of ASCII, and `**42**` as 42. A formula of one line without words is read as one
-    also without dollar signs, in `solution` and in the block; math_verify takes its first number, 2 for `2\\pi r`.
+    also without dollar signs, in `solution` and in the block; math_verify takes its first number, 2 for `2\\pi r`. So
+    is a list, `3, 5, 7` or `1 or -2`, of which math_verify takes the last number. `2,3` without a blank is 2.3 there,
+    and here, unless it answers a `solution` that is a list.
 
     `unparsable` is null by default: such a sample is unscorable and takes no part. The R1-Zero walk-through gives it
     0.5, open-r1 1, ms-swift 0; a number that every sample of a group gets teaches nothing, but moves the run's mean.
@@ -111,7 +121,9 @@ def _compare(gold: str, text: str, tagged: bool) -> float:
     if any(map(_is_expensive, parts)) and not any(map(_is_expensive, _boxes(gold))):
         return 0.0
     where = _ANYWHERE if tagged else _BOXED
-    answers = parse(_as_formula(text) if tagged else text, where, extraction_mode="first_match", parsing_timeout=None)
+    if tagged:
+        text = f"${text}$" if _TWO_OR_ONE.search(text) and _LISTED.search(gold) else _as_formula(text)
+    answers = parse(text, where, extraction_mode="first_match", parsing_timeout=None)
     return float(any(_equal(expected, answer) for expected in _parsed_gold(gold) for answer in answers))
 
 
@@ -119,23 +131,30 @@ _remembered = lru_cache(maxsize=4096)(_compare)
 
 
 def _ascii(text: str) -> str:
-    """Full-width digits and the minus of typography, which the parser does not know."""
-    return text if text.isascii() else text.translate(_ASCII)
+    """Without what the parser does not know: full-width digits, the minus of typography, `\\$`, what nobody sees."""
+    text = _CURRENCY.sub("", text)
+    return text if text.isascii() else _DEGREE.sub(r"^\\circ ", text.translate(_ASCII))
 
 
 def _as_formula(text: str) -> str:
     """A formula without dollar signs gets them: in plain text the parser takes the first number, 2 for `2\\pi r`."""
-    if len(text) > MAX_FORMULA_CHARS or _DELIMITED.search(text) or not _FORMULA.search(text) or "**" in text:
+    if len(text) > MAX_FORMULA_CHARS or _DELIMITED.search(text) or "**" in text:
         return text
     if _POWER_OF_TEN.search(text):
         return format(Decimal(text.strip()), "f")
-    return text if _WORD.search(_TEXT_COMMAND.sub(" ", text)) else f"${text}$"
+    formula = _AND_OR.sub(r" \\text{ or } ", text)
+    if _LISTED.search(formula) and not _GROUPED_NUMBER.search(formula):
+        formula = _GROUP.sub("", formula) if ", " in formula or ";" in formula else formula
+    elif not _FORMULA.search(formula):
+        return text
+    return text if _WORD.search(_TEXT_COMMAND.sub(" ", formula)) else f"${formula}$"
 
 
 def _bare(text: str) -> str:
-    """Without what stands around a formula."""
+    """Without the dollar signs or the `\\text` that stand around it."""
     text = text.strip()
-    return text[1:-1].strip() if len(text) > 2 and text[0] == text[-1] == "$" and text.count("$") == 2 else text
+    text = text[1:-1].strip() if len(text) > 2 and text[0] == text[-1] == "$" and text.count("$") == 2 else text
+    return _TEXT.sub(r"\1", text).strip()
 
 
 def _equal(gold: Any, answer: Any) -> bool:

@@ -14,6 +14,8 @@ _TOKEN = re.compile(r"[0-9]+|[-+*/()]")
 _NOTHING_ELSE = re.compile(r"(?:[ \t]*+(?:0(?![0-9])|[1-9][0-9]*+|[-+*/()]))*+")
 """Possessive, so that it looks at every character once."""
 _INTEGER = re.compile(r"-?[0-9]+")
+_NOT_WHOLE = re.compile(r"[0-9][.eE]|\.[0-9]")
+_LONG_EXPONENT = re.compile(r"[eE][-+]?[0-9_]{4}")
 
 
 class _NoExpressionError(Exception):
@@ -53,7 +55,7 @@ def countdown(completion: str, *, nums: list[int] | str, target: int | float | s
 
 
 def _numbers(nums: list[int] | str) -> list[int]:
-    if isinstance(nums, str) and "." in nums:
+    if isinstance(nums, str) and _NOT_WHOLE.search(nums):
         raise ValueError(f"the column nums has numbers that are not whole: {nums[:100]!r}")
     numbers = [int(number) for number in _INTEGER.findall(nums)] if isinstance(nums, str) else nums
     if not numbers:
@@ -67,10 +69,14 @@ def _target(target: int | float | str) -> Fraction | int:
     """The decimal digits as written, not the binary fraction nearest to them."""
     if type(target) is int:  # which True is not
         return target
+    text = str(target).strip()
     try:
-        return Fraction(str(target).strip())
+        # 1e99999999 would be a number of a hundred million digits.
+        if _LONG_EXPONENT.search(text) is None:
+            return Fraction(text)
     except (ValueError, ZeroDivisionError):
-        raise ValueError(f"the column target is no number: {target!r}") from None
+        pass
+    raise ValueError(f"the column target is no number that could be reached: {text[:100]!r}")
 
 
 def _tokens(expression: str) -> list[str]:

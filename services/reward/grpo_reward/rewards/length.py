@@ -28,7 +28,7 @@ def length(
 
     Source: Kimi k1.5 (arXiv 2501.12599), section 2.3.3, as in open-r1's `len_reward`.
     """
-    judged = [accuracy(text, solution=gold) for text, gold in zip(completions, solution, strict=True)]
+    judged = [_judged(text, gold) for text, gold in zip(completions, solution, strict=True)]
     groups: dict[str, list[int]] = defaultdict(list)
     for position, (prompt, verdict) in enumerate(zip(prompts, judged, strict=True)):
         if verdict.score is not None:
@@ -41,6 +41,12 @@ def length(
             share = 0.5 - (size - shortest) / (longest - shortest) if longest > shortest else 0.0
             results[position] = Score(share if judged[position].score else min(0.0, share))
     return results
+
+
+def _judged(text: str, gold: Any) -> Score:
+    if not isinstance(gold, str):
+        return Score(None, detail=f"column solution: {gold!r:.100} is no text")
+    return accuracy(text, solution=gold)
 
 
 def _length(text: str, token_ids: list[int] | None, unit: str) -> int:

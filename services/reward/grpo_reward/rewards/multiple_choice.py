@@ -28,12 +28,11 @@ _SAID = re.compile(
     rf"(?:(?i:{_CUE})|答案|[选選])(?i:{_FILLER})\s*+{_LETTER}"
     rf"|(?<![\w'’-])(?:{_MARKED}|([A-Z]))\s(?:is|must be)\s(?:the\s)?(?:only\s)?(?:correct|right|best|answer)\b"
 )
-_OPTION = re.compile(rf"\b(?i:option|choice|letter)\s++{_LETTER}|{_MARKED}|^\s*+([A-Za-z])[.):]\s", re.MULTILINE)
+_OPTION = re.compile(rf"\b(?i:option|choice|letter)\s++{_LETTER}|{_MARKED}|^[^\S\n]*+([A-Za-z])[.):]\s", re.MULTILINE)
 _OPTION_WORD = r"(?:(?i:the\s)?(?i:option|choice|letter|answer)\s++)?"
-_LEADING = re.compile(rf"{_OPTION_WORD}(?:{_MARKED}|([A-Za-z])(?:[.:,](?![a-z])|\s*+$))")
-_LEADING_BARE = re.compile(
-    rf"{_OPTION_WORD}([B-HJ-Zb-hj-z])\s++(?![=+*/<>^])(?!(?:is|are|was|can)(?:n['’]t|\s?not|\s(?:wrong|incorrect|false))\b)"
-)
+_LEADING = re.compile(rf"{_OPTION_WORD}(?:{_MARKED}|([A-Za-z])(?:[.:,;!](?![a-z])|\s*+$))")
+_DENIED = r"\s(?:is|are|was|can)(?:n['’]t|\s?not|\s(?:wrong|incorrect|false))\b"
+_LEADING_BARE = re.compile(rf"{_OPTION_WORD}([B-HJ-Zb-hj-z])(?!\s*{_DENIED})\s++(?![=+*/<>^])")
 _AT_THE_END = (
     r"(?:[:→>]|\b(?i:is|think|believe|choose|chose|pick|select|say|guess|so|thus|hence|therefore|with|answer|option|choice)"
     r"\s)\s*+\(?([A-Z])[.!)\s]*+$"
@@ -41,11 +40,16 @@ _AT_THE_END = (
 _LAST = re.compile(_AT_THE_END)
 _LAST_LINE = re.compile(rf"(?:^|\n)\s*+([A-Za-z])[.!)\s]*+$|{_AT_THE_END}")
 _AND = r"(?:[,/&|+;]|\b(?i:or|and)\b)"
+_IN_WORDS = (
+    r"[)\].:]?\s*+[,;]?\s*+\(?\b(?i:or|and|plus)\b(?:\s++(?i:maybe|perhaps|possibly|also|even))?\s*+[(\[]?"
+    r"(?:([B-HJ-Z])(?![\w'’]|\.\s++[a-z])|([AI])(?=\s++(?:is|are)\b))"
+)
 _ANOTHER = re.compile(
-    rf"(?:[)\].:]?\s*+{_AND}\s*+[(\[]?|[)\].:]?\s*+[(\[](?=[A-Z][)\]])|\s++|[.)]\s*+(?=[A-Z][.)]))"
+    rf"{_IN_WORDS}|(?:[)\].:]?\s*+{_AND}\s*+[(\[]?|[)\].:]?\s*+[(\[](?=[A-Z][)\]])|\s++|[.)]\s*+(?=[A-Z][.)]))"
     r"([A-Z])(?![\w'’]|[.)]?\s++[a-z])"
 )
 _LIST = re.compile(r"[A-Z](?:\s++[A-Z])++")
+_REFUSED = re.compile(_DENIED)
 _NEGATED = re.compile(r"(?:\b(?:not|never|cannot|neither|nor)|n['’]t)(?:\s\w+){0,3}\s*+$")
 
 
@@ -111,7 +115,7 @@ def _letter(match: re.Match[str]) -> str:
 def _is_one_of_several(text: str, match: re.Match[str]) -> bool:
     """Whether another letter follows at once, as in "A or B"."""
     another = _ANOTHER.match(text, match.end(match.lastindex or 0))
-    return another is not None and another.group(1) != _letter(match)
+    return another is not None and _letter(another) != _letter(match)
 
 
 def _at_the_start(text: str, form: re.Pattern[str]) -> str | None:
@@ -136,7 +140,7 @@ def _only_one(text: str) -> str | None:
     marked = [
         match
         for match in _OPTION.finditer(text)
-        if not _NEGATED.search(text[max(0, match.start() - 60) : match.start()])
+        if not (_NEGATED.search(text[max(0, match.start() - 60) : match.start()]) or _REFUSED.match(text, match.end()))
     ]
     letters = {_letter(match) for match in marked}
     return letters.pop() if len(letters) == 1 and not _is_one_of_several(text, marked[0]) else None
