@@ -159,7 +159,8 @@ class BoundedConnection(HttpToolsProtocol):
         message = f"the body had not come within {self.body_limit_s:g} s"
         self.cycle.response_started = self.cycle.disconnected = True
         self.cycle.message_event.set()
-        self._refuse(b"408 Request Timeout", Refusal(408, "slow_body", message, retryable=True))
+        hint = "send it at once, or in smaller requests"
+        self._refuse(b"408 Request Timeout", Refusal(408, "slow_body", message, hint=hint, retryable=True))
 
     def send_400_response(self, msg: str) -> None:
         refusal = Refusal(400, "malformed_http", "this is no HTTP/1.1 request that can be read")

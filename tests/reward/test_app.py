@@ -26,6 +26,7 @@ from grpo_proto import (
 from grpo_reward.app import create_app
 from grpo_reward.config import Settings
 from grpo_reward.executors.base import Chunk
+from grpo_reward.guard import PATIENCE_S, SLOW_BYTES_PER_S, Admission, Place
 from grpo_reward.metrics import Metrics
 from grpo_reward.reading import Reader
 from grpo_reward.scoring import Scoring, total_score
@@ -376,7 +377,6 @@ class TestLimits:
         assert kind == "body_too_large"
         assert str(64 * 2**20) in message
         assert "--max-body-mib" in hint
-        assert response.headers["connection"] == "close"
         assert not pulled
 
     async def test_413_as_soon_as_it_is_known(self):
@@ -432,23 +432,55 @@ class TestLimits:
         def dawdle() -> asyncio.Task[httpx.Response]:
             return asyncio.create_task(server.http.post("/v1/score", content=body(), headers=JSON))
 
-        slow = [dawdle() for _ in range(2)]
+        slow = [dawdle() for _ in range(8)]
         for _ in range(20):
             await asyncio.sleep(0)
         refused = await server.score([{"name": "min_length"}], sample)
-        assert error_of(refused, 429)[1] == "2 bodies are on their way, as many as this server takes at once"
-        monkeypatch.setattr("grpo_reward.guard.PATIENCE_S", 0.0)
+        assert error_of(refused, 429)[1] == "8 bodies are on their way, as many as this server takes at once"
+        monkeypatch.setattr(Place, "is_slow", lambda place, now_s: True)
         assert (await server.score([{"name": "min_length"}], sample)).status_code == 200
-        assert error_of(await slow[0], 408)[0] == "slow_body"
-        assert not slow[1].done()
+        assert error_of(await slow.pop(0), 408)[1] == "the body came too slowly for a server that is full"
+        assert not any(other.done() for other in slow)
         server.executor.gate.clear()
         running = [asyncio.create_task(server.score([{"name": "min_length"}], sample)) for _ in range(2)]
         await server.executor.busy(3)
         assert error_of(await server.score([{"name": "min_length"}], sample), 429)[1].startswith("2 requests are being")
         never.set()
-        assert error_of(await slow[1], 429)[0] == "busy"  # whole, though no request: there is no place for it now
+        for answer in await asyncio.gather(*slow):
+            assert error_of(answer, 429)[0] == "busy"  # whole, though no request: there is no place for it now
         server.executor.gate.set()
         assert [answer.status_code for answer in await asyncio.gather(*running)] == [200, 200]
+
+    async def test_bodies_that_stall_do_not_keep_their_bytes_from_others(self, monkeypatch):
+        server = Server(max_body_mib=1)
+        never, samples = asyncio.Event(), [{"completion": "x" * 100_000}]
+
+        async def body() -> AsyncIterator[bytes]:
+            yield b" " * (2**20 - 1)
+            await never.wait()
+
+        slow = [asyncio.create_task(server.http.post("/v1/score", content=body(), headers=JSON)) for _ in range(4)]
+        for _ in range(40):
+            await asyncio.sleep(0)
+        small = await server.score([{"name": "min_length"}], [{"completion": "x" * 50_000}])
+        assert small.status_code == 200, "small ones pass in any case"
+        kind, message, _ = error_of(await server.score([{"name": "min_length"}], samples), 429)
+        assert (kind, message[:16]) == ("busy", "bodies on their ")
+        monkeypatch.setattr(Place, "is_slow", lambda place, now_s: True)
+        assert (await server.score([{"name": "min_length"}], samples)).status_code == 200
+        assert [task.done() for task in slow] == [True, False, False, False]
+        assert error_of(await slow[0], 408)[0] == "slow_body"
+        never.set()
+        assert [answer.status_code for answer in await asyncio.gather(*slow[1:])] == [400] * 3, "blanks are no JSON"
+
+    async def test_what_came_at_once_does_not_excuse_a_stall(self):
+        place = Place(Admission(max_requests=1, max_body_bytes=2**24, body_timeout_s=30.0))
+        place._has_come(2**24)
+        now_s = asyncio.get_running_loop().time()
+        assert not place.is_slow(now_s)
+        assert place.is_slow(now_s + PATIENCE_S + 0.1)
+        place._has_come(SLOW_BYTES_PER_S // 10)
+        assert place.is_slow(now_s + PATIENCE_S + 0.2)
 
     async def test_429_when_all_places_are_taken(self):
         server = Server(max_pending_requests=2)

@@ -26,11 +26,11 @@ from grpo_reward import Score, reward
 @reward
 def where(completion: str) -> Score:
     time.sleep(0.2)
-    with open("/proc/self/stat") as status:
-        fork_server = int(status.read().rpartition(")")[2].split()[1])
-    with open(f"/proc/{fork_server}/stat") as status:
-        actor = int(status.read().rpartition(")")[2].split()[1])
-    return Score(1.0, log={"actor": actor})
+    pid = os.getpid()
+    for _ in ("fork server", "keeper", "actor"):
+        with open(f"/proc/{pid}/stat") as status:
+            pid = int(status.read().rpartition(")")[2].split()[1])
+    return Score(1.0, log={"actor": pid})
 """
 PROGRAM = """
 import sys
@@ -184,13 +184,16 @@ async def test_an_only_node_that_falls_silent_and_comes_back(cluster, serve):
     assert await server.actors() != {actor}
 
 
-async def test_a_head_that_is_gone_ends_the_server(cluster, serve):
+@pytest.mark.parametrize("replaced", [False, True])
+async def test_a_head_that_is_gone_ends_the_server(cluster, serve, replaced):
     cluster.add_node(num_cpus=1)
     server = serve(cluster.address, head_limit_s=15.0)
     await server.actors()
     for node in list(cluster.worker_nodes):
         cluster.remove_node(node, allow_graceful=False)
     cluster.head_node.kill_gcs_server()
+    if replaced:  # without a database it is another cluster
+        cluster.head_node.start_gcs_server()
     assert "no node of the Ray cluster answers" in await server.until_ready_is(503)
     errors = server.process.communicate(timeout=PATIENCE_S)[1]
     assert server.process.returncode == 1

@@ -57,7 +57,7 @@ class Guard:
             "unauthorized",
             "the token is missing or wrong",
             hint="send Authorization: Bearer $GRPO_API_TOKEN",
-            headers={"WWW-Authenticate": _wanted(scope["path"]), "Connection": "close"},
+            headers={"WWW-Authenticate": _wanted(scope["path"])},
         )
         await response_of(refusal)(scope, receive, counting_send)
 
@@ -74,9 +74,13 @@ def _has_token(token: bytes, scope: Scope) -> bool:
 
 LARGE_BYTES, BREATH_S = 2**20, 0.01
 """A body from this size on is parsed alone: a few of them one after the other would be seconds without an answer to a
-probe. After each there is this long for others."""
+probe. After each there is as long for others as it took, and at least this."""
 PATIENCE_S, SLOW_BYTES_PER_S = 1.0, 256 * 1024
-"""A body that is on its way for longer, and comes slower, makes room when all places for bodies are taken."""
+"""A body of which nothing comes for so long, or that comes slower, makes room when another needs it."""
+BODIES_PER_REQUEST = 4
+"""How many bodies may be on their way for each request that may be scored."""
+SMALL_BYTES = 64 * 1024
+"""Up to here a body is taken also when large ones have used up the bytes: their number is bounded as well."""
 LARGEST_BODIES = 4
 """How many bodies of the greatest size the server holds at once: a parsed body takes many times its bytes."""
 
@@ -84,8 +88,9 @@ LARGEST_BODIES = 4
 class Admission:
     """How many requests, and how many bytes of their bodies, the server holds at once.
 
-    A request takes one of `max_requests` places when its body is there. On their way are as many bodies at most: a
-    client that is slow, or has stopped, does not keep others from being scored.
+    A request takes one of `max_requests` places when its body is there. On their way may be BODIES_PER_REQUEST times as
+    many: a client that is slow, or has stopped, does not keep others from being scored, neither by its place nor by its
+    bytes. No refusal closes the connection: with bytes unread in it the client would see a reset and not the refusal.
     """
 
     def __init__(self, *, max_requests: int, max_body_bytes: int, body_timeout_s: float):
@@ -101,11 +106,13 @@ class Admission:
         if num_bytes < LARGE_BYTES:
             yield
             return
+        loop = asyncio.get_running_loop()
         async with self._turn:
+            started_s = loop.time()
             try:
                 yield
             finally:
-                await asyncio.sleep(BREATH_S)
+                await asyncio.sleep(max(BREATH_S, loop.time() - started_s))
 
     @contextlib.contextmanager
     def place(self) -> Iterator["Place"]:
@@ -125,14 +132,20 @@ class Admission:
 
     def begin_body(self, place: "Place") -> None:
         """Raises Refusal 429 when too many bodies are on their way, and none of them is slow."""
-        if len(self._arriving) >= self._max_requests:
-            now_s = asyncio.get_running_loop().time()
-            slow = next((other for other in self._arriving if other.is_slow(now_s)), None)
-            if slow is None:
-                raise _busy(f"{len(self._arriving)} bodies are on their way, as many as this server takes at once")
-            slow.make_room()
-            del self._arriving[slow]
+        if len(self._arriving) >= BODIES_PER_REQUEST * self._max_requests and not self._give_up_slowest():
+            raise _busy(f"{len(self._arriving)} bodies are on their way, as many as this server takes at once")
         self._arriving[place] = None
+
+    def _give_up_slowest(self) -> bool:
+        """Of the bodies that are slow the one that holds most; False when none is slow."""
+        now_s = asyncio.get_running_loop().time()
+        slow = [place for place in self._arriving if place.is_slow(now_s)]
+        if not slow:
+            return False
+        largest = max(slow, key=lambda place: place.held_bytes)
+        del self._arriving[largest]
+        self._held_bytes -= largest.give_up()
+        return True
 
     def end_body(self, place: "Place") -> None:
         """Raises Refusal 429 when others have taken all places meanwhile."""
@@ -141,13 +154,18 @@ class Admission:
         self._requests += 1
         place.taken = True
 
-    def hold(self, num_bytes: int) -> None:
-        """Raises Refusal 429 when the bodies of all requests together would be too much."""
-        if self._held_bytes + num_bytes > LARGEST_BODIES * self.max_body_bytes:
-            raise _busy(
-                f"the requests being scored have {self._held_bytes} bytes, as many as this server takes at once"
-            )
+    def hold(self, place: "Place", num_bytes: int) -> None:
+        """Raises Refusal 429 when all bodies together would be too much."""
+        limit = LARGEST_BODIES * self.max_body_bytes
+        if place.held_bytes + num_bytes > SMALL_BYTES:
+            while self._held_bytes + num_bytes > limit:
+                if not self._give_up_slowest():
+                    raise _busy(
+                        f"bodies on their way and requests being scored have {self._held_bytes} bytes, as many as this"
+                        " server takes at once"
+                    )
         self._held_bytes += num_bytes
+        place.held_bytes += num_bytes
 
 
 class Place:
@@ -158,17 +176,25 @@ class Place:
         self.held_bytes = 0
         self.taken = False
         """Whether it counts among those being scored."""
-        self._began_s = 0.0
+        self._good_until_s = 0.0
+        self._given_up = False
         self._limit: asyncio.Timeout | None = None
 
     def is_slow(self, now_s: float) -> bool:
-        age_s = now_s - self._began_s
-        return age_s >= PATIENCE_S and self.held_bytes < SLOW_BYTES_PER_S * age_s
+        return now_s > self._good_until_s
 
-    def make_room(self) -> None:
-        """The body is given up, as one that is late."""
+    def _has_come(self, num_bytes: int) -> None:
+        """However many come at once, they excuse no longer stall than PATIENCE_S."""
+        now_s = asyncio.get_running_loop().time()
+        good_until_s = max(self._good_until_s, now_s) + num_bytes / SLOW_BYTES_PER_S
+        self._good_until_s = min(good_until_s, now_s + PATIENCE_S)
+
+    def give_up(self) -> int:
+        """The bytes that are free again. Its client is told that the body was slow."""
+        self._given_up, held_bytes, self.held_bytes = True, self.held_bytes, 0
         if self._limit is not None and not self._limit.expired():
             self._limit.reschedule(asyncio.get_running_loop().time())
+        return held_bytes
 
     async def read_json(self, headers: Callable[[str], str | None], receive: Callable[[], Awaitable[Message]]) -> bytes:
         """The body. Raises Refusal: 415 for another content type, 413 as soon as it is known, 408 when it dawdles,
@@ -182,22 +208,23 @@ class Place:
                 "wrong_content_type",
                 f"the content type must be application/json, not {got}",
                 hint="curl: -H 'Content-Type: application/json'",
-                headers={"Connection": "close"},
             )
         length = headers("content-length")
         if length is not None and length.isdigit() and int(length) > self._admission.max_body_bytes:
             raise self._too_large(f"{int(length)} bytes")
-        self._began_s = asyncio.get_running_loop().time()
+        self._good_until_s = asyncio.get_running_loop().time() + PATIENCE_S
         self._admission.begin_body(self)
         try:
             async with asyncio.timeout(self._admission.body_timeout_s) as self._limit:
                 body = await self._receive(receive)
         except TimeoutError:
-            waited_s = asyncio.get_running_loop().time() - self._began_s
+            late = f"the body had not come within {self._admission.body_timeout_s:g} s"
+            slow = "the body came too slowly for a server that is full"
             raise Refusal(
                 408,
                 "slow_body",
-                f"the body had not come within {min(waited_s, self._admission.body_timeout_s):.3g} s",
+                slow if self._given_up else late,
+                hint="send it at once, or in smaller requests; --body-timeout-s is the longest that a server waits",
                 retryable=True,
                 headers={"Connection": "close"},
             ) from None
@@ -210,11 +237,13 @@ class Place:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise ClientGone
+            if self._given_up:
+                raise TimeoutError
             part = message.get("body", b"")
             if len(parts) + len(part) > self._admission.max_body_bytes:
                 raise self._too_large("more")
-            self._admission.hold(len(part))
-            self.held_bytes += len(part)
+            self._has_come(len(part))
+            self._admission.hold(self, len(part))
             parts += part
             if not message.get("more_body", False):
                 return bytes(parts)
@@ -225,7 +254,6 @@ class Place:
             "body_too_large",
             f"the body has {size}; the limit is {self._admission.max_body_bytes} bytes",
             hint="send several requests, or start the server with a larger --max-body-mib",
-            headers={"Connection": "close"},
         )
 
 
@@ -236,7 +264,7 @@ def _busy(message: str) -> Refusal:
         message,
         hint="wait, or start more replicas",
         retryable=True,
-        headers={"Retry-After": "1", "Connection": "close"},
+        headers={"Retry-After": "1"},
     )
 
 

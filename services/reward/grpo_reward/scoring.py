@@ -136,11 +136,16 @@ class Scoring:
             async with asyncio.TaskGroup() as lanes:
                 for _ in range(min(self._executor.workers, sum(piece.most_chunks for piece in pieces))):
                     lanes.create_task(self._lane(pieces, extras))
-        except* InvalidParams as group:
-            message = f"params of {group.exceptions[0]}"
-            raise Refusal(422, "invalid_param", message, hint="GET /v1/rewards has their schema") from None
-        except* ExecutorUnavailable as group:
-            raise Refusal(503, "not_ready", str(group.exceptions[0]), retryable=True) from None
+        except ExceptionGroup as group:
+            expected, others = group.split((InvalidParams, ExecutorUnavailable))
+            if others is not None or expected is None:
+                raise
+            error = expected.exceptions[0]
+        else:
+            return
+        if isinstance(error, InvalidParams):
+            raise Refusal(422, "invalid_param", f"params of {error}", hint="GET /v1/rewards has their schema")
+        raise Refusal(503, "not_ready", str(error), retryable=True)
 
     async def _lane(self, pieces: Sequence["_Piece"], extras: AnswerExtras) -> None:
         for piece in pieces:

@@ -145,7 +145,7 @@ class _Load:
             async with asyncio.TaskGroup() as lanes:
                 for _ in range(concurrent):
                     lanes.create_task(lane())
-        except* Exception as errors:
+        except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         elapsed_s = time.monotonic() - started
         scores = len(self._latencies_s) * self._batch

@@ -157,7 +157,7 @@ class Probe:
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self.score(part, is_about_time=is_about_time)) for part in parts]
-        except* Exception as errors:
+        except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         return [task.result() for task in tasks]
 

@@ -73,7 +73,7 @@ class Rescoring:
             async with asyncio.TaskGroup() as lanes:
                 for _ in range(AT_ONCE):
                     lanes.create_task(self._lane())
-        except* Exception as errors:
+        except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         finally:
             word.cancel()

@@ -31,7 +31,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from grpo_proto import RewardScore
 
 from .base import Chunk, ExecutorUnavailable, InvalidParams, LoadedReward
-from .ray_node import Node, packed
+from .ray_node import Head, Node, packed
 
 JOIN_LIMIT_S = 90.0
 """For the cluster to answer, or a new one to start."""
@@ -96,7 +96,7 @@ class RayExecutor:
         self._places: asyncio.Queue[Member] = asyncio.Queue()
         self._waiting: set[asyncio.Timeout] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._stopping = threading.Event()
+        self._head: Any = None
         self._answered = self._listed = 0.0
         """When a node, and when the head, last answered."""
 
@@ -126,11 +126,11 @@ class RayExecutor:
         await asyncio.gather(*(self._add(node) for node in nodes))
         loop = asyncio.get_running_loop()
         self._problem, self._answered, self._listed = None, loop.time(), loop.time()
-        threading.Thread(target=self._list_nodes, args=[loop], name="ray-nodes", daemon=True).start()
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        self._head = ray.remote(Head).options(num_cpus=0, max_restarts=-1, scheduling_strategy=here).remote()
         self._begin(self._tend())
 
     async def stop(self) -> None:
-        self._stopping.set()
         for task in self._tasks:
             task.cancel()
         if not ray.is_initialized():
@@ -139,8 +139,8 @@ class RayExecutor:
         with contextlib.suppress(TimeoutError, RayError):
             async with asyncio.timeout(LEAVE_LIMIT_S):
                 await asyncio.gather(*(member.actor.leave.remote() for member in members), return_exceptions=True)
-        for member in members:
-            ray.kill(member.actor)
+        for actor in [*(member.actor for member in members), *filter(None, [self._head])]:
+            ray.kill(actor)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_LIMIT_S):
                 await _beside(ray.shutdown)
@@ -224,7 +224,7 @@ class RayExecutor:
         """Ask all nodes, draw the conclusion, again and again."""
         while True:
             await asyncio.sleep(PROBE_S)
-            await asyncio.gather(*(self._probe(member) for member in self._members.values()))
+            await asyncio.gather(self._list_nodes(), *(self._probe(member) for member in self._members.values()))
             self._judge(asyncio.get_running_loop().time())
 
     async def _probe(self, member: Member) -> None:
@@ -254,16 +254,14 @@ class RayExecutor:
                 " go on; start it again when the cluster is back"
             )
 
-    def _list_nodes(self, loop: asyncio.AbstractEventLoop) -> None:
-        """In a thread that nobody waits for: without the head Ray's answer may never come."""
-        while not self._stopping.wait(PROBE_S):
-            try:
-                nodes = ray.nodes()
-                loop.call_soon_threadsafe(self._follow, nodes)
-            except Exception as error:
-                if self._stopping.is_set():
-                    return
-                _log.warning("the Ray cluster does not list its nodes: %s", error)
+    async def _list_nodes(self) -> None:
+        asked = self._head.nodes.remote()
+        try:
+            async with asyncio.timeout(PROBE_LIMIT_S):
+                self._follow(await asked)
+        except (RayError, TimeoutError):  # `_judge` sees for how long
+            with contextlib.suppress(RayError):
+                ray.cancel(asked)  # they would wait behind each other
 
     def _follow(self, nodes: Sequence[Mapping[str, Any]]) -> None:
         """Forget the nodes that are gone for good, take up new ones."""

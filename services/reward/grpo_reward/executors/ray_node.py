@@ -1,10 +1,12 @@
-"""What runs on one node of a Ray cluster: a `ProcessExecutor` behind calls of plain data."""
+"""Ray's actors: on each node a `ProcessExecutor` behind calls of plain data; one that asks which nodes there are."""
 
 import asyncio
 import os
 import tempfile
 from pathlib import Path
 from typing import Any
+
+import ray
 
 from grpo_proto import RewardSpec
 
@@ -67,6 +69,16 @@ class Node:
         await asyncio.shield(self._started)  # a call that is cancelled leaves the start to the next one
         if self._executor.failed:
             os._exit(1)  # Ray starts another
+
+
+class Head:
+    """Asks the cluster's head, in a process of its own: Ray hangs whoever asks a head that is gone, and aborts him when
+    another has taken its place.
+    """
+
+    def nodes(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = ray.nodes()
+        return found
 
 
 def packed(plugin: Path) -> tuple[str, str | None, bytes]:
