@@ -134,10 +134,13 @@ class Pod(Part):
 
 
 class Engine(Part):
-    """An engine over several nodes: a LeaderWorkerSet, joined by Ray."""
+    """An engine over several nodes: a LeaderWorkerSet."""
 
     nodes: AtLeastOne = Field(1, description="Pods of one engine; more than 1 needs LeaderWorkerSet in the cluster.")
-    join_timeout_seconds: AtLeastOne = Field(1800, description="How long the leader waits for the other pods.")
+    port: Port = Field(29501, description="Where the pods of one engine find its first.")
+    join_timeout_seconds: AtLeastOne = Field(
+        1800, description="How long the pods of one engine wait for each other, at the start and in any collective."
+    )
 
 
 class Rollout(Pod):

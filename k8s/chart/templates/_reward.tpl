@@ -28,7 +28,7 @@
     resourceFieldRef: {containerName: reward, resource: requests.cpu}
 {{- end }}
 {{- if eq .part.executor "ray" }}
-- {name: RAY_ADDRESS, value: {{ printf "%s-reward-ray-head-svc.%s.svc:6379" (include "grpo.fullname" .root) .root.Release.Namespace }}}
+- {name: RAY_ADDRESS, value: {{ printf "%s-head-svc.%s.svc:6379" (include "grpo.rayCluster" .root) .root.Release.Namespace }}}
 {{- include "grpo.rayEnv" . | nindent 0 }}
 {{- end }}
 {{- with .part.extraEnv }}

@@ -14,17 +14,32 @@
 {{- end }}
 {{- end -}}
 
+{{/* How the pods of one engine find each other. LeaderWorkerSet sets the variables. Arguments: root, rank */}}
+{{- define "grpo.engineArgs" -}}
+{{- $engine := .root.Values.rollout.engine -}}
+- --distributed-executor-backend=mp
+- --nnodes={{ $engine.nodes }}
+- --node-rank={{ .rank }}
+- --master-addr=$(LWS_LEADER_ADDRESS)
+- --master-port={{ $engine.port }}
+- --distributed-timeout-seconds={{ $engine.joinTimeoutSeconds }}
+- --cpu-distributed-timeout-seconds={{ $engine.joinTimeoutSeconds }}
+{{- end -}}
+
 {{- define "grpo.rolloutContainer" -}}
 name: rollout
 image: {{ include "grpo.image" . }}
 imagePullPolicy: {{ .root.Values.image.pullPolicy }}
 {{- if eq (default "" .group) "worker" }}
-command: [sh, -c, 'exec ray start --address="$LWS_LEADER_ADDRESS:6379" --disable-usage-stats --block']
+command: [python3, -P, /etc/grpo/scripts/engine_worker.py]
+args:
+  {{- include "grpo.rolloutArgs" .root | trimPrefix "- serve" | trim | nindent 2 }}
+  {{- include "grpo.engineArgs" (dict "root" .root "rank" "$(LWS_WORKER_INDEX)") | nindent 2 }}
 {{- else if eq (default "" .group) "leader" }}
-command: [sh, /etc/grpo/scripts/start_engine.sh]
+command: [grpo-rollout]
 args:
   {{- include "grpo.rolloutArgs" .root | nindent 2 }}
-  - --distributed-executor-backend=ray
+  {{- include "grpo.engineArgs" (dict "root" .root "rank" "0") | nindent 2 }}
 {{- else }}
 command: [grpo-rollout]
 args:
@@ -36,12 +51,6 @@ env:
   - {name: TRITON_CACHE_DIR, value: /cache/triton}
   - {name: TORCHINDUCTOR_CACHE_DIR, value: /cache/inductor}
   - {name: VLLM_NO_USAGE_STATS, value: "1"}
-  {{- if .group }}
-  - {name: ENGINE_NODES, value: {{ .part.engine.nodes | quote }}}
-  - {name: JOIN_TIMEOUT_S, value: {{ .part.engine.joinTimeoutSeconds | quote }}}
-  - {name: RAY_AUTH_MODE, value: token}
-  {{- include "grpo.token" (dict "root" .root "name" "RAY_AUTH_TOKEN") | nindent 2 }}
-  {{- end }}
   {{- with .part.extraEnv }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
@@ -56,7 +65,7 @@ securityContext:
   {{- include "grpo.containerSecurity" . | nindent 2 }}
 volumeMounts:
   {{- include "grpo.volumeMounts" . | nindent 2 }}
-  {{- if eq (default "" .group) "leader" }}
+  {{- if eq (default "" .group) "worker" }}
   - {name: scripts, mountPath: /etc/grpo/scripts, readOnly: true}
   {{- end }}
 {{- end -}}
@@ -75,7 +84,7 @@ spec:
       {{- include "grpo.rolloutContainer" . | nindent 6 }}
   volumes:
     {{- include "grpo.volumes" . | nindent 4 }}
-    {{- if eq (default "" .group) "leader" }}
+    {{- if eq (default "" .group) "worker" }}
     - name: scripts
       configMap: {name: {{ include "grpo.fullname" .root }}-rollout-scripts}
     {{- end }}

@@ -50,11 +50,12 @@ belong to the JobSet before, and go with it. Arguments: root, part, job */}}
 {{- end -}}
 {{- end -}}
 
-{{/* A Job's pods are immutable: other pods are another Job. Its name carries the hash of its whole specification, so an
-upgrade that changes nothing of the trainer leaves it running. */}}
+{{/* A Job's pods are immutable: other pods are another Job, and so is another queue, by Kueue's own rule. Its name carries
+the hash of its whole specification, so an upgrade that changes nothing of the trainer leaves it running. */}}
 {{- define "grpo.trainerJob" -}}
 {{- $anonymous := dict "root" . "component" "trainer" "part" .Values.trainer "job" "" -}}
-{{- printf "%s-t-%s" (include "grpo.fullname" .) (include "grpo.trainerJobSpec" $anonymous | sha256sum | trunc 8) -}}
+{{- $whole := print (include "grpo.trainerJobSpec" $anonymous) (include "grpo.queueLabels" $anonymous | trim) -}}
+{{- printf "%s-t-%s" (include "grpo.fullname" .) ($whole | sha256sum | trunc 8) -}}
 {{- end -}}
 
 {{/* One lock for one run folder, beside it. */}}

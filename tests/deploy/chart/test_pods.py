@@ -1,5 +1,7 @@
 """What every pod and container must have, and what the probes ask."""
 
+import re
+
 import pytest
 
 from .rendering import BASE, CASES, SMALL, Object, containers, find, merged, objects_of, pods, render, values_of
@@ -205,6 +207,8 @@ def test_a_wrong_configuration_is_not_tried_again(controller: str):
     spec = find(objects, controller)["spec"]
     if controller == "JobSet":
         (rule,) = spec["failurePolicy"]["rules"]
+        # JobSet's webhook refuses other names, a hyphen among them; its custom resource does not say so.
+        assert re.fullmatch(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?", rule["name"])
         assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
         spec = spec["replicatedJobs"][0]["template"]["spec"]
     disruption, wrong = spec["podFailurePolicy"]["rules"]

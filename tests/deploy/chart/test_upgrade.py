@@ -86,6 +86,37 @@ def test_a_changed_plugin_restarts_the_reward_servers() -> None:
     assert len(checksums) == 2
 
 
+def _ray(change: Object) -> tuple[str, str]:
+    """The name of the RayCluster, and the address by which the reward servers join it."""
+    objects = render(merged(values_of("ray-rewards"), change))
+    container = find(objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    address = next(variable["value"] for variable in container["env"] if variable["name"] == "RAY_ADDRESS")
+    return find(objects, "RayCluster")["metadata"]["name"], address
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"reward": {"image": {"tag": "0.2.0"}}},
+        {"reward": {"ray": {"workerResources": {"limits": {"cpu": "8", "memory": "8Gi"}}}}},
+        {"fullnameOverride": "a" * 34, "reward": {"image": {"tag": "0.2.0"}}},
+    ],
+)
+def test_other_ray_pods_are_another_cluster(change: Object) -> None:
+    """KubeRay does not replace the pods of a changed RayCluster: the servers would find rewards of another version."""
+    (before, _), (after, address) = _ray({}), _ray(change)
+    assert before != after
+    assert len(after) <= 53
+    assert address == f"{after}-head-svc.team-a.svc:6379"
+
+
+@pytest.mark.parametrize(
+    "change", [{"reward": {"ray": {"workers": 5}}}, {"reward": {"plugins": {"mine.py": "x = 2\n"}}}]
+)
+def test_the_same_ray_pods_are_the_same_cluster(change: Object) -> None:
+    assert _ray(change) == _ray({})
+
+
 def test_claims_are_kept() -> None:
     claims = [item for item in render(values_of("small")) if item["kind"] == "PersistentVolumeClaim"]
     assert len(claims) == 2
@@ -113,6 +144,20 @@ def _selectors(node: object) -> list[Object]:
             found.append(value.get("matchLabels", value))
         found += _selectors(value)
     return found
+
+
+@pytest.mark.parametrize("kind", ["Job", "JobSet"])
+def test_another_queue_is_another_job(kind: str) -> None:
+    """Kueue refuses to change the queue of a Job that runs, or to give it one: the whole upgrade would fail."""
+    base = merged(BASE, SMALL, {"trainer": {"controller": kind}})
+    queues: list[Object] = [
+        {},
+        {"queueName": "one"},
+        {"queueName": "two"},
+        {"queueName": "two", "priorityClass": "high"},
+    ]
+    names = {find(render(merged(base, {"kueue": queue})), kind)["metadata"]["name"] for queue in queues}
+    assert len(names) == len(queues)
 
 
 def test_suspended_for_kueue_and_only_then() -> None:
