@@ -421,7 +421,7 @@ class TestLimits:
 
         assert error_of(await server.http.post("/v1/score", content=body(), headers=JSON), 408)[0] == "slow_body"
 
-    async def test_bodies_that_dawdle_do_not_take_the_places_of_others(self, monkeypatch):
+    async def test_bodies_that_dawdle_do_not_take_the_places_of_others(self):
         server = Server(max_pending_requests=2)
         sample, never = [{"completion": ""}], asyncio.Event()
 
@@ -435,12 +435,9 @@ class TestLimits:
         slow = [dawdle() for _ in range(8)]
         for _ in range(20):
             await asyncio.sleep(0)
-        refused = await server.score([{"name": "min_length"}], sample)
-        assert error_of(refused, 429)[1] == "8 bodies are on their way, as many as this server takes at once"
-        monkeypatch.setattr(Place, "is_slow", lambda place, now_s: True)
         assert (await server.score([{"name": "min_length"}], sample)).status_code == 200
         assert error_of(await slow.pop(0), 408)[1] == "the body came too slowly for a server that is full"
-        assert not any(other.done() for other in slow)
+        assert not any(other.done() for other in slow), "only as many go as are in the way"
         server.executor.gate.clear()
         running = [asyncio.create_task(server.score([{"name": "min_length"}], sample)) for _ in range(2)]
         await server.executor.busy(3)

@@ -131,9 +131,12 @@ class Admission:
             raise _busy(f"{self._requests} requests are being scored, as many as this server takes at once")
 
     def begin_body(self, place: "Place") -> None:
-        """Raises Refusal 429 when too many bodies are on their way, and none of them is slow."""
-        if len(self._arriving) >= BODIES_PER_REQUEST * self._max_requests and not self._give_up_slowest():
-            raise _busy(f"{len(self._arriving)} bodies are on their way, as many as this server takes at once")
+        """When too many bodies are on their way, the one of which nothing has come for longest makes room.
+
+        Slow or not: a body that was begun a moment ago may be one of hundreds that somebody begins every second.
+        """
+        if len(self._arriving) >= BODIES_PER_REQUEST * self._max_requests:
+            self._give_up(min(self._arriving, key=lambda other: other.good_until_s))
         self._arriving[place] = None
 
     def _give_up_slowest(self) -> bool:
@@ -142,10 +145,12 @@ class Admission:
         slow = [place for place in self._arriving if place.is_slow(now_s)]
         if not slow:
             return False
-        largest = max(slow, key=lambda place: place.held_bytes)
-        del self._arriving[largest]
-        self._held_bytes -= largest.give_up()
+        self._give_up(max(slow, key=lambda place: place.held_bytes))
         return True
+
+    def _give_up(self, place: "Place") -> None:
+        del self._arriving[place]
+        self._held_bytes -= place.give_up()
 
     def end_body(self, place: "Place") -> None:
         """Raises Refusal 429 when others have taken all places meanwhile."""
@@ -176,18 +181,19 @@ class Place:
         self.held_bytes = 0
         self.taken = False
         """Whether it counts among those being scored."""
-        self._good_until_s = 0.0
+        self.good_until_s = 0.0
+        """When it will be slow, unless more comes."""
         self._given_up = False
         self._limit: asyncio.Timeout | None = None
 
     def is_slow(self, now_s: float) -> bool:
-        return now_s > self._good_until_s
+        return now_s > self.good_until_s
 
     def _has_come(self, num_bytes: int) -> None:
         """However many come at once, they excuse no longer stall than PATIENCE_S."""
         now_s = asyncio.get_running_loop().time()
-        good_until_s = max(self._good_until_s, now_s) + num_bytes / SLOW_BYTES_PER_S
-        self._good_until_s = min(good_until_s, now_s + PATIENCE_S)
+        good_until_s = max(self.good_until_s, now_s) + num_bytes / SLOW_BYTES_PER_S
+        self.good_until_s = min(good_until_s, now_s + PATIENCE_S)
 
     def give_up(self) -> int:
         """The bytes that are free again. Its client is told that the body was slow."""
@@ -212,7 +218,7 @@ class Place:
         length = headers("content-length")
         if length is not None and length.isdigit() and int(length) > self._admission.max_body_bytes:
             raise self._too_large(f"{int(length)} bytes")
-        self._good_until_s = asyncio.get_running_loop().time() + PATIENCE_S
+        self.good_until_s = asyncio.get_running_loop().time() + PATIENCE_S
         self._admission.begin_body(self)
         try:
             async with asyncio.timeout(self._admission.body_timeout_s) as self._limit:
