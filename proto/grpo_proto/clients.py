@@ -119,7 +119,7 @@ class ServiceClient:
         body: Request | None,
         answer: type[ResponseT],
         timeout_s: float,
-        max_bytes: int | None = None,
+        max_bytes: int = MAX_ANSWER_BYTES,
     ) -> ResponseT:
         """Repeat after infrastructure errors, with back-off and jitter, until `retry_for_s` have passed."""
         attempts = AsyncRetrying(
@@ -140,14 +140,14 @@ class ServiceClient:
         body: Request | None,
         answer: type[ResponseT],
         timeout_s: float,
-        max_bytes: int | None = None,
+        max_bytes: int = MAX_ANSWER_BYTES,
     ) -> ResponseT:
         return (await self._send(method, path, body, timeout_s, max_bytes)).message(answer, self._url(path))
 
     async def _send(
-        self, method: str, path: str, body: Request | None, timeout_s: float, max_bytes: int | None = None
+        self, method: str, path: str, body: Request | None, timeout_s: float, max_bytes: int = MAX_ANSWER_BYTES
     ) -> Answer:
-        """Whatever the server answers, in `timeout_s` and at most `max_bytes` (MAX_ANSWER_BYTES)."""
+        """Whatever the server answers, in `timeout_s` and at most `max_bytes`."""
         content = body.model_dump_json().encode() if body is not None else None
         headers = PLAIN | ({"Content-Type": "application/json"} if content is not None else {})
         timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, self.probe_timeout_s))
@@ -157,7 +157,7 @@ class ServiceClient:
                 async with self._http.stream(
                     method, path, content=content, headers=headers, timeout=timeout
                 ) as response:
-                    return await read_answer(response, max_bytes or MAX_ANSWER_BYTES, self._url(path))
+                    return await read_answer(response, max_bytes, self._url(path))
         except (httpx.TimeoutException, TimeoutError) as error:
             detail = ErrorDetail(type="no_answer", message=f"no answer within {timeout_s:g} s", retryable=True)
             raise InfrastructureError(detail, url=self._url(path)) from error

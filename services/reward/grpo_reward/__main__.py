@@ -6,6 +6,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from .stdout import drop_output
+
 USAGE = """\
 usage: grpo-reward serve [--host H] [--port P] [--workers N] [--plugin FILE.py …]   (grpo-reward serve --help)
        grpo-reward list [NAME]
@@ -67,12 +69,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         status = 130
     except BrokenPipeError:  # whoever read stdout has had enough, as `head` has
-        _drop_output()
+        drop_output()
         status = 1
     except OSError as error:
         if error.errno not in NO_PLACE:
             raise
-        _drop_output()
+        drop_output()
         print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
         status = 1
     sys.exit(status)
@@ -82,7 +84,7 @@ def _print(text: str) -> None:
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        _drop_output()
+        drop_output()
 
 
 def _say_error(error: Exception) -> None:
@@ -90,11 +92,6 @@ def _say_error(error: Exception) -> None:
     from .cli.output import say
 
     say(f"error: {error}")
-
-
-def _drop_output() -> None:
-    """What is still in the buffer could not be written at the end either."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _open_closed_streams() -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import logging
-import os
 import signal
 import socket
 import sys
@@ -24,6 +23,7 @@ from .memo import Memo
 from .metrics import Metrics
 from .refusal import Refusal, nearest
 from .scoring import Scoring
+from .stdout import drop_output
 from .tracing import Tracing
 
 log = logging.getLogger("grpo_reward")
@@ -97,9 +97,7 @@ def _announce(line: str) -> None:
         print(line, flush=True)
     except OSError as error:
         log.warning("stdout cannot be written (%s): %s", error.strerror, line)
-        # What is still in the buffer could not be written at the end either.
-        with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        drop_output()
 
 
 def _check_adapters(settings: Settings, executor: Executor) -> None:

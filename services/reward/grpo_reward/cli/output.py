@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ..faults import printable as printable
+from ..faults import printable
 
 PIPE_COLUMNS = 140
 """Width of tables that go to a file or a pipe."""

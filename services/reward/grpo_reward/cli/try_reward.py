@@ -10,13 +10,14 @@ from typing import Any
 from grpo_proto import RewardSpec, ScoreSample
 
 from ..config import ConfigError
+from ..faults import printable
 from ..refusal import nearest
 from .checks import Check, determinism_checks, gold_check, order_checks, range_check, time_check
 from .examples import EXAMPLES, Example
 from .fuzzing import Fuzzer, cheap_names
 from .ideas import mutated, with_completion
 from .options import CommandParser, existing_file, not_negative, number, own_params, seconds
-from .output import console, print_json, printable
+from .output import console, print_json
 from .probe import Patience, Probe
 from .rows import Row, check_columns, read_rows, rows_of
 from .scorers import KnownReward, known_reward, known_rewards, open_scorer
