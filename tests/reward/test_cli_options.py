@@ -46,7 +46,7 @@ def test_what_is_written_wrong_is_said(rewards, params, message):
     [
         (["--jsno"], "unknown option --jsno: did you mean --json"),
         (["extra"], "too much: extra"),
-        (["--url", "localhost:1"], "--url must begin with http"),
+        (["--url", "localhost:1"], "--url: 'localhost:1' is no URL of a server, such as http"),
         (["--url", "http://h/v1/score"], "--url is the server's, without its route: http://h$"),
         (["--url", "http://h", "--workers", "1"], "--workers is for rewards that run here"),
         (["--url", "http://h", "--plugin", "a.py"], "--plugin is for rewards that run here"),

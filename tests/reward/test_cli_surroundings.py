@@ -176,3 +176,24 @@ def test_an_interrupt_keeps_what_was_scored(plugin, rows, tmp_path):
     assert err == f"{scored} of 500 samples were scored; they are in {kept}\n"
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["score", "-", "--rewards", "format"], ["serve", "--port", "0"]])
+def test_an_interrupt_during_the_imports_shows_no_traceback(arguments):
+    program = """
+import sys
+
+class Interrupted:
+    def find_spec(self, name, path, target=None):
+        if name == "grpo_reward.config":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupted())
+from grpo_reward.__main__ import main
+
+main(sys.argv[1:])
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")

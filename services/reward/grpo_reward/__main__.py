@@ -36,48 +36,56 @@ NO_PLACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Exit status: 0 when all is well, 1 when a check failed or it cannot score or serve, 2 for wrong usage."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        status = _run(list(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt:  # also in the first half second, which is imports
+        status = 130
+    sys.exit(status)
+
+
+def _run(arguments: list[str]) -> int:
     _open_closed_streams()
     if arguments in (["-h"], ["--help"], ["help"]):
         _print(USAGE)
-        return
+        return 0
     if arguments[:1] == ["help"]:
         arguments = [arguments[1], "--help"]
     if arguments == ["--version"]:
         from . import __version__
 
         _print(f"grpo-reward {__version__}")
-        return
+        return 0
     if arguments and arguments[0] == "serve":
-        _serve(arguments[1:])
+        return _serve(arguments[1:])
     if not arguments or arguments[0] not in MODULES:
         print(f"error: {_unknown(arguments)}\n{USAGE}", file=sys.stderr)
-        sys.exit(2)
+        return 2
+    return _run_command(arguments[0], arguments[1:])
 
+
+def _run_command(name: str, arguments: Sequence[str]) -> int:
     from .cli.options import CommandFailed
     from .config import ConfigError
 
     try:
-        status = importlib.import_module(f".{MODULES[arguments[0]]}", __package__).run(arguments[1:])
+        status = int(importlib.import_module(f".{MODULES[name]}", __package__).run(arguments))
         sys.stdout.flush()
+        return status
     except ConfigError as error:
         _say_error(error)
-        status = 2
+        return 2
     except CommandFailed as error:
         _say_error(error)
-        status = 1
-    except KeyboardInterrupt:
-        status = 130
+        return 1
     except BrokenPipeError:  # whoever read stdout has had enough, as `head` has
         drop_output()
-        status = 1
+        return 1
     except OSError as error:
         if error.errno not in NO_PLACE:
             raise
         drop_output()
         print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
-        status = 1
-    sys.exit(status)
+        return 1
 
 
 def _print(text: str) -> None:
@@ -105,18 +113,18 @@ def _open_closed_streams() -> None:
             setattr(sys, name, open(number, "r" if number == 0 else "w"))  # noqa: SIM115 - as long as the process
 
 
-def _serve(arguments: Sequence[str]) -> None:
+def _serve(arguments: Sequence[str]) -> int:
     from .config import ConfigError, read_settings
 
     try:
         settings = read_settings(arguments)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        return 2
 
     from .server import serve
 
-    sys.exit(serve(settings))
+    return serve(settings)
 
 
 def _unknown(arguments: Sequence[str]) -> str:

@@ -70,8 +70,6 @@ class CommandParser(argparse.ArgumentParser):
             for flag in ("plugin", "workers"):
                 if getattr(options, flag) is not None:
                     raise ConfigError(f"--{flag} is for rewards that run here: leave it out, or leave out --url")
-            if not options.url.startswith(("http://", "https://")):
-                raise ConfigError(f"--url must begin with http:// or https://, not {options.url!r}")
             try:
                 checked_url(options.url)
             except ValueError as error:
