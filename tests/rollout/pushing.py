@@ -36,7 +36,15 @@ def manifest_of(model: torch.nn.Module, bucket_bytes: int = SMALL_BUCKET_BYTES) 
 class Trainer:
     """One session with one or more servers."""
 
-    def __init__(self, *urls: str, trainer_id: str = "tests", session: int | None = None, token: str | None = None):
+    def __init__(
+        self,
+        *urls: str,
+        trainer_id: str = "tests",
+        session: int | None = None,
+        token: str | None = None,
+        workers_of_each: int = 1,
+    ):
+        self.workers_of_each = workers_of_each
         self.clients = [WeightsClient(url, token=token) for url in urls]
         self.trainer_id = trainer_id
         self.session = session or new_session()
@@ -46,14 +54,14 @@ class Trainer:
 
     async def join(self, *, take_over: bool = False, lease_s: float = 600.0, deadline_s: float = 240.0) -> WeightState:
         """Open the session on all servers while this side forms the group."""
-        world_size = 1 + len(self.clients)
+        world_size = 1 + len(self.clients) * self.workers_of_each
         requests = [
             client.session(
                 SessionRequest(
                     session=self.session,
                     trainer_id=self.trainer_id,
                     rendezvous=Rendezvous(host="127.0.0.1", port=self.store.port),
-                    rank_offset=1 + position,
+                    rank_offset=1 + position * self.workers_of_each,
                     world_size=world_size,
                     backend="gloo",
                     take_over=take_over,

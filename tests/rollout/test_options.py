@@ -34,6 +34,7 @@ def parsed(model: Path, **changes: object) -> argparse.Namespace:
     defaults: dict[str, object] = {
         "model_tag": str(model), "model": "", "config": None, "api_server_count": None, "data_parallel_size": 1,
         "headless": False, "grpc": False, "uds": None, "port": 8000, "enable_chunked_prefill": False,
+        "node_rank": 0,
     }  # fmt: skip
     for name, value in (defaults | changes).items():
         setattr(args, name, value)
@@ -52,7 +53,8 @@ def test_the_defaults_pass(model: Path):
     [
         ({"api_server_count": 2}, "--api-server-count 2"),
         ({"data_parallel_size": 2}, "--data-parallel-size 2"),
-        ({"headless": True}, "--headless"),
+        ({"headless": True}, "--headless is for the other machines"),
+        ({"node_rank": 1}, "--node-rank 1: .*add --headless"),
         ({"grpc": True}, "--grpc"),
         ({"worker_extension_cls": "other.Extension"}, "other.Extension"),
         ({"model_tag": "/nowhere/model"}, "/nowhere/model/config.json"),
@@ -65,6 +67,10 @@ def test_the_defaults_pass(model: Path):
 def test_what_cannot_work_is_named(model: Path, changes: dict[str, object], named: str):
     with pytest.raises(StartError, match=named):
         check_options(parsed(model, **changes), on_cpu=True)
+
+
+def test_a_machine_without_a_server_needs_no_token(model: Path):
+    check_options(parsed(model, headless=True, node_rank=1, host="0.0.0.0"), on_cpu=True)  # noqa: S104
 
 
 def test_prompts_may_be_cut_where_generators_can_be_rewound(model: Path):

@@ -88,9 +88,9 @@ def check_options(args: argparse.Namespace, *, on_cpu: bool) -> None:
         raise StartError(
             f"--data-parallel-size {args.data_parallel_size} is not supported", "start more servers instead"
         )
-    for flag in ("headless", "grpc"):
-        if getattr(args, flag):
-            raise StartError(f"--{flag} starts a server without our routes", "leave it out")
+    if args.grpc:
+        raise StartError("--grpc starts a server without our routes", "leave it out")
+    _check_machine(args)
     if args.worker_extension_cls != RECEIVER:
         raise StartError(
             f"--worker-extension-cls {args.worker_extension_cls} would replace the weight receiver", "leave it out"
@@ -102,8 +102,20 @@ def check_options(args: argparse.Namespace, *, on_cpu: bool) -> None:
         )
     if args.body_timeout_s <= 0:
         raise StartError(f"--body-timeout-s {args.body_timeout_s:g} leaves no time for a body", "give seconds above 0")
-    _check_token(args)
+    if not args.headless:
+        _check_token(args)
     check_model_folder(args.model)
+
+
+def _check_machine(args: argparse.Namespace) -> None:
+    """Of an engine over several machines the first has the server, and the others have none."""
+    if args.headless and args.node_rank == 0:
+        raise StartError(
+            "--headless is for the other machines of an engine over several, and this is the first",
+            "leave it out, or give --nnodes, --master-addr and --node-rank",
+        )
+    if args.node_rank > 0 and not args.headless:
+        raise StartError(f"--node-rank {args.node_rank}: only machine 0 of an engine has a server", "add --headless")
 
 
 def _check_token(args: argparse.Namespace) -> None:

@@ -21,13 +21,17 @@ from vllm.utils.system_utils import decorate_logs
 from grpo_proto.connection import BoundedConnection
 
 from .engine import abort_all
+from .headless import run_workers
 from .options import StartError, add_options, check_options
 
 ABORT_TIMEOUT_S = 5.0
 
 
 def run(arguments: list[str]) -> int:
-    """Serve until a signal (0) or until the engine dies (1). Raises StartError for what a user can mend."""
+    """Serve until a signal (0) or until the engine dies (1); with --headless, the same for the workers of this machine.
+
+    Raises StartError for what a user can mend.
+    """
     cli_env_setup()
     parser = make_arg_parser(FlexibleArgumentParser(prog="grpo-rollout serve", description=__doc__))
     on_cpu = current_platform.is_cpu()
@@ -35,6 +39,8 @@ def run(arguments: list[str]) -> int:
     args = parser.parse_args(arguments)
     check_options(args, on_cpu=on_cpu)
     configure_logging_from_args(args)
+    if args.headless:
+        return run_workers(args)
     try:
         validate_parsed_serve_args(args)
         address, sock = setup_server(args, reuse_port=False)

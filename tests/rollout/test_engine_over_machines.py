@@ -1,0 +1,64 @@
+"""One engine over two machines, here two processes of one: `--headless` on the second."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.processes import BIN, ROLLOUT_ENVIRONMENT, Service, free_port, rollout_command, service
+from tests.rollout.conftest import Server, logprob_error
+from tests.rollout.pushing import Trainer
+from tests.tiny_model import save_tiny_model
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+FP32_BOUND = 1e-4
+NUM_WORKERS = 2
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Service]]:
+    folder = tmp_path_factory.mktemp("machines")
+    model = save_tiny_model(folder / "model", dtype=torch.float32)
+    port = free_port()
+    flags = [
+        "--dtype=float32", "--enforce-eager", "--tensor-parallel-size=2", "--distributed-executor-backend=mp",
+        "--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={free_port()}",
+    ]  # fmt: skip
+    first = rollout_command(model, port, *flags, "--node-rank=0")
+    second = [BIN / "grpo-rollout", "serve", model, "--max-model-len=256", *flags, "--node-rank=1", "--headless"]
+    with (
+        service(first, folder / "first.log", port=port, environment=ROLLOUT_ENVIRONMENT) as running,
+        service(second, folder / "second.log", port=port, environment=ROLLOUT_ENVIRONMENT) as workers,
+    ):
+        running.wait_until_live()
+        yield Server(running, tied=False, dtype=torch.float32), workers
+
+
+async def test_a_push_reaches_the_workers_of_both(machines: tuple[Server, Service]):
+    server, _ = machines
+    async with Trainer(server.url, workers_of_each=NUM_WORKERS) as trainer:
+        await trainer.join()
+        for version in (1, 2):
+            model = server.model(version)
+            await trainer.push(model, version)
+            answer = await server.sample(prompts=4, n=4, session=trainer.session, min_version=version)
+            assert logprob_error(model, answer) <= FP32_BOUND
+            assert logprob_error(server.model(0), answer) > 0.5
+
+
+def test_the_others_end_when_the_first_machine_is_gone(machines: tuple[Server, Service]):
+    """They would wait for its next step, and keep their GPUs."""
+    server, workers = machines
+    os.killpg(server.running.process.pid, signal.SIGKILL)
+    assert workers.process.wait(60.0) == 1
+    assert "error: the first machine, 127.0.0.1, is gone" in workers.log.read_text()
+
+
+def test_a_machine_with_a_wrong_model_says_so_and_fails(tmp_path: Path):
+    command = [BIN / "grpo-rollout", "serve", "/nowhere/model", "--nnodes=2", "--node-rank=1", "--headless"]
+    with service(command, tmp_path / "log", port=free_port()) as running:
+        assert running.process.wait(120.0) == 1
+    assert "error: /nowhere/model is no model" in running.log.read_text()
