@@ -3,6 +3,7 @@
 import sys
 
 from .options import StartError, check_model_folder, prepare_environment
+from .sockets import folder_for_sockets
 
 USAGE = """usage: grpo-rollout serve MODEL [any vLLM engine flag]
 
@@ -22,10 +23,11 @@ def main(arguments: list[str] | None = None) -> int:
         prepare_environment()
         if len(arguments) > 1 and not arguments[1].startswith("-"):
             check_model_folder(arguments[1])
-        # Importing vLLM takes ten seconds and reads the environment.
-        from .server import run
+        with folder_for_sockets():
+            # Importing vLLM takes ten seconds and reads the environment.
+            from .server import run
 
-        return run(arguments[1:])
+            return run(arguments[1:])
     except StartError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
