@@ -202,11 +202,22 @@ def test_which_letter_is_chosen(text, letter):
     [
         "B (or C)", "B or maybe C", "B, or C", "B and C are right", "(B) and (C)", "B plus C", "C, or possibly B",
         "B or A is right", "Either B or perhaps C",
+        "B, but C is also right", "B. C is also correct.", "B, although (C) may be equally valid",
+        "(B), but option C is right too", "B (C is also possible)", "B - A is just as likely",
     ],
 )  # fmt: skip
 def test_a_second_letter_in_other_words_is_no_choice_either(text):
     assert multiple_choice(f"<answer>{text}</answer>", solution="B").score == 0.0
     assert multiple_choice(f"The answer is {text}", solution="B").score == 0.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["B, but C is also tempting", "B. A is also wrong.", "B, while C is also not right", "B, but C is not right too"],
+)
+def test_a_second_letter_that_is_not_held_for_right_leaves_the_choice(text):
+    assert multiple_choice(f"<answer>{text}</answer>", solution="B").score == 1.0
+    assert multiple_choice(f"The answer is {text}", solution="B").score == 1.0
 
 
 def test_an_option_that_is_refused_is_not_chosen():

@@ -93,6 +93,40 @@ def test_what_cheats_a_comparison_in_the_programs_own_process_does_not_cheat_thi
     assert code(fenced(cheat), tests=["assert add(400000, 41) == 400041"]).score == 0.0
 
 
+EQUAL_TO_ALL = "class Yes:\n    def __eq__(self, other): return True\ndef add(a, b): return Yes()\n"
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "found = add(1, 2)\nassert found == 3",
+        "assert add(1, 2) == 3\nassert add(2, 2) == 4",
+        "assert add(1, 2) == 3, 'a message'; assert add(2, 2) == 4",
+        "from operator import neg\nassert add(1, 2) == 3\nassert add(neg(1), 1) == 0",
+    ],
+)
+def test_comparisons_at_the_end_of_a_test_are_made_outside_too(test: str):
+    assert code(fenced(ADD), tests=[test]).score == 1.0
+    assert code(fenced("def add(a, b): return a - b\n"), tests=[test]).score == 0.0
+    result = code(fenced(EQUAL_TO_ALL), tests=[test])
+    assert (result.score, result.log) == (0.0, {"passed": 0, "tests": 1, "failure": "wrong value"})
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "assert add(1, 2) == 3\nassert add(1, 2) > 2",
+        "assert add(1, 2) > 2\nassert add(1, 2) == 3\nassert (lambda: 7)() == 7\nassert sum(x for x in [1]) == 1",
+        "x = 1\nassert (x := add(x, 1)) == 2\nassert x == 2",
+        "def check(f):\n    assert f(1, 2) == 3\ncheck(add)",
+        "assert add('a', 'b') == f\"{'a'}b\"",
+    ],
+)
+def test_tests_of_several_statements_mean_what_they_say(test: str):
+    assert code(fenced(ADD), tests=[test]).score == 1.0
+    assert code(fenced("def add(a, b): return 10\n"), tests=[test]).score == 0.0
+
+
 @pytest.mark.parametrize("tests", ["", "{}", "[1]", "[]", [], '[{"input": "1"}]'])
 def test_tests_that_are_none_are_a_fault_of_the_data(tests: object):
     with pytest.raises(ValueError, match="the column tests"):

@@ -160,3 +160,26 @@ async def test_wrong_params_are_told_to_everybody(gathering):
     inner.gate.set()
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(result) for result in results] == [InvalidParams] * 3
+
+
+async def test_when_workers_join_as_many_chunks_more_go_at_once_and_fewer_when_they_leave(gathering):
+    executor, inner = gathering
+    tasks = [asyncio.create_task(executor.score(chunk_of(3))) for _ in range(2)]
+    await settled()
+    assert len(inner.chunks) == 1  # the other waits for the one worker
+    inner.workers = 3
+    for _ in range(2):
+        tasks.append(asyncio.create_task(executor.score(chunk_of(3))))
+        await settled()
+    assert [len(chunk.samples) for chunk in inner.chunks] == [1, 2, 1]
+    inner.workers = 1
+    inner.gate.set()
+    await asyncio.gather(*tasks)
+    inner.gate.clear()
+    num_before = len(inner.chunks)
+    tasks = [asyncio.create_task(executor.score(chunk_of(3))) for _ in range(4)]
+    await settled()
+    assert len(inner.chunks) == num_before + 1
+    inner.gate.set()
+    await asyncio.gather(*tasks)
+    assert [len(chunk.samples) for chunk in inner.chunks[num_before:]] == [1, 3]

@@ -15,7 +15,7 @@ from grpo_reward.executors.process import ProcessExecutor
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PLUGIN = """
-import asyncio, builtins, os, resource, signal, subprocess, sys, _thread, time
+import asyncio, builtins, decimal, gc, json, os, resource, signal, socket, subprocess, sys, _thread, time, warnings
 from grpo_reward import Score, reward
 kept = []
 
@@ -48,6 +48,9 @@ LEFT = [
     "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])",
     "resource.setrlimit(resource.RLIMIT_NOFILE, (30, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))",
     "resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))",
+    "resource.setrlimit(resource.RLIMIT_AS, (1 << 31, resource.getrlimit(resource.RLIMIT_AS)[1]))",
+    "resource.setrlimit(resource.RLIMIT_DATA, (1 << 31, resource.RLIM_INFINITY))",
+    "resource.setrlimit(resource.RLIMIT_CPU, (3600, resource.RLIM_INFINITY))",
     "os.close(0)",
     "os.dup2(os.open(os.devnull, os.O_WRONLY), 1)",
     "sys.stdout.close()",
@@ -55,6 +58,18 @@ LEFT = [
     "sys.path.clear()",
     "os.kill = os.fork = None",
     "builtins.exit = None",
+    "builtins.sorted = list",
+    "json.dumps = lambda value: 'x'",
+    "sys.modules.clear()",
+    "os.chdir('/proc')",
+    "sys.settrace(lambda *call: None)",
+    "sys.setprofile(lambda *call: None)",
+    "warnings.simplefilter('error')",
+    "decimal.getcontext().prec = 2",
+    "decimal.getcontext().traps[decimal.Inexact] = True",
+    "sys.set_int_max_str_digits(640)",
+    "gc.disable()",
+    "socket.setdefaulttimeout(0.001)",
     "asyncio.set_event_loop_policy(type('P', (asyncio.DefaultEventLoopPolicy,), {})())",
     "asyncio._set_running_loop(asyncio.new_event_loop())",
     "kept.extend(open(os.devnull) for _ in range(150))",
@@ -67,6 +82,10 @@ HARMLESS = [
     "sys.path.append('/tmp')",
     "kept.append(open(os.devnull))",
     "print('x')",
+    "warnings.filterwarnings('error', module='another')",
+    "warnings.simplefilter('ignore')",
+    "decimal.Decimal(1) / 3",
+    "builtins.more = 1",
 ]
 
 

@@ -176,6 +176,22 @@ async def test_what_a_plugin_started_and_what_that_started_lives_until_the_end(t
     assert await gone(*started)
 
 
+async def test_what_a_plugin_started_ends_also_when_the_keeper_is_killed(tmp_path):
+    path, pids = plugin(tmp_path, HELPERS)
+    machinery = Machinery(path)
+    await machinery.executor.start()
+    started = [int(pid) for pid in pids.read_text().split()]
+    keeper = machinery.executor._forkserver
+    assert keeper is not None
+    os.kill(keeper.pid, signal.SIGKILL)
+    assert await gone(*started)
+    assert await machinery.statuses("x") == ["ok"]  # with a fork server and helpers that are new
+    again = [int(pid) for pid in pids.read_text().split()]
+    assert all(map(is_running, again))
+    await machinery.executor.stop()
+    assert await gone(*again)
+
+
 @pytest.mark.parametrize(
     "what",
     ["time.sleep(1000)", "pass", "sys.exit(3)", "raise LookupError", "os.setsid(); time.sleep(1000)"],

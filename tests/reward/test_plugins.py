@@ -84,6 +84,25 @@ class TestTrl:
         assert [o["detail"] for o in outcomes] == ["ValueError: log_extra('x') has 1 values for 2 samples"] * 2
 
 
+@pytest.mark.parametrize(
+    ("returned", "detail"),
+    [
+        ("None", "the reward returned None, not a list of 3 scores"),
+        ("(1.0 for text in completions)", "the reward returned a generator, not a list of 3 scores"),
+        ("{1.0, 2.0, 3.0}", "the reward returned a set, not a list of 3 scores"),
+        ("dict.fromkeys(completions, 1.0)", "the reward returned a dict, not a list of 3 scores"),
+        ("'123'", "the reward returned a str, not a list of 3 scores"),
+        ("[1.0, 2.0]", "the reward returned 2 results for 3 samples"),
+    ],
+)
+def test_what_is_no_list_of_scores_is_said(tmp_path, returned, detail):
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text(f"def odd(completions, **columns):\n    return {returned}\n")
+    outcomes = scored(loaded(plugin)["odd"], [sample(text) for text in "abc"])
+    assert [outcome["status"] for outcome in outcomes] == ["error"] * 3
+    assert {outcome["detail"].partition(": ")[2] for outcome in outcomes} == {detail}
+
+
 class TestSwift:
     def test_registered_classes_are_rewards_under_their_names(self):
         rewards = loaded(SWIFT)

@@ -339,9 +339,9 @@ async def test_a_lost_fork_server_is_started_again_and_nothing_is_lost(misbehavi
     assert await work == ["ok"] * 3
     assert await machinery.statuses("", "") == ["ok", "ok"]
     assert await gone(lost, *pids)
+    assert len(await machinery.processes()) == 2  # waits for the new one
     assert machinery.executor._forkserver.pid != keeper
     assert (machinery.executor.failed, machinery.executor.problem) == (None, None)
-    assert len(await machinery.processes()) == 2
     await machinery.executor.stop()
 
 

@@ -53,7 +53,7 @@ def test_a_plugin_can_import_its_neighbour_but_not_replace_a_library(tmp_path, m
     ("text", "message"),
     [
         ("import nothing_like_it", r"plugin.py, line 1: ModuleNotFoundError: .*nothing_like_it"),
-        ("x = 1\ndef broken(:", r"plugin.py, line 2: SyntaxError"),
+        ("x = 1\ndef broken(:", r"plugin.py, line 2: SyntaxError: invalid syntax$"),
         ("x = 1", "defines no reward"),
         ("import sys\nsys.exit(3)", r"plugin.py, line 2: SystemExit: 3"),
         (
@@ -76,6 +76,11 @@ def test_what_is_wrong_with_a_plugin_is_said(tmp_path, text, message):
 def test_a_missing_plugin_is_said(tmp_path):
     with pytest.raises(PluginError, match=r"no plugin file .*gone\.py"):
         load_rewards([tmp_path / "gone.py"])
+
+
+def test_a_folder_is_no_plugin_and_that_is_said(tmp_path):
+    with pytest.raises(PluginError, match=r"is a folder: name a Python file"):
+        load_rewards([tmp_path])
 
 
 def test_rewards_that_a_plugin_imports_stay_where_they_are(tmp_path):

@@ -56,6 +56,8 @@ def split_plugin(plugin: Path) -> tuple[Path, str | None]:
 def rewards_of_plugin(plugin: Path) -> list[Reward]:
     """Raises PluginError."""
     path, name = split_plugin(plugin)
+    if path.is_dir():
+        raise PluginError(f"{path} is a folder: name a Python file, such as {path / 'my_rewards.py'}")
     if not path.is_file():
         raise PluginError(f"there is no plugin file {path}")
     stand_in()
@@ -150,8 +152,10 @@ def _import_file(path: Path) -> ModuleType:
         own_lines = (frame.lineno for frame in frames if frame.filename == str(path))
         line = next(own_lines, getattr(error, "lineno", None))
         where = f"{path}, line {line}" if line else str(path)
+        # A SyntaxError's own text names file and line once more.
+        told = error.msg if isinstance(error, SyntaxError) and error.filename == str(path) else error
         hint = ""
         if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "swift":
             hint = "; only its rewards have a stand-in here: pip install ms-swift"
-        raise PluginError(f"{where}: {type(error).__name__}: {error}{hint}") from error
+        raise PluginError(f"{where}: {type(error).__name__}: {told}{hint}") from error
     return module

@@ -6,7 +6,7 @@ import json
 import math
 import numbers
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -97,9 +97,10 @@ def score_batch(
             arguments[column] = [sample["columns"].get(column) for sample in samples]
     try:
         results = finished(reward.function(**arguments))
-        if isinstance(results, str | bytes | Mapping) or len(results) != len(samples):
-            found = len(results) if hasattr(results, "__len__") else results
-            raise ValueError(f"the reward returned {found} results for {len(samples)} samples")
+        if isinstance(results, str | bytes | Mapping | Set) or not hasattr(results, "__len__"):  # a set has no order
+            raise TypeError(f"the reward returned {_kind(results)}, not a list of {len(samples)} scores")
+        if len(results) != len(samples):
+            raise ValueError(f"the reward returned {len(results)} results for {len(samples)} samples")
         return _bounded(outcome(logged.added_to(result, position)) for position, result in enumerate(results))
     except BaseException as error:
         return [failed_outcome(error)] * len(samples)
@@ -235,6 +236,11 @@ def _number(value: Any) -> float | None:
     except OverflowError:
         return None
     return number if math.isfinite(number) else None
+
+
+def _kind(value: Any) -> str:
+    """In words for the author of a reward, who may have forgotten `return`."""
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def _params_of(params: BaseModel) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 import unicodedata
 
-_BLANK = frozenset("\u115f\u1160\u2800\u3164\uffa0")
-"""Letters and a symbol that are drawn as nothing: the fillers of Hangul, and Braille without a dot."""
+_BLANK = frozenset("\u115f\u1160\u2800\u3164\uffa0\U0001d159")
+"""Letters and symbols drawn as nothing: the fillers of Hangul, Braille without a dot, a note without a head."""
 
 
 def says_something(text: str) -> bool:

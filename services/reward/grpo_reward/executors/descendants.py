@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 LOOK_S = 0.01
+MARK = "GRPO_REWARD_PROCESSES"
+"""Environment variable whose value all processes of one executor inherit, wherever they end up in the tree."""
 _kill, _killpg = os.kill, os.killpg
 """A plugin may replace them: guards for untrusted code do."""
 
@@ -50,8 +52,20 @@ def kill_group(pid: int) -> None:
     kill(pid)
 
 
-def kill_tree(pid: int) -> None:
-    """The process, its group, and all below it, which may have made groups of their own. It must not be reaped yet."""
+def kill_marked(mark: str) -> None:
+    """All that began with this value of MARK: those whose ancestors have gone, too, unless they emptied it."""
+    wanted = f"{MARK}={mark}".encode()
+    for process in processes():
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            if wanted in Path("/proc", str(process.pid), "environ").read_bytes().split(b"\0"):
+                kill(process.pid)
+
+
+def kill_tree(pid: int, mark: str) -> None:
+    """The process, its group, all below it, which may have made groups of their own, and what has `mark`.
+
+    It must not be reaped yet.
+    """
     below: dict[int, list[int]] = {}
     for process in processes():
         below.setdefault(process.parent, []).append(process.pid)
@@ -61,6 +75,7 @@ def kill_tree(pid: int) -> None:
     kill_group(pid)
     for member in found[1:]:
         kill(member)
+    kill_marked(mark)
 
 
 def has_ended(pid: int) -> bool:
@@ -68,12 +83,12 @@ def has_ended(pid: int) -> bool:
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-async def end(process: subprocess.Popen[bytes], patience_s: float) -> None:
-    """Wait until it has ended, kill it when that takes longer, and in any case what is left of its group."""
+async def end(process: subprocess.Popen[bytes], patience_s: float, mark: str) -> None:
+    """Wait until it has ended, kill it when that takes longer, and in any case what is left of its group and `mark`."""
     until = time.monotonic() + patience_s
     with contextlib.suppress(ChildProcessError):  # it has been waited for
         # Not `wait`: once that has returned, the number of the group may be another's.
         while not has_ended(process.pid) and time.monotonic() < until:  # noqa: ASYNC110 - it is a process
             await asyncio.sleep(LOOK_S)
-        kill_tree(process.pid)
+        kill_tree(process.pid, mark)
     await asyncio.to_thread(process.wait)

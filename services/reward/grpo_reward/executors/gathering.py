@@ -6,6 +6,8 @@ fewer of them under way than there are workers nothing is gathered.
 """
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from pydantic_core import to_json
@@ -30,13 +32,15 @@ class _Gathered:
 class GatheringExecutor(WrappedExecutor):
     """An `Executor` around one that has started.
 
-    Waits for: one of as many places as there are workers (`_places`). Unblocked by: gathered chunks that come back.
+    Waits for: one of as many places as there are workers (`_place`). Unblocked by: chunks that come back, and nodes of
+    a cluster that join.
     """
 
     def __init__(self, executor: Executor, costs: Costs):
         super().__init__(executor)
         self._costs = costs
-        self._places = asyncio.Semaphore(executor.workers)
+        self._num_places = executor.workers
+        self._places = asyncio.Semaphore(self._num_places)
         self._open: dict[bytes, _Gathered] = {}
 
     async def score(self, chunk: Chunk) -> None:
@@ -45,8 +49,9 @@ class GatheringExecutor(WrappedExecutor):
         if chunk.batch or 2 * num_samples > most or len(chunk.open_items()) < chunk.num_items:
             await self._executor.score(chunk)
             return
+        self._follow_workers()
         if not self._places.locked():
-            async with self._places:
+            async with self._place():
                 await self._executor.score(chunk)
             return
         wanted = [(spec.name, spec.params) for spec in chunk.rewards]
@@ -89,7 +94,7 @@ class GatheringExecutor(WrappedExecutor):
 
     async def _run(self, gathered: _Gathered) -> None:
         try:
-            async with self._places:
+            async with self._place():
                 self._close(gathered)
                 first = gathered.parts[0]
                 samples = [sample for part in gathered.parts for sample in part.samples]
@@ -97,6 +102,23 @@ class GatheringExecutor(WrappedExecutor):
                 await self._executor.score(gathered.chunk)
         finally:
             self._close(gathered)
+
+    def _follow_workers(self) -> None:
+        """Workers have joined: as many places more."""
+        while self._num_places < self._executor.workers:
+            self._num_places += 1
+            self._places.release()
+
+    @contextlib.asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        await self._places.acquire()
+        try:
+            yield
+        finally:
+            if self._num_places > self._executor.workers:  # one has left, and its place goes
+                self._num_places -= 1
+            else:
+                self._places.release()
 
     def _close(self, gathered: _Gathered) -> None:
         """Nothing is added any more."""

@@ -1,37 +1,56 @@
 """What a reward may leave behind in its worker that others would suffer from; then the worker leaves, too.
 
 Not malice, which has other ways (a plugin has the server's rights), but what code for research does: it lowers limits,
-closes streams, ignores signals, empties the environment, forgets files, threads and children.
+closes streams, ignores signals, empties the environment, makes errors of warnings, profiles, forgets files, threads and
+children.
 """
 
 import _thread
 import asyncio
 import builtins
+import decimal
+import gc
+import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 MORE_FILES = 100
 """Open files more than at the beginning: libraries open some of their own, once."""
 _SIGNALS = (signal.SIGCHLD, signal.SIGPIPE, signal.SIGALRM, signal.SIGPROF, signal.SIGVTALRM, signal.SIGUSR1)
-_LIMITS = (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_STACK, resource.RLIMIT_NPROC)
+_LIMITS = (
+    resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_DATA, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE,
+    resource.RLIMIT_NPROC, resource.RLIMIT_STACK,
+)  # fmt: skip
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _FUNCTIONS: tuple[tuple[Any, str], ...] = (
     (os, "fork"), (os, "kill"), (os, "remove"), (os, "unlink"), (os, "rmdir"), (os, "chdir"), (os, "getcwd"),
-    (subprocess, "Popen"), (builtins, "open"), (builtins, "exit"), (sys, "stdout"), (sys, "stderr"),
+    (subprocess, "Popen"), (json, "dumps"), (json, "loads"), (sys, "stdout"), (sys, "stderr"),
 )  # fmt: skip
-"""Those that guards for untrusted programs set to None in their own process, and the streams."""
+"""Those that guards for untrusted programs set to None in their own process, that programs answer with, the streams."""
 
 
 def stop_timers() -> None:
     """They would go off in another reward's time."""
     for timer in _TIMERS:
         signal.setitimer(timer, 0.0)
+
+
+def _arithmetic() -> Any:
+    context = decimal.getcontext()
+    return context.prec, context.rounding, context.Emin, context.Emax, dict(context.traps)
+
+
+def _errors_of_warnings() -> Any:
+    """Those of all modules; libraries that are imported late add filters of their own."""
+    return [filtered for filtered in warnings.filters if filtered[0] == "error" and filtered[3] is None]
 
 
 def num_threads() -> int:
@@ -45,6 +64,7 @@ class Leftovers:
     def __init__(self) -> None:
         self._before = {what: look() for what, look in _STATES.items()}
         self._environment, self._path = set(os.environ), set(sys.path)
+        self._builtins, self._num_modules = dict(vars(builtins)), len(sys.modules)
         self._num_files = len(os.listdir("/proc/self/fd"))
 
     def found(self) -> str | None:
@@ -55,6 +75,10 @@ class Leftovers:
                     return what
             except Exception:
                 return what
+        if not self._builtins.items() <= vars(builtins).items():
+            return "built-in functions of Python replaced"
+        if len(sys.modules) < self._num_modules:
+            return "modules taken out of sys.modules"
         if not self._environment <= set(os.environ) or not self._path <= set(sys.path):
             return "its environment or module path shorter"
         if len(os.listdir("/proc/self/fd")) > self._num_files + MORE_FILES:
@@ -78,6 +102,13 @@ _STATES: dict[str, Callable[[], Any]] = {
     "other standard streams": lambda: [(found.st_dev, found.st_ino) for found in map(os.fstat, (0, 1, 2))],
     "functions of Python replaced": lambda: [id(getattr(module, name)) for module, name in _FUNCTIONS],
     "a closed stream": lambda: (sys.stdout.closed, sys.stderr.closed),
+    "another working directory": os.getcwd,
+    "a trace or a profile running": lambda: (sys.gettrace(), sys.getprofile()),
+    "errors made of warnings": _errors_of_warnings,
+    "another arithmetic of decimal numbers": _arithmetic,
+    "another limit for the digits of a number": sys.get_int_max_str_digits,
+    "the collection of garbage off": gc.isenabled,
+    "a time limit for all sockets": socket.getdefaulttimeout,
     "another event loop policy": lambda: type(asyncio.get_event_loop_policy()),
     "an event loop running": lambda: asyncio._get_running_loop() is None,
 }

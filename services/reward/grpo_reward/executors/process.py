@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -23,7 +24,7 @@ from pydantic_core import PydanticSerializationError
 from grpo_proto import RewardScore
 
 from .base import Chunk, ExecutorUnavailable, InvalidParams, LoadedReward
-from .descendants import end, kill_tree
+from .descendants import MARK, end, kill_tree
 from .environment import worker_environment
 from .frames import PACKET_BYTES
 from .worker_handle import Ending, WorkerHandle
@@ -74,7 +75,8 @@ class ProcessExecutor:
         self.failed: str | None = None
         self._rewards: dict[str, LoadedReward] = {}
         self._plugins, self._memory_bytes, self._start_limit_s = list(plugins), memory_bytes, start_limit_s
-        self._environment, self._on_restart = worker_environment(environment), on_restart
+        self._mark, self._on_restart = uuid.uuid4().hex, on_restart
+        self._environment = worker_environment(environment) | {MARK: self._mark}
         self._idle: asyncio.Queue[WorkerHandle] = asyncio.Queue()
         self._living: dict[int, WorkerHandle] = {}
         self._spawned, self._unspawned = 0, ""
@@ -82,8 +84,7 @@ class ProcessExecutor:
         self._pings = 0  # since the fork server last answered one
         self._last_release = -math.inf
         self._losses: list[float] = []
-        self._reviving = False
-        self._stopping = False
+        self._reviving = self._stopping = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._control: socket.socket
         self._forkserver: subprocess.Popen[bytes] | None = None
@@ -150,7 +151,7 @@ class ProcessExecutor:
         if self._forkserver is None:
             return
         self._control.close()
-        await end(self._forkserver, 5.0)
+        await end(self._forkserver, 5.0, self._mark)
 
     async def score(self, chunk: Chunk) -> None:
         retried: set[int] = set()
@@ -376,7 +377,7 @@ class ProcessExecutor:
     def _let_go(self) -> None:
         """Kill the fork server, and with it all workers; wake those who wait for one."""
         if self._forkserver is not None:
-            kill_tree(self._forkserver.pid)  # it has not been waited for, so the number is still its own
+            kill_tree(self._forkserver.pid, self._mark)  # it has not been waited for, so the number is still its own
         self._last_release = time.monotonic()
         for worker in list(self._living.values()):
             worker.retired = True

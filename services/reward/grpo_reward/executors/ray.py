@@ -89,6 +89,8 @@ class RayExecutor:
         self._problem: str | None = "the nodes are not started"
         self._rewards: dict[str, LoadedReward] = {}
         self._plugins = list(plugins)
+        self._plugins_sent: list[tuple[str, str | None, bytes]] = []
+        """Packed at the start: a node that joins later gets the same files."""
         self._limits = {"memory_bytes": memory_bytes, "environment": dict(environment)}
         self._members: dict[str, Member] = {}
         self._known: set[str] = set()

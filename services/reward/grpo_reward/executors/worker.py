@@ -13,21 +13,18 @@ import socket
 import sys
 from collections.abc import Mapping
 from json import dumps
-from operator import itemgetter
 from time import monotonic  # by name: a plugin may put another clock into the module
 from typing import Any
 
-from cachetools import LRUCache
 from pydantic_core import from_json, to_json
 
 from .. import rewards as built_in
 from ..author import Reward
+from ..remembered import Remembered
 from ..scorer import InvalidParamsError, Outcome, checked_params, error_outcome, score_batch, score_sample
 from .frames import PROGRESS, receive_frame, send_frame
 from .leftovers import Leftovers, num_threads, stop_timers
 
-MAX_REMEMBERED_BYTES, MAX_ONE_BYTES, BASE_BYTES = 1 << 19, 64 * 1024, 1000
-"""JSON of all params that are remembered, each with BASE_BYTES more: as objects they take forty times as much."""
 BUILT_IN = f"{built_in.__name__}."
 FLUSH_S = 0.005
 """Results go back when this time has passed, so that little is lost when the worker is killed."""
@@ -36,7 +33,7 @@ FLUSH_S = 0.005
 class Worker:
     def __init__(self, sock: socket.socket, progress: mmap.mmap, rewards: Mapping[str, Reward]):
         self._socket, self._progress, self._rewards = sock, progress, rewards
-        self._params: LRUCache[tuple[str, bytes], tuple[int, Any]] = LRUCache(MAX_REMEMBERED_BYTES, itemgetter(0))
+        self._params: Remembered[tuple[str, bytes], Any] = Remembered()
         self._pid = os.getpid()
         self._threads = num_threads()
         self._leftovers = Leftovers()
@@ -106,13 +103,12 @@ class Worker:
         key = (spec["name"], to_json(spec["params"]))
         known = self._params.get(key)
         if known is not None:
-            return known[1]
+            return known[0]
         try:
             params = checked_params(self._rewards[spec["name"]], spec["params"])
         except InvalidParamsError as error:
             raise InvalidParamsError(spec["name"], str(error)) from None
-        if len(key[1]) <= MAX_ONE_BYTES:
-            self._params[key] = len(key[1]) + BASE_BYTES, params
+        self._params.put(key, params, len(key[1]))
         return params
 
     def _look_for_leftovers(self, reward: Reward, last: Outcome) -> None:

@@ -49,8 +49,9 @@ def code(
     fails the test (`failure` in `log` is "death: exit status 0"); `sys.exit(0)` after the output is an end like any.
 
     A program does not see the outputs that are expected of it, nor the right side of `assert f(x) == literal`, which is
-    compared outside, as literals of Python are equal (sets and dicts of any kind, but no Fraction with an int). Any
-    other text of Python runs beside the program: one that was written to cheat can make it pass.
+    compared outside, as literals of Python are equal (sets and dicts of any kind, but no Fraction with an int), nor
+    those of several such lines at the end of a test. Any other text of Python runs beside the program: one that was
+    written to cheat can make it pass.
 
     Source: open-r1's `code_reward` and ms-swift's example `external_code_reward` (share of passed tests, output
     compared line by line), which need a sandbox service.
@@ -88,17 +89,35 @@ def _cases(tests: list[Example | str] | str) -> list[tuple[dict[str, str], Any]]
 
 
 def _assertion(test: str) -> tuple[dict[str, str], Any]:
-    """`assert expression == literal` keeps its literal here; any other code is run as it is."""
+    """`assert expression == literal` at the end, once or more, keeps its literals here; other code is run as it is."""
     try:
         body = ast.parse(test).body
-        statement = body[0] if len(body) == 1 else None
-        if isinstance(statement, ast.Assert) and isinstance(statement.test, ast.Compare):
-            compare = statement.test
-            if len(compare.ops) == 1 and isinstance(compare.ops[0], ast.Eq):
-                return {"expression": ast.unparse(compare.left)}, ast.literal_eval(compare.comparators[0])
+        comparisons: list[tuple[str, Any]] = []
+        while body and (found := _comparison(body[-1])) is not None:
+            comparisons.insert(0, found)
+            body.pop()
+        if not comparisons:
+            return {"code": test}, None
+        before = {"code": "\n".join(ast.unparse(statement) for statement in body)} if body else {}
+        if len(comparisons) == 1:
+            return {**before, "expression": comparisons[0][0]}, comparisons[0][1]
+        left, right = zip(*comparisons, strict=True)
+        return {**before, "expression": f"({', '.join(left)})"}, right
     except (SyntaxError, ValueError, MemoryError, RecursionError):
-        pass
-    return {"code": test}, None
+        return {"code": test}, None
+
+
+def _comparison(statement: ast.stmt) -> tuple[str, Any] | None:
+    """The expression and the literal; None for any other statement."""
+    compare = statement.test if isinstance(statement, ast.Assert) else None
+    if not isinstance(compare, ast.Compare) or len(compare.ops) != 1 or not isinstance(compare.ops[0], ast.Eq):
+        return None
+    try:
+        literal = ast.literal_eval(compare.comparators[0])
+    except (ValueError, TypeError):
+        return None
+    # In parentheses, since several stand in a tuple: a lambda or a generator would take the comma.
+    return f"({ast.unparse(compare.left)})", literal
 
 
 def _program(completion: str) -> str | None:
@@ -111,10 +130,10 @@ def _failure(run: Run, request: dict[str, str], expected: Any) -> str | None:
     """Why the test failed; None when it did not."""
     if run.ended != "done":
         return run.ended if run.detail is None else f"{run.ended}: {run.detail}"[:200]
-    if "code" in request:
-        return None
     if "stdin" in request:
         return None if _lines(run.stdout) == _lines(expected) else "wrong output"
+    if "expression" not in request:
+        return None
     value = run.value or ""
     if len(value) > MAX_VALUE_CHARS + 10 * len(repr(expected)):
         return "wrong value"  # it was made to be expensive to read

@@ -4,13 +4,11 @@ import json
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import lru_cache
-from operator import itemgetter
 from threading import Lock
 from typing import Annotated, Any
 
 import jsonschema
 import referencing
-from cachetools import LRUCache
 from jsonschema.protocols import Validator
 from jsonschema.validators import Draft202012Validator, validator_for
 from pydantic import AfterValidator
@@ -19,13 +17,10 @@ from referencing.jsonschema import DRAFT202012, EMPTY_REGISTRY
 
 from ..answer import answer_block, last_fenced
 from ..author import Score, reward
+from ..remembered import Remembered
 from ..strict_json import NotStrictError, strict_json
 from .format import THINK_CLOSING
 
-MAX_REMEMBERED_CHARS = 1 << 19
-"""Of all schemas that are remembered, each with BASE_CHARS more: a validator takes up to 40 bytes a character."""
-MAX_ONE_CHARS = 64 * 1024
-BASE_CHARS = 1000
 JSON_NAMES = ("", "json")
 _SHORT_VALUES: tuple[Any, ...] = (None, 0, "", [], {})
 """Enough to find out that a schema refers to itself without end."""
@@ -87,12 +82,12 @@ def _compiled(text: str) -> Validator | None:
     """As `_built`, and those used last are remembered, of small schemas many and of large ones few."""
     with _lock:  # without worker processes, rewards run in threads
         known = _remembered.get(text)
-    if known is None:
-        known = len(text) + BASE_CHARS, _built(text)
-        if len(text) <= MAX_ONE_CHARS:
-            with _lock:
-                _remembered[text] = known
-    return known[1]
+    if known is not None:
+        return known[0]
+    validator = _built(text)
+    with _lock:
+        _remembered.put(text, validator, len(text))
+    return validator
 
 
 def _built(text: str) -> Validator | None:
@@ -119,8 +114,7 @@ def _built(text: str) -> Validator | None:
 
 
 _lock = Lock()
-_remembered: LRUCache[str, tuple[int, Validator | None]] = LRUCache(MAX_REMEMBERED_CHARS, getsizeof=itemgetter(0))
-"""Text → what it counts for, and its validator."""
+_remembered: Remembered[str, Validator | None] = Remembered()
 
 
 @lru_cache

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, ValidationError
 
 from ..author import Score, reward
+from ..control_marks import without_marks
 
 KEY_VARIABLE = "JUDGE_API_KEY"
 MAX_LOG_CHARS = 1000
@@ -70,8 +71,9 @@ async def judge(
     nine tenths of it has no score.
 
     Injection: a completion may try to talk to the judge. It stands between marks that carry a hash of the sample, which
-    a completion cannot foresee, and the judge is told that it is material. Of the judge's answer only the last line
-    counts, so a grade that it quotes does not. A judge that lets itself be persuaded is not found out: compare its
+    a completion cannot foresee, and the judge is told that it is material. Marks of chat templates in it, such as
+    `<|im_end|>`, get a blank, so that it cannot end the turn. Of the judge's answer only the last line counts, so a
+    grade that it quotes does not. A judge that lets itself be persuaded is not found out: compare its
     grades with a rule from time to time.
 
     Source: the generative reward model of ms-swift asks for the same `Reward: x`; the rubric and the marks are ours.
@@ -113,7 +115,7 @@ def _question(rubric: str, scale: float, prompt: Any, completion: str, reference
     The hash makes marks that the sample cannot contain, and the same ones each time the sample is graded.
     """
     parts = {"prompt": prompt, "reference": reference, "completion": completion}
-    material = {name: _text(part) for name, part in parts.items() if part is not None}
+    material = {name: without_marks(_text(part)) for name, part in parts.items() if part is not None}
     mark = hashlib.sha256(json.dumps(material).encode()).hexdigest()[:16]
     blocks = "\n\n".join(f"<{name}-{mark}>\n{text}\n</{name}-{mark}>" for name, text in material.items())
     ending = f"`Reward: x`, where x is a number from 0 (worst) to {scale:g} (best)"

@@ -44,8 +44,17 @@ _IN_WORDS = (
     r"[)\].:]?\s*+[,;]?\s*+\(?\b(?i:or|and|plus)\b(?:\s++(?i:maybe|perhaps|possibly|also|even))?\s*+[(\[]?"
     r"(?:([B-HJ-Z])(?![\w'’]|\.\s++[a-z])|([AI])(?=\s++(?:is|are)\b))"
 )
+_FITS = (
+    r"(?:right|correct|true|valid|possible|plausible|acceptable|likely|fine|an?\s(?:\w+\s)?(?:answer|choice|option))\b"
+)
+_IS = r"\s(?:is|are|may be|might be|could be|can be|would be|seems)\s"
+_AS_WELL = (
+    r"[)\].:]?[\s,;\u2013-]*+[(\[]?(?:(?i:but|and|although|though|while|however|yet)\b,?\s)?"
+    r"(?:(?i:the\s)?(?i:option|choice|letter|answer)\s)?[(\[]?([A-Z])[)\]]?"
+    rf"(?i:{_IS}(?:(?:also|equally|just as|as)\s{_FITS}|{_FITS}\s(?:too|as well|also)\b))"
+)
 _ANOTHER = re.compile(
-    rf"{_IN_WORDS}|(?:[)\].:]?\s*+{_AND}\s*+[(\[]?|[)\].:]?\s*+[(\[](?=[A-Z][)\]])|\s++|[.)]\s*+(?=[A-Z][.)]))"
+    rf"{_AS_WELL}|{_IN_WORDS}|(?:[)\].:]?\s*+{_AND}\s*+[(\[]?|[)\].:]?\s*+[(\[](?=[A-Z][)\]])|\s++|[.)]\s*+(?=[A-Z][.)]))"
     r"([A-Z])(?![\w'’]|[.)]?\s++[a-z])"
 )
 _LIST = re.compile(r"[A-Z](?:\s++[A-Z])++")
@@ -68,8 +77,8 @@ def multiple_choice(completion: str, *, solution: str) -> Score:
        "option B", `B.` at the start of a line.
 
     `**B**`, `\\text{B}` and the full-width form are B. "A" and "I" are words as well, and count only where they are
-    marked, alone, or followed by no word ("A good one: B" is B). Several letters ("A or B", `(A) (B)`) and a letter
-    that is denied ("not B") are no choice. The case of a letter does not matter.
+    marked, alone, or followed by no word ("A good one: B" is B). Several letters ("A or B", `(A) (B)`, "A, but B is
+    also right") and a letter that is denied ("not B") are no choice. The case of a letter does not matter.
 
     Source: the usual form of MMLU and GPQA answers, and where public harnesses look for them.
     """

@@ -2,12 +2,14 @@
 
 import math
 import os
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError
 
 from ..author import Score, reward
+from ..control_marks import without_marks
 from ..plugin import PluginError
 
 if TYPE_CHECKING:
@@ -51,6 +53,9 @@ async def reward_model(
     the logit at the end. Such a score has `truncated` true in its `log` and 1 in its metrics, others 0, so that the
     mean is their share. With `url` and `max_length` a text of exactly that length counts as truncated: the server does
     not tell. With `url` and without `max_length` a text that is too long gets no score.
+
+    A special token that a completion writes out, such as `<|im_end|>`, gets a blank unless it stands at the end: the
+    completion could otherwise end its turn and write the next one. With `url` that is so for the usual ones.
 
     All samples of a request are one item for its `timeout_s`; with `url` what has no answer by nine tenths of it has no
     score.
@@ -101,6 +106,7 @@ class _Classes(BaseModel):
 async def _asked(server: "Outgoing", model: str | None, max_length: int | None, prompt: Any, completion: str) -> Score:
     from ..outgoing import NoAnswerError
 
+    completion = without_marks(completion, keep_endings=True)
     body: dict[str, Any] = {"use_activation": False}
     if isinstance(prompt, list):
         body["messages"] = _dialogue(prompt, completion)
@@ -164,6 +170,8 @@ class _LocalModel:
         # Either may be missing, and either may be the smaller one.
         self._limit: int = min(getattr(config, "max_position_embeddings", math.inf), self._tokenizer.model_max_length)
         self._tokenizer.truncation_side = "left"
+        tokens = sorted(self._tokenizer.all_special_tokens, key=len, reverse=True)
+        self._special_token = re.compile("|".join(map(re.escape, tokens)) or r"(?!)")
 
     def score(
         self, prompts: Sequence[Any], completions: Sequence[str], max_length: int | None, num_threads: int
@@ -186,6 +194,7 @@ class _LocalModel:
 
     def _encoded(self, prompt: Any, completion: str, limit: int) -> tuple[list[int], bool]:
         """At most `limit` token ids, and whether there were more."""
+        completion = without_marks(completion, self._special_token, keep_endings=True)
         special = True
         if isinstance(prompt, list) and self._tokenizer.chat_template:
             text = self._tokenizer.apply_chat_template(_dialogue(prompt, completion), tokenize=False)

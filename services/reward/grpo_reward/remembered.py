@@ -1,0 +1,32 @@
+"""What was made last from texts: many that are small, few that are large."""
+
+from collections.abc import Hashable
+from operator import itemgetter
+from typing import Generic, TypeVar
+
+from cachetools import LRUCache
+
+MAX_SIZE = 1 << 19
+"""Of all texts that are remembered, each with BASE_SIZE more: what is made of one takes up to forty times as much."""
+MAX_ONE_SIZE = 64 * 1024
+BASE_SIZE = 1000
+
+KeyT = TypeVar("KeyT", bound=Hashable)
+ValueT = TypeVar("ValueT")
+
+
+class Remembered(Generic[KeyT, ValueT]):
+    """Values by what they were made from, those used last. Not for threads: a lock is the caller's."""
+
+    def __init__(self) -> None:
+        self._values: LRUCache[KeyT, tuple[int, ValueT]] = LRUCache(MAX_SIZE, getsizeof=itemgetter(0))
+
+    def get(self, key: KeyT) -> tuple[ValueT] | None:
+        """The value in a tuple, since it may be None itself; None when it is not known."""
+        known = self._values.get(key)
+        return None if known is None else (known[1],)
+
+    def put(self, key: KeyT, value: ValueT, size: int) -> None:
+        """`size`: characters or bytes of the text. What is larger than MAX_ONE_SIZE is not kept."""
+        if size <= MAX_ONE_SIZE:
+            self._values[key] = size + BASE_SIZE, value
