@@ -7,19 +7,29 @@ begin, or never end. Each service takes this class with the limits that suit it.
 
 import asyncio
 import logging
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
+from weakref import WeakKeyDictionary
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
 
 from .http_parser import Parser
+from .listening import most_files
 from .refusal import Refusal
 
 FORGIVEN_PER_BODY_BYTE = 9
 """A chunk of one byte has five bytes around it."""
 LOOK_S = 5.0
 """How often a connection whose answer waits to be read is looked at."""
+MAX_FIELDS = 200
+"""Of the headers of a request. One takes as much time as a hundred bytes of a body, and fifty times its own memory."""
+FREE_CHUNKS, LEAST_CHUNK_BYTES = 2_000, 32
+"""After so many chunks of a body they must have so many bytes on average: a chunk takes as long as 1,000 bytes."""
 
 log = logging.getLogger("grpo_proto.connection")
+
+_idle: WeakKeyDictionary[ServerState, dict["BoundedConnection", None]] = WeakKeyDictionary()
+"""Of each server the connections without a request under way, those first that are idle for longest."""
 
 
 class BoundedConnection(HttpToolsProtocol):
@@ -41,8 +51,9 @@ class BoundedConnection(HttpToolsProtocol):
     """How long a client may read nothing of an answer that is larger than the network's buffers."""
     max_unread_bytes: ClassVar[int] = 256 * 2**20
     """Of the answers of all connections of a server. Beyond, who has read nothing for longest is closed."""
-    max_idle: ClassVar[int] = 512
-    """Connections of a server without a request under way."""
+    max_idle: ClassVar[int] = 2048
+    """Connections of a server without a request under way, at most half of the files it may open. Not fewer than honest
+    ones that may come between two looks of a busy server: none of their requests has been read yet."""
 
     @classmethod
     def with_body_limit(cls, limit_s: float) -> "type[BoundedConnection]":
@@ -50,11 +61,14 @@ class BoundedConnection(HttpToolsProtocol):
         return type(cls.__name__, (cls,), {"body_limit_s": limit_s})
 
     parser: Parser
-    _idle_since_s: float | None = None
     _limit: asyncio.TimerHandle | None = None
     _reading_headers = True
-    _field_bytes = 0
+    _field_bytes = _num_fields = 0
     """Of the fields of the request that were read to their end."""
+    _num_chunks = _chunk_bytes = 0
+    """Of the body of the request."""
+    _pieces: list[bytes]
+    """Of a body, in what is being parsed just now."""
     _framing_bytes = 0
     """About: what came for this request and is no data of its body; many small chunks of data are forgiven."""
     _body_bytes, _new_request = 0, False
@@ -66,14 +80,17 @@ class BoundedConnection(HttpToolsProtocol):
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
         self.parser = Parser(self)
+        self._idle = _idle.setdefault(self.server_state, {})
+        self._pieces = []
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._await_headers()
-        self._idle_since_s = self.loop.time()
+        self._idle[self] = None
         self._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._idle.pop(self, None)
         self._stop_waiting()
         self._has_been_read()
         super().connection_lost(exc)
@@ -95,49 +112,79 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _count_field(self, num_bytes: int) -> None:
         self._field_bytes += num_bytes
-        if self._field_bytes > self.max_header_bytes:
-            self.transport.abort()
+        self._num_fields += 1
+        if self._field_bytes > self.max_header_bytes or self._num_fields > MAX_FIELDS:
+            self._cut()
+
+    def _cut(self) -> NoReturn:
+        """Also what has come already is not parsed to its end: that could take a hundred times as long as its bytes."""
+        self.transport.abort()
+        raise ConnectionAbortedError
 
     def on_headers_complete(self) -> None:
         if self.parser.passes_over_upgrade or self.transport.is_closing():
             return
-        self._reading_headers, self._idle_since_s = False, None
+        self._reading_headers = False
+        self._idle.pop(self, None)
         self._stop_waiting()
         super().on_headers_complete()
         if len(self.pipeline) > self.max_pipelined:
-            self.transport.abort()
+            self._cut()
         if self.body_limit_s is not None and not (self.parser.should_upgrade() and self._should_upgrade()):
             self._limit = self.loop.call_later(self.body_limit_s, self._body_is_late)
 
+    def on_chunk_header(self) -> None:
+        self._num_chunks += 1
+        if self._num_chunks > FREE_CHUNKS + self._chunk_bytes / LEAST_CHUNK_BYTES:
+            message = f"the body comes in chunks of less than {LEAST_CHUNK_BYTES} bytes"
+            hint = "send it in one piece, with its Content-Length"
+            self._give_up(b"400 Bad Request", Refusal(400, "tiny_chunks", message, hint=hint))
+            raise ConnectionAbortedError
+
     def on_body(self, body: bytes) -> None:
-        self._body_bytes += len(body)
-        super().on_body(body)
+        self._chunk_bytes += len(body)
+        self._pieces.append(body)
+
+    def _pass_on(self) -> None:
+        """All pieces at once: uvicorn copies what it has for each."""
+        if self._pieces:
+            body = b"".join(self._pieces)
+            self._pieces.clear()
+            self._body_bytes += len(body)
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self.parser.passes_over_upgrade:
             return
+        self._pass_on()
         self._stop_waiting()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        self._idle_since_s = self.loop.time()
+        if not self.pipeline and not self.transport.is_closing():
+            self._idle[self] = None
         super().on_response_complete()
 
     def data_received(self, data: bytes) -> None:
         self._body_bytes, self._new_request = 0, False
         super().data_received(data)
+        if self.transport.is_closing():
+            self._pieces.clear()
+            return
+        self._pass_on()
         # What of it belongs to a request that began just now is not known; the next piece will all be its own.
         framing_bytes = self._framing_bytes + len(data) - FORGIVEN_PER_BODY_BYTE * self._body_bytes
         self._framing_bytes = 0 if self._new_request else max(0, framing_bytes)
         if self._framing_bytes > self.max_header_bytes:
             self.transport.abort()
-        elif self._idle_since_s is not None and self._limit is None and not self.transport.is_closing():
+        elif self in self._idle and self._limit is None:
             # Some bytes and no request: uvicorn waits no more for its end, and would hold it for ever.
             self._limit = self.loop.call_later(self.header_limit_s, self._headers_are_late)
 
     def _await_headers(self) -> None:
         self._stop_waiting()
         self._reading_headers, self._field_bytes, self._framing_bytes, self._new_request = True, 0, 0, True
+        self._num_fields = self._num_chunks = self._chunk_bytes = 0
         self._limit = self.loop.call_later(self.header_limit_s, self._headers_are_late)
 
     def _stop_waiting(self) -> None:
@@ -151,18 +198,24 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _body_is_late(self) -> None:
         """Nobody may hold a connection by a body that comes byte by byte, also not one that is answered already."""
+        message = f"the body had not come within {self.body_limit_s:g} s"
+        hint = "send it at once, or in smaller requests"
+        self._give_up(b"408 Request Timeout", Refusal(408, "slow_body", message, hint=hint, retryable=True))
+
+    def _give_up(self, status: bytes, refusal: Refusal) -> None:
+        """Read no more of this request; without a word where another answer is under way."""
         if self.transport.is_closing():
             return
-        if self.cycle.response_started:
+        if self.cycle.response_started or self.pipeline:
             self.transport.abort()
             return
-        message = f"the body had not come within {self.body_limit_s:g} s"
         self.cycle.response_started = self.cycle.disconnected = True
         self.cycle.message_event.set()
-        hint = "send it at once, or in smaller requests"
-        self._refuse(b"408 Request Timeout", Refusal(408, "slow_body", message, hint=hint, retryable=True))
+        self._refuse(status, refusal)
 
     def send_400_response(self, msg: str) -> None:
+        if self.transport.is_closing():  # by one of the callbacks
+            return
         refusal = Refusal(400, "malformed_http", "this is no HTTP/1.1 request that can be read")
         self._refuse(b"400 Bad Request", refusal)
 
@@ -174,15 +227,10 @@ class BoundedConnection(HttpToolsProtocol):
         self.transport.close()
 
     def _make_room(self) -> None:
-        if len(self.connections) <= self.max_idle:
-            return
-        idle = [each for each in self.connections if isinstance(each, BoundedConnection) and each._is_idle]
-        if len(idle) > self.max_idle:
-            min(idle, key=lambda each: each._idle_since_s or 0.0).transport.abort()
-
-    @property
-    def _is_idle(self) -> bool:
-        return self._idle_since_s is not None and not self.transport.is_closing()
+        if len(self._idle) > min(self.max_idle, most_files() // 2):
+            oldest = next(iter(self._idle))
+            del self._idle[oldest]
+            oldest.transport.abort()
 
     # Answers that nobody reads.
 

@@ -1,6 +1,11 @@
-"""A socket that listens, bound by us: uvicorn's answer to a port in use is to end the process."""
+"""A socket that listens, bound by us: uvicorn's answer to a port in use is to end the process.
 
+And how many connections it may bring: each is a file.
+"""
+
+import resource
 import socket
+import sys
 
 BACKLOG = 512
 
@@ -19,3 +24,17 @@ def listening_socket(host: str, port: int) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def most_files() -> int:
+    """How many this process may have open."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit
+
+
+def ask_for_files(num_files: int) -> None:
+    """As many as the system allows: often a process has 1,024 until it asks for more. Later children have as many."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    allowed = num_files if hard == resource.RLIM_INFINITY else min(num_files, hard)
+    if most_files() < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))

@@ -11,8 +11,8 @@ import httpx
 import pytest
 import uvicorn
 
-from grpo_proto import ErrorBody
-from grpo_proto.connection import BoundedConnection
+from grpo_proto import ErrorBody, connection
+from grpo_proto.connection import FREE_CHUNKS, LEAST_CHUNK_BYTES, MAX_FIELDS, BoundedConnection
 from grpo_proto.listening import listening_socket
 
 PATIENCE_S = 20.0
@@ -28,6 +28,8 @@ async def app(scope, receive, send):
             return
         more = message.get("more_body", False)
     await send({"type": "http.response.start", "status": 200, "headers": []})
+    if scope["path"] == "/busy":
+        time.sleep(1.0)  # noqa: ASYNC251 - nothing else happens in the server meanwhile
     body = b"x" * (32 << 20 if scope["path"] == "/large" else 2)
     await send({"type": "http.response.body", "body": body})
 
@@ -151,6 +153,30 @@ def test_idle_connections_make_room_the_oldest_first():
         assert is_served(address)
 
 
+def test_requests_that_come_while_the_server_is_busy_are_answered():
+    """None of them has been read when the server looks again, so that all their connections seem to be idle."""
+    request = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    with serving() as address, ExitStack() as stack:
+        busy = stack.enter_context(socket.create_connection(address, timeout=PATIENCE_S))
+        busy.sendall(request.replace(b"/ ", b"/busy "))
+        time.sleep(0.2)
+        clients = [stack.enter_context(socket.create_connection(address, timeout=PATIENCE_S)) for _ in range(1000)]
+        for client in clients:
+            client.sendall(request)
+        assert {client.recv(15) for client in clients} == {b"HTTP/1.1 200 OK"}
+
+
+def test_idle_connections_leave_half_of_the_files_to_others(monkeypatch):
+    monkeypatch.setattr(connection, "most_files", lambda: 16)
+    with serving(header_limit_s=PATIENCE_S) as address, ExitStack() as stack:
+        idle = [stack.enter_context(socket.create_connection(address)) for _ in range(8)]
+        assert is_served(address)
+        assert said_until_closed(idle[0]) == b""
+        idle[1].setblocking(False)
+        with pytest.raises(BlockingIOError):
+            idle[1].recv(1)
+
+
 def test_a_request_under_way_is_not_idle():
     with serving(max_idle=2, header_limit_s=PATIENCE_S) as address, ExitStack() as stack:
         working = stack.enter_context(socket.create_connection(address))
@@ -203,8 +229,46 @@ def test_trailers_without_end_are_cut(endless: bytes):
 
 def test_trailers_are_nobodys_headers_and_many_small_chunks_are_a_body():
     with serving(max_header_bytes=1000) as address, socket.create_connection(address, timeout=PATIENCE_S) as client:
-        client.sendall(CHUNKED + b"1\r\na\r\n" * 5000 + b"0\r\nX-Late: yes\r\n\r\n")
+        client.sendall(CHUNKED + b"1\r\na\r\n" * FREE_CHUNKS + b"0\r\nX-Late: yes\r\n\r\n")
         assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_body_of_one_byte_chunks_is_refused():
+    """A connection that sends 10 MB of them a second would keep the server from everything else."""
+    with serving() as address, socket.create_connection(address, timeout=PATIENCE_S) as client:
+        client.sendall(CHUNKED + b"1\r\na\r\n" * 2 * FREE_CHUNKS)
+        head, _, body = said_until_closed(client).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400 ")
+        assert ErrorBody.model_validate_json(body).error.type == "tiny_chunks"
+    chunk = b"%x\r\n%b\r\n" % (LEAST_CHUNK_BYTES, b"x" * LEAST_CHUNK_BYTES)
+    with serving() as address, socket.create_connection(address, timeout=PATIENCE_S) as client:
+        client.sendall(CHUNKED + chunk * 20_000 + b"0\r\n\r\n")
+        assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize(
+    ("many", "limit"),
+    [
+        (b"GET / HTTP/1.1\r\n" + b"a:b\r\n" * 10_000, MAX_FIELDS + 1),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 10_000, 20),
+    ],
+    ids=["headers", "requests"],
+)
+def test_what_is_too_much_is_not_parsed_to_its_end(monkeypatch, many, limit):
+    """What came in one piece has thousands of headers or requests, each of which takes its time."""
+    calls = 0
+    before = BoundedConnection._count_field
+
+    def counting(self, num_bytes):
+        nonlocal calls
+        calls += 1
+        before(self, num_bytes)
+
+    monkeypatch.setattr(BoundedConnection, "_count_field", counting)
+    with serving() as address, socket.create_connection(address) as client:
+        client.sendall(many)
+        said_until_closed(client)
+    assert 0 < calls <= 2 * limit
 
 
 @pytest.mark.parametrize("rest", [b"\r\n", b"GET"])

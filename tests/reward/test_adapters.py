@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import math
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,12 @@ class TestOpenRLHF:
         kind, message, _ = refused(await server.post("/get_reward?rewards=accuracy", body))
         assert (kind, message) == ("invalid_value", "labels has 1 entries and query has 2")
 
+    async def test_a_list_of_something_else_than_texts_stops_at_its_first_fault(self, server):
+        """Each more is a microsecond in which nobody else gets an answer, and a body has millions of them."""
+        for body in ({"query": [1] * 4000}, {"query": ["a"], "prompts": [1] * 100_000}):
+            _, message, _ = refused(await server.post("/get_reward?rewards=accuracy", body))
+            assert message.endswith("[0]: must be a string, not 1")
+
     async def test_an_empty_label_is_none(self, server):
         """What its dataset gives without --data.label_key."""
         kind, message, _ = refused(await server.post("/get_reward?rewards=accuracy", openrlhf_query("p", "r", "")))
@@ -191,6 +198,18 @@ class TestNeMoGym:
     @pytest.fixture
     def gym(self) -> Server:
         return Server(adapter_rewards="accuracy,format:0.1&format.require_think=false")
+
+    async def test_what_is_sent_back_is_json_for_everybody(self, gym):
+        row = gym_row("<answer>3/4</answer>", expected_answer="0.75") | {"difficulty": math.nan, "seen": [-math.inf]}
+        headers = {"Content-Type": "application/json"}
+        response = await gym.http.post("/verify", content=json.dumps(row), headers=headers)
+        assert response.status_code == 200
+
+        def no_constant(name: str) -> None:
+            raise AssertionError(f"{name} is no JSON")
+
+        found = json.loads(response.text, parse_constant=no_constant)
+        assert (found["difficulty"], found["seen"], found["reward"]) == (None, [None], 1.1)
 
     async def test_seed_then_verify_as_its_agent_does(self, gym):
         row = gym_row("<answer>3/4</answer>", expected_answer="0.75", question="What?")
@@ -436,7 +455,7 @@ def test_the_label_rule():
 
 
 async def test_labels_that_are_json_may_hold_together_what_a_body_may(server):
-    label = '{"a":[' + ",".join(["[]"] * 60_000) + "]}"
+    label = '{"a":[' + ",".join(["[]"] * 200_000) + "]}"
     body = {"query": ["3"] * 5, "labels": [label] * 5}
     response = await server.post("/get_reward?rewards=format", body)
     assert response.status_code == 413

@@ -23,6 +23,7 @@ from grpo_proto import (
     ScoreRequest,
     ScoreSample,
 )  # fmt: skip
+from grpo_reward import guard
 from grpo_reward.app import create_app
 from grpo_reward.config import Settings
 from grpo_reward.executors.base import Chunk
@@ -448,6 +449,22 @@ class TestLimits:
         server.executor.gate.set()
         assert [answer.status_code for answer in await asyncio.gather(*running)] == [200, 200]
 
+    async def test_bodies_that_have_begun_leave_files_for_others(self, monkeypatch):
+        monkeypatch.setattr(guard, "most_files", lambda: 8 * 3)
+        server, never = Server(), asyncio.Event()
+
+        async def body() -> AsyncIterator[bytes]:
+            yield b"{"
+            await never.wait()
+
+        begun = [asyncio.create_task(server.http.post("/v1/score", content=body(), headers=JSON)) for _ in range(5)]
+        for _ in range(40):
+            await asyncio.sleep(0)
+        assert [task.done() for task in begun] == [True, True, False, False, False]
+        assert error_of(await begun[0], 408)[0] == "slow_body"
+        never.set()
+        await asyncio.gather(*begun)
+
     async def test_bodies_that_stall_do_not_keep_their_bytes_from_others(self, monkeypatch):
         server = Server(max_body_mib=1)
         never, samples = asyncio.Event(), [{"completion": "x" * 100_000}]
@@ -633,9 +650,10 @@ def test_totals():
     assert total((1e308, 1e308), (-1e308, 1e308)) is None
 
 
-async def test_between_large_bodies_the_loop_has_time_for_others(server, monkeypatch):
+@pytest.mark.parametrize("num_chars", [2**20, 2**16])
+async def test_between_large_bodies_the_loop_has_time_for_others(server, monkeypatch, num_chars):
     """Each takes a while to parse; a probe has to wait for one of them at most."""
-    body = {"rewards": [{"name": "min_length"}], "samples": [{"completion": "x" * 2**20}]}
+    body = {"rewards": [{"name": "min_length"}], "samples": [{"completion": "x" * num_chars}]}
     turns, turns_at_parse = 0, []
 
     async def count_turns() -> None:

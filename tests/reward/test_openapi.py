@@ -60,3 +60,16 @@ async def test_every_example_runs(described):
                 if path == "/v1/score":
                     assert response.json()["results"][0]["total"] == 1.1
     assert posted == PEERS | {"/v1/score"}
+
+
+async def test_the_description_is_written_once():
+    """Hundreds of connections may ask for it at once, and each time it would be milliseconds without other answers."""
+    settings, executor, metrics = Settings().model_copy(update={"token": None}), InlineExecutor(), Metrics()
+    app = create_app(settings, executor, metrics, Scoring(executor, metrics))
+    async with httpx.AsyncClient(base_url="http://reward", transport=httpx.ASGITransport(app)) as http:
+        first = await http.get("/openapi.json")
+        app.openapi = None  # type: ignore[assignment, method-assign]
+        again = await http.get("/openapi.json")
+    assert (again.status_code, again.headers["Content-Type"]) == (200, "application/json")
+    assert again.content == first.content
+    assert again.json() == document()

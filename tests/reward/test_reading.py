@@ -70,19 +70,50 @@ def test_the_entries_of_too_many_samples_are_not_looked_at():
 @pytest.mark.parametrize(
     "value",
     [
-        ",".join(["[]"] * 250_000),
-        ",".join(["{}"] * 250_000),
-        ",".join(['""'] * 1_000_001),
-        '"\\\\",' + ",".join(["[]"] * 250_000),
-        '"\\"[",' + ",".join(["[]"] * 250_000),
+        ",".join(["[]"] * 800_000),
+        ",".join(["{}"] * 800_000),
+        ",".join(['""'] * 450_000),
+        '"\\\\",' + ",".join(["[]"] * 800_000),
+        '"\\"[",' + ",".join(["[]"] * 800_000),
+        ",".join(["1"] * 4_000_000),
+        ",".join(['{"role":"user"}'] * 200_000),
     ],
+    ids=["lists", "objects", "texts", "lists after a backslash", "lists after a bracket", "numbers", "messages"],
 )
 def test_more_values_than_parsing_should_take_time_for_are_not_parsed(reader, value):
     found = refusal(reader, body(f'{{"completion":"","columns":{{"a":[{value}]}}}}'))
     assert (found.status, found.body.error.type) == (413, "too_many_values")
 
 
-@pytest.mark.parametrize("text", ["{" * 300_000, '\\"' * 1_100_000 + "[" * 300_000, "\\\\{" * 300_000])
+def test_a_body_of_names_is_not_parsed(reader):
+    """It would be close to a second in which nobody else gets an answer."""
+    names = ",".join(f'"k{number}":0' for number in range(900_000))
+    found = refusal(reader, body(f'{{"completion":"","columns":{{{names}}}}}'))
+    assert (found.status, found.body.error.type) == (413, "too_many_values")
+    assert str(found) == (
+        "the body has more than 4000000 values, of which a text or a name counts as 8 and an object or a list as 4"
+    )
+
+
+@pytest.mark.parametrize(("columns", "messages", "token_ids"), [(6, 10, 300), (10, 8, 0), (20, 1, 0), (3, 1, 700)])
+def test_as_many_samples_as_a_server_takes_may_have_columns_dialogues_and_token_ids(columns, messages, token_ids):
+    sample = {
+        "id": "1",
+        "completion": "x",
+        "prompt": [{"role": "user", "content": "x"}] * messages,
+        "columns": {f"c{number}": "x" for number in range(columns)},
+        "completion_token_ids": [151_643] * token_ids,
+        "truncated": False,
+    }
+    reader = Reader(ScoreRequest, FIELDS, samples="samples", max_samples=4096)
+    assert len(reader.read(body(",".join([json.dumps(sample)] * 4096))).samples) == 4096
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{" * 900_000, '\\"' * 1_100_000 + "[" * 900_000, "\\\\{" * 900_000],
+    ids=["brackets", "escaped quotation marks", "escaped backslashes"],
+)
 def test_what_stands_in_a_text_is_no_value(reader, text):
     found = reader.read(body(f'{{"completion":"{text}"}}'))
     assert found.samples[0].completion == json.loads(f'"{text}"')
@@ -130,6 +161,22 @@ def test_thousands_of_faults_are_counted_not_told(reader):
     assert str(refusal(reader, body(more=unknown))) == f"the body has {MAX_NAMED_FAULTS + 1} faults, too many to tell"
     few = "".join(f',"f{number}":1' for number in range(5))
     assert str(refusal(reader, body(more=few))) == "f0 is unknown; f1 is unknown; f2 is unknown (and 2 more)"
+
+
+def test_faults_that_are_not_told_come_with_the_fields_there_are(reader):
+    unknown = "".join(f',"f{number}":1' for number in range(MAX_NAMED_FAULTS + 1))
+    assert refusal(reader, body(more=unknown)).body.error.hint == (
+        "it must be an object with the fields rewards, samples, step, timeout_s, deadline_s; "
+        "GET /openapi.json tells what they hold"
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "example"),
+    [(body(rewards='"format"'), '{"name": "accuracy"}'), (body('"4"'), '{"completion": "…", "columns": {"solution"')],
+)
+def test_a_text_in_place_of_an_object_is_answered_with_an_object(reader, content, example):
+    assert example in (refusal(reader, content).body.error.hint or "")
 
 
 def test_what_a_client_sent_is_shown_in_part(reader):

@@ -33,6 +33,7 @@ from .adapters.peers import ADAPTERS
 from .config import Settings
 from .docs_page import mount_docs
 from .executors.base import Executor
+from .faults import shown
 from .guard import COUNTED_ROUTES, Admission, ClientGone, Guard, response_of
 from .metrics import Metrics
 from .reading import Reader, collector_waits
@@ -56,7 +57,14 @@ def create_app(
     settings: Settings, executor: Executor, metrics: Metrics, scoring: Scoring, tracing: Tracing | None = None
 ) -> FastAPI:
     """The application. The executor is started and stopped by whoever made it."""
-    app = FastAPI(title="grpo-reward", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(
+        title="grpo-reward",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+    )
     admission = Admission(
         max_requests=settings.max_pending_requests,
         max_body_bytes=settings.max_body_mib * 2**20,
@@ -188,7 +196,8 @@ def create_app(
                 check_limits(message)
                 found = await answer_of(request, message)
                 with collector_waits():
-                    return to_json(adapter.answer(body, choice, scored(found, choice)))
+                    # What is sent back may hold NaN, which Python's JSON has and no other.
+                    return to_json(adapter.answer(body, choice, scored(found, choice)), inf_nan_mode="null")
 
             return await answer_to(request, reader, answer)
 
@@ -211,7 +220,8 @@ def create_app(
     @app.exception_handler(HTTPException)
     async def no_such_route(request: Request, error: HTTPException) -> Response:
         names = {404: "not_found", 405: "method_not_allowed"}
-        messages = {404: f"there is no route {request.url.path}", 405: f"not {request.method} {request.url.path}"}
+        path = shown(request.url.path)
+        messages = {404: f"there is no route {path}", 405: f"not {request.method} {path}"}
         allowed = (error.headers or {}).get("Allow", "another method")
         refusal = Refusal(
             error.status_code,
@@ -235,6 +245,12 @@ def create_app(
     app.add_middleware(Guard, token=settings.token, metrics=metrics)
     mount_docs(app)
     app.openapi = functools.cache(lambda: openapi_of(app))  # type: ignore[method-assign]
+    document = functools.cache(lambda: to_json(app.openapi()))  # 60 KB: each time anew it is milliseconds of the loop
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def openapi() -> Response:
+        return Response(document(), media_type="application/json")
+
     return app
 
 

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from grpo_proto.api_token import token_is
+from grpo_proto.listening import most_files
 
 from .adapters.peers import ADAPTERS
 from .metrics import Metrics
@@ -72,14 +73,16 @@ def _has_token(token: bytes, scope: Scope) -> bool:
     return len(given) == 1 and token_is(token, given[0])
 
 
-LARGE_BYTES, BREATH_S = 2**20, 0.01
-"""A body from this size on is parsed alone: a few of them one after the other would be seconds without an answer to a
-probe. After each there is as long for others as it took, and at least this."""
+LARGE_BYTES, BREATH_S = 64 * 1024, 0.002
+"""A body from this size on is parsed alone: one of 200 KB can take 20 ms, and forty of them one after the other would
+be a second without an answer to a probe. After each there is as long for others as it took, and at least this."""
 PATIENCE_S, SLOW_BYTES_PER_S = 1.0, 256 * 1024
 """A body of which nothing comes for so long, or that comes slower, makes room when another needs it."""
 BODIES_PER_REQUEST = 4
 """How many bodies may be on their way for each request that may be scored."""
-SMALL_BYTES = 64 * 1024
+FILES_PER_BODY = 8
+"""How many files the server may open for each of them: others need some, too."""
+SMALL_BYTES = LARGE_BYTES
 """Up to here a body is taken also when large ones have used up the bytes: their number is bounded as well."""
 LARGEST_BODIES = 4
 """How many bodies of the greatest size the server holds at once: a parsed body takes many times its bytes."""
@@ -96,6 +99,7 @@ class Admission:
     def __init__(self, *, max_requests: int, max_body_bytes: int, body_timeout_s: float):
         self.max_body_bytes, self.body_timeout_s = max_body_bytes, body_timeout_s
         self._max_requests = max_requests
+        self._max_bodies = max(1, min(BODIES_PER_REQUEST * max_requests, most_files() // FILES_PER_BODY))
         self._requests = self._held_bytes = 0
         self._arriving: dict[Place, None] = {}
         self._turn = asyncio.Lock()
@@ -135,7 +139,7 @@ class Admission:
 
         Slow or not: a body that was begun a moment ago may be one of hundreds that somebody begins every second.
         """
-        if len(self._arriving) >= BODIES_PER_REQUEST * self._max_requests:
+        if len(self._arriving) >= self._max_bodies:
             self._give_up(min(self._arriving, key=lambda other: other.good_until_s))
         self._arriving[place] = None
 

@@ -16,6 +16,10 @@ MAX_DESCRIBED_FAULTS = 100
 """Three are told; several may be about one field."""
 
 
+EXAMPLES = {"rewards": '{"name": "accuracy"}', "samples": '{"completion": "…", "columns": {"solution": "…"}}'}
+"""Field of our own request → an entry of its list, for those who send a text."""
+
+
 def shutting_down() -> Refusal:
     """For what is not answered when the server ends."""
     return Refusal(
@@ -52,4 +56,6 @@ def invalid_request(error: ValidationError, known_fields: Iterable[str]) -> Refu
     if problems[0]["type"] == "extra_forbidden":
         hint = nearest(str(problems[0]["loc"][-1]), known_fields)
         return Refusal(422, "unknown_field", message, hint=hint)
-    return Refusal(422, "invalid_value", message)
+    kind, (field, *_) = problems[0]["type"], problems[0]["loc"] or ("",)
+    example = EXAMPLES.get(str(field)) if kind == "model_type" else None
+    return Refusal(422, "invalid_value", message, hint=example and f"an entry of {field} looks like {example}")

@@ -11,6 +11,7 @@ from types import FrameType
 import uvicorn
 
 from grpo_proto.connection import BoundedConnection
+from grpo_proto.listening import ask_for_files
 
 from .adapters.choice import choose
 from .adapters.peers import ADAPTERS
@@ -29,10 +30,13 @@ from .tracing import Tracing
 log = logging.getLogger("grpo_reward")
 
 WATCH_INTERVAL_S = 0.2
+MOST_FILES = 65_536
+"""Each connection is one."""
 
 
 def run(settings: Settings, sock: socket.socket, executor: Executor, metrics: Metrics) -> int:
     """Serve on `sock` until a signal. Returns the exit status."""
+    ask_for_files(MOST_FILES)  # the processes of the executor were begun before, and keep what they had
     config = uvicorn.Config(
         app="",
         # The application refuses a body that is late, and counts it; this is for one that nobody reads any more.

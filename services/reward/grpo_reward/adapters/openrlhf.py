@@ -6,11 +6,12 @@ run, and it expects the same `extra_logs` from every answer.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel
 
 from grpo_proto import ScoreSample
+from grpo_proto.base import StopAtFirstFault
 
 from ..refusal import Refusal
 from .base import Adapter, PeerRequest, Scored, labelled_columns
@@ -26,8 +27,8 @@ END_TOKENS = (
 class OpenRLHFRequest(PeerRequest):
     """OpenRLHF → reward server. `query` is prompt and response in one; all lists have the same length."""
 
-    query: list[str]
-    prompts: list[str] | None = None
+    query: Annotated[list[str], StopAtFirstFault()]
+    prompts: Annotated[list[str], StopAtFirstFault()] | None = None
     labels: list[Any] | None = None
 
 
