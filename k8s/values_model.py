@@ -24,6 +24,10 @@ class Part(BaseModel):
 
 
 class Global(Part):
+    """Shared with the charts beside this one, below a chart of yours: what is theirs passes."""
+
+    model_config = ConfigDict(extra="allow")
+
     image_registry: str = Field("", description="Replaces image.registry here and in every chart beside this one.")
     image_pull_secrets: list[str] = Field(
         default_factory=list, description="Names of secrets, before image.pullSecrets."
@@ -115,6 +119,9 @@ class Pod(Part):
     )
     shm_size: Quantity = Field("1Gi", description="Of /dev/shm; it counts against the memory limit.")
     cache_size: Quantity = Field("10Gi", description="Of /cache: compiled kernels and downloads of this pod.")
+    tmp_size: Quantity = Field(
+        "10Gi", description="Of /tmp; a pod that writes more is evicted, and not its neighbours."
+    )
     probes: Probes
     termination_grace_period_seconds: AtLeastOne = 60
     runtime_class_name: str = ""
@@ -192,7 +199,7 @@ class Trainer(Pod):
     run: Object = Field(default_factory=dict)
     max_restarts: Count = Field(10, description="Of the whole training; each goes on from the newest checkpoint.")
     ttl_seconds_after_finished: Count | None = None
-    active_deadline_seconds: AtLeastOne | None = None
+    active_deadline_seconds: AtLeastOne | None = Field(None, description="Of the whole training; for a Job only.")
     master_port: Port = Field(29500, description="Where the ranks of several pods meet.")
     lock_timeout_seconds: Count = Field(
         900, description="How long to wait for another process of the same run folder to end; 0: do not lock."
@@ -237,6 +244,10 @@ class NetworkPolicy(Part):
         description="Both sides' own range for data connections, and the system's (ip_local_port_range)."
     )
     dns: Manifests = Field(description="Where DNS is; kube-system's pods when empty.")
+    dns_ports: list[Port] = Field(default_factory=list, min_length=1, description="Of the pods that answer DNS.")
+    weight_peers: Manifests = Field(
+        description="Trainers and rollout servers outside of the release, as NetworkPolicy peers, for weight pushes."
+    )
 
 
 class Monitor(Part):
@@ -279,6 +290,7 @@ class Values(Part):
     """Values of the chart grpo-services."""
 
     global_: Global = Field(alias="global")
+    enabled: bool = Field(True, description="Read by a chart that has this one below it and names it as condition.")
     name_override: str = Field("", max_length=32)
     full_name_override: str = Field("", max_length=34, alias="fullnameOverride")
     common_labels: Strings = Field(default_factory=dict)

@@ -94,6 +94,12 @@
 {{- fail (printf "trainer.run.run_dir %s is not below storage.runs.mountPath %s: it would be lost with the pod" . $.Values.storage.runs.mountPath) -}}
 {{- end -}}
 {{- end -}}
+{{- if and (gt (int $trainer.lockTimeoutSeconds) 0) (lt (int $trainer.lockTimeoutSeconds) (int $trainer.terminationGracePeriodSeconds)) -}}
+{{- fail (printf "trainer.lockTimeoutSeconds %d is less than trainer.terminationGracePeriodSeconds %d: the next pod would give up while the one before may still write its checkpoint; make it longer" (int $trainer.lockTimeoutSeconds) (int $trainer.terminationGracePeriodSeconds)) -}}
+{{- end -}}
+{{- if and $trainer.activeDeadlineSeconds (eq $trainer.controller "JobSet") -}}
+{{- fail "trainer.activeDeadlineSeconds bounds a Job; a JobSet has no such bound: leave it out, or set trainer.controller to Job" -}}
+{{- end -}}
 {{- if and (gt (int $trainer.nodes) 1) (not (has "ReadWriteMany" .Values.storage.runs.accessModes)) (not .Values.storage.runs.existingClaim) -}}
 {{- fail (printf "trainer.nodes %d needs a volume that several nodes can write: storage.runs.accessModes [ReadWriteMany]" (int $trainer.nodes)) -}}
 {{- end -}}

@@ -154,7 +154,7 @@ resources:
 
 {{- define "grpo.volumes" -}}
 - name: tmp
-  emptyDir: {}
+  emptyDir: {sizeLimit: {{ .part.tmpSize }}}
 - name: cache
   emptyDir: {sizeLimit: {{ .part.cacheSize }}}
 - name: shm

@@ -30,21 +30,15 @@
 name: rollout
 image: {{ include "grpo.image" . }}
 imagePullPolicy: {{ .root.Values.image.pullPolicy }}
-{{- if eq (default "" .group) "worker" }}
-command: [python3, -P, /etc/grpo/scripts/engine_worker.py]
-args:
-  {{- include "grpo.rolloutArgs" .root | trimPrefix "- serve" | trim | nindent 2 }}
-  {{- include "grpo.engineArgs" (dict "root" .root "rank" "$(LWS_WORKER_INDEX)") | nindent 2 }}
-{{- else if eq (default "" .group) "leader" }}
 command: [grpo-rollout]
 args:
   {{- include "grpo.rolloutArgs" .root | nindent 2 }}
+  {{- if eq (default "" .group) "leader" }}
   {{- include "grpo.engineArgs" (dict "root" .root "rank" "0") | nindent 2 }}
-{{- else }}
-command: [grpo-rollout]
-args:
-  {{- include "grpo.rolloutArgs" .root | nindent 2 }}
-{{- end }}
+  {{- else if eq (default "" .group) "worker" }}
+  {{- include "grpo.engineArgs" (dict "root" .root "rank" "$(LWS_WORKER_INDEX)") | nindent 2 }}
+  - --headless
+  {{- end }}
 env:
   {{- include "grpo.env" . | nindent 2 }}
   - {name: VLLM_CACHE_ROOT, value: /cache/vllm}
@@ -65,9 +59,6 @@ securityContext:
   {{- include "grpo.containerSecurity" . | nindent 2 }}
 volumeMounts:
   {{- include "grpo.volumeMounts" . | nindent 2 }}
-  {{- if eq (default "" .group) "worker" }}
-  - {name: scripts, mountPath: /etc/grpo/scripts, readOnly: true}
-  {{- end }}
 {{- end -}}
 
 {{- define "grpo.rolloutPod" -}}
@@ -84,8 +75,4 @@ spec:
       {{- include "grpo.rolloutContainer" . | nindent 6 }}
   volumes:
     {{- include "grpo.volumes" . | nindent 4 }}
-    {{- if eq (default "" .group) "worker" }}
-    - name: scripts
-      configMap: {name: {{ include "grpo.fullname" .root }}-rollout-scripts}
-    {{- end }}
 {{- end -}}

@@ -143,7 +143,7 @@ class Fleet:
             raise RunError(
                 f"{len(found)} of {len(self.replicas)} rollout servers answer, {self.min_replicas} are needed: "
                 + "; ".join(reasons),
-                hint="bring them back, then start the run again with --resume",
+                hint="bring them back: the push is tried again until weights.push_deadline_s; after that, --resume",
             )
         return found
 

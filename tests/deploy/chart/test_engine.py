@@ -2,8 +2,9 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
-from .rendering import CHART, Object, find, merged, pod_templates, render, values_of
+from .rendering import Object, find, merged, pod_templates, render, values_of
 
 CASE = "engine-over-nodes"
 
@@ -23,7 +24,7 @@ def test_all_pods_of_an_engine_are_told_the_same() -> None:
     ranks = [[flag for flag in container["args"] if "--node-rank=" in flag] for container in (leader, worker)]
     assert ranks == [["--node-rank=0"], ["--node-rank=$(LWS_WORKER_INDEX)"]]
     same = [
-        [flag for flag in container["args"] if flag != "serve" and "--node-rank" not in flag]
+        [flag for flag in container["args"] if flag != "--headless" and "--node-rank" not in flag]
         for container in (leader, worker)
     ]
     assert same[0] == same[1]
@@ -31,15 +32,12 @@ def test_all_pods_of_an_engine_are_told_the_same() -> None:
         assert flag in same[0]
 
 
-def test_the_workers_run_a_script_that_is_there() -> None:
-    objects = render(values_of(CASE))
-    _, worker = _engine()
-    script = worker["command"][-1]
-    mount = next(mount for mount in worker["volumeMounts"] if script.startswith(mount["mountPath"]))
-    volumes = pod_templates(find(objects, "LeaderWorkerSet"))[1]["spec"]["volumes"]
-    name = next(volume for volume in volumes if volume["name"] == mount["name"])["configMap"]["name"]
-    content = find(objects, "ConfigMap", name)["data"][script.rsplit("/", 1)[1]]
-    assert content.strip() == (CHART / "files" / "engine_worker.py").read_text().strip()
+def test_the_first_pod_alone_has_a_server() -> None:
+    leader, worker = _engine()
+    assert "--headless" in worker["args"]
+    assert "--headless" not in leader["args"]
+    assert "ports" in leader
+    assert not {"ports", "livenessProbe", "readinessProbe"} & worker.keys()
 
 
 def test_no_ray_is_needed() -> None:
@@ -49,21 +47,10 @@ def test_no_ray_is_needed() -> None:
         assert "ray" not in " ".join([*container["command"], *container["args"]])
 
 
-def test_a_worker_with_a_wrong_model_says_so_and_fails() -> None:
-    script = CHART / "files" / "engine_worker.py"
-    ended = subprocess.run(
-        [
-            sys.executable,
-            "-P",
-            str(script),
-            "/nowhere/model",
-            "--nnodes=2",
-            "--node-rank=1",
-            "--tensor-parallel-size=2",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert ended.returncode == 1
+def test_a_worker_takes_its_flags_and_says_what_is_wrong() -> None:
+    _, worker = _engine({"rollout": {"model": "/nowhere/model"}})
+    flags = [flag.replace("$(LWS_WORKER_INDEX)", "1") for flag in worker["args"]]
+    command = [Path(sys.executable).with_name(worker["command"][0]), *flags]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode != 0
     assert "error: /nowhere/model is no model" in ended.stderr

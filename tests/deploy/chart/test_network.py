@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from .rendering import CASES, Object, find, objects_of, pods
+from .rendering import CASES, Object, find, merged, objects_of, pods, render, values_of
 
 RENDEZVOUS, DATA = 29400, 40123
 
@@ -54,8 +54,8 @@ OTHER_RELEASE_TRAINER: Object = {
 class Network:
     """The pods of a case and its policies."""
 
-    def __init__(self, case: str):
-        objects = objects_of(case)
+    def __init__(self, case: str, values: Object | None = None):
+        objects = render(merged(values_of(case), values)) if values else objects_of(case)
         self.policies = [item["spec"] for item in objects if item["kind"] == "NetworkPolicy"]
         self.pods = {
             pod["metadata"]["labels"]["app.kubernetes.io/component"]: {
@@ -139,6 +139,42 @@ def test_who_may_call_the_rewards_can_be_said() -> None:
     client = {**OUTSIDE, "labels": {"grpo-services/reward-client": "true"}}
     assert network.may(client, "reward", 8001)
     assert not network.may(OUTSIDE, "reward", 8001)
+
+
+def test_a_cluster_with_dns_elsewhere_can_be_told() -> None:
+    """OpenShift's DNS pods listen on 5353 in a namespace of their own; a policy sees the pods, not their Service."""
+    dns: Object = {"labels": {}, "namespace": {"kubernetes.io/metadata.name": "openshift-dns"}}
+    there: Object = {"namespaceSelector": {"matchLabels": dns["namespace"]}}
+    network = Network("cpu-cluster", {"networkPolicy": {"dns": [there], "dnsPorts": [53, 5353]}})
+    for component in ("trainer", "rollout", "test", "prepare"):
+        assert network.may(component, dns, 5353)
+        assert not network.may(component, DNS, 53)
+    assert not network.may("reward", dns, 5353)
+    assert not Network("cpu-cluster").may("trainer", dns, 5353)
+
+
+def test_weights_can_be_pushed_to_another_release() -> None:
+    """Trainer here, rollout servers there: the port of the routes is not enough for a push."""
+    other_release: Object = {"app.kubernetes.io/instance": "second"}
+    peers: Object = {"networkPolicy": {"weightPeers": [{"podSelector": {"matchLabels": other_release}}]}}
+    servers: Object = {"labels": other_release, "namespace": TEAM_A}
+    network = Network("small", peers)
+    # As the trainer, with servers there
+    assert network.may("trainer", servers, 8000)
+    assert network.may("trainer", servers, DATA)
+    assert network.may(servers, "trainer", RENDEZVOUS)
+    assert network.may(servers, "trainer", DATA)
+    # As the servers, with a trainer there
+    assert network.may(OTHER_RELEASE_TRAINER, "rollout", 8000)
+    assert network.may(OTHER_RELEASE_TRAINER, "rollout", DATA)
+    assert network.may("rollout", OTHER_RELEASE_TRAINER, RENDEZVOUS)
+    assert network.may("rollout", OTHER_RELEASE_TRAINER, DATA)
+    for port in (8000, DATA, RENDEZVOUS, 29500):
+        assert not network.may(STRANGER, "rollout", port)
+        assert not network.may(STRANGER, "trainer", port)
+    assert not network.may(servers, "trainer", 8002)
+    assert not network.may(servers, "trainer", 29500)
+    assert not network.may(OTHER_RELEASE_TRAINER, "reward", 8001)
 
 
 @pytest.mark.parametrize("case", ["sixty-four-gpus"])

@@ -55,6 +55,21 @@ def test_what_a_read_only_root_needs_is_mounted(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
+def test_no_pod_can_fill_the_disk_of_its_node(case: str) -> None:
+    for name, pod in pods(objects_of(case)):
+        for volume in pod["spec"]["volumes"]:
+            if "emptyDir" in volume and volume["name"] != "more":
+                assert _bytes(volume["emptyDir"]["sizeLimit"]) > 0, (name, volume["name"])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_server_that_is_not_ready_keeps_no_node_from_being_drained(case: str) -> None:
+    for item in objects_of(case):
+        if item["kind"] == "PodDisruptionBudget":
+            assert item["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow", item["metadata"]["name"]
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_resources_and_images(case: str) -> None:
     for name, pod in pods(objects_of(case)):
         for container in containers(pod):
@@ -124,6 +139,26 @@ def test_ray_pods_bring_probes_of_their_own() -> None:
         container = group["template"]["spec"]["containers"][0]
         for probe in ("livenessProbe", "readinessProbe"):
             assert str(container[probe]["tcpSocket"]["port"]) == group["rayStartParams"][flag], container["name"]
+
+
+def test_ray_workers_have_what_the_reward_server_was_given() -> None:
+    """The rewards run in them: a model on a volume, or the authority of a judge's certificate, is looked for there."""
+    given: Object = {
+        "tls": {"existingSecret": "certificates"},
+        "reward": {
+            "extraEnv": [{"name": "SSL_CERT_FILE", "value": "/etc/grpo/tls/ca.crt"}],
+            "extraVolumes": [{"name": "judges", "persistentVolumeClaim": {"claimName": "judges"}}],
+            "extraVolumeMounts": [{"name": "judges", "mountPath": "/judges", "readOnly": True}],
+        },
+    }
+    objects = render(merged(values_of("ray-rewards"), given))
+    worker = find(objects, "RayCluster")["spec"]["workerGroupSpecs"][0]["template"]["spec"]
+    server = find(objects, "Deployment")["spec"]["template"]["spec"]
+    mounts = [[m for m in pod["containers"][0]["volumeMounts"] if m["name"] != "plugins"] for pod in (server, worker)]
+    assert mounts[0] == mounts[1]
+    assert {"/judges", "/etc/grpo/tls"} <= {mount["mountPath"] for mount in mounts[1]}
+    assert given["reward"]["extraEnv"][0] in worker["containers"][0]["env"]
+    assert {"name": "HF_HOME", "value": "/cache/huggingface"} in worker["containers"][0]["env"]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from helm_python.chart import lint
 
-from .rendering import CASES, CHART, Object, objects_of, pod_templates, render, render_texts, values_of
+from .rendering import CASES, CHART, Object, merged, objects_of, pod_templates, render, render_texts, values_of
 
 # It reads a megabyte of definitions for every object anew.
 kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.schema_contents)
@@ -73,6 +73,26 @@ def test_notes_say_how_to_ask_each_service() -> None:
         "helm test",
     ):
         assert part in notes
+
+
+def _notes(values: Object) -> str:
+    return next(text for name, text in render_texts(values).items() if name.endswith("NOTES.txt"))
+
+
+def test_notes_say_who_is_locked_out() -> None:
+    """A NetworkPolicy in the way looks like a server that is down."""
+    controller = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress-nginx"}}}
+    ingress = merged(values_of("small"), {"reward": {"ingress": {"enabled": True, "host": "rewards.example"}}})
+    assert "reward.allowFrom" in _notes(ingress)
+    assert "reward.allowFrom" not in _notes(merged(ingress, {"reward": {"allowFrom": [controller]}}))
+    assert "reward.allowFrom" not in _notes(merged(ingress, {"networkPolicy": {"enabled": False}}))
+    scraped = merged(values_of("small"), {"metrics": {"serviceMonitor": {"enabled": True}}})
+    assert "metrics.serviceMonitor.allowFrom" in _notes(scraped)
+    assert "metrics.serviceMonitor.allowFrom" not in _notes(values_of("small"))
+
+
+def test_notes_say_that_the_live_page_asks_for_the_token() -> None:
+    assert "http://127.0.0.1:8002/ (any name, the token as password)" in _notes(values_of("small"))
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,13 @@
 """The schema is current, knows every value, and refuses mistakes with messages one can act on."""
 
 import runpy
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from helm_python.chart import Chart
 from helm_python.errors import HelmError
 
 from .rendering import ALL_APIS, BASE, CHART, EXAMPLES, ROOT, SMALL, VARIANTS, merged, render
@@ -81,6 +84,14 @@ MISSING: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["nproc_per_node 4", "trainer.gpus 8"],
     ),
     "few ports": ({"networkPolicy": {"dataPorts": {"first": 40000, "last": 40100}}}, ["500"]),
+    "a lock given up too soon": (
+        {"trainer": {"terminationGracePeriodSeconds": 1800}},
+        ["trainer.lockTimeoutSeconds 900", "terminationGracePeriodSeconds 1800"],
+    ),
+    "a bound that JobSet has not": (
+        {"trainer": {"controller": "JobSet", "activeDeadlineSeconds": 3600}},
+        ["trainer.activeDeadlineSeconds", "JobSet"],
+    ),
     "TLS without a certificate": ({"tls": {"serveRollout": True}}, ["tls.existingSecret"]),
 }
 
@@ -112,6 +123,24 @@ def test_a_missing_custom_resource_is_named(api: str) -> None:
     assert api.rpartition("/")[0] in str(refused.value)
     values["assumeApiVersions"] = [api]
     assert render(values)
+
+
+def test_a_chart_above_this_one(tmp_path: Path) -> None:
+    """Its `condition` puts `enabled` among our values, and `global` holds what other charts read."""
+    shutil.copytree(CHART, tmp_path / "charts" / "grpo-services")
+    (tmp_path / "Chart.yaml").write_text(
+        "apiVersion: v2\nname: platform\nversion: 1.0.0\ndependencies:\n"
+        "  - {name: grpo-services, version: 0.1.0, condition: grpo-services.enabled}\n"
+    )
+    above = Chart.load(tmp_path)
+    for enabled in (True, False):
+        values = {
+            "global": {"storageClass": "fast", "imageRegistry": "mirror.example"},
+            "grpo-services": merged(BASE, SMALL, {"enabled": enabled}),
+        }
+        above.validate_schema(values)
+        texts = above.render(values, name="trial", namespace="team-a")
+        assert ("image: mirror.example/grpo-services/rollout:" in "".join(texts.values())) is enabled
 
 
 def test_every_example_is_tested() -> None:

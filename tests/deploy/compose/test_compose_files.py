@@ -167,6 +167,13 @@ def test_every_variable_is_explained() -> None:
     assert sorted(name for name in names if f"`{name}`" not in page) == []
 
 
+def test_two_boxes_heed_the_same_environment() -> None:
+    """The `.env` of one box is copied to the other: a setting that is silently left out is looked for long."""
+    one, two = ({name for name, _ in VARIABLE.findall((ROOT / file).read_text())} for file in FILES)
+    without = r"PROMETHEUS_|GRAFANA_|BASE_IMAGE|VLLM_IMAGE|GRPO_(\w+_CPU_|COLD_START|SEED|\w+_PORT)"
+    assert sorted(name for name in one - two if not re.match(without, name)) == []
+
+
 def test_prometheus_asks_the_ports_that_the_services_listen_on() -> None:
     config = yaml.safe_load((ROOT / "docker/monitoring/prometheus.yml").read_text())
     asked = {}
