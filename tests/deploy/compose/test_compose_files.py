@@ -190,6 +190,22 @@ def test_prometheus_asks_the_ports_that_the_services_listen_on() -> None:
                 assert host in aliases
 
 
+def test_on_the_network_of_the_host_another_port_is_one_for_server_probe_and_client() -> None:
+    text = (ROOT / HOST_NETWORK).read_text()
+    for variable, port in {"ROLLOUT": "8000", "REWARD": "8001", "TRAINER": "8002"}.items():
+        text = text.replace(f"${{GRPO_{variable}_PORT:-{port}}}", f"1{port}")
+        assert port not in text.replace(f"1{port}", "")
+    services = yaml.safe_load(text)["services"]
+    for name, port in {"rollout": "18000", "reward": "18001", "trainer": "18002"}.items():
+        assert port in services[name]["healthcheck"]["test"]
+    assert "--port 18000" in services["rollout"]["command"]
+    assert "--port 18001" in services["reward"]["command"]
+    settings = services["trainer"]["environment"]
+    assert settings["GRPO_TRAIN__ROLLOUT__URLS"].endswith(':18000"]')
+    assert settings["GRPO_TRAIN__REWARD__URL"].endswith(":18001")
+    assert settings["GRPO_TRAIN__SERVER__PORT"] == 18002
+
+
 def test_the_run_file_keys_in_the_environment_exist() -> None:
     from grpo_trainer.config import RunConfig
 
