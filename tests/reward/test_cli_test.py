@@ -268,3 +268,25 @@ def test_the_built_in_examples_allow_only_what_there_is():
     for name, example in EXAMPLES.items():
         assert example.allow <= cheap_names(), name
         assert example.low < example.full
+
+
+def test_an_error_that_is_always_the_same_is_told_a_few_times(tmp_path, capsys, two_rows, inline):
+    plugin = tmp_path / "cli_always_raises.py"
+    plugin.write_text(
+        "from grpo_reward import reward\n\n@reward\ndef broken(completion: str) -> float:\n    return 1 / 0\n"
+    )
+    arguments = ["test", "broken", "--plugin", str(plugin), "--data", two_rows, "--fuzz", "10", "--workers", "2"]
+    with pytest.raises(SystemExit):
+        main([*arguments, "--json"])
+    (crashes,) = (item for item in json.loads(capsys.readouterr().out)["checks"] if item["name"] == "no crash")
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    shown = capsys.readouterr().out
+    assert ended.value.code == 1
+    told = shown.partition("no crash")[2].partition("no cheap full score")[0].splitlines()[1:]
+    lines = [line for line in told if line.startswith("        ")]
+    assert len(lines) == 4
+    assert lines[-1].strip() == (
+        f"and {len(crashes['examples']) - 3} more with the same error (ZeroDivisionError: division by zero);"
+        " --json lists them"
+    )

@@ -117,10 +117,12 @@ def json_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
 def _object(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         # Also refuses NaN and halves of characters, which no request can carry.
-        value = from_json(line, allow_inf_nan=False)
+        value = from_json(line.rstrip(), allow_inf_nan=False)
     except ValueError as error:
         wanted = f"; wanted is one object such as {EXAMPLE_LINE} on each line" if number == 1 else ""
-        raise CommandFailed(f"{path}, line {number}: no JSON: {error}{wanted}") from None
+        # The parser saw one line and calls it the first; the number that helps is that of the file.
+        told = str(error).replace(" at line 1 column ", " at column ")
+        raise CommandFailed(f"{path}, line {number}: no JSON: {told}{wanted}") from None
     if not isinstance(value, dict):
         raise CommandFailed(f"{path}, line {number}: a line must be an object such as {EXAMPLE_LINE}")
     return value
@@ -148,7 +150,10 @@ def _row(where: str, number: int, values: dict[str, Any], gold: str | None, with
     if values.keys() >= TRAINER_KEYS and values.get("finish_reason") is not None:
         fields.setdefault("truncated", values["finish_reason"] == "length")
     if "completion" not in fields:
-        hint = nearest("completion", values)
+        # `solution` only looks alike: it is what most rewards compare with.
+        hint = nearest("completion", values.keys() - {"solution"})
+        if not hint.startswith("did you mean"):
+            hint = nearest("", values)
         raise CommandFailed(f"{where}: there is no completion; {hint.replace('known: ', 'the line has ')}")
     try:
         sample = ScoreSample(id=where, columns=columns, **fields)

@@ -4,7 +4,8 @@ import argparse
 import asyncio
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from grpo_proto import RewardSpec, ScoreSample
@@ -26,6 +27,8 @@ MAX_SAMPLES = 100
 """Samples of the checks that score everything several times."""
 NUM_MUTATED = 30
 """Of them changed at random, so that not only right completions are looked at."""
+MAX_SAME_ERROR = 3
+"""Lines of a check about one error: a reward that always raises would fill the screen with it."""
 AFTER_GOLD = (
     "same again",
     "same in a new process",
@@ -159,13 +162,29 @@ def _show(report: Mapping[str, Any]) -> None:
     out = console()
     for check in report["checks"]:
         out.print(f"{check['status']:5} {check['name']:22}{check['detail']}", soft_wrap=True)
-        for found in check["examples"]:
-            out.print(_counter_example(found), soft_wrap=True)
+        for line in _counter_examples(check["examples"]):
+            out.print(line, soft_wrap=True)
     failed = [check["name"] for check in report["checks"] if check["status"] == "fail"]
     verdict = f"failed: {', '.join(failed)}" if failed else "passed"
     out.print(
         f"{report['reward']} {verdict} ({report['rows']} rows, seed {report['seed']}, {report['elapsed_s']:.1f} s)"
     )
+
+
+def _counter_examples(examples: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A line each; of those with one and the same error, which are often all there are, the first few."""
+    seen = Counter[str]()
+    for found in examples:
+        cause = found.get("detail", "") if found["status"] == "error" else None
+        if cause is None or seen[cause] < MAX_SAME_ERROR:
+            yield _counter_example(found)
+        if cause is not None:
+            seen[cause] += 1
+    for cause, times in seen.items():
+        if times > MAX_SAME_ERROR:
+            yield printable(
+                f"        and {times - MAX_SAME_ERROR} more with the same error ({cause}); --json lists them"
+            )
 
 
 def _counter_example(found: Mapping[str, Any]) -> str:
