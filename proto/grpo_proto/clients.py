@@ -5,6 +5,7 @@ What is repeated after an infrastructure error: every GET, `score` (it has no ef
 """
 
 import asyncio
+import logging
 import os
 from types import TracebackType
 from typing import Self
@@ -12,7 +13,7 @@ from urllib.parse import urlsplit
 
 import httpx
 from pydantic import ValidationError
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
 from .answer import PLAIN, Answer, ResponseT, read_answer
 from .api_token import TOKEN_VARIABLE
@@ -26,6 +27,8 @@ from .weights import AbortRequest, BeginRequest, CloseRequest, CommitRequest, Se
 
 SLACK_S = 10.0
 """How much longer than the deadline in a request the client waits for the answer that reports it."""
+WAITING_TOLD_S, WAITING_TOLD_AGAIN_S = 5.0, 30.0
+"""How long a call may be tried again before that is logged, and how often after that."""
 MAX_INFO_BYTES = 16 * 2**20
 """Of an answer to a GET: what a server says about itself."""
 MAX_ANSWER_BYTES = 256 * 2**20
@@ -33,6 +36,8 @@ MAX_ANSWER_BYTES = 256 * 2**20
 BYTES_PER_TOKEN = 256
 """What the answer of a rollout server may have more for each token asked for: id, logprob and text take about 40, and
 the longest token of a vocabulary, 128 blanks, below 200."""
+
+log = logging.getLogger("grpo_proto.clients")
 
 
 def checked_url(url: str) -> str:
@@ -121,11 +126,24 @@ class ServiceClient:
         timeout_s: float,
         max_bytes: int = MAX_ANSWER_BYTES,
     ) -> ResponseT:
-        """Repeat after infrastructure errors, with back-off and jitter, until `retry_for_s` have passed."""
+        """Repeat after infrastructure errors, with back-off and jitter, until `retry_for_s` have passed.
+
+        A server that is away for longer than a busy one would be is told of, and told of again.
+        """
+        told_s = WAITING_TOLD_S - WAITING_TOLD_AGAIN_S
+
+        def tell(state: RetryCallState) -> None:
+            nonlocal told_s
+            waited_s = state.seconds_since_start or 0.0
+            if state.outcome is not None and waited_s >= told_s + WAITING_TOLD_AGAIN_S:
+                told_s = waited_s
+                log.warning("%s; tried again for %.0f of %g s", state.outcome.exception(), waited_s, retry_for_s)
+
         attempts = AsyncRetrying(
             retry=retry_if_exception_type(InfrastructureError),
             stop=stop_after_delay(retry_for_s),
             wait=wait_exponential_jitter(multiplier=0.2, max=10.0),
+            before_sleep=tell,
             reraise=True,
         )
         async for attempt in attempts:

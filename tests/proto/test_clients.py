@@ -16,6 +16,7 @@ from grpo_proto import (
     RolloutClient,
     ServiceError,
     WeightsClient,
+    clients,
 )  # fmt: skip
 
 from .messages import EXAMPLES
@@ -145,6 +146,18 @@ async def test_waits_longer_between_repeats_but_not_for_ever(slept):
     assert slept[0] < 2
     assert slept[-1] > 5
     assert max(slept) <= 10
+
+
+@pytest.mark.parametrize(("told_after_s", "told"), [(5.0, 0), (0.0, 1)])
+async def test_a_server_that_is_away_for_long_is_told_of_once_in_a_while(monkeypatch, caplog, told_after_s, told):
+    monkeypatch.setattr(clients, "WAITING_TOLD_S", told_after_s)
+    network = Network(*[httpx.ConnectError("refused")] * 12, "RewardInfo")
+    async with network.client(RewardClient) as client:
+        await client.info(retry_for_s=60)
+    assert len(caplog.messages) == told
+    for message_ in caplog.messages:
+        assert message_.startswith(f"{URL}/info: unreachable: refused (is the server running there?)")
+        assert message_.endswith("tried again for 0 of 60 s")
 
 
 async def test_an_error_says_where_what_and_what_to_do():

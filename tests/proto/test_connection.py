@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 
 from grpo_proto import ErrorBody, connection
-from grpo_proto.connection import FREE_CHUNKS, LEAST_CHUNK_BYTES, MAX_FIELDS, BoundedConnection
+from grpo_proto.connection import FREE_CHUNKS, LARGE_READ_BYTES, LEAST_CHUNK_BYTES, MAX_FIELDS, BoundedConnection
 from grpo_proto.listening import listening_socket
 
 PATIENCE_S = 20.0
@@ -244,6 +244,60 @@ def test_a_body_of_one_byte_chunks_is_refused():
     with serving() as address, socket.create_connection(address, timeout=PATIENCE_S) as client:
         client.sendall(CHUNKED + chunk * 20_000 + b"0\r\n\r\n")
         assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+
+
+def test_who_wants_the_connection_closed_still_sees_an_early_answer():
+    """Closed with most of the body unread, the client would see a reset."""
+    head = b"POST /hasty HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 32000000\r\n\r\n"
+    with serving() as address, socket.create_connection(address, timeout=PATIENCE_S) as client:
+        client.sendall(head + b"x" * 32_000_000)
+        assert said_until_closed(client).startswith(b"HTTP/1.1 200 ")
+        assert is_served(address)
+
+
+def test_a_flood_on_one_connection_leaves_others_their_turn(monkeypatch):
+    """uvloop reads a connection 32 times before it looks at another; a body that is answered already has no limit."""
+    uvloop = pytest.importorskip("uvloop", reason="asyncio's own loop reads once")
+    reads: list[tuple[int, int]] = []
+    turn = 0
+
+    async def serve(server: uvicorn.Server, sock: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+
+        def next_turn() -> None:
+            nonlocal turn
+            turn += 1
+            loop.call_soon(next_turn)
+
+        next_turn()
+        await server.serve(sockets=[sock])
+
+    before = BoundedConnection.data_received
+
+    def noting(self, data):
+        reads.append((turn, len(data)))
+        before(self, data)
+
+    monkeypatch.setattr(BoundedConnection, "data_received", noting)
+    config = uvicorn.Config(app, http=BoundedConnection, ws="none", log_config=None, lifespan="off")
+    server = uvicorn.Server(config)
+    with listening_socket("127.0.0.1", 0) as sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        thread = threading.Thread(target=lambda: runner.run(serve(server, sock)))
+        thread.start()
+        try:
+            with socket.create_connection(sock.getsockname(), timeout=PATIENCE_S) as flood:
+                flood.sendall(b"POST /hasty HTTP/1.1\r\nHost: x\r\nContent-Length: 32000000\r\n\r\n")
+                assert flood.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+                with socket.create_connection(sock.getsockname(), timeout=PATIENCE_S) as other:
+                    other.sendall(b"GET /busy HTTP/1.1\r\nHost: x\r\n\r\n")  # meanwhile much of the flood arrives
+                    flood.sendall(b"x" * 32_000_000)
+                    assert other.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+        finally:
+            server.should_exit = True
+            thread.join(PATIENCE_S)
+    large = [turn for turn, num_bytes in reads if num_bytes >= LARGE_READ_BYTES]
+    assert len(large) > 1
+    assert len(set(large)) == len(large)
 
 
 @pytest.mark.parametrize(

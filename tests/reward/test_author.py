@@ -108,6 +108,14 @@ class TestArguments:
         assert result["score"] is None
         assert result["detail"].startswith("column gold: ")
 
+    def test_a_number_where_a_text_belongs_is_shown(self):
+        @reward
+        def fit(completion: str, *, gold: str) -> float:
+            return 1.0
+
+        assert run(fit, {"columns": {"gold": 5}})["detail"] == "column gold: Input should be a valid string, not 5"
+        assert run(fit, {"columns": {"gold": ["x" * 10**6]}})["detail"].startswith("column gold: ")
+
     def test_params_are_checked_against_their_annotations(self):
         @reward
         def fit(completion: str, *, unit: Literal["a", "b"] = "a", limit: Annotated[int, Field(ge=1)] = 1) -> float:

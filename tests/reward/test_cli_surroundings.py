@@ -90,7 +90,7 @@ def test_what_a_reward_says_does_not_steer_the_terminal(plugin, rows):
     ended = shell("run score $1 --rewards red --plugin $2 --top 3", rows, plugin)
     assert ended.returncode == 1
     assert "\x1b" not in ended.stdout + ended.stderr
-    assert ended.stderr.endswith("error: ValueError: \\x1b[31mred\\nsecond line\n")
+    assert ended.stderr.endswith("error: ValueError: \\x1b[31mred\\nsecond line (cli_surroundings_plugin.py, line 7)\n")
     ended = shell("run score $1 --rewards format --plugin $2 --top 3", rows, plugin)
     assert "\\x1b[31m 0" in ended.stdout
     assert "\x1b" not in ended.stdout

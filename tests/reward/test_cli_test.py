@@ -287,6 +287,6 @@ def test_an_error_that_is_always_the_same_is_told_a_few_times(tmp_path, capsys, 
     lines = [line for line in told if line.startswith("        ")]
     assert len(lines) == 4
     assert lines[-1].strip() == (
-        f"and {len(crashes['examples']) - 3} more with the same error (ZeroDivisionError: division by zero);"
-        " --json lists them"
+        f"and {len(crashes['examples']) - 3} more with the same error, which --json lists:"
+        " ZeroDivisionError: division by zero (cli_always_raises.py, line 5)"
     )

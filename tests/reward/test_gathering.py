@@ -1,11 +1,12 @@
 """Small chunks of several requests go together while workers are busy, and each gets back what is its own."""
 
 import asyncio
+from typing import ClassVar
 
 import pytest
 from tests.reward.gated import GatedExecutor
 
-from grpo_proto import RewardSpec
+from grpo_proto import RewardScore, RewardSpec
 from grpo_reward.costs import CHUNK_S, FIRST_GUESS_S, Costs
 from grpo_reward.executors.base import Chunk, InvalidParams
 from grpo_reward.executors.gathering import GatheringExecutor
@@ -183,3 +184,47 @@ async def test_when_workers_join_as_many_chunks_more_go_at_once_and_fewer_when_t
     inner.gate.set()
     await asyncio.gather(*tasks)
     assert [len(chunk.samples) for chunk in inner.chunks[num_before:]] == [1, 3]
+
+
+async def test_nobody_waits_behind_what_hangs_in_the_requests_of_others():
+    """What hangs would otherwise be waited for one after the other in one worker, while the rest have nothing to do."""
+
+    class Hanging(GatedExecutor):
+        """As `ProcessExecutor`: an item that is late is settled, and what is open then goes on."""
+
+        async def score(self, chunk: Chunk) -> None:
+            late = [item for item, sample in enumerate(chunk.samples) if sample["completion"] == "hang"]
+            self.late_items.append(len(late))
+            while items := chunk.open_items():
+                if items[0] in late:
+                    chunk.settle(items[0], RewardScore(score=None, status="timeout"))
+                else:
+                    chunk.scores[items[0]] = RewardScore(score=1.0, status="ok")
+                await self.gate.wait()
+
+        late_items: ClassVar[list[int]] = []
+
+    inner, costs = Hanging(), Costs()
+    inner.gate.clear()
+    costs.learn("min_length", 0.0001)
+    executor = GatheringExecutor(inner, costs)
+    chunks = [chunk_of(3) for _ in range(6)]
+    for chunk in chunks[1:4]:
+        chunk.samples[0]["completion"] = "hang"
+    tasks = [asyncio.create_task(executor.score(chunk)) for chunk in chunks]
+    await settled()
+    inner.gate.set()
+    await asyncio.gather(*tasks)
+    assert [chunk.scores[0].status for chunk in chunks] == ["ok", "timeout", "timeout", "timeout", "ok", "ok"]
+    # The first alone, those that wait together until the first of them is late, and what is left of them alone.
+    assert inner.late_items == [0, 3, 1, 1, 0, 0]
+
+
+async def test_who_waits_for_a_place_gets_one_although_all_workers_leave(gathering):
+    executor, inner = gathering
+    tasks = [asyncio.create_task(executor.score(chunk_of(3))) for _ in range(2)]
+    await settled()
+    inner.workers = 0
+    inner.gate.set()
+    async with asyncio.timeout(10):
+        await asyncio.gather(*tasks)

@@ -8,7 +8,7 @@ import pytest
 from grpo_reward.author import Reward
 from grpo_reward.plugin import PluginError, rewards_of_plugin
 from grpo_reward.registry import load_rewards
-from grpo_reward.scorer import Outcome, checked_params, score_batch
+from grpo_reward.scorer import Outcome, checked_params, score_batch, score_sample
 
 FOLDER = Path(__file__).parent / "plugins"
 TRL, SWIFT = FOLDER / "trl_plugin.py", FOLDER / "swift_plugin.py"
@@ -81,7 +81,9 @@ class TestTrl:
             "def f(completions, log_extra, **kwargs):\n    log_extra('x', [1])\n    return [1.0] * len(completions)\n"
         )
         outcomes = scored(loaded(plugin)["f"], [sample("a"), sample("b")])
-        assert [o["detail"] for o in outcomes] == ["ValueError: log_extra('x') has 1 values for 2 samples"] * 2
+        assert [o["detail"] for o in outcomes] == [
+            "ValueError: log_extra('x') has 1 values for 2 samples (wrong_log.py, line 2)"
+        ] * 2
 
 
 @pytest.mark.parametrize(
@@ -175,3 +177,51 @@ class TestNames:
         points.append(EntryPoint("gone", "installed_rewards_package:gone", "grpo_reward.rewards"))
         with pytest.raises(PluginError, match="the entry point gone = installed_rewards_package:gone: AttributeError"):
             load_rewards([])
+
+
+class TestRelativePaths:
+    """As the documentation writes them; Python makes them absolute."""
+
+    @pytest.fixture(autouse=True)
+    def here(self, monkeypatch, tmp_path):
+        monkeypatch.chdir(tmp_path)
+
+    def test_two_rewards_of_one_file(self):
+        bodies = [f"@reward\ndef {name}(completion):\n    return 1.0\n" for name in ("one", "two")]
+        Path("relative_two.py").write_text("\n".join(["from grpo_reward import reward", *bodies]))
+        found = [rewards_of_plugin(Path(f"relative_two.py:{name}"))[0].name for name in ("one", "two")]
+        assert found == ["one", "two"]
+
+    @pytest.mark.parametrize(
+        ("name", "text", "told"),
+        [
+            ("relative_import", "import os\nimport nmupy\n", ", line 2: ModuleNotFoundError: No module named 'nmupy'"),
+            ("relative_syntax", "def one(completion)\n", ", line 1: SyntaxError: expected ':'"),
+        ],
+    )
+    def test_the_line_is_told_once(self, name, text, told):
+        Path(f"{name}.py").write_text(text)
+        with pytest.raises(PluginError) as caught:
+            rewards_of_plugin(Path(f"{name}.py"))
+        assert str(caught.value) == f"{name}.py{told}"
+
+
+def test_an_exception_names_the_line_of_the_plugin(tmp_path):
+    file = tmp_path / "raising_reward.py"
+    file.write_text(
+        "from grpo_reward import reward\n"
+        "import json\n"
+        "@reward\n"
+        "def share(completion):\n"
+        "    return len(completion) / 0\n"
+        "@reward\n"
+        "def deep(completion):\n"
+        "    return json.loads(completion)\n"
+    )
+    rewards = loaded(file)
+
+    def told(name: str) -> str:
+        return score_sample(rewards[name], checked_params(rewards[name], {}), sample("c"), None)["detail"]
+
+    assert told("share") == "ZeroDivisionError: division by zero (raising_reward.py, line 5)"
+    assert told("deep").endswith("(raising_reward.py, line 8)")

@@ -23,6 +23,7 @@ from typing import Any
 
 from .author import Reward
 from .foreign import swift_reward, trl_reward
+from .scorer import PLUGIN_MODULES
 from .swift_stand_in import registered, stand_in
 
 ENTRY_POINTS = "grpo_reward.rewards"
@@ -131,13 +132,13 @@ def _written_in(value: Any, module: ModuleType) -> bool:
 
 
 def _import_file(path: Path) -> ModuleType:
-    name = f"grpo_reward_plugin_{path.stem}"
+    name, file = f"{PLUGIN_MODULES}{path.stem}", os.path.abspath(path)
     known = sys.modules.get(name)
     if known is not None:
-        if known.__file__ == str(path):
+        if known.__file__ == file:
             return known
         raise PluginError(f"two plugin files are called {path.name}: rename one")
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise PluginError(f"{path} is no Python file: its name must end in .py")
     module = importlib.util.module_from_spec(spec)
@@ -149,11 +150,11 @@ def _import_file(path: Path) -> ModuleType:
             spec.loader.exec_module(module)
     except BaseException as error:
         frames = reversed(traceback.extract_tb(error.__traceback__))
-        own_lines = (frame.lineno for frame in frames if frame.filename == str(path))
+        own_lines = (frame.lineno for frame in frames if frame.filename == file)
         line = next(own_lines, getattr(error, "lineno", None))
         where = f"{path}, line {line}" if line else str(path)
         # A SyntaxError's own text names file and line once more.
-        told = error.msg if isinstance(error, SyntaxError) and error.filename == str(path) else error
+        told = error.msg if isinstance(error, SyntaxError) and error.filename == file else error
         hint = ""
         if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "swift":
             hint = "; only its rewards have a stand-in here: pip install ms-swift"

@@ -5,9 +5,11 @@ import inspect
 import json
 import math
 import numbers
+import reprlib
 import statistics
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -20,6 +22,8 @@ MAX_LOG_DEPTH = 100
 MAX_CALL_CHARS = 16 * 2**20
 """Of what all samples of one call of a function of `completions` log, as JSON: they reach the server at once."""
 MAX_METRICS, MAX_METRIC_CHARS = 100, 200
+PLUGIN_MODULES = "grpo_reward_plugin_"
+"""The modules of plugin files are called this, and then as the file."""
 
 _as_json = json.JSONEncoder(allow_nan=False).encode
 
@@ -215,7 +219,18 @@ def failed_outcome(error: BaseException) -> Outcome:
         text = str.__str__(str(error))
     except BaseException:  # it is their class: even asking for its text runs their code
         return error_outcome("the reward raised an exception that cannot be printed")
-    return error_outcome(f"{name}: {text}" if text else name)
+    return error_outcome((f"{name}: {text}" if text else name)[:900] + _line_of_plugin(error))
+
+
+def _line_of_plugin(error: BaseException) -> str:
+    """` (my_rewards.py, line 9)`: the last of its lines that is in a plugin file."""
+    found = ""
+    trace = error.__traceback__
+    while trace is not None:
+        if str(trace.tb_frame.f_globals.get("__name__")).startswith(PLUGIN_MODULES):
+            found = f" ({Path(trace.tb_frame.f_code.co_filename).name}, line {trace.tb_lineno})"
+        trace = trace.tb_next
+    return found
 
 
 def _scored(value: Any) -> Outcome:
@@ -248,6 +263,9 @@ def _params_of(params: BaseModel) -> dict[str, Any]:
 
 
 def _first_problem(error: ValidationError) -> str:
-    problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    problem = error.errors(include_url=False, include_context=False)[0]
     where = ".".join(str(part) for part in problem["loc"])
-    return f"{where}: {problem['msg']}" if where else problem["msg"]
+    told = problem["msg"]
+    if problem["type"].endswith("_type"):
+        told += f", not {reprlib.repr(problem['input'])}"
+    return f"{where}: {told}" if where else told

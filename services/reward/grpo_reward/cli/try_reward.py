@@ -183,7 +183,7 @@ def _counter_examples(examples: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for cause, times in seen.items():
         if times > MAX_SAME_ERROR:
             yield printable(
-                f"        and {times - MAX_SAME_ERROR} more with the same error ({cause}); --json lists them"
+                f"        and {times - MAX_SAME_ERROR} more with the same error, which --json lists: {cause}"
             )
 
 

@@ -53,6 +53,10 @@ class Chunk:
     timeout_s: float
     """Limit for one item."""
     batch: bool = False
+    together: bool = False
+    """Of several requests: it ends with the first item that is late or dies, and what is open then is scored alone. The
+    others would wait behind that item, each for the next such one."""
+    ended: bool = field(default=False, init=False)
     scores: list[RewardScore | None] = field(default_factory=list)
     """Length S·R, also with `batch`."""
     seconds: dict[str, float] = field(default_factory=dict)
@@ -66,6 +70,8 @@ class Chunk:
         return 1 if self.batch else len(self.scores)
 
     def open_items(self) -> list[int]:
+        if self.ended:
+            return []
         if self.batch:
             return [0] if None in self.scores else []
         return [item for item, score in enumerate(self.scores) if score is None]
@@ -76,6 +82,7 @@ class Chunk:
             self.scores = [score] * len(self.scores)
         else:
             self.scores[item] = score
+        self.ended = self.together
 
 
 class Executor(Protocol):

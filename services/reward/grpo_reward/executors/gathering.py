@@ -76,11 +76,10 @@ class GatheringExecutor(WrappedExecutor):
         except (InvalidParams, ExecutorUnavailable):
             raise
         except Exception:
-            # One of them cannot even be handed over. Alone, each has its own end.
+            # One of them cannot even be handed over.
             if len(gathered.parts) == 1:
                 raise
             gathered.chunk = None
-            await self._executor.score(chunk)
         finally:
             gathered.waiting -= 1
             if gathered.waiting == 0:
@@ -91,6 +90,8 @@ class GatheringExecutor(WrappedExecutor):
                 chunk.scores = gathered.chunk.scores[first * width : (first + len(chunk.samples)) * width]
                 share = len(chunk.samples) / len(gathered.chunk.samples)
                 chunk.seconds = {name: seconds * share for name, seconds in gathered.chunk.seconds.items()}
+        if chunk.open_items():  # alone, each has its own end
+            await self._executor.score(chunk)
 
     async def _run(self, gathered: _Gathered) -> None:
         try:
@@ -98,7 +99,7 @@ class GatheringExecutor(WrappedExecutor):
                 self._close(gathered)
                 first = gathered.parts[0]
                 samples = [sample for part in gathered.parts for sample in part.samples]
-                gathered.chunk = Chunk(first.rewards, samples, first.step, first.timeout_s)
+                gathered.chunk = Chunk(first.rewards, samples, first.step, first.timeout_s, together=True)
                 await self._executor.score(gathered.chunk)
         finally:
             self._close(gathered)
@@ -115,7 +116,8 @@ class GatheringExecutor(WrappedExecutor):
         try:
             yield
         finally:
-            if self._num_places > self._executor.workers:  # one has left, and its place goes
+            # One has left, and its place goes; not the last: nobody would wake those who wait for it.
+            if self._num_places > max(self._executor.workers, 1):
                 self._num_places -= 1
             else:
                 self._places.release()

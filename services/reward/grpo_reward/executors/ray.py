@@ -154,6 +154,7 @@ class RayExecutor:
             "step": chunk.step,
             "timeout_s": chunk.timeout_s,
             "batch": chunk.batch,
+            "together": chunk.together,
         }
         cause = ""
         for _ in range(ATTEMPTS):
