@@ -7,10 +7,11 @@ begin, or never end. Each service takes this class with the limits that suit it.
 
 import asyncio
 import logging
+import socket
 from typing import Any, ClassVar, NoReturn
 from weakref import WeakKeyDictionary
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from .http_parser import Parser
@@ -21,6 +22,10 @@ FORGIVEN_PER_BODY_BYTE = 9
 """A chunk of one byte has five bytes around it."""
 LOOK_S = 5.0
 """How often a connection whose answer waits to be read is looked at."""
+DEPARTED_LOOK_S = 1.0
+"""How often a connection that is not read from is asked whether its other end has gone."""
+TCP_CLOSED = frozenset({7, 8})
+"""States of Linux's TCP_INFO: closed, and close-wait, which is when the other end has closed."""
 MAX_FIELDS = 200
 """Of the headers of a request. One takes as much time as a hundred bytes of a body, and fifty times its own memory."""
 FREE_CHUNKS, LEAST_CHUNK_BYTES = 1_000, 128
@@ -64,6 +69,9 @@ class BoundedConnection(HttpToolsProtocol):
 
     parser: Parser
     _limit: asyncio.TimerHandle | None = None
+    _departure: asyncio.TimerHandle | None = None
+    _running: RequestResponseCycle | None = None
+    """The request that the application has."""
     _reading_headers = True
     _closes_after_body = False
     """The client wants that. Closed before, with bytes unread, it would see a reset in place of an early refusal."""
@@ -97,7 +105,35 @@ class BoundedConnection(HttpToolsProtocol):
         self._idle.pop(self, None)
         self._stop_waiting()
         self._has_been_read()
+        if self._departure is not None:
+            self._departure.cancel()
+        if self._running is not None and not self._running.response_complete:
+            # uvicorn tells the request that came last, which may only wait for this one.
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(exc)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _watch_departure(self) -> None:
+        """While another request waits for the one under way, nothing is read, so not the end of the connection either:
+        the work would go on for a client who has gone."""
+        self._departure = None
+        if self.transport.is_closing() or not self.flow.read_paused:
+            return
+        if self._has_departed():
+            self.transport.abort()
+        else:
+            self._departure = self.loop.call_later(DEPARTED_LOOK_S, self._watch_departure)
+
+    def _has_departed(self) -> bool:
+        try:
+            state = self.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
+        except OSError:  # of another family
+            return False
+        return state[0] in TCP_CLOSED
 
     # Requests: headers, body, answer.
 
@@ -191,7 +227,12 @@ class BoundedConnection(HttpToolsProtocol):
         elif self in self._idle and self._limit is None:
             # Some bytes and no request: uvicorn waits no more for its end, and would hold it for ever.
             self._limit = self.loop.call_later(self.header_limit_s, self._headers_are_late)
-        if len(data) >= LARGE_READ_BYTES and not self.flow.read_paused and not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if self.flow.read_paused:
+            if self._departure is None:
+                self._departure = self.loop.call_later(DEPARTED_LOOK_S, self._watch_departure)
+        elif len(data) >= LARGE_READ_BYTES:
             self.flow.pause_reading()
             self.loop.call_soon(self._read_on)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from grpo_proto.connection import FREE_CHUNKS, LARGE_READ_BYTES, LEAST_CHUNK_BYT
 from grpo_proto.listening import listening_socket
 
 PATIENCE_S = 20.0
+LEFT = threading.Event()
+"""/long saw that its client had gone."""
 Address = tuple[str, int]
 
 
@@ -27,6 +30,10 @@ async def app(scope, receive, send):
         if message["type"] == "http.disconnect":
             return
         more = message.get("more_body", False)
+    if scope["path"] == "/long":
+        message = await receive()  # nothing more can come but the end
+        LEFT.set()
+        return
     await send({"type": "http.response.start", "status": 200, "headers": []})
     if scope["path"] == "/busy":
         time.sleep(1.0)  # noqa: ASYNC251 - nothing else happens in the server meanwhile
@@ -349,6 +356,23 @@ def test_only_so_many_requests_wait_for_the_one_before():
                 part = modest.recv(1 << 16)
                 assert part, said
                 said += part
+
+
+@pytest.mark.parametrize(
+    "behind", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"], ids=["alone", "another request behind it"]
+)
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_request_ends_when_its_client_has_gone(behind: bytes, reset: bool):
+    """With a request behind it nothing is read, and work of minutes went on for somebody who had left."""
+    LEFT.clear()
+    with serving() as address:
+        with socket.create_connection(address) as client:
+            client.sendall(b"GET /long HTTP/1.1\r\nHost: x\r\n\r\n" + behind)
+            time.sleep(0.2)
+            if reset:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        assert LEFT.wait(PATIENCE_S)
+        assert is_served(address)
 
 
 def test_a_large_request_with_the_beginning_of_the_next_is_answered():

@@ -237,3 +237,29 @@ class TestExitStatus:
         assert done.returncode == status, done.stderr
         assert "error: rank 0 ended with " in done.stderr
         assert "Traceback" not in done.stderr
+
+    def test_ranks_that_are_told_to_stop_have_time_to_save(self, tmp_path: Path):
+        """torchrun would kill them after 30 s; a step and a checkpoint of a large model take longer."""
+        program = tmp_path / "rank.py"
+        program.write_text(
+            "import os, signal, sys, time\n"
+            "from pathlib import Path\n"
+            f"mine = Path({str(tmp_path)!r}, os.environ['RANK'])\n"
+            "def save(*_):\n"
+            "    time.sleep(2)\n"
+            "    mine.with_suffix('.saved').write_text(os.environ['TORCH_ELASTIC_SHUTDOWN_TIMEOUT'])\n"
+            "    sys.exit(0)\n"
+            "signal.signal(signal.SIGTERM, save)\n"
+            "mine.touch()\n"
+            f"time.sleep({PATIENCE_S})\n"
+        )
+        command = [sys.executable, "-m", launch.__name__, "--standalone", "--nproc_per_node=2", str(program)]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as launcher:
+            until_s = time.monotonic() + PATIENCE_S
+            while len(list(tmp_path.glob("[01]"))) < 2 and time.monotonic() < until_s:
+                time.sleep(0.05)
+            launcher.terminate()
+            _, err = launcher.communicate(timeout=PATIENCE_S)
+        assert launcher.returncode == 143, err
+        assert "Traceback" not in err
+        assert [path.read_text() for path in sorted(tmp_path.glob("*.saved"))] == [str(launch.STOP_LIMIT_S)] * 2

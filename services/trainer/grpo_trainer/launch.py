@@ -9,6 +9,9 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+STOP_LIMIT_S = 600
+"""How long ranks that were told to stop may go on, unless whoever stopped them has less patience."""
+
 
 def environment_rank() -> int:
     """This process's rank as its launcher says, before any process group exists."""
@@ -29,12 +32,18 @@ def relaunch(argv: Sequence[str], nproc_per_node: int) -> NoReturn:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """torchrun. Returns 0, or the exit status of the rank that failed first; 1 when a signal ended it."""
+    """torchrun. Returns 0, or the exit status of the rank that failed first, or 128 and the signal that stopped all."""
+    # A rank that is told to stop ends its stage and saves; torchrun would kill it after half a minute.
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(STOP_LIMIT_S))
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
     try:
         torchrun(list(sys.argv[1:] if argv is None else argv))
+    except SignalException as stop:
+        print(f"stopped by signal {int(stop.sigval)}, as were the ranks", file=sys.stderr)
+        return 128 + int(stop.sigval)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         how = f"exit status {failure.exitcode}" if failure.exitcode >= 0 else f"signal {-failure.exitcode}"
