@@ -10,11 +10,11 @@ RUN python3 -m venv /opt/build \
  && /opt/build/bin/python -m pip install --no-cache-dir --quiet uv==${UV_VERSION} setuptools==78.1.1
 ENV PATH=/opt/build/bin:$PATH
 RUN uv venv --quiet --python "$(readlink -f /opt/build/bin/python)" /opt/grpo
-COPY docker/install.sh docker/requirements/reward.txt /src/docker/
+COPY --chmod=755 docker/install.sh docker/requirements/reward.txt /src/docker/
 RUN --mount=type=cache,target=/root/.cache/uv --mount=type=bind,source=docker/wheels,target=/wheels \
     /src/docker/install.sh /opt/grpo any /src/docker/reward.txt
-COPY proto /src/proto
-COPY services/reward /src/reward
+COPY --chmod=755 proto /src/proto
+COPY --chmod=755 services/reward /src/reward
 RUN for package in proto reward; do \
       uv build --quiet --wheel --no-build-isolation --no-index --out-dir /dist /src/$package || exit 1; done \
  && uv pip install --python /opt/grpo/bin/python --no-deps --no-index --no-cache --compile-bytecode /dist/*.whl
@@ -28,7 +28,7 @@ LABEL org.opencontainers.image.title="grpo-services reward" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.licenses="Apache-2.0"
 RUN groupadd --gid 10001 grpo && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin grpo
-COPY docker/entrypoint.sh docker/healthcheck.py /usr/local/lib/grpo/
+COPY --chmod=755 docker/entrypoint.sh docker/healthcheck.py /usr/local/lib/grpo/
 COPY --from=build /opt/grpo /opt/grpo
 ENV PATH=/opt/grpo/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 USER 10001:10001

@@ -15,22 +15,22 @@ RUN python3 -m venv /opt/build \
 ENV PATH=/opt/build/bin:$PATH
 
 FROM tools AS build
-COPY proto /src/proto
-COPY services/rollout /src/rollout
+COPY --chmod=755 proto /src/proto
+COPY --chmod=755 services/rollout /src/rollout
 RUN for package in proto rollout; do \
       uv build --quiet --wheel --no-build-isolation --no-index --out-dir /dist /src/$package || exit 1; done
 
 # Not from `build`: a change of our own code must not install everything again.
 FROM tools AS build-cpu
 RUN uv venv --quiet --python "$(readlink -f /opt/build/bin/python)" /opt/grpo
-COPY docker/install.sh docker/requirements/rollout-cpu.txt /src/docker/
+COPY --chmod=755 docker/install.sh docker/requirements/rollout-cpu.txt /src/docker/
 RUN --mount=type=cache,target=/root/.cache/uv --mount=type=bind,source=docker/wheels,target=/wheels \
     /src/docker/install.sh /opt/grpo cpu /src/docker/rollout-cpu.txt
 COPY --from=build /dist /dist
 RUN uv pip install --python /opt/grpo/bin/python --no-deps --no-index --no-cache --compile-bytecode /dist/*.whl
 
 FROM ${VLLM_IMAGE} AS build-gpu
-COPY docker/requirements/rollout-gpu.txt /src/
+COPY --chmod=755 docker/requirements/rollout-gpu.txt /src/
 COPY --from=build /dist /dist
 # Beside vLLM's own packages and before them on the path: what the image brings stays as its makers tested it.
 RUN --mount=type=bind,source=docker/wheels,target=/wheels \
@@ -48,7 +48,7 @@ LABEL org.opencontainers.image.title="grpo-services rollout (GPU)" \
 USER root
 RUN groupadd --gid 10001 grpo && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin grpo \
  && mkdir -p /models /cache && chown 10001:10001 /models /cache
-COPY docker/entrypoint.sh docker/healthcheck.py /usr/local/lib/grpo/
+COPY --chmod=755 docker/entrypoint.sh docker/healthcheck.py /usr/local/lib/grpo/
 COPY --from=build-gpu /opt/grpo-plugins /opt/grpo-plugins
 ENV PATH=/opt/grpo-plugins/bin:$PATH PYTHONPATH=/opt/grpo-plugins \
     HOME=/tmp HF_HOME=/models/huggingface XDG_CACHE_HOME=/cache VLLM_CACHE_ROOT=/cache/vllm \
@@ -77,7 +77,7 @@ RUN apt-get update -qq \
  && rm -rf /var/lib/apt/lists/* /var/cache/apt /var/log/apt /var/log/dpkg.log
 RUN groupadd --gid 10001 grpo && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin grpo \
  && mkdir -p /models /cache && chown 10001:10001 /models /cache
-COPY docker/entrypoint.sh docker/healthcheck.py /usr/local/lib/grpo/
+COPY --chmod=755 docker/entrypoint.sh docker/healthcheck.py /usr/local/lib/grpo/
 COPY --from=build-cpu /opt/grpo /opt/grpo
 ENV PATH=/opt/grpo/bin:$PATH \
     HOME=/tmp HF_HOME=/models/huggingface XDG_CACHE_HOME=/cache VLLM_CACHE_ROOT=/cache/vllm \

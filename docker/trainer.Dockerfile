@@ -12,15 +12,15 @@ RUN python3 -m venv /opt/build \
  && /opt/build/bin/python -m pip install --no-cache-dir --quiet uv==${UV_VERSION} setuptools==78.1.1
 ENV PATH=/opt/build/bin:$PATH
 RUN uv venv --quiet --python "$(readlink -f /opt/build/bin/python)" /opt/grpo
-COPY docker/install.sh docker/requirements/trainer-${VARIANT}.txt requirements/deepspeed.txt /src/docker/
+COPY --chmod=755 docker/install.sh docker/requirements/trainer-${VARIANT}.txt requirements/deepspeed.txt /src/docker/
 RUN --mount=type=cache,target=/root/.cache/uv --mount=type=bind,source=docker/wheels,target=/wheels \
     /src/docker/install.sh /opt/grpo ${VARIANT} /src/docker/trainer-${VARIANT}.txt
 # A source distribution; it looks at the torch that is there.
 RUN --mount=type=cache,target=/root/.cache/uv --mount=type=bind,source=docker/wheels,target=/wheels \
     DS_BUILD_OPS=0 uv pip install --python /opt/grpo/bin/python --require-hashes --no-deps --no-build-isolation \
     --compile-bytecode --find-links /wheels -r /src/docker/deepspeed.txt
-COPY proto /src/proto
-COPY services/trainer /src/trainer
+COPY --chmod=755 proto /src/proto
+COPY --chmod=755 services/trainer /src/trainer
 RUN for package in proto trainer; do \
       uv build --quiet --wheel --no-build-isolation --no-index --out-dir /dist /src/$package || exit 1; done \
  && uv pip install --python /opt/grpo/bin/python --no-deps --no-index --no-cache --compile-bytecode /dist/*.whl
@@ -36,9 +36,9 @@ LABEL org.opencontainers.image.title="grpo-services trainer (${VARIANT})" \
       org.opencontainers.image.licenses="Apache-2.0"
 RUN groupadd --gid 10001 grpo && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin grpo \
  && mkdir -p /models /runs && chown 10001:10001 /models /runs
-COPY docker/entrypoint.sh docker/healthcheck.py docker/prepare.py docker/prepare_demo.sh /usr/local/lib/grpo/
+COPY --chmod=755 docker/entrypoint.sh docker/healthcheck.py docker/prepare.py docker/prepare_demo.sh /usr/local/lib/grpo/
 COPY --from=build /opt/grpo /opt/grpo
-COPY examples /app/examples
+COPY --chmod=755 examples /app/examples
 ENV PATH=/opt/grpo/bin:$PATH \
     HOME=/tmp HF_HOME=/models/huggingface XDG_CACHE_HOME=/tmp/cache \
     NVIDIA_VISIBLE_DEVICES=void NVIDIA_DRIVER_CAPABILITIES=compute,utility \

@@ -108,8 +108,15 @@ def test_the_version_is_the_distributions() -> None:
 def test_everything_a_dockerfile_copies_is_there_and_is_sent() -> None:
     allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     for path in DOCKERFILES:
-        for words in re.findall(r"^COPY (?!--from)(.+)$", path.read_text(), re.MULTILINE):
+        for words in re.findall(r"^COPY --chmod=755 (.+)$", path.read_text(), re.MULTILINE):
             for source in words.split()[:-1]:
                 for name in {source.replace("${VARIANT}", variant) for variant in ("cpu", "gpu")}:
                     assert (ROOT / name).exists(), name
                     assert name.split("/")[0] in allowed, name
+
+
+def test_a_clone_under_any_umask_makes_images_that_user_10001_can_read() -> None:
+    """COPY keeps the modes of the files of the clone, 0700 under umask 077."""
+    for path in DOCKERFILES:
+        for line in re.findall(r"^COPY .+$", path.read_text(), re.MULTILINE):
+            assert line.startswith(("COPY --chmod=755 ", "COPY --from=")), line
