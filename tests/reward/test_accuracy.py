@@ -289,3 +289,13 @@ def test_a_long_solution_does_not_let_expensive_answers_pass():
     assert accuracy("<answer>$9^{9^9}$</answer>", solution=solution).score == 0.0
     assert accuracy("<answer>4</answer>", solution=solution).score == 1.0
     assert time.process_time() - started < 1.0
+
+
+def test_a_bare_factorial_as_solution_is_one():
+    """math_verify reads 10! without dollar signs as 10; in an answer the sign may be joy."""
+    assert [accuracy(f"\\boxed{{{answer}}}", solution="10!").score for answer in ("3628800", "10!", "10")] == [
+        1.0,
+        1.0,
+        0.0,
+    ]
+    assert accuracy("<answer>42!</answer>", solution="42").score == 1.0

@@ -32,6 +32,12 @@ def test_gsm8k(text, answer, score):
     assert gsm8k(text, answer=answer).score == score
 
 
+@pytest.mark.parametrize("numbers", ["18 19", "18 | 19", "18|19", "18 20 21 22", "18 -3"])
+def test_several_numbers_side_by_side_are_no_answer(numbers):
+    assert gsm8k(f"#### {numbers}", answer="18").score == 0.0
+    assert gsm8k(f"#### 18\n{numbers}", answer="18").score == 1.0
+
+
 def test_gsm8k_without_its_mark():
     assert gsm8k("3 boxes of 6 are 18.", answer="18", strict=False).score == 1.0
     assert gsm8k("18 is 3 boxes of 6", answer="18", strict=False).score == 0.0
@@ -202,7 +208,7 @@ def test_which_letter_is_chosen(text, letter):
     [
         "B (or C)", "B or maybe C", "B, or C", "B and C are right", "(B) and (C)", "B plus C", "C, or possibly B",
         "B or A is right", "Either B or perhaps C",
-        "B, but C is also right", "B. C is also correct.", "B, although (C) may be equally valid",
+        "B, but C is also right", "B, possibly C", "B. C is also correct.", "B, although (C) may be equally valid",
         "(B), but option C is right too", "B (C is also possible)", "B - A is just as likely",
     ],
 )  # fmt: skip

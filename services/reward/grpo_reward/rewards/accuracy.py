@@ -39,6 +39,7 @@ _LISTED = re.compile(r"\d\s*[,;]\s+[-+]?\s?\.?\d|\d\s*(?:,\s*[-+]|;)\s?\.?\d|\d,
 _GROUPED_NUMBER = re.compile(r"\A\s*[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?\s*\Z")
 _TWO_OR_ONE = re.compile(r"\A\s*[-+]?\d+,\d+\s*\Z")
 _GROUP = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_FACTORIAL = re.compile(r"\A\s*\d{1,5}\s*!\s*\Z")
 _POWER_OF_TEN = re.compile(r"\A\s*[-+]?\d+(?:\.\d+)?[eE][-+]?\d{1,2}\s*\Z", re.ASCII)
 _CLOCK_OR_RATIO = re.compile(r"\d\s*:\s*\d")
 MAX_FORMULA_CHARS = 300
@@ -106,6 +107,8 @@ def _memoized(gold: str, text: str, tagged: bool) -> float:
 def _parsed_gold(gold: str) -> list[Any]:
     if _CLOCK_OR_RATIO.search(gold) and not _DELIMITED.search(gold):
         return []  # of 12:30 the parser takes 12
+    if _FACTORIAL.search(gold):
+        gold = f"${gold}$"  # of 10! it takes 10; in an answer the sign may be joy
     return list(parse(_as_formula(gold), extraction_mode="first_match", parsing_timeout=None))
 
 

@@ -15,7 +15,7 @@ _JOINT = (
     r"[.,:_'’]|\s*+(?:[/*+×·÷⁄-]|\*\*|\^\s*\{?\s*-?|\\(?:times|cdot|div)(?![a-z]))\s*+|[eE][+-]?"
     rf"|[{_BLANK}](?=\d{{3}}(?!\d))|\s(?=\d++\s*/\s*\d)"
 )
-_LIST = r"|\s*+(?:,|;|or|and|to)\s++-?"
+_LIST = r"|\s*+(?:,|;|or|and|to)\s++-?|[ \t]*+\|[ \t]*+-?|[ \t]++-?"
 _START, _END = r"(?<![\w.,])(-?(?:\d++|\.\d++)(?:(?:", r")\d++)*+(?:\s*\^(?!\s*\{?\s*\\circ))?)"
 _NUMBER_OR_LIST = re.compile(_START + _JOINT + _LIST + _END)
 _NUMBER = re.compile(_START + _JOINT + _END)
@@ -39,7 +39,7 @@ def gsm8k(completion: str, *, answer: str | int | float, strict: bool = True) ->
     Commas (blanks, apostrophes) between groups of digits do not count, nor do a currency, a unit, a per cent sign and a
     full stop behind the number: $1,800.00, 1800 apples and 1800 are equal. 1/2, 1 1/2 and `\\frac{1}{2}` are fractions.
     What is more than one number is none, so that it is never read as what it begins with: 1.000.000, 1,5, 1e3, 2^3,
-    5:30, 6*3, "18 or 19".
+    5:30, 6*3, "18 or 19", 18 19.
 
     Source: the GSM8K data set (arXiv 2110.14168); verl's `gsm8k` compares text, so that 18.00 is
     not 18 there.

@@ -41,7 +41,8 @@ _LAST = re.compile(_AT_THE_END)
 _LAST_LINE = re.compile(rf"(?:^|\n)\s*+([A-Za-z])[.!)\s]*+$|{_AT_THE_END}")
 _AND = r"(?:[,/&|+;]|\b(?i:or|and)\b)"
 _IN_WORDS = (
-    r"[)\].:]?\s*+[,;]?\s*+\(?\b(?i:or|and|plus)\b(?:\s++(?i:maybe|perhaps|possibly|also|even))?\s*+[(\[]?"
+    r"[)\].:]?\s*+[,;]?\s*+\(?\b(?:(?i:or|and|plus)\b(?:\s++(?i:maybe|perhaps|possibly|also|even))?"
+    r"|(?i:maybe|perhaps|possibly)\b)\s*+[(\[]?"
     r"(?:([B-HJ-Z])(?![\w'’]|\.\s++[a-z])|([AI])(?=\s++(?:is|are)\b))"
 )
 _FITS = (
