@@ -224,11 +224,10 @@ class BoundedConnection(HttpToolsProtocol):
         self._framing_bytes = 0 if self._new_request else max(0, framing_bytes)
         if self._framing_bytes > self.max_header_bytes:
             self.transport.abort()
-        elif self in self._idle and self._limit is None:
+            return
+        if self in self._idle and self._limit is None:
             # Some bytes and no request: uvicorn waits no more for its end, and would hold it for ever.
             self._limit = self.loop.call_later(self.header_limit_s, self._headers_are_late)
-        if self.transport.is_closing():
-            return
         if self.flow.read_paused:
             if self._departure is None:
                 self._departure = self.loop.call_later(DEPARTED_LOOK_S, self._watch_departure)

@@ -68,7 +68,7 @@ def _run_command(name: str, arguments: Sequence[str]) -> int:
     from .config import ConfigError
 
     try:
-        status = int(importlib.import_module(f".{MODULES[name]}", __package__).run(arguments))
+        status: int = importlib.import_module(f".{MODULES[name]}", __package__).run(arguments)
         sys.stdout.flush()
         return status
     except ConfigError as error:

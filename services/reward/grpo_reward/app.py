@@ -244,7 +244,7 @@ def create_app(
     app.add_middleware(AnswersWhenCutOff)
     app.add_middleware(Guard, token=settings.token, metrics=metrics)
     mount_docs(app)
-    app.openapi = functools.cache(lambda: openapi_of(app))  # type: ignore[method-assign]
+    app.openapi = lambda: openapi_of(app)  # type: ignore[method-assign]
     document = functools.cache(lambda: to_json(app.openapi()))  # 60 KB: each time anew it is milliseconds of the loop
 
     @app.get("/openapi.json", include_in_schema=False)

@@ -23,7 +23,7 @@ from typing import Any
 
 from .author import Reward
 from .foreign import swift_reward, trl_reward
-from .scorer import PLUGIN_MODULES
+from .scorer import PLUGIN_MODULES, line_of_plugin
 from .swift_stand_in import registered, stand_in
 
 ENTRY_POINTS = "grpo_reward.rewards"
@@ -149,9 +149,8 @@ def _import_file(path: Path) -> ModuleType:
         with forks_end_here():
             spec.loader.exec_module(module)
     except BaseException as error:
-        frames = reversed(traceback.extract_tb(error.__traceback__))
-        own_lines = (frame.lineno for frame in frames if frame.filename == file)
-        line = next(own_lines, getattr(error, "lineno", None))
+        found = line_of_plugin(error)
+        line = found[1] if found else getattr(error, "lineno", None)
         where = f"{path}, line {line}" if line else str(path)
         # A SyntaxError's own text names file and line once more.
         told = error.msg if isinstance(error, SyntaxError) and error.filename == file else error

@@ -219,16 +219,18 @@ def failed_outcome(error: BaseException) -> Outcome:
         text = str.__str__(str(error))
     except BaseException:  # it is their class: even asking for its text runs their code
         return error_outcome("the reward raised an exception that cannot be printed")
-    return error_outcome((f"{name}: {text}" if text else name)[:900] + _line_of_plugin(error))
+    line = line_of_plugin(error)
+    where = f" ({line[0].name}, line {line[1]})" if line else ""
+    return error_outcome((f"{name}: {text}" if text else name)[:900] + where)
 
 
-def _line_of_plugin(error: BaseException) -> str:
-    """` (my_rewards.py, line 9)`: the last of its lines that is in a plugin file."""
-    found = ""
+def line_of_plugin(error: BaseException) -> tuple[Path, int] | None:
+    """File and number of the last line the error came through that is in a plugin file."""
+    found = None
     trace = error.__traceback__
     while trace is not None:
         if str(trace.tb_frame.f_globals.get("__name__")).startswith(PLUGIN_MODULES):
-            found = f" ({Path(trace.tb_frame.f_code.co_filename).name}, line {trace.tb_lineno})"
+            found = Path(trace.tb_frame.f_code.co_filename), trace.tb_lineno
         trace = trace.tb_next
     return found
 
