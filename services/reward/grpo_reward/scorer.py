@@ -21,7 +21,7 @@ MAX_LOG_CHARS = 64 * 1024
 MAX_LOG_DEPTH = 100
 MAX_CALL_CHARS = 16 * 2**20
 """Of what all samples of one call of a function of `completions` log, as JSON: they reach the server at once."""
-MAX_METRICS, MAX_METRIC_CHARS = 100, 200
+MAX_METRICS, MAX_METRIC_CHARS, MAX_DETAIL_CHARS = 100, 200, 1000
 PLUGIN_MODULES = "grpo_reward_plugin_"
 """The modules of plugin files are called this, and then as the file."""
 
@@ -177,7 +177,7 @@ def outcome(result: Any) -> Outcome:
     if result.score is None:
         fields: Outcome = {"score": None, "status": "unscorable"}
         if result.detail:
-            fields["detail"] = str(result.detail)[:1000]
+            fields["detail"] = str(result.detail)[:MAX_DETAIL_CHARS]
     else:
         fields = _scored(result.score)
         if fields["status"] != "ok":
@@ -210,7 +210,7 @@ def outcome(result: Any) -> Outcome:
 
 
 def error_outcome(detail: str) -> Outcome:
-    return {"score": None, "status": "error", "detail": detail[:1000]}
+    return {"score": None, "status": "error", "detail": detail[:MAX_DETAIL_CHARS]}
 
 
 def failed_outcome(error: BaseException) -> Outcome:
@@ -221,7 +221,8 @@ def failed_outcome(error: BaseException) -> Outcome:
         return error_outcome("the reward raised an exception that cannot be printed")
     line = line_of_plugin(error)
     where = f" ({line[0].name}, line {line[1]})" if line else ""
-    return error_outcome((f"{name}: {text}" if text else name)[:900] + where)
+    told = f"{name}: {text}" if text else name
+    return error_outcome(told[: MAX_DETAIL_CHARS - len(where)] + where)
 
 
 def line_of_plugin(error: BaseException) -> tuple[Path, int] | None:
