@@ -33,6 +33,7 @@ from grpo_reward.costs import Costs
 from grpo_reward.executors.base import Chunk
 from grpo_reward.executors.gathering import GatheringExecutor
 from grpo_reward.executors.process import ProcessExecutor
+from grpo_reward.executors.turns import TurnsExecutor
 from grpo_reward.rewards.countdown import countdown
 
 ROOT = Path(__file__).parents[1]
@@ -98,7 +99,7 @@ async def small_requests(gathering: bool, seconds: float = 3.0) -> float:
     await inner.start()
     costs = Costs()
     costs.learn("countdown", 0.00002)
-    executor = GatheringExecutor(inner, costs) if gathering else inner
+    executor = GatheringExecutor(TurnsExecutor(inner, costs), costs) if gathering else inner
     samples = countdown_corpus(random.Random(0), 1000)
     until = time.monotonic() + seconds
     done = 0

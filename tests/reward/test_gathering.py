@@ -11,6 +11,7 @@ from grpo_reward.costs import CHUNK_S, FIRST_GUESS_S, Costs
 from grpo_reward.executors.base import Chunk, InvalidParams
 from grpo_reward.executors.gathering import GatheringExecutor
 from grpo_reward.executors.inline import InlineExecutor
+from grpo_reward.executors.turns import TurnsExecutor
 
 
 def chunk_of(*lengths: int, reward: str = "min_length", **params: object) -> Chunk:
@@ -34,7 +35,7 @@ def gathering() -> tuple[GatheringExecutor, GatedExecutor]:
     inner.gate.clear()
     costs.learn("min_length", 0.0001)
     costs.learn("format", 0.0001)
-    return GatheringExecutor(inner, costs), inner
+    return GatheringExecutor(TurnsExecutor(inner, costs), costs), inner
 
 
 async def test_with_a_free_worker_nothing_waits_and_nothing_is_gathered(gathering):
@@ -77,7 +78,7 @@ async def test_only_what_wants_the_same_goes_together(gathering):
 async def test_expensive_rewards_are_not_piled_on_one_worker():
     inner = GatedExecutor()
     inner.gate.clear()
-    executor = GatheringExecutor(inner, Costs())
+    executor = GatheringExecutor(TurnsExecutor(inner, Costs()), Costs())
     chunks = [chunk_of(3) for _ in range(5)]
     tasks = [asyncio.create_task(executor.score(chunk)) for chunk in chunks]
     await settled()
@@ -169,10 +170,9 @@ async def test_when_workers_join_as_many_chunks_more_go_at_once_and_fewer_when_t
     await settled()
     assert len(inner.chunks) == 1  # the other waits for the one worker
     inner.workers = 3
-    for _ in range(2):
-        tasks.append(asyncio.create_task(executor.score(chunk_of(3))))
-        await settled()
-    assert [len(chunk.samples) for chunk in inner.chunks] == [1, 2, 1]
+    tasks += [asyncio.create_task(executor.score(chunk_of(3))) for _ in range(2)]
+    await settled()
+    assert [len(chunk.samples) for chunk in inner.chunks] == [1, 1, 2]  # the fourth with the one that waited
     inner.workers = 1
     inner.gate.set()
     await asyncio.gather(*tasks)
@@ -207,7 +207,7 @@ async def test_nobody_waits_behind_what_hangs_in_the_requests_of_others():
     inner, costs = Hanging(), Costs()
     inner.gate.clear()
     costs.learn("min_length", 0.0001)
-    executor = GatheringExecutor(inner, costs)
+    executor = GatheringExecutor(TurnsExecutor(inner, costs), costs)
     chunks = [chunk_of(3) for _ in range(6)]
     for chunk in chunks[1:4]:
         chunk.samples[0]["completion"] = "hang"

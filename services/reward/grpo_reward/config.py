@@ -24,7 +24,12 @@ class Settings(BaseSettings):
 
     host: str = Field(default="127.0.0.1", description="Address to listen on; off loopback a token is required.")
     port: int = Field(default=8001, ge=0, le=65535, description="0 takes a free one and prints it.")
-    workers: int = Field(default=0, ge=0, le=1024, description="Worker processes; 0 is one for each CPU core.")
+    workers: int = Field(
+        default=0,
+        ge=0,
+        le=1024,
+        description="Worker processes; 0 is one for each CPU core. One for every eight comes on top.",
+    )
     plugin: Annotated[list[Path], NoDecode] = Field(
         default_factory=list,
         description="More rewards: FILE.py, or FILE.py:NAME for one of them; in the environment separated by ':'.",

@@ -9,7 +9,7 @@ from typing import Any
 from grpo_proto import RewardScore, RewardSpec, ScoreRequest, ScoreResponse, ScoreResult, ScoreSample
 
 from .costs import Costs
-from .executors.base import Chunk, Executor, ExecutorUnavailable, InvalidParams, LoadedReward
+from .executors.base import Chunk, Executor, ExecutorUnavailable, InvalidParams, LoadedReward, Pace
 from .extras import MAX_REMEMBERED_BYTES, AnswerExtras, Extras, extra_bytes
 from .faults import shown
 from .memo import Memo
@@ -197,6 +197,7 @@ class _Piece:
         self._columns = {column for reward in loaded for column in reward.columns}
         self._all_columns = any(reward.all_columns for reward in loaded)
         self._next = 0
+        self._pace = Pace()
         self._chunks: list[Chunk] = []
 
     @property
@@ -223,6 +224,7 @@ class _Piece:
             step=self._request.step,
             timeout_s=self._request.timeout_s,
             batch=self._batch,
+            pace=self._pace,
         )
         self._chunks.append(chunk)
         return chunk

@@ -82,9 +82,11 @@ def make_executor(settings: Settings, metrics: Metrics) -> Executor:
         )
 
     from .executors.process import ProcessExecutor
+    from .executors.turns import num_spare
 
     return ProcessExecutor(
         workers=settings.num_workers,
+        spare=num_spare(settings.num_workers),
         plugins=settings.plugin,
         memory_bytes=memory_bytes,
         environment=environment,

@@ -20,6 +20,7 @@ from .config import Settings
 from .costs import Costs
 from .executors.base import Executor, ExecutorUnavailable
 from .executors.gathering import GatheringExecutor
+from .executors.turns import TurnsExecutor
 from .memo import Memo
 from .metrics import Metrics
 from .refusal import Refusal, nearest
@@ -66,7 +67,7 @@ async def _serve(
         _check_adapters(settings, executor)
         memo = Memo(settings.memo) if settings.memo else None
         costs = Costs()
-        gathering = GatheringExecutor(executor, costs)
+        gathering = GatheringExecutor(TurnsExecutor(executor, costs), costs)
         scoring = Scoring(gathering, metrics, costs=costs, memo=memo)
         config.app = create_app(settings, executor, metrics, scoring, tracing)
         gc.freeze()  # what is here now stays: the collector need not look at it again

@@ -1,8 +1,8 @@
 """The seam between the service and the machinery that runs rewards."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel
 
@@ -39,6 +39,14 @@ class ExecutorUnavailable(Exception):  # noqa: N818
 
 
 @dataclass
+class Pace:
+    """What the chunks of a request that share their rewards have in common."""
+
+    num_late: int = 0
+    """How many of them were taken from a spare worker; see `turns.py`."""
+
+
+@dataclass
 class Chunk:
     """A piece of a request: S samples × R rewards, in items, sample by sample. The executor fills `scores` in place.
 
@@ -56,6 +64,7 @@ class Chunk:
     together: bool = False
     """Of several requests: it ends with the first item that is late or dies, and what is open then is scored alone. The
     others would wait behind that item, each for the next such one."""
+    pace: Pace = field(default_factory=Pace)
     ended: bool = field(default=False, init=False)
     scores: list[RewardScore | None] = field(default_factory=list)
     """Length S·R, also with `batch`."""
@@ -68,6 +77,10 @@ class Chunk:
     @property
     def num_items(self) -> int:
         return 1 if self.batch else len(self.scores)
+
+    def extend(self, samples: Sequence[dict[str, Any]]) -> None:
+        self.samples += samples
+        self.scores += [None] * (len(samples) * len(self.rewards))
 
     def open_items(self) -> list[int]:
         if self.ended:
@@ -84,6 +97,11 @@ class Chunk:
             self.scores[item] = score
         self.ended = self.together
 
+    def give_up(self, status: Literal["error", "timeout"], detail: str) -> None:
+        """One outcome for all that is open."""
+        for item in self.open_items():
+            self.settle(item, RewardScore(score=None, status=status, detail=detail))
+
 
 class Executor(Protocol):
     """Runs chunks. All methods belong to one event loop.
@@ -98,7 +116,11 @@ class Executor(Protocol):
 
     @property
     def workers(self) -> int:
-        """How many items can run at once."""
+        """How many items can run at once, as a rule."""
+
+    @property
+    def spare(self) -> int:
+        """How many more can, for what is quick while `workers` others are slow; see `turns.py`."""
 
     @property
     def problem(self) -> str | None:

@@ -1,68 +1,58 @@
 """Small chunks of different requests that want the same become one, while they wait for a worker.
 
 Handing a chunk over costs more than a cheap score. A trainer that sends one sample a request, as many do, pays it for
-each; where small chunks wait for each other anyway, they go together, as many as make a chunk of a good size. With
-fewer of them under way than there are workers nothing is gathered.
+each; where small chunks wait for each other anyway, they go together, as many as make a chunk of a good size. With a
+free worker nothing is gathered.
 """
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pydantic_core import to_json
 
 from ..costs import Costs
-from .base import Chunk, Executor, ExecutorUnavailable, InvalidParams
+from .base import Chunk, ExecutorUnavailable, InvalidParams
+from .turns import TurnsExecutor
 from .wrapped import WrappedExecutor
 
 
 @dataclass
 class _Gathered:
-    """Chunks on their way together. `chunk` is set when they leave."""
+    """Chunks on their way together, in `chunk`. It grows until its turn begins."""
 
     key: bytes
-    parts: list[Chunk] = field(default_factory=list)
-    num_samples: int = 0
-    waiting: int = 0
-    chunk: Chunk | None = None
+    chunk: Chunk
     work: asyncio.Task[None] | None = None
+    num_parts: int = 0
+    waiting: int = 0
+    handed_over: bool = True
 
 
 class GatheringExecutor(WrappedExecutor):
-    """An `Executor` around one that has started.
+    """An `Executor` around one that gives turns, whose `busy` and `taken_up` it needs."""
 
-    Waits for: one of as many places as there are workers (`_place`). Unblocked by: chunks that come back, and nodes of
-    a cluster that join.
-    """
-
-    def __init__(self, executor: Executor, costs: Costs):
+    def __init__(self, executor: TurnsExecutor, costs: Costs):
         super().__init__(executor)
-        self._costs = costs
-        self._num_places = executor.workers
-        self._places = asyncio.Semaphore(self._num_places)
+        self._turns, self._costs = executor, costs
         self._open: dict[bytes, _Gathered] = {}
 
     async def score(self, chunk: Chunk) -> None:
         num_samples = len(chunk.samples)
         most = self._costs.chunk_samples(chunk.rewards)
-        if chunk.batch or 2 * num_samples > most or len(chunk.open_items()) < chunk.num_items:
-            await self._executor.score(chunk)
-            return
-        self._follow_workers()
-        if not self._places.locked():
-            async with self._place():
-                await self._executor.score(chunk)
+        some_known = len(chunk.open_items()) < chunk.num_items
+        if chunk.batch or some_known or 2 * num_samples > most or not self._turns.busy:
+            await self._turns.score(chunk)
             return
         wanted = [(spec.name, spec.params) for spec in chunk.rewards]
         key = to_json([wanted, chunk.step, chunk.timeout_s])
         gathered = self._open.get(key)
-        if gathered is None or gathered.num_samples + num_samples > most:
-            gathered = self._open[key] = _Gathered(key)
+        if gathered is None or len(gathered.chunk.samples) + num_samples > most:
+            together = Chunk(chunk.rewards, [], chunk.step, chunk.timeout_s, together=True)
+            gathered = self._open[key] = _Gathered(key, together)
             gathered.work = asyncio.create_task(self._run(gathered))
-        first = gathered.num_samples
-        gathered.parts.append(chunk)
-        gathered.num_samples += num_samples
+        first = len(gathered.chunk.samples)
+        gathered.chunk.extend(chunk.samples)
+        gathered.num_parts += 1
         await self._wait(gathered, chunk, first)
 
     async def _wait(self, gathered: _Gathered, chunk: Chunk, first: int) -> None:
@@ -77,50 +67,27 @@ class GatheringExecutor(WrappedExecutor):
             raise
         except Exception:
             # One of them cannot even be handed over.
-            if len(gathered.parts) == 1:
+            if gathered.num_parts == 1:
                 raise
-            gathered.chunk = None
+            gathered.handed_over = False
         finally:
             gathered.waiting -= 1
             if gathered.waiting == 0:
                 self._close(gathered)
                 work.cancel()
-            if gathered.chunk is not None:
+            if gathered.handed_over:
                 width = len(chunk.rewards)
                 chunk.scores = gathered.chunk.scores[first * width : (first + len(chunk.samples)) * width]
                 share = len(chunk.samples) / len(gathered.chunk.samples)
                 chunk.seconds = {name: seconds * share for name, seconds in gathered.chunk.seconds.items()}
         if chunk.open_items():  # alone, each has its own end
-            await self._executor.score(chunk)
+            await self._turns.score(chunk)
 
     async def _run(self, gathered: _Gathered) -> None:
         try:
-            async with self._place():
-                self._close(gathered)
-                first = gathered.parts[0]
-                samples = [sample for part in gathered.parts for sample in part.samples]
-                gathered.chunk = Chunk(first.rewards, samples, first.step, first.timeout_s, together=True)
-                await self._executor.score(gathered.chunk)
+            await self._turns.score(gathered.chunk, lambda: self._close(gathered))
         finally:
             self._close(gathered)
-
-    def _follow_workers(self) -> None:
-        """Workers have joined: as many places more."""
-        while self._num_places < self._executor.workers:
-            self._num_places += 1
-            self._places.release()
-
-    @contextlib.asynccontextmanager
-    async def _place(self) -> AsyncIterator[None]:
-        await self._places.acquire()
-        try:
-            yield
-        finally:
-            # One has left, and its place goes; not the last: nobody would wake those who wait for it.
-            if self._num_places > max(self._executor.workers, 1):
-                self._num_places -= 1
-            else:
-                self._places.release()
 
     def _close(self, gathered: _Gathered) -> None:
         """Nothing is added any more."""

@@ -17,6 +17,7 @@ class InlineExecutor:
     """An `Executor` that needs nothing started."""
 
     workers = 1
+    spare = 0
     problem: str | None = None
     failed: str | None = None
 

@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 from pydantic_core import PydanticSerializationError
 
@@ -50,10 +50,10 @@ PING_LIMIT_S = 15.0
 class ProcessExecutor:
     """An `Executor` on a fork server.
 
-    Waits for: a free worker (`_idle`). Unblocked by: a worker that has finished its turn or has just started.
+    Waits for: a free worker (`_freed`). Unblocked by: a worker that has finished its turn or has just started.
 
     Args:
-        workers: worker processes.
+        workers, spare: worker processes, all alike.
         plugins: Python files that define more rewards.
         memory_bytes: address space of each worker; 0 for no limit.
         environment: variables for the workers, beside the few of `worker_environment`.
@@ -65,19 +65,21 @@ class ProcessExecutor:
         self,
         *,
         workers: int,
+        spare: int = 0,
         plugins: Sequence[Path] = (),
         memory_bytes: int = 0,
         environment: Mapping[str, str] = MappingProxyType({}),
         start_limit_s: float = 120.0,
         on_restart: Callable[[str], None] = lambda cause: None,
     ):
-        self.workers = workers
+        self.workers, self.spare = workers, spare
         self.failed: str | None = None
         self._rewards: dict[str, LoadedReward] = {}
         self._plugins, self._memory_bytes, self._start_limit_s = list(plugins), memory_bytes, start_limit_s
         self._mark, self._on_restart = uuid.uuid4().hex, on_restart
         self._environment = worker_environment(environment) | {MARK: self._mark}
-        self._idle: asyncio.Queue[WorkerHandle] = asyncio.Queue()
+        self._idle: list[WorkerHandle] = []  # the last works next: what it needs is still in the processor's caches
+        self._freed = asyncio.Event()
         self._living: dict[int, WorkerHandle] = {}
         self._spawned, self._unspawned = 0, ""
         self._spawning = asyncio.Semaphore(SPAWNS_AT_ONCE)
@@ -132,7 +134,7 @@ class ProcessExecutor:
                 self._pings = 0
                 self._background(self._listen())
                 self._background(self._ping())
-                await asyncio.gather(*(self._spawn() for _ in range(self.workers)))
+                await asyncio.gather(*(self._spawn() for _ in range(self.workers + self.spare)))
         except TimeoutError:
             reason = self._unspawned
             what = f"no worker could be started ({reason})" if reason else "the rewards were not loaded"
@@ -148,10 +150,9 @@ class ProcessExecutor:
             worker.retired = True
             worker.close()
         self._living.clear()
-        if self._forkserver is None:
-            return
-        self._control.close()
-        await end(self._forkserver, 5.0, self._mark)
+        if self._forkserver is not None:
+            self._control.close()
+            await end(self._forkserver, 5.0, self._mark)
 
     async def score(self, chunk: Chunk) -> None:
         retried: set[int] = set()
@@ -165,29 +166,28 @@ class ProcessExecutor:
                 self._release(worker)  # it has nothing of this chunk in work
                 raise
             except BaseException:
-                # Cancelled: it may be in the middle of an item that nobody waits for any more.
-                self._retire(worker, "cancelled")
+                self._retire(worker, "cancelled")  # it may be in the middle of an item that nobody waits for
                 raise
             if ending.kind == "done":
                 self._release(worker)
                 continue
             if ending.kind == "unreadable":
                 self._release(worker)
-                self._give_up(chunk, f"the worker cannot read this: {ending.detail}")
+                chunk.give_up("error", f"the worker cannot read this: {ending.detail}")
                 continue
             self._retire(worker, ending.kind)
             if ending.kind == "leaving":
                 continue
             if ending.kind == "unread":
                 never_read += 1  # something stopped it while it was idle
-                if never_read > self.workers + MAX_DEATHS_BEFORE:
-                    self._give_up(chunk, f"no worker took this up, {never_read} of them one after the other")
+                if never_read > self.workers + self.spare + MAX_DEATHS_BEFORE:
+                    chunk.give_up("error", f"no worker took this up, {never_read} of them one after the other")
                 continue
             if ending.kind == "timeout" and ending.item < 0:
                 slow_beginnings += 1
                 if slow_beginnings == MAX_SLOW_BEGINNINGS:
                     late = f"reading it and its params took {chunk.timeout_s:g} s and more before the first sample"
-                    self._give_up(chunk, late, "timeout")
+                    chunk.give_up("timeout", late)
                 continue
             if ending.kind == "death" and ending.item < 0 and never_begun < MAX_DEATHS_BEFORE:
                 never_begun += 1  # it died of something else, most likely while it was idle
@@ -210,30 +210,29 @@ class ProcessExecutor:
             return
         chunk.settle(item, outcome)
 
-    @staticmethod
-    def _give_up(chunk: Chunk, detail: str, status: Literal["error", "timeout"] = "error") -> None:
-        for item in chunk.open_items():
-            chunk.settle(item, RewardScore(score=None, status=status, detail=detail))
-
     async def _free_worker(self) -> WorkerHandle:
-        while True:
+        while not self._idle:
             if self.failed:
                 raise ExecutorUnavailable(self.failed)
-            worker = await self._idle.get()
-            worker.idle = False
-            if not worker.retired:
-                return worker
+            self._freed.clear()
+            await self._freed.wait()
+        worker = self._idle.pop()
+        worker.idle = False
+        return worker
 
     def _release(self, worker: WorkerHandle) -> None:
         worker.idle = True
         self._last_release = time.monotonic()
-        self._idle.put_nowait(worker)
+        self._idle.append(worker)
+        self._freed.set()
 
     def _retire(self, worker: WorkerHandle, cause: str) -> None:
         """Kill a worker and start another in its place."""
         if worker.retired:
             return
         worker.retired = True
+        if worker.idle:
+            self._idle.remove(worker)
         self._last_release = time.monotonic()
         self._living.pop(worker.number, None)
         self._tell({"kill": worker.number})
@@ -382,8 +381,9 @@ class ProcessExecutor:
         for worker in list(self._living.values()):
             worker.retired = True
             worker.close()
-            self._idle.put_nowait(worker)
         self._living.clear()
+        self._idle.clear()
+        self._freed.set()
 
     def _background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

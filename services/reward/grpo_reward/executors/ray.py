@@ -32,6 +32,7 @@ from grpo_proto import RewardScore
 
 from .base import Chunk, ExecutorUnavailable, InvalidParams, LoadedReward
 from .ray_node import Head, Node, packed
+from .turns import num_spare
 
 JOIN_LIMIT_S = 90.0
 """For the cluster to answer, or a new one to start."""
@@ -109,6 +110,10 @@ class RayExecutor:
     @property
     def workers(self) -> int:
         return max(sum(member.workers for member in self._members.values()), 1)
+
+    @property
+    def spare(self) -> int:
+        return sum(num_spare(member.workers) for member in self._members.values())
 
     @property
     def problem(self) -> str | None:
@@ -318,7 +323,7 @@ class RayExecutor:
             raise
         self._rewards = loaded
         self._members[node["NodeID"]] = member
-        for _ in range(count):
+        for _ in range(count + num_spare(count)):
             self._places.put_nowait(member)
 
 

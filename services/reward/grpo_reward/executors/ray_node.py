@@ -13,6 +13,7 @@ from grpo_proto import RewardSpec
 from ..plugin import split_plugin
 from .base import Chunk, ExecutorUnavailable, InvalidParams
 from .process import ProcessExecutor
+from .turns import num_spare
 
 
 class Node:
@@ -25,7 +26,7 @@ class Node:
             path = Path(self._folder.name, file_name)
             path.write_bytes(source)
             paths.append(Path(f"{path}:{reward}") if reward else path)
-        self._executor = ProcessExecutor(workers=workers, plugins=paths, **limits)
+        self._executor = ProcessExecutor(workers=workers, spare=num_spare(workers), plugins=paths, **limits)
         self._started: asyncio.Task[None] | None = None
 
     async def rewards(self) -> dict[str, Any]:

@@ -20,6 +20,10 @@ class WrappedExecutor:
         return self._executor.workers
 
     @property
+    def spare(self) -> int:
+        return self._executor.spare
+
+    @property
     def problem(self) -> str | None:
         return self._executor.problem
 

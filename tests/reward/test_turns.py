@@ -1,0 +1,262 @@
+"""Whoever holds the workers for long does not hold up what is quick."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.reward.test_server import LATE, Server
+
+from grpo_proto import RewardScore, RewardSpec
+from grpo_reward.costs import Costs
+from grpo_reward.executors.base import Chunk, Pace
+from grpo_reward.executors.gathering import GatheringExecutor
+from grpo_reward.executors.inline import InlineExecutor
+from grpo_reward.executors.turns import TurnsExecutor, num_spare
+
+LIMIT_S = 30.0
+
+
+class Held(InlineExecutor):
+    """With one worker and a spare one. A sample `hang` takes until `let_go`; every other scores 1 at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare = 1
+        self.let_go = asyncio.Event()
+        self.begun: list[str] = []
+        """The first sample of every chunk that a worker got."""
+        self.ended: list[str] = []
+        self.at_once = self.most_at_once = 0
+        self.next_step: Callable[[], object] = bool
+        """Called when a turn has just been given on."""
+
+    async def score(self, chunk: Chunk) -> None:
+        self.begun.append(text_of(chunk))
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            for item in chunk.open_items():
+                if chunk.samples[item]["completion"] == "hang":
+                    await self.let_go.wait()
+                chunk.scores[item] = RewardScore(score=1.0, status="ok")
+        finally:
+            self.at_once -= 1
+        self.ended.append(text_of(chunk))
+        asyncio.get_running_loop().call_soon(self.next_step)
+
+
+def text_of(chunk: Chunk) -> str:
+    return " ".join(sample["completion"] for sample in chunk.samples)
+
+
+def chunk_of(*texts: str, reward: str = "min_length", batch: bool = False) -> Chunk:
+    samples = [{"completion": text, "columns": {}} for text in texts]
+    return Chunk([RewardSpec(name=reward)], samples, None, 600.0, batch)
+
+
+def of_request(pace: Pace, *texts: str) -> Chunk:
+    chunk = chunk_of(*texts)
+    chunk.pace = pace
+    return chunk
+
+
+async def until(what: object, *args: object) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while not what(*args):  # type: ignore[operator]  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+def turns() -> tuple[TurnsExecutor, Held]:
+    inner = Held()
+    return TurnsExecutor(inner, Costs()), inner
+
+
+async def begin(executor: TurnsExecutor, *chunks: Chunk) -> list[asyncio.Task[None]]:
+    tasks = []
+    for chunk in chunks:
+        tasks.append(asyncio.create_task(executor.score(chunk)))
+        await asyncio.sleep(0)
+    return tasks
+
+
+async def test_what_is_quick_overtakes_what_hangs(turns):
+    executor, inner = turns
+    slow = await begin(executor, chunk_of("hang"))
+    async with asyncio.timeout(LIMIT_S):
+        for _ in range(3):
+            quick = chunk_of("quick")
+            await executor.score(quick)
+            assert quick.scores[0].score == 1.0
+    assert not slow[0].done()
+    inner.let_go.set()
+    await slow[0]
+
+
+async def test_what_is_slow_on_a_spare_worker_keeps_its_scores_and_waits_for_its_turn(turns):
+    executor, inner = turns
+    second = chunk_of("quick", "hang", "late")
+    tasks = await begin(executor, chunk_of("hang"), second)
+    await until(lambda: len(inner.begun) == 2)
+    await until(lambda: inner.at_once == 1)  # it was taken away
+    assert [score and score.score for score in second.scores] == [1.0, None, None]
+    quick = chunk_of("quick")
+    await asyncio.wait_for(executor.score(quick), LIMIT_S)  # the spare worker is free for others
+    assert not tasks[1].done()
+    inner.let_go.set()
+    await asyncio.gather(*tasks)
+    assert [score.score for score in second.scores] == [1.0, 1.0, 1.0]
+    assert inner.begun == ["hang", "quick hang late", "quick", "quick hang late"]
+    assert inner.most_at_once == 2
+
+
+async def test_turns_are_given_in_order_when_nobody_holds_a_worker_for_long(turns):
+    executor, inner = turns
+    inner.spare = 0
+    tasks = await begin(executor, chunk_of("hang"), chunk_of("a"), chunk_of("b"), chunk_of("c"))
+    inner.let_go.set()
+    await asyncio.gather(*tasks)
+    assert inner.ended == ["hang", "a", "b", "c"]
+
+
+async def test_the_cheapest_overtakes_first():
+    inner, costs = Held(), Costs()
+    costs.learn("format", 0.2)
+    costs.learn("min_length", 0.001)
+    executor = TurnsExecutor(inner, costs)
+    chunks = [chunk_of("dear", reward="format"), chunk_of("cheap", "cheap"), chunk_of("cheapest")]
+    tasks = await begin(executor, chunk_of("hang"), *chunks)
+    await until(lambda: len(inner.ended) == 3)
+    assert inner.ended == ["cheapest", "cheap cheap", "dear"]
+    inner.let_go.set()
+    await asyncio.gather(*tasks)
+
+
+async def test_who_was_late_before_comes_after_the_others(turns):
+    executor, inner = turns
+    pace = Pace()
+    tasks = await begin(executor, chunk_of("hang"), of_request(pace, "hang"))
+    await until(lambda: pace.num_late == 1)
+    # The spare worker is at what hangs, and two wait for it.
+    tasks += await begin(executor, chunk_of("hang"), of_request(pace, "again"), chunk_of("a stranger's"))
+    await until(lambda: len(inner.ended) == 2)
+    assert inner.ended == ["a stranger's", "again"]
+    inner.let_go.set()
+    await asyncio.gather(*tasks)
+
+
+async def test_a_reward_that_is_often_late_comes_after_the_others(turns):
+    executor, inner = turns
+    tasks = await begin(executor, chunk_of("hang"), chunk_of("hang", reward="format"))
+    await until(lambda: inner.at_once == 2)
+    await until(lambda: inner.at_once == 1)
+    # The spare worker is at what hangs, and two wait for it.
+    last = [chunk_of("hang", reward="tag_count"), chunk_of("x", reward="format"), chunk_of("cheap")]
+    tasks += await begin(executor, *last)
+    await until(lambda: len(inner.ended) == 2)
+    assert inner.ended == ["cheap", "x"]
+    inner.let_go.set()
+    await asyncio.gather(*tasks)
+
+
+async def test_a_batch_overtakes_when_its_reward_was_quick_before(turns):
+    """It may ask somebody else, and pay for it, and nothing would be left of what was taken away."""
+    executor, inner = turns
+    tasks = await begin(executor, chunk_of("hang"), chunk_of("batch", batch=True))
+    await asyncio.wait_for(executor.score(chunk_of("quick", reward="format")), LIMIT_S)
+    assert inner.begun == ["hang", "quick"]
+    inner.let_go.set()
+    await asyncio.gather(*tasks)
+    assert inner.ended == ["quick", "hang", "batch"]
+    inner.let_go.clear()
+    tasks = await begin(executor, chunk_of("hang", reward="format"))
+    await asyncio.wait_for(executor.score(chunk_of("batch", batch=True)), LIMIT_S)
+    assert not tasks[0].done()
+    inner.let_go.set()
+    await asyncio.gather(*tasks)
+
+
+@pytest.mark.parametrize("when", ["waiting", "given its turn", "on the spare worker", "at work"])
+async def test_who_leaves_takes_no_turn_with_it(turns, when):
+    executor, inner = turns
+    holder, leaver = chunk_of("hang"), chunk_of("hang", "leaver")
+    tasks = await begin(executor, holder, leaver)
+    if when == "on the spare worker":
+        await until(lambda: len(inner.begun) == 2)
+    leaving = tasks[0] if when == "at work" else tasks[1]
+    if when == "given its turn":
+        inner.next_step = leaving.cancel
+        inner.let_go.set()
+    else:
+        leaving.cancel()
+    await asyncio.wait([leaving])
+    assert leaving.cancelled()
+    inner.let_go.set()
+    await asyncio.gather(*(task for task in tasks if task is not leaving))
+    inner.let_go.clear()
+    # One worker and a spare one, no more and no less.
+    tasks = await begin(executor, chunk_of("hang"))
+    inner.most_at_once = 1
+    await asyncio.wait_for(asyncio.gather(*(executor.score(chunk_of("quick")) for _ in range(3))), LIMIT_S)
+    assert inner.most_at_once == 2
+    inner.let_go.set()
+    await asyncio.gather(*tasks)
+    assert not executor.busy
+
+
+async def test_nobody_is_late_with_what_was_gathered_with_a_sample_that_hangs():
+    inner, costs = Held(), Costs()
+    costs.learn("min_length", 0.0001)
+    executor = GatheringExecutor(TurnsExecutor(inner, costs), costs)
+    chunks = [chunk_of("hang"), chunk_of("a"), chunk_of("hang"), chunk_of("b")]
+    tasks = [asyncio.create_task(executor.score(chunk)) for chunk in chunks]
+    await until(lambda: tasks[1].done() and tasks[3].done())
+    assert [task.done() for task in tasks] == [False, True, False, True]
+    assert inner.begun[:2] == ["hang", "a hang b"]
+    inner.let_go.set()
+    await asyncio.gather(*tasks)
+    assert [chunk.scores[0].score for chunk in chunks] == [1.0] * 4
+
+
+@pytest.mark.parametrize("num_samples", [1, 64])
+def test_a_server_whose_workers_all_wait_for_ten_minutes_scores_what_is_quick(misbehaving: Path, num_samples: int):
+    """Twice as many requests as workers, each with a program that sleeps."""
+    sleeping = {
+        "rewards": [{"name": "code", "params": {"test_timeout_s": 600, "total_timeout_s": 600}}],
+        "samples": [
+            {"completion": "```python\nimport time; time.sleep(600)\n```", "columns": {"tests": ["assert True"]}}
+        ],
+        "timeout_s": 600,
+        "deadline_s": 600,
+    }
+    quick = {
+        "rewards": [{"name": "countdown"}, {"name": "accuracy"}],
+        "samples": [
+            {"completion": "<answer>3 + 4</answer>", "columns": {"nums": [3, 4], "target": 7, "solution": "$7$"}}
+        ]
+        * num_samples,
+    }
+    server = Server("--plugin", str(misbehaving), "--grace-s", "0.3")
+    try:
+        asyncio.run(_quick_beside_slow(server.url, [sleeping, LATE], quick))
+    finally:
+        server.stop()
+
+
+async def _quick_beside_slow(url: str, slow: list[dict[str, object]], quick: dict[str, object]) -> None:
+    async with httpx.AsyncClient(base_url=url, timeout=LIMIT_S) as client:
+        waiting = [asyncio.create_task(client.post("/v1/score", json=body)) for body in slow * 2]
+        await asyncio.sleep(0.5)
+        for _ in range(3):
+            answer = (await client.post("/v1/score", json=quick)).raise_for_status().json()
+            assert {score["status"] for result in answer["results"] for score in result["rewards"].values()} == {"ok"}
+        assert [task.result().text for task in waiting if task.done()] == []
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+def test_there_is_a_spare_worker_for_every_eight():
+    assert [num_spare(workers) for workers in (1, 2, 8, 15, 16, 64)] == [1, 1, 1, 1, 2, 8]
