@@ -32,7 +32,8 @@ RUN uv pip install --python /opt/grpo/bin/python --no-deps --no-index --no-cache
 FROM ${VLLM_IMAGE} AS build-gpu
 COPY --chmod=755 docker/requirements/rollout-gpu.txt /src/
 COPY --from=build /dist /dist
-# Beside vLLM's own packages and before them on the path: what the image brings stays as its makers tested it.
+# Beside vLLM's own packages, which stay as they are, and before them on the path: of the few that both have, such as
+# pydantic and httpx, those versions are taken that the tests ran with vLLM.
 RUN --mount=type=bind,source=docker/wheels,target=/wheels \
     python3 -m pip install --no-cache-dir --quiet --target /opt/grpo-plugins --no-deps --require-hashes --find-links /wheels -r /src/rollout-gpu.txt \
  && python3 -m pip install --no-cache-dir --quiet --target /opt/grpo-plugins --no-deps --no-index --upgrade /dist/*.whl

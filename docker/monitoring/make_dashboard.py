@@ -31,7 +31,7 @@ RUNS = {
 
 @dataclass(frozen=True)
 class Panel:
-    """One chart. `queries`: legend → PromQL; `unit` is one of Grafana's."""
+    """One chart. `queries`: legend → PromQL; `unit` is one of Grafana's; `si:` is one with its prefixes."""
 
     title: str
     text: str
@@ -68,7 +68,7 @@ ROWS: dict[str, list[Panel]] = {
             "Tokens trained on",
             "Prompts and completions.",
             {"{{instance}}": f"rate(grpo_trainer_tokens_total{RUN}[$__rate_interval])"},
-            "reqps",
+            "si: tokens/s",
         ),
         Panel(
             "Staleness",
@@ -133,7 +133,7 @@ ROWS: dict[str, list[Panel]] = {
                 "returned {{instance}}": f"rate(grpo_rollout_tokens_total{RUN}[$__rate_interval])",
                 "engine {{instance}}": f"rate(vllm:generation_tokens_total{RUN}[$__rate_interval])",
             },
-            "reqps",
+            "si: tokens/s",
         ),
         Panel(
             "Sequences",
@@ -156,7 +156,7 @@ ROWS: dict[str, list[Panel]] = {
                 "{{finish_reason}}": "sum by (finish_reason)"
                 f" (rate(grpo_rollout_sequences_total{RUN}[$__rate_interval]))"
             },
-            "reqps",
+            "si: completions/s",
             stacked=True,
         ),
         Panel(
@@ -174,7 +174,7 @@ ROWS: dict[str, list[Panel]] = {
                 "{{reward}} {{status}}": "sum by (reward, status)"
                 f" (rate(grpo_reward_scores_total{RUN}[$__rate_interval]))"
             },
-            "reqps",
+            "si: scores/s",
         ),
         Panel(
             "Seconds of a score",

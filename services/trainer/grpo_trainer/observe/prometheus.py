@@ -34,6 +34,8 @@ class _RunCollector(Collector):
         yield _gauge("policy_version", "Policy version that the rollout servers have.", state.policy_version)
         if self._status.has_heartbeat():
             yield _gauge("heartbeat_timestamp_seconds", "When the loop last moved on.", state.heartbeat_timestamp_s)
+        bound_s = self._status.heartbeat_bound_s
+        yield _gauge("heartbeat_bound_seconds", "A loop that has not moved on for so long is stuck.", bound_s)
         for name, text, value in (
             ("max_steps", "Steps of the whole run.", state.max_steps or None),
             ("reward", "Mean total reward of the last step.", state.reward),
