@@ -34,6 +34,7 @@ class Stack:
             **os.environ,
             **{f"GRPO_{name.upper()}_PORT": str(port) for name, port in self.ports.items()},
             "GRPO_COLD_START_STEPS": str(cold_start_steps),
+            "GRPO_ROLLOUT_CPU_ARGS": "--heartbeat-timeout-s 20",
             "GRPO_TRAIN_ARGS": f"--max_steps {num_steps} --checkpoint.save_steps 3 --eval.eval_steps 0",
         }
 

@@ -82,6 +82,8 @@ def test_health_and_restarts(file: str, name: str, service: Service) -> None:
         assert "--resume" in service["command"]
     else:
         assert service["restart"] == "unless-stopped"
+    # A loop or an engine that hangs does not end by itself. The reward server does when it cannot go on.
+    assert ("--end-when-stuck" in service["healthcheck"]["test"]) is name.startswith(("trainer", "rollout"))
 
 
 @every_service

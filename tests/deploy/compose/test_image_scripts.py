@@ -60,6 +60,50 @@ def test_the_health_check_of_nobody_says_so() -> None:
     assert result.stderr == ""
 
 
+# As PID 1 of a container with `init: true`: ends with its child, and with the child's status as a shell tells it.
+INIT = f"""#!{sys.executable}
+import os, sys
+pid = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ)
+sys.exit(128 + os.WTERMSIG(status) if os.WIFSIGNALED(status := os.waitpid(pid, 0)[1]) else 0)
+"""
+# A server that gives one status after the other, and looks at itself as Docker would.
+SERVER = """
+import http.server, subprocess, sys, threading
+statuses = list(map(int, sys.argv[2:]))
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(statuses.pop(0))
+        self.end_headers()
+server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+for _ in sys.argv[2:]:
+    subprocess.run([sys.executable, "-I", sys.argv[1], str(server.server_port), "--end-when-stuck"], timeout=30)
+print("still there")
+"""
+
+
+@pytest.mark.parametrize(
+    ("init", "statuses", "ends"),
+    [
+        ("docker-init", [200, 503, 503, 503], True),
+        ("docker-init", [503, 503, 200, 503, 503, 404, 503, 503], False),
+        ("bash", [503, 503, 503, 503], False),
+    ],
+)
+def test_a_server_that_says_three_times_that_it_is_stuck_is_killed(
+    tmp_path: Path, init: str, statuses: list[int], ends: bool
+) -> None:
+    namespaces = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    if call(*namespaces, "true").returncode:
+        pytest.skip("this kernel gives an ordinary user no namespaces")
+    (tmp_path / init).write_text(INIT)
+    (tmp_path / init).chmod(0o755)
+    words = [tmp_path / init, sys.executable, "-c", SERVER, DOCKER / "healthcheck.py", *statuses]
+    result = call(*namespaces, *words, TMPDIR=str(tmp_path))
+    assert (result.returncode, "still there" in result.stdout) == ((137, False) if ends else (0, True)), result
+    assert ("the health check kills this server" in result.stderr) is ends
+
+
 def test_a_secret_file_becomes_a_variable(tmp_path: Path) -> None:
     (tmp_path / "grpo_api_token").write_text("s3cret $HOME `id`\n")
     (tmp_path / "empty").write_text("")

@@ -3,8 +3,9 @@
     .venv/bin/python -m tests.deploy.compose.try_stack
 
 Every service is killed twice: its process (or vLLM's engine) from inside, which the restart policy mends, and by
-`docker kill`, which Docker takes for an operator's wish and does not mend: then `up` does. The run has to end with
-status 0 and every step once. Where there is no Docker it is installed from Debian and started, which needs root.
+`docker kill`, which Docker takes for an operator's wish and does not mend: then `up` does. At last the engine hangs,
+and the health check has to end the server. The run has to end with status 0 and every step once. Where there is no
+Docker it is installed from Debian and started, which needs root.
 
 Exit status 0 done, 1 something is wrong, 3 this machine cannot run it (0 with GRPO_COMPOSE_MAY_SKIP=1).
 """
@@ -32,10 +33,11 @@ RECOVERY_TIMEOUT_S = 300
 CANNOT_RUN = 3
 
 KILL_MAIN_PROCESS = "kill -9 $(cat /proc/1/task/1/children)"
-KILL_ENGINE = (
+SIGNAL_ENGINE = (
     "for file in /proc/[0-9]*/comm; do case $(cat $file) in VLLM::EngineCor*)"
-    " pid=${file#/proc/}; kill -9 ${pid%/comm};; esac; done"
+    " pid=${file#/proc/}; kill -%s ${pid%%/comm};; esac; done"
 )
+KILL_ENGINE, STOP_ENGINE = SIGNAL_ENGINE % "KILL", SIGNAL_ENGINE % "STOP"
 DEATHS = {"reward": KILL_MAIN_PROCESS, "rollout-cpu": KILL_ENGINE, "trainer-cpu": KILL_MAIN_PROCESS}
 """Service → what is run inside its container to kill what matters most there."""
 
@@ -85,6 +87,8 @@ def train(host: DockerHost, running: Stack) -> None:
     for service, death in DEATHS.items():
         survive(running, service, "its process dies", partial(die, running, service, death))
         survive(running, service, "docker kill, then up", partial(kill_by_hand, running, service))
+    # Nothing dies: the health check has to.
+    survive(running, "rollout-cpu", "its engine hangs", partial(die, running, "rollout-cpu", STOP_ENGINE))
 
     running.wait_until("the end of the run", lambda: exited("trainer-cpu"), timeout_s=STEP_TIMEOUT_S)
     state = running.inspect("trainer-cpu")["State"]
@@ -167,7 +171,7 @@ def check_result(host: DockerHost, running: Stack) -> None:
     run(*read, "/runs/first/model/config.json")
     time.sleep(5)
     assert running.inspect("trainer-cpu")["State"]["Status"] == "exited", "a finished trainer was started again"
-    say(f"{NUM_STEPS} steps, each once, in spite of {2 * len(DEATHS)} deaths")
+    say(f"{NUM_STEPS} steps, each once, in spite of {2 * len(DEATHS)} deaths and a hang")
 
 
 if __name__ == "__main__":
