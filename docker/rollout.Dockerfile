@@ -30,13 +30,17 @@ COPY --from=build /dist /dist
 RUN uv pip install --python /opt/grpo/bin/python --no-deps --no-index --no-cache --compile-bytecode /dist/*.whl
 
 FROM ${VLLM_IMAGE} AS build-gpu
+USER root
+# Whatever pip the image has, or none.
+COPY --from=tools /opt/build/bin/uv /usr/local/bin/
 COPY --chmod=755 docker/requirements/rollout-gpu.txt /src/
 COPY --from=build /dist /dist
 # Beside vLLM's own packages, which stay as they are, and before them on the path: of the few that both have, such as
 # pydantic and httpx, those versions are taken that the tests ran with vLLM.
 RUN --mount=type=bind,source=docker/wheels,target=/wheels \
-    python3 -m pip install --no-cache-dir --quiet --target /opt/grpo-plugins --no-deps --require-hashes --find-links /wheels -r /src/rollout-gpu.txt \
- && python3 -m pip install --no-cache-dir --quiet --target /opt/grpo-plugins --no-deps --no-index --upgrade /dist/*.whl
+    install="uv pip install --quiet --no-cache --python $(command -v python3) --target /opt/grpo-plugins --no-deps" \
+ && $install --require-hashes --find-links /wheels -r /src/rollout-gpu.txt \
+ && $install --no-index /dist/*.whl
 
 FROM ${VLLM_IMAGE} AS gpu
 ARG VERSION=0.1.0
