@@ -38,9 +38,9 @@ COPY --from=build /dist /dist
 # Beside vLLM's own packages, which stay as they are, and before them on the path: of the few that both have, such as
 # pydantic and httpx, those versions are taken that the tests ran with vLLM.
 RUN --mount=type=bind,source=docker/wheels,target=/wheels \
-    install="uv pip install --quiet --no-cache --python $(command -v python3) --target /opt/grpo-plugins --no-deps" \
- && $install --require-hashes --find-links /wheels -r /src/rollout-gpu.txt \
- && $install --no-index /dist/*.whl
+    target="--python $(command -v python3) --target /opt/grpo-plugins" \
+ && uv pip install --quiet --no-cache $target --no-deps --require-hashes --find-links /wheels -r /src/rollout-gpu.txt \
+ && uv pip install --quiet --no-cache $target --no-deps --no-index /dist/*.whl
 
 FROM ${VLLM_IMAGE} AS gpu
 ARG VERSION=0.1.0
