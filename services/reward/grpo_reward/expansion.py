@@ -20,6 +20,8 @@ MAX_DIGITS = 200_000
 """Of a power of a number."""
 MAX_RANGE = 100_000
 """Of a sum or product that is written with its sign."""
+SMALL, SMALL_TOLERANCE = 0.001, 0.001
+"""Numbers below that size are compared to three digits: `math_verify` rounds to six decimals, whatever the size."""
 _INFINITE = 1e18
 _DIGITS = 100
 """So that 1 is not lost beside the value of a power."""
@@ -77,16 +79,16 @@ def _range(limits: Any) -> float:
 def differ(first: Any, second: Any) -> bool | None:
     """Whether the two have different values at a point; None when they cannot be evaluated there, or are too close.
 
-    Only for what `math_verify` compares by its value: numbers with a decimal point are rounded there, single symbols
-    are names, and sets, relations and matrices have rules of their own.
+    Only for what `math_verify` compares by its value: numbers with a decimal point are rounded there (what that does to
+    small ones is mended here), single symbols are names, and sets, relations and matrices have rules of their own.
     """
     if not (_is_scalar(first) and _is_scalar(second)):
         return None
     if isinstance(first, Symbol) or isinstance(second, Symbol) or first.has(*_NO_VALUE) or second.has(*_NO_VALUE):
         return None
-    if (first.has(Float) or second.has(Float)) and not (is_costly(first) or is_costly(second)):
-        return None
     symbols = sorted(first.free_symbols | second.free_symbols, key=str)
+    if (first.has(Float) or second.has(Float)) and not (is_costly(first) or is_costly(second)):
+        return True if not symbols and _are_small_and_differ(first, second) else None
     if any(symbol.is_real is not True for symbol in symbols):
         return None
     for values in _POINTS:
@@ -104,6 +106,15 @@ def differ(first: Any, second: Any) -> bool | None:
         if not symbols:
             break
     return False
+
+
+def _are_small_and_differ(first: Any, second: Any) -> bool:
+    """Six decimals make 0 of every small number, so that 0.0 would equal the charge of an electron."""
+    pair = _value(first, {}), _value(second, {})
+    if None in pair:
+        return False
+    distance, size = abs(pair[0] - pair[1]), max(map(abs, pair))
+    return bool(size < SMALL and distance > SMALL_TOLERANCE * size)
 
 
 def _is_scalar(value: Any) -> bool:

@@ -12,6 +12,7 @@ from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, veri
 from ..answer import answer_block
 from ..author import Score, reward
 from ..expansion import differ, is_costly
+from ..typography import latex_of
 
 BOX = "\\boxed{"
 MAX_EXPONENT = 200_000
@@ -33,7 +34,9 @@ _DELIMITED = re.compile(r"\$|\\boxed|\\\(|\\\[|\n")
 _TEXT = re.compile(r"\A\\(?:text|mathrm|textbf|mbox)\s*\{([^{}]*)\}\Z")
 _TEXT_COMMAND = re.compile(r"\\(?:text|mathrm|textbf|mbox|begin|end)\s*\{[^{}]*\}|\\[A-Za-z]+")
 _WORD = re.compile(r"[^\W\d_]{2,}")
-_FORMULA = re.compile(r"\A\s*[(\[]|[\\^_+*/=<>|]|(?<=[\w)}])\s*[-\u2212]|\d\s*[A-Za-z(]")
+_FORMULA = re.compile(
+    r"\A\s*[-+]?\s*[(\[]|\A\s*[-+]\s*[A-Za-z]|\A\s*[-+]\s+\d|[\\^_+*/=<>|]|(?<=[\w)}])\s*[-\u2212]|\d\s*[A-Za-z(]"
+)
 _AND_OR = re.compile(r"(?:\s*,)?\s+(?:and|or)\s+(?=[-+.(\\\d]|[A-Za-z]\s*[=<>])")
 _LISTED = re.compile(r"\d\s*[,;]\s+[-+]?\s?\.?\d|\d\s*(?:,\s*[-+]|;)\s?\.?\d|\d,\d+,[-+]?\d")
 _GROUPED_NUMBER = re.compile(r"\A\s*[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?\s*\Z")
@@ -44,10 +47,8 @@ _POWER_OF_TEN = re.compile(r"\A\s*[-+]?\d+(?:\.\d+)?[eE][-+]?\d{1,2}\s*\Z", re.A
 _CLOCK_OR_RATIO = re.compile(r"\d\s*:\s*\d")
 MAX_FORMULA_CHARS = 300
 _EMPHASIS = re.compile(r"\A(\*\*|__|`)([^*_`\n]+)\1\Z")
-_ASCII = dict(zip(map(ord, "\u2212\uff0d\ufe63\uff0b\uff0f\uff0e\uff1d\uff08\uff09"), "---+/.=()", strict=True))
-_ASCII |= {0xFF10 + digit: str(digit) for digit in range(10)}
-_ASCII |= dict.fromkeys(map(ord, "\u200b\u200c\u200d\u2060\ufeff"), "")
-_CURRENCY, _DEGREE = re.compile(r"(?<!\\)\\\$"), re.compile("\u00b0(?!\\s*[A-Za-z])")
+_UNIT = r"(?:[kcmdnMG]?(?:m|g|s|L|l|N|J|W|V|A|Pa|Hz|mol|Wh|eV|cal)|h|hrs?|min|sec|K|ft|in|yd|mi|lb|oz)(?:\^\{?-?\d\}?)?"
+_WITH_UNIT = re.compile(rf"\A([-+]?[\d,]*\.?\d+)\s*{_UNIT}(?:(?:\s*(?:[/*]|\\cdot)\s*|\s+){_UNIT})*\Z", re.ASCII)
 
 _ANYWHERE = (LatexExtractionConfig(), ExprExtractionConfig())
 _BOXED = (LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False),)
@@ -63,11 +64,14 @@ def accuracy(completion: str, *, solution: str, unparsable: float | None = None)
 
     The answer is what stands in the first `<answer>…</answer>`, in LaTeX or as a plain expression; without such a block
     it is what stands in `\\boxed{…}` or after "the final answer is". `solution` may be a whole worked solution; its
-    answer is found in the same way. An answer equal to it as text is right without parsing. A minus sign (U+2212) and
-    full-width digits are read as those of ASCII, and `**42**` as 42. A formula of one line without words is read as one
-    also without dollar signs, in `solution` and in the block; math_verify takes its first number, 2 for `2\\pi r`. So
-    is a list, `3, 5, 7` or `1 or -2`, of which math_verify takes the last number. `2,3` without a blank is 2.3 there,
-    and here, unless it answers a `solution` that is a list.
+    answer is found in the same way. Where it can be parsed, an answer equal to it as text is right. What people type is
+    read as LaTeX: `2√2`, `10⁵`, `½`, `5×10³`, `10{,}000`, `10\\,000`, `0.\\overline{3}`, full-width digits, `**42**`. A
+    formula of one line without words is read as one also without dollar signs, in `solution` and in the block;
+    math_verify takes its first number, 2 for `2\\pi r`. So is a list, `3, 5, 7` or `1 or -2`, of which math_verify
+    takes the last number. `2,3` without a blank is 2.3 there, and here, unless it answers a `solution` that is a list.
+    Units after a number (`5 m/s`) do not count beside a number without one.
+
+    With a decimal point in either, values are equal to six decimals, and those below 0.001 to three digits.
 
     `unparsable` is null by default: such a sample is unscorable and takes no part. The R1-Zero walk-through gives it
     0.5, open-r1 1, ms-swift 0; a number that every sample of a group gets teaches nothing, but moves the run's mean.
@@ -89,13 +93,13 @@ def accuracy(completion: str, *, solution: str, unparsable: float | None = None)
         )
     answer = answer_block(completion)
     if answer is None:
-        return Score(_memoized(gold, _ascii(completion), False))
-    return Score(_memoized(gold, _EMPHASIS.sub(r"\2", _ascii(answer)), True))
+        return Score(_memoized(gold, latex_of(completion), False))
+    return Score(_memoized(gold, _EMPHASIS.sub(r"\2", latex_of(answer)), True))
 
 
 def _block_or_all(solution: str) -> str:
     block = answer_block(solution)
-    return _ascii(solution.strip() if block is None else block)
+    return latex_of(solution.strip() if block is None else block)
 
 
 def _memoized(gold: str, text: str, tagged: bool) -> float:
@@ -125,18 +129,13 @@ def _compare(gold: str, text: str, tagged: bool) -> float:
         return 0.0
     where = _ANYWHERE if tagged else _BOXED
     if tagged:
+        text, gold = _without_units(text, gold)
         text = f"${text}$" if _TWO_OR_ONE.search(text) and _LISTED.search(gold) else _as_formula(text)
     answers = parse(text, where, extraction_mode="first_match", parsing_timeout=None)
     return float(any(_equal(expected, answer) for expected in _parsed_gold(gold) for answer in answers))
 
 
 _remembered = lru_cache(maxsize=4096)(_compare)
-
-
-def _ascii(text: str) -> str:
-    """Without what the parser does not know: full-width digits, the minus of typography, `\\$`, what nobody sees."""
-    text = _CURRENCY.sub("", text)
-    return text if text.isascii() else _DEGREE.sub(r"^\\circ ", text.translate(_ASCII))
 
 
 def _as_formula(text: str) -> str:
@@ -151,6 +150,16 @@ def _as_formula(text: str) -> str:
     elif not _FORMULA.search(formula):
         return text
     return text if _WORD.search(_TEXT_COMMAND.sub(" ", formula)) else f"${formula}$"
+
+
+def _without_units(text: str, gold: str) -> tuple[str, str]:
+    """`5 m/s` is 5 beside a number, in either; as a formula it would be 5·m/s. Two with units are compared as such."""
+    answer, expected = (_WITH_UNIT.search(_bare(side)) for side in (text, gold))
+    if answer and not expected and all(getattr(value, "is_number", True) for value in _parsed_gold(gold)):
+        return answer.group(1), gold
+    if expected and not answer and not _DELIMITED.search(gold):
+        return text, expected.group(1)
+    return text, gold
 
 
 def _bare(text: str) -> str:
