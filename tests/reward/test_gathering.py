@@ -53,6 +53,8 @@ async def test_what_waits_goes_together_and_comes_back_apart(gathering):
     chunks = [chunk_of(3), chunk_of(2, 3), chunk_of(1), chunk_of(3, 3, 2)]
     tasks = [asyncio.create_task(executor.score(chunk)) for chunk in chunks]
     await settled()
+    # Since when those that go together have waited: should one of them hang, each goes on alone from its place.
+    assert [chunk.since_s is None for chunk in chunks] == [True, False, False, False]
     inner.gate.set()
     await asyncio.gather(*tasks)
     assert [len(chunk.samples) for chunk in inner.chunks] == [1, 6]

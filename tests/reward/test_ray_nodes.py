@@ -165,9 +165,9 @@ async def test_an_only_node_that_falls_silent_and_comes_back(cluster, serve):
     (actor,) = await server.actors()
     os.kill(actor, signal.SIGSTOP)
     try:
-        waiting = asyncio.create_task(server.score(2))
+        waiting = asyncio.gather(*(server.score(2) for _ in range(20)))  # more than have a turn
         assert "no node of the Ray cluster answers" in await server.until_ready_is(503)
-        for answer in (await waiting, await server.score(2)):
+        for answer in (*await waiting, await server.score(2)):
             assert answer.status_code == 503
             assert answer.json()["error"]["type"] == "not_ready"
     finally:
@@ -182,6 +182,34 @@ async def test_an_only_node_that_falls_silent_and_comes_back(cluster, serve):
         await asyncio.sleep(TICK_S)
     assert answer.status_code == 200, answer.text
     assert await server.actors() != {actor}
+
+
+async def test_what_is_quick_is_scored_while_the_one_worker_of_a_node_is_held(cluster, serve):
+    """Beside its worker a node has a spare one, and what was taken away there does not occupy it any longer."""
+    cluster.add_node(num_cpus=1)
+    server = serve(cluster.address)
+    sleeping = {
+        "rewards": [{"name": "code", "params": {"test_timeout_s": 600, "total_timeout_s": 600}}],
+        "samples": [
+            {"completion": "```python\nimport time; time.sleep(600)\n```", "columns": {"tests": ["assert True"]}}
+        ],
+        "timeout_s": 600,
+        "deadline_s": 600,
+    }
+    quick = {
+        "rewards": [{"name": "countdown"}],
+        "samples": [{"completion": "<answer>3 + 4</answer>", "columns": {"nums": [3, 4], "target": 7}}],
+    }
+    waiting = [asyncio.create_task(server.request("POST", "/v1/score", json=sleeping)) for _ in range(3)]
+    await asyncio.sleep(1.0)
+    for _ in range(5):
+        answer = (await server.request("POST", "/v1/score", json=quick)).json()
+        assert [result["rewards"]["countdown"]["status"] for result in answer["results"]] == ["ok"], answer
+    assert [task.result().text for task in waiting if task.done()] == []
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert len(await server.actors(4)) == 1
 
 
 @pytest.mark.parametrize("replaced", [False, True])

@@ -121,15 +121,15 @@ async def test_turns_are_given_in_order_when_nobody_holds_a_worker_for_long(turn
     assert inner.ended == ["hang", "a", "b", "c"]
 
 
-async def test_the_cheapest_overtakes_first():
+async def test_the_cheapest_the_oldest_and_the_newest_overtake_by_turns():
     inner, costs = Held(), Costs()
     costs.learn("format", 0.2)
     costs.learn("min_length", 0.001)
     executor = TurnsExecutor(inner, costs)
-    chunks = [chunk_of("dear", reward="format"), chunk_of("cheap", "cheap"), chunk_of("cheapest")]
+    chunks = [chunk_of("dear", reward="format"), chunk_of("b", "b"), chunk_of("cheapest"), chunk_of("c", "c", "c")]
     tasks = await begin(executor, chunk_of("hang"), *chunks)
-    await until(lambda: len(inner.ended) == 3)
-    assert inner.ended == ["cheapest", "cheap cheap", "dear"]
+    await until(lambda: len(inner.ended) == 4)
+    assert inner.ended == ["cheapest", "dear", "c c c", "b b"]
     inner.let_go.set()
     await asyncio.gather(*tasks)
 
@@ -152,11 +152,12 @@ async def test_a_reward_that_is_often_late_comes_after_the_others(turns):
     tasks = await begin(executor, chunk_of("hang"), chunk_of("hang", reward="format"))
     await until(lambda: inner.at_once == 2)
     await until(lambda: inner.at_once == 1)
-    # The spare worker is at what hangs, and two wait for it.
+    await executor.score(chunk_of("quick", reward="tag_count"))
+    # The spare worker is at what hangs, and two wait for it; its fourth turn is the cheapest's.
     last = [chunk_of("hang", reward="tag_count"), chunk_of("x", reward="format"), chunk_of("cheap")]
     tasks += await begin(executor, *last)
-    await until(lambda: len(inner.ended) == 2)
-    assert inner.ended == ["cheap", "x"]
+    await until(lambda: len(inner.ended) == 3)
+    assert inner.ended == ["quick", "cheap", "x"]
     inner.let_go.set()
     await asyncio.gather(*tasks)
 
@@ -176,6 +177,71 @@ async def test_a_batch_overtakes_when_its_reward_was_quick_before(turns):
     assert not tasks[0].done()
     inner.let_go.set()
     await asyncio.gather(*tasks)
+
+
+async def test_what_is_late_on_a_spare_worker_keeps_its_place_among_those_who_wait(turns):
+    executor, inner = turns
+    tasks = await begin(executor, chunk_of("hang"), chunk_of("hang", "first"), chunk_of("second", batch=True))
+    await until(lambda: len(inner.begun) == 2)
+    await until(lambda: inner.at_once == 1)
+    inner.let_go.set()
+    await asyncio.gather(*tasks)
+    assert inner.ended == ["hang", "hang first", "second"]
+
+
+async def test_what_is_quick_is_seen_behind_many_that_hang(turns):
+    executor, inner = turns
+    many = [chunk_of("hang", "hang") for _ in range(100)]
+    tasks = await begin(executor, chunk_of("hang"), *many)
+    await asyncio.wait_for(executor.score(chunk_of("quick")), LIMIT_S)
+    assert len(inner.begun) < 10
+    inner.let_go.set()
+    await asyncio.gather(*tasks)
+
+
+async def test_a_worker_that_joins_is_given_to_who_waits_already(turns):
+    """Nobody comes and nobody goes: all clients wait."""
+    executor, inner = turns
+    tasks = await begin(executor, chunk_of("hang"), chunk_of("hang"))
+    await until(lambda: len(inner.begun) == 2)
+    await until(lambda: inner.at_once == 1)
+    inner.workers = 2
+    await until(lambda: inner.at_once == 2)
+    inner.let_go.set()
+    await asyncio.gather(*tasks)
+
+
+async def test_what_is_late_while_all_workers_are_gone_may_overtake_again(turns):
+    executor, inner = turns
+    pace = Pace()
+    chunk = of_request(pace, "hang")
+    tasks = await begin(executor, chunk_of("hang"), chunk)
+    await until(lambda: len(inner.begun) == 2)
+    inner.spare = 0
+    await until(lambda: inner.at_once == 1)
+    assert pace.num_late == 0
+    chunk.samples[0]["completion"] = "quick"
+    inner.spare = 1
+    await asyncio.wait_for(tasks[1], LIMIT_S)
+    assert not tasks[0].done()
+    inner.let_go.set()
+    await tasks[0]
+
+
+async def test_what_a_spare_worker_has_ended_with_is_not_scored_once_more(turns):
+    """Chunks of several requests come back with open scores from a node, which does not say that they have ended."""
+    executor, inner = turns
+    tasks = await begin(executor, chunk_of("hang"))
+
+    async def ends(chunk: Chunk) -> None:
+        chunk.scores[0] = RewardScore(score=None, status="timeout")
+
+    inner.score = ends
+    chunk = Chunk([RewardSpec(name="min_length")], chunk_of("a", "b").samples, None, 600.0, together=True)
+    await asyncio.wait_for(executor.score(chunk), LIMIT_S)
+    assert not tasks[0].done()
+    inner.let_go.set()
+    await tasks[0]
 
 
 @pytest.mark.parametrize("when", ["waiting", "given its turn", "on the spare worker", "at work"])
@@ -218,6 +284,36 @@ async def test_nobody_is_late_with_what_was_gathered_with_a_sample_that_hangs():
     inner.let_go.set()
     await asyncio.gather(*tasks)
     assert [chunk.scores[0].score for chunk in chunks] == [1.0] * 4
+
+
+async def test_what_was_gathered_does_not_wait_at_a_worker_for_a_sample_that_hangs():
+    """Nor at one that is not spare: what was gathered is a stranger's, and may take ten minutes."""
+    inner, costs = Held(), Costs()
+    inner.spare = 0
+    costs.learn("min_length", 0.0001)
+    executor = GatheringExecutor(TurnsExecutor(inner, costs), costs)
+    chunks = [chunk_of("hang"), chunk_of("a"), chunk_of("hang"), chunk_of("b")]
+    tasks = [asyncio.create_task(executor.score(chunk)) for chunk in chunks]
+    await until(lambda: inner.at_once == 1)
+    inner.workers = 2
+    await until(lambda: inner.begun[1:] == ["a hang b"])
+    inner.spare = 1
+    await until(lambda: tasks[1].done() and tasks[3].done())
+    assert [task.done() for task in tasks] == [False, True, False, True]
+    inner.let_go.set()
+    await asyncio.gather(*tasks)
+    assert [chunk.scores[0].score for chunk in chunks] == [1.0] * 4
+
+
+async def test_what_was_gathered_has_its_place_among_those_who_waited_with_it(turns):
+    executor, inner = turns
+    inner.spare = 0
+    gathered = chunk_of("gathered")
+    gathered.since_s = asyncio.get_running_loop().time()
+    tasks = await begin(executor, chunk_of("hang"), chunk_of("later"), gathered)
+    inner.let_go.set()
+    await asyncio.gather(*tasks)
+    assert inner.ended == ["hang", "gathered", "later"]
 
 
 @pytest.mark.parametrize("num_samples", [1, 64])

@@ -38,12 +38,16 @@ class ExecutorUnavailable(Exception):  # noqa: N818
     """Nothing can be scored now."""
 
 
+class ForkServerDied(ExecutorUnavailable):
+    """The process that makes the workers has gone while it loaded the rewards: another may do better."""
+
+
 @dataclass
 class Pace:
     """What the chunks of a request that share their rewards have in common."""
 
     num_late: int = 0
-    """How many of them were taken from a spare worker; see `turns.py`."""
+    """How many of them were taken away because they were not quick; see `turns.py`."""
 
 
 @dataclass
@@ -65,6 +69,8 @@ class Chunk:
     """Of several requests: it ends with the first item that is late or dies, and what is open then is scored alone. The
     others would wait behind that item, each for the next such one."""
     pace: Pace = field(default_factory=Pace)
+    since_s: float | None = None
+    """When it began to wait for a worker, on the event loop's clock."""
     ended: bool = field(default=False, init=False)
     scores: list[RewardScore | None] = field(default_factory=list)
     """Length S·R, also with `batch`."""
@@ -120,7 +126,7 @@ class Executor(Protocol):
 
     @property
     def spare(self) -> int:
-        """How many more can, for what is quick while `workers` others are slow; see `turns.py`."""
+        """How many more can now, for what is quick while `workers` others are slow; see `turns.py`."""
 
     @property
     def problem(self) -> str | None:

@@ -50,6 +50,7 @@ class GatheringExecutor(WrappedExecutor):
             together = Chunk(chunk.rewards, [], chunk.step, chunk.timeout_s, together=True)
             gathered = self._open[key] = _Gathered(key, together)
             gathered.work = asyncio.create_task(self._run(gathered))
+        chunk.since_s = asyncio.get_running_loop().time()  # its place in the queue, should it be scored alone
         first = len(gathered.chunk.samples)
         gathered.chunk.extend(chunk.samples)
         gathered.num_parts += 1

@@ -23,7 +23,7 @@ from pydantic_core import PydanticSerializationError
 
 from grpo_proto import RewardScore
 
-from .base import Chunk, ExecutorUnavailable, InvalidParams, LoadedReward
+from .base import Chunk, ExecutorUnavailable, ForkServerDied, InvalidParams, LoadedReward
 from .descendants import MARK, end, kill_tree
 from .environment import worker_environment
 from .frames import PACKET_BYTES
@@ -72,7 +72,7 @@ class ProcessExecutor:
         start_limit_s: float = 120.0,
         on_restart: Callable[[str], None] = lambda cause: None,
     ):
-        self.workers, self.spare = workers, spare
+        self.workers, self._spare = workers, spare
         self.failed: str | None = None
         self._rewards: dict[str, LoadedReward] = {}
         self._plugins, self._memory_bytes, self._start_limit_s = list(plugins), memory_bytes, start_limit_s
@@ -94,6 +94,10 @@ class ProcessExecutor:
     @property
     def rewards(self) -> Mapping[str, LoadedReward]:
         return self._rewards
+
+    @property
+    def spare(self) -> int:
+        return self._spare if self._living else 0  # they are started anew
 
     @property
     def problem(self) -> str | None:
@@ -134,22 +138,19 @@ class ProcessExecutor:
                 self._pings = 0
                 self._background(self._listen())
                 self._background(self._ping())
-                await asyncio.gather(*(self._spawn() for _ in range(self.workers + self.spare)))
+                await asyncio.gather(*(self._spawn() for _ in range(self.workers + self._spare)))
         except TimeoutError:
             reason = self._unspawned
             what = f"no worker could be started ({reason})" if reason else "the rewards were not loaded"
             raise ExecutorUnavailable(f"{what} within {self._start_limit_s:g} s") from None
 
     async def stop(self) -> None:
-        """Kill the workers and wait for the fork server, which goes when its socket closes."""
+        """Kill the workers, refuse who waits for one, wait for the fork server, which goes when its socket closes."""
         self._stopping = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for worker in list(self._living.values()):
-            worker.retired = True
-            worker.close()
-        self._living.clear()
+        self._drop_workers()
         if self._forkserver is not None:
             self._control.close()
             await end(self._forkserver, 5.0, self._mark)
@@ -168,19 +169,17 @@ class ProcessExecutor:
             except BaseException:
                 self._retire(worker, "cancelled")  # it may be in the middle of an item that nobody waits for
                 raise
-            if ending.kind == "done":
+            if ending.kind in ("done", "unreadable"):
                 self._release(worker)
-                continue
-            if ending.kind == "unreadable":
-                self._release(worker)
-                chunk.give_up("error", f"the worker cannot read this: {ending.detail}")
+                if ending.kind == "unreadable":
+                    chunk.give_up("error", f"the worker cannot read this: {ending.detail}")
                 continue
             self._retire(worker, ending.kind)
             if ending.kind == "leaving":
                 continue
             if ending.kind == "unread":
                 never_read += 1  # something stopped it while it was idle
-                if never_read > self.workers + self.spare + MAX_DEATHS_BEFORE:
+                if never_read > self.workers + self._spare + MAX_DEATHS_BEFORE:
                     chunk.give_up("error", f"no worker took this up, {never_read} of them one after the other")
                 continue
             if ending.kind == "timeout" and ending.item < 0:
@@ -212,8 +211,8 @@ class ProcessExecutor:
 
     async def _free_worker(self) -> WorkerHandle:
         while not self._idle:
-            if self.failed:
-                raise ExecutorUnavailable(self.failed)
+            if self.failed or self._stopping:
+                raise ExecutorUnavailable(self.failed or "the server ends")
             self._freed.clear()
             await self._freed.wait()
         worker = self._idle.pop()
@@ -221,6 +220,8 @@ class ProcessExecutor:
         return worker
 
     def _release(self, worker: WorkerHandle) -> None:
+        if worker.retired:  # with the fork server, just after it had finished
+            return
         worker.idle = True
         self._last_release = time.monotonic()
         self._idle.append(worker)
@@ -281,29 +282,25 @@ class ProcessExecutor:
     async def _receive_rewards(self) -> None:
         """Raises ExecutorUnavailable also when they are not what they were: scores would not mean the same."""
         rewards: dict[str, LoadedReward] = {}
-        while True:
-            message = await self._heard()
-            if message is None:
-                raise ExecutorUnavailable("the fork server died while it loaded the rewards")
+        gone = {"failed": f"the fork server died while it loaded {', '.join(map(str, self._plugins)) or 'the rewards'}"}
+        while "ready" not in (message := await self._heard() or gone):
             if "failed" in message:
-                raise ExecutorUnavailable(message["failed"])
-            if "ready" in message:
-                break
+                raise (ForkServerDied if message is gone else ExecutorUnavailable)(message["failed"])
             if "notice" in message:
                 log.warning("%s", message["notice"])
-                continue
-            loaded = LoadedReward.model_validate(message["reward"])
-            rewards[loaded.description.name] = loaded
-        changed = [name for name, was in self._rewards.items() if _code(rewards.get(name)) != _code(was)]
+            else:
+                loaded = LoadedReward.model_validate(message["reward"])
+                rewards[loaded.description.name] = loaded
+        hashes = {name: reward.description.code_hash for name, reward in rewards.items()}
+        changed = [name for name, was in self._rewards.items() if hashes.get(name) != was.description.code_hash]
         if changed:
             raise ExecutorUnavailable(f"the file of {', '.join(changed)} is not what it was when this server started")
         self._rewards = rewards
 
     async def _heard(self) -> dict[str, Any] | None:
         """The fork server's next message; None when it is gone."""
-        loop = asyncio.get_running_loop()
         try:
-            body = await loop.sock_recv(self._control, PACKET_BYTES)
+            body = await asyncio.get_running_loop().sock_recv(self._control, PACKET_BYTES)
         except ConnectionError:
             return None
         return json.loads(body) if body else None
@@ -363,6 +360,8 @@ class ProcessExecutor:
         self._reviving = False
         try:
             await self._begin()
+        except ForkServerDied as error:
+            self._lose(str(error))
         except ExecutorUnavailable as error:
             self._fail(f"{error}, after it had been lost")
 
@@ -378,6 +377,9 @@ class ProcessExecutor:
         if self._forkserver is not None:
             kill_tree(self._forkserver.pid, self._mark)  # it has not been waited for, so the number is still its own
         self._last_release = time.monotonic()
+        self._drop_workers()
+
+    def _drop_workers(self) -> None:
         for worker in list(self._living.values()):
             worker.retired = True
             worker.close()
@@ -394,7 +396,3 @@ class ProcessExecutor:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._fail(f"a task of the executor failed: {type(error).__name__}: {error}")
-
-
-def _code(reward: LoadedReward | None) -> str | None:
-    return reward.description.code_hash if reward else None

@@ -107,13 +107,16 @@ class RayExecutor:
     def rewards(self) -> Mapping[str, LoadedReward]:
         return self._rewards
 
+    def _answering(self) -> list[Member]:
+        return [member for member in self._members.values() if not member.silent]
+
     @property
     def workers(self) -> int:
-        return max(sum(member.workers for member in self._members.values()), 1)
+        return max(sum(member.workers for member in self._answering()), 1)
 
     @property
     def spare(self) -> int:
-        return sum(num_spare(member.workers) for member in self._members.values())
+        return sum(num_spare(member.workers) for member in self._answering())
 
     @property
     def problem(self) -> str | None:
@@ -186,6 +189,8 @@ class RayExecutor:
 
     async def _place(self) -> Member:
         """Raises ExecutorUnavailable when no node answers."""
+        if self.problem:
+            raise ExecutorUnavailable(self.problem)
         try:
             async with asyncio.timeout(None) as patience:
                 self._waiting.add(patience)

@@ -3,13 +3,13 @@
 A program that waits for its ten minutes, or a plugin that takes its time, would otherwise hold up every countdown
 behind it. A chunk that has waited for OVERTAKE_AFTER_S, or comes when nobody has been given a worker for so long, may
 use a spare one and has to be quick there: what is not scored after QUICK_S is taken away and waits for its turn. First
-come chunks of requests that were not late there before, and of those the cheapest. A batch, which may ask somebody else
+come chunks of requests that were not late there before. A batch, which may ask somebody else
 and pay for it, comes there when its reward is known to be quick.
 """
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..costs import CHUNK_S, Costs
@@ -22,8 +22,10 @@ QUICK_S = 30 * CHUNK_S
 """A chunk that should take CHUNK_S may take this, on a busy machine."""
 MOSTLY = 0.5
 """Of the last turns of a reward."""
-LOOKED_AT = 64
-"""Of those that wait longest the best overtakes; so many of them are compared."""
+LOOKED_AT = 32
+"""Of those that wait longest, and of the newest, the best overtakes; so many of each are compared."""
+LOOK_S = 1.0
+"""How often those who wait look for workers that have joined: nobody tells."""
 
 
 def num_spare(workers: int) -> int:
@@ -37,19 +39,20 @@ class _Waiting:
     turn: "asyncio.Future[bool]"
     """Done when it has a turn; True with a spare worker."""
     since_s: float
+    """When it first began to wait."""
 
 
 class TurnsExecutor(WrappedExecutor):
     """An `Executor` around one that has started and has `workers` and `spare` workers.
 
     Waits for: a turn (`_Waiting.turn`). Unblocked by: chunks that come back, and a timer when the oldest of those that
-    may overtake has waited long enough.
+    may overtake has waited long enough, or workers have joined.
     """
 
     def __init__(self, executor: Executor, costs: Costs):
         super().__init__(executor)
         self._costs = costs
-        self._running = self._overtaking = 0
+        self._running = self._overtaking = self._num_chosen = 0
         self._waiting: dict[_Waiting, None] = {}
         self._overtakers: dict[_Waiting, None] = {}
         """Of `_waiting`, those that a spare worker may take."""
@@ -66,45 +69,50 @@ class TurnsExecutor(WrappedExecutor):
 
     async def score(self, chunk: Chunk, taken_up: Callable[[], None] = lambda: None) -> None:
         """`taken_up` is called when the turn begins; until then the chunk may grow."""
-        overtaking = await self._turn(chunk, may_overtake=not chunk.batch or self._is_quick(chunk))
-        taken_up()
-        if overtaking:
-            await self._score_quickly(chunk)
-            if not chunk.open_items():
+        since_s = self._now() if chunk.since_s is None else chunk.since_s
+        may_overtake = not chunk.batch or self._is_quick(chunk)
+        while True:
+            spare = await self._turn(chunk, since_s, may_overtake=may_overtake)
+            taken_up()
+            if not await self._taken_away(chunk, spare=spare) or not chunk.open_items():
                 return
-            await self._turn(chunk, may_overtake=False)
-        started_s = self._now()
-        try:
-            await self._executor.score(chunk)
-        finally:
-            self._running -= 1
-            self._give_turns()
-        self._note(chunk, late=self._now() - started_s > QUICK_S)
+            if self._executor.spare:  # or all workers have gone, which is no fault of its
+                may_overtake = False
 
-    async def _score_quickly(self, chunk: Chunk) -> None:
+    async def _taken_away(self, chunk: Chunk, *, spare: bool) -> bool:
+        """Give it to a worker, a spare one not for long; True when it was taken away from there.
+
+        Nor a worker for long when the chunk is of several requests: all the others would wait for one that hangs.
+        """
+        started_s, late = self._now(), False
         try:
-            async with asyncio.timeout(QUICK_S) as limit:
+            async with asyncio.timeout(QUICK_S if spare or chunk.together else None) as limit:
                 await self._executor.score(chunk)
-            self._note(chunk, late=False)
         except TimeoutError:
             if not limit.expired():
                 raise
-            chunk.ended = chunk.together
-            chunk.pace.num_late += 1
-            self._note(chunk, late=True)
+            late, chunk.ended = True, chunk.together
+            chunk.pace.num_late += self._executor.spare > 0
         finally:
-            self._overtaking -= 1
+            if spare:
+                self._overtaking -= 1
+            else:
+                self._running -= 1
             self._give_turns()
+        self._note(chunk, late=late or self._now() - started_s > QUICK_S)
+        return late
 
-    async def _turn(self, chunk: Chunk, *, may_overtake: bool) -> bool:
+    async def _turn(self, chunk: Chunk, since_s: float, *, may_overtake: bool) -> bool:
         """Wait for a worker; True when it is a spare one."""
         self._give_turns()  # workers may have joined
         if not self.busy:
             self._take()
             return False
-        loop = asyncio.get_running_loop()
-        waiting = _Waiting(chunk, loop.create_future(), loop.time())
+        waiting = _Waiting(chunk, asyncio.get_running_loop().create_future(), since_s)
+        newest = next(reversed(self._waiting), waiting)
         self._waiting[waiting] = None
+        if since_s < newest.since_s:  # it comes from a spare worker, and has its place among those who waited with it
+            self._waiting = dict.fromkeys(sorted(self._waiting, key=lambda one: one.since_s))
         if may_overtake:
             self._overtakers[waiting] = None
         self._give_turns()
@@ -126,29 +134,57 @@ class TurnsExecutor(WrappedExecutor):
             if self._give(next(iter(self._waiting)), spare=False):
                 self._take()
         while self._overtaking < self._executor.spare and (ready := self._ready()):
-            self._overtaking += self._give(min(ready, key=self._rank), spare=True)
+            self._overtaking += self._give(self._chosen(ready), spare=True)
+        self._set_timer()
 
     def _take(self) -> None:
         self._running += 1
         self._last_turn_s = self._now()
 
     def _ready(self) -> list[_Waiting]:
-        """Those that may overtake now, of the oldest; when none may yet, a timer is set for the first of them."""
-        oldest = list(itertools.islice(self._overtakers, LOOKED_AT))
+        """Those that may overtake now, of the oldest and the newest."""
+        now_s = self._now()
+        oldest = itertools.islice(self._overtakers, LOOKED_AT)
+        newest = itertools.islice(reversed(self._overtakers), LOOKED_AT)
+        return [one for one in (*oldest, *newest) if self._overtakes_s(one) <= now_s]
+
+    def _overtakes_s(self, waiting: _Waiting) -> float:
         # Workers that have been held for so long already: nobody has to wait once more to see that.
-        limit_s = self._now() - OVERTAKE_AFTER_S
-        ready = [waiting for waiting in oldest if min(waiting.since_s, self._last_turn_s) <= limit_s]
+        return min(waiting.since_s, self._last_turn_s) + OVERTAKE_AFTER_S
+
+    def _set_timer(self) -> None:
+        """For when somebody may overtake, at the latest after LOOK_S; none when nobody waits."""
         if self._timer is not None:
             self._timer.cancel()
-        if oldest and not ready:
-            when_s = min(oldest[0].since_s, self._last_turn_s) + OVERTAKE_AFTER_S
-            self._timer = asyncio.get_running_loop().call_at(when_s, self._give_turns)
-        return ready
+            self._timer = None
+        if not self._waiting:
+            return
+        when_s = self._now() + LOOK_S
+        if self._overtaking < self._executor.spare and self._overtakers:
+            when_s = min(when_s, self._overtakes_s(next(iter(self._overtakers))))
+        self._timer = asyncio.get_running_loop().call_at(when_s, self._give_turns)
 
-    def _rank(self, waiting: _Waiting) -> tuple[int, float]:
+    def _chosen(self, ready: Sequence[_Waiting]) -> _Waiting:
+        """The cheapest, the oldest and the newest of those that were least often late, by turns.
+
+        With one rule alone somebody could fill the spare worker for ever: with what looks cheap, with what is old, or
+        with what is new.
+        """
+        self._num_chosen += 1
+        least = min(waiting.chunk.pace.num_late for waiting in ready)
+        best = [waiting for waiting in ready if waiting.chunk.pace.num_late == least]
+        match self._num_chosen % 3:
+            case 1:
+                return min(best, key=lambda waiting: (self._expected_s(waiting), -waiting.since_s))
+            case 2:
+                return min(best, key=lambda waiting: waiting.since_s)
+            case _:
+                return max(best, key=lambda waiting: waiting.since_s)
+
+    def _expected_s(self, waiting: _Waiting) -> float:
         chunk = waiting.chunk
         late = max(self._late.get(spec.name, 0.0) for spec in chunk.rewards)
-        return chunk.pace.num_late, len(chunk.samples) * self._costs.of(chunk.rewards) + late * QUICK_S
+        return len(chunk.samples) * self._costs.of(chunk.rewards) + late * QUICK_S
 
     def _give(self, waiting: _Waiting, *, spare: bool) -> bool:
         """False when it has just been cancelled."""
