@@ -7,8 +7,10 @@ would block the event loop for ever. Here lines wait, and beyond MAX_LINES they 
 import logging
 import queue
 import threading
+import time
 
 MAX_LINES = 10_000
+REPEAT_S = 10.0
 
 
 class BackgroundHandler(logging.Handler):
@@ -52,3 +54,28 @@ class BackgroundHandler(logging.Handler):
             return False
         self._writer.join(timeout_s)
         return not self._writer.is_alive()
+
+
+class FewerRepeats(logging.Filter):
+    """Of a warning that comes again and again, one in REPEAT_S passes, and says how many did not.
+
+    For uvicorn's, which has a line for every request that is no HTTP: strangers could fill a disk with them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: dict[str, tuple[float, int]] = {}
+        """Message → when one passed, and how many have not since; uvicorn has a handful of messages."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno != logging.WARNING:
+            return True
+        now_s = time.monotonic()
+        passed_s, num_more = self._seen.get(record.msg, (-REPEAT_S, 0))
+        if now_s - passed_s < REPEAT_S:
+            self._seen[record.msg] = passed_s, num_more + 1
+            return False
+        self._seen[record.msg] = now_s, 0
+        if num_more:
+            record.msg = f"{record.msg} ({num_more} more since the last such line)"
+        return True

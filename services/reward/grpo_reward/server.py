@@ -8,7 +8,7 @@ import sys
 from grpo_proto.listening import listening_socket
 from grpo_proto.log_lines import formatter
 
-from .background_log import BackgroundHandler
+from .background_log import BackgroundHandler, FewerRepeats
 from .config import ENV_PREFIX, Settings
 from .executors.base import Executor, ExecutorUnavailable
 from .executors.environment import hide_this_process
@@ -29,6 +29,7 @@ def serve(settings: Settings) -> int:
         return 2
     background = BackgroundHandler(handler)
     logging.basicConfig(level=settings.log_level.upper(), handlers=[background])
+    logging.getLogger("uvicorn.error").addFilter(FewerRepeats())
     status = _serve(settings)
     if not background.finish(LAST_LINES_S):
         # Python itself would wait for the line that cannot be written.
