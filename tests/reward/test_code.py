@@ -172,3 +172,61 @@ def test_a_program_has_at_most_64_threads(threads: int, failure: str | None):
 def test_a_program_is_one_process():
     program = "import os\ntry:\n    os.fork()\nexcept OSError as error:\n    print(type(error).__name__)\n"
     assert code(fenced(program), tests=[Example(input="", output="PermissionError")]).score == 1.0
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "assert 3 == add(1, 2)",
+        "assert add(1, 2) == 3 and add(2, 2) == 4",
+        "assert 3 == add(1, 2) and (add(2, 2) == 4 and -1 == add(-3, 2)), 'a message'",
+        "assert add(0, 0) == 0\nassert 3 == add(1, 2)",
+    ],
+)
+def test_a_literal_on_the_left_and_several_comparisons_are_compared_outside_too(test: str):
+    assert code(fenced(ADD), tests=[test]).score == 1.0
+    assert code(fenced("def add(a, b): return a - b\n"), tests=[test]).score == 0.0
+    assert code(fenced(EQUAL_TO_ALL), tests=[test]).log == {"passed": 0, "tests": 1, "failure": "wrong value"}
+
+
+@pytest.mark.parametrize("test", ["assert add(1, 2) == 3 and add(1, 2) > 2", "assert add(1, 2) == 3 or add(1, 2) == 4"])
+def test_what_is_no_row_of_comparisons_means_what_it_says(test: str):
+    assert code(fenced(ADD), tests=[test]).score == 1.0
+    assert code(fenced(ZERO), tests=[test]).score == 0.0
+
+
+UNITTEST = """import unittest
+class TestAdd(unittest.TestCase):
+    def test_add(self):
+        self.assertEqual(add(1, 2), 3)
+if __name__ == "__main__":
+    unittest.main()
+"""
+
+
+@pytest.mark.parametrize(
+    "call", ["unittest.main()", "unittest.main(verbosity=2)", "unittest.main(\n        verbosity=2)"]
+)
+def test_a_text_may_end_with_unittest(call: str):
+    test = UNITTEST.replace("unittest.main()", call)
+    assert code(fenced(ADD), tests=[test]).score == 1.0
+    assert code(fenced(ZERO), tests=[test]).log == {"passed": 0, "tests": 1, "failure": "error: SystemExit: True"}
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import sys\nsys.exit(0)\n",
+        f"{UNITTEST.replace('add(1, 2)', '3')}",
+        "import sys\ndef add(a, b): sys.exit(0)\n",
+        "import sys\nadd = sys.exit\n",
+        "import functools, sys\nadd = functools.partial(sys.exit)\n",
+        "import sys, unittest\ndef leave(): sys.exit(0)\nunittest.main = leave\n",
+        "import functools, sys, unittest\nunittest.main = functools.partial(sys.exit, 0)\n",
+        "def add(a, b):\n    import unittest\n    unittest.main()\n",
+        "add = __import__('unittest').main\n",
+    ],
+)
+@pytest.mark.parametrize("test", [UNITTEST, "assert add(1, 2) > 2", "add(0)\nassert add(1, 2) > 2"])
+def test_a_program_passes_no_text_by_an_exit_of_its_own(program: str, test: str):
+    assert code(fenced(program), tests=[test]).score == 0.0

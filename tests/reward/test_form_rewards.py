@@ -6,6 +6,7 @@ import time
 import pytest
 
 from grpo_reward.rewards.react_format import react_format
+from grpo_reward.rewards.reasoning_steps import reasoning_steps
 from grpo_reward.rewards.regex import regex
 from grpo_reward.rewards.tag_count import tag_count
 from grpo_reward.rewards.think_language import think_language
@@ -135,3 +136,8 @@ def test_tags_do_not_make_another_script_latin():
     assert think_language("<answer>答案</answer>").score == 0.0
     assert think_language("\\frac{1}{2} 是一半", scripts=["cjk"]).score == 1.0
     assert think_language("\\text{half} 一半", scripts=["cjk"]).score == pytest.approx(2 / 3)
+
+
+def test_a_bullet_stands_right_after_a_line_break():
+    assert reasoning_steps("- a\n- b\n- c") == pytest.approx(2 / 3)
+    assert reasoning_steps("\n- a\n  - b\n* c\nfirst, d") == pytest.approx(2 / 3)

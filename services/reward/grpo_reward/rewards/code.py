@@ -47,11 +47,13 @@ def code(
 
     A test is passed only by a program that comes to its end. `os._exit(0)`, after the right output too, is a death and
     fails the test (`failure` in `log` is "death: exit status 0"); `sys.exit(0)` after the output is an end like any.
+    A test that is a text may end with `unittest.main()`, which passes when its test cases do (not with `exit=False`,
+    which tells nobody). Any other exit in it is a failure, whoever asks for it.
 
-    A program does not see the outputs that are expected of it, nor the right side of `assert f(x) == literal`, which is
-    compared outside, as literals of Python are equal (sets and dicts of any kind, but no Fraction with an int), nor
-    those of several such lines at the end of a test. Any other text of Python runs beside the program: one that was
-    written to cheat can make it pass.
+    A program does not see the outputs that are expected of it, nor the literal of `assert f(x) == literal` (or
+    `literal == f(x)`, or several with `and`), which is compared outside, as literals of Python are equal (sets and
+    dicts of any kind, but no Fraction with an int), nor those of several such lines at the end of a test. Any other
+    text of Python runs beside the program: one that was written to cheat can make it pass.
 
     Source: open-r1's `code_reward` and ms-swift's example `external_code_reward` (share of passed tests, output
     compared line by line), which need a sandbox service.
@@ -89,12 +91,12 @@ def _cases(tests: list[Example | str] | str) -> list[tuple[dict[str, str], Any]]
 
 
 def _assertion(test: str) -> tuple[dict[str, str], Any]:
-    """`assert expression == literal` at the end, once or more, keeps its literals here; other code is run as it is."""
+    """Comparisons with a literal, asserted at the end, keep their literals here; other code is run as it is."""
     try:
         body = ast.parse(test).body
         comparisons: list[tuple[str, Any]] = []
-        while body and (found := _comparison(body[-1])) is not None:
-            comparisons.insert(0, found)
+        while body and isinstance(body[-1], ast.Assert) and (found := _comparisons(body[-1].test)):
+            comparisons[:0] = found
             body.pop()
         if not comparisons:
             return {"code": test}, None
@@ -107,17 +109,22 @@ def _assertion(test: str) -> tuple[dict[str, str], Any]:
         return {"code": test}, None
 
 
-def _comparison(statement: ast.stmt) -> tuple[str, Any] | None:
-    """The expression and the literal; None for any other statement."""
-    compare = statement.test if isinstance(statement, ast.Assert) else None
-    if not isinstance(compare, ast.Compare) or len(compare.ops) != 1 or not isinstance(compare.ops[0], ast.Eq):
-        return None
-    try:
-        literal = ast.literal_eval(compare.comparators[0])
-    except (ValueError, TypeError):
-        return None
-    # In parentheses, since several stand in a tuple: a lambda or a generator would take the comma.
-    return f"({ast.unparse(compare.left)})", literal
+def _comparisons(asserted: ast.expr) -> list[tuple[str, Any]]:
+    """Expressions and their literals, several for `a == 1 and b == 2`; empty when it is anything else."""
+    if isinstance(asserted, ast.BoolOp) and isinstance(asserted.op, ast.And):
+        parts = [_comparisons(part) for part in asserted.values]
+        return [found for part in parts for found in part] if all(parts) else []
+    if not isinstance(asserted, ast.Compare) or len(asserted.ops) != 1 or not isinstance(asserted.ops[0], ast.Eq):
+        return []
+    left, right = asserted.left, asserted.comparators[0]
+    for expression, other in ((left, right), (right, left)):
+        try:
+            literal = ast.literal_eval(other)
+        except (ValueError, TypeError):
+            continue
+        # In parentheses, since several stand in a tuple: a lambda or a generator would take the comma.
+        return [(f"({ast.unparse(expression)})", literal)]
+    return []
 
 
 def _program(completion: str) -> str | None:

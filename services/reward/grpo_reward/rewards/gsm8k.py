@@ -12,13 +12,18 @@ _BLANK = " \u00a0\u2009\u202f"
 # What makes one expression of several runs of digits. All of it is taken, so that 1/2, 1.000.000, 1e3, 2^3, 5:30 and
 # 6*3 are never read as what they begin with.
 _JOINT = (
-    r"[.,:_'’]|\s*+(?:[/*+×·÷⁄-]|\*\*|\^\s*\{?\s*-?|\\(?:times|cdot|div)(?![a-z]))\s*+|[eE][+-]?"
+    r"[.,:_'’]|\s*+(?:[/*+×·÷⁄xX-]|\*\*|\^\s*\{?\s*-?|\\(?:times|cdot|div)(?![a-z]))\s*+|[eE][+-]?"
     rf"|[{_BLANK}](?=\d{{3}}(?!\d))|\s(?=\d++\s*/\s*\d)"
 )
 _LIST = r"|\s*+(?:,|;|or|and|to)\s++-?|[ \t]*+\|[ \t]*+-?|[ \t]++-?"
 _START, _END = r"(?<![\w.,])(-?(?:\d++|\.\d++)(?:(?:", r")\d++)*+(?:\s*\^(?!\s*\{?\s*\\circ))?)"
 _NUMBER_OR_LIST = re.compile(_START + _JOINT + _LIST + _END)
 _NUMBER = re.compile(_START + _JOINT + _END)
+
+# Behind the number, but for the exponent of a unit, as in m^2, m2 and \\text{m}^{-1}.
+_FURTHER = re.compile(r"(?P<unit>[^\W\d_]\}?\s?(?:\^\s?\{?\s?-?\d++|[23](?!\w)))|[\d¼-¾⅐-⅞]")
+_WORD = re.compile(r"[^\W\d_]+")
+_OR = re.compile(r"\b(?:or|maybe|perhaps|possibly|alternatively|otherwise|either)\b", re.IGNORECASE)
 
 _GROUPED = rf"[1-9]\d{{0,2}}(?:([,'’{_BLANK}])\d{{3}})(?:\1\d{{3}})*|[1-9]\d?(?:,\d\d)+,\d{{3}}"
 _DECIMAL = re.compile(rf"(?:{_GROUPED}|\d{{1,400}})(?:\.\d{{1,400}})?|\.\d{{1,400}}")
@@ -39,7 +44,9 @@ def gsm8k(completion: str, *, answer: str | int | float, strict: bool = True) ->
     Commas (blanks, apostrophes) between groups of digits do not count, nor do a currency, a unit, a per cent sign and a
     full stop behind the number: $1,800.00, 1800 apples and 1800 are equal. 1/2, 1 1/2 and `\\frac{1}{2}` are fractions.
     What is more than one number is none, so that it is never read as what it begins with: 1.000.000, 1,5, 1e3, 2^3,
-    5:30, 6*3, "18 or 19", 18 19.
+    5:30, 6*3, 6 x 3, "18 or 19", "18 (19)", "18 = 19", 18 19. So is a number with a further one on its line, when "or",
+    "maybe" or the like, or no more than one word stands between them; "5 apples and 3 pears" and "5 (that is 2 + 3)"
+    are 5.
 
     Source: the GSM8K data set (arXiv 2110.14168); verl's `gsm8k` compares text, so that 18.00 is
     not 18 there.
@@ -58,7 +65,16 @@ def _first_number(text: str) -> Decimal | Fraction | None:
     if text.startswith("-"):
         text = f"-{text[1:].lstrip()}"
     match = _NUMBER_OR_LIST.search(text)
-    return _value(text, match) if match else None
+    return _value(text, match) if match and not _is_one_of_several(text, match) else None
+
+
+def _is_one_of_several(text: str, match: re.Match[str]) -> bool:
+    """Whether the line has a second number that could be meant as well."""
+    rest = text[match.end() :].partition("\n")[0]
+    further = [found.start() for found in _FURTHER.finditer(rest) if not found["unit"]]
+    if not further:
+        return False
+    return _OR.search(rest, 0, further[-1]) is not None or len(_WORD.findall(rest, 0, further[0])) <= 1
 
 
 def _last_number(text: str) -> Decimal | Fraction | None:

@@ -35,6 +35,7 @@ READABLE = [
     sys.base_prefix, "/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/local/lib", "/usr/share/zoneinfo",
     "/etc/ld.so.cache", "/etc/localtime",
 ]  # fmt: skip
+UNITTEST_MAIN = os.path.join(os.path.dirname(os.__file__), "unittest", "main.py")
 PR_SET_PDEATHSIG = 1
 MAX_THREADS, LOOK_S = 64, 0.02
 """Programs of competitions start one for its larger stack. Thousands would leave the machine no process numbers."""
@@ -210,7 +211,11 @@ def _become_test(request: dict[str, Any], test: dict[str, Any]) -> None:
         if code is None and expression is None:
             _end_as_python_does()
         if code is not None:
-            exec(compile(code, "<test>", "exec", dont_inherit=True), names)  # noqa: S102 - an author's test
+            try:
+                exec(compile(code, "<test>", "exec", dont_inherit=True), names)  # noqa: S102 - an author's test
+            except SystemExit as end:
+                if not _is_success_of_unittest(end, code):
+                    raise
         if expression is not None:
             value = eval(compile(expression, "<test>", "eval", dont_inherit=True), names)  # noqa: S307
             verdict["value"] = repr(_plain(value))
@@ -225,6 +230,25 @@ def _become_test(request: dict[str, Any], test: dict[str, Any]) -> None:
     finally:
         os.write(3, b"\n" + json.dumps(verdict).encode())
         os._exit(0)
+
+
+def _is_success_of_unittest(end: SystemExit, test: str) -> bool:
+    """Whether `unittest.main()`, called by the test's own text, has ended it after its test cases have passed.
+
+    Nothing of the program may stand between: a function of it that exits when it is called has not passed, nor has one
+    that is `sys.exit` or `unittest.main` under another name. So the line that is left has to say `unittest.main(`.
+    """
+    frames, line = [], 0
+    place = end.__traceback__ and end.__traceback__.tb_next  # the first is this file's own
+    while place:
+        frames.append(place.tb_frame.f_code)
+        line = place.tb_lineno if frames[-1].co_filename == "<test>" else line
+        place = place.tb_next
+    before = [code for code in frames if code.co_filename == "<test>"]
+    unittest_main = [(code.co_filename, code.co_name) for code in frames[len(before) :]]
+    by_unittest = [(UNITTEST_MAIN, "__init__"), (UNITTEST_MAIN, "runTests")]
+    called = frames[: len(before)] == before and unittest_main == by_unittest
+    return called and "unittest.main(" in test.split("\n")[line - 1] and end.code in (None, 0)
 
 
 def _end_as_python_does() -> None:
