@@ -64,7 +64,7 @@ class RewardScore(Response):
 
     score: float | None
     status: ScoreStatus
-    detail: str | None = Field(default=None, description="Why there is no score.")
+    detail: str | None = Field(default=None, description="Why there is no score, or what was left out beside it.")
     log: dict[str, Any] | None = Field(default=None, description="Columns for the completion log.")
     metrics: dict[str, float] | None = Field(default=None, description="Numbers to average over the batch.")
 

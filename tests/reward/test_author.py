@@ -6,8 +6,10 @@ import re
 from fractions import Fraction
 from typing import Annotated, Literal
 
+import numpy as np
 import pytest
-from pydantic import Field
+import torch
+from pydantic import AfterValidator, Field
 
 from grpo_reward import Score, reward
 from grpo_reward.author import Reward
@@ -55,6 +57,51 @@ class TestSignature:
             return 2.0
 
         assert fit("") == 2.0
+
+    def test_a_text_under_both_names_or_a_field_of_the_other_shape_is_refused(self):
+        with pytest.raises(
+            TypeError, match=r"takes both `completion` and `completions`: keep `completion` to score one"
+        ):
+            reward(lambda completions, completion: 1.0)
+        with pytest.raises(TypeError, match=r"prompts belongs to a function of `completions`.*call it prompt, or say"):
+            reward(lambda completion, prompts: 1.0)
+        with pytest.raises(
+            TypeError, match=r"completion_token_ids belongs to .* `completion`, .*: call it completion_ids"
+        ):
+            reward(lambda completions, completion_token_ids=None: 1.0)
+        assert mark_of(reward(columns=["prompts"])(lambda completion, prompts: 1.0)).required_columns == ["prompts"]
+
+    @pytest.mark.parametrize(
+        ("annotation", "default"),
+        [
+            (float, "x"), (float, "1e-3"), (int, 1.5), (bool, "yes"), (str, 7), (list[int], ["a"]),
+            (float | None, "0.5"), (Literal["a", "b"], "c"), (Annotated[int, Field(ge=1)], 0),
+        ],
+    )  # fmt: skip
+    def test_a_default_that_does_not_fit_its_annotation_is_refused(self, annotation, default):
+        def fit(completion: str, *, tol: annotation = default) -> float:
+            return 1.0
+
+        for columns in (None, ["tol"]):
+            with pytest.raises(
+                TypeError, match=r"^reward fit: the default of tol, .*, does not fit its annotation .*: "
+            ):
+                reward(columns=columns)(fit)
+
+    @pytest.mark.parametrize(
+        ("annotation", "default"),
+        [
+            (float, 1), (str, None), (list[str], ()), (float, float("inf")),
+            (Annotated[float, Field(gt=0)], float("inf")), (int, Field(3, ge=1)), (float | str, "x"),
+            (Annotated[str, AfterValidator(lambda text: 1 / 0)], "x"),
+        ],
+    )  # fmt: skip
+    def test_any_other_default_is_taken(self, annotation, default):
+        @reward
+        def fit(completion: str, *, tol: annotation = default) -> float:
+            return 1.0
+
+        assert run(fit, {})["score"] == 1.0
 
     def test_what_fits_no_reward_is_refused(self):
         with pytest.raises(TypeError, match="must be called `completion` or `completions`"):
@@ -235,9 +282,26 @@ class TestArguments:
 
 
 class TestResults:
-    @pytest.mark.parametrize(("value", "score"), [(1, 1.0), (0.25, 0.25), (-3, -3.0), (Fraction(1, 4), 0.25)])
+    @pytest.mark.parametrize(
+        ("value", "score"),
+        [
+            (1, 1.0), (0.25, 0.25), (-3, -3.0), (Fraction(1, 4), 0.25), (True, 1.0), (False, 0.0),
+            (np.bool_(True), 1.0), (np.bool_(False), 0.0), (np.float32(0.5), 0.5), (np.int64(2), 2.0),
+            (np.array(0.25), 0.25), (torch.tensor(True), 1.0), (torch.tensor(0.5), 0.5),
+        ],
+    )  # fmt: skip
     def test_numbers_are_scores(self, value, score):
-        assert outcome(value) == {"score": score, "status": "ok"}
+        for returned in (value, Score(value)):
+            assert outcome(returned) == {"score": score, "status": "ok"}
+            assert type(outcome(returned)["score"]) is float
+
+    @pytest.mark.parametrize(
+        "returned", [[True, False], (1, 0.0), np.array([True, False]), np.ones(2) - [0, 1], torch.tensor([True, False])]
+    )
+    def test_so_are_those_in_a_list(self, returned):
+        mark = mark_of(reward(lambda completions: returned))
+        results = score_batch(mark, checked_params(mark, {}), [{"completion": "", "columns": {}}] * 2, None)
+        assert results == [{"score": 1.0, "status": "ok"}, {"score": 0.0, "status": "ok"}]
 
     @pytest.mark.parametrize("value", [None, Score(None)])
     def test_none_is_unscorable(self, value):
@@ -247,7 +311,7 @@ class TestResults:
         assert outcome(Score(None, detail="why")) == {"score": None, "status": "unscorable", "detail": "why"}
 
     @pytest.mark.parametrize(
-        "value", [float("nan"), float("inf"), -float("inf"), True, False, "1.0", b"1", [1.0], 1j, 10**400, object()]
+        "value", [float("nan"), float("inf"), -float("inf"), "1.0", b"1", [1.0], 1j, 10**400, object()]
     )
     def test_everything_else_is_an_error(self, value):
         for returned in (value, Score(value)):
@@ -262,15 +326,13 @@ class TestResults:
     @pytest.mark.parametrize(
         "score",
         [
-            Score(1.0, log={"seen": object()}),
-            Score(1.0, log={"seen": float("nan")}),
             Score(1.0, log={"seen": "x" * 100_000}),
+            Score(1.0, log={"seen": "x" * 100_000, "bad": object()}),
             Score(1.0, log={"seen": json.loads("[" * 150 + "]" * 150)}),
-            Score(1.0, metrics={"length": float("nan")}),
-            Score(1.0, metrics={"length": True}),
+            Score(1.0, metrics=dict.fromkeys(map(str, range(101)), 1.0)),
         ],
     )
-    def test_log_and_metrics_that_cannot_be_sent_are_an_error(self, score):
+    def test_log_and_metrics_beyond_the_limits_are_an_error(self, score):
         assert outcome(score)["status"] == "error"
 
     def test_an_exception_that_cannot_be_printed_is_an_error(self):

@@ -98,7 +98,6 @@ async def test_an_item_is_tried_again_when_its_worker_died(machinery, tmp_path):
         "surrogate",
         "nan",
         "infinity",
-        "true",
         "text",
         "huge",
         "many metrics",
@@ -127,7 +126,11 @@ async def test_none_is_unscorable(machinery):
 async def test_log_and_metrics_come_back(machinery):
     (score,) = await machinery.score("log")
     assert (score.score, score.log, score.metrics) == (0.5, {"seen": "log"}, {"length": 3.0})
-    assert await machinery.statuses("bad log", "bad metric", "large log", "") == ["error", "error", "error", "ok"]
+    assert await machinery.statuses("large log", "") == ["error", "ok"]
+    no_log, no_metric, true = await machinery.score("bad log", "bad metric", "true")
+    assert (no_log.score, no_log.detail) == (0.5, "log column seen left out: a value of type object is no JSON")
+    assert (no_metric.score, no_metric.detail) == (0.5, "metric length left out: it is nan, not a finite number")
+    assert true.score == 1.0
 
 
 async def test_memory_without_end_fails_and_costs_only_this_worker(machinery):
@@ -372,6 +375,26 @@ async def test_a_fork_server_that_comes_back_with_other_code_is_the_end(tmp_path
             await asyncio.sleep(0.01)
     assert "the file of misbehave is not what it was" in machinery.executor.failed
     await machinery.executor.stop()
+
+
+async def test_a_fork_server_that_is_lost_again_while_it_loads_is_started_once_more(tmp_path):
+    plugin = tmp_path / "slow.py"
+    plugin.write_text(
+        "import time\nfrom grpo_reward import reward\ntime.sleep(0.5)\n"
+        "@reward\ndef misbehave(completion):\n    return 1.0\n"
+    )
+    machinery = Machinery(plugin)
+    executor = machinery.executor
+    await executor.start()
+    async with asyncio.timeout(PATIENCE_S):
+        for _ in range(2):
+            lost = executor._forkserver.pid
+            os.kill(lost, signal.SIGKILL)
+            while executor._forkserver.pid == lost:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    assert await machinery.statuses("") == ["ok"]
+    assert executor.failed is None
+    await executor.stop()
 
 
 async def test_processes_that_a_plugin_started_at_its_import_go_with_the_fork_server(tmp_path):

@@ -16,17 +16,20 @@ Every other parameter is one of three things:
 - a *column* of the dataset: every name in `columns`, or without `columns` every parameter that has no default;
 - a *param* of the request, checked against its annotation: every other one.
 
-What it returns: a finite number, None (not its task: `unscorable`) or a `Score`. Anything else is status `error`.
+What it returns: a finite number (True is 1, False is 0; NumPy's and torch's will do), None (not its task: `unscorable`)
+or a `Score`. Anything else is status `error`.
 """
 
 import inspect
+import reprlib
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
+from pydantic.fields import FieldInfo
 
 from .code_hash import code_hash
 
@@ -35,6 +38,12 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 SAMPLE_FIELDS = {"prompt": "prompt", "completion_token_ids": "completion_token_ids", "truncated": "truncated"}
 BATCH_FIELDS = {"prompts": "prompt", "completion_ids": "completion_token_ids", "truncated": "truncated"}
 """Parameter name → field of the sample."""
+_TEXTS = ("completion", "completions")
+_OF_THE_OTHER = {"prompts": "prompt", "completion_ids": "completion_token_ids"}
+"""What a function of `completions` takes, and what it is called for a function of `completion`."""
+_NO_NUMBER = {"float_type", "int_type", "bool_type"}
+_NOT_OURS = {"value_error", "assertion_error", "finite_number"}
+"""Of pydantic's faults: what a validator of the author's says, and an infinite limit, which is one by default only."""
 CONTEXT = ("timeout_s", "trainer_state", "log_extra", "log_metric")
 """Parameters of a function of `completions` that belong to the request, as `step` does for all."""
 
@@ -46,9 +55,9 @@ class Score:
     score: float | None
     detail: str | None = None
     log: dict[str, Any] | None = None
-    """Columns for the completion log; must be JSON."""
+    """Columns for the completion log; one that is no JSON is left out, and the detail says so."""
     metrics: dict[str, float] | None = None
-    """Finite numbers to average over the batch."""
+    """Finite numbers to average over the batch; others are left out, and the detail says so."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +83,10 @@ class Reward:
     """Of the file the function is written in."""
 
 
+MARKED: list[Reward] = []
+"""All that `@reward` has made. A file is held against it: a second function of the same name hides the first."""
+
+
 @overload
 def reward(function: FunctionT, /) -> FunctionT: ...
 @overload
@@ -91,7 +104,9 @@ def reward(
     """
 
     def mark(function: FunctionT) -> FunctionT:
-        function.__reward__ = _inspect(function, name, columns)  # type: ignore[attr-defined]
+        mark = _inspect(function, name, columns)
+        function.__reward__ = mark  # type: ignore[attr-defined]
+        MARKED.append(mark)
         return function
 
     return mark if function is None else mark(function)
@@ -106,11 +121,18 @@ def _inspect(function: Callable[..., Any], name: str | None, columns: Sequence[s
     for parameter in parameters:
         if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
             raise TypeError(f"{where}: {parameter.name} must be a parameter that can be given by name: take the / out")
-    text = next((p for p in parameters if p.name in ("completion", "completions")), None)
-    if text is None:
+    texts = [parameter for parameter in parameters if parameter.name in _TEXTS]
+    if not texts:
         raise TypeError(f"{where}: a parameter must be called `completion` or `completions`")
+    if len(texts) > 1:
+        raise TypeError(
+            f"{where}: it takes both `completion` and `completions`: keep `completion` to score one sample in a call, "
+            "or `completions` to score all of a request"
+        )
+    text = texts[0]
     parameters.remove(text)
     batch = text.name == "completions"
+    _refuse_names_of_the_other(where, batch, {p.name for p in parameters} - set(columns or ()))
     known_fields = BATCH_FIELDS if batch else SAMPLE_FIELDS
     for unknown in sorted(set(columns or ()) - {parameter.name for parameter in parameters}):
         raise TypeError(f"{where}: the function has no parameter for the column {unknown}")
@@ -139,11 +161,18 @@ def _inspect(function: Callable[..., Any], name: str | None, columns: Sequence[s
             checks[parameter.name] = TypeAdapter(parameter.annotation) if annotated and not batch else None
             if required:
                 required_columns.append(parameter.name)
+            elif annotated and not batch:
+                column = {parameter.name: (parameter.annotation, parameter.default)}
+                _refuse_default(where, parameter, params_model(name, column).model_validate)
         else:
             params[parameter.name] = (
                 parameter.annotation if annotated else Any,
                 ... if required else parameter.default,
             )
+    model = params_model(name, params)
+    for parameter in parameters:
+        if parameter.name in params:
+            _refuse_default(where, parameter, model.model_validate)
     return Reward(
         name=name,
         function=function,
@@ -153,11 +182,49 @@ def _inspect(function: Callable[..., Any], name: str | None, columns: Sequence[s
         required_fields=required_fields,
         columns=checks,
         required_columns=required_columns,
-        params=params_model(name, params),
+        params=model,
         context=frozenset(context),
         takes_all_columns=takes_all_columns,
-        code_hash=code_hash(Path(inspect.getfile(function))),
+        code_hash=code_hash(Path(inspect.getfile(inspect.unwrap(function)))),
     )
+
+
+def _refuse_names_of_the_other(where: str, batch: bool, names: set[str]) -> None:
+    """A field by the name that it has in the other shape would be taken for a column, which no sample has."""
+    text, other = reversed(_TEXTS) if batch else _TEXTS
+    here = {one: many for many, one in _OF_THE_OTHER.items()} if batch else _OF_THE_OTHER
+    for name in sorted(names & set(here)):
+        raise TypeError(
+            f"{where}: {name} belongs to a function of `{other}`, and this one takes `{text}`: call it {here[name]}, "
+            f'or say columns=["{name}", …] if the dataset has such a column'
+        )
+
+
+def _refuse_default(where: str, parameter: inspect.Parameter, check: Callable[..., Any]) -> None:
+    """Raises TypeError when a default is not what its annotation says. None always fits: it is what nothing is.
+
+    A text is no number here, though in a request one may stand for it: a default is not converted. What a validator of
+    the author's says does not count, as it may depend on other params.
+    """
+    default, annotation = parameter.default, parameter.annotation
+    if default is None or default is parameter.empty or isinstance(default, FieldInfo):
+        return
+    if annotation in (parameter.empty, type(default)):
+        return
+    for strict in (False, True) if isinstance(default, str) else (False,):
+        try:
+            check({parameter.name: default}, strict=strict)
+        except ValidationError as error:
+            for problem in error.errors(include_url=False, include_context=False):
+                kind = problem["type"]
+                counts = kind in _NO_NUMBER if strict else kind not in _NOT_OURS
+                if counts and problem["loc"][0] == parameter.name:
+                    raise TypeError(
+                        f"{where}: the default of {parameter.name}, {reprlib.repr(default)}, does not fit its "
+                        f"annotation {inspect.formatannotation(annotation)}: {problem['msg']}"
+                    ) from None
+        except Exception:  # of such a validator
+            return
 
 
 def params_model(name: str, params: dict[str, Any]) -> type[BaseModel]:

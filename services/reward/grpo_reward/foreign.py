@@ -39,7 +39,7 @@ def trl_reward(function: Callable[..., Any], *, name: str, file: Path) -> Reward
             "prompts": prompts,
             "completion_ids": completion_ids,
         }
-        return _plain(finished(function(**signature.taken(given))))
+        return finished(function(**signature.taken(given)))
 
     return _reward(call, signature, name, inspect.getdoc(function) or "", file, TRL_FIELDS)
 
@@ -74,7 +74,7 @@ def swift_reward(orm: type[Any], *, name: str, file: Path) -> Reward:
             "is_truncated": truncated,
             "finish_reason": [None if cut is None else "length" if cut else "stop" for cut in truncated],
         }
-        return _plain(finished(instance(completions, **signature.taken(given))))
+        return finished(instance(completions, **signature.taken(given)))
 
     return _reward(call, signature, name, inspect.getdoc(orm) or "", file, TRL_FIELDS | {"truncated": "truncated"})
 
@@ -118,14 +118,3 @@ def _messages(prompt: Any) -> Sequence[Any]:
     if isinstance(prompt, list):
         return prompt
     return [] if prompt is None else [{"role": "user", "content": prompt}]
-
-
-def _plain(results: Any) -> Any:
-    """Python's own numbers for those of NumPy and torch; a bool is a number to these trainers."""
-    if hasattr(results, "tolist"):
-        results = results.tolist()
-    if not isinstance(results, list | tuple):
-        return results
-    scalar = [hasattr(result, "item") and not getattr(result, "shape", ()) for result in results]
-    plain = [result.item() if is_scalar else result for result, is_scalar in zip(results, scalar, strict=True)]
-    return [float(result) if isinstance(result, bool) else result for result in plain]

@@ -6,13 +6,15 @@ A plugin is written `FILE.py`, for all rewards in it, or `FILE.py:NAME`, for one
 - a class registered in ms-swift's `orms`;
 - in a file with none of these, every public function with a parameter `completions`, as TRL takes it.
 
-`FILE.py:NAME` may name any of them, also a function beside marked ones or an unregistered class.
+`FILE.py:NAME` may name any of them, also a function beside marked ones or an unregistered class. What looks like a
+reward and is none of the file's is told (`left_out`): it may be a helper, or what its author has forgotten.
 """
 
 import contextlib
 import importlib.metadata
 import importlib.util
 import inspect
+import itertools
 import os
 import sys
 import traceback
@@ -21,10 +23,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .author import Reward
+from .author import MARKED, Reward
 from .foreign import swift_reward, trl_reward
 from .scorer import PLUGIN_MODULES, line_of_plugin
-from .swift_stand_in import registered, stand_in
+from .swift_stand_in import orm_classes, registered, stand_in
 
 ENTRY_POINTS = "grpo_reward.rewards"
 """The group in which an installed package names its rewards: `name = "module"` or `name = "module:function"`."""
@@ -76,11 +78,51 @@ def rewards_of_plugin(plugin: Path) -> list[Reward]:
         raise PluginError(f"{path}: {error}") from error
 
 
+def left_out(plugin: Path) -> dict[str, str]:
+    """What in a loaded `FILE.py` looks like a reward and is none of the file's: name → why."""
+    path, name = split_plugin(plugin)
+    if name is not None:
+        return {}
+    module = sys.modules[f"{PLUGIN_MODULES}{path.stem}"]
+    in_orms = [value for value in registered().values() if isinstance(value, type)]
+    found: dict[str, str] = {}
+    marked = bool(rewards_of(module))
+    if marked or any(_written_in(value, module) for value in in_orms):
+        functions = [key for key, value in _trl_functions(module) if not isinstance(_mark(value), Reward)]
+        how = "marks its rewards with @reward" if marked else "has its rewards in orms"
+        found = dict.fromkeys(functions, f"the file {how}")
+    for key, value in vars(module).items():
+        if not isinstance(value, type) or not issubclass(value, orm_classes()) or not _written_in(value, module):
+            continue
+        if not key.startswith("_") and not any(issubclass(one, value) for one in in_orms):  # nor the base of one
+            found[key] = "it is not in orms"
+    return found
+
+
 def rewards_of(module: ModuleType) -> list[Reward]:
-    """The marked rewards a module defines; those it imported belong to others."""
+    """The marked rewards a module defines; those it imported belong to others. TypeError when one hides another."""
     own = {id(value): value for value in vars(module).values() if _written_in(value, module)}
-    marks = [getattr(value, "__reward__", None) for value in own.values()]
-    return [mark for mark in marks if isinstance(mark, Reward)]
+    marks = [mark for mark in map(_mark, own.values()) if isinstance(mark, Reward)]
+    for first, second in itertools.combinations(marks, 2):
+        if first.name == second.name and first is not second:
+            raise TypeError(f"lines {_line(first)} and {_line(second)} both define the reward {first.name}: rename one")
+    for mark in MARKED:
+        function = inspect.unwrap(mark.function)
+        if getattr(function, "__globals__", None) is not vars(module) or any(mark is found for found in marks):
+            continue
+        if (name := function.__name__) in vars(module):
+            after = [_line(found) for found in marks if found.function.__name__ == name]
+            where = f"lines {_line(mark)} and {after[0]}" if after else f"line {_line(mark)}"
+            raise TypeError(f"{where}: the reward {mark.name} is lost, as {name} is defined once more: rename one")
+    return marks
+
+
+def _line(mark: Reward) -> int:
+    return int(inspect.unwrap(mark.function).__code__.co_firstlineno)
+
+
+def _mark(value: Any) -> Any:
+    return getattr(value, "__reward__", None)
 
 
 def installed_rewards() -> Iterator[tuple[str, list[Reward]]]:
@@ -110,7 +152,7 @@ def _named(module: ModuleType, classes: dict[str, type[Any]], name: str, path: P
 
 
 def _reward_of(value: Any, name: str, file: Path) -> Reward:
-    mark = getattr(value, "__reward__", None)
+    mark = _mark(value)
     if isinstance(mark, Reward):
         return mark
     return (swift_reward if isinstance(value, type) else trl_reward)(value, name=name, file=file)

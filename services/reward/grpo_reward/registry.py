@@ -4,17 +4,21 @@ Runs in the fork server, never in the server that listens: a plugin's code stays
 """
 
 import importlib
+import logging
 import pkgutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from . import rewards as built_in
 from .author import Reward
-from .plugin import PluginError, installed_rewards, rewards_of, rewards_of_plugin
+from .plugin import PluginError, installed_rewards, left_out, rewards_of, rewards_of_plugin, split_plugin
+
+log = logging.getLogger("grpo_reward")
 
 
-def load_rewards(plugins: Iterable[Path]) -> dict[str, Reward]:
-    """Name → reward, built-in ones first. Raises PluginError."""
+def load_rewards(plugins: Iterable[Path], notify: Callable[[str], object] = log.warning) -> dict[str, Reward]:
+    """Name → reward, built-in ones first. `notify` is called with what the operator should know. Raises PluginError."""
+    plugins = list(plugins)
     found: dict[str, Reward] = {}
     origin: dict[str, str] = {}
     files = [(str(path), rewards_of_plugin(path)) for path in plugins]  # first: what is wrong is told soonest
@@ -25,7 +29,8 @@ def load_rewards(plugins: Iterable[Path]) -> dict[str, Reward]:
     for source, rewards in [*modules, *installed_rewards(), *files]:
         if not rewards:
             raise PluginError(
-                f"{source} defines no reward: put @reward above a function, or give it a parameter `completions`"
+                f"{source} defines no reward: put @reward above a function, give it a parameter `completions`, or put "
+                "an ORM class into orms"
             )
         for reward in rewards:
             if reward.name in found:
@@ -35,4 +40,17 @@ def load_rewards(plugins: Iterable[Path]) -> dict[str, Reward]:
                 )
             found[reward.name] = reward
             origin[reward.name] = source
+    for text in _left_out(plugins):
+        notify(text)
     return found
+
+
+def _left_out(plugins: list[Path]) -> list[str]:
+    asked_for = {(path.absolute(), name) for path, name in map(split_plugin, plugins)}
+    return [
+        f"{plugin.name}: {name} is left out, as {why}: to serve it, add --plugin {plugin}:{name}; "
+        "the name of a helper may begin with _"
+        for plugin in plugins
+        for name, why in left_out(plugin).items()
+        if (plugin.absolute(), name) not in asked_for
+    ]

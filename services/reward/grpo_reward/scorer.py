@@ -2,30 +2,25 @@
 
 import asyncio
 import inspect
-import json
 import math
-import numbers
 import reprlib
 import statistics
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from .author import Reward, Score
-from .nesting import nesting
+from .diagnostics import BeyondLimitsError, as_json, finite, sendable_log, sendable_metrics
 
-MAX_LOG_CHARS = 64 * 1024
-MAX_LOG_DEPTH = 100
 MAX_CALL_CHARS = 16 * 2**20
 """Of what all samples of one call of a function of `completions` log, as JSON: they reach the server at once."""
-MAX_METRICS, MAX_METRIC_CHARS, MAX_DETAIL_CHARS = 100, 200, 1000
+MAX_DETAIL_CHARS = 1000
 PLUGIN_MODULES = "grpo_reward_plugin_"
 """The modules of plugin files are called this, and then as the file."""
-
-_as_json = json.JSONEncoder(allow_nan=False).encode
 
 Outcome = dict[str, Any]
 """What `grpo_proto.RewardScore` holds, as JSON: score, status and perhaps detail, log, metrics."""
@@ -116,11 +111,11 @@ def _bounded(outcomes: Iterable[Outcome]) -> list[Outcome]:
     left = MAX_CALL_CHARS
     for one in outcomes:
         extras = {key: one[key] for key in ("log", "metrics") if key in one}
-        size = len(_as_json(extras)) if extras else 0
+        size = len(as_json(extras)) if extras else 0
         if size > left:
             left_out = f"log and metrics left out: those of one call may have {MAX_CALL_CHARS} characters of JSON"
-            detail = f"{one['detail']}; {left_out}" if "detail" in one else left_out
-            one = {"score": one["score"], "status": one["status"], "detail": detail}
+            one = {key: value for key, value in one.items() if key not in extras}
+            _add_detail(one, [left_out])
         else:
             left -= size
         found.append(one)
@@ -149,7 +144,7 @@ class _Logged:
     def __init__(self, num_samples: int):
         self._num_samples = num_samples
         self._columns: dict[str, list[Any]] = {}
-        self._metrics: dict[str, list[float]] = {}
+        self._metrics: dict[str, list[Any]] = {}
 
     def log_extra(self, column: str, values: Sequence[Any]) -> None:
         values = list(values)
@@ -158,7 +153,7 @@ class _Logged:
         self._columns[column] = values
 
     def log_metric(self, name: str, value: float) -> None:
-        self._metrics.setdefault(name, []).append(float(value))
+        self._metrics.setdefault(name, []).append(value)
 
     def added_to(self, result: Any, position: int) -> Any:
         """A metric is the same for all samples, so that their average is the mean of what was said."""
@@ -166,8 +161,32 @@ class _Logged:
             return result
         score = result if isinstance(result, Score) else Score(result)
         columns = {column: values[position] for column, values in self._columns.items()}
-        metrics = {name: statistics.fmean(values) for name, values in self._metrics.items()}
-        return replace(score, log=columns | (score.log or {}), metrics=metrics | (score.metrics or {}))
+        return replace(score, log=_joined(columns, score.log), metrics=_joined(self._means, score.metrics))
+
+    @cached_property
+    def _means(self) -> dict[str, Any]:
+        """Asked for once all is said."""
+        return {name: _mean(values) for name, values in self._metrics.items()}
+
+
+def _mean(values: list[Any]) -> Any:
+    """Of what was said of one metric; what is no number, if there is such a thing, to be told."""
+    for value in values:
+        try:
+            float(value)
+        except Exception:
+            return value
+    try:
+        return statistics.fmean(map(float, values))
+    except (OverflowError, ValueError):  # the sum is beyond all numbers, or has both infinities in it
+        return math.nan
+
+
+def _joined(logged: dict[str, Any], own: Any) -> Any:
+    """What is no dict is left as it is, so that it is told."""
+    if own is None:
+        return logged
+    return logged | own if isinstance(own, dict) else own
 
 
 def outcome(result: Any) -> Outcome:
@@ -182,31 +201,22 @@ def outcome(result: Any) -> Outcome:
         fields = _scored(result.score)
         if fields["status"] != "ok":
             return fields
-    if result.metrics:
-        if len(result.metrics) > MAX_METRICS:
-            return error_outcome(f"{len(result.metrics)} metrics; the limit is {MAX_METRICS}")
-        for name, value in result.metrics.items():
-            if len(str(name)) > MAX_METRIC_CHARS:
-                return error_outcome(
-                    f"the name of a metric has {len(str(name))} characters; at most {MAX_METRIC_CHARS}"
-                )
-            if _number(value) is None:
-                return error_outcome(f"metric {name} is {repr(value)[:200]}, not a finite number")
-        fields["metrics"] = {str(name): _number(value) for name, value in result.metrics.items()}
-    if result.log is not None and not isinstance(result.log, dict):
-        return error_outcome(f"log is {type(result.log).__name__}; it must be a dict of columns")
-    if result.log:
-        try:
-            size = len(_as_json(result.log))
-        except (TypeError, ValueError, RecursionError) as error:
-            return error_outcome(f"log is not JSON: {error}")
-        # A level has two brackets at least: most logs are too short to be looked through.
-        if size > 2 * MAX_LOG_DEPTH and nesting(result.log) > MAX_LOG_DEPTH:
-            return error_outcome(f"log has more than {MAX_LOG_DEPTH} nested levels")
-        if size > MAX_LOG_CHARS:
-            return error_outcome(f"log has {size} characters of JSON; the limit is {MAX_LOG_CHARS}")
-        fields["log"] = result.log
-    return fields
+    left_out: list[str] = []
+    try:
+        if result.metrics is not None:
+            fields["metrics"], left_out = sendable_metrics(result.metrics)
+        if result.log is not None:
+            fields["log"], no_json = sendable_log(result.log)
+            left_out += no_json
+    except BeyondLimitsError as error:
+        return error_outcome(str(error))
+    _add_detail(fields, left_out)
+    return {key: value for key, value in fields.items() if value != {}}
+
+
+def _add_detail(fields: Outcome, texts: Sequence[str]) -> None:
+    if texts:
+        fields["detail"] = "; ".join([*filter(None, [fields.get("detail")]), *texts])[:MAX_DETAIL_CHARS]
 
 
 def error_outcome(detail: str) -> Outcome:
@@ -239,21 +249,10 @@ def line_of_plugin(error: BaseException) -> tuple[Path, int] | None:
 def _scored(value: Any) -> Outcome:
     if value is None:
         return {"score": None, "status": "unscorable"}
-    number = _number(value)
+    number = finite(value)
     if number is None:
         return error_outcome(f"the reward returned {repr(value)[:200]}, not a finite number or None")
     return {"score": number, "status": "ok"}
-
-
-def _number(value: Any) -> float | None:
-    """A finite number as float. True is no number here: a reward that returns it forgot to say what it is worth."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None
 
 
 def _kind(value: Any) -> str:

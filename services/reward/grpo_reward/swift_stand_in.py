@@ -49,3 +49,9 @@ def registered() -> dict[str, type[Any]]:
         if isinstance(found, dict):
             return dict(found)
     return {}
+
+
+def orm_classes() -> tuple[type[Any], ...]:
+    """`ORM` and `AsyncORM`, of ms-swift's or of this stand-in's; empty when no plugin has imported them."""
+    found = [getattr(sys.modules.get(name), key, None) for name in REGISTRIES for key in ("ORM", "AsyncORM")]
+    return tuple({one for one in found if isinstance(one, type)})

@@ -1,6 +1,7 @@
 """Where the scores come from: worker processes of our own, with the server's machinery, or a server that runs."""
 
 import argparse
+import logging
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -20,6 +21,7 @@ from grpo_proto import (
 )
 
 from ..config import ConfigError, Settings
+from ..executors import process
 from ..executors.base import Chunk, Executor, ExecutorUnavailable, LoadedReward
 from ..executors.environment import hide_this_process
 from ..executors.wrapped import WrappedExecutor
@@ -28,6 +30,9 @@ from ..refusal import Refusal, nearest
 from ..scoring import Scoring
 from ..server import make_executor
 from .options import CommandFailed
+
+_notices = logging.getLogger(process.__name__)
+_told: set[str] = set()
 
 RETRY_FOR_S = 30.0
 """How long a server that is away or busy is asked again."""
@@ -84,6 +89,7 @@ async def open_scorer(options: argparse.Namespace, *, workers: int | None = None
         return
     settings = local_settings(options)
     hide_this_process()
+    _notices.addFilter(_told_once)  # some commands load the rewards twice
     metrics = Metrics()
     try:
         executor = make_executor(settings.model_copy(update={"workers": workers}) if workers else settings, metrics)
@@ -94,6 +100,13 @@ async def open_scorer(options: argparse.Namespace, *, workers: int | None = None
         yield LocalScorer(executor, metrics)
     finally:
         await executor.stop()
+
+
+def _told_once(record: logging.LogRecord) -> bool:
+    text = record.getMessage()
+    known = text in _told
+    _told.add(text)
+    return not known
 
 
 def local_settings(options: argparse.Namespace) -> Settings:

@@ -103,7 +103,7 @@ def load(control: socket.socket, plugins: list[Path]) -> dict[str, Reward] | Non
     check = SandboxCheck()
     gc.disable()  # while all is imported it finds nothing, and takes a tenth of a second for that
     try:
-        rewards = load_rewards(plugins)
+        rewards = load_rewards(plugins, lambda text: _say(control, {"notice": text[:MAX_FAILURE_CHARS]}))
         for reward in rewards.values():
             _say(control, {"reward": checked_size(describe(reward))})
     except (PluginError, TypeError) as error:
