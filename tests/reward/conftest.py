@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent
+PLUGIN_MODULES = ("grpo_reward_plugin_", "swift")
 
 
 @pytest.fixture(scope="session")
@@ -29,9 +30,11 @@ def _compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture
 def fresh_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Plugins stay imported; a test must not see those of another."""
+    for name in [name for name in sys.modules if name.startswith(PLUGIN_MODULES)]:
+        monkeypatch.delitem(sys.modules, name)
     known = set(sys.modules)
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield
     for name in set(sys.modules) - known:
-        if name.startswith(("grpo_reward_plugin_", "swift")):
+        if name.startswith(PLUGIN_MODULES):
             del sys.modules[name]

@@ -31,7 +31,6 @@ from ..scoring import Scoring
 from ..server import make_executor
 from .options import CommandFailed
 
-_notices = logging.getLogger(process.__name__)
 _told: set[str] = set()
 
 RETRY_FOR_S = 30.0
@@ -89,7 +88,7 @@ async def open_scorer(options: argparse.Namespace, *, workers: int | None = None
         return
     settings = local_settings(options)
     hide_this_process()
-    _notices.addFilter(_told_once)  # some commands load the rewards twice
+    process.notices.addFilter(_told_once)  # some commands load the rewards twice
     metrics = Metrics()
     try:
         executor = make_executor(settings.model_copy(update={"workers": workers}) if workers else settings, metrics)

@@ -30,6 +30,7 @@ from .frames import PACKET_BYTES
 from .worker_handle import Ending, WorkerHandle
 
 log = logging.getLogger(__name__)
+notices = log.getChild("notices")
 
 MAX_DEATHS_BEFORE = 5
 """Deaths of workers before they began with a chunk, until its items are tried one by one."""
@@ -287,7 +288,7 @@ class ProcessExecutor:
             if "failed" in message:
                 raise (ForkServerDied if message is gone else ExecutorUnavailable)(message["failed"])
             if "notice" in message:
-                log.warning("%s", message["notice"])
+                notices.warning("%s", message["notice"])
             else:
                 loaded = LoadedReward.model_validate(message["reward"])
                 rewards[loaded.description.name] = loaded
