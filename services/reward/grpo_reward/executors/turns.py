@@ -52,7 +52,9 @@ class TurnsExecutor(WrappedExecutor):
     def __init__(self, executor: Executor, costs: Costs):
         super().__init__(executor)
         self._costs = costs
-        self._running = self._overtaking = self._num_chosen = 0
+        self._running = self._overtaking = 0
+        self._overtaken_s = 0.0
+        """Time of spare workers that has been used."""
         self._waiting: dict[_Waiting, None] = {}
         self._overtakers: dict[_Waiting, None] = {}
         """Of `_waiting`, those that a spare worker may take."""
@@ -96,6 +98,7 @@ class TurnsExecutor(WrappedExecutor):
         finally:
             if spare:
                 self._overtaking -= 1
+                self._overtaken_s += self._now() - started_s
             else:
                 self._running -= 1
             self._give_turns()
@@ -165,18 +168,17 @@ class TurnsExecutor(WrappedExecutor):
         self._timer = asyncio.get_running_loop().call_at(when_s, self._give_turns)
 
     def _chosen(self, ready: Sequence[_Waiting]) -> _Waiting:
-        """The cheapest, the oldest and the newest of those that were least often late, by turns.
+        """Of those that were least often late the cheapest, the oldest or the newest, QUICK_S of spare time for each.
 
         With one rule alone somebody could fill the spare worker for ever: with what looks cheap, with what is old, or
         with what is new.
         """
-        self._num_chosen += 1
         least = min(waiting.chunk.pace.num_late for waiting in ready)
         best = [waiting for waiting in ready if waiting.chunk.pace.num_late == least]
-        match self._num_chosen % 3:
-            case 1:
+        match int(self._overtaken_s / QUICK_S) % 3:
+            case 0:
                 return min(best, key=lambda waiting: (self._expected_s(waiting), -waiting.since_s))
-            case 2:
+            case 1:
                 return min(best, key=lambda waiting: waiting.since_s)
             case _:
                 return max(best, key=lambda waiting: waiting.since_s)
