@@ -11,6 +11,13 @@ from grpo_reward.executors.descendants import processes
 from grpo_reward.executors.process import ProcessExecutor
 
 PATIENCE_S = 60.0
+SLEEPING = {
+    "rewards": [{"name": "code", "params": {"test_timeout_s": 600, "total_timeout_s": 600}}],
+    "samples": [{"completion": "```python\nimport time; time.sleep(600)\n```", "columns": {"tests": ["assert True"]}}],
+    "timeout_s": 600,
+    "deadline_s": 600,
+}
+"""A request that holds a worker for ten minutes and takes no processor time."""
 
 
 class Machinery:

@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.reward.machinery import SLEEPING
 
 PATIENCE_S = 90.0
 TICK_S = 0.1
@@ -188,19 +189,11 @@ async def test_what_is_quick_is_scored_while_the_one_worker_of_a_node_is_held(cl
     """Beside its worker a node has a spare one, and what was taken away there does not occupy it any longer."""
     cluster.add_node(num_cpus=1)
     server = serve(cluster.address)
-    sleeping = {
-        "rewards": [{"name": "code", "params": {"test_timeout_s": 600, "total_timeout_s": 600}}],
-        "samples": [
-            {"completion": "```python\nimport time; time.sleep(600)\n```", "columns": {"tests": ["assert True"]}}
-        ],
-        "timeout_s": 600,
-        "deadline_s": 600,
-    }
     quick = {
         "rewards": [{"name": "countdown"}],
         "samples": [{"completion": "<answer>3 + 4</answer>", "columns": {"nums": [3, 4], "target": 7}}],
     }
-    waiting = [asyncio.create_task(server.request("POST", "/v1/score", json=sleeping)) for _ in range(3)]
+    waiting = [asyncio.create_task(server.request("POST", "/v1/score", json=SLEEPING)) for _ in range(3)]
     await asyncio.sleep(1.0)
     for _ in range(5):
         answer = (await server.request("POST", "/v1/score", json=quick)).json()

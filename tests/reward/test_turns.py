@@ -6,6 +6,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.reward.machinery import SLEEPING
 from tests.reward.test_server import LATE, Server
 
 from grpo_proto import RewardScore, RewardSpec
@@ -328,14 +329,6 @@ async def test_what_was_gathered_has_its_place_among_those_who_waited_with_it(tu
 @pytest.mark.parametrize("num_samples", [1, 64])
 def test_a_server_whose_workers_all_wait_for_ten_minutes_scores_what_is_quick(misbehaving: Path, num_samples: int):
     """Twice as many requests as workers, each with a program that sleeps."""
-    sleeping = {
-        "rewards": [{"name": "code", "params": {"test_timeout_s": 600, "total_timeout_s": 600}}],
-        "samples": [
-            {"completion": "```python\nimport time; time.sleep(600)\n```", "columns": {"tests": ["assert True"]}}
-        ],
-        "timeout_s": 600,
-        "deadline_s": 600,
-    }
     quick = {
         "rewards": [{"name": "countdown"}, {"name": "accuracy"}],
         "samples": [
@@ -345,7 +338,7 @@ def test_a_server_whose_workers_all_wait_for_ten_minutes_scores_what_is_quick(mi
     }
     server = Server("--plugin", str(misbehaving), "--grace-s", "0.3")
     try:
-        asyncio.run(_quick_beside_slow(server.url, [sleeping, LATE], quick))
+        asyncio.run(_quick_beside_slow(server.url, [SLEEPING, LATE], quick))
     finally:
         server.stop()
 

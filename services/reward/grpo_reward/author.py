@@ -39,7 +39,7 @@ SAMPLE_FIELDS = {"prompt": "prompt", "completion_token_ids": "completion_token_i
 BATCH_FIELDS = {"prompts": "prompt", "completion_ids": "completion_token_ids", "truncated": "truncated"}
 """Parameter name → field of the sample."""
 _TEXTS = ("completion", "completions")
-_OF_THE_OTHER = {"prompts": "prompt", "completion_ids": "completion_token_ids"}
+_OF_THE_OTHER = {name: field for name, field in BATCH_FIELDS.items() if name != field}
 """What a function of `completions` takes, and what it is called for a function of `completion`."""
 _NO_NUMBER = {"float_type", "int_type", "bool_type"}
 _NOT_OURS = {"value_error", "assertion_error", "finite_number"}
