@@ -1,4 +1,5 @@
 import time
+import tracemalloc
 
 import math_verify
 import pytest
@@ -9,8 +10,8 @@ from grpo_reward.rewards.accuracy import accuracy
 
 @pytest.fixture(autouse=True)
 def _forgetful():
-    module._remembered.cache_clear()
-    module._parsed_gold.cache_clear()
+    module._scores.clear()
+    module._golds.clear()
 
 
 @pytest.mark.parametrize(
@@ -156,6 +157,26 @@ def test_the_gold_is_parsed_once_and_equal_answers_are_remembered(monkeypatch):
     for answer in ("42", "6 * 7", "6 * 7", "42"):
         assert accuracy(f"<answer>{answer}</answer>", solution="42").score == 1.0
     assert parsed == ["42", "$6 * 7$"]  # "42" equals the gold as text
+
+
+def test_what_is_remembered_of_long_solutions_is_bounded(monkeypatch):
+    monkeypatch.setattr(module, "parse", lambda text, *_, **__: [text])
+    monkeypatch.setattr(module, "_compare", lambda *_: 1.0)
+    tracemalloc.start()
+    try:
+        for number in range(300):
+            solution = f"It is {number}. {'so it is ' * 20_000} and the answer is $\\boxed{{{number}}}$."
+            assert accuracy(f"<answer>{number} + 0</answer>", solution=solution).score == 1.0
+        assert tracemalloc.get_traced_memory()[0] < 4 * module.MEMO_SIZE
+    finally:
+        tracemalloc.stop()
+
+
+def test_as_many_short_ones_are_remembered_as_a_large_batch_has():
+    for number in range(2000):
+        accuracy(f"<answer>{number}</answer>", solution=f"{number}")
+    assert [module._golds.get(f"{number}") is not None for number in (0, 1999)] == [True, True]
+    assert module._scores.get(("0", "0", True)) == (1.0,)
 
 
 @pytest.mark.parametrize(

@@ -138,13 +138,20 @@ class TestSlime:
         kind, message, _ = refused(await server.post("/rm?rewards=accuracy&components=1", payload))
         assert (kind, message) == ("invalid_option", "components is '1', not true or false")
 
-    @pytest.mark.parametrize(
-        ("path", "label"),
-        [("/rm?rewards=exact_match", '{"solution":"\\ud800"}'), ('/rm?rewards=format&format.prefix="\\ud800"', "1")],
-    )
-    async def test_text_that_is_no_unicode_is_text(self, server, path, label):
-        answer = await server.post(path, {"prompt": "p", "response": "r", "label": label})
+    async def test_a_param_that_is_no_unicode_is_text(self, server):
+        path = '/rm?rewards=format&format.prefix="\\ud800"'
+        answer = await server.post(path, {"prompt": "p", "response": "r", "label": "1"})
         assert (answer.status_code, answer.json()) == (200, 0.0)
+
+    @pytest.mark.parametrize("reward", ["exact_match", "countdown"])
+    async def test_a_label_that_would_be_an_object_is_no_text(self, server, reward):
+        payload = {"prompt": "p", "response": "r", "label": '{"nums": [1], "target": 1, "solution": "\\ud800"}'}
+        kind, message, _ = refused(await server.post(f"/rm?rewards={reward}", payload))
+        assert kind == "unreadable_label"
+        assert message == (
+            "the label of samples[0]: it looks like a JSON object and cannot be read: "
+            "unexpected end of hex escape at line 1 column 47"
+        )
 
     async def test_a_label_of_several_columns(self, server):
         response = "<answer>44 + 19 + 35</answer>"
@@ -442,6 +449,16 @@ def test_the_label_rule():
     assert columns_of({"a": 1}, ["b"]) == {"a": 1}
     assert columns_of(' {"a": 1}', []) == {"a": 1}
     assert columns_of("{not json", ["b"]) == {"b": "{not json"}
+    for text in ("{", "{1, 2}", "{x: x > 0}", '{"a"} or {"b"}', '{"a": 1} and more', "{{a}}", "{" * 5000):
+        assert columns_of(text, ["b"]) == {"b": text}
+    for text, reason in (
+        ('{"a": "\\udc00"}', "lone leading surrogate"),
+        (f'{{"a": {"1" * 5000}}}', "number out of range"),
+        (f' {{"a": {"[" * 99_999}{"]" * 99_999}}} ', "recursion limit exceeded"),
+        ('{"a": "1\n2"}', "control character"),
+    ):
+        with pytest.raises(LabelError, match=f"it looks like a JSON object and cannot be read: {reason}"):
+            columns_of(text, ["b"])
     assert columns_of([1, 2], ["b"]) == {"b": [1, 2]}
     assert columns_of(0, ["b"]) == {"b": 0}
     assert columns_of("x", []) == {}

@@ -401,6 +401,27 @@ class TestLimits:
             assert message == f"{field} is 601; this server takes 600 at most"
             assert "--max-timeout-s" in hint
 
+    @pytest.mark.parametrize(
+        ("path", "body"),
+        [
+            ("/v1/score", {"rewards": [{"name": "min_length"}], "samples": [{"completion": "x"}]}),
+            ("/rm?rewards=min_length&min_length.min_chars=2", {"response": "x"}),
+            ("/get_reward?rewards=min_length&min_length.min_chars=2", {"query": ["x"]}),
+            ("/verify?rewards=min_length&min_length.min_chars=2", {"responses_create_params": {}, "response": {}}),
+        ],
+    )
+    async def test_a_time_limit_that_nobody_named_is_no_longer_than_the_operator_allows(self, path, body):
+        server = Server(max_timeout_s=0.2)
+        server.executor.gate.clear()
+        answer = await server.http.post(path, json=body)
+        assert "not scored within the request's deadline of 0.2 s" in answer.text
+        assert [chunk.timeout_s for chunk in server.executor.chunks] == [0.2]
+        for name in ("timeout_s", "deadline_s"):
+            in_body = path == "/v1/score"
+            url = path if in_body else f"{path}&{name}=60"
+            answer = await server.http.post(url, json=body | {name: 60} if in_body else body)
+            assert error_of(answer, 422)[1] == f"{name} is 60; this server takes 0.2 at most"
+
     async def test_a_hint_has_an_end(self, server):
         anagrams = map("".join, itertools.islice(itertools.permutations("solution"), 30_000))
         columns = {name: 1 for name in anagrams if name != "solution"}

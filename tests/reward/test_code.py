@@ -79,10 +79,13 @@ def test_a_program_that_hangs_is_wrong_and_not_unscorable():
         "import os\nos._exit(0)\n",
         "import sys\nsys.exit(0)\n",
         "raise SystemExit\n",
-        'import os\nos.write(3, b\'{"ended": "done", "detail": null, "value": "5"}\')\nos._exit(0)\n',
-        'import os\nos.write(3, b\'{"ended": "done", "detail": null, "value": null}\')\nos._exit(0)\n',
-        'import os\nos.write(3, b\'{"ended": "done", "detail": 1, "value": [400041]}\')\nos._exit(0)\n',
-        'import os\nos.write(3, b\'{"ended": "error", "detail": "\\\\ud800", "value": null}\')\nos._exit(0)\n',
+        'import os\nos.write(3, b\'{"ended": "done", "detail": null, "values": ["5"]}\')\nos._exit(0)\n',
+        'import os\nos.write(3, b\'{"ended": "done", "detail": null, "values": []}\')\nos._exit(0)\n',
+        'import os\nos.write(3, b\'{"ended": "done", "detail": null, "values": null}\')\nos._exit(0)\n',
+        'import os\nos.write(3, b\'{"ended": "done", "detail": null, "values": 1}\')\nos._exit(0)\n',
+        'import os\nos.write(3, b\'{"ended": "done", "detail": 1, "values": [400041]}\')\nos._exit(0)\n',
+        'import os\nos.write(3, b\'{"ended": "error", "detail": "\\\\ud800", "values": null}\')\nos._exit(0)\n',
+        "import sys\nsys._getframe(1).f_locals['expressions'].clear()\n",
         "class X:\n    def __repr__(self): return '{[1]}'\ndef add(a, b): return X()\n",
         "class X:\n    def __repr__(self): return '{' + ','.join(str(k * (2**61 - 1)) for k in range(40000)) + '}'\n"
         "def add(a, b): return X()\n",
@@ -187,6 +190,35 @@ def test_a_literal_on_the_left_and_several_comparisons_are_compared_outside_too(
     assert code(fenced(ADD), tests=[test]).score == 1.0
     assert code(fenced("def add(a, b): return a - b\n"), tests=[test]).score == 0.0
     assert code(fenced(EQUAL_TO_ALL), tests=[test]).log == {"passed": 0, "tests": 1, "failure": "wrong value"}
+
+
+PUSH = "items = []\ndef push(x):\n    items.append(12 // x)\n    return items\n"
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "assert push(1) == [12]\nassert push(2) == [12, 6]\nassert [12, 6, 4] == push(3)",
+        "assert push(1) == [12] and push(2) == [12, 6] and [12, 6, 4] == push(3)",
+        "assert push(1) == [12]\nassert push(2) == [12, 6] and items == [12, 6]",
+    ],
+)
+def test_each_comparison_is_made_before_the_next_call_changes_its_value(test: str):
+    assert code(fenced(PUSH), tests=[test]).score == 1.0
+    assert code(fenced(PUSH.replace("12 // x", "x")), tests=[test]).score == 0.0
+
+
+@pytest.mark.parametrize("between", ["\nassert", " and"])
+@pytest.mark.parametrize(
+    ("wanted", "failure"),
+    [
+        ("[12]", "error: ZeroDivisionError: integer division or modulo by zero"),
+        ("[13]", "wrong value"),  # an assertion ends the test: what comes after it does not happen
+    ],
+)
+def test_a_row_of_comparisons_ends_at_its_first_fault(between: str, wanted: str, failure: str):
+    result = code(fenced(PUSH), tests=[f"assert push(1) == {wanted}{between} push(0) == [12, 0]"])
+    assert (result.score, result.log) == (0.0, {"passed": 0, "tests": 1, "failure": failure})
 
 
 @pytest.mark.parametrize("test", ["assert add(1, 2) == 3 and add(1, 2) > 2", "assert add(1, 2) == 3 or add(1, 2) == 4"])

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PLUGIN = """
 import asyncio, builtins, decimal, gc, json, os, resource, signal, socket, subprocess, sys, _thread, time, warnings
+import fractions
 from grpo_reward import Score, reward
 kept = []
 
@@ -59,6 +60,17 @@ LEFT = [
     "os.kill = os.fork = None",
     "builtins.exit = None",
     "builtins.sorted = list",
+    "subprocess.run = None",
+    "subprocess.Popen = None",
+    "subprocess.Popen.__init__ = lambda *a, **k: None",
+    "os.listdir = None",
+    "sys.addaudithook(lambda event, arguments: None)",
+    "fractions.Fraction.__eq__ = lambda left, right: True",
+    "fractions.Fraction.__add__ = fractions.Fraction.__sub__",
+    "fractions.Fraction = None",
+    "decimal.Decimal = float",
+    "from sympy.core.parameters import global_parameters\nglobal_parameters.evaluate = False",
+    "import mpmath\nmpmath.mp.dps = 3",
     "json.dumps = lambda value: 'x'",
     "sys.modules.clear()",
     "os.chdir('/proc')",
@@ -85,6 +97,11 @@ HARMLESS = [
     "warnings.filterwarnings('error', module='another')",
     "warnings.simplefilter('ignore')",
     "decimal.Decimal(1) / 3",
+    "fractions.Fraction(1, 3) == fractions.Fraction(2, 6)",
+    "subprocess.run(['true'])",
+    "time.tzset()",
+    "import mpmath, sympy\nwith sympy.evaluate(False), mpmath.workdps(50): sympy.sqrt(8)",
+    "subprocess.more = 1",
     "builtins.more = 1",
 ]
 

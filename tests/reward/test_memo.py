@@ -3,6 +3,7 @@
 import pytest
 
 from grpo_proto import RewardScore, RewardSpec, ScoreRequest
+from grpo_reward import memo
 from grpo_reward.executors.base import Chunk
 from grpo_reward.executors.inline import InlineExecutor
 from grpo_reward.memo import Memo
@@ -110,3 +111,14 @@ def test_it_forgets_the_oldest(executor):
         assert chunk.scores == [None]
         chunk.scores = [RewardScore(score=1.0, status="ok")]
         memo.remember(chunk, keys)
+
+
+async def test_params_are_read_once_for_a_request(scoring, monkeypatch):
+    """They may be megabytes, and there may be thousands of samples: the event loop would stand still."""
+    read = []
+    digest = memo._digest
+    monkeypatch.setattr(memo, "_digest", lambda value: read.append(value) or digest(value))
+    texts = [f"<answer>{number}</answer>" for number in range(200)]
+    rewards = [{"name": "format", "params": {"prefix": "x" * 100}}, {"name": "countdown"}]
+    await scoring.score(request(*texts, rewards=rewards))
+    assert len([value for value in read if value[1] == "format"]) == 1

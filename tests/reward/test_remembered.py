@@ -1,6 +1,8 @@
 """What is remembered is bounded by what it was made from."""
 
-from grpo_reward.remembered import BASE_SIZE, MAX_ONE_SIZE, MAX_SIZE, Remembered
+from grpo_reward.remembered import BASE_SIZE, LEAST_VALUES, MAX_SIZE, Remembered
+
+MAX_ONE_SIZE = MAX_SIZE // LEAST_VALUES
 
 
 def test_what_was_put_comes_back_also_when_it_is_none():
@@ -27,3 +29,16 @@ def test_a_large_one_is_not_kept_and_drives_nothing_out():
     remembered.put("largest", 2, MAX_ONE_SIZE)
     remembered.put("too large", 3, MAX_ONE_SIZE + 1)
     assert (remembered.get("small"), remembered.get("largest"), remembered.get("too large")) == ((1,), (2,), None)
+
+
+def test_its_bound_can_be_another():
+    remembered: Remembered[str, int] = Remembered(16 * BASE_SIZE)
+    largest = 16 * BASE_SIZE // LEAST_VALUES
+    remembered.put("first", 1, largest)
+    remembered.put("too large", 2, largest + 1)
+    assert (remembered.get("first"), remembered.get("too large")) == ((1,), None)
+    for name in "abcdefgh":
+        remembered.put(name, 3, BASE_SIZE)
+    assert (remembered.get("first"), remembered.get("h")) == (None, (3,))
+    remembered.clear()
+    assert remembered.get("h") is None

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import resource
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from grpo_reward.sandbox import run as sandbox
+from grpo_reward.sandbox import system_calls
 from grpo_reward.sandbox.run import Run, SandboxError, missing_barriers, run_tests
 
 SECRET = "only the server knows"
@@ -36,6 +38,13 @@ FORBIDDEN = {
     "a signal by way of a file": (
         "import fcntl, os, socket\na, b = socket.socketpair()\nfcntl.fcntl(a, fcntl.F_SETOWN, os.getppid())"
     ),
+    "a lease on a file": "import fcntl\nfcntl.fcntl(open(fcntl.__file__), fcntl.F_SETLEASE, fcntl.F_WRLCK)",
+    "a lock on a file": "import fcntl, os\nfcntl.flock(open(os.__file__), fcntl.LOCK_EX)",
+    "to watch a folder": "{syscall}({inotify_init1}, 0)",
+    "the machine's asynchronous reads": "import ctypes\n{syscall}({io_setup}, 60000, ctypes.byref(ctypes.c_ulong()))",
+    "a larger pipe": "import fcntl, os\nfcntl.fcntl(os.pipe()[0], fcntl.F_SETPIPE_SZ, 1 << 20)",
+    "memory in a file": "import os\nos.memfd_create('x')",
+    "a call of the future": "{syscall}(500)",
     "memory that outlives it": "{syscall}({shmget}, 1, 4096, 0o1600)",
     "another priority": "import os\nos.setpriority(os.PRIO_PROCESS, os.getppid(), 5)",
     "more memory": "x = bytearray(10 ** 10)",
@@ -57,6 +66,52 @@ ALLOWED = {
     "threads": "import threading\nt = threading.Thread(target=print, args=('yes',))\nt.start()\nt.join()",
     "asyncio": "import asyncio\nprint(asyncio.run(asyncio.sleep(0, 'yes')))",
     "the standard library": "import bisect, decimal, fractions, heapq, json, re, statistics, zoneinfo\nprint('yes')",
+    "events and locks of threads": (
+        "import queue, threading\nq = queue.Queue()\nthreading.Thread(target=q.put, args=('yes',)).start()\n"
+        "threading.Event().wait(0.01)\nprint(q.get(timeout=5))"
+    ),
+    "a pool of threads": (
+        "from concurrent.futures import ThreadPoolExecutor\nwith ThreadPoolExecutor(4) as pool:\n"
+        "    print(max(pool.map(str, ['no', 'yes'])))"
+    ),
+    "asyncio with threads and queues": (
+        "import asyncio\nasync def main():\n    q = asyncio.Queue()\n"
+        "    await q.put(await asyncio.to_thread(str, 'yes'))\n"
+        "    async with asyncio.timeout(5):\n        print(await q.get())\nasyncio.run(main())"
+    ),
+    "an alarm": (
+        "import signal, time\nsignal.signal(signal.SIGALRM, lambda *_: print('yes'))\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0.05)\ntime.sleep(0.3)"
+    ),
+    "a larger stack": (
+        "import resource, sys, threading\nresource.setrlimit(resource.RLIMIT_STACK, (1 << 26, -1))\n"
+        "sys.setrecursionlimit(10 ** 6)\nthreading.stack_size(1 << 26)\n"
+        "def f(n): return n and f(n - 1)\nt = threading.Thread(target=lambda: print('yes' if f(20000) == 0 else ''))\n"
+        "t.start()\nt.join()"
+    ),
+    "mapped memory": (
+        "import mmap\nm = mmap.mmap(-1, 1 << 20)\nm[:3] = b'yes'\nm.resize(1 << 21)\nprint(m[:3].decode())"
+    ),
+    "all there is about time and itself": (
+        "import datetime, getpass, locale, os, platform, random, secrets, time, uuid\n"
+        "os.getpid(), os.getppid(), os.getuid(), os.getgroups(), os.getpgrp(), os.getsid(0), os.times(), os.umask(0)\n"
+        "os.cpu_count(), os.sched_getaffinity(0), os.getloadavg, os.uname(), platform.machine(), time.process_time()\n"
+        "uuid.uuid4(), secrets.token_hex(), datetime.datetime.now().astimezone(), os.isatty(0)\n"
+        "os.statvfs('/usr/lib')\nprint('yes')"
+    ),
+    "pipes and select": (
+        "import os, select, socket\nr, w = os.pipe()\nos.set_blocking(w, False)\nos.write(w, b'yes')\n"
+        "select.select([r], [], [], 5)\nselect.poll().register(r)\n"
+        "a, b = socket.socketpair()\na.sendall(os.read(r, 3))\nprint(b.recv(3).decode())"
+    ),
+    "files of the standard library": (
+        "import os, pathlib\nfolder = pathlib.Path(os.__file__).parent\n"
+        "print('yes' if 'os.py' in os.listdir(folder) and folder.resolve() and next(os.scandir(folder)).stat() else '')"
+    ),
+    "a warning and a traceback": (
+        "import faulthandler, logging, traceback, warnings\nwarnings.warn('x')\nlogging.error('x')\n"
+        "faulthandler.enable()\ntraceback.print_stack()\nprint('yes')"
+    ),
     "writing to nowhere": "open('/dev/null', 'w').write('x')\nprint('yes')",
     "main": "if __name__ == '__main__':\n    print('yes')",
     "an end of its own": "import sys\nprint('yes')\nsys.exit()",
@@ -64,6 +119,11 @@ ALLOWED = {
 }
 
 
+NUMBERS = {
+    "shmget": {"x86_64": "29", "aarch64": "194"},
+    "inotify_init1": {"x86_64": "294", "aarch64": "26"},
+    "io_setup": {"x86_64": "206", "aarch64": "0"},
+}
 SYSCALL = (
     "import ctypes\ndef call(*arguments):\n    libc = ctypes.CDLL(None, use_errno=True)\n"
     "    if libc.syscall(*arguments) < 0: raise OSError(ctypes.get_errno(), 'refused')\ncall"
@@ -71,11 +131,13 @@ SYSCALL = (
 
 
 def source_of(what: str, file: Path) -> str:
-    shmget = {"x86_64": "29", "aarch64": "194"}[platform.machine()]
-    return FORBIDDEN[what].replace("{syscall}", SYSCALL).replace("{shmget}", shmget).replace("{file}", str(file))
+    source = FORBIDDEN[what].replace("{syscall}", SYSCALL).replace("{file}", str(file))
+    for name, numbers in NUMBERS.items():
+        source = source.replace(f"{{{name}}}", numbers[platform.machine()])
+    return source
 
 
-def run_one(source: str, *, test_timeout_s: float = 20.0, **test: str) -> Run:
+def run_one(source: str, *, test_timeout_s: float = 20.0, **test: str | list[str]) -> Run:
     (run,) = run_tests(
         source, [test or {"stdin": "3\n"}], test_timeout_s=test_timeout_s, total_timeout_s=60.0, memory_bytes=512 << 20
     )
@@ -94,7 +156,12 @@ def test_a_program_does_not_get(what: str, file: Path):
     run = run_one(source_of(what, file))
     assert run.ended == "error", run
     assert run.detail is not None
-    expected = {"more memory": "MemoryError", "a package that is not in the standard library": "ModuleNotFoundError"}
+    expected = {
+        "more memory": "MemoryError",
+        "a package that is not in the standard library": "ModuleNotFoundError",
+        "other attributes": "OSError: [Errno 38]",
+        "a call of the future": "OSError: [Errno 38]",
+    }
     assert run.detail.startswith(expected.get(what, ("PermissionError", "OSError: [Errno 1]"))), run  # type: ignore[arg-type]
     assert file.read_text() == "untouched"
     assert sorted(path.name for path in file.parent.iterdir()) == ["file"]
@@ -104,6 +171,26 @@ def test_a_program_does_not_get(what: str, file: Path):
 def test_a_program_has(what: str):
     run = run_one(ALLOWED[what])
     assert (run.ended, run.stdout) == ("done", "yes\n"), run
+
+
+HEADERS = {  # of the C library: what the tables of numbers are read from
+    "x86_64": ("/usr/include/x86_64-linux-gnu/asm/unistd_64.h", r"#define __NR_(\w+)\s+(\d+)$"),
+    "aarch64": ("/usr/include/asm-generic/unistd.h", r"#define __NR(?:3264)?_(\w+)\s+(\d+)$"),
+}
+
+
+@pytest.mark.parametrize("machine", HEADERS)
+def test_the_numbers_are_those_of_the_kernel(machine: str):
+    path, form = HEADERS[machine]
+    if not Path(path).exists():
+        pytest.skip(f"{path} is not there (Debian: linux-libc-dev)")
+    kernel = dict(re.findall(form, Path(path).read_text(), re.MULTILINE))
+    kernel.setdefault("newfstatat", kernel.get("fstatat", ""))
+    column = {"x86_64": 0, "aarch64": 1}[machine]
+    ours = {name: numbers[column] for name, numbers in system_calls.ALLOWED.items()}
+    for name in ("clone", "tgkill", "prlimit64", "open", "openat", "ioctl", "fcntl"):
+        ours[name] = getattr(system_calls, name.upper())[column]
+    assert ours == {name: int(kernel.get(name, -1)) for name in ours}
 
 
 MANY_THREADS = """
@@ -176,7 +263,7 @@ def test_a_verdict_that_nobody_can_read_is_the_programs_fault():
 
 def test_each_test_is_a_process_of_its_own():
     source = "import builtins\nseen = getattr(builtins, 'seen', 0)\nbuiltins.seen = 1\nprint(seen, input())"
-    tests = [{"stdin": "a"}, {"stdin": "b"}, {"expression": "seen"}, {"code": "assert seen"}]
+    tests = [{"stdin": "a"}, {"stdin": "b"}, {"expressions": ["seen"]}, {"code": "assert seen"}]
     runs = run_tests(source, tests, test_timeout_s=20.0, total_timeout_s=60.0, memory_bytes=512 << 20)
     assert [run.stdout for run in runs[:2]] == ["0 a\n", "0 b\n"]
     # Nothing to read for these two: input() meets the end of the file.
@@ -192,10 +279,15 @@ def test_expressions_come_back_as_literals():
         "{'x': 1}.keys()": "{'x'}",
         "[frozenset({1}), bytearray(b'a')]": "[{1}, b'a']",
     }
-    tests = [{"expression": expression} for expression in values]
-    runs = run_tests(source, tests, test_timeout_s=20.0, total_timeout_s=60.0, memory_bytes=512 << 20)
-    assert [run.value for run in runs] == list(values.values())
-    assert "Odd object" in str(run_one(source, expression="Odd()").value)
+    assert run_one(source, expressions=list(values)).values == list(values.values())
+    assert "Odd object" in str(run_one(source, expressions=["Odd()"]).values)
+
+
+def test_each_expression_is_told_before_the_next_can_change_it():
+    source = "items = []\ndef push(x):\n    items.append(1 // x)\n    return items\n"
+    run = run_one(source, expressions=["push(1)", "push(-1)", "push(0)", "push(2)"])
+    assert (run.ended, run.values) == ("error", ["[1]", "[1, -1]"])
+    assert run.detail == "ZeroDivisionError: integer division or modulo by zero"
 
 
 def test_what_has_not_begun_in_time_is_late():
@@ -219,7 +311,12 @@ def test_the_environment_is_empty(monkeypatch: pytest.MonkeyPatch):
 def test_a_broken_sandbox_says_nothing_about_the_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     launcher = tmp_path / "launcher.py"
     monkeypatch.setattr(sandbox, "LAUNCHER", launcher)
-    for text, message in (("1 / 0", "ZeroDivisionError"), ('print(\'{"missing": ["all of it"]}\')', "all of it")):
+    texts = {
+        "1 / 0": "ZeroDivisionError: division by zero, exit status 1$",
+        'print(\'{"missing": ["all of it"]}\')': "ran 0 of 1 tests: all of it$",
+        "import os; os.kill(os.getpid(), 9)": "^the sandbox was killed by signal 9$",
+    }
+    for text, message in texts.items():
         launcher.write_text(text)
         with pytest.raises(SandboxError, match=message):
             run_one("print(1)")

@@ -156,6 +156,37 @@ async def test_who_was_late_before_comes_after_the_others(turns):
     await asyncio.gather(*tasks)
 
 
+async def test_what_was_late_for_another_reason_overtakes_again(turns):
+    """While the worker is held for ten minutes: the machine was busy for a moment."""
+    executor, inner = turns
+    chunk = chunk_of("hang")
+    tasks = await begin(executor, chunk_of("hang"), chunk)
+    await until(lambda: len(inner.begun) == 2)
+    chunk.samples[0]["completion"] = "quick"
+    await asyncio.wait_for(tasks[1], LIMIT_S)
+    assert inner.begun == ["hang", "hang", "quick"]
+    assert not tasks[0].done()
+    inner.let_go.set()
+    await tasks[0]
+
+
+async def test_what_was_late_overtakes_less_and_less_often_and_after_the_others(turns, monkeypatch):
+    monkeypatch.setattr("grpo_reward.executors.turns.AGAIN_S", (0.1, 0.2))
+    executor, inner = turns
+    late, batch = chunk_of("hang", "late"), chunk_of("hang", "batch", reward="format", batch=True)
+    executor._note(batch, late=False, items=[], took_s=0.0)  # so it may overtake once
+    tasks = await begin(executor, chunk_of("hang"), late, batch)
+    await until(lambda: inner.begun.count("hang late") == 2)
+    # The spare worker is at it the second time, and two wait for it: who is there for the first time goes first.
+    tasks += await begin(executor, chunk_of("hang", "stranger"))
+    await until(lambda: inner.begun.count("hang stranger") == 3 and inner.at_once == 1)
+    assert inner.begun[:5] == ["hang", "hang batch", "hang late", "hang late", "hang stranger"]
+    await asyncio.sleep(0.5)
+    assert [inner.begun.count(text) for text in ("hang late", "hang batch", "hang stranger")] == [3, 1, 3]
+    inner.let_go.set()
+    await asyncio.gather(*tasks)
+
+
 async def test_a_reward_that_is_often_late_comes_after_the_others(turns):
     executor, inner = turns
     tasks = await begin(executor, chunk_of("hang"))

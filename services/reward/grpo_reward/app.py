@@ -134,9 +134,15 @@ def create_app(
             answer.response = found = await _unless_gone(request, scoring, message)
         return found
 
-    def check_limits(message: ScoreRequest) -> None:
+    def within_limits(message: ScoreRequest) -> ScoreRequest:
+        """With the time limits that the client did not name, which are no longer than this server's."""
+        capped: dict[str, float] = {}
         for name, seconds in (("timeout_s", message.timeout_s), ("deadline_s", message.deadline_s)):
-            if seconds > settings.max_timeout_s:
+            if seconds <= settings.max_timeout_s:
+                continue
+            if name not in message.model_fields_set:
+                capped[name] = settings.max_timeout_s
+            else:
                 raise Refusal(
                     422,
                     "invalid_value",
@@ -152,6 +158,7 @@ def create_app(
                 f"the limit is {limit}",
                 hint="send several requests, or start the server with a larger --max-samples",
             )
+        return message.model_copy(update=capped) if capped else message
 
     score_reader = Reader(ScoreRequest, REQUEST_FIELDS, samples="samples", max_samples=settings.max_samples)
 
@@ -172,8 +179,7 @@ def create_app(
         """
 
         async def answer(message: ScoreRequest) -> bytes:
-            check_limits(message)
-            found = await answer_of(request, message)
+            found = await answer_of(request, within_limits(message))
             # A score without detail, log and metrics says nothing of them: most of an answer would be nulls.
             return found.model_dump_json(exclude_defaults=True).encode()
 
@@ -193,8 +199,7 @@ def create_app(
                 choice = choose(query, settings.adapter_rewards, executor.rewards, adapter.options)
                 with collector_waits():
                     message = choice.score_request(adapter.samples(body, choice))
-                check_limits(message)
-                found = await answer_of(request, message)
+                found = await answer_of(request, within_limits(message))
                 with collector_waits():
                     # What is sent back may hold NaN, which Python's JSON has and no other.
                     return to_json(adapter.answer(body, choice, scored(found, choice)), inf_nan_mode="null")

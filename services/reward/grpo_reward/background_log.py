@@ -11,6 +11,10 @@ import time
 
 MAX_LINES = 10_000
 REPEAT_S = 10.0
+NO_FILES = "socket.accept() out of system resource"
+"""How asyncio begins its error for a connection that it has no file for."""
+UNFIT_ADVICE = "No supported WebSocket library detected"
+"""uvicorn's, to whoever runs a server that has no use for one."""
 
 
 class BackgroundHandler(logging.Handler):
@@ -59,17 +63,24 @@ class BackgroundHandler(logging.Handler):
 class FewerRepeats(logging.Filter):
     """Of a warning that comes again and again, one in REPEAT_S passes, and says how many did not.
 
-    For uvicorn's, which has a line for every request that is no HTTP: strangers could fill a disk with them.
+    For uvicorn's, which has a line for every request that is no HTTP, and asyncio's, which has a traceback for every
+    connection while it is out of files, hundreds a second: strangers could fill a disk with them.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._seen: dict[str, tuple[float, int]] = {}
-        """Message → when one passed, and how many have not since; uvicorn has a handful of messages."""
+        """Message → when one passed, and how many have not since; they have a handful of messages."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.levelno != logging.WARNING:
+        if isinstance(record.msg, str) and record.msg.startswith(NO_FILES):
+            reason = record.exc_info[1] if record.exc_info else None
+            record.msg = f"{NO_FILES}: {getattr(reason, 'strerror', None) or reason}" if reason else NO_FILES
+            record.args, record.exc_info = (), None
+        elif record.levelno != logging.WARNING:
             return True
+        elif str(record.msg).startswith(UNFIT_ADVICE):
+            return False
         now_s = time.monotonic()
         passed_s, num_more = self._seen.get(record.msg, (-REPEAT_S, 0))
         if now_s - passed_s < REPEAT_S:

@@ -8,7 +8,8 @@ from cachetools import LRUCache
 
 MAX_SIZE = 1 << 19
 """Of all texts that are remembered, each with BASE_SIZE more: what is made of one takes up to forty times as much."""
-MAX_ONE_SIZE = 64 * 1024
+LEAST_VALUES = 8
+"""What is so large that fewer would have a place is not kept."""
 BASE_SIZE = 1000
 
 KeyT = TypeVar("KeyT", bound=Hashable)
@@ -18,8 +19,9 @@ ValueT = TypeVar("ValueT")
 class Remembered(Generic[KeyT, ValueT]):
     """Values by what they were made from, those used last. Not for threads: a lock is the caller's."""
 
-    def __init__(self) -> None:
-        self._values: LRUCache[KeyT, tuple[int, ValueT]] = LRUCache(MAX_SIZE, getsizeof=itemgetter(0))
+    def __init__(self, max_size: int = MAX_SIZE):
+        self._max_one_size = max_size // LEAST_VALUES
+        self._values: LRUCache[KeyT, tuple[int, ValueT]] = LRUCache(max_size, getsizeof=itemgetter(0))
 
     def get(self, key: KeyT) -> tuple[ValueT] | None:
         """The value in a tuple, since it may be None itself; None when it is not known."""
@@ -27,6 +29,9 @@ class Remembered(Generic[KeyT, ValueT]):
         return None if known is None else (known[1],)
 
     def put(self, key: KeyT, value: ValueT, size: int) -> None:
-        """`size`: characters or bytes of the text. What is larger than MAX_ONE_SIZE is not kept."""
-        if size <= MAX_ONE_SIZE:
+        """`size`: characters or bytes of the text. What is larger than an eighth of all that may be is not kept."""
+        if size <= self._max_one_size:
             self._values[key] = size + BASE_SIZE, value
+
+    def clear(self) -> None:
+        self._values.clear()

@@ -164,6 +164,7 @@ class Scoring:
         unknown = chunk.open_items()
         self._metrics.remembered.inc(chunk.num_items - len(unknown))
         if not unknown:
+            await asyncio.sleep(0)  # others have their turn
             return
         try:
             await self._executor.score(chunk)

@@ -29,7 +29,8 @@ def serve(settings: Settings) -> int:
         return 2
     background = BackgroundHandler(handler)
     logging.basicConfig(level=settings.log_level.upper(), handlers=[background])
-    logging.getLogger("uvicorn.error").addFilter(FewerRepeats())
+    for name in ("uvicorn.error", "asyncio"):
+        logging.getLogger(name).addFilter(FewerRepeats())
     status = _serve(settings)
     if not background.finish(LAST_LINES_S):
         # Python itself would wait for the line that cannot be written.

@@ -67,7 +67,7 @@ def labelled_columns(labels: Sequence[Any], needed: Sequence[str]) -> list[dict[
         try:
             columns.append(columns_of(label, needed))
         except LabelError as error:
-            raise Refusal(422, "ambiguous_label", f"the label of samples[{position}]: {error}") from None
+            raise Refusal(422, error.kind, f"the label of samples[{position}]: {error}") from None
     return columns
 
 

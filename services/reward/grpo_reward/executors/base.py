@@ -47,7 +47,9 @@ class Pace:
     """What the chunks of a request that share their rewards have in common."""
 
     num_late: int = 0
-    """How many of them were taken away because they were not quick; see `turns.py`."""
+    """How many of them were not quick; see `turns.py`."""
+    reward_keys: list[bytes] | None = None
+    """Digest of each reward with its params; see `memo.py`."""
 
 
 @dataclass
@@ -69,6 +71,8 @@ class Chunk:
     """Of several requests: it ends with the first item that is late or dies, and what is open then is scored alone. The
     others would wait behind that item, each for the next such one."""
     pace: Pace = field(default_factory=Pace)
+    turn_s: float | None = None
+    """A worker that had it for so long begins no further item: `score` comes back, and the rest waits for a turn."""
     since_s: float | None = None
     """When it began to wait for a worker, on the event loop's clock."""
     ended: bool = field(default=False, init=False)
@@ -95,6 +99,24 @@ class Chunk:
             return [0] if None in self.scores else []
         return [item for item, score in enumerate(self.scores) if score is None]
 
+    def open_rows(self) -> list[int]:
+        """The samples that have an open item; all of a batch."""
+        if self.batch:
+            return list(range(len(self.samples)))
+        return sorted({item // len(self.rewards) for item in self.open_items()})
+
+    def fill(self, rows: Sequence[int], scores: Sequence[RewardScore | None]) -> None:
+        """What came of those samples, where nothing was there yet."""
+        width = len(self.rewards)
+        items = (row * width + position for row in rows for position in range(width))
+        for item, score in zip(items, scores, strict=True):
+            self.scores[item] = self.scores[item] or score
+
+    def spend(self, seconds: Mapping[str, float]) -> None:
+        """Time that was spent in rewards."""
+        for name, more in seconds.items():
+            self.seconds[name] = self.seconds.get(name, 0.0) + more
+
     def settle(self, item: int, score: RewardScore) -> None:
         """One outcome for a whole item: it was late, or its worker died of it."""
         if self.batch:
@@ -112,9 +134,9 @@ class Chunk:
 class Executor(Protocol):
     """Runs chunks. All methods belong to one event loop.
 
-    `score` fills every score of a chunk and returns. Cancelled (the deadline has passed, or the client has gone), it
-    frees what the chunk occupied; scores that came until then stay in the chunk. Raises InvalidParams, and
-    ExecutorUnavailable when nothing can run.
+    `score` fills every score of a chunk, or what its `turn_s` allows, and returns. Cancelled (the deadline has passed,
+    or the client has gone), it frees what the chunk occupied; scores that came until then stay in the chunk. Raises
+    InvalidParams, and ExecutorUnavailable when nothing can run.
     """
 
     @property

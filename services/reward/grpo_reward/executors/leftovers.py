@@ -9,6 +9,7 @@ import _thread
 import asyncio
 import builtins
 import decimal
+import fractions
 import gc
 import json
 import os
@@ -32,9 +33,12 @@ _LIMITS = (
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _FUNCTIONS: tuple[tuple[Any, str], ...] = (
     (os, "fork"), (os, "kill"), (os, "remove"), (os, "unlink"), (os, "rmdir"), (os, "chdir"), (os, "getcwd"),
-    (subprocess, "Popen"), (json, "dumps"), (json, "loads"), (sys, "stdout"), (sys, "stderr"),
+    (os, "listdir"), (json, "dumps"), (json, "loads"), (sys, "stdout"), (sys, "stderr"),
+    (subprocess.Popen, "__init__"), (subprocess.Popen, "communicate"),
 )  # fmt: skip
 """Those that guards for untrusted programs set to None in their own process, that programs answer with, the streams."""
+_WHOLE: tuple[Any, ...] = (builtins, subprocess, decimal, fractions, fractions.Fraction)
+"""Modules and classes of which nothing may be another: programs are started with them, and numbers compared."""
 
 
 def stop_timers() -> None:
@@ -53,6 +57,37 @@ def _errors_of_warnings() -> Any:
     return [filtered for filtered in warnings.filters if filtered[0] == "error" and filtered[3] is None]
 
 
+def _symbolic_arithmetic() -> Any:
+    """SymPy's switches, which `accuracy` goes by, and the digits of mpmath below it, where they have been imported."""
+    parameters, numeric = sys.modules.get("sympy.core.parameters"), sys.modules.get("mpmath")
+    switches = dict(vars(parameters.global_parameters)) if parameters else _SWITCHES
+    return switches, numeric.mp.prec if numeric else _PRECISION
+
+
+_SWITCHES, _PRECISION = {"evaluate": True, "distribute": True, "exp_is_pow": False}, 53
+"""As they are after the import."""
+
+
+class _AuditHooks:
+    """How many were added since this process has a hook of its own. Nobody can list them, or take one away again."""
+
+    def __init__(self) -> None:
+        self.num_added: int | None = None
+
+    def count(self) -> None:
+        """From now on; asked again it goes on counting."""
+        if self.num_added is None:
+            sys.addaudithook(self._see)
+            self.num_added = 0
+
+    def _see(self, event: str, _: tuple[Any, ...]) -> None:
+        if event == "sys.addaudithook" and self.num_added is not None:
+            self.num_added += 1
+
+
+_audit_hooks = _AuditHooks()
+
+
 def num_threads() -> int:
     """Those of the module `_thread`, too, which `threading` does not know."""
     return max(threading.active_count() - 1, _thread._count())
@@ -62,9 +97,10 @@ class Leftovers:
     """Compares a process with itself at the time this was made."""
 
     def __init__(self) -> None:
+        _audit_hooks.count()
         self._before = {what: look() for what, look in _STATES.items()}
         self._environment, self._path = set(os.environ), set(sys.path)
-        self._builtins, self._num_modules = dict(vars(builtins)), len(sys.modules)
+        self._whole, self._num_modules = [dict(vars(thing)) for thing in _WHOLE], len(sys.modules)
         self._num_files = len(os.listdir("/proc/self/fd"))
 
     def found(self) -> str | None:
@@ -75,8 +111,9 @@ class Leftovers:
                     return what
             except Exception:
                 return what
-        if not self._builtins.items() <= vars(builtins).items():
-            return "built-in functions of Python replaced"
+        for thing, before in zip(_WHOLE, self._whole, strict=True):
+            if not before.items() <= vars(thing).items():
+                return f"something of {thing.__name__} replaced"
         if len(sys.modules) < self._num_modules:
             return "modules taken out of sys.modules"
         if not self._environment <= set(os.environ) or not self._path <= set(sys.path):
@@ -100,12 +137,14 @@ _STATES: dict[str, Callable[[], Any]] = {
     "other limits": lambda: [resource.getrlimit(limit) for limit in _LIMITS],
     "another recursion limit": sys.getrecursionlimit,
     "other standard streams": lambda: [(found.st_dev, found.st_ino) for found in map(os.fstat, (0, 1, 2))],
-    "functions of Python replaced": lambda: [id(getattr(module, name)) for module, name in _FUNCTIONS],
+    "functions of Python replaced": lambda: [getattr(module, name) for module, name in _FUNCTIONS],
     "a closed stream": lambda: (sys.stdout.closed, sys.stderr.closed),
     "another working directory": os.getcwd,
     "a trace or a profile running": lambda: (sys.gettrace(), sys.getprofile()),
     "errors made of warnings": _errors_of_warnings,
     "another arithmetic of decimal numbers": _arithmetic,
+    "another arithmetic of symbols": _symbolic_arithmetic,
+    "an audit hook": lambda: _audit_hooks.num_added,
     "another limit for the digits of a number": sys.get_int_max_str_digits,
     "the collection of garbage off": gc.isenabled,
     "a time limit for all sockets": socket.getdefaulttimeout,

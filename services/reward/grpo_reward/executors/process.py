@@ -1,8 +1,8 @@
 """Warm worker processes on this machine.
 
 A fork server has every reward imported and forks workers from itself in milliseconds. A worker that is late with an
-item is killed and replaced; only that item has `timeout`, the rest of its chunk goes to the next worker. An item whose
-worker died is tried once more, since something else may have killed it, and then has `error`.
+item, or has died, is replaced; only what it was lost for has `timeout` or `error` (`blame.py`), the rest of its chunk
+goes to the next worker.
 """
 
 import asyncio
@@ -21,21 +21,16 @@ from typing import Any
 
 from pydantic_core import PydanticSerializationError
 
-from grpo_proto import RewardScore
-
 from .base import Chunk, ExecutorUnavailable, ForkServerDied, InvalidParams, LoadedReward
+from .blame import Blame
 from .descendants import MARK, end, kill_tree
 from .environment import worker_environment
 from .frames import PACKET_BYTES
-from .worker_handle import Ending, WorkerHandle
+from .worker_handle import WorkerHandle
 
 log = logging.getLogger(__name__)
 notices = log.getChild("notices")
 
-MAX_DEATHS_BEFORE = 5
-"""Deaths of workers before they began with a chunk, until its items are tried one by one."""
-MAX_SLOW_BEGINNINGS = 2
-"""Workers that have read a chunk and do not come to its first item, until that is what all its items are late with."""
 REPLACEMENT_S = 2.0
 """How long requests wait for a worker when all have gone, before they are refused."""
 MAX_LOSSES, LOSSES_S = 3, 60.0
@@ -157,10 +152,8 @@ class ProcessExecutor:
             await end(self._forkserver, 5.0, self._mark)
 
     async def score(self, chunk: Chunk) -> None:
-        retried: set[int] = set()
-        one_by_one, never_begun, never_read, slow_beginnings = False, 0, 0, 0
-        while items := chunk.open_items():
-            items = items[:1] if one_by_one else items
+        blame = Blame(chunk, workers=self.workers + self._spare)
+        while items := blame.next_items():
             worker = await self._free_worker()
             try:
                 ending = await worker.run(chunk, items)
@@ -170,45 +163,19 @@ class ProcessExecutor:
             except BaseException:
                 self._retire(worker, "cancelled")  # it may be in the middle of an item that nobody waits for
                 raise
-            if ending.kind in ("done", "unreadable"):
-                self._release(worker)
-                if ending.kind == "unreadable":
+            match ending.kind:
+                case "done":
+                    self._release(worker)
+                    if chunk.turn_s is not None:
+                        return
+                case "unreadable":
+                    self._release(worker)
                     chunk.give_up("error", f"the worker cannot read this: {ending.detail}")
-                continue
-            self._retire(worker, ending.kind)
-            if ending.kind == "leaving":
-                continue
-            if ending.kind == "unread":
-                never_read += 1  # something stopped it while it was idle
-                if never_read > self.workers + self._spare + MAX_DEATHS_BEFORE:
-                    chunk.give_up("error", f"no worker took this up, {never_read} of them one after the other")
-                continue
-            if ending.kind == "timeout" and ending.item < 0:
-                slow_beginnings += 1
-                if slow_beginnings == MAX_SLOW_BEGINNINGS:
-                    late = f"reading it and its params took {chunk.timeout_s:g} s and more before the first sample"
-                    chunk.give_up("timeout", late)
-                continue
-            if ending.kind == "death" and ending.item < 0 and never_begun < MAX_DEATHS_BEFORE:
-                never_begun += 1  # it died of something else, most likely while it was idle
-                continue
-            if ending.item < 0 and len(items) > 1:
-                one_by_one = True  # to find out which it was
-            else:
-                self._settle(chunk, ending.item if ending.item >= 0 else items[0], ending, retried)
-
-    def _settle(self, chunk: Chunk, item: int, ending: Ending, retried: set[int]) -> None:
-        """Put down what the worker was lost for; all that is still open is scored again."""
-        if ending.kind == "timeout":
-            late = f"no score within {chunk.timeout_s:g} s"
-            outcome = RewardScore(score=None, status="timeout", detail=late)
-        elif item in retried:
-            died = f"the worker process died of it twice: {ending.detail}"
-            outcome = RewardScore(score=None, status="error", detail=died)
-        else:
-            retried.add(item)
-            return
-        chunk.settle(item, outcome)
+                case "leaving":
+                    self._retire(worker, ending.kind)
+                case "timeout" | "death" | "unread":
+                    self._retire(worker, ending.kind)
+                    blame.lost(ending, items)
 
     async def _free_worker(self) -> WorkerHandle:
         while not self._idle:
@@ -248,7 +215,11 @@ class ProcessExecutor:
         for attempt in range(sys.maxsize):
             await asyncio.sleep(SPAWN_BACKOFF_S[min(attempt, len(SPAWN_BACKOFF_S) - 1)])
             self._spawned += 1
-            worker = WorkerHandle(self._spawned)
+            try:
+                worker = WorkerHandle(self._spawned)
+            except OSError as error:  # connections may have taken all descriptors
+                self._unspawned = str(error)
+                continue
             self._living[worker.number] = worker
             try:
                 async with self._spawning, asyncio.timeout(SPAWN_LIMIT_S):

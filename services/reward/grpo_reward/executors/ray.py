@@ -156,13 +156,15 @@ class RayExecutor:
                 await _beside(ray.shutdown)
 
     async def score(self, chunk: Chunk) -> None:
+        rows = chunk.open_rows()
         message = {
             "rewards": [spec.model_dump() for spec in chunk.rewards],
-            "samples": chunk.samples,
+            "samples": [chunk.samples[row] for row in rows],
             "step": chunk.step,
             "timeout_s": chunk.timeout_s,
             "batch": chunk.batch,
             "together": chunk.together,
+            "turn_s": chunk.turn_s,
         }
         cause = ""
         for _ in range(ATTEMPTS):
@@ -182,8 +184,8 @@ class RayExecutor:
                 continue
             if "refused" in answer:
                 raise InvalidParams(*answer["refused"])
-            chunk.scores = [score and RewardScore.model_validate(score) for score in answer["scores"]]
-            chunk.seconds = answer["seconds"]
+            chunk.fill(rows, [score and RewardScore.model_validate(score) for score in answer["scores"]])
+            chunk.spend(answer["seconds"])
             return
         raise ExecutorUnavailable(f"Ray nodes failed {ATTEMPTS} times with this, the last one with {cause}")
 

@@ -3,8 +3,9 @@
 A program that waits for its ten minutes, or a plugin that takes its time, would otherwise hold up every countdown
 behind it. A chunk that has waited for OVERTAKE_AFTER_S, or comes when nobody has been given a worker for so long, may
 use a spare one and has to be quick there: what is not scored after QUICK_S is taken away and waits for its turn. First
-come chunks of requests that were not late there before. A batch, which may ask somebody else
-and pay for it, comes there when its reward is known to be quick.
+come chunks of requests that were not late there before. When nobody else wants the spare worker, what was late may try
+again, less and less often, since a busy moment of the machine makes anything late. A batch, which may ask somebody
+else and pay for it, comes there when its reward is known to be quick, and only once.
 """
 
 import asyncio
@@ -20,6 +21,10 @@ OVERTAKE_AFTER_S = 0.1
 """Longer than a turn takes as a rule, short against a person's patience."""
 QUICK_S = 30 * CHUNK_S
 """A chunk that should take CHUNK_S may take this, on a busy machine."""
+TURN_S = QUICK_S / 2
+"""After that a worker begins no further sample of a chunk, which turned out to be dearer than it should be."""
+AGAIN_S = (1.0, 4.0, 16.0, 64.0)
+"""How long what was late, once, twice and so on, waits until it may overtake again."""
 MOSTLY = 0.5
 """Of the last turns of a reward."""
 LOOKED_AT = 32
@@ -40,6 +45,10 @@ class _Waiting:
     """Done when it has a turn; True with a spare worker."""
     since_s: float
     """When it first began to wait."""
+    num_late: int | None
+    """How often it was late at a spare worker; None when it may not go there."""
+    again_s: float = 0.0
+    """Not there before."""
 
 
 class TurnsExecutor(WrappedExecutor):
@@ -57,7 +66,9 @@ class TurnsExecutor(WrappedExecutor):
         """Time of spare workers that has been used."""
         self._waiting: dict[_Waiting, None] = {}
         self._overtakers: dict[_Waiting, None] = {}
-        """Of `_waiting`, those that a spare worker may take."""
+        """Of `_waiting`, those that a spare worker may take for the first time."""
+        self._were_late: list[dict[_Waiting, None]] = [{} for _ in AGAIN_S]
+        """Those that were late there: once, twice and so on, the oldest first."""
         self._timer: asyncio.TimerHandle | None = None
         self._late: dict[str, float] = {}
         """Reward → share of its last turns that took longer than QUICK_S."""
@@ -72,16 +83,25 @@ class TurnsExecutor(WrappedExecutor):
     async def score(self, chunk: Chunk, taken_up: Callable[[], None] = lambda: None) -> None:
         """`taken_up` is called when the turn begins; until then the chunk may grow."""
         since_s = self._now() if chunk.since_s is None else chunk.since_s
-        may_overtake = not chunk.batch or self._is_quick(chunk)
+        num_late = 0 if not chunk.batch or self._is_quick(chunk) else None
+        chunk.turn_s = TURN_S
         while True:
-            spare = await self._turn(chunk, since_s, may_overtake=may_overtake)
+            spare = await self._turn(_Waiting(chunk, asyncio.get_running_loop().create_future(), since_s, num_late))
             taken_up()
-            if not await self._taken_away(chunk, spare=spare) or not chunk.open_items():
+            items = chunk.open_items()
+            taken_away = await self._taken_away(chunk, items, spare=spare)
+            left = chunk.open_items()
+            if not left:
                 return
-            if self._executor.spare:  # or all workers have gone, which is no fault of its
-                may_overtake = False
+            if not taken_away:
+                if chunk.together or len(left) == len(items):
+                    return  # the rest is scored alone; or nothing came of it, and nothing would
+                if not spare:  # there it was out of its turn, and keeps its place for that
+                    since_s = self._now()
+            elif self._executor.spare:  # or all workers have gone, which is no fault of its
+                num_late = None if chunk.batch or num_late is None else num_late + 1
 
-    async def _taken_away(self, chunk: Chunk, *, spare: bool) -> bool:
+    async def _taken_away(self, chunk: Chunk, items: Sequence[int], *, spare: bool) -> bool:
         """Give it to a worker, a spare one not for long; True when it was taken away from there.
 
         Nor a worker for long when the chunk is of several requests: all the others would wait for one that hangs.
@@ -94,30 +114,31 @@ class TurnsExecutor(WrappedExecutor):
             if not limit.expired():
                 raise
             late, chunk.ended = True, chunk.together
-            chunk.pace.num_late += self._executor.spare > 0
         finally:
             if spare:
                 self._overtaking -= 1
                 self._overtaken_s += self._now() - started_s
             else:
                 self._running -= 1
+            self._note(chunk, late=late, items=items, took_s=self._now() - started_s)
             self._give_turns()
-        self._note(chunk, late=late or self._now() - started_s > QUICK_S)
         return late
 
-    async def _turn(self, chunk: Chunk, since_s: float, *, may_overtake: bool) -> bool:
+    async def _turn(self, waiting: _Waiting) -> bool:
         """Wait for a worker; True when it is a spare one."""
         self._give_turns()  # workers may have joined
         if not self.busy:
             self._take()
             return False
-        waiting = _Waiting(chunk, asyncio.get_running_loop().create_future(), since_s)
         newest = next(reversed(self._waiting), waiting)
         self._waiting[waiting] = None
-        if since_s < newest.since_s:  # it comes from a spare worker, and has its place among those who waited with it
+        if waiting.since_s < newest.since_s:  # it was late, and has its place among those who waited with it
             self._waiting = dict.fromkeys(sorted(self._waiting, key=lambda one: one.since_s))
-        if may_overtake:
+        if waiting.num_late == 0:
             self._overtakers[waiting] = None
+        elif waiting.num_late is not None and waiting.num_late <= len(AGAIN_S):
+            waiting.again_s = self._now() + AGAIN_S[waiting.num_late - 1]
+            self._were_late[waiting.num_late - 1][waiting] = None
         self._give_turns()
         try:
             return await waiting.turn
@@ -136,16 +157,22 @@ class TurnsExecutor(WrappedExecutor):
         while self._waiting and not self.busy:
             if self._give(next(iter(self._waiting)), spare=False):
                 self._take()
-        while self._overtaking < self._executor.spare and (ready := self._ready()):
-            self._overtaking += self._give(self._chosen(ready), spare=True)
+        while self._overtaking < self._executor.spare and (waiting := self._next_overtaker()):
+            self._overtaking += self._give(waiting, spare=True)
         self._set_timer()
 
     def _take(self) -> None:
         self._running += 1
         self._last_turn_s = self._now()
 
+    def _next_overtaker(self) -> _Waiting | None:
+        if ready := self._ready():
+            return self._chosen(ready)
+        oldest = (next(iter(waiting), None) for waiting in self._were_late)
+        return next((one for one in oldest if one is not None and one.again_s <= self._now()), None)
+
     def _ready(self) -> list[_Waiting]:
-        """Those that may overtake now, of the oldest and the newest."""
+        """Those that may overtake now for the first time, of the oldest and the newest."""
         now_s = self._now()
         oldest = itertools.islice(self._overtakers, LOOKED_AT)
         newest = itertools.islice(reversed(self._overtakers), LOOKED_AT)
@@ -198,14 +225,23 @@ class TurnsExecutor(WrappedExecutor):
 
     def _leave(self, waiting: _Waiting) -> None:
         self._waiting.pop(waiting, None)
-        self._overtakers.pop(waiting, None)
+        for those in (self._overtakers, *self._were_late):
+            those.pop(waiting, None)
 
     def _is_quick(self, chunk: Chunk) -> bool:
         return all(self._late.get(spec.name, 1.0) < MOSTLY for spec in chunk.rewards)
 
-    def _note(self, chunk: Chunk, *, late: bool) -> None:
+    def _note(self, chunk: Chunk, *, late: bool, items: Sequence[int], took_s: float) -> None:
+        """Learn from a turn. A sample whose short `timeout_s` has run out is late, too, and has cost that time."""
+        for item in items:
+            score = chunk.scores[item]
+            if score is not None and score.status == "timeout":
+                late = True
+                name = chunk.rewards[item % len(chunk.rewards)].name
+                chunk.spend({name: min(chunk.timeout_s, QUICK_S)})
+        chunk.pace.num_late += late and self._executor.spare > 0
         for spec in chunk.rewards:
-            self._late[spec.name] = 0.7 * self._late.get(spec.name, 0.0) + 0.3 * late
+            self._late[spec.name] = 0.7 * self._late.get(spec.name, 0.0) + 0.3 * (late or took_s > QUICK_S)
 
     @staticmethod
     def _now() -> float:

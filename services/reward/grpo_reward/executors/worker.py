@@ -6,6 +6,7 @@ a forked child, memory that ran out) makes it say so and leave, and another take
 
 import contextlib
 import copy
+import math
 import mmap
 import os
 import resource
@@ -68,6 +69,7 @@ class Worker:
             return
         step = chunk["step"]
         samples = chunk["samples"]
+        turn_ends = monotonic() + (math.inf if chunk["turn_s"] is None else chunk["turn_s"])
         items: list[int] = []
         outcomes: list[Outcome] = []
         seconds: dict[str, float] = {}
@@ -88,7 +90,7 @@ class Worker:
             now = monotonic()
             seconds[reward.name] = seconds.get(reward.name, 0.0) + now - started
             self._look_for_leftovers(reward, outcomes[-1])
-            if self._leaving is not None:
+            if self._leaving is not None or now > turn_ends:
                 break
             if now - flushed > FLUSH_S:
                 self._send_scores(number, items, outcomes, seconds, done=False)

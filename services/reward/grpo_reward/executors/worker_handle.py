@@ -1,6 +1,7 @@
 """The server's side of one worker process: a socket, the shared progress memory, and the watch over its time limit."""
 
 import asyncio
+import contextlib
 import mmap
 import os
 import socket
@@ -55,7 +56,10 @@ class Ending:
 
 
 class WorkerHandle(asyncio.Protocol):
-    """Waits for: messages, the end of the connection. Unblocked by: the event loop (`data_received`)."""
+    """Waits for: messages, the end of the connection. Unblocked by: the event loop (`data_received`).
+
+    Raises OSError when there are no descriptors left.
+    """
 
     def __init__(self, number: int):
         self.number = number
@@ -63,10 +67,15 @@ class WorkerHandle(asyncio.Protocol):
         self.idle = False
         self.exit_status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         """Set when the fork server has collected it."""
-        self.ours, self.theirs = socket.socketpair()
-        self.progress_fd = os.memfd_create(f"grpo-reward-worker-{number}")
-        os.ftruncate(self.progress_fd, PROGRESS_BYTES)
-        self._progress = mmap.mmap(self.progress_fd, PROGRESS_BYTES)
+        with contextlib.ExitStack() as opened:
+            self.ours, self.theirs = socket.socketpair()
+            opened.callback(self.ours.close)
+            opened.callback(self.theirs.close)
+            self.progress_fd = os.memfd_create(f"grpo-reward-worker-{number}")
+            opened.callback(os.close, self.progress_fd)
+            os.ftruncate(self.progress_fd, PROGRESS_BYTES)
+            self._progress = mmap.mmap(self.progress_fd, PROGRESS_BYTES)
+            opened.pop_all()
         self._inbox: asyncio.Queue[WorkerMessage | None] = asyncio.Queue()
         self._buffer = bytearray()
         self._transport: asyncio.Transport | None = None
@@ -139,6 +148,7 @@ class WorkerHandle(asyncio.Protocol):
             "items": items,
             "step": chunk.step,
             "timeout_s": chunk.timeout_s,
+            "turn_s": chunk.turn_s,
             "batch": chunk.batch,
         }
         body = to_json(message)
@@ -186,8 +196,7 @@ class WorkerHandle(asyncio.Protocol):
                 return Ending("death", detail="its results do not match the samples")
             for item, score in zip(answer.items, answer.scores, strict=True):
                 chunk.scores[item] = score
-        for name, seconds in answer.seconds.items():
-            chunk.seconds[name] = chunk.seconds.get(name, 0.0) + seconds
+        chunk.spend(answer.seconds)
         if answer.leaving is not None:
             return Ending("leaving", detail=answer.leaving)
         return Ending("done") if answer.done else None

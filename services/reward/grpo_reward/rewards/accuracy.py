@@ -3,8 +3,9 @@
 import importlib
 import logging
 import re
+from collections.abc import Callable
 from decimal import Decimal
-from functools import lru_cache
+from threading import Lock
 from typing import Any
 
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
@@ -12,6 +13,7 @@ from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, veri
 from ..answer import answer_block
 from ..author import Score, reward
 from ..expansion import differ, is_costly
+from ..remembered import KeyT, Remembered, ValueT
 from ..typography import latex_of
 
 BOX = "\\boxed{"
@@ -23,6 +25,8 @@ MAX_ANSWER_CHARS = 1000
 MAX_BOXES = 500
 """In an answer: a model that repeats itself is wrong here, too."""
 MAX_MEMO_CHARS = 2000
+MEMO_SIZE = 1 << 22
+"""Of the gold answers that are remembered parsed, and of the scores: some 4,000 of each, when they are short."""
 
 _TOWER = re.compile(r"\d+(?:\s*(?:\^|\*\*)\s*[{(]*\s*\d+)+")
 _PRODUCT = re.compile(r"(?:\^|\*\*)\s*[{(]([^{}()]*(?:\\cdot|\\times|\*)[^{}()]*)")
@@ -104,11 +108,40 @@ def _block_or_all(solution: str) -> str:
 
 def _memoized(gold: str, text: str, tagged: bool) -> float:
     """The samples of a group often give the same answer; long texts are not worth their memory."""
-    return (_remembered if len(text) <= MAX_MEMO_CHARS else _compare)(gold, text, tagged)
+    if len(text) > MAX_MEMO_CHARS:
+        return _compare(gold, text, tagged)
+    return _once(_scores, (gold, text, tagged), lambda: _compare(gold, text, tagged), lambda _: len(gold) + len(text))
 
 
-@lru_cache(maxsize=4096)
 def _parsed_gold(gold: str) -> list[Any]:
+    """What is parsed has formulas no larger than their text allows, and parts of that text."""
+
+    def size(parsed: list[Any]) -> int:
+        return len(gold) + sum(len(part) for part in parsed if isinstance(part, str))
+
+    return _once(_golds, gold, lambda: _parse_gold(gold), size)
+
+
+def _once(
+    memory: Remembered[KeyT, ValueT], key: KeyT, make: Callable[[], ValueT], size: Callable[[ValueT], int]
+) -> ValueT:
+    """What `make` gives, remembered. Without worker processes, rewards run in threads."""
+    with _lock:
+        known = memory.get(key)
+    if known is not None:
+        return known[0]
+    value = make()
+    with _lock:
+        memory.put(key, value, size(value))
+    return value
+
+
+_lock = Lock()
+_golds: Remembered[str, list[Any]] = Remembered(MEMO_SIZE)
+_scores: Remembered[tuple[str, str, bool], float] = Remembered(MEMO_SIZE)
+
+
+def _parse_gold(gold: str) -> list[Any]:
     if _CLOCK_OR_RATIO.search(gold) and not _DELIMITED.search(gold):
         return []  # of 12:30 the parser takes 12
     if _FACTORIAL.search(gold):
@@ -133,9 +166,6 @@ def _compare(gold: str, text: str, tagged: bool) -> float:
         text = f"${text}$" if _TWO_OR_ONE.search(text) and _LISTED.search(gold) else _as_formula(text)
     answers = parse(text, where, extraction_mode="first_match", parsing_timeout=None)
     return float(any(_equal(expected, answer) for expected in _parsed_gold(gold) for answer in answers))
-
-
-_remembered = lru_cache(maxsize=4096)(_compare)
 
 
 def _as_formula(text: str) -> str:

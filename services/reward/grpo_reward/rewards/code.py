@@ -38,12 +38,13 @@ def code(
     space at the end of lines and of the text ignored; a program that raises or exits with an error has failed), or a
     text of Python such as `assert add(1, 2) == 3`, run after the program. `tests` may be JSON text of the list.
 
-    The program runs in a sandbox: no network, no files, `test_timeout_s` for one test and `total_timeout_s` for all
-    (keep it below the `timeout_s` of the request, or a program that hangs has no score instead of 0), `memory_mib` of
-    address space. It is one process: starting another raises an error in it. It may have 64 threads, more are its
-    death; each takes 8 MiB of the address space or more, so that 512 MiB are too few for 40. It has the standard
-    library and nothing else. The server says at its start when its machine lacks a part of the sandbox;
-    without any isolation from the network there is no score.
+    The program runs in a sandbox: no network, `test_timeout_s` for one test and `total_timeout_s` for all (keep it
+    below the `timeout_s` of the request, or a program that hangs has no score instead of 0), `memory_mib` of address
+    space. Of files it can read Python's own and the system's libraries and write none; of any other `os.stat` tells it,
+    by name, whether there is one and its size. It is one process: starting another raises an error in it. It may have
+    64 threads, more are its death; each takes 8 MiB of the address space or more, so that 512 MiB are too few for 40.
+    It has the standard library and nothing else. The server says at its start when its machine lacks a part of the
+    sandbox; without any isolation from the network there is no score.
 
     A test is passed only by a program that comes to its end. `os._exit(0)`, after the right output too, is a death and
     fails the test (`failure` in `log` is "death: exit status 0"); `sys.exit(0)` after the output is an end like any.
@@ -77,8 +78,8 @@ def code(
     return Score(share if partial else float(share == 1.0), log=log)
 
 
-def _cases(tests: list[Example | str] | str) -> list[tuple[dict[str, str], Any]]:
-    """For each test what the sandbox is asked, and what has to come out: text, a value, or nothing (None)."""
+def _cases(tests: list[Example | str] | str) -> list[tuple[dict[str, Any], Any]]:
+    """For each test what the sandbox is asked, and what has to come out: text, a list of values, or nothing (None)."""
     if isinstance(tests, str):
         try:
             listed = json.loads(tests)
@@ -90,7 +91,7 @@ def _cases(tests: list[Example | str] | str) -> list[tuple[dict[str, str], Any]]
     return [_assertion(test) if isinstance(test, str) else ({"stdin": test.input}, test.output) for test in tests]
 
 
-def _assertion(test: str) -> tuple[dict[str, str], Any]:
+def _assertion(test: str) -> tuple[dict[str, Any], Any]:
     """Comparisons with a literal, asserted at the end, keep their literals here; other code is run as it is."""
     try:
         body = ast.parse(test).body
@@ -101,10 +102,8 @@ def _assertion(test: str) -> tuple[dict[str, str], Any]:
         if not comparisons:
             return {"code": test}, None
         before = {"code": "\n".join(ast.unparse(statement) for statement in body)} if body else {}
-        if len(comparisons) == 1:
-            return {**before, "expression": comparisons[0][0]}, comparisons[0][1]
-        left, right = zip(*comparisons, strict=True)
-        return {**before, "expression": f"({', '.join(left)})"}, right
+        expressions, literals = zip(*comparisons, strict=True)
+        return {**before, "expressions": list(expressions)}, literals
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return {"code": test}, None
 
@@ -122,8 +121,7 @@ def _comparisons(asserted: ast.expr) -> list[tuple[str, Any]]:
             literal = ast.literal_eval(other)
         except (ValueError, TypeError):
             continue
-        # In parentheses, since several stand in a tuple: a lambda or a generator would take the comma.
-        return [(f"({ast.unparse(expression)})", literal)]
+        return [(ast.unparse(expression), literal)]
     return []
 
 
@@ -133,21 +131,26 @@ def _program(completion: str) -> str | None:
     return last_fenced(text, _PYTHON)
 
 
-def _failure(run: Run, request: dict[str, str], expected: Any) -> str | None:
+def _failure(run: Run, request: dict[str, Any], expected: Any) -> str | None:
     """Why the test failed; None when it did not."""
+    values = run.values or []
+    # Also before an error: the assertion of a wrong value would have ended the test there.
+    if "expressions" in request and not all(map(_is_equal, values, expected)):
+        return "wrong value"
     if run.ended != "done":
         return run.ended if run.detail is None else f"{run.ended}: {run.detail}"[:200]
     if "stdin" in request:
         return None if _lines(run.stdout) == _lines(expected) else "wrong output"
-    if "expression" not in request:
-        return None
-    value = run.value or ""
-    if len(value) > MAX_VALUE_CHARS + 10 * len(repr(expected)):
-        return "wrong value"  # it was made to be expensive to read
+    return "wrong value" if "expressions" in request and len(values) != len(expected) else None
+
+
+def _is_equal(value: str, literal: Any) -> bool:
+    if len(value) > MAX_VALUE_CHARS + 10 * len(repr(literal)):
+        return False  # it was made to be expensive to read
     try:
-        return None if ast.literal_eval(value) == expected else "wrong value"
+        return bool(ast.literal_eval(value) == literal)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return "wrong value"
+        return False
 
 
 def _lines(text: str) -> list[str]:

@@ -1,11 +1,12 @@
 """The process that runs one program, once for each test, behind the barriers.
 
-Started by its path, `python -I -S launcher.py`: it has the standard library and its neighbour, nothing else.
+Started by its path, `python -I -S launcher.py`: it has the standard library and its two neighbours, nothing else.
 
 From standard input: one JSON object, `{"source", "tests", "test_timeout_s", "total_timeout_s", "memory_bytes",
 "max_output_bytes"}`. A test is `{"stdin": text}`, `{"code": text}` (statements that raise when they fail) or
-`{"expression": text}`. To standard output: first `{"missing": [reason, …]}`, the barriers this machine has not, then an
-object for each test: `{"ended": "done" | "error" | "timeout" | "output" | "death", "stdout", "detail", "value"}`.
+`{"expressions": [text, …]}`, with `code` before them or not. To standard output: first `{"missing": [reason, …]}`, the
+barriers this machine has not, then an object for each test: `{"ended": "done" | "error" | "timeout" | "output" |
+"death", "stdout", "detail", "values"}`, with the `repr` of each expression up to the one that raised.
 
 Three processes: this one waits; below it, first in a process table of its own where there is one, the keeper, which
 never runs anything of the program's; below that, one after the other, a process for each test. The tests are judged
@@ -28,6 +29,7 @@ from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import barriers
+import system_calls
 
 sys.path.pop(0)
 
@@ -70,7 +72,7 @@ def _keep(request: dict[str, Any], no_namespaces: str | None) -> None:
         if timeout_s > 0:
             _say(_run(request, test, timeout_s))
         else:
-            _say({"ended": "timeout", "stdout": "", "detail": "the time for all tests was over", "value": None})
+            _say({"ended": "timeout", "stdout": "", "detail": "the time for all tests was over", "values": None})
 
 
 def _probe() -> list[str]:
@@ -80,7 +82,7 @@ def _probe() -> list[str]:
     if pid == 0:
         barriers.give_up_privileges()
         no_landlock = barriers.restrict_files(READABLE)
-        no_seccomp = barriers.refuse_system_calls(also_writing=no_landlock is not None)
+        no_seccomp = system_calls.refuse_system_calls(also_writing=no_landlock is not None)
         os.write(writing, f"{no_landlock or ''}\n{no_seccomp or ''}".encode())
         os._exit(0)
     os.close(writing)
@@ -154,20 +156,28 @@ def _watch(pid: int, stdout: int, verdict: int, timeout_s: float, max_output_byt
                 parts += part
         except BlockingIOError:
             pass
-    result = {"ended": ended or "death", "detail": detail, "value": None}
+    result: dict[str, Any] = {"ended": ended or "death", "detail": detail, "values": None}
     result["stdout"] = bytes(collected[stdout][:max_output_bytes]).decode("utf-8", "replace")
     if ended is None:
         try:
             told = json.loads(bytes(collected[verdict]).decode("utf-8", "replace").rpartition("\n")[2])
-            said = {key: told[key] for key in ("ended", "detail", "value")}
+            ended, detail, values = told["ended"], told["detail"], told["values"]
             # A program can write this, too: it has to look right, and what it says is judged elsewhere.
-            texts = all(said[key] is None or isinstance(said[key], str) for key in ("detail", "value"))
-            if said["ended"] not in ("done", "error") or not texts:
+            if ended not in ("done", "error"):
                 raise ValueError("no verdict of ours")
-            result |= {key: text and text.encode(errors="replace").decode() for key, text in said.items()}
+            result["detail"] = None if detail is None else _printable(detail)
+            result["values"] = None if values is None else [_printable(value) for value in values]
+            result["ended"] = ended
         except (ValueError, TypeError, KeyError, RecursionError):
+            result["values"] = None
             result["detail"] = f"signal {-status}" if status < 0 else f"exit status {status}"
     return result
+
+
+def _printable(text: object) -> str:
+    if not isinstance(text, str):
+        raise TypeError("no text")
+    return text.encode(errors="replace").decode()
 
 
 def _threads(handle: int) -> int:
@@ -183,11 +193,11 @@ def _threads(handle: int) -> int:
 
 def _become_test(request: dict[str, Any], test: dict[str, Any]) -> None:
     """Raise the barriers and run the program; does not return."""
-    source, code, expression = request["source"], test.get("code"), test.get("expression")
+    source, code, expressions = request["source"], test.get("code"), test.get("expressions")
     barriers.give_up_privileges()
     barriers.limit(memory_bytes=request["memory_bytes"], cpu_s=int(request["test_timeout_s"]) + 1)
     no_landlock = barriers.restrict_files(READABLE)
-    barriers.refuse_system_calls(also_writing=no_landlock is not None)
+    system_calls.refuse_system_calls(also_writing=no_landlock is not None)
     sys.stdin = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115 - until the process ends
     stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
     sys.stdout = sys.__stdout__ = stdout  # type: ignore[misc]
@@ -200,15 +210,15 @@ def _become_test(request: dict[str, Any], test: dict[str, Any]) -> None:
     sys.modules["__main__"] = program
     request.clear()
     test.clear()
-    verdict = {"ended": "error", "detail": None, "value": None}
+    verdict: dict[str, Any] = {"ended": "error", "detail": None, "values": None}
     try:
         names = program.__dict__
         try:
             exec(compile(source, "<program>", "exec", dont_inherit=True), names)  # noqa: S102 - behind the barriers
         except SystemExit as end:
-            if code is not None or expression is not None or end.code not in (None, 0):
+            if code is not None or expressions is not None or end.code not in (None, 0):
                 raise
-        if code is None and expression is None:
+        if code is None and expressions is None:
             _end_as_python_does()
         if code is not None:
             try:
@@ -216,9 +226,11 @@ def _become_test(request: dict[str, Any], test: dict[str, Any]) -> None:
             except SystemExit as end:
                 if not _is_success_of_unittest(end, code):
                     raise
-        if expression is not None:
-            value = eval(compile(expression, "<test>", "eval", dont_inherit=True), names)  # noqa: S307
-            verdict["value"] = repr(_plain(value))
+        if expressions is not None:
+            verdict["values"] = values = []
+            for expression in expressions:
+                value = eval(compile(expression, "<test>", "eval", dont_inherit=True), names)  # noqa: S307
+                values.append(repr(_plain(value)))  # now: what comes next may change it
         _flush(sys.stdout, stdout)
         verdict["ended"] = "done"
     except BaseException as error:

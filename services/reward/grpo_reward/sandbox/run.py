@@ -25,8 +25,8 @@ class Run:
     ended: Literal["done", "error", "timeout", "output", "death"]
     stdout: str
     detail: str | None
-    value: str | None
-    """`repr` of a test's expression."""
+    values: list[str] | None
+    """`repr` of each of a test's expressions, up to the one that raised."""
 
 
 def missing_barriers() -> list[str]:
@@ -37,14 +37,14 @@ def missing_barriers() -> list[str]:
 
 def run_tests(
     source: str,
-    tests: Sequence[Mapping[str, str]],
+    tests: Sequence[Mapping[str, str | list[str]]],
     *,
     test_timeout_s: float,
     total_timeout_s: float,
     memory_bytes: int,
     max_output_bytes: int = 1 << 20,
 ) -> list[Run]:
-    """Run `source` once for each test: `{"stdin"}`, `{"code"}` or `{"expression"}`, see launcher.py.
+    """Run `source` once for each test: `{"stdin"}`, `{"code"}` or `{"expressions"}`, see launcher.py.
 
     What has not begun within `total_timeout_s` has ended by `timeout`, too. Raises SandboxError when there is
     no sandbox here, or when it broke.
@@ -77,10 +77,12 @@ def _ask(request: Mapping[str, Any], timeout_s: float) -> tuple[list[str], list[
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SandboxError(f"the sandbox did not answer: {error}") from error
+    if answer.returncode < 0:
+        raise SandboxError(f"the sandbox was killed by signal {-answer.returncode}")
     lines = answer.stdout.splitlines()
     try:
         missing: list[str] = json.loads(lines[0])["missing"]
         return missing, [Run(**json.loads(line)) for line in lines[1:]]
     except (IndexError, KeyError, TypeError, ValueError) as error:
         last = answer.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        raise SandboxError(f"the sandbox broke: {last or error}") from error
+        raise SandboxError(f"the sandbox broke: {last or error}, exit status {answer.returncode}") from error
