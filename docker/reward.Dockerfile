@@ -1,13 +1,16 @@
 # The reward server: no torch, no compiler.
-#   docker build -f docker/reward.Dockerfile -t grpo-services/reward:0.1.0 .
+#   docker build -f docker/reward.Dockerfile -t localhost/grpo-services/reward:0.1.0 .
 # BASE_IMAGE: any Debian or Ubuntu with Python 3.11, by digest if you like.
 ARG BASE_IMAGE=python:3.11.14-slim-bookworm
 
 FROM ${BASE_IMAGE} AS build
 ARG UV_VERSION=0.13.8
 ENV UV_LINK_MODE=copy
-RUN python3 -m venv /opt/build \
- && /opt/build/bin/python -m pip install --no-cache-dir --quiet uv==${UV_VERSION} setuptools==78.1.1
+RUN --mount=type=bind,source=docker/wheels,target=/wheels \
+    python3 -m venv /opt/build \
+ && pip="/opt/build/bin/python -m pip --no-cache-dir --quiet" \
+ && { $pip install --no-index --find-links /wheels uv==${UV_VERSION} setuptools==78.1.1 2>/dev/null \
+      || $pip install uv==${UV_VERSION} setuptools==78.1.1; }
 ENV PATH=/opt/build/bin:$PATH
 RUN uv venv --quiet --python "$(readlink -f /opt/build/bin/python)" /opt/grpo
 COPY --chmod=755 docker/install.sh docker/requirements/reward.txt /src/docker/

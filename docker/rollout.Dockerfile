@@ -1,6 +1,6 @@
 # The rollout server.
-#   docker build -f docker/rollout.Dockerfile --target gpu -t grpo-services/rollout:0.1.0-gpu .
-#   docker build -f docker/rollout.Dockerfile --target cpu -t grpo-services/rollout:0.1.0-cpu .
+#   docker build -f docker/rollout.Dockerfile --target gpu -t localhost/grpo-services/rollout:0.1.0-gpu .
+#   docker build -f docker/rollout.Dockerfile --target cpu -t localhost/grpo-services/rollout:0.1.0-cpu .
 # gpu: our two plugins on top of the vLLM team's own image. The same target takes their CPU image:
 #   --build-arg VLLM_IMAGE=…
 # cpu: a base image with Python 3.11 and the pinned community build of vLLM for CPUs.
@@ -10,8 +10,11 @@ ARG VLLM_IMAGE=vllm/vllm-openai:v0.32.0
 FROM ${BASE_IMAGE} AS tools
 ARG UV_VERSION=0.13.8
 ENV UV_LINK_MODE=copy
-RUN python3 -m venv /opt/build \
- && /opt/build/bin/python -m pip install --no-cache-dir --quiet uv==${UV_VERSION} setuptools==78.1.1
+RUN --mount=type=bind,source=docker/wheels,target=/wheels \
+    python3 -m venv /opt/build \
+ && pip="/opt/build/bin/python -m pip --no-cache-dir --quiet" \
+ && { $pip install --no-index --find-links /wheels uv==${UV_VERSION} setuptools==78.1.1 2>/dev/null \
+      || $pip install uv==${UV_VERSION} setuptools==78.1.1; }
 ENV PATH=/opt/build/bin:$PATH
 
 FROM tools AS build
@@ -39,7 +42,8 @@ COPY --from=build /dist /dist
 # pydantic and httpx, those versions are taken that the tests ran with vLLM.
 RUN --mount=type=bind,source=docker/wheels,target=/wheels \
     target="--python $(command -v python3) --target /opt/grpo-plugins" \
- && uv pip install --quiet --no-cache $target --no-deps --require-hashes --find-links /wheels -r /src/rollout-gpu.txt \
+ && pins="uv pip install --quiet --no-cache $target --no-deps --require-hashes --find-links /wheels -r /src/rollout-gpu.txt" \
+ && { $pins --no-index 2>/dev/null || $pins; } \
  && uv pip install --quiet --no-cache $target --no-deps --no-index /dist/*.whl
 
 FROM ${VLLM_IMAGE} AS gpu

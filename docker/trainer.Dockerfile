@@ -1,6 +1,6 @@
 # The trainer: torch and DeepSpeed, no vLLM, no compiler. DeepSpeed compiles nothing: the trainer uses none of its ops.
-#   docker build -f docker/trainer.Dockerfile --build-arg VARIANT=gpu -t grpo-services/trainer:0.1.0-gpu .
-#   docker build -f docker/trainer.Dockerfile --build-arg VARIANT=cpu -t grpo-services/trainer:0.1.0-cpu .
+#   docker build -f docker/trainer.Dockerfile --build-arg VARIANT=gpu -t localhost/grpo-services/trainer:0.1.0-gpu .
+#   docker build -f docker/trainer.Dockerfile --build-arg VARIANT=cpu -t localhost/grpo-services/trainer:0.1.0-cpu .
 # The GPU variant needs no CUDA image below it: torch's wheels bring the libraries, the host brings the driver.
 ARG BASE_IMAGE=python:3.11.14-slim-bookworm
 
@@ -8,8 +8,11 @@ FROM ${BASE_IMAGE} AS build
 ARG UV_VERSION=0.13.8
 ARG VARIANT=gpu
 ENV UV_LINK_MODE=copy
-RUN python3 -m venv /opt/build \
- && /opt/build/bin/python -m pip install --no-cache-dir --quiet uv==${UV_VERSION} setuptools==78.1.1
+RUN --mount=type=bind,source=docker/wheels,target=/wheels \
+    python3 -m venv /opt/build \
+ && pip="/opt/build/bin/python -m pip --no-cache-dir --quiet" \
+ && { $pip install --no-index --find-links /wheels uv==${UV_VERSION} setuptools==78.1.1 2>/dev/null \
+      || $pip install uv==${UV_VERSION} setuptools==78.1.1; }
 ENV PATH=/opt/build/bin:$PATH
 RUN uv venv --quiet --python "$(readlink -f /opt/build/bin/python)" /opt/grpo
 COPY --chmod=755 docker/install.sh docker/requirements/trainer-${VARIANT}.txt requirements/deepspeed.txt /src/docker/
@@ -17,8 +20,7 @@ RUN --mount=type=cache,target=/root/.cache/uv --mount=type=bind,source=docker/wh
     /src/docker/install.sh /opt/grpo ${VARIANT} /src/docker/trainer-${VARIANT}.txt
 # A source distribution; it looks at the torch that is there.
 RUN --mount=type=cache,target=/root/.cache/uv --mount=type=bind,source=docker/wheels,target=/wheels \
-    DS_BUILD_OPS=0 uv pip install --python /opt/grpo/bin/python --require-hashes --no-deps --no-build-isolation \
-    --compile-bytecode --find-links /wheels -r /src/docker/deepspeed.txt
+    DS_BUILD_OPS=0 /src/docker/install.sh /opt/grpo any /src/docker/deepspeed.txt --no-build-isolation
 COPY --chmod=755 proto /src/proto
 COPY --chmod=755 services/trainer /src/trainer
 RUN for package in proto trainer; do \
@@ -36,6 +38,11 @@ LABEL org.opencontainers.image.title="grpo-services trainer (${VARIANT})" \
       org.opencontainers.image.licenses="Apache-2.0"
 RUN groupadd --gid 10001 grpo && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin grpo \
  && mkdir -p /models /runs && chown 10001:10001 /models /runs
+# NCCL loads them where there is RDMA, and does without where there is none.
+RUN if [ "$VARIANT" = gpu ]; then \
+      apt-get update -qq \
+      && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends libibverbs1 ibverbs-providers \
+      && rm -rf /var/lib/apt/lists/* /var/cache/apt /var/log/apt /var/log/dpkg.log; fi
 COPY --chmod=755 docker/entrypoint.sh docker/healthcheck.py docker/prepare.py docker/prepare_demo.sh /usr/local/lib/grpo/
 COPY --from=build /opt/grpo /opt/grpo
 COPY --chmod=755 examples /app/examples

@@ -115,7 +115,7 @@ class Pod(Part):
     )
     resource_claims: Manifests = Field(description="Dynamic resource allocation: the pod's resourceClaims.")
     add_capabilities: list[str] = Field(
-        default_factory=list, description="Linux capabilities on top of none; RDMA wants IPC_LOCK."
+        default_factory=list, description="Linux capabilities on top of none; user 10001 has none of them in effect."
     )
     shm_size: Quantity = Field("1Gi", description="Of /dev/shm; it counts against the memory limit.")
     cache_size: Quantity = Field("10Gi", description="Of /cache: compiled kernels and downloads of this pod.")
@@ -204,6 +204,9 @@ class Trainer(Pod):
     lock_timeout_seconds: Count = Field(
         900, description="How long to wait for another process of the same run folder to end; 0: do not lock."
     )
+    start_timeout_seconds: AtLeastOne = Field(
+        3600, description="How long the pods of a training wait for each other, such as for GPUs."
+    )
 
 
 class Prepare(Part):
@@ -214,6 +217,7 @@ class Prepare(Part):
     timeout_seconds: AtLeastOne = Field(3600, description="How long the pods that need it wait for it.")
     resources: Resources
     extra_env: Manifests
+    egress: Manifests = Field(description="Further NetworkPolicy egress rules of its pod.")
 
 
 class Volume(Part):
@@ -248,6 +252,7 @@ class NetworkPolicy(Part):
     weight_peers: Manifests = Field(
         description="Trainers and rollout servers outside of the release, as NetworkPolicy peers, for weight pushes."
     )
+    extra_egress: Manifests = Field(description="Further egress rules of all pods, such as to a mesh's control plane.")
 
 
 class Monitor(Part):

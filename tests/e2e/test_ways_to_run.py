@@ -1,10 +1,12 @@
 """Several ranks, overlap of sampling and training, several updates on one batch."""
 
+import signal
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.conftest import Stack, read_jsonl
+from tests.e2e.runs import wait_for_step
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -23,6 +25,20 @@ def test_two_ranks_push_one_policy(stack: Stack, tmp_path: Path, zero_stage: int
     assert all(step["canary/logprob_difference_max"] <= 1e-4 for step in steps)
     assert steps[2]["reward"] != steps[1]["reward"]
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+
+
+def test_two_ranks_that_are_stopped_go_on_from_their_checkpoint(stack: Stack, tmp_path: Path):
+    run_dir, log = tmp_path / "run", tmp_path / "trainer.log"
+    flags = ("--deepspeed.nproc_per_node", 2, "--checkpoint.save_total_limit", 2)
+    trainer = stack.start_trainer(run_dir, log, *flags, "--max_steps", 500)
+    wait_for_step(run_dir, 1, trainer)
+    trainer.send_signal(signal.SIGTERM)
+    assert trainer.wait(100) == 143, log.read_text()
+    assert "go on with --resume" in log.read_text()
+    saved = max(int(path.name.rpartition("-")[2]) for path in (run_dir / "checkpoints").glob("checkpoint-*"))
+    steps = metrics_of(stack, run_dir, *flags, "--max_steps", saved + 1, "--resume")
+    assert [step["step"] for step in steps] == list(range(saved + 2))
+    assert (run_dir / "model" / "model.safetensors").exists()
 
 
 def test_sampling_overlaps_training_within_the_bound(stack: Stack, tmp_path: Path):

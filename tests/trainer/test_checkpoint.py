@@ -1,19 +1,29 @@
 """Checkpoints are complete or absent."""
 
+import errno
 import json
 from pathlib import Path
 
 import pytest
 
-from grpo_trainer.checkpoint import begin_checkpoint, checkpoint_folder, find_latest, finish_checkpoint, list_steps
-from grpo_trainer.errors import UsageError
+from grpo_trainer.checkpoint import (
+    begin_checkpoint,
+    checkpoint_folder,
+    describe_files,
+    find_latest,
+    finish_checkpoint,
+    list_files,
+    list_steps,
+)
+from grpo_trainer.errors import UnavailableError, UsageError
 
 
 def save(run_dir: Path, step: int, *, keep: int = 10) -> Path:
     folder = begin_checkpoint(run_dir, step)
     (folder / "engine").mkdir()
     (folder / "engine" / "weights.bin").write_bytes(bytes([step]) * 1000)
-    return finish_checkpoint(run_dir, step, {"step": step}, keep=keep)
+    files = describe_files(folder, list_files(folder))
+    return finish_checkpoint(run_dir, step, {"step": step}, files, keep=keep)
 
 
 def test_the_newest_is_found_with_its_state(tmp_path: Path):
@@ -65,6 +75,20 @@ def test_a_damaged_one_is_skipped_with_a_warning(tmp_path: Path, damage: str, ca
 def test_when_none_is_whole_the_run_does_not_start_over_silently(tmp_path: Path):
     (save(tmp_path, 1) / "manifest.json").unlink()
     with pytest.raises(UsageError, match="none of the 1 checkpoints"):
+        find_latest(tmp_path)
+
+
+def test_a_disk_that_is_away_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    save(tmp_path, 1)
+    read_text = Path.read_text
+
+    def away(path: Path) -> str:
+        if path.name == "manifest.json":
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return read_text(path)
+
+    monkeypatch.setattr(Path, "read_text", away)
+    with pytest.raises(UnavailableError, match="cannot be read now: Stale file handle"):
         find_latest(tmp_path)
 
 

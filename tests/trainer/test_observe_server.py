@@ -68,6 +68,21 @@ def test_a_loop_without_a_heartbeat_is_dead_until_the_next_one():
         assert health(client, "/livez")[0] == 200
 
 
+def test_a_stage_that_cannot_beat_has_a_bound_of_its_own():
+    """A checkpoint of half a terabyte takes longer than any step."""
+    status = RunStatus("demo", heartbeat_bound_s=0.1, silent_stages={"save": 600.0})
+    with serve_status(status, ANY_PORT) as server, httpx.Client(base_url=server.url, trust_env=False) as client:
+        bound = ("grpo_trainer_heartbeat_bound_seconds",)
+        status.enter_stage("save")
+        time.sleep(0.3)
+        assert health(client, "/livez")[0] == 200
+        assert samples_of(client)[bound] == 600.0
+        status.enter_stage("wait")
+        assert samples_of(client)[bound] == 0.1
+        time.sleep(0.3)
+        assert "(bound 0.1 s), in stage wait" in health(client, "/livez")[1].detail
+
+
 class TestWhileItStarts:
     """Before the loop has a heartbeat."""
 

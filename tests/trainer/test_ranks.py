@@ -14,7 +14,7 @@ dist.init_process_group("gloo")
 ranks = join_ranks(silence_s=60)
 heard = [ranks.broadcast_json(message if ranks.is_first else None)
          for message in (None, [], {"text": "ä" * 100_000}, [1.5, 2])]
-said = ranks.gather_text("" if ranks.is_first else "rank 1 speaks, ünïcode")
+said = ranks.gather_json(None if ranks.is_first else ["rank 1 speaks, ünïcode" * 1000])
 ranks.barrier()
 print(json.dumps([ranks.rank, heard, said]))
 dist.destroy_process_group()
@@ -47,4 +47,4 @@ def test_every_rank_hears_rank_0_and_all_hear_each(tmp_path: Path):
     assert [process.returncode for process in ranks] == [0, 0]
     messages = [None, [], {"text": "ä" * 100_000}, [1.5, 2]]
     for rank, output in enumerate(outputs):
-        assert json.loads(output.splitlines()[-1]) == [rank, messages, ["", "rank 1 speaks, ünïcode"]]
+        assert json.loads(output.splitlines()[-1]) == [rank, messages, [None, ["rank 1 speaks, ünïcode" * 1000]]]

@@ -1,6 +1,7 @@
 """The first seconds of a run: it can be asked how it is, waits for servers in the open, and ends with a status that
 says whether another try can help."""
 
+import errno
 import json
 import os
 import socket
@@ -17,7 +18,7 @@ import httpx
 import pytest
 import yaml
 from tests.processes import BIN, free_port
-from tests.tiny_model import save_tiny_model
+from tests.trainer.made_run_file import write_run_file
 from transformers import AutoTokenizer
 
 from grpo_proto import PROTOCOL_VERSION, RolloutInfo, WeightState
@@ -25,6 +26,7 @@ from grpo_proto.fingerprint import tokenizer_fingerprint
 from grpo_trainer import __main__, launch, weight_session
 from grpo_trainer.config import RunConfig, WeightsConfig
 from grpo_trainer.errors import RunError, UnavailableError, UsageError, cannot_be_loaded
+from grpo_trainer.run_folder import open_run_folder
 
 PATIENCE_S = 120.0
 
@@ -53,19 +55,7 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.fixture
 def run_file(tmp_path: Path) -> Path:
-    model = save_tiny_model(tmp_path / "model")
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps({"prompt": f"write {word}"}) + "\n" for word in ("ab", "cd")))
-    file = tmp_path / "run.yaml"
-    content = {
-        "run_dir": str(tmp_path / "run"),
-        "model": {"name_or_path": str(model)},
-        "data": {"dataset": str(rows)},
-        "rollout": {"num_generations": 2, "generation_batch_size": 2, "max_completion_length": 8},
-        "reward": {"reward_funcs": ["format"]},
-    }
-    file.write_text(yaml.safe_dump(content))
-    return file
+    return write_run_file(tmp_path, rollout={})
 
 
 def before_torch(run_file: Path, rank: str) -> list[str]:
@@ -193,9 +183,18 @@ class TestExitStatus:
         assert capsys.readouterr().err == "error: what is wrong\nhint: what to change\n"
 
     def test_a_folder_does_not_get_better_but_the_hub_comes_back(self, tmp_path: Path):
+        unknown = OSError("no file named config.json")
         for name in (str(tmp_path), "/nowhere/model", "./model", "~/model"):
-            assert cannot_be_loaded(name) is UsageError
-        assert cannot_be_loaded("Qwen/Qwen2.5-0.5B") is UnavailableError
+            assert cannot_be_loaded(name, unknown) is UsageError
+        assert cannot_be_loaded("Qwen/Qwen2.5-0.5B", unknown) is UnavailableError
+
+    @pytest.mark.parametrize("code", ["ESTALE", "EIO", "EDQUOT", "ENOSPC", "ETIMEDOUT"])
+    def test_a_file_server_that_was_away_comes_back(self, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        away = OSError(getattr(errno, code), os.strerror(getattr(errno, code)))
+        assert cannot_be_loaded(str(tmp_path), away) is UnavailableError
+        monkeypatch.setattr(Path, "mkdir", lambda *_, **__: (_ for _ in ()).throw(away))
+        with pytest.raises(UnavailableError, match="cannot be made"):
+            open_run_folder(tmp_path / "run", resume=False)
 
     def test_the_usage_tells_them(self, capsys: pytest.CaptureFixture[str]):
         assert __main__.main(["--help"]) == 0

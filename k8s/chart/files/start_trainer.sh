@@ -1,6 +1,6 @@
 #!/bin/sh
 # One pod of the trainer. Environment: RUN_FILE, LOCK_FILE, LOCK_TIMEOUT_S (0: no lock), NODES, NODE_RANK, RANKS_PER_NODE,
-# MASTER_ADDR, MASTER_PORT, GRACE_S.
+# MASTER_ADDR, MASTER_PORT, START_TIMEOUT_S, GRACE_S; JOB_UID: of the Job, the same for all its pods.
 #
 # - One process at a time in a run folder: after an upgrade the pod before may still be writing its checkpoint.
 # - Stopped is not done: after SIGTERM the trainer saves and ends with 0, which a Job would take for the end of training.
@@ -9,21 +9,25 @@
 # - Several pods stop together. Only the first one's trainer saves when it is told to stop, so the others tell it: by a file
 #   beside the lock. And when its ranks end with 0, only the first pod knows whether the training is done or was stopped:
 #   it says so by another file. A pod that took a stop for the end would be missed by all the others, for ever.
+# - Both files carry the Job's UID: after an upgrade the pods of the Job before still write theirs.
 set -u
-stop_file="$LOCK_FILE.stop" end_file="$LOCK_FILE.end"
+stop_file="$LOCK_FILE.$JOB_UID.stop" end_file="$LOCK_FILE.$JOB_UID.end"
 
 if [ "$NODES" -gt 1 ]; then
   waited=0
   until python3 -c 'import socket, sys; socket.getaddrinfo(sys.argv[1], None)' "$MASTER_ADDR" 2>/dev/null; do
-    if [ "$waited" -ge 300 ]; then
-      echo "error: $MASTER_ADDR has no address after 300 s: is the first pod scheduled? Is there DNS?" >&2
+    if [ "$waited" -ge "$START_TIMEOUT_S" ]; then
+      echo "error: $MASTER_ADDR has no address after $START_TIMEOUT_S s: is the first pod scheduled? Is there DNS?" >&2
       exit 1
     fi
+    [ $((waited % 60)) -ne 0 ] || echo "waiting for the first pod, $MASTER_ADDR"
     sleep 2
     waited=$((waited + 2))
   done
+  # torchrun's ranks meet when the first pod has the lock, and the last one its GPUs.
   set -- python3 -m grpo_trainer.launch --nnodes "$NODES" --node-rank "$NODE_RANK" --nproc-per-node "$RANKS_PER_NODE" \
-    --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" -m grpo_trainer
+    --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" \
+    --rdzv-conf "timeout=$((LOCK_TIMEOUT_S + START_TIMEOUT_S))" -m grpo_trainer
 else
   set -- grpo-train
 fi
@@ -56,6 +60,9 @@ tell() {
 trap 'stopped=yes; tell' TERM INT
 if [ "$NODES" -gt 1 ] && [ "$NODE_RANK" = 0 ]; then
   rm -f "$stop_file" "$end_file"
+  # What Jobs of other days have left.
+  find "$(dirname "$LOCK_FILE")" -maxdepth 1 \( -name "$(basename "$LOCK_FILE").*.stop" -o -name "$(basename "$LOCK_FILE").*.end" \) \
+    -mmin +1440 -delete 2>/dev/null
   (
     trap - TERM INT
     until [ -e "$stop_file" ]; do sleep 2; done

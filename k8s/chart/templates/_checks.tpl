@@ -25,6 +25,13 @@
 {{- if and $values.rollout.enabled (not $values.rollout.model) -}}
 {{- fail "rollout.model is not set: a folder such as /models/demo, or a name on the Hugging Face hub" -}}
 {{- end -}}
+{{- if $values.rollout.enabled -}}{{- include "grpo.checkServing" (dict "name" "rollout" "part" $values.rollout) -}}{{- end -}}
+{{- if $values.reward.enabled -}}{{- include "grpo.checkServing" (dict "name" "reward" "part" $values.reward) -}}{{- end -}}
+{{- range $argument := $values.rollout.args -}}
+{{- if regexMatch "^--(host|port)(=.*)?$" $argument -}}
+{{- fail (printf "rollout.args has %s, which the chart decides: Service, probes and NetworkPolicy lead to port 8000; leave it out" $argument) -}}
+{{- end -}}
+{{- end -}}
 {{- if $values.trainer.enabled -}}{{- include "grpo.checkTrainer" . -}}{{- end -}}
 {{- if and $values.prepare.enabled (not (and $values.prepare.script $values.storage.models.enabled)) -}}
 {{- fail "prepare.enabled needs prepare.script, and storage.models.enabled: it writes there" -}}
@@ -68,7 +75,32 @@
 {{- end -}}
 {{- end -}}
 
+{{/* Arguments: name, part */}}
+{{- define "grpo.checkServing" -}}
+{{- if le (int .part.terminationGracePeriodSeconds) (int .part.preStopSeconds) -}}
+{{- fail (printf "%s.terminationGracePeriodSeconds %d is not more than %s.preStopSeconds %d, which counts to it: nothing would be left to end in; make it longer" .name (int .part.terminationGracePeriodSeconds) .name (int .part.preStopSeconds)) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* How long the trainer may save, and how long its pods wait before anything answers the startup probe. */}}
+{{- define "grpo.checkTrainerTimes" -}}
+{{- $trainer := .Values.trainer -}}
+{{- $grace := int $trainer.terminationGracePeriodSeconds -}}
+{{- if lt $grace 30 -}}
+{{- fail (printf "trainer.terminationGracePeriodSeconds %d is less than 30: a step has to end and a checkpoint to be written in it" $grace) -}}
+{{- end -}}
+{{- if and (gt (int $trainer.lockTimeoutSeconds) 0) (le (int $trainer.lockTimeoutSeconds) $grace) -}}
+{{- fail (printf "trainer.lockTimeoutSeconds %d is not more than trainer.terminationGracePeriodSeconds %d: the next pod would give up while the one before may still write its checkpoint; make it longer" (int $trainer.lockTimeoutSeconds) $grace) -}}
+{{- end -}}
+{{- $startup := mul (int $trainer.probes.startup.periodSeconds) (int $trainer.probes.startup.failureThreshold) -}}
+{{- $waits := add (int $trainer.lockTimeoutSeconds) (ternary (int $trainer.startTimeoutSeconds) 0 (gt (int $trainer.nodes) 1)) -}}
+{{- if and $trainer.probes.enabled (gt $waits $startup) -}}
+{{- fail (printf "trainer.lockTimeoutSeconds%s is %d s in all, and trainer.probes.startup kills the pod after %d s: raise its failureThreshold, or lower what is waited" (ternary " and trainer.startTimeoutSeconds" "" (gt (int $trainer.nodes) 1)) $waits $startup) -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "grpo.checkTrainer" -}}
+{{- include "grpo.checkTrainerTimes" . -}}
 {{- $trainer := .Values.trainer -}}
 {{- $run := $trainer.run -}}
 {{- if not (dig "data" "dataset" "" $run) -}}
@@ -93,9 +125,6 @@
 {{- if not (hasPrefix (printf "%s/" $.Values.storage.runs.mountPath) .) -}}
 {{- fail (printf "trainer.run.run_dir %s is not below storage.runs.mountPath %s: it would be lost with the pod" . $.Values.storage.runs.mountPath) -}}
 {{- end -}}
-{{- end -}}
-{{- if and (gt (int $trainer.lockTimeoutSeconds) 0) (lt (int $trainer.lockTimeoutSeconds) (int $trainer.terminationGracePeriodSeconds)) -}}
-{{- fail (printf "trainer.lockTimeoutSeconds %d is less than trainer.terminationGracePeriodSeconds %d: the next pod would give up while the one before may still write its checkpoint; make it longer" (int $trainer.lockTimeoutSeconds) (int $trainer.terminationGracePeriodSeconds)) -}}
 {{- end -}}
 {{- if and $trainer.activeDeadlineSeconds (eq $trainer.controller "JobSet") -}}
 {{- fail "trainer.activeDeadlineSeconds bounds a Job; a JobSet has no such bound: leave it out, or set trainer.controller to Job" -}}

@@ -125,7 +125,9 @@ resources:
 
 {{/* Environment of every container. Everything that is written goes to a mount. */}}
 {{- define "grpo.env" -}}
+{{- if ne .component "prepare" }}
 {{ include "grpo.token" (dict "root" .root "name" "GRPO_API_TOKEN") }}
+{{- end }}
 - name: HOME
   value: /tmp
 - name: XDG_CACHE_HOME

@@ -8,6 +8,8 @@
 {{- if .Values.tls.serveRollout }}
 - --ssl-certfile=/etc/grpo/tls/tls.crt
 - --ssl-keyfile=/etc/grpo/tls/tls.key
+{{- /* A renewed secret changes the files below the server. */}}
+- --enable-ssl-refresh
 {{- end }}
 {{- range .Values.rollout.args }}
 - {{ . | quote }}
@@ -45,6 +47,11 @@ env:
   - {name: TRITON_CACHE_DIR, value: /cache/triton}
   - {name: TORCHINDUCTOR_CACHE_DIR, value: /cache/inductor}
   - {name: VLLM_NO_USAGE_STATS, value: "1"}
+  {{- if .root.Values.tls.serveRollout }}
+  # A mounted secret is replaced as a folder: whoever watches the files sees it once, whoever looks sees it always.
+  - {name: WATCHFILES_FORCE_POLLING, value: "true"}
+  - {name: WATCHFILES_POLL_DELAY_MS, value: "10000"}
+  {{- end }}
   {{- with .part.extraEnv }}
   {{- toYaml . | nindent 2 }}
   {{- end }}

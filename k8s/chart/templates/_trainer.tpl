@@ -86,6 +86,11 @@ env:
   - name: NODE_RANK
     valueFrom:
       fieldRef: {fieldPath: "metadata.annotations['batch.kubernetes.io/job-completion-index']"}
+  # Of this Job, and of this attempt of a JobSet.
+  - name: JOB_UID
+    valueFrom:
+      fieldRef: {fieldPath: "metadata.labels['batch.kubernetes.io/controller-uid']"}
+  - {name: START_TIMEOUT_S, value: {{ .part.startTimeoutSeconds | quote }}}
   - {name: RANKS_PER_NODE, value: {{ include "grpo.trainerRanks" .root | quote }}}
   - {name: MASTER_ADDR, value: {{ include "grpo.trainerMaster" . | quote }}}
   - {name: MASTER_PORT, value: {{ .part.masterPort | quote }}}
@@ -163,6 +168,9 @@ podFailurePolicy:
     # The configuration, a file or the data is wrong: no further try can succeed.
     - action: FailJob
       onExitCodes: {containerName: trainer, operator: In, values: [2]}
+    # Told to stop, as when the node of another pod of the training is drained. It has saved, and goes on.
+    - action: Ignore
+      onExitCodes: {containerName: trainer, operator: In, values: [143]}
 {{- if and .part.activeDeadlineSeconds (eq .part.controller "Job") }}
 activeDeadlineSeconds: {{ int .part.activeDeadlineSeconds }}
 {{- end }}

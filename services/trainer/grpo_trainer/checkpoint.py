@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .errors import RunError, UsageError
+from .errors import RunError, UnavailableError, UsageError, of_storage
 
 log = logging.getLogger(__name__)
 
@@ -34,12 +34,28 @@ def begin_checkpoint(run_dir: Path, step: int) -> Path:
     return folder
 
 
-def finish_checkpoint(run_dir: Path, step: int, state: dict[str, Any], *, keep: int) -> Path:
-    """Seal the temporary folder and give it its name; then remove all but the newest `keep`. Rank 0 only."""
+def list_files(folder: Path) -> list[str]:
+    """The files of a checkpoint that is being written, relative to its folder."""
+    paths = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return sorted(name for name in paths if name not in (STATE, MANIFEST))
+
+
+def describe_files(folder: Path, names: list[str]) -> dict[str, dict[str, Any]]:
+    """Size and SHA-256 of each, read back from a synced file. A terabyte takes minutes: ranks share the files."""
+    return {name: _describe(folder / name) for name in names}
+
+
+def finish_checkpoint(
+    run_dir: Path, step: int, state: dict[str, Any], files: dict[str, dict[str, Any]], *, keep: int
+) -> Path:
+    """Seal the temporary folder, whose other `files` are described, and give it its name. Rank 0 only.
+
+    Then all but the newest `keep` are removed.
+    """
     temporary, final = run_dir / "checkpoints" / f"{TEMPORARY}{step}", checkpoint_folder(run_dir, step)
     try:
         _write_synced(temporary / STATE, json.dumps(state, indent=1).encode())
-        files = {path.relative_to(temporary).as_posix(): _describe(path) for path in _files(temporary)}
+        files = files | describe_files(temporary, [STATE])
         _write_synced(temporary / MANIFEST, json.dumps({"step": step, "files": files}, indent=1).encode())
         shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)
@@ -82,10 +98,12 @@ def find_latest(run_dir: Path) -> tuple[Path, dict[str, Any]] | None:
 
 
 def verify(folder: Path) -> str | None:
-    """What is wrong with a checkpoint; None when it is whole."""
+    """What is wrong with a checkpoint; None when it is whole. Raises UnavailableError when the disk is away."""
     try:
         files = json.loads((folder / MANIFEST).read_text())["files"]
     except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, OSError) and of_storage(error) is UnavailableError:
+            raise UnavailableError(f"{folder / MANIFEST} cannot be read now: {error.strerror}") from error
         return f"its {MANIFEST} cannot be read ({error})"
     for name, expected in files.items():
         path = folder / name
@@ -96,10 +114,6 @@ def verify(folder: Path) -> str | None:
         if _describe(path) != expected:
             return f"{name} has other contents than were written"
     return None
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
 
 
 def _describe(path: Path) -> dict[str, Any]:

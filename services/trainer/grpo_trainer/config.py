@@ -287,6 +287,11 @@ class ServerConfig(Section):
         description="Unhealthy when reading the data, or loading the model or a checkpoint, takes longer: nothing is "
         "heard of them meanwhile.",
     )
+    saving_s: Seconds = Field(
+        3600.0,
+        description="Unhealthy when writing a checkpoint or the final model takes longer: nothing is heard of it "
+        "meanwhile.",
+    )
 
 
 class RunConfig(Section):

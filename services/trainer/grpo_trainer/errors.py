@@ -6,7 +6,13 @@ TrainerError
 └── RunError           exit status 1: the run cannot go on: what happened, and what is kept
 """
 
+import errno
 from pathlib import Path
+
+_LASTING = {
+    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP,
+    errno.ENAMETOOLONG, errno.EINVAL,
+}  # fmt: skip
 
 
 class TrainerError(Exception):
@@ -31,8 +37,15 @@ class UnavailableError(TrainerError):
     exit_status = 3
 
 
-def cannot_be_loaded(name: str) -> type[TrainerError]:
+def of_storage(error: OSError) -> type[TrainerError]:
+    """For a file: what is not there or not allowed stays so; a full disk or a file server that was away may not."""
+    return UsageError if error.errno in _LASTING else UnavailableError
+
+
+def cannot_be_loaded(name: str, error: BaseException) -> type[TrainerError]:
     """For a model that could not be loaded: a folder will not get better, and the Hub may have been away."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return of_storage(error)
     is_path = name.startswith(("/", "./", "../", "~")) or Path(name).is_dir()
     return UsageError if is_path else UnavailableError
 

@@ -43,16 +43,18 @@ class Ranks:
         dist.broadcast(buffer, src=0, group=self.control)
         return json.loads(buffer.numpy().tobytes())
 
-    def gather_text(self, text: str) -> list[str]:
-        """What every rank says, on every rank, at most 1,000 bytes of each."""
+    def gather_json(self, message: Any) -> list[Any]:
+        """What every rank says, on every rank."""
         if self.control is None:
-            return [text]
-        own = torch.zeros(1000, dtype=torch.uint8)
-        content = text.encode()[:1000]
-        own[: len(content)] = torch.tensor(list(content), dtype=torch.uint8)
+            return [message]
+        content = torch.frombuffer(bytearray(json.dumps(message).encode()), dtype=torch.uint8)
+        lengths = [torch.tensor([0]) for _ in range(self.world_size)]
+        dist.all_gather(lengths, torch.tensor([len(content)]), group=self.control)
+        own = torch.zeros(max(map(int, lengths)), dtype=torch.uint8)
+        own[: len(content)] = content
         everything = [torch.empty_like(own) for _ in range(self.world_size)]
         dist.all_gather(everything, own, group=self.control)
-        return [said.numpy().tobytes().rstrip(b"\0").decode(errors="replace") for said in everything]
+        return [json.loads(said[: int(n)].numpy().tobytes()) for said, n in zip(everything, lengths, strict=True)]
 
     def barrier(self) -> None:
         """Wait for all ranks."""

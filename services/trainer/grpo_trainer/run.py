@@ -2,7 +2,8 @@
 
 import logging
 import math
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
+from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
@@ -16,7 +17,8 @@ from .engine import TrainingEngine
 from .errors import RunError, cannot_be_loaded
 from .journal import Journal, RunTotals
 from .launch import environment_rank
-from .loop import Rank0, Run, train
+from .loop import Rank0, Run, stage, train
+from .meeting import Meeting
 from .observe.live_sources import show_servers
 from .observe.live_warnings import recent_warnings
 from .observe.run_status import RunStatus
@@ -52,10 +54,8 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
     first_rank = environment_rank() == 0
     warnings = open_parts.enter_context(recent_warnings())
     status.enter_phase("reading the data", limit_s=config.server.loading_s)
-    found = open_run_folder(config.run_dir, resume=resume) if first_rank or resume else None
-    folder, state = found if found else (None, None)
-    if resume and state is None:
-        log.warning("nothing to resume in %s: this is a new run", config.run_dir)
+    meeting = open_parts.enter_context(Meeting(connect_s=config.deepspeed.timeout_s))
+    folder, state = open_checkpoint(config, resume=resume, stop=stop) if first_rank else (None, None)
     step = state["step"] if state else 0
     tokenizer = load_tokenizer(config)
     rows = load_prompt_rows(config.data, tokenizer, split="train")
@@ -82,8 +82,15 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
         show_servers(status, config, conductor, warnings)
         conductor.connect(tokenizer)
 
-    status.enter_phase("waiting for the other ranks", limit_s=config.deepspeed.timeout_s)
-    join_process_group(timeout_s=config.deepspeed.timeout_s)
+    # Ranks wait for each other in libraries, where no handler runs, and there is nothing to save yet.
+    with stop.ending_at_once() if meeting.has_others else nullcontext():
+        if first_rank:
+            status.enter_phase("waiting for the other ranks", limit_s=config.deepspeed.timeout_s)
+            meeting.tell({"folder": str(folder) if folder else None, "step": step})
+        else:
+            told = meeting.hear(silence_s=SILENCE_S)
+            folder, step = Path(told["folder"]) if told["folder"] else None, told["step"]
+        join_process_group(timeout_s=config.deepspeed.timeout_s)
     status.enter_phase("loading the model", limit_s=config.server.loading_s)
     engine = TrainingEngine(
         config.model,
@@ -98,6 +105,8 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
         status.enter_phase("loading the checkpoint", limit_s=config.server.loading_s)
         engine.load(folder / "engine")
     ranks = join_ranks(silence_s=SILENCE_S)
+    if ranks.broadcast_json(stop.requested):  # while it loaded: a push would be for nothing
+        raise StopRequested
     rank0 = None
     if conductor:
         totals = RunTotals(**state["totals"]) if state else RunTotals()
@@ -107,14 +116,27 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
         rank0 = Rank0(conductor, journal)
 
     pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    finished = train(Run(config, engine, ranks, max_steps, pad_token_id, rank0), step=step)
+    parts = Run(config, engine, ranks, max_steps, pad_token_id, rank0)
+    finished = train(parts, step=step)
     if finished < max_steps:
         log.info("stopped after step %d of %d; go on with --resume", finished, max_steps)
     else:
-        save_model(config, engine, ranks)
+        with stage(parts, "save"):
+            save_model(config, engine, ranks)
     if rank0:
         write_report_and_summary(config, rank0.journal.final_totals(), steps=finished)
     return 0
+
+
+def open_checkpoint(
+    config: RunConfig, *, resume: bool, stop: StopSignal
+) -> tuple[Path, dict[str, Any]] | tuple[None, None]:
+    """Make the run folder; the checkpoint to go on from and its state, if there is one. Rank 0 only."""
+    with stop.interruptible():  # a large checkpoint is verified for many minutes
+        found = open_run_folder(config.run_dir, resume=resume)
+    if resume and found is None:
+        log.warning("nothing to resume in %s: this is a new run", config.run_dir)
+    return found or (None, None)
 
 
 def load_tokenizer(config: RunConfig) -> Any:
@@ -123,7 +145,7 @@ def load_tokenizer(config: RunConfig) -> Any:
             config.model.name_or_path, trust_remote_code=config.model.trust_remote_code
         )
     except (OSError, ValueError) as error:
-        raise cannot_be_loaded(config.model.name_or_path)(
+        raise cannot_be_loaded(config.model.name_or_path, error)(
             f"no tokenizer in {config.model.name_or_path}: {str(error).splitlines()[0]}",
             hint="model.name_or_path is a folder or a Hugging Face name",
         ) from error

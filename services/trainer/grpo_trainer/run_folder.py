@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .checkpoint import find_latest, list_steps
-from .errors import UsageError
+from .errors import UsageError, of_storage
 
 
 def open_run_folder(run_dir: Path, *, resume: bool) -> tuple[Path, dict[str, Any]] | None:
@@ -22,7 +22,7 @@ def open_run_folder(run_dir: Path, *, resume: bool) -> tuple[Path, dict[str, Any
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / "checkpoints").mkdir(exist_ok=True)
     except OSError as error:
-        raise UsageError(
+        raise of_storage(error)(
             f"run_dir {run_dir} cannot be made: {error.strerror}", hint="choose another run_dir"
         ) from error
     if resume:

@@ -1,10 +1,18 @@
 """Writing checkpoints and the final model, with all ranks."""
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .checkpoint import begin_checkpoint, finish_checkpoint, list_steps, write_atomically
+from .checkpoint import (
+    begin_checkpoint,
+    describe_files,
+    finish_checkpoint,
+    list_files,
+    list_steps,
+    write_atomically,
+)
 from .config import RunConfig
 from .engine import TrainingEngine
 from .errors import RunError
@@ -23,20 +31,31 @@ def save_checkpoint(
     if ranks.broadcast_json(step in list_steps(run_dir)):
         return
     folder = Path(ranks.broadcast_json(str(begin_checkpoint(run_dir, step)) if ranks.is_first else None))
-    problem = ""
+    _on_all_ranks(step, ranks, lambda: engine.save(folder / "engine"))
+    names = ranks.broadcast_json(list_files(folder) if ranks.is_first else None)
+    own = names[ranks.rank :: ranks.world_size]
+    described = _on_all_ranks(step, ranks, lambda: describe_files(folder, own))
+    if ranks.is_first and state is not None:
+        files = {name: file for part in described for name, file in part.items()}
+        finish_checkpoint(run_dir, step, state, files, keep=config.checkpoint.save_total_limit)
+    ranks.barrier()
+
+
+def _on_all_ranks(step: int, ranks: Ranks, work: Callable[[], Any]) -> list[Any]:
+    """What `work` gives on every rank. Raises RunError, on every rank, when it fails on one."""
+    result, problem = None, ""
     try:
-        engine.save(folder / "engine")
+        result = work()
     except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
-        problem = f"rank {ranks.rank}: {error}"
-    problems = [text for text in ranks.gather_text(problem) if text]
+        problem = f"rank {ranks.rank}: {error}"[:1000]
+    said = ranks.gather_json([result, problem])
+    problems = [problem for _, problem in said if problem]
     if problems:
         raise RunError(
             f"the checkpoint of step {step} could not be written: {'; '.join(problems)}",
             hint="free some space; the checkpoints before it are intact",
         )
-    if ranks.is_first and state is not None:
-        finish_checkpoint(run_dir, step, state, keep=config.checkpoint.save_total_limit)
-    ranks.barrier()
+    return [result for result, _ in said]
 
 
 def save_model(config: RunConfig, engine: TrainingEngine, ranks: Ranks) -> None:

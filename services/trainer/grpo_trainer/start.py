@@ -19,8 +19,15 @@ def start(config: RunConfig, *, resume: bool) -> int:
     rank = environment_rank()
     configure_logging(rank=rank)
     stop = StopSignal()
-    stop.install()
-    status = RunStatus(config.logging.run_name or config.run_dir.name, heartbeat_bound_s=config.server.heartbeat_s)
+    if rank == 0:
+        stop.install()
+    else:
+        stop.uninstall()  # it waits for rank 0 and has nothing to save until all have met
+    status = RunStatus(
+        config.logging.run_name or config.run_dir.name,
+        heartbeat_bound_s=config.server.heartbeat_s,
+        silent_stages={"save": config.server.saving_s},
+    )
     status.enter_phase("loading the libraries", limit_s=config.server.loading_s)
     with _served(status, config, rank):
         # Torch and DeepSpeed: ten seconds from a warm disk, minutes from a cold one.

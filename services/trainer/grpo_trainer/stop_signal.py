@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
 
 class StopRequested(Exception):  # noqa: N818 - a request, not an error
     """The run was asked to stop while it waited."""
@@ -21,8 +23,13 @@ class StopSignal:
         self._interruptible = False
 
     def install(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in STOP_SIGNALS:
             signal.signal(number, self._handle)
+
+    def uninstall(self) -> None:
+        """A stop ends the process at once from here on, in whatever library it is."""
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested:
@@ -42,3 +49,17 @@ class StopSignal:
             yield
         finally:
             self._interruptible = False
+
+    @contextmanager
+    def ending_at_once(self) -> Iterator[None]:
+        """For waits in a library that no handler interrupts, while there is nothing to save: a stop ends the process.
+
+        Raises StopRequested when a stop was asked for before. The handler is installed afterwards.
+        """
+        self.uninstall()
+        try:
+            if self.requested:
+                raise StopRequested
+            yield
+        finally:
+            self.install()

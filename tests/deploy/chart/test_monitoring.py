@@ -54,6 +54,12 @@ def test_every_server_is_scraped_once() -> None:
         assert len(chosen) == 1, (component, chosen)
 
 
+def test_the_example_has_the_label_that_kube_prometheus_stack_selects_by() -> None:
+    found = [item for item in objects_of("sixty-four-gpus") if item["kind"] in ("ServiceMonitor", "PrometheusRule")]
+    assert len(found) == 4
+    assert {item["metadata"]["labels"]["release"] for item in found} == {"kube-prometheus-stack"}
+
+
 def test_the_leaders_of_engines_over_nodes_are_scraped_as_pods() -> None:
     """LeaderWorkerSet's own headless service has no port to scrape."""
     objects = render(merged(values_of("engine-over-nodes"), {"metrics": {"serviceMonitor": {"enabled": True}}}))

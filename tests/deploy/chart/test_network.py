@@ -177,6 +177,34 @@ def test_weights_can_be_pushed_to_another_release() -> None:
     assert not network.may(OTHER_RELEASE_TRAINER, "reward", 8001)
 
 
+def test_what_prepares_has_egress_of_its_own() -> None:
+    """A trainer whose data is on a volume needs no network; the script that fetched it did."""
+    prepared: Object = {"prepare": {"enabled": True, "script": "true"}, "trainer": {"egress": []}}
+    network = Network("small", prepared)
+    assert network.may("prepare", OUTSIDE, 443)
+    assert not network.may("trainer", OUTSIDE, 443)
+    closed = Network("small", merged(prepared, {"prepare": {"egress": []}, "trainer": {"egress": [{}]}}))
+    assert not closed.may("prepare", OUTSIDE, 443)
+    assert closed.may("trainer", OUTSIDE, 443)
+
+
+@pytest.mark.parametrize("case", ["cpu-cluster", "ray-rewards", "engine-over-nodes"])
+def test_all_pods_reach_what_extra_egress_names(case: str) -> None:
+    """The control plane of a mesh: without it the proxy in the pod gets neither certificate nor routes."""
+    mesh = {"kubernetes.io/metadata.name": "mesh-system"}
+    rule: Object = {
+        "to": [{"namespaceSelector": {"matchLabels": mesh}}],
+        "ports": [{"port": 15012, "protocol": "TCP"}],
+    }
+    control_plane: Object = {"labels": {}, "namespace": mesh}
+    network, without = Network(case, {"networkPolicy": {"extraEgress": [rule]}}), Network(case)
+    assert {"rollout", "reward", "trainer", "test"} <= network.pods.keys()
+    for component in network.pods:
+        assert network.may(component, control_plane, 15012), component
+        assert not network.may(component, control_plane, 15013), component
+        assert not without.may(component, control_plane, 15012), component
+
+
 @pytest.mark.parametrize("case", ["sixty-four-gpus"])
 def test_prometheus_reaches_the_metrics(case: str) -> None:
     network = Network(case)

@@ -4,7 +4,20 @@ import re
 
 import pytest
 
-from .rendering import BASE, CASES, SMALL, Object, containers, find, merged, objects_of, pods, render, values_of
+from .rendering import (
+    BASE,
+    CASES,
+    SMALL,
+    Object,
+    containers,
+    find,
+    merged,
+    objects_of,
+    pod_templates,
+    pods,
+    render,
+    values_of,
+)
 
 HTTP_PORTS = {"rollout": 8000, "reward": 8001, "trainer": 8002}
 
@@ -101,6 +114,14 @@ def test_the_token_comes_from_the_secret_alone(case: str) -> None:
                 if "TOKEN" in variable["name"]:
                     reference = variable["valueFrom"]["secretKeyRef"]
                     assert reference == {"name": "grpo-token", "key": "token"}, name
+
+
+def test_what_prepares_does_not_get_the_token() -> None:
+    """The script is the user's, and has nobody to call with it."""
+    (prepare,) = [pod["spec"] for name, pod in pods(objects_of("cpu-cluster")) if "-p-" in name]
+    (container,) = prepare["containers"]
+    assert [variable["name"] for variable in container["env"] if "TOKEN" in variable["name"]] == []
+    assert "grpo-token" not in str(prepare)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -214,6 +235,37 @@ def test_reward_settings_are_its_environment() -> None:
     assert environment["GRPO_REWARD_BODY_TIMEOUT_S"] == "2.5"
 
 
+def test_a_renewed_certificate_is_served() -> None:
+    server = find(objects_of("everything"), "StatefulSet")["spec"]["template"]["spec"]["containers"][0]
+    assert "--enable-ssl-refresh" in server["args"]
+    # Events of the file system end with the first renewal: kubelet puts a new folder in place of the old one.
+    assert {"name": "WATCHFILES_FORCE_POLLING", "value": "true"} in server["env"]
+    plain = find(objects_of("small"), "StatefulSet")["spec"]["template"]["spec"]["containers"][0]
+    assert "--enable-ssl-refresh" not in plain["args"]
+
+
+def test_pods_with_volumes_of_one_node_stay_on_one_node() -> None:
+    objects = objects_of("one-gpu-node")
+    modes = [item["spec"]["accessModes"] for item in objects if item["kind"] == "PersistentVolumeClaim"]
+    assert modes == [["ReadWriteOnce"]] * 2
+    with_claims = [
+        pod["spec"] for _, pod in pods(objects) if any("persistentVolumeClaim" in v for v in pod["spec"]["volumes"])
+    ]
+    assert len(with_claims) == 2
+    nodes = {spec.get("nodeSelector", {}).get("kubernetes.io/hostname") for spec in with_claims}
+    assert len(nodes) == 1
+    assert None not in nodes
+
+
+def test_both_ends_of_a_push_have_the_rdma_device() -> None:
+    objects = objects_of("sixty-four-gpus")
+    for kind in ("StatefulSet", "JobSet"):
+        container = pod_templates(find(objects, kind))[0]["spec"]["containers"][0]
+        assert container["resources"]["limits"]["rdma/hca_shared_devices_a"] == 1
+        # For user 10001 no capability takes effect: allowPrivilegeEscalation is false.
+        assert "add" not in container["securityContext"]["capabilities"]
+
+
 def _bytes(quantity: str) -> float:
     units = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
     return float(quantity[:-2]) * units[quantity[-2:]]
@@ -237,7 +289,7 @@ def test_recommended_labels(case: str) -> None:
 
 @pytest.mark.parametrize("controller", ["Job", "JobSet"])
 def test_a_wrong_configuration_is_not_tried_again(controller: str):
-    """Exit status 2 of grpo-train; 3 means that something was late, and an evicted pod is no failure at all."""
+    """Exit status 2 of grpo-train; 3 means that something was late, and a pod evicted or told to stop is no failure."""
     objects = render(merged(values_of("sixty-four-gpus"), {"trainer": {"controller": controller}}))
     spec = find(objects, controller)["spec"]
     if controller == "JobSet":
@@ -246,8 +298,10 @@ def test_a_wrong_configuration_is_not_tried_again(controller: str):
         assert re.fullmatch(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?", rule["name"])
         assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
         spec = spec["replicatedJobs"][0]["template"]["spec"]
-    disruption, wrong = spec["podFailurePolicy"]["rules"]
-    assert disruption["action"] == "Ignore"
+    disruption, wrong, stopped = spec["podFailurePolicy"]["rules"]
+    assert disruption["action"] == stopped["action"] == "Ignore"
+    # What start_trainer.sh ends with after SIGTERM.
+    assert stopped["onExitCodes"] == {"containerName": "trainer", "operator": "In", "values": [143]}
     assert (wrong["action"], wrong["onExitCodes"]["operator"], wrong["onExitCodes"]["values"]) == ("FailJob", "In", [2])
     names = {container["name"] for container in spec["template"]["spec"]["containers"]}
     assert wrong["onExitCodes"]["containerName"] in names

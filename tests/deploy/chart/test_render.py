@@ -9,7 +9,7 @@ import pytest
 import yaml
 from helm_python.chart import lint
 
-from .rendering import CASES, CHART, Object, merged, objects_of, pod_templates, render, render_texts, values_of
+from .rendering import CASES, CHART, Object, find, merged, objects_of, pod_templates, render, render_texts, values_of
 
 # It reads a megabyte of definitions for every object anew.
 kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.schema_contents)
@@ -93,6 +93,13 @@ def test_notes_say_who_is_locked_out() -> None:
 
 def test_notes_say_that_the_live_page_asks_for_the_token() -> None:
     assert "http://127.0.0.1:8002/ (any name, the token as password)" in _notes(values_of("small"))
+
+
+@pytest.mark.parametrize(("case", "kind"), [("small", "Job"), ("jobset", "JobSet")])
+def test_notes_say_how_a_failed_training_goes_on(case: str, kind: str) -> None:
+    """Its name is that of the same values, so an upgrade alone would leave it as it is."""
+    name = find(objects_of(case), kind)["metadata"]["name"]
+    assert f"kubectl delete -n team-a {kind.lower()}/{name}\n" in _notes(values_of(case))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """files/start_trainer.sh, run for real around a stand-in for the trainer."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -56,6 +57,8 @@ def _start(folder: Path, **variables: str) -> subprocess.Popen[str]:
         "RUN_FILE": "/etc/grpo/run/run.yaml",
         "LOCK_FILE": str(folder / ".run.lock"),
         "LOCK_TIMEOUT_S": "5",
+        "START_TIMEOUT_S": "30",
+        "JOB_UID": "4ae5-09",
         "GRACE_S": "60",
         "NODES": "1",
         "NODE_RANK": "0",
@@ -142,12 +145,24 @@ def test_a_killed_trainer_leaves_no_lock(folder: Path, started: list[subprocess.
 @pytest.mark.skipif(not shutil.which("flock"), reason="no flock")
 def test_two_pods_are_one_training(folder: Path, started: list[subprocess.Popen[str]]) -> None:
     port = str(free_port())
-    common = {"NODES": "2", "RANKS_PER_NODE": "2", "MASTER_PORT": port, "HOW": "0"}
+    common = {"NODES": "2", "RANKS_PER_NODE": "2", "MASTER_PORT": port, "HOW": "0", "LOGLEVEL": "INFO"}
     started += [_start(folder, NODE_RANK=str(rank), **common) for rank in (0, 1)]
     outputs = [process.communicate(timeout=120) for process in started]
     assert [process.returncode for process in started] == [0, 0], outputs
     lines = sorted(line.split(" [")[0] for out, _ in outputs for line in out.splitlines() if line.startswith("rank"))
     assert lines == [f"rank {rank} of 4" for rank in range(4)]
+    # torchrun would give up after 15 minutes, whatever the first pod waits for.
+    for _, log in outputs:
+        assert re.search(r"rdzv_configs +: \{'timeout': '?35\b", log), log
+
+
+def test_the_first_pod_has_time_to_get_its_gpus(folder: Path) -> None:
+    began_s = time.monotonic()
+    pod = _start(folder, NODES="2", NODE_RANK="1", MASTER_ADDR="nowhere.invalid", START_TIMEOUT_S="3")
+    _, error = pod.communicate(timeout=60)
+    assert pod.returncode == 1
+    assert "nowhere.invalid has no address after 3 s: is the first pod scheduled?" in error
+    assert time.monotonic() - began_s >= 3
 
 
 # Ranks of several pods: as in the trainer, a signal stops only the first, with a checkpoint; then all end with 0.
@@ -176,8 +191,8 @@ def pair(folder: Path, started: list[subprocess.Popen[str]]) -> Callable[..., li
     """Two pods of one training, which have both started."""
     (folder / "packages" / "grpo_trainer" / "__main__.py").write_text(TOGETHER)
 
-    def start(how: str) -> list[subprocess.Popen[str]]:
-        common = {"NODES": "2", "MASTER_PORT": str(free_port()), "HOW": how, "ENDED": str(folder / "ended")}
+    def start(how: str, ended: str = "ended", **variables: str) -> list[subprocess.Popen[str]]:
+        common = {"NODES": "2", "MASTER_PORT": str(free_port()), "HOW": how, "ENDED": str(folder / ended), **variables}
         pods = [_start(folder, NODE_RANK=str(rank), **common) for rank in (0, 1)]
         started.extend(pods)
         for pod in pods:
@@ -207,9 +222,45 @@ def test_all_pods_are_done_when_the_training_is(pair: Callable[..., list[subproc
 
 
 def test_an_old_end_is_not_taken_for_this_one(folder: Path, pair: Callable[..., list[subprocess.Popen[str]]]) -> None:
-    (folder / ".run.lock.end").write_text("done\n")
+    (folder / ".run.lock.4ae5-09.end").write_text("done\n")
     pods = pair("wait")
     pods[0].send_signal(signal.SIGTERM)
     for pod in pods:
         pod.communicate(timeout=60)
     assert all(pod.returncode for pod in pods)
+
+
+# torchrun without torch: the other pods end before the first one does.
+LAUNCHED = """\
+trap '[ "$NODE_RANK" != 0 ] || { sleep "$SAVE_S"; : >"$ENDED"; }' TERM
+echo started
+[ "$HOW$NODE_RANK" != done0 ] || : >"$ENDED"
+until [ -e "$ENDED" ]; do sleep 0.1; done
+[ "$NODE_RANK" != 0 ] || sleep 2
+"""
+
+
+def test_a_job_that_still_saves_is_not_taken_for_its_successor(
+    folder: Path, pair: Callable[..., list[subprocess.Popen[str]]]
+) -> None:
+    """After an upgrade: what the pods of the old Job tell each other is not for those of the new one."""
+    (folder / "launched.sh").write_text(LAUNCHED)
+    launched = f'case "$*" in *grpo_trainer.launch*) exec sh {folder}/launched.sh;; esac'
+    (folder / "bin" / "python3").write_text(f'#!/bin/sh\n{launched}\nexec {sys.executable} "$@"\n')
+    old = pair("wait", "old-ended", JOB_UID="old", SAVE_S="3")
+    for pod in old:
+        pod.send_signal(signal.SIGTERM)
+    new = pair("done", "new-ended", JOB_UID="new", LOCK_TIMEOUT_S="60")
+    assert [pod.wait(timeout=60) for pod in new] == [0, 0]
+    assert [pod.wait(timeout=60) for pod in old] == [143, 143]
+
+
+def test_what_old_jobs_left_is_taken_away(folder: Path, pair: Callable[..., list[subprocess.Popen[str]]]) -> None:
+    old, young, other = (folder / f".{name}.end" for name in ("run.lock.old", "run.lock.young", "another-run.lock.old"))
+    for file in (old, young, other):
+        file.write_text("stopped\n")
+    for file in (old, other):
+        os.utime(file, (0, 0))
+    for pod in pair("done"):
+        pod.communicate(timeout=60)
+    assert [file.exists() for file in (old, young, other)] == [False, True, True]

@@ -8,7 +8,7 @@ import yaml
 from helm_python.chart import Chart
 
 from .immutable import CASES, fixed_parts_of
-from .rendering import BASE, CHART, SMALL, Object, find, merged, pod_templates, render, values_of
+from .rendering import BASE, CHART, SMALL, Object, find, merged, objects_of, pod_templates, render, values_of
 
 RELEASED = yaml.safe_load((Path(__file__).parent / "released.yaml").read_text())
 
@@ -158,6 +158,16 @@ def test_another_queue_is_another_job(kind: str) -> None:
     ]
     names = {find(render(merged(base, {"kueue": queue})), kind)["metadata"]["name"] for queue in queues}
     assert len(names) == len(queues)
+
+
+@pytest.mark.parametrize("case", ["job-over-nodes", "jobset"])
+def test_the_pods_of_a_job_know_it_from_the_one_before(case: str) -> None:
+    """What they tell each other lies beside the run folder, which the next Job uses, too."""
+    kind = "JobSet" if case == "jobset" else "Job"
+    container = pod_templates(find(objects_of(case), kind))[0]["spec"]["containers"][0]
+    (uid,) = [variable["valueFrom"] for variable in container["env"] if variable["name"] == "JOB_UID"]
+    # Kubernetes labels all pods of a Job with it; a JobSet that starts again makes another Job of the same name.
+    assert uid == {"fieldRef": {"fieldPath": "metadata.labels['batch.kubernetes.io/controller-uid']"}}
 
 
 def test_suspended_for_kueue_and_only_then() -> None:

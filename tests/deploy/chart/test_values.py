@@ -88,6 +88,32 @@ MISSING: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"trainer": {"terminationGracePeriodSeconds": 1800}},
         ["trainer.lockTimeoutSeconds 900", "terminationGracePeriodSeconds 1800"],
     ),
+    "a lock given up as the other ends": (
+        {"trainer": {"lockTimeoutSeconds": 600}},
+        ["trainer.lockTimeoutSeconds 600", "terminationGracePeriodSeconds 600", "longer"],
+    ),
+    "a lock that outlasts the probe": (
+        {"trainer": {"lockTimeoutSeconds": 8000}},
+        ["trainer.lockTimeoutSeconds is 8000 s", "trainer.probes.startup", "7200 s", "failureThreshold"],
+    ),
+    "pods waited for longer than the probe": (
+        {"trainer": {"nodes": 2, "startTimeoutSeconds": 7000}},
+        ["trainer.startTimeoutSeconds is 7900 s", "trainer.probes.startup", "7200 s"],
+    ),
+    "no time for a checkpoint": (
+        {"trainer": {"terminationGracePeriodSeconds": 20}},
+        ["trainer.terminationGracePeriodSeconds 20", "30"],
+    ),
+    "a rollout server without time to end": (
+        {"rollout": {"preStopSeconds": 60}},
+        ["rollout.terminationGracePeriodSeconds 60", "rollout.preStopSeconds 60"],
+    ),
+    "a reward server without time to end": (
+        {"reward": {"terminationGracePeriodSeconds": 4}},
+        ["reward.terminationGracePeriodSeconds 4", "reward.preStopSeconds 5"],
+    ),
+    "another port": ({"rollout": {"args": ["--port=9000"]}}, ["rollout.args", "--port=9000"]),
+    "another host": ({"rollout": {"args": ["--host", "::"]}}, ["rollout.args", "--host"]),
     "a bound that JobSet has not": (
         {"trainer": {"controller": "JobSet", "activeDeadlineSeconds": 3600}},
         ["trainer.activeDeadlineSeconds", "JobSet"],

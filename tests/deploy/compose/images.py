@@ -19,13 +19,13 @@ BUILD_TIMEOUT_S = 1800
 MAX_REWARD_MB = 250
 
 IMAGES = {
-    "grpo-services/reward:0.1.0": ("docker/reward.Dockerfile", ()),
-    "grpo-services/trainer:0.1.0-cpu": ("docker/trainer.Dockerfile", ("--build-arg", "VARIANT=cpu")),
-    "grpo-services/rollout:0.1.0-cpu": ("docker/rollout.Dockerfile", ("--target", "cpu")),
+    "localhost/grpo-services/reward:0.1.0": ("docker/reward.Dockerfile", ()),
+    "localhost/grpo-services/trainer:0.1.0-cpu": ("docker/trainer.Dockerfile", ("--build-arg", "VARIANT=cpu")),
+    "localhost/grpo-services/rollout:0.1.0-cpu": ("docker/rollout.Dockerfile", ("--target", "cpu")),
 }
 """Image → its Dockerfile and what chooses the CPU variant."""
 
-WITHOUT_COMPILER = ("grpo-services/reward:0.1.0", "grpo-services/trainer:0.1.0-cpu")
+WITHOUT_COMPILER = ("localhost/grpo-services/reward:0.1.0", "localhost/grpo-services/trainer:0.1.0-cpu")
 
 
 def base_image(host: DockerHost) -> str:

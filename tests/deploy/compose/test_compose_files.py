@@ -82,14 +82,21 @@ def test_health_and_restarts(file: str, name: str, service: Service) -> None:
         assert "--resume" in service["command"]
     else:
         assert service["restart"] == "unless-stopped"
-    # A loop or an engine that hangs does not end by itself. The reward server does when it cannot go on.
-    assert ("--end-when-stuck" in service["healthcheck"]["test"]) is name.startswith(("trainer", "rollout"))
+    if name.startswith(("trainer", "rollout", "reward")):
+        assert service["healthcheck"]["test"][-1] == "--end-when-stuck"  # what hangs does not end by itself
 
 
 @every_service
 def test_images_are_pinned(file: str, name: str, service: Service) -> None:
     image = defaults(service["image"])
     assert re.fullmatch(r"[\w./-]+:v?\d+\.\d+\.\d+(-cpu|-gpu)?", image), image
+
+
+@every_service
+def test_our_images_are_asked_of_no_registry(file: str, name: str, service: Service) -> None:
+    """`up` asks the registry first: a name without a host is anybody's on Docker Hub."""
+    if "grpo-services" in service["image"]:
+        assert defaults(service["image"]).startswith("localhost/grpo-services/")
 
 
 @every_service

@@ -66,6 +66,21 @@ def test_nothing_is_installed_that_is_not_pinned_and_hashed(path: Path) -> None:
             assert len(PIN.findall(lines)) <= lines.count("--hash=sha256:")
 
 
+@every_dockerfile
+def test_wheels_in_the_folder_come_before_any_index(path: Path) -> None:
+    """Also the tools that build: without them a folder of wheels was not enough."""
+    text = path.read_text().replace("\\\n", " ")
+    for step in re.findall(r"^RUN .*", text, re.MULTILINE):
+        if re.search(r"pip install(?!.*/dist/)|install\.sh", step):
+            assert "--mount=type=bind,source=docker/wheels,target=/wheels" in step, step
+            assert "install.sh" in step or "--no-index --find-links /wheels" in step, step
+
+
+def test_the_trainer_for_gpus_has_what_nccl_loads_for_rdma() -> None:
+    (stage,) = final_stages(ROOT / "docker/trainer.Dockerfile")
+    assert re.search(r'if \[ "\$VARIANT" = gpu \].*libibverbs1 ibverbs-providers', stage.replace("\\\n", " "))
+
+
 def test_compilers_are_only_where_vllm_compiles() -> None:
     for path in DOCKERFILES:
         has_compiler = [bool(re.search(r"g\+\+|gcc|build-essential", stage)) for stage in final_stages(path)]

@@ -161,7 +161,7 @@ def check_result(host: DockerHost, running: Stack) -> None:
     volume = next(
         mount["Name"] for mount in running.inspect("trainer-cpu")["Mounts"] if mount["Destination"] == "/runs"
     )
-    read = [host.docker, "run", "--rm", "-v", f"{volume}:/runs:ro", "grpo-services/trainer:0.1.0-cpu", "cat"]
+    read = [host.docker, "run", "--rm", "-v", f"{volume}:/runs:ro", "localhost/grpo-services/trainer:0.1.0-cpu", "cat"]
     lines = run(*read, "/runs/first/metrics.jsonl").stdout.splitlines()
     # Step 0 is what was measured before the first one.
     steps = [step for line in lines if (step := json.loads(line)["step"])]

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from .live_history import LiveHistory
@@ -71,11 +72,21 @@ class Snapshot:
 class RunStatus:
     """Thread-safe. Every call of the loop is a heartbeat; `heartbeat_bound_s` without one means the loop is stuck.
 
+    `silent_stages` are those that cannot beat, each with a bound of its own.
+
     `max_steps` is 0 until the data have been read.
     """
 
-    def __init__(self, run: str, *, heartbeat_bound_s: float, max_steps: int = 0, step: int = 0):
-        self.heartbeat_bound_s = heartbeat_bound_s
+    def __init__(
+        self,
+        run: str,
+        *,
+        heartbeat_bound_s: float,
+        silent_stages: Mapping[str, float] = MappingProxyType({}),
+        max_steps: int = 0,
+        step: int = 0,
+    ):
+        self._heartbeat_bound_s, self._silent_stages = heartbeat_bound_s, silent_stages
         self._lock = threading.Lock()
         self.history = LiveHistory()
         self._state = Snapshot(run=run, max_steps=max_steps, step=step, stage_since_s=time.time())
@@ -84,6 +95,11 @@ class RunStatus:
         self._phase_ends_monotonic = 0.0
         self._watched: dict[str, Callable[[], bool]] = {}
         self._sources: dict[str, Callable[[], Any]] = {}
+
+    @property
+    def heartbeat_bound_s(self) -> float:
+        """Of the stage that the loop is in."""
+        return self._silent_stages.get(self._state.stage, self._heartbeat_bound_s)
 
     def beat(self) -> None:
         """The loop is alive: for long waits inside a stage."""
@@ -215,9 +231,10 @@ class RunStatus:
             with self._lock:
                 late = time.monotonic() > self._phase_ends_monotonic
             return f"it takes too long: {state.start}" if late else None
-        if state.heartbeat_age_s > self.heartbeat_bound_s:
+        bound_s = self.heartbeat_bound_s
+        if state.heartbeat_age_s > bound_s:
             return (
-                f"no heartbeat for {state.heartbeat_age_s:.0f} s (bound {self.heartbeat_bound_s:g} s), "
+                f"no heartbeat for {state.heartbeat_age_s:.0f} s (bound {bound_s:g} s), "
                 f"in stage {state.stage} of step {state.step + 1}"
             )
         return None

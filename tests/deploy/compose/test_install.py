@@ -1,0 +1,71 @@
+"""docker/install.sh, run for real: what wheels in a folder are good for."""
+
+import hashlib
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+INSTALL = Path(__file__).resolve().parents[3] / "docker/install.sh"
+UV = Path(sys.executable).with_name("uv")
+NO_INDEX = "http://127.0.0.1:9/simple"
+
+pytestmark = pytest.mark.skipif(not UV.exists(), reason="no uv")
+
+
+def _wheel(folder: Path, name: str) -> str:
+    """Makes a wheel; returns its line of the pins."""
+    file = folder / f"{name}-1.0-py3-none-any.whl"
+    about = {
+        "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
+        "WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "RECORD": "",
+    }
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(f"{name}.py", "")
+        for part, text in about.items():
+            archive.writestr(f"{name}-1.0.dist-info/{part}", text)
+    return f"{name}==1.0 --hash=sha256:{hashlib.sha256(file.read_bytes()).hexdigest()}\n"
+
+
+def _install(tmp_path: Path, pins: str, variant: str = "any") -> subprocess.CompletedProcess[str]:
+    (tmp_path / "pins.txt").write_text(pins)
+    environment = {
+        "PATH": f"{UV.parent}:{os.environ['PATH']}",
+        "WHEELS": str(tmp_path / "wheels"),
+        "UV_DEFAULT_INDEX": NO_INDEX,
+        "UV_HTTP_RETRIES": "0",
+        "UV_CACHE_DIR": str(tmp_path / "cache"),
+    }
+    subprocess.run([UV, "venv", "--quiet", "--python", sys.executable, tmp_path / "env"], check=True, timeout=60)
+    command = ["sh", INSTALL, tmp_path / "env", variant, tmp_path / "pins.txt"]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.fixture
+def wheels(tmp_path: Path) -> Path:
+    (tmp_path / "wheels").mkdir()
+    return tmp_path / "wheels"
+
+
+@pytest.mark.parametrize("variant", ["any", "cpu"])
+def test_a_folder_with_every_pin_needs_no_index(tmp_path: Path, wheels: Path, variant: str) -> None:
+    done = _install(tmp_path, _wheel(wheels, "one") + _wheel(wheels, "two"), variant)
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "env").rglob("one.py"))) == len(list((tmp_path / "env").rglob("two.py"))) == 1
+
+
+def test_what_the_folder_lacks_is_asked_of_the_index(tmp_path: Path, wheels: Path) -> None:
+    done = _install(tmp_path, _wheel(wheels, "one") + f"missing==1.0 --hash=sha256:{'0' * 64}\n")
+    assert done.returncode != 0
+    assert NO_INDEX in done.stderr
+
+
+def test_another_file_than_the_pinned_one_is_refused(tmp_path: Path, wheels: Path) -> None:
+    pins = _wheel(wheels, "one").replace("sha256:", "sha256:0000")[: len("one==1.0 --hash=sha256:") + 64] + "\n"
+    done = _install(tmp_path, pins)
+    assert done.returncode != 0
+    assert not list((tmp_path / "env").rglob("one.py"))
