@@ -20,6 +20,10 @@ class Request(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    def left_open(self) -> set[str]:
+        """Names of the fields that are not sent: the server chooses their values."""
+        return set()
+
 
 class Response(BaseModel):
     """A message from a server. Unknown fields are tolerated: a newer server may say more to an older client."""

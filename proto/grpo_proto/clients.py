@@ -166,7 +166,7 @@ class ServiceClient:
         self, method: str, path: str, body: Request | None, timeout_s: float, max_bytes: int = MAX_ANSWER_BYTES
     ) -> Answer:
         """Whatever the server answers, in `timeout_s` and at most `max_bytes`."""
-        content = body.model_dump_json().encode() if body is not None else None
+        content = body.model_dump_json(exclude=body.left_open()).encode() if body is not None else None
         headers = PLAIN | ({"Content-Type": "application/json"} if content is not None else {})
         timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, self.probe_timeout_s))
         try:

@@ -50,6 +50,10 @@ class ScoreRequest(Request):
     timeout_s: Seconds = Field(default=10.0, description="Limit for one sample and one reward.")
     deadline_s: Seconds = Field(default=60.0, description="Limit for the whole request.")
 
+    def left_open(self) -> set[str]:
+        """Time limits that nobody named: a server may allow less than the defaults."""
+        return {"timeout_s", "deadline_s"} - self.model_fields_set
+
     @field_validator("rewards")
     @classmethod
     def _distinct_names(cls, rewards: list[RewardSpec]) -> list[RewardSpec]:

@@ -92,6 +92,17 @@ class TestTrl:
         with pytest.raises(ValueError, match="the column target, which the trainer does not pass"):
             chosen([COUNTDOWN], nums=[[44, 19, 35]])
 
+    def test_limits_that_nobody_named_are_the_servers(self, monkeypatch):
+        monkeypatch.delenv("GRPO_API_TOKEN", raising=False)
+        server = Server("--max-timeout-s", "2")
+        try:
+            assert RemoteReward(server.url, "countdown")([COUNTDOWN], nums=[[44, 19, 35]], target=[98]) == [1.0]
+            named = RemoteReward(server.url, "countdown", timeout_s=3.0)
+            with pytest.raises(DataError, match="timeout_s is 3; this server takes 2 at most"):
+                named([COUNTDOWN], nums=[[44, 19, 35]], target=[98])
+        finally:
+            server.stop()
+
     def test_no_score_is_none_and_counted(self, url, caplog):
         with caplog.at_level(logging.WARNING):
             scores = RemoteReward(url, "misbehave", timeout_s=0.3)(["", "none", "raise", "loop"])

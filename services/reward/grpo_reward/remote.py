@@ -43,8 +43,8 @@ class RemoteReward:
         reward: its name there.
         params: its params.
         token: bearer token; `GRPO_API_TOKEN` of the process that calls when None. One given here is pickled.
-        timeout_s: limit for one sample.
-        deadline_s: limit for one call.
+        timeout_s: limit for one sample; the server's own when None: 10, or less if it allows less.
+        deadline_s: limit for one call; the server's own when None: 60, or less.
         retry_for_s: how long a server that is away or busy is tried again, before the call raises.
         columns: which columns to send; all when None. Needed when a dataset has some that are not JSON.
         unscorable: the number that stands for a missing score. Without it TRL and ms-swift get None, and verl an error.
@@ -60,8 +60,8 @@ class RemoteReward:
         *,
         params: Mapping[str, Any] | None = None,
         token: str | None = None,
-        timeout_s: float = 10.0,
-        deadline_s: float = 60.0,
+        timeout_s: float | None = None,
+        deadline_s: float | None = None,
         retry_for_s: float = 300.0,
         columns: Sequence[str] | None = None,
         unscorable: float | None = None,
@@ -153,14 +153,10 @@ class RemoteReward:
     def _score(self, samples: list[dict[str, Any]], step: int | None) -> list["RewardScore"]:
         from grpo_proto import ScoreRequest
 
+        limits = {"timeout_s": self.timeout_s, "deadline_s": self.deadline_s}
         request = ScoreRequest.model_validate(
-            {
-                "rewards": [{"name": self.reward, "params": self.params}],
-                "samples": samples,
-                "step": step,
-                "timeout_s": self.timeout_s,
-                "deadline_s": self.deadline_s,
-            }
+            {"rewards": [{"name": self.reward, "params": self.params}], "samples": samples, "step": step}
+            | {name: seconds for name, seconds in limits.items() if seconds is not None}
         )
         link = _link(self.url, self._token)
         answer = link.call(link.client.score(request, retry_for_s=self.retry_for_s))
