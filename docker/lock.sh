@@ -16,6 +16,7 @@ compile() { # NAME.in → NAME.txt, with more options
     "$@" "docker/requirements/$name.in" -o "docker/requirements/$name.txt"
 }
 
+compile build
 for name in reward rollout-cpu rollout-gpu trainer-cpu; do
   compile "$name" "$cpu_torch" --constraint requirements/cpu.txt
 done

@@ -8,13 +8,9 @@ ARG BASE_IMAGE=python:3.11.14-slim-bookworm
 ARG VLLM_IMAGE=vllm/vllm-openai:v0.32.0
 
 FROM ${BASE_IMAGE} AS tools
-ARG UV_VERSION=0.13.8
 ENV UV_LINK_MODE=copy
-RUN --mount=type=bind,source=docker/wheels,target=/wheels \
-    python3 -m venv /opt/build \
- && pip="/opt/build/bin/python -m pip --no-cache-dir --quiet" \
- && { $pip install --no-index --find-links /wheels uv==${UV_VERSION} setuptools==78.1.1 2>/dev/null \
-      || $pip install uv==${UV_VERSION} setuptools==78.1.1; }
+COPY --chmod=755 docker/build_tools.sh docker/requirements/build.txt /src/docker/
+RUN --mount=type=bind,source=docker/wheels,target=/wheels /src/docker/build_tools.sh /opt/build /src/docker/build.txt
 ENV PATH=/opt/build/bin:$PATH
 
 FROM tools AS build

@@ -5,14 +5,10 @@
 ARG BASE_IMAGE=python:3.11.14-slim-bookworm
 
 FROM ${BASE_IMAGE} AS build
-ARG UV_VERSION=0.13.8
 ARG VARIANT=gpu
 ENV UV_LINK_MODE=copy
-RUN --mount=type=bind,source=docker/wheels,target=/wheels \
-    python3 -m venv /opt/build \
- && pip="/opt/build/bin/python -m pip --no-cache-dir --quiet" \
- && { $pip install --no-index --find-links /wheels uv==${UV_VERSION} setuptools==78.1.1 2>/dev/null \
-      || $pip install uv==${UV_VERSION} setuptools==78.1.1; }
+COPY --chmod=755 docker/build_tools.sh docker/requirements/build.txt /src/docker/
+RUN --mount=type=bind,source=docker/wheels,target=/wheels /src/docker/build_tools.sh /opt/build /src/docker/build.txt
 ENV PATH=/opt/build/bin:$PATH
 RUN uv venv --quiet --python "$(readlink -f /opt/build/bin/python)" /opt/grpo
 COPY --chmod=755 docker/install.sh docker/requirements/trainer-${VARIANT}.txt requirements/deepspeed.txt /src/docker/

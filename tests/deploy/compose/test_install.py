@@ -1,17 +1,25 @@
-"""docker/install.sh, run for real: what wheels in a folder are good for."""
+"""docker/install.sh and docker/build_tools.sh, run for real: what wheels in a folder are good for."""
 
 import hashlib
 import os
 import subprocess
 import sys
+import threading
 import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 INSTALL = Path(__file__).resolve().parents[3] / "docker/install.sh"
+BUILD_TOOLS = INSTALL.with_name("build_tools.sh")
 UV = Path(sys.executable).with_name("uv")
 NO_INDEX = "http://127.0.0.1:9/simple"
+
+Install = Callable[[Path, str, str], subprocess.CompletedProcess[str]]
 
 pytestmark = pytest.mark.skipif(not UV.exists(), reason="no uv")
 
@@ -31,17 +39,32 @@ def _wheel(folder: Path, name: str) -> str:
     return f"{name}==1.0 --hash=sha256:{hashlib.sha256(file.read_bytes()).hexdigest()}\n"
 
 
-def _install(tmp_path: Path, pins: str, variant: str = "any") -> subprocess.CompletedProcess[str]:
+def _install(
+    tmp_path: Path, pins: str, index: str = NO_INDEX, variant: str = "any"
+) -> subprocess.CompletedProcess[str]:
     (tmp_path / "pins.txt").write_text(pins)
     environment = {
         "PATH": f"{UV.parent}:{os.environ['PATH']}",
         "WHEELS": str(tmp_path / "wheels"),
-        "UV_DEFAULT_INDEX": NO_INDEX,
+        "UV_DEFAULT_INDEX": index,
         "UV_HTTP_RETRIES": "0",
         "UV_CACHE_DIR": str(tmp_path / "cache"),
     }
     subprocess.run([UV, "venv", "--quiet", "--python", sys.executable, tmp_path / "env"], check=True, timeout=60)
     command = ["sh", INSTALL, tmp_path / "env", variant, tmp_path / "pins.txt"]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def _build_tools(tmp_path: Path, pins: str, index: str = NO_INDEX) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "pins.txt").write_text(pins)
+    environment = {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "WHEELS": str(tmp_path / "wheels"),
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_INDEX_URL": index,
+        "PIP_RETRIES": "0",
+    }
+    command = ["sh", BUILD_TOOLS, tmp_path / "env", tmp_path / "pins.txt"]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
@@ -51,21 +74,62 @@ def wheels(tmp_path: Path) -> Path:
     return tmp_path / "wheels"
 
 
+@dataclass(frozen=True)
+class Index:
+    url: str
+    folder: Path
+
+    def project(self, name: str) -> Path:
+        """The folder whose wheels are those of `name`."""
+        (self.folder / name).mkdir(parents=True)
+        return self.folder / name
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[Index]:
+    """A package index on loopback: a folder for each project, as the simple API has it."""
+    folder = tmp_path / "index"
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield Index(f"http://127.0.0.1:{server.server_port}", folder)
+    server.shutdown()
+    thread.join(10)
+    server.server_close()
+
+
 @pytest.mark.parametrize("variant", ["any", "cpu"])
 def test_a_folder_with_every_pin_needs_no_index(tmp_path: Path, wheels: Path, variant: str) -> None:
-    done = _install(tmp_path, _wheel(wheels, "one") + _wheel(wheels, "two"), variant)
+    done = _install(tmp_path, _wheel(wheels, "one") + _wheel(wheels, "two"), variant=variant)
     assert done.returncode == 0, done.stderr
     assert len(list((tmp_path / "env").rglob("one.py"))) == len(list((tmp_path / "env").rglob("two.py"))) == 1
 
 
-def test_what_the_folder_lacks_is_asked_of_the_index(tmp_path: Path, wheels: Path) -> None:
-    done = _install(tmp_path, _wheel(wheels, "one") + f"missing==1.0 --hash=sha256:{'0' * 64}\n")
+def test_build_tools_of_a_folder_need_no_index(tmp_path: Path, wheels: Path) -> None:
+    done = _build_tools(tmp_path, _wheel(wheels, "one") + _wheel(wheels, "two"))
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "env").rglob("one.py"))) == len(list((tmp_path / "env").rglob("two.py"))) == 1
+
+
+@pytest.mark.parametrize("install", [_install, _build_tools])
+def test_what_the_folder_lacks_comes_from_the_index(
+    tmp_path: Path, wheels: Path, index: Index, install: Install
+) -> None:
+    done = install(tmp_path, _wheel(wheels, "one") + _wheel(index.project("two"), "two"), index.url)
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "env").rglob("one.py"))) == len(list((tmp_path / "env").rglob("two.py"))) == 1
+
+
+@pytest.mark.parametrize("install", [_install, _build_tools])
+def test_what_is_nowhere_is_named(tmp_path: Path, wheels: Path, install: Install) -> None:
+    done = install(tmp_path, _wheel(wheels, "one") + f"missing==1.0 --hash=sha256:{'0' * 64}\n", NO_INDEX)
     assert done.returncode != 0
-    assert NO_INDEX in done.stderr
+    assert "missing" in done.stderr
 
 
-def test_another_file_than_the_pinned_one_is_refused(tmp_path: Path, wheels: Path) -> None:
+@pytest.mark.parametrize("install", [_install, _build_tools])
+def test_another_file_than_the_pinned_one_is_refused(tmp_path: Path, wheels: Path, install: Install) -> None:
     pins = _wheel(wheels, "one").replace("sha256:", "sha256:0000")[: len("one==1.0 --hash=sha256:") + 64] + "\n"
-    done = _install(tmp_path, pins)
+    done = install(tmp_path, pins, NO_INDEX)
     assert done.returncode != 0
     assert not list((tmp_path / "env").rglob("one.py"))
