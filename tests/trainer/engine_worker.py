@@ -202,12 +202,14 @@ def not_finite(folder: Path, stage: int, dtype: str) -> dict[str, Any]:
 
 
 def exported(folder: Path, stage: int, dtype: str, tied: bool) -> dict[str, Any]:
-    """What a push sends, what `save_hf` writes and what the engine computes are one model."""
+    """What a push sends, what `write_hf` writes and what the engine computes are one model."""
     engine = new_engine(folder, stage=stage, dtype=dtype, tied=tied)
     (update,) = updates_of(engine, make_samples(6, seed=2), budget=10_000)
     engine.update(update)
     target = folder / f"hf-{engine.world_size}-{stage}-{dtype}-{tied}"
-    engine.save_hf(target)
+    state = engine.whole_state()
+    if engine.rank == 0:
+        engine.write_hf(target, state)
     sent = pushed(engine)
     (logprobs_N,) = engine.logprobs(update)
     if engine.rank > 0:

@@ -139,11 +139,14 @@ def _sync_folder(folder: Path) -> None:
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` make a file or folder beside `path`, then put it in its place."""
+    """Let `write` make a folder beside `path`, then put it in its place. Nothing stays of one that failed."""
     temporary = path.with_name(f".tmp-{path.name}")
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.unlink(missing_ok=True)
-    write(temporary)
+    try:
+        write(temporary)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
     if path.is_dir():
         shutil.rmtree(path)
     temporary.rename(path)

@@ -1,7 +1,7 @@
 """The engine: one model on all ranks, its optimizer updates, its weights out, its state to disk and back.
 
-DeepSpeed ZeRO 0, 2 and 3 on GPUs over NCCL or without GPUs over Gloo: one code path. Every method is a collective: all
-ranks call it, with the same number of micro-batches.
+DeepSpeed ZeRO 0, 2 and 3 on GPUs over NCCL or without GPUs over Gloo: one code path. Every method but
+`write_hf` is a collective: all ranks call it, with the same number of micro-batches.
 
 What DeepSpeed would decide by itself and is decided here:
 - gradients of all micro-batches are summed, in float32 (DeepSpeed averages over ranks, hence the loss × world size);
@@ -200,22 +200,26 @@ class TrainingEngine:
         self.updates_done, self.skipped_updates = saved["updates_done"], saved["skipped_updates"]
         restore_random_state(torch.load(folder / STATE_TAG / f"random-{self.rank}.pt", weights_only=True))
 
-    def save_hf(self, folder: Path) -> None:
-        """Write the policy as `transformers` and the rollout server load it: safetensors, configuration, tokenizer."""
+    def whole_state(self) -> dict[str, torch.Tensor]:
+        """The policy's state dict in memory of the host, on rank 0; on the others it is empty."""
         model = self.policy.model
         state: dict[str, torch.Tensor] = {}
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             with self._gathered([tensor]):
                 if self.rank == 0:
                     state[name] = tensor.detach().cpu().clone()
-        if self.rank == 0:
-            persistent = {name: state[name] for name in model.state_dict() if name in state}
-            model.save_pretrained(folder, state_dict=persistent)
-            source = self.model_config
-            AutoTokenizer.from_pretrained(
-                source.name_or_path, trust_remote_code=source.trust_remote_code
-            ).save_pretrained(folder)
-        dist.barrier()
+        return {name: state[name] for name in model.state_dict() if name in state}
+
+    def write_hf(self, folder: Path, state: dict[str, torch.Tensor]) -> None:
+        """`state` as `transformers` and the rollout server load it: safetensors, configuration, tokenizer.
+
+        One rank calls it, no collective.
+        """
+        self.policy.model.save_pretrained(folder, state_dict=state)
+        source = self.model_config
+        AutoTokenizer.from_pretrained(source.name_or_path, trust_remote_code=source.trust_remote_code).save_pretrained(
+            folder
+        )
 
     @property
     def _layout(self) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from .checkpoint import (
     begin_checkpoint,
     describe_files,
@@ -31,40 +33,46 @@ def save_checkpoint(
     if ranks.broadcast_json(step in list_steps(run_dir)):
         return
     folder = Path(ranks.broadcast_json(str(begin_checkpoint(run_dir, step)) if ranks.is_first else None))
-    _on_all_ranks(step, ranks, lambda: engine.save(folder / "engine"))
+    what = f"the checkpoint of step {step}"
+    hint = "free some space; the checkpoints before it are intact"
+    _on_all_ranks(ranks, lambda: engine.save(folder / "engine"), what=what, hint=hint)
     names = ranks.broadcast_json(list_files(folder) if ranks.is_first else None)
     own = names[ranks.rank :: ranks.world_size]
-    described = _on_all_ranks(step, ranks, lambda: describe_files(folder, own))
+    described = _on_all_ranks(ranks, lambda: describe_files(folder, own), what=what, hint=hint)
     if ranks.is_first and state is not None:
         files = {name: file for part in described for name, file in part.items()}
         finish_checkpoint(run_dir, step, state, files, keep=config.checkpoint.save_total_limit)
     ranks.barrier()
 
 
-def _on_all_ranks(step: int, ranks: Ranks, work: Callable[[], Any]) -> list[Any]:
-    """What `work` gives on every rank. Raises RunError, on every rank, when it fails on one."""
+def _on_all_ranks(ranks: Ranks, work: Callable[[], Any], *, what: str, hint: str) -> list[Any]:
+    """What `work` gives on every rank. Raises RunError, on every rank, when `what` could not be written on one."""
     result, problem = None, ""
     try:
         result = work()
-    except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
+    # A full disk: torch says RuntimeError, and safetensors what it has of its own.
+    except (OSError, RuntimeError, SafetensorError) as error:
         problem = f"rank {ranks.rank}: {error}"[:1000]
     said = ranks.gather_json([result, problem])
     problems = [problem for _, problem in said if problem]
     if problems:
-        raise RunError(
-            f"the checkpoint of step {step} could not be written: {'; '.join(problems)}",
-            hint="free some space; the checkpoints before it are intact",
-        )
+        raise RunError(f"{what} could not be written: {'; '.join(problems)}", hint=hint)
     return [result for result, _ in said]
 
 
 def save_model(config: RunConfig, engine: TrainingEngine, ranks: Ranks) -> None:
-    """The policy as transformers and vLLM load it, into `model/`. All ranks call it."""
-    if ranks.world_size == 1:
-        write_atomically(config.run_dir / "model", engine.save_hf)
-    else:
-        engine.save_hf(config.run_dir / "model")
-    ranks.barrier()
+    """The policy as transformers and vLLM load it, into `model/`, which is whole or not there. All ranks call it.
+
+    Raises RunError, on every rank, when it could not be written.
+    """
+    state = engine.whole_state()
+
+    def write() -> None:
+        if ranks.is_first:
+            write_atomically(config.run_dir / "model", lambda folder: engine.write_hf(folder, state))
+
+    hint = "free some space and go on with --resume: the checkpoint of the last step is intact"
+    _on_all_ranks(ranks, write, what="the final model", hint=hint)
 
 
 def checkpoint_state(step: int, cursor: Cursor, totals: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,80 @@
+"""The final model is whole or not there, and every rank learns when it could not be written."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from safetensors import SafetensorError
+from tests.trainer.gloo_ranks import outputs_of_two_ranks
+
+from grpo_trainer.errors import RunError
+from grpo_trainer.ranks import Ranks
+from grpo_trainer.saving import save_model
+
+ALONE = Ranks(rank=0, world_size=1, local_rank=0)
+
+
+class Engine:
+    """Writes one file; `error` comes when half of it is there."""
+
+    def __init__(self, content: str, error: Exception | None = None):
+        self.content, self.error = content, error
+
+    def whole_state(self) -> dict[str, Any]:
+        return {"content": self.content}
+
+    def write_hf(self, folder: Path, state: dict[str, Any]) -> None:
+        folder.mkdir()
+        (folder / "model.safetensors").write_text(state["content"])
+        if self.error:
+            raise self.error
+
+
+def save(run_dir: Path, engine: Any) -> None:
+    save_model(SimpleNamespace(run_dir=run_dir), engine, ALONE)  # type: ignore[arg-type]
+
+
+def test_the_model_takes_the_place_of_an_older_one(tmp_path: Path):
+    for content in ("old", "new"):
+        save(tmp_path, Engine(content))
+    assert (tmp_path / "model/model.safetensors").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("Error while serializing")])
+def test_one_that_could_not_be_written_leaves_nothing_of_itself(tmp_path: Path, error: Exception):
+    save(tmp_path, Engine("old"))
+    with pytest.raises(RunError, match=r"the final model could not be written: rank 0: .*--resume"):
+        save(tmp_path, Engine("half", error))
+    assert (tmp_path / "model/model.safetensors").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+PROGRAM = """
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from grpo_trainer.errors import RunError
+from grpo_trainer.ranks import join_ranks
+from grpo_trainer.saving import save_model
+from tests.trainer.test_saving import Engine
+ranks = join_ranks(silence_s=60)
+said = ""
+try:
+    full = OSError(28, "No space left on device")
+    save_model(SimpleNamespace(run_dir=Path("{run_dir}")), Engine("half", full), ranks)
+except RunError as error:
+    said = error.message
+print(json.dumps(said))
+dist.destroy_process_group()
+"""
+
+
+def test_every_rank_learns_that_rank_0_could_not_write(tmp_path: Path):
+    (tmp_path / "run").mkdir()
+    outputs = outputs_of_two_ranks(PROGRAM.format(run_dir=tmp_path / "run"), tmp_path)
+    expected = "the final model could not be written: rank 0: [Errno 28] No space left on device"
+    assert [json.loads(output.splitlines()[-1]) for output in outputs] == [expected] * 2
+    assert list((tmp_path / "run").iterdir()) == []
