@@ -132,6 +132,7 @@ def test_what_a_completion_says_to_the_judge_stays_material(server):
         (said(None), "no `Reward: x`"),
         (Reply(b"Reward: 1"), "no chat completion"),
         (Reply({"choices": []}), "no chat completion"),
+        (Reply({"choices": [{"message": {"content": "Reward: 1"}}] * 2}), "no chat completion with one choice"),
         (Reply({"choices": [{"message": {"content": ["Reward: 1"]}}]}), "no chat completion"),
         (Reply(b"[" * 100_000), "no chat completion"),
         (Reply({"error": "x"}, status=404), "it answered 404"),
