@@ -142,7 +142,10 @@ def _score(body: bytes, scale: float) -> Score:
     try:
         choice = _Answer.model_validate_json(body).choices[0]
     except ValidationError:
-        return Score(None, detail="the judge's answer is no chat completion with one choice: url should end before /chat/completions")
+        return Score(
+            None,
+            detail="the judge's answer is no chat completion with one choice: url should end before /chat/completions",
+        )
     text = (choice.message.content or "").encode(errors="replace").decode()
     log = {"judge": text if len(text) <= MAX_LOG_CHARS else f"…{text[-MAX_LOG_CHARS:]}"}
     if choice.message.refusal or choice.finish_reason == "content_filter":
