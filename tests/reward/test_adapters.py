@@ -258,6 +258,12 @@ class TestNeMoGym:
         row["response"]["output"] = []
         assert (await gym.post("/verify", row)).json()["reward"] == 0.0
 
+    @pytest.mark.parametrize("response", [{}, {"output": None}, {"output": "<answer>1</answer>"}])
+    async def test_a_response_without_output_is_no_empty_completion(self, gym, response):
+        row = gym_row("", expected_answer="1") | {"response": response}
+        kind, message, _ = refused(await gym.post("/verify", row))
+        assert (kind, message[:26]) == ("invalid_value", "response.output is no list")
+
     async def test_a_body_without_a_response(self, gym):
         row = gym_row("", expected_answer="1")
         del row["response"]
@@ -465,10 +471,27 @@ def test_the_label_rule():
     assert columns_of(None, ["a", "b"]) == columns_of("", ["a"]) == {}
     with pytest.raises(LabelError, match="more than 1048576 characters"):
         columns_of(f'{{"a": "{"x" * 2**20}"}}', ["a"])
-    with pytest.raises(LabelError, match="more than 100 nested levels"):
-        columns_of(f'{{"a": {"[" * 150}{"]" * 150}}}', ["a"])
     with pytest.raises(LabelError, match=r'the columns a, b are needed: .*\{"a": …, "b": …\}'):
         columns_of("x", ["a", "b"])
+
+
+@pytest.mark.parametrize("deep", ["text", "label", "field"])
+async def test_columns_that_no_worker_could_read_are_refused(server, deep):
+    """What is deeper than a worker can read would be an error of all that came to it together."""
+    gold = json.loads("[" * 150 + "]" * 150)
+    label = {"solution": gold}
+    match deep:
+        case "text":
+            path, body = "/get_reward", {"query": ["3", "3"], "labels": ["3", json.dumps(label)]}
+        case "label":
+            path, body = "/get_reward", {"query": ["3", "3"], "labels": ["3", label]}
+        case "field":
+            path, body = "/verify", {"responses_create_params": {}, "response": {"output": []}, "solution": gold}
+    response = await server.post(f"{path}?rewards=exact_match", body)
+    assert response.status_code == 422
+    which = 0 if deep == "field" else 1
+    message = f"the columns of samples[{which}] have more than 100 nested levels"
+    assert response.json()["error"]["message"] == message
 
 
 async def test_labels_that_are_json_may_hold_together_what_a_body_may(server):

@@ -130,7 +130,7 @@ def test_tests_of_several_statements_mean_what_they_say(test: str):
     assert code(fenced("def add(a, b): return 10\n"), tests=[test]).score == 0.0
 
 
-@pytest.mark.parametrize("tests", ["", "{}", "[1]", "[]", [], '[{"input": "1"}]'])
+@pytest.mark.parametrize("tests", ["", "{}", "[1]", "[]", [], '[{"input": "1"}]', ["assert add(1, 1) =="]])
 def test_tests_that_are_none_are_a_fault_of_the_data(tests: object):
     with pytest.raises(ValueError, match="the column tests"):
         code(fenced(ADD), tests=tests)  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
 """A worker in which a reward has left something is replaced before another reward suffers from it."""
 
 import asyncio
+import os
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -42,6 +43,28 @@ def counts(completion, gold):
 @reward
 def logs_a_list(completion):
     return Score(1.0, log=["x"])
+
+@reward
+def takes_one(completion, words: list[str] = ["a", "b"]):
+    words.pop()
+    return float(len(words))
+
+class Slow:
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        time.sleep(30)
+
+@reward
+def finalizes(completion):
+    Slow()
+    return 1.0
+
+@reward
+def keeps(completion):
+    kept.append(bytearray(int(completion)))
+    return 1.0
 """
 LEFT = [
     "sys.setrecursionlimit(150)",
@@ -87,6 +110,15 @@ LEFT = [
     "kept.extend(open(os.devnull) for _ in range(150))",
     "kept.append(subprocess.Popen(['sleep', '30']))",
     "_thread.start_new_thread(time.sleep, (30,)); time.sleep(0.2)",
+    "subprocess.run(['sh', '-c', 'sleep 30 >/dev/null 2>&1 &'])",
+    "import math\nmath.cos = lambda angle: 0.0",
+    "socket.socket = type('Guarded', (socket.socket,), {})",
+    "os.environ['HOME'] = '/tmp'",
+    "os.environ['JUDGE_API_KEY'] = 'another'",
+    "os.nice(1)",
+    "sys.executable = '/bin/false'",
+    "import ctypes, ctypes.util\nctypes.CDLL(ctypes.util.find_library('m')).fesetround(0x800)",
+    *["os.sched_setaffinity(0, {0})"] * (len(os.sched_getaffinity(0)) > 1),
 ]
 HARMLESS = [
     "x = 1",
@@ -116,9 +148,9 @@ class Started:
             on_restart=lambda cause: self.restarts.update([cause]),
         )  # fmt: skip
 
-    async def score(self, reward: str, *completions: str) -> list[RewardScore]:
+    async def score(self, reward: str, *completions: str, timeout_s: float = 10.0) -> list[RewardScore]:
         samples = [{"completion": text, "columns": {}, "prompt": None} for text in completions]
-        chunk = Chunk([RewardSpec(name=reward)], samples, None, 10.0)
+        chunk = Chunk([RewardSpec(name=reward)], samples, None, timeout_s)
         async with asyncio.timeout(60.0):
             await self.executor.score(chunk)
         return [score for score in chunk.scores if score is not None]
@@ -163,6 +195,28 @@ async def test_a_log_that_is_no_dict_is_left_out_and_costs_nothing_else(started:
     assert [(score.status, score.log) for score in scores] == [("ok", None)] * 2
     assert [score.detail for score in scores] == ["log left out: it is a list, not a dict of columns"] * 2
     assert await started.pid() == before
+
+
+async def test_a_reward_that_changes_its_params_changes_them_for_nobody(started: Started):
+    before = await started.pid()
+    scores = await started.score("takes_one", "a", "b") + await started.score("takes_one", "c")
+    assert [score.score for score in scores] == [1.0] * 3
+    assert await started.pid() == before
+
+
+async def test_what_a_reward_leaves_to_be_finalized_costs_the_time_of_nobody_else(started: Started):
+    (own,) = await started.score("finalizes", "", timeout_s=1.0)
+    assert own.status == "timeout"
+    assert [score.status for score in await started.score("keeps", *["0"] * 1000, timeout_s=1.0)] == ["ok"] * 1000
+
+
+async def test_memory_that_others_keep_costs_no_score(started: Started):
+    """The worker has an address space of 4 GiB."""
+    large = str(3 << 29)
+    for _ in range(4):
+        assert [score.status for score in await started.score("keeps", large)] == ["ok"]
+    (score,) = await started.score("keeps", str(8 << 30))
+    assert (score.status, (score.detail or "")[:11]) == ("error", "MemoryError")
 
 
 async def test_rewards_of_one_request_do_not_see_what_another_did_to_its_columns(started: Started):

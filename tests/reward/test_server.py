@@ -148,7 +148,7 @@ async def test_nothing_is_left_after_kill_9(server):
     assert all_gone(children)
 
 
-def test_a_reward_that_kills_the_fork_server_ends_it_only_when_it_goes_on(server):
+def test_a_reward_that_kills_the_fork_server_again_and_again_does_not_end_the_server(server):
     children = descendants(server.process.pid)
     body = {"rewards": [{"name": "misbehave"}], "samples": [{"completion": "kill the parent"}, {"completion": ""}]}
 
@@ -159,9 +159,9 @@ def test_a_reward_that_kills_the_fork_server_ends_it_only_when_it_goes_on(server
     assert statuses() == ["error", "ok"]
     assert httpx.get(f"{server.url}/readyz", trust_env=False).status_code == 200
     assert all_gone(children)
-    httpx.post(f"{server.url}/v1/score", json=body, timeout=PATIENCE_S, trust_env=False)
-    assert server.wait() == 1
-    assert "error: the fork server is gone, 4 times within 60 s" in server.output[1]
+    assert statuses() == ["error", "ok"]
+    assert statuses() == ["error", "ok"]
+    assert httpx.get(f"{server.url}/readyz", trust_env=False).status_code == 200
 
 
 def test_a_port_in_use_is_one_line():

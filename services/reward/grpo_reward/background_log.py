@@ -63,8 +63,9 @@ class BackgroundHandler(logging.Handler):
 class FewerRepeats(logging.Filter):
     """Of a warning that comes again and again, one in REPEAT_S passes, and says how many did not.
 
-    For uvicorn's, which has a line for every request that is no HTTP, and asyncio's, which has a traceback for every
-    connection while it is out of files, hundreds a second: strangers could fill a disk with them.
+    For uvicorn's, which has a line for every request that is no HTTP, asyncio's, which has a traceback for every
+    connection while it is out of files, and that of the adapters, which has one for every request without a score,
+    hundreds a second: strangers could fill a disk with them.
     """
 
     def __init__(self) -> None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 MAX_LEVELS = 100
-"""Of JSON that came as a text within JSON: it travels on inside of something else, and no parser takes 200."""
+"""Of JSON that travels on inside of something else than it came in: no parser takes 200."""
 
 
 def nesting(value: Any) -> int:

@@ -29,7 +29,7 @@ def serve(settings: Settings) -> int:
         return 2
     background = BackgroundHandler(handler)
     logging.basicConfig(level=settings.log_level.upper(), handlers=[background])
-    for name in ("uvicorn.error", "asyncio"):
+    for name in ("uvicorn.error", "asyncio", "grpo_reward.adapters"):
         logging.getLogger(name).addFilter(FewerRepeats())
     status = _serve(settings)
     if not background.finish(LAST_LINES_S):

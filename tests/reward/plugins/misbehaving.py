@@ -40,6 +40,9 @@ def misbehave(completion: str, *, folder: str = "") -> float | Score | None:
             ctypes.string_at(0)
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        case text if text.startswith("signal "):
+            number = int(text.split()[-1])
+            os.kill(os.getppid() if "parent" in text else os.getpid(), number)
         case "kill the parent":
             os.kill(os.getppid(), signal.SIGKILL)
             time.sleep(1000)

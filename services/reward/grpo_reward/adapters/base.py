@@ -16,7 +16,7 @@ from ..refusal import Refusal
 from .choice import Choice
 from .label import LabelError, columns_of, is_object_text
 
-log = logging.getLogger("grpo_reward")
+log = logging.getLogger("grpo_reward.adapters")
 
 BodyT = TypeVar("BodyT", bound="PeerRequest")
 

@@ -41,7 +41,14 @@ class Choice:
     """Options that only this adapter has."""
 
     def score_request(self, samples: list[ScoreSample]) -> ScoreRequest:
-        """Raises Refusal: a limit out of bounds."""
+        """Raises Refusal: a limit out of bounds, and columns so deep that what they travel in could not be read.
+
+        Bodies of ours have the samples at a depth that bounds them; these have columns that stood elsewhere.
+        """
+        for position, sample in enumerate(samples):
+            if nesting(sample.columns) > MAX_LEVELS:
+                message = f"the columns of samples[{position}] have more than {MAX_LEVELS} nested levels"
+                raise Refusal(422, "invalid_value", message, hint="columns hold what rewards compare with")
         try:
             return ScoreRequest.model_validate({"rewards": self.rewards, "samples": samples, **self.limits})
         except ValidationError as error:

@@ -6,8 +6,6 @@ from typing import Any, TypeGuard
 
 from pydantic_core import from_json
 
-from ..nesting import MAX_LEVELS, nesting
-
 MAX_LABEL_CHARS = 2**20
 """Of a label that is JSON: it is read on the event loop, as the body is."""
 
@@ -56,8 +54,6 @@ def _object(label: Any) -> dict[str, Any] | None:
                     f"it looks like a JSON object and cannot be read: {error}", "unreadable_label"
                 ) from None
             return None  # text that begins with a brace
-        if nesting(label) > MAX_LEVELS:
-            raise LabelError(f"it has more than {MAX_LEVELS} nested levels")
     return label if isinstance(label, dict) else None
 
 

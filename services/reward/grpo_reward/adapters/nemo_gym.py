@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from grpo_proto import ScoreSample
 
+from ..refusal import Refusal
 from .base import Adapter, PeerRequest, Scored, labelled_columns
 from .choice import Choice
 from .text import assistant_text, plain_prompt
@@ -40,15 +41,20 @@ class NeMoGymVerified(BaseModel):
 
 
 def samples(body: NeMoGymVerifyRequest, choice: Choice) -> list[ScoreSample]:
-    """The fields of the task are columns; the label fills one that is needed and not among them."""
+    """The fields of the task are columns; the label fills one that is needed and not among them.
+
+    Raises Refusal 422 for a response without output: scored as an empty text it would look like a wrong answer.
+    """
     task = dict(body.model_extra or {})
     label = task.get(choice.own.get("label", LABEL))
     missing = [column for column in choice.columns if column not in task]
     columns = task | (labelled_columns([label], missing)[0] if missing else {})
     output = body.response.get("output")
+    if not isinstance(output, list):
+        raise Refusal(422, "invalid_value", "response.output is no list, as OpenAI's Responses interface has it")
     sample = {
         "prompt": _prompt(body.responses_create_params),
-        "completion": assistant_text(output if isinstance(output, list) else []),
+        "completion": assistant_text(output),
         "columns": columns,
         "truncated": body.response.get("status") == "incomplete" if "status" in body.response else None,
     }

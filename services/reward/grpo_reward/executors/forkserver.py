@@ -24,6 +24,7 @@ import signal
 import socket
 import sys
 import traceback
+import warnings
 from json import dumps, loads
 from os import fork, killpg, waitpid  # by name: guards for untrusted code, put up at a plugin's import, replace them
 from pathlib import Path
@@ -42,6 +43,9 @@ MAX_DOCUMENTATION_CHARS, MAX_FAILURE_CHARS = 16_000, 4_000
 SANDBOX_CHECK_S = START_S + 5.0
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 _libc = ctypes.CDLL(None, use_errno=True)
+_FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS)
+_STRAY = signal.valid_signals() - {signal.SIGCHLD, signal.SIGKILL, signal.SIGSTOP, *_FAULTS}
+"""Signals that end or stop a process that does not ask for them. A reward may send one to its parent by mistake."""
 
 
 def main() -> None:
@@ -77,6 +81,7 @@ def keep(control: socket.socket, pid: int) -> NoReturn:
 
     Nothing of a plugin runs here, so nothing but a kill of this very process keeps it from that.
     """
+    ignore_signals()
     woken, poll = notice_children(), select.poll()
     poll.register(woken, select.POLLIN)  # not a pidfd: Linux 4.18 is still about
     poll.register(control, 0)  # it is not read here: only its end is told
@@ -86,6 +91,11 @@ def keep(control: socket.socket, pid: int) -> NoReturn:
     kill_group(pid)
     kill_everything()
     os._exit(0)
+
+
+def ignore_signals() -> dict[int, Any]:
+    """The server decides when this process ends. Returns what was done with each signal before."""
+    return {number: signal.signal(number, signal.SIG_IGN) for number in _STRAY}
 
 
 def notice_children() -> socket.socket:
@@ -101,6 +111,8 @@ def notice_children() -> socket.socket:
 def load(control: socket.socket, plugins: list[Path]) -> dict[str, Reward] | None:
     """Import every reward and tell the server of it; None when that failed, as the server has been told, too."""
     check = SandboxCheck()
+    # Of a pattern in somebody's params, a line for each of its characters.
+    warnings.filterwarnings("ignore", "Possible ", FutureWarning)
     gc.disable()  # while all is imported it finds nothing, and takes a tenth of a second for that
     try:
         rewards = load_rewards(plugins, lambda text: _say(control, {"notice": text[:MAX_FAILURE_CHARS]}))
@@ -207,14 +219,14 @@ class ForkServer:
     def __init__(self, control: socket.socket, rewards: dict[str, Reward], memory_bytes: int):
         self._control, self._rewards, self._memory_bytes = control, rewards, memory_bytes
         self._workers: dict[int, int] = {}  # process id → worker id
+        self._handlers: dict[int, Any] = {}
         self._pid = os.getpid()
         self._sessions = {os.getsid(0)} | {child.session for child in children()}
         """Of what plugins started at their import, on purpose; a worker's children are in the worker's or their own."""
 
     def run(self) -> None:
+        self._handlers = ignore_signals()
         woken = notice_children()
-        for ignored in (signal.SIGINT, signal.SIGTERM):  # the server decides when to end
-            signal.signal(ignored, signal.SIG_IGN)
         selector = selectors.DefaultSelector()
         selector.register(self._control, selectors.EVENT_READ)
         selector.register(woken, selectors.EVENT_READ)
@@ -271,8 +283,12 @@ class ForkServer:
             return
         os.setsid()
         signal.set_wakeup_fd(-1)
+        for number, handler in self._handlers.items():  # None: not Python's
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
         for changed in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
             signal.signal(changed, signal.SIG_DFL)
+        # A daemon that a reward starts then falls to the worker, which sees it as left behind.
+        _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._control.close()
         limit_resources(self._memory_bytes)
         sock = socket.socket(fileno=descriptors[0])

@@ -1,24 +1,28 @@
 """What a reward may leave behind in its worker that others would suffer from; then the worker leaves, too.
 
 Not malice, which has other ways (a plugin has the server's rights), but what code for research does: it lowers limits,
-closes streams, ignores signals, empties the environment, makes errors of warnings, profiles, forgets files, threads and
+closes streams, ignores signals, changes the environment, makes errors of warnings, profiles, forgets files, threads and
 children.
 """
 
 import _thread
+import ast
 import asyncio
 import builtins
 import decimal
 import fractions
 import gc
 import json
+import math
 import os
+import re
 import resource
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -34,11 +38,15 @@ _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _FUNCTIONS: tuple[tuple[Any, str], ...] = (
     (os, "fork"), (os, "kill"), (os, "remove"), (os, "unlink"), (os, "rmdir"), (os, "chdir"), (os, "getcwd"),
     (os, "listdir"), (json, "dumps"), (json, "loads"), (sys, "stdout"), (sys, "stderr"),
-    (subprocess.Popen, "__init__"), (subprocess.Popen, "communicate"),
+    (subprocess.Popen, "__init__"), (subprocess.Popen, "communicate"), (socket, "socket"), (socket, "getaddrinfo"),
+    (socket.socket, "connect"), (asyncio, "run"), (asyncio, "sleep"), (asyncio, "timeout"), (asyncio, "wait_for"),
 )  # fmt: skip
-"""Those that guards for untrusted programs set to None in their own process, that programs answer with, the streams."""
-_WHOLE: tuple[Any, ...] = (builtins, subprocess, decimal, fractions, fractions.Fraction)
-"""Modules and classes of which nothing may be another: programs are started with them, and numbers compared."""
+"""Those that guards for untrusted programs and for networks replace in their own process, that programs answer with,
+the streams."""
+_WHOLE: tuple[Any, ...] = (builtins, subprocess, decimal, fractions, fractions.Fraction, math, re, ast, time)
+"""Modules and classes of which nothing may be another: programs are started with them, and scores computed."""
+_READ_HERE = ("GRPO_", "SSL_", "JUDGE_", "REWARD_MODEL_")
+"""Beginnings of the variables that rewards of ours go by."""
 
 
 def stop_timers() -> None:
@@ -63,6 +71,9 @@ def _symbolic_arithmetic() -> Any:
     switches = dict(vars(parameters.global_parameters)) if parameters else _SWITCHES
     return switches, numeric.mp.prec if numeric else _PRECISION
 
+
+_ONE, _HALF_A_STEP = 1.0, 2.0**-53 * 1.5
+"""Their sum and difference depend on the mode of the processor, which libraries may change."""
 
 _SWITCHES, _PRECISION = {"evaluate": True, "distribute": True, "exp_is_pow": False}, 53
 """As they are after the import."""
@@ -99,7 +110,7 @@ class Leftovers:
     def __init__(self) -> None:
         _audit_hooks.count()
         self._before = {what: look() for what, look in _STATES.items()}
-        self._environment, self._path = set(os.environ), set(sys.path)
+        self._environment, self._path = dict(os.environ), set(sys.path)
         self._whole, self._num_modules = [dict(vars(thing)) for thing in _WHOLE], len(sys.modules)
         self._num_files = len(os.listdir("/proc/self/fd"))
 
@@ -116,8 +127,12 @@ class Leftovers:
                 return f"something of {thing.__name__} replaced"
         if len(sys.modules) < self._num_modules:
             return "modules taken out of sys.modules"
-        if not self._environment <= set(os.environ) or not self._path <= set(sys.path):
-            return "its environment or module path shorter"
+        if not self._environment.items() <= (now := dict(os.environ)).items() or any(
+            name.startswith(_READ_HERE) for name in now.keys() - self._environment.keys()
+        ):
+            return "its environment changed"
+        if not self._path <= set(sys.path):
+            return "its module path shorter"
         if len(os.listdir("/proc/self/fd")) > self._num_files + MORE_FILES:
             return f"more than {MORE_FILES} files open"
         return "a child process" if _has_children() else None
@@ -134,6 +149,7 @@ def _has_children() -> bool:
 _STATES: dict[str, Callable[[], Any]] = {
     "signals handled in another way": lambda: [signal.getsignal(number) for number in _SIGNALS],
     "signals blocked": lambda: signal.pthread_sigmask(signal.SIG_BLOCK, []),
+    "another priority or other processors": lambda: (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0)),
     "other limits": lambda: [resource.getrlimit(limit) for limit in _LIMITS],
     "another recursion limit": sys.getrecursionlimit,
     "other standard streams": lambda: [(found.st_dev, found.st_ino) for found in map(os.fstat, (0, 1, 2))],
@@ -146,6 +162,9 @@ _STATES: dict[str, Callable[[], Any]] = {
     "another arithmetic of symbols": _symbolic_arithmetic,
     "an audit hook": lambda: _audit_hooks.num_added,
     "another limit for the digits of a number": sys.get_int_max_str_digits,
+    "numbers rounded in another way": lambda: (_ONE + _HALF_A_STEP, _ONE - _HALF_A_STEP),
+    "another user": lambda: (os.geteuid(), os.getegid()),
+    "another sys.executable": lambda: sys.executable,
     "the collection of garbage off": gc.isenabled,
     "a time limit for all sockets": socket.getdefaulttimeout,
     "another event loop policy": lambda: type(asyncio.get_event_loop_policy()),

@@ -33,8 +33,9 @@ notices = log.getChild("notices")
 
 REPLACEMENT_S = 2.0
 """How long requests wait for a worker when all have gone, before they are refused."""
-MAX_LOSSES, LOSSES_S = 3, 60.0
-"""How often the fork server may be lost, and started again, in that time."""
+LOSSES_S = 60.0
+LOSS_PAUSES_S = (0.0, 0.0, 0.0, 1.0, 4.0, 16.0)
+"""How long the fork server stays away when it was lost once, twice and so on within LOSSES_S."""
 SPAWN_BACKOFF_S = (0.0, 0.1, 0.5, 2.0)
 SPAWN_LIMIT_S = 30.0
 SPAWNS_AT_ONCE = 32
@@ -170,6 +171,8 @@ class ProcessExecutor:
                         return
                 case "unreadable":
                     self._release(worker)
+                    if chunk.together:
+                        chunk.ended = True  # those of others are scored alone
                     chunk.give_up("error", f"the worker cannot read this: {ending.detail}")
                 case "leaving":
                     self._retire(worker, ending.kind)
@@ -309,22 +312,22 @@ class ProcessExecutor:
         self._lose(f"the fork server has not answered for {PING_LIMIT_S:g} s")
 
     def _lose(self, reason: str) -> None:
-        """Without the fork server no worker can be replaced. It is started again, unless that happens all the time."""
+        """Without the fork server no worker can be replaced. It is started again, later if it is lost often."""
         if self.failed or self._stopping or self._reviving:
             return
         now = time.monotonic()
         self._losses = [loss for loss in self._losses if now - loss < LOSSES_S] + [now]
-        if len(self._losses) > MAX_LOSSES:
-            self._fail(f"{reason}, {len(self._losses)} times within {LOSSES_S:g} s")
-            return
-        log.error("%s, and its workers with it: it is started again", reason)
+        pause_s = LOSS_PAUSES_S[min(len(self._losses), len(LOSS_PAUSES_S)) - 1]
+        when = f" in {pause_s:g} s; that was {len(self._losses)} times within {LOSSES_S:g} s" if pause_s else ""
+        log.error("%s, and its workers with it: it is started again%s", reason, when)
         self._reviving = True
         for task in self._tasks - {asyncio.current_task()}:
             task.cancel()
         self._let_go()
-        self._background(self._revive())
+        self._background(self._revive(pause_s))
 
-    async def _revive(self) -> None:
+    async def _revive(self, pause_s: float) -> None:
+        await asyncio.sleep(pause_s)
         if self._forkserver is not None:
             await asyncio.to_thread(self._forkserver.wait)
         self._control.close()

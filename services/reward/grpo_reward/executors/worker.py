@@ -6,6 +6,7 @@ a forked child, memory that ran out) makes it say so and leave, and another take
 
 import contextlib
 import copy
+import gc
 import math
 import mmap
 import os
@@ -22,7 +23,7 @@ from pydantic_core import from_json, to_json
 from .. import rewards as built_in
 from ..author import Reward
 from ..remembered import Remembered
-from ..scorer import InvalidParamsError, Outcome, checked_params, error_outcome, score_batch, score_sample
+from ..scorer import InvalidParamsError, Outcome, checked_params, score_batch, score_sample
 from .frames import PROGRESS, receive_frame, send_frame
 from .leftovers import Leftovers, num_threads, stop_timers
 
@@ -41,6 +42,7 @@ class Worker:
         self._inode = os.fstat(sock.fileno()).st_ino
         self._leaving: str | None = None
         self._received = 0
+        self._used = False
         os.register_at_fork(after_in_parent=self._forked, after_in_child=self._cut_off)
 
     def run(self) -> None:
@@ -79,13 +81,22 @@ class Worker:
             PROGRESS.pack_into(self._progress, 0, number, item, started)
             sample, position = divmod(item, len(rewards))
             reward, params = rewards[position]
+            # One of somebody's own may change what it is given, and others get the same.
+            foreign = _is_foreign(reward)
+            given = copy.deepcopy(params) if foreign else params
             if chunk["batch"]:
-                outcomes += score_batch(reward, params, samples, step, chunk["timeout_s"])
+                found = score_batch(reward, given, samples, step, chunk["timeout_s"])
             else:
-                # The next reward of this sample gets it as it came: one of somebody's own may change what it is given.
-                shared = len(rewards) > 1 and not reward.function.__module__.startswith(BUILT_IN)
-                given = copy.deepcopy(samples[sample]) if shared else samples[sample]
-                outcomes.append(score_sample(reward, params, given, step))
+                shared = foreign and len(rewards) > 1
+                own = copy.deepcopy(samples[sample]) if shared else samples[sample]
+                found = [score_sample(reward, given, own, step)]
+            del given
+            if self._used and _ran_out_of_memory(found[-1]):
+                # Others may have kept what this one lacks: a worker that has done nothing yet will tell.
+                self._leaving = f"{reward.name} ran out of memory, or those before it have kept too much"
+                break
+            self._used = True
+            outcomes += found
             items.append(item)
             now = monotonic()
             seconds[reward.name] = seconds.get(reward.name, 0.0) + now - started
@@ -95,6 +106,13 @@ class Worker:
             if now - flushed > FLUSH_S:
                 self._send_scores(number, items, outcomes, seconds, done=False)
                 items, outcomes, seconds, flushed = [], [], {}, now
+        if self._leaving is None and any(_is_foreign(reward) for reward, _ in rewards):
+            # What they left to be finalized is finalized now, in the time of the last of them, and not in another's.
+            if len(items) > 1:
+                self._send_scores(number, items[:-1], outcomes[:-1], {}, done=False)
+                items, outcomes = items[-1:], outcomes[-1:]
+            gc.collect()
+            self._look_for_leftovers(reward, found[-1])
         if self._leaving is None and (left := self._leftovers.found()) is not None:
             self._leaving = f"{' or '.join(spec['name'] for spec in chunk['rewards'])} left {left}"
         PROGRESS.pack_into(self._progress, 0, number, -1, monotonic())
@@ -123,7 +141,7 @@ class Worker:
             os._exit(70)  # now, so that no later item is blamed for it
         if num_threads() > self._threads:
             self._leaving = f"{reward.name} left a thread running"
-        elif last["status"] == "error" and last["detail"].startswith("MemoryError"):
+        elif _ran_out_of_memory(last):
             self._leaving = f"{reward.name} ran out of memory"
 
     def _send_scores(
@@ -138,7 +156,7 @@ class Worker:
         try:
             body = to_json(message)
         except Exception:
-            body = dumps(_without_extras(message)).encode()
+            body = dumps({**message, "scores": [_in_unicode(score) for score in message["scores"]]}).encode()
         send_frame(self._socket, body)
 
     def _forked(self) -> None:
@@ -151,16 +169,28 @@ class Worker:
         self._progress = mmap.mmap(-1, PROGRESS.size)  # the worker's own says which item the worker is at
 
 
-def _without_extras(message: dict[str, Any]) -> dict[str, Any]:
-    """For text that is no valid Unicode, which a log or a detail may hold."""
-    scores = []
-    for score in message["scores"]:
+def _is_foreign(reward: Reward) -> bool:
+    return not reward.function.__module__.startswith(BUILT_IN)
+
+
+def _ran_out_of_memory(outcome: Outcome) -> bool:
+    return outcome["status"] == "error" and bool(outcome["detail"].startswith("MemoryError"))
+
+
+def _in_unicode(outcome: Outcome) -> Outcome:
+    """A log or metrics that are no valid Unicode text are left out, and a detail is written with escapes.
+
+    The score stays.
+    """
+    kept, left_out = dict(outcome), []
+    for part in ("log", "metrics"):
         try:
-            to_json(score)
-            scores.append(score)
+            to_json(outcome.get(part))
         except Exception:
-            scores.append(error_outcome("the detail, log or metrics of the reward are no valid Unicode text"))
-    return {**message, "scores": scores}
+            left_out.append(f"{part} left out: no valid Unicode text")
+            del kept[part]
+    details = [outcome["detail"].encode(errors="backslashreplace").decode()] if "detail" in outcome else []
+    return {**kept, "detail": "; ".join([*details, *left_out])} if details or left_out else kept
 
 
 def limit_resources(memory_bytes: int) -> None:

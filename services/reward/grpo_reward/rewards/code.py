@@ -92,9 +92,17 @@ def _cases(tests: list[Example | str] | str) -> list[tuple[dict[str, Any], Any]]
 
 
 def _assertion(test: str) -> tuple[dict[str, Any], Any]:
-    """Comparisons with a literal, asserted at the end, keep their literals here; other code is run as it is."""
+    """Comparisons with a literal, asserted at the end, keep their literals here; other code is run as it is.
+
+    Raises ValueError for what is no Python: no program could pass it.
+    """
     try:
         body = ast.parse(test).body
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(f"a test in the column tests is no Python: {error}: {test[:100]!r}") from None
+    except (MemoryError, RecursionError):
+        return {"code": test}, None
+    try:
         comparisons: list[tuple[str, Any]] = []
         while body and isinstance(body[-1], ast.Assert) and (found := _comparisons(body[-1].test)):
             comparisons[:0] = found
@@ -104,7 +112,7 @@ def _assertion(test: str) -> tuple[dict[str, Any], Any]:
         before = {"code": "\n".join(ast.unparse(statement) for statement in body)} if body else {}
         expressions, literals = zip(*comparisons, strict=True)
         return {**before, "expressions": list(expressions)}, literals
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
+    except (ValueError, MemoryError, RecursionError):
         return {"code": test}, None
 
 
