@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -348,3 +349,20 @@ print(json.dumps([missing_barriers(), ended, run_tests("print(2)", [{{"stdin": "
     assert set(ended) == {"error"}
     assert stdout == "2\n"
     assert file.read_text() == "untouched"
+
+
+def test_output_of_any_bytes_takes_little_more_than_its_size(monkeypatch: pytest.MonkeyPatch):
+    """As JSON text it would be six times as long, and a worker has the output of all tests at once."""
+    answered: list[int] = []
+    started = subprocess.run
+
+    def counted(*arguments: Any, **options: Any) -> subprocess.CompletedProcess[bytes]:
+        answer = started(*arguments, **options)
+        answered.append(len(answer.stdout))
+        return answer
+
+    monkeypatch.setattr(subprocess, "run", counted)
+    limits = {"test_timeout_s": 20.0, "total_timeout_s": 60.0, "memory_bytes": 512 << 20}
+    (run,) = run_tests("print(chr(0) * 100_000)", [{"stdin": ""}], **limits)
+    assert run.stdout == "\0" * 100_000 + "\n"
+    assert answered[0] < 140_000

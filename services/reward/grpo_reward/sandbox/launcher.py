@@ -6,7 +6,8 @@ From standard input: one JSON object, `{"source", "tests", "test_timeout_s", "to
 "max_output_bytes"}`. A test is `{"stdin": text}`, `{"code": text}` (statements that raise when they fail) or
 `{"expressions": [text, …]}`, with `code` before them or not. To standard output: first `{"missing": [reason, …]}`, the
 barriers this machine has not, then an object for each test: `{"ended": "done" | "error" | "timeout" | "output" |
-"death", "stdout", "detail", "values"}`, with the `repr` of each expression up to the one that raised.
+"death", "stdout", "detail", "values"}`, with the output in base64 and the `repr` of each expression up to the one that
+raised.
 
 Three processes: this one waits; below it, first in a process table of its own where there is one, the keeper, which
 never runs anything of the program's; below that, one after the other, a process for each test. The tests are judged
@@ -14,6 +15,7 @@ elsewhere, by what comes out: a program never sees what is expected of it, excep
 """
 
 import atexit
+import binascii
 import builtins
 import ctypes
 import gc
@@ -157,7 +159,8 @@ def _watch(pid: int, stdout: int, verdict: int, timeout_s: float, max_output_byt
         except BlockingIOError:
             pass
     result: dict[str, Any] = {"ended": ended or "death", "detail": detail, "values": None}
-    result["stdout"] = bytes(collected[stdout][:max_output_bytes]).decode("utf-8", "replace")
+    # As JSON text a byte could take six, which a program chooses.
+    result["stdout"] = binascii.b2a_base64(collected[stdout][:max_output_bytes], newline=False).decode()
     if ended is None:
         try:
             told = json.loads(bytes(collected[verdict]).decode("utf-8", "replace").rpartition("\n")[2])

@@ -1,5 +1,7 @@
 """Start the launcher, give it a program and its tests, collect what came out."""
 
+import base64
+import io
 import json
 import os
 import subprocess
@@ -79,10 +81,14 @@ def _ask(request: Mapping[str, Any], timeout_s: float) -> tuple[list[str], list[
         raise SandboxError(f"the sandbox did not answer: {error}") from error
     if answer.returncode < 0:
         raise SandboxError(f"the sandbox was killed by signal {-answer.returncode}")
-    lines = answer.stdout.splitlines()
+    lines = io.BytesIO(answer.stdout)
     try:
-        missing: list[str] = json.loads(lines[0])["missing"]
-        return missing, [Run(**json.loads(line)) for line in lines[1:]]
+        missing: list[str] = json.loads(next(lines, b""))["missing"]
+        return missing, [_run_of(json.loads(line)) for line in lines]
     except (IndexError, KeyError, TypeError, ValueError) as error:
         last = answer.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         raise SandboxError(f"the sandbox broke: {last or error}, exit status {answer.returncode}") from error
+
+
+def _run_of(told: dict[str, Any]) -> Run:
+    return Run(**told | {"stdout": base64.b64decode(told["stdout"]).decode(errors="replace")})
