@@ -58,7 +58,9 @@ class Auth(Part):
 class Tls(Part):
     """Certificates from a secret, for clients from outside; docs/kubernetes.md says when that is not the way."""
 
-    existing_secret: str = Field("", description="Secret of type kubernetes.io/tls, mounted at /etc/grpo/tls.")
+    existing_secret: str = Field(
+        "", description="Secret of type kubernetes.io/tls, at /etc/grpo/tls: the trainer sees ca.crt only."
+    )
     serve_rollout: bool = Field(False, description="The rollout servers serve HTTPS with it.")
 
 

@@ -1,11 +1,13 @@
 """What `helm test` runs: one score, one sampled group from every rollout server, and whether weights arrive.
 
-Environment: GRPO_API_TOKEN, REWARD_URL, SCORE, ROLLOUT_URLS (by commas), TRAINER_URL, LIMIT_S. An empty URL is left
-out. It asks until LIMIT_S has passed, since a server may still be loading; what fails last is what it says.
+Environment: GRPO_API_TOKEN, REWARD_URL, SCORE, ROLLOUT_URLS (by commas), TRAINER_URL, LIMIT_S, CA_FILE. An empty URL is
+left out. It asks until LIMIT_S has passed, since a server may still be loading; what fails last is what it says. It
+trusts the usual authorities, and those in CA_FILE if there is such a file.
 """
 
 import json
 import os
+import ssl
 import sys
 import time
 import urllib.error
@@ -21,7 +23,8 @@ def ask(url: str, body: dict[str, Any] | None = None) -> Any:
     request.add_header("Authorization", f"Bearer {os.environ['GRPO_API_TOKEN'].strip()}")
     request.add_header("Content-Type", "application/json")
     # Proxies of the environment are for the world outside.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    handlers = urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=trusted())
+    opener = urllib.request.build_opener(*handlers)
     try:
         with opener.open(request, timeout=60) as answer:
             return json.load(answer)
@@ -29,6 +32,13 @@ def ask(url: str, body: dict[str, Any] | None = None) -> Any:
         raise OSError(f"{url}: {error.code} {error.read(500).decode(errors='replace')}") from error
     except OSError as error:
         raise OSError(f"{url}: {error}") from error
+
+
+def trusted() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    if os.path.exists(os.environ["CA_FILE"]):
+        context.load_verify_locations(os.environ["CA_FILE"])
+    return context
 
 
 def score(url: str) -> str:

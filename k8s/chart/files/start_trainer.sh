@@ -10,6 +10,8 @@
 #   beside the lock. And when its ranks end with 0, only the first pod knows whether the training is done or was stopped:
 #   it says so by another file. A pod that took a stop for the end would be missed by all the others, for ever.
 # - Both files carry the Job's UID: after an upgrade the pods of the Job before still write theirs.
+# - Status 2 is the trainer's alone: the Job is not tried again after it. This shell, too, ends with 2 when it fails.
+trap '[ $? != 2 ] || exit 1' EXIT
 set -u
 stop_file="$LOCK_FILE.$JOB_UID.stop" end_file="$LOCK_FILE.$JOB_UID.end"
 
@@ -52,7 +54,12 @@ tell() {
   if [ "$NODE_RANK" = 0 ]; then
     kill -TERM "$child"
   else
-    : >"$stop_file"
+    # In a shell of its own: one that cannot write it, as on a full volume, ends.
+    if ! (: >"$stop_file"); then
+      echo "error: the first pod cannot be told to stop, by $stop_file: is the volume full? This one stops alone" >&2
+      kill -TERM "$child"
+      return 0
+    fi
     # The first pod takes the file away when it has seen it. Is there none yet, nothing can be saved.
     (sleep 60 && [ -e "$stop_file" ] && kill -TERM "$child") >/dev/null 2>&1 &
   fi
@@ -87,7 +94,12 @@ if [ "$status" = 75 ]; then
 fi
 [ -z "$watcher" ] || kill "$watcher" 2>/dev/null
 if [ "$NODES" -gt 1 ] && [ "$NODE_RANK" = 0 ]; then
-  if [ "$status" = 0 ] && [ -z "$stopped" ]; then echo done; else echo stopped; fi >"$end_file"
+  if [ "$status" = 0 ] && [ -z "$stopped" ]; then end=done; else end=stopped; fi
+  # The others take the end for a stop when nobody tells them, and come back: this pod must come back as well.
+  if ! (echo "$end" >"$end_file") && [ "$end" = done ]; then
+    echo "error: the other pods cannot be told that the training is done, by $end_file: is the volume full?" >&2
+    status=1
+  fi
 elif [ "$NODES" -gt 1 ] && [ "$status" = 0 ]; then
   # The first pod still writes the model and the report.
   waited=0
@@ -100,4 +112,5 @@ fi
 if [ -n "$stopped" ] && [ "$status" = 0 ]; then
   exit 143
 fi
+trap - EXIT
 exit "$status"

@@ -48,6 +48,13 @@
 {{- if lt (sub (int $values.networkPolicy.dataPorts.last) (int $values.networkPolicy.dataPorts.first)) 499 -}}
 {{- fail "networkPolicy.dataPorts: fewer than 500 ports. They are the pods' whole range for outgoing connections too." -}}
 {{- end -}}
+{{- range $name, $port := dict "the port of the rollout servers" 8000 "the port of the reward servers" 8001 "the port of the trainer" 8002 "networkPolicy.rendezvousPort" (int $values.networkPolicy.rendezvousPort) "trainer.masterPort" (int $values.trainer.masterPort) "rollout.engine.port" (int $values.rollout.engine.port) -}}
+{{- if and (ge $port (int $values.networkPolicy.dataPorts.first)) (le $port (int $values.networkPolicy.dataPorts.last)) -}}
+{{- fail (printf "networkPolicy.dataPorts: %d to %d has %d in it, %s. The pods' outgoing connections take any port of the range, and could take this one first; move the range, such as to 40000 to 41999" (int $values.networkPolicy.dataPorts.first) (int $values.networkPolicy.dataPorts.last) $port $name) -}}
+{{- end -}}
+{{- end -}}
+{{- include "grpo.checkLabels" . -}}
+{{- include "grpo.checkVariables" . -}}
 {{- if and $values.reward.autoscaling.enabled (gt (int $values.reward.autoscaling.minReplicas) (int $values.reward.autoscaling.maxReplicas)) -}}
 {{- fail "reward.autoscaling: minReplicas is more than maxReplicas" -}}
 {{- end -}}
@@ -72,6 +79,59 @@
 {{- end -}}
 {{- if $values.metrics.prometheusRule.enabled -}}
 {{- include "grpo.needApi" (dict "root" . "api" "monitoring.coreos.com/v1" "what" "metrics.prometheusRule.enabled" "instead" "install the Prometheus operator, or set metrics.prometheusRule.enabled to false") -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The same key twice is no YAML, and another value for one of ours breaks the selectors. */}}
+{{- define "grpo.checkLabels" -}}
+{{- $values := .Values -}}
+{{- $ours := keys (fromYaml (include "grpo.labels" (dict "root" (dict "Chart" .Chart "Release" .Release "Values" (omit $values "commonLabels")) "component" "any"))) -}}
+{{- $ours = concat $ours (list "grpo-services/scrape" "kueue.x-k8s.io/queue-name" "kueue.x-k8s.io/priority-class") -}}
+{{- $common := keys (default (dict) $values.commonLabels) -}}
+{{- range $key := $common -}}
+{{- if has $key $ours -}}
+{{- fail (printf "commonLabels has %s, which the chart sets itself; leave it out" $key) -}}
+{{- end -}}
+{{- end -}}
+{{- $more := dict "rollout.podLabels" $values.rollout.podLabels "reward.podLabels" $values.reward.podLabels "trainer.podLabels" $values.trainer.podLabels "metrics.serviceMonitor.labels" $values.metrics.serviceMonitor.labels "metrics.prometheusRule.labels" $values.metrics.prometheusRule.labels "metrics.dashboards.labels" $values.metrics.dashboards.labels -}}
+{{- range $where, $labels := $more -}}
+{{- range $key := keys (default (dict) $labels) -}}
+{{- if has $key (concat $ours $common) -}}
+{{- fail (printf "%s has %s, which %s already; leave it out" $where $key (ternary "the chart sets" "commonLabels has" (has $key $ours))) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Server-side apply refuses a container with the same variable twice. */}}
+{{- define "grpo.checkVariables" -}}
+{{- $values := .Values -}}
+{{- if $values.rollout.enabled -}}
+{{- $rollout := fromYaml (include "grpo.rolloutContainer" (dict "root" . "component" "rollout" "part" $values.rollout)) -}}
+{{- include "grpo.checkNamesOnce" (dict "name" "rollout.extraEnv" "env" $rollout.env "extra" $values.rollout.extraEnv) -}}
+{{- end -}}
+{{- if $values.reward.enabled -}}
+{{- $reward := fromYamlArray (include "grpo.rewardEnv" (dict "root" . "component" "reward" "part" $values.reward)) -}}
+{{- include "grpo.checkNamesOnce" (dict "name" "reward.extraEnv" "env" $reward "extra" $values.reward.extraEnv) -}}
+{{- end -}}
+{{- if $values.trainer.enabled -}}
+{{- $trainer := fromYaml (include "grpo.trainerContainer" (dict "root" . "component" "trainer" "part" $values.trainer "job" "")) -}}
+{{- include "grpo.checkNamesOnce" (dict "name" "trainer.extraEnv" "env" $trainer.env "extra" $values.trainer.extraEnv) -}}
+{{- end -}}
+{{- if $values.prepare.enabled -}}
+{{- $prepare := index (fromYaml (include "grpo.preparePod" .)).spec.containers 0 -}}
+{{- include "grpo.checkNamesOnce" (dict "name" "prepare.extraEnv" "env" $prepare.env "extra" $values.prepare.extraEnv) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Arguments: name; env, of the whole container; extra, what the user gave of it */}}
+{{- define "grpo.checkNamesOnce" -}}
+{{- $names := list -}}
+{{- range .env -}}{{- $names = append $names .name -}}{{- end -}}
+{{- range .extra -}}
+{{- if lt (len (without $names .name)) (int (sub (len $names) 1)) -}}
+{{- fail (printf "%s has %s, which is set already, by the chart or by another line of it; leave it out" $.name .name) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
@@ -114,6 +174,13 @@
 {{- end -}}
 {{- if not (or .Values.rollout.enabled (dig "rollout" "urls" (list) $run)) -}}
 {{- fail "rollout.enabled is false: set trainer.run.rollout.urls to the servers that the trainer shall use" -}}
+{{- end -}}
+{{- $urls := default (list) (dig "rollout" "urls" (list) $run) -}}
+{{- $servers := ternary (len $urls) (int .Values.rollout.replicas) (gt (len $urls) 0) -}}
+{{- with int (dig "rollout" "min_replicas" 1 $run) -}}
+{{- if gt . $servers -}}
+{{- fail (printf "trainer.run.rollout.min_replicas %d is more than the %d servers of %s: the trainer would refuse its run file; lower it, or have more servers" . $servers (ternary "trainer.run.rollout.urls" "rollout.replicas" (gt (len $urls) 0))) -}}
+{{- end -}}
 {{- end -}}
 {{- if not (or .Values.reward.enabled (dig "reward" "url" "" $run)) -}}
 {{- fail "reward.enabled is false: set trainer.run.reward.url to the server that the trainer shall use" -}}

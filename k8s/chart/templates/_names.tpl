@@ -4,16 +4,16 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 32 | trimSuffix "-" -}}
 {{- end -}}
 
+{{/* One that is too long is cut, and gets a hash: two releases whose names begin alike would share their claims. */}}
 {{- define "grpo.fullname" -}}
+{{- $name := include "grpo.name" . -}}
+{{- $whole := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride | trunc 34 | trimSuffix "-" -}}
+{{- else if gt (len $whole) 34 -}}
+{{- printf "%s-%s" ($whole | trunc 25 | trimSuffix "-") ($whole | sha256sum | trunc 8) -}}
 {{- else -}}
-{{- $name := include "grpo.name" . -}}
-{{- if contains $name .Release.Name -}}
-{{- .Release.Name | trunc 34 | trimSuffix "-" -}}
-{{- else -}}
-{{- printf "%s-%s" .Release.Name $name | trunc 34 | trimSuffix "-" -}}
-{{- end -}}
+{{- $whole | trimSuffix "-" -}}
 {{- end -}}
 {{- end -}}
 
@@ -65,6 +65,13 @@ labels:
 
 {{- define "grpo.claim" -}}
 {{- default (printf "%s-%s" (include "grpo.fullname" .root) .name) .volume.existingClaim -}}
+{{- end -}}
+
+{{/* A run that is stopped (trainer.enabled=false) keeps its volumes: it has a run file still. Arguments: root, name */}}
+{{- define "grpo.makesClaim" -}}
+{{- $volume := index .root.Values.storage .name -}}
+{{- $used := or .root.Values.trainer.run (and (eq .name "models") .root.Values.rollout.enabled) -}}
+{{- if and $used $volume.enabled (not $volume.existingClaim) }}true{{ end -}}
 {{- end -}}
 
 {{- define "grpo.spansNodes" -}}

@@ -136,6 +136,30 @@ resources:
   value: {{ ternary (printf "%s/huggingface" .root.Values.storage.models.mountPath) "/cache/huggingface" (and .root.Values.storage.models.enabled (ne .component "reward")) }}
 {{- end -}}
 
+{{/* What a component sees of tls.existingSecret: who serves with it the key as well, who calls those servers the authority,
+and nobody else anything. */}}
+{{- define "grpo.tlsItems" -}}
+{{- if not .root.Values.tls.existingSecret -}}
+{{- else if has .component (list "rollout" "rollout-worker") -}}
+all
+{{- else if has .component (list "trainer" "test") -}}
+ca.crt
+{{- end -}}
+{{- end -}}
+{{- define "grpo.tlsVolume" -}}
+{{- with include "grpo.tlsItems" . }}
+- name: tls
+  secret:
+    secretName: {{ $.root.Values.tls.existingSecret }}
+    defaultMode: 0440
+    {{- if ne . "all" }}
+    # A secret of a public authority has none.
+    optional: true
+    items: [{key: {{ . }}, path: {{ . }}}]
+    {{- end }}
+{{- end }}
+{{- end -}}
+
 {{- define "grpo.volumeMounts" -}}
 - {name: tmp, mountPath: /tmp}
 - {name: cache, mountPath: /cache}
@@ -146,7 +170,7 @@ resources:
 {{- if and .root.Values.storage.runs.enabled (eq .component "trainer") }}
 - {name: runs, mountPath: {{ .root.Values.storage.runs.mountPath }}}
 {{- end }}
-{{- if .root.Values.tls.existingSecret }}
+{{- if include "grpo.tlsItems" . }}
 - {name: tls, mountPath: /etc/grpo/tls, readOnly: true}
 {{- end }}
 {{- with .part.extraVolumeMounts }}
@@ -171,10 +195,7 @@ resources:
   persistentVolumeClaim:
     claimName: {{ include "grpo.claim" (dict "root" .root "name" "runs" "volume" .root.Values.storage.runs) }}
 {{- end }}
-{{- if .root.Values.tls.existingSecret }}
-- name: tls
-  secret: {secretName: {{ .root.Values.tls.existingSecret }}, defaultMode: 0440}
-{{- end }}
+{{- include "grpo.tlsVolume" . }}
 {{- with .part.extraVolumes }}
 {{ toYaml . }}
 {{- end }}
@@ -212,6 +233,7 @@ lifecycle:
 {{- printf "%s/.prepared-%s-%s" .Values.storage.models.mountPath (include "grpo.fullname" .) (include "grpo.prepareHash" .) -}}
 {{- end -}}
 
+{{/* Without the name of the prepare job, which a change of the trainer alone changes: the servers would start again. */}}
 {{- define "grpo.waitForPrepare" -}}
 {{- if .root.Values.prepare.enabled -}}
 - name: wait-for-prepare
@@ -223,7 +245,7 @@ lifecycle:
       waited=0
       until [ -e "$MARKER" ]; do
         if [ "$waited" -ge "$LIMIT" ]; then
-          echo "error: $MARKER is not there after $LIMIT s; look at: kubectl logs -n {{ .root.Release.Namespace }} job/{{ include "grpo.prepareJob" .root }}" >&2
+          echo "error: $MARKER is not there after $LIMIT s; look at: kubectl logs -n {{ .root.Release.Namespace }} -l {{ include "grpo.selector" (dict "root" .root "component" "prepare") | replace ": " "=" | replace "\n" "," }}" >&2
           exit 1
         fi
         [ $((waited % 60)) -ne 0 ] || echo "waiting for the prepare job"
@@ -235,7 +257,7 @@ lifecycle:
     - {name: LIMIT, value: {{ .root.Values.prepare.timeoutSeconds | quote }}}
   resources:
     requests: {cpu: 10m, memory: 32Mi}
-    limits: {memory: 64Mi}
+    limits: {cpu: 100m, memory: 64Mi}
   securityContext:
     {{- include "grpo.containerSecurity" . | nindent 4 }}
   volumeMounts:

@@ -3,11 +3,13 @@
 import http.server
 import json
 import os
+import ssl
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,8 +27,8 @@ ANSWERS: dict[str, Any] = {
 
 
 @contextmanager
-def _stand_in(answers: dict[str, Any]) -> Iterator[str]:
-    """A server that answers JSON by path, to whoever has the token."""
+def _stand_in(answers: dict[str, Any], certificate: Path | None = None) -> Iterator[str]:
+    """A server that answers JSON by path, to whoever has the token. `certificate`, with its key, makes it HTTPS."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -44,9 +46,13 @@ def _stand_in(answers: dict[str, Any]) -> Iterator[str]:
             pass
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    if certificate:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
+        yield f"{'https' if certificate else 'http'}://127.0.0.1:{server.server_address[1]}"
     finally:
         server.shutdown()
         server.server_close()
@@ -71,7 +77,7 @@ def _run(limit_s: str = "20", **urls: str) -> subprocess.CompletedProcess[str]:
     pod = find(objects_of("small"), "Pod")["spec"]["containers"][0]
     variables = {variable["name"]: variable.get("value", "") for variable in pod["env"]}
     environment = {"GRPO_API_TOKEN": TOKEN + "\n", "LIMIT_S": limit_s, "SCORE": variables["SCORE"]}
-    environment |= {"REWARD_URL": "", "ROLLOUT_URLS": "", "TRAINER_URL": "", **urls}
+    environment |= {"REWARD_URL": "", "ROLLOUT_URLS": "", "TRAINER_URL": "", "CA_FILE": "/none", **urls}
     command = [sys.executable, "-I", str(CHART / "files" / "smoke_test.py")]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
@@ -114,6 +120,20 @@ def test_a_trainer_that_is_not_there_is_missed_where_nothing_was_pushed() -> Non
         result = _run("0", ROLLOUT_URLS=other, TRAINER_URL=f"http://127.0.0.1:{free_port()}")
     assert result.returncode == 1
     assert "has the weights it loaded, and the trainer does not answer" in result.stderr
+
+
+def test_servers_with_a_certificate_of_a_private_authority_are_tested(tmp_path: Path) -> None:
+    certificate = tmp_path / "both.pem"
+    request = "openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=ours -addext subjectAltName=IP:127.0.0.1"
+    files: list[str | Path] = ["-keyout", tmp_path / "key", "-out", tmp_path / "ca.crt"]
+    subprocess.run([*request.split(), *files], check=True, capture_output=True)
+    certificate.write_bytes((tmp_path / "key").read_bytes() + (tmp_path / "ca.crt").read_bytes())
+    with _stand_in(ANSWERS, certificate) as server:
+        trusted = _run("0", ROLLOUT_URLS=server, CA_FILE=str(tmp_path / "ca.crt"))
+        stranger = _run("0", ROLLOUT_URLS=server)
+    assert trusted.returncode == 0, trusted.stderr
+    assert stranger.returncode == 1
+    assert "CERTIFICATE_VERIFY_FAILED" in stranger.stderr
 
 
 def test_an_unreachable_server_is_named() -> None:

@@ -255,6 +255,60 @@ def test_a_job_that_still_saves_is_not_taken_for_its_successor(
     assert [pod.wait(timeout=60) for pod in old] == [143, 143]
 
 
+# One pod of several, without torchrun. It ends with 0 when it is told to stop.
+ALONE = """\
+trap 'echo saved; exit 0' TERM
+echo started
+[ "$HOW" != done ] || { ln -s /dev/full "$LOCK_FILE.$JOB_UID.end"; exit 0; }
+waited=0
+until [ "$waited" = 300 ]; do sleep 0.1; waited=$((waited + 1)); done
+"""
+
+
+@pytest.fixture
+def alone(folder: Path, started: list[subprocess.Popen[str]]) -> Callable[..., subprocess.Popen[str]]:
+    """A pod of two that finds no other one."""
+    (folder / "launched.sh").write_text(ALONE)
+    launched = f'case "$*" in *grpo_trainer.launch*) exec sh {folder}/launched.sh;; esac'
+    (folder / "bin" / "python3").write_text(f'#!/bin/sh\n{launched}\nexec {sys.executable} "$@"\n')
+
+    def start(**variables: str) -> subprocess.Popen[str]:
+        pod = _start(folder, NODES="2", **variables)
+        started.append(pod)
+        assert _line(pod) == "started"
+        return pod
+
+    return start
+
+
+def test_a_pod_that_cannot_tell_the_first_one_to_stop_stops_its_own_ranks(
+    folder: Path, alone: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """Status 2 of the shell would end the training for good, and its ranks would be killed."""
+    pod = alone(NODE_RANK="1", LOCK_FILE=str(folder / "no-such-folder" / ".run.lock"), GRACE_S="1")
+    pod.send_signal(signal.SIGTERM)
+    out, error = pod.communicate(timeout=30)
+    assert pod.returncode == 143
+    assert "saved" in out
+    assert "the first pod cannot be told to stop" in error
+
+
+def test_an_end_that_cannot_be_written_is_tried_again(alone: Callable[..., subprocess.Popen[str]]) -> None:
+    """The other pods come back, and would wait for ever for one that is done."""
+    pod = alone(NODE_RANK="0", HOW="done")
+    _, error = pod.communicate(timeout=30)
+    assert pod.returncode == 1
+    assert "the other pods cannot be told that the training is done" in error
+
+
+@pytest.mark.parametrize("wrong", [{"NODES": "2", "GRACE_S": "ten minutes"}, {"GRACE_S": "1 +"}])
+def test_a_failure_of_the_shell_is_not_taken_for_a_mistake_in_the_run_file(folder: Path, wrong: dict[str, str]) -> None:
+    pod = _start(folder, **wrong)
+    _, error = pod.communicate(timeout=30)
+    assert error
+    assert pod.returncode == 1
+
+
 def test_what_old_jobs_left_is_taken_away(folder: Path, pair: Callable[..., list[subprocess.Popen[str]]]) -> None:
     old, young, other = (folder / f".{name}.end" for name in ("run.lock.old", "run.lock.young", "another-run.lock.old"))
     for file in (old, young, other):

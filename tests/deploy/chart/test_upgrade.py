@@ -8,7 +8,20 @@ import yaml
 from helm_python.chart import Chart
 
 from .immutable import CASES, fixed_parts_of
-from .rendering import BASE, CHART, SMALL, Object, find, merged, objects_of, pod_templates, render, values_of
+from .rendering import (
+    BASE,
+    CHART,
+    SMALL,
+    Object,
+    find,
+    merged,
+    objects_of,
+    pod_templates,
+    render,
+    render_texts,
+    values_of,
+)
+from .test_run_file import run_file
 
 RELEASED = yaml.safe_load((Path(__file__).parent / "released.yaml").read_text())
 
@@ -117,19 +130,64 @@ def test_the_same_ray_pods_are_the_same_cluster(change: Object) -> None:
     assert _ray(change) == _ray({})
 
 
+@pytest.mark.parametrize("case", ["small", "everything", "ray-rewards", "jobset"])
+def test_the_same_values_are_rendered_the_same(case: str) -> None:
+    """What differed would be out of sync for a GitOps tool, for ever."""
+    assert render_texts(values_of(case)) == render_texts(values_of(case))
+
+
 def test_claims_are_kept() -> None:
     claims = [item for item in render(values_of("small")) if item["kind"] == "PersistentVolumeClaim"]
     assert len(claims) == 2
     assert all(claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"} for claim in claims)
 
 
-def test_two_releases_in_one_namespace_share_nothing() -> None:
-    one, two = (render(values_of("small"), release=name) for name in ("one", "two"))
+def test_a_run_that_is_stopped_keeps_its_volumes() -> None:
+    """With `keep: false` Helm would delete the checkpoints."""
+    not_kept: Object = {"storage": {"runs": {"keep": False}}}
+    before = [item for item in render(merged(values_of("small"), not_kept)) if item["kind"] == "PersistentVolumeClaim"]
+    for stopped in ({"trainer": {"enabled": False}}, {"trainer": {"enabled": False}, "rollout": {"enabled": False}}):
+        after = render(merged(values_of("small"), not_kept, stopped))
+        assert [item for item in after if item["kind"] == "PersistentVolumeClaim"] == before
+
+
+def test_servers_without_a_run_have_no_volume_for_runs() -> None:
+    servers = merged(BASE, SMALL, {"trainer": {"enabled": False}})
+    del servers["trainer"]["run"]
+    claims = [item["metadata"]["name"] for item in render(servers) if item["kind"] == "PersistentVolumeClaim"]
+    assert claims == ["trial-grpo-services-models"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("one", "two"),
+        ("team-a-countdown-with-a-small-model-1", "team-a-countdown-with-a-small-model-2"),
+        ("x" * 52 + "1", "x" * 53),
+    ],
+)
+def test_two_releases_in_one_namespace_share_nothing(first: str, second: str) -> None:
+    one, two = (render(values_of("small"), release=name) for name in (first, second))
     names = [{(item["kind"], item["metadata"]["name"]) for item in objects} for objects in (one, two)]
     assert not names[0] & names[1]
     for item in one:
         for selector in _selectors(item):
-            assert selector["app.kubernetes.io/instance"] == "one", item["metadata"]["name"]
+            assert selector["app.kubernetes.io/instance"] == first, item["metadata"]["name"]
+    folders = [run_file(objects)["run_dir"] for objects in (one, two)]
+    assert folders[0] != folders[1]
+
+
+@pytest.mark.parametrize(
+    ("release", "name"),
+    [
+        ("trial", "trial-grpo-services"),
+        ("exactly-twenty-chars", "exactly-twenty-chars-grpo-services"),
+        ("my-grpo-services", "my-grpo-services"),
+    ],
+)
+def test_a_name_that_is_short_enough_is_not_changed(release: str, name: str) -> None:
+    """Another name would be other claims: the run would begin anew."""
+    assert run_file(render(values_of("small"), release=release))["run_dir"] == f"/runs/{name}"
 
 
 def _selectors(node: object) -> list[Object]:

@@ -118,6 +118,58 @@ MISSING: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"trainer": {"controller": "JobSet", "activeDeadlineSeconds": 3600}},
         ["trainer.activeDeadlineSeconds", "JobSet"],
     ),
+    "more servers wanted than there are": (
+        {"rollout": {"replicas": 4}, "trainer": {"run": {"rollout": {"min_replicas": 5}}}},
+        ["trainer.run.rollout.min_replicas 5", "4 servers of rollout.replicas"],
+    ),
+    "more servers wanted than are named": (
+        {"rollout": {"replicas": 4}, "trainer": {"run": {"rollout": {"min_replicas": 2, "urls": ["http://one:8000"]}}}},
+        ["trainer.run.rollout.min_replicas 2", "1 servers of trainer.run.rollout.urls"],
+    ),
+    "data ports over those of the servers": (
+        {"networkPolicy": {"dataPorts": {"first": 7600, "last": 8100}}},
+        ["networkPolicy.dataPorts", "7600 to 8100", "8001"],
+    ),
+    "data ports over the rendezvous": (
+        {"networkPolicy": {"dataPorts": {"first": 30000, "last": 31000}, "rendezvousPort": 30500}},
+        ["networkPolicy.dataPorts", "30500", "networkPolicy.rendezvousPort"],
+    ),
+    "data ports over the ranks' meeting place": (
+        {"networkPolicy": {"dataPorts": {"first": 29401, "last": 30000}}, "rollout": {"engine": {"port": 28000}}},
+        ["networkPolicy.dataPorts", "29500", "trainer.masterPort"],
+    ),
+    "a variable that rollout servers have": (
+        {"rollout": {"extraEnv": [{"name": "HF_HOME", "value": "/x"}]}},
+        ["rollout.extraEnv", "HF_HOME"],
+    ),
+    "a variable that reward servers have by a setting": (
+        {"reward": {"settings": {"workers": 2}, "extraEnv": [{"name": "GRPO_REWARD_WORKERS", "value": "3"}]}},
+        ["reward.extraEnv", "GRPO_REWARD_WORKERS"],
+    ),
+    "a variable that the trainer has": (
+        {"trainer": {"extraEnv": [{"name": "A", "value": "1"}, {"name": "GRPO_API_TOKEN", "value": "x"}]}},
+        ["trainer.extraEnv", "GRPO_API_TOKEN"],
+    ),
+    "a variable that what prepares has": (
+        {"prepare": {"enabled": True, "script": "true", "extraEnv": [{"name": "MARKER", "value": "x"}]}},
+        ["prepare.extraEnv", "MARKER"],
+    ),
+    "a variable twice": (
+        {"trainer": {"extraEnv": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]}},
+        ["trainer.extraEnv has A,"],
+    ),
+    "a label of the chart for all": (
+        {"commonLabels": {"app.kubernetes.io/part-of": "platform"}},
+        ["commonLabels", "app.kubernetes.io/part-of"],
+    ),
+    "a label that selects": (
+        {"rollout": {"podLabels": {"app.kubernetes.io/component": "inference"}}},
+        ["rollout.podLabels", "app.kubernetes.io/component"],
+    ),
+    "a label twice": (
+        {"commonLabels": {"team": "rl"}, "metrics": {"prometheusRule": {"labels": {"team": "platform"}}}},
+        ["metrics.prometheusRule.labels has team, which commonLabels has already"],
+    ),
     "TLS without a certificate": ({"tls": {"serveRollout": True}}, ["tls.existingSecret"]),
 }
 

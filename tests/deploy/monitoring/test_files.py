@@ -83,7 +83,7 @@ def test_prometheus_reads_its_configuration(tmp_path: Path):
     copy.write_text(text.replace("/etc/prometheus", str(MONITORING)))
     done = subprocess.run([promtool, "check", "config", copy], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "11 rules found" in done.stdout + done.stderr
+    assert "13 rules found" in done.stdout + done.stderr
 
 
 def test_promtool_would_see_a_wrong_rule(tmp_path: Path):
