@@ -3,6 +3,7 @@
 import errno
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,16 +79,17 @@ def test_when_none_is_whole_the_run_does_not_start_over_silently(tmp_path: Path)
         find_latest(tmp_path)
 
 
-def test_a_disk_that_is_away_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(("read", "name"), [("read_text", "manifest.json"), ("open", "weights.bin")])
+def test_a_disk_that_is_away_is_no_damage(read: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     save(tmp_path, 1)
-    read_text = Path.read_text
+    of_others = getattr(Path, read)
 
-    def away(path: Path) -> str:
-        if path.name == "manifest.json":
+    def away(path: Path, *options: Any, **more: Any) -> Any:
+        if path.name == name:
             raise OSError(errno.ESTALE, "Stale file handle")
-        return read_text(path)
+        return of_others(path, *options, **more)
 
-    monkeypatch.setattr(Path, "read_text", away)
+    monkeypatch.setattr(Path, read, away)
     with pytest.raises(UnavailableError, match="cannot be read now: Stale file handle"):
         find_latest(tmp_path)
 

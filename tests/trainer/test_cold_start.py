@@ -1,5 +1,6 @@
 """The cold start: what it learns from, what it saves, what it says about mistakes."""
 
+import errno
 import json
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from grpo_trainer.cold_start_config import ColdStartConfig
 from grpo_trainer.cold_start_data import load_examples
 from grpo_trainer.config import DataConfig
 from grpo_trainer.data import load_prompt_rows
-from grpo_trainer.errors import UsageError
+from grpo_trainer.errors import UnavailableError, UsageError
 
 COMPLETION = "<think>1+2=3</think><answer>1+2</answer>"
 ROW = {"nums": [1, 2], "target": 3, "completion": COMPLETION}
@@ -159,6 +160,18 @@ class TestMistakes:
         (tmp_path / "cold-start").mkdir()
         (tmp_path / "cold-start" / "config.json").write_text("{}")
         with pytest.raises(UsageError, match="is there already"):
+            run_cold_start(config(tmp_path, model_folder, "rows.jsonl"))
+
+    def test_a_disk_that_is_away_may_be_there_at_the_next_try(self, tmp_path, model_folder, monkeypatch):
+        away = OSError(errno.ESTALE, "Stale file handle")
+        monkeypatch.setattr(Path, "mkdir", lambda *_, **__: (_ for _ in ()).throw(away))
+        with pytest.raises(UnavailableError, match=r"output_dir .* cannot be made: Stale file handle"):
+            run_cold_start(config(tmp_path, model_folder, "rows.jsonl"))
+
+    def test_so_may_a_model_on_one(self, tmp_path, model_folder, monkeypatch):
+        away = OSError(errno.ESTALE, "Stale file handle")
+        monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: (_ for _ in ()).throw(away))
+        with pytest.raises(UnavailableError, match=r"cannot be loaded: .*Stale file handle"):
             run_cold_start(config(tmp_path, model_folder, "rows.jsonl"))
 
     def test_a_model_that_is_not_there(self, tmp_path):

@@ -141,6 +141,11 @@ class TestMistakes:
         dataset = write(tmp_path / "a.jsonl", {"prompt": "x"})
         assert "there is no file sytem.txt" in self.mistake(tokenizer, dataset, system="sytem.txt")
 
+    def test_a_text_of_one_line_may_be_longer_than_a_name_of_a_file(self, tmp_path, tokenizer):
+        system = "Think first. " * 30
+        [row] = load_prompt_rows(config(write(tmp_path / "a.jsonl", {"prompt": "x"}), system=system), tokenizer)
+        assert row.prompt[0] == {"role": "system", "content": system}
+
 
 class TestOrder:
     def test_an_epoch_has_every_row_once(self):

@@ -1,5 +1,6 @@
 """The engine on real DeepSpeed and a real process group of one and of two ranks: see engine_worker.py."""
 
+import errno
 import json
 import os
 import subprocess
@@ -15,7 +16,8 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from grpo_trainer.batching import build_updates
 from grpo_trainer.config import AlgorithmConfig, ModelConfig
-from grpo_trainer.errors import UsageError
+from grpo_trainer.engine import TrainingEngine
+from grpo_trainer.errors import UnavailableError, UsageError
 from grpo_trainer.logprobs import Policy
 from grpo_trainer.model import load_policy, switch_dropout_off
 from grpo_trainer.stages.loss import old_logprobs, policy_loss
@@ -183,6 +185,16 @@ def test_a_checkpoint_of_another_layout_is_refused_with_its_name(two_ranks: list
     other_stage, no_checkpoint = two_ranks[0]["other_layout"]["messages"]
     assert "written with zero_stage 2, and this run has 3" in other_stage
     assert "holds no engine state" in no_checkpoint
+
+
+@pytest.mark.parametrize(("code", "kind"), [(errno.ESTALE, UnavailableError), (errno.EACCES, UsageError)])
+def test_a_checkpoint_on_a_disk_that_is_away_may_be_there_at_the_next_try(
+    code: int, kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    away = OSError(code, os.strerror(code))
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: (_ for _ in ()).throw(away))
+    with pytest.raises(kind, match=f"no engine state that can be read: .*{os.strerror(code)}"):
+        object.__new__(TrainingEngine).load(tmp_path)
 
 
 def test_a_model_that_is_not_there_is_named(tmp_path: Path):

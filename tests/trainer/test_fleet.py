@@ -1,12 +1,20 @@
 """The fleet: who gets traffic, and in which weight session."""
 
 import asyncio
+import os
+import signal
+import threading
+import time
 
+import httpx
 import pytest
 
-from grpo_proto import PROTOCOL_VERSION, RolloutInfo, WeightState
+from grpo_proto import PROTOCOL_VERSION, RolloutClient, RolloutInfo, WeightState
 from grpo_trainer.errors import UnavailableError
-from grpo_trainer.fleet import Fleet
+from grpo_trainer.event_loop import EventLoopThread
+from grpo_trainer.fleet import Fleet, Replica
+from grpo_trainer.stop_signal import STOP_SIGNALS, StopRequested, StopSignal
+from grpo_trainer.weight_session import next_number
 
 
 def info(**changes: object) -> RolloutInfo:
@@ -46,6 +54,131 @@ async def test_who_waits_for_servers_tells_which_are_missing_and_why():
     assert all("connection attempts failed" in reason for reason in told[-1].values())
     assert not any(replica.live for replica in fleet.replicas)
     await fleet.close()
+
+
+def urls(count: int) -> list[str]:
+    return [f"http://127.0.0.1:{number}" for number in range(1, count + 1)]
+
+
+def come(replica: Replica, *, after_probes: int = 0, **changes: object) -> None:
+    """Let the server of `replica` answer, from its second probe on when `after_probes` is 1, and so on."""
+    left = after_probes
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        nonlocal left
+        if request.url.path == "/livez":
+            left -= 1
+            return httpx.Response(200 if left < 0 else 503, json={"ok": left < 0, "detail": "loading"})
+        return httpx.Response(200, text=info(**changes).model_dump_json())
+
+    replica.rollouts = RolloutClient(replica.url, transport=httpx.MockTransport(answer))
+
+
+class TestStartWithoutSomeServers:
+    async def test_enough_servers_go_on_after_a_short_grace_and_the_missing_ones_are_named(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ):
+        monkeypatch.setattr("grpo_trainer.fleet.GRACE_S", 0.5)
+        fleet = Fleet(urls(3), min_replicas=2)
+        come(fleet.replicas[0])
+        come(fleet.replicas[1], after_probes=1)
+        async with asyncio.timeout(30.0):
+            await fleet.wait_until_live(600.0)
+        assert [replica.live for replica in fleet.replicas] == [True, True, False]
+        assert [replica.info is not None for replica in fleet.replicas] == [True, True, False]
+        [line] = [record.message for record in caplog.records if record.levelname == "WARNING"]
+        assert "going on with 2 of 3 rollout servers" in line
+        assert "http://127.0.0.1:3 (All connection attempts failed)" in line
+        await fleet.close()
+
+    async def test_within_the_grace_all_are_waited_for(self):
+        fleet = Fleet(urls(2), min_replicas=1)
+        come(fleet.replicas[0])
+        come(fleet.replicas[1], after_probes=2)
+        await fleet.wait_until_live(600.0)
+        assert all(replica.live and replica.info for replica in fleet.replicas)
+        await fleet.close()
+
+    async def test_the_grace_ends_with_the_time_for_the_whole_start(self):
+        fleet = Fleet(urls(2), min_replicas=1)
+        come(fleet.replicas[0])
+        async with asyncio.timeout(30.0):
+            await fleet.wait_until_live(0.5)
+        assert [replica.live for replica in fleet.replicas] == [True, False]
+        await fleet.close()
+
+    async def test_too_few_are_no_start(self, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr("grpo_trainer.fleet.GRACE_S", 0.0)
+        fleet = Fleet(urls(3), min_replicas=2)
+        come(fleet.replicas[0])
+        with pytest.raises(UnavailableError, match=r"the rollout server http://127.0.0.1:2 did not come up within 1 s"):
+            await fleet.wait_until_live(1.0)
+        await fleet.close()
+
+    def test_a_stop_ends_the_grace(self):
+        fleet, stop = Fleet(urls(2), min_replicas=1), StopSignal()
+        come(fleet.replicas[0])
+        begin_s = time.monotonic()
+        before = [signal.getsignal(number) for number in STOP_SIGNALS]
+        stop.install()
+        timer = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGTERM))
+        try:
+            with EventLoopThread() as loop:
+                timer.start()
+                with pytest.raises(StopRequested), stop.interruptible():
+                    loop.run(fleet.wait_until_live(600.0))
+                assert fleet.replicas[0].live
+                loop.run(fleet.close())
+        finally:
+            timer.join()
+            for number, handler in zip(STOP_SIGNALS, before, strict=True):
+                signal.signal(number, handler)
+        assert time.monotonic() - begin_s < 20.0
+
+    async def test_one_that_comes_later_is_pushed_to(self):
+        fleet = Fleet(urls(2), min_replicas=1)
+        come(fleet.replicas[0])
+        await fleet.wait_until_live(0.1)
+        fleet.check_compatible(tokenizer="ours", max_tokens=100)
+        assert await fleet.reachable() == fleet.replicas[:1]
+        come(fleet.replicas[1])
+        assert await fleet.reachable() == fleet.replicas
+        assert fleet.replicas[1].info is not None
+        await fleet.close()
+
+    async def test_one_that_comes_later_and_does_not_fit_gets_nothing_and_is_told_of_once(
+        self, caplog: pytest.LogCaptureFixture
+    ):
+        fleet = Fleet(urls(2), min_replicas=1)
+        come(fleet.replicas[0])
+        await fleet.wait_until_live(0.1)
+        fleet.check_compatible(tokenizer="ours", max_tokens=100)
+        come(fleet.replicas[1], tokenizer_fingerprint="another")
+        caplog.clear()
+        for _ in range(2):
+            assert await fleet.reachable() == fleet.replicas[:1]
+        [line] = [record.message for record in caplog.records if record.levelname == "WARNING"]
+        assert "http://127.0.0.1:2 has another tokenizer" in line
+        come(fleet.replicas[1])
+        assert await fleet.reachable() == fleet.replicas
+        await fleet.close()
+
+
+class TestSessionNumbers:
+    def replica(self, session: int | None) -> Replica:
+        [replica] = Fleet(["http://127.0.0.1:1"], min_replicas=1).replicas
+        replica.info = info(weights=WeightState(state="current", version=3, session=session))
+        return replica
+
+    def test_it_is_the_time_and_grows(self):
+        members = [self.replica(None), self.replica(1_000)]
+        assert next_number(members, now_s=5.0, after=0) == 5_000
+        assert next_number(members, now_s=5.0, after=7_000) == 7_001
+
+    def test_a_clock_that_is_behind_does_not_keep_a_run_from_its_servers(self):
+        """The trainer before ran on another machine, and died without closing its session."""
+        members = [self.replica(8_000), self.replica(9_000), self.replica(None)]
+        assert next_number(members, now_s=5.0, after=0) == 9_001
 
 
 async def test_a_request_that_waited_for_a_member_meets_it_in_the_new_session():

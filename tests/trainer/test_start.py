@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,14 +19,17 @@ import pytest
 import yaml
 from tests.processes import BIN, free_port
 from tests.trainer.made_run_file import write_run_file
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
-from grpo_proto import PROTOCOL_VERSION, RolloutInfo, WeightState
+from grpo_proto import PROTOCOL_VERSION, RewardDescription, RolloutInfo, WeightState
 from grpo_proto.fingerprint import tokenizer_fingerprint
 from grpo_trainer import __main__, launch, weight_session
 from grpo_trainer.config import RunConfig, WeightsConfig
 from grpo_trainer.errors import RunError, UnavailableError, UsageError, cannot_be_loaded
+from grpo_trainer.prompts import text_or_file
 from grpo_trainer.run_folder import open_run_folder
+from grpo_trainer.settings import read_config
+from grpo_trainer.stages.reward import _check_file
 
 PATIENCE_S = 120.0
 
@@ -51,6 +54,16 @@ sys.modules["grpo_trainer.run"] = types.SimpleNamespace(run=run)
 from grpo_trainer.__main__ import main
 sys.exit(main(sys.argv[1:]))
 """
+
+FILES_READ: dict[str, Callable[[Path], object]] = {
+    "run file": lambda file: read_config(RunConfig, [str(file)], program="grpo-train", env_prefix="GRPO_TRAIN__"),
+    "prompt": lambda file: text_or_file(str(file), "system"),
+    "reward": lambda file: _check_file(
+        file,
+        RewardDescription(name="mine", documentation="", params_schema={}, columns=[], code_hash=""),
+        "http://mine",
+    ),
+}
 
 
 @pytest.fixture
@@ -195,6 +208,31 @@ class TestExitStatus:
         monkeypatch.setattr(Path, "mkdir", lambda *_, **__: (_ for _ in ()).throw(away))
         with pytest.raises(UnavailableError, match="cannot be made"):
             open_run_folder(tmp_path / "run", resume=False)
+
+    @pytest.mark.parametrize(("code", "kind"), [("ESTALE", UnavailableError), ("EACCES", UsageError)])
+    @pytest.mark.parametrize("read", FILES_READ.values(), ids=FILES_READ)
+    def test_so_may_any_file_that_a_run_reads(
+        self,
+        read: Callable[[Path], object],
+        code: str,
+        kind: type[Exception],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ):
+        away = OSError(getattr(errno, code), os.strerror(getattr(errno, code)))
+        (tmp_path / "file").touch()
+        for name in ("read_text", "read_bytes"):
+            monkeypatch.setattr(Path, name, lambda *_, **__: (_ for _ in ()).throw(away))
+        with pytest.raises(kind, match=f"file.*{away.strerror}"):
+            read(tmp_path / "file")
+
+    def test_so_may_a_model_that_a_dry_run_looks_at(self, run_file: Path, monkeypatch: pytest.MonkeyPatch):
+        from grpo_trainer.dry_run import _memory
+
+        away = OSError(errno.ESTALE, "Stale file handle")
+        monkeypatch.setattr(AutoConfig, "from_pretrained", lambda *_, **__: (_ for _ in ()).throw(away))
+        with pytest.raises(UnavailableError, match=r"no model in .*Stale file handle"):
+            list(_memory(RunConfig.model_validate(yaml.safe_load(run_file.read_text()))))
 
     def test_the_usage_tells_them(self, capsys: pytest.CaptureFixture[str]):
         assert __main__.main(["--help"]) == 0

@@ -100,10 +100,17 @@ def find_latest(run_dir: Path) -> tuple[Path, dict[str, Any]] | None:
 def verify(folder: Path) -> str | None:
     """What is wrong with a checkpoint; None when it is whole. Raises UnavailableError when the disk is away."""
     try:
+        return _damage(folder)
+    except OSError as error:
+        if of_storage(error) is UnavailableError:
+            raise UnavailableError(f"{error.filename or folder} cannot be read now: {error.strerror}") from error
+        return f"it cannot be read ({error})"
+
+
+def _damage(folder: Path) -> str | None:
+    try:
         files = json.loads((folder / MANIFEST).read_text())["files"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, OSError) and of_storage(error) is UnavailableError:
-            raise UnavailableError(f"{folder / MANIFEST} cannot be read now: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
         return f"its {MANIFEST} cannot be read ({error})"
     for name, expected in files.items():
         path = folder / name

@@ -13,7 +13,7 @@ from grpo_proto.weights import DTYPE_BYTES
 
 from .config import RunConfig
 from .data import load_prompt_rows
-from .errors import UsageError
+from .errors import cannot_be_loaded
 from .fleet import Fleet
 from .observe.server import checked_token
 from .outgoing import plan_push
@@ -73,7 +73,7 @@ def _memory(config: RunConfig) -> Iterator[Line]:
                 AutoConfig.from_pretrained(config.model.name_or_path, trust_remote_code=config.model.trust_remote_code)
             )
     except (OSError, ValueError) as error:
-        raise UsageError(
+        raise cannot_be_loaded(config.model.name_or_path, error)(
             f"no model in {config.model.name_or_path}: {str(error).splitlines()[0]}",
             hint="model.name_or_path is a folder or a Hugging Face name",
         ) from error

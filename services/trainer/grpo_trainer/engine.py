@@ -30,7 +30,7 @@ from grpo_proto.transport import dtype_name
 
 from .config import AlgorithmConfig, DeepSpeedConfig, ModelConfig, OptimizerConfig
 from .deepspeed_settings import ClipBareOptimizer, adamw, deepspeed_settings, full_shape, inference_settings
-from .errors import RunError, UsageError
+from .errors import RunError, UsageError, of_storage
 from .logprobs import Policy
 from .model import load_policy
 from .outgoing import OutgoingBuckets
@@ -185,10 +185,19 @@ class TrainingEngine:
         dist.barrier()
 
     def load(self, folder: Path) -> None:
-        """Continue from what `save` wrote, to the bit. UsageError for another ZeRO stage, world size or dtype."""
+        """Continue from what `save` wrote, to the bit.
+
+        Raises UsageError for another ZeRO stage, world size or dtype, and UnavailableError when the disk is away.
+        """
+        try:
+            self._load(folder)
+        except OSError as error:
+            raise of_storage(error)(f"{folder} holds no engine state that can be read: {error}") from error
+
+    def _load(self, folder: Path) -> None:
         try:
             saved = json.loads((folder / STATE_TAG / "engine.json").read_text())
-        except (OSError, ValueError) as error:
+        except ValueError as error:
             raise UsageError(f"{folder} holds no engine state: {error}") from error
         for name, value in self._layout.items():
             if saved[name] != value:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from grpo_proto import PROTOCOL_VERSION, RolloutClient, RolloutInfo, ServiceError, WeightsClient
+from grpo_proto import PROTOCOL_VERSION, InfrastructureError, RolloutClient, RolloutInfo, ServiceError, WeightsClient
 
 from .errors import RunError, UnavailableError
 
@@ -19,6 +19,39 @@ log = logging.getLogger(__name__)
 
 PROBE_INTERVAL_S = 2.0
 MAX_MISSED_PROBES = 3
+WAITING_TOLD_AGAIN_S = 30.0
+GRACE_S = 60.0
+"""How long the others are waited for once `min_replicas` are live: servers that start together may be so far apart, and
+it is little beside loading a model. One that is later misses a step or two; one whose node is lost costs every start of
+the trainer as much."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What this run needs of every server."""
+
+    tokenizer: str
+    max_tokens: int
+
+    def misfit(self, url: str, info: RolloutInfo) -> UnavailableError | None:
+        """Why this server cannot be used; None when it can."""
+        where = f"the rollout server {url}"
+        if info.protocol_version != PROTOCOL_VERSION:
+            return UnavailableError(
+                f"{where} speaks protocol {info.protocol_version}, this trainer {PROTOCOL_VERSION}",
+                hint="install the same release of grpo-services on both sides",
+            )
+        if info.tokenizer_fingerprint != self.tokenizer:
+            return UnavailableError(
+                f"{where} has another tokenizer ({info.tokenizer_fingerprint}) than the policy ({self.tokenizer})",
+                hint=f"it serves {info.model}; start it with the model of model.name_or_path",
+            )
+        if info.max_model_len < self.max_tokens:
+            return UnavailableError(
+                f"{where} has a context of {info.max_model_len} tokens, prompt and completion need {self.max_tokens}",
+                hint="raise its --max-model-len, or lower data.max_prompt_length or rollout.max_completion_length",
+            )
+        return None
 
 
 @dataclass
@@ -33,6 +66,8 @@ class Replica:
     """In the current weight group, with weights that committed."""
     live: bool = True
     """Answered the last probe."""
+    misfit: str | None = None
+    """Why it cannot be used although it answered the last probe."""
     missed_probes: int = 0
     in_flight: int = 0
     lost: asyncio.Event = field(default_factory=asyncio.Event)
@@ -46,6 +81,7 @@ class Fleet:
         self.replicas = [Replica(url, RolloutClient(url, token=token), WeightsClient(url, token=token)) for url in urls]
         self.min_replicas = min_replicas
         self.session = 0
+        self._needs: Needs | None = None
         self.needs_push = asyncio.Event()
         self._changed = asyncio.Condition()
 
@@ -61,69 +97,55 @@ class Fleet:
     async def wait_until_live(
         self, timeout_s: float, *, still_missing: Callable[[dict[str, str]], None] = lambda _: None
     ) -> None:
-        """Wait for every server's /livez, then read its /info. Raises UnavailableError naming one that did not come.
+        """Wait until every server is there and has told its /info; once `min_replicas` are, for `GRACE_S` at most.
 
-        `still_missing` hears every second or so of the servers that are not there, by URL, and why.
+        Who comes later is found by the watcher, and gets weights with the next push. Raises UnavailableError naming one
+        that did not come when there are fewer after `timeout_s`. `still_missing` hears every second or so of the
+        servers that are not there, by URL, and why.
         """
+        clock = asyncio.get_running_loop().time
+        until_s, told_s, in_grace = clock() + timeout_s, float("-inf"), False
         missing = dict.fromkeys((replica.url for replica in self.replicas), "no answer yet")
-        await asyncio.gather(*(self._wait_for(replica, timeout_s, missing, still_missing) for replica in self.replicas))
-        for replica in self.replicas:
-            # On a busy machine an answer may be late once: that is no reason to end a run that has waited so long.
-            replica.info = await replica.rollouts.info(retry_for_s=timeout_s)
-
-    async def _wait_for(
-        self,
-        replica: Replica,
-        timeout_s: float,
-        missing: dict[str, str],
-        still_missing: Callable[[dict[str, str]], None],
-    ) -> None:
-        deadline = asyncio.get_running_loop().time() + timeout_s
-        waiting_since_s = 0.0
         while True:
-            try:
-                health = await replica.rollouts.livez()
-                replica.live = health.ok
-                if health.ok:
-                    del missing[replica.url]
-                    return
-                reason = missing[replica.url] = health.detail or "not live"
-            except ServiceError as error:
-                replica.live, reason = False, str(error)
-                missing[replica.url] = error.detail.message
+            waited_for = [replica for replica in self.replicas if replica.url in missing]
+            reasons = await asyncio.gather(*(_ask(replica) for replica in waited_for))
+            missing = {r.url: reason for r, reason in zip(waited_for, reasons, strict=True) if reason is not None}
+            if not missing:
+                return
             still_missing(missing)
-            if asyncio.get_running_loop().time() >= deadline:
-                raise UnavailableError(
-                    f"the rollout server {replica.url} did not come up within {timeout_s:g} s: {reason}",
-                    hint="start it with `grpo-rollout serve MODEL`, or change rollout.urls",
-                )
-            if waiting_since_s % 30 == 0:
-                log.info("waiting for the rollout server %s: %s", replica.url, reason)
-            waiting_since_s += 1
+            enough = len(self.replicas) - len(missing) >= self.min_replicas
+            if enough and not in_grace:
+                until_s, in_grace = min(until_s, clock() + GRACE_S), True
+            if clock() >= until_s:
+                break
+            if clock() >= told_s + WAITING_TOLD_AGAIN_S:
+                told_s = clock()
+                for url, reason in missing.items():
+                    log.info("waiting for the rollout server %s: %s", url, reason)
             await asyncio.sleep(1.0)
+        if not enough:
+            url, reason = next(iter(missing.items()))
+            raise UnavailableError(
+                f"the rollout server {url} did not come up within {timeout_s:g} s: {reason}",
+                hint="start it with `grpo-rollout serve MODEL`, or change rollout.urls",
+            )
+        log.warning(
+            "going on with %d of %d rollout servers; when they come, these get weights with the next push: %s",
+            len(self.replicas) - len(missing),
+            len(self.replicas),
+            "; ".join(f"{url} ({reason})" for url, reason in missing.items()),
+        )
 
     def check_compatible(self, *, tokenizer: str, max_tokens: int) -> None:
-        """Raise UnavailableError for a server of another protocol or tokenizer, or with too short a context."""
+        """Raise UnavailableError for a server of another protocol or tokenizer, or with too short a context.
+
+        One that does not fit and comes later gets neither weights nor traffic.
+        """
+        self._needs = Needs(tokenizer, max_tokens)
         for replica in self.replicas:
-            info = replica.info
-            if info is None:
-                continue
-            where = f"the rollout server {replica.url}"
-            if info.protocol_version != PROTOCOL_VERSION:
-                raise UnavailableError(
-                    f"{where} speaks protocol {info.protocol_version}, this trainer {PROTOCOL_VERSION}",
-                    hint="install the same release of grpo-services on both sides",
-                )
-            if info.tokenizer_fingerprint != tokenizer:
-                raise UnavailableError(
-                    f"{where} has another tokenizer ({info.tokenizer_fingerprint}) than the policy ({tokenizer})",
-                    hint=f"it serves {info.model}; start it with the model of model.name_or_path",
-                )
-            if info.max_model_len < max_tokens:
-                raise UnavailableError(
-                    f"{where} has a context of {info.max_model_len} tokens, prompt and completion need {max_tokens}",
-                    hint="raise its --max-model-len, or lower data.max_prompt_length or rollout.max_completion_length",
-                )
+            misfit = self._needs.misfit(replica.url, replica.info) if replica.info else None
+            if misfit is not None:
+                raise misfit
 
     async def reachable(self) -> list[Replica]:
         """The servers that answer now. A restarted one is no member any more. Raises RunError below the minimum."""
@@ -148,11 +170,18 @@ class Fleet:
         return found
 
     async def _probe(self, replica: Replica) -> RolloutInfo | Exception:
+        """What it says of itself; why it cannot be used when it does not answer, or does not fit this run."""
         try:
             health, info = await asyncio.gather(replica.rollouts.livez(), replica.rollouts.info())
-            return info if health.ok else RunError(f"{replica.url} is not live: {health.detail}")
         except ServiceError as error:
             return error
+        if not health.ok:
+            return RunError(f"{replica.url} is not live: {health.detail}")
+        misfit = self._needs.misfit(replica.url, info) if self._needs else None
+        if misfit is not None and replica.misfit != str(misfit):
+            log.warning("%s: it gets no weights and no traffic", misfit)
+        replica.misfit = str(misfit) if misfit else None
+        return misfit or info
 
     async def watch(self) -> None:
         """Probe all servers for ever; see the module's text."""
@@ -212,3 +241,23 @@ class Fleet:
             except TimeoutError:
                 return None
             return min(self.members, key=lambda replica: replica.in_flight)
+
+
+async def _ask(replica: Replica) -> str | None:
+    """Read a server's /livez and /info; why it is not there yet, None when it is.
+
+    Raises ServiceError when it is live, and refuses to say what it is.
+    """
+    replica.live = False
+    try:
+        health = await replica.rollouts.livez()
+    except ServiceError as error:
+        return error.detail.message
+    if not health.ok:
+        return health.detail or "not live"
+    try:
+        replica.info = await replica.rollouts.info()
+    except InfrastructureError as error:
+        return error.detail.message
+    replica.live = True
+    return None

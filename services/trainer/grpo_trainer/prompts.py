@@ -11,6 +11,7 @@ have, gets the messages' texts, each followed by a line break.
 """
 
 import difflib
+import errno
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import jinja2
 
-from .errors import UsageError
+from .errors import UsageError, of_storage
 from .recipes import RECIPES, Message, Recipe, with_system
 
 if TYPE_CHECKING:
@@ -166,11 +167,14 @@ def text_or_file(value: str | None, key: str) -> str | None:
     if value is None or "\n" in value or len(value) > 1000:
         return value
     path = Path(value).expanduser()
-    if path.is_file():
-        try:
+    try:
+        if path.is_file():
             return path.read_text(encoding="utf-8").removesuffix("\n")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"data.{key}: {path} cannot be read as text: {error}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"data.{key}: {path} cannot be read as text: {error}") from error
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:  # a text of one line, longer than any file's name
+            raise of_storage(error)(f"data.{key}: {path} cannot be read: {error.strerror}") from error
     if " " not in value and path.suffix in (".txt", ".md", ".jinja", ".prompt"):
         raise UsageError(f"data.{key}: there is no file {value}", hint="give an existing file, or the text itself")
     return value

@@ -21,7 +21,7 @@ from pydantic_settings import (
     YamlConfigSettingsSource,
 )
 
-from .errors import UsageError
+from .errors import UsageError, of_storage
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
@@ -84,7 +84,7 @@ def _readable(file: Path) -> Path:
     try:
         content = yaml.safe_load(file.read_text())
     except OSError as error:
-        raise UsageError(f"{file}: {error.strerror}", hint="YAML files come first, then flags") from error
+        raise of_storage(error)(f"{file}: {error.strerror}", hint="YAML files come first, then flags") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} is not YAML: {error}") from error
     if not isinstance(content, dict):

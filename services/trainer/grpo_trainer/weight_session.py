@@ -55,7 +55,7 @@ class WeightSession:
         cls, members: Sequence[Replica], config: WeightsConfig, *, trainer_id: str, backend: Backend, after: int = 0
     ) -> "WeightSession":
         """Meet the workers of all `members` in a new group. Raises MemberFailed naming those that did not come."""
-        number = max(int(time.time() * 1000), after + 1)
+        number = next_number(members, now_s=time.time(), after=after)
         world_size = 1 + sum(replica.info.world_size for replica in members if replica.info)
         timeout_s = min(config.bucket_timeout_s, config.push_deadline_s)
         store, port = await asyncio.to_thread(_listen, config, timeout_s)
@@ -133,6 +133,15 @@ class WeightSession:
             *(replica.weights.close_session(request, timeout_s=10.0) for replica in self.members),
             return_exceptions=True,
         )
+
+
+def next_number(members: Sequence[Replica], *, now_s: float, after: int) -> int:
+    """Epoch milliseconds; more where a member still has a newer session, which a trainer that died has left there.
+
+    The clock of the machine it ran on may have been ahead of this one's, and a server takes only newer sessions.
+    """
+    theirs = [replica.info.weights.session or 0 for replica in members if replica.info]
+    return max(int(now_s * 1000), after + 1, *(number + 1 for number in theirs))
 
 
 def _listen(config: WeightsConfig, timeout_s: float) -> tuple[TCPStore, int]:

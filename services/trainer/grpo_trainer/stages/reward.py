@@ -15,7 +15,7 @@ from grpo_proto import (
 )
 
 from ..config import RewardConfig
-from ..errors import RunError, UnavailableError, UsageError
+from ..errors import RunError, UnavailableError, UsageError, of_storage
 from ..samples import Group, PromptRow
 
 log = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ def _check_file(file: Path, served: RewardDescription, url: str) -> None:
     try:
         own_hash = hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError as error:
-        raise UsageError(f"reward {served.name} is to come from {file}: {error.strerror}") from error
+        raise of_storage(error)(f"reward {served.name} is to come from {file}: {error.strerror}") from error
     if own_hash != served.code_hash:
         raise UnavailableError(
             f"the reward server {url} has {served.name} from another file than {file}, or from an older version of it",
