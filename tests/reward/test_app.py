@@ -407,7 +407,10 @@ class TestLimits:
             ("/v1/score", {"rewards": [{"name": "min_length"}], "samples": [{"completion": "x"}]}),
             ("/rm?rewards=min_length&min_length.min_chars=2", {"response": "x"}),
             ("/get_reward?rewards=min_length&min_length.min_chars=2", {"query": ["x"]}),
-            ("/verify?rewards=min_length&min_length.min_chars=2", {"responses_create_params": {}, "response": {}}),
+            (
+                "/verify?rewards=min_length&min_length.min_chars=2",
+                {"responses_create_params": {}, "response": {"output": []}},
+            ),
         ],
     )
     async def test_a_time_limit_that_nobody_named_is_no_longer_than_the_operator_allows(self, path, body):

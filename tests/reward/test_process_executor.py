@@ -137,8 +137,9 @@ async def test_memory_without_end_fails_and_costs_only_this_worker(machinery):
     scores = await machinery.score("", "allocate", "")
     assert [score.status for score in scores] == ["ok", "error", "ok"]
     assert scores[1].detail.startswith("MemoryError")
-    # The first had scored before, and what that left could have been to blame.
-    assert machinery.restarts == {"leaving": 2}
+    # Those of the two workers that had scored before, where what that left could have been to blame, and a fresh one.
+    assert machinery.restarts["leaving"] == machinery.restarts.total()
+    assert 1 <= machinery.restarts["leaving"] <= 3
 
 
 async def test_printing_and_reading_do_no_harm(machinery):

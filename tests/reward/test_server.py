@@ -298,7 +298,7 @@ main(sys.argv[1:])
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     host, port = process.stdout.readline().split()[2].removeprefix("http://").split(":")
-    body = json.dumps({"responses_create_params": {}, "response": {}, "task": "x" * ECHOED_BYTES}).encode()
+    body = json.dumps({"responses_create_params": {}, "response": {"output": []}, "task": "x" * ECHOED_BYTES}).encode()
     head = f"POST /verify HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     yield (host, int(port)), head.encode() + body
     process.send_signal(signal.SIGTERM)
