@@ -535,14 +535,18 @@ class TestLimits:
         assert (await server.score([{"name": "min_length"}], sample)).status_code == 200
 
     async def test_429_when_the_bodies_together_are_too_large(self):
-        server = Server(max_body_mib=1, max_pending_requests=64)
+        server = Server(max_body_mib=2, max_pending_requests=64)
         server.executor.gate.clear()
-        sample = [{"completion": "x" * 700_000}]
+        sample = [{"completion": "x" * 1_400_000}]
         running = [asyncio.create_task(server.score([{"name": "min_length"}], sample)) for _ in range(5)]
         await server.executor.busy(5)
         response = await server.score([{"name": "min_length"}], sample)
         assert error_of(response, 429)[0] == "busy"
         assert (await server.score([{"name": "nothing"}], [])).status_code == 422  # what is small still fits
+        medium = [{"completion": "x" * 100_000}]
+        running += [asyncio.create_task(server.score([{"name": "min_length"}], medium)) for _ in range(20)]
+        await server.executor.busy(25)
+        assert error_of(await server.score([{"name": "min_length"}], medium * 2), 429)[0] == "busy"
         server.executor.gate.set()
         assert {answer.status_code for answer in await asyncio.gather(*running)} == {200}
         assert (await server.score([{"name": "min_length"}], sample)).status_code == 200

@@ -86,6 +86,9 @@ SMALL_BYTES = LARGE_BYTES
 """Up to here a body is taken also when large ones have used up the bytes: their number is bounded as well."""
 LARGEST_BODIES = 4
 """How many bodies of the greatest size the server holds at once: a parsed body takes many times its bytes."""
+MEDIUM_SHARE = 16
+"""Bodies up to this part of the greatest size find the place of one more: else four large requests that are scored for
+minutes would keep out those that most clients send."""
 
 
 class Admission:
@@ -165,7 +168,8 @@ class Admission:
 
     def hold(self, place: "Place", num_bytes: int) -> None:
         """Raises Refusal 429 when all bodies together would be too much."""
-        limit = LARGEST_BODIES * self.max_body_bytes
+        is_medium = MEDIUM_SHARE * (place.held_bytes + num_bytes) <= self.max_body_bytes
+        limit = (LARGEST_BODIES + is_medium) * self.max_body_bytes
         if place.held_bytes + num_bytes > SMALL_BYTES:
             while self._held_bytes + num_bytes > limit:
                 if not self._give_up_slowest():
