@@ -121,8 +121,8 @@ def test_what_the_folder_lacks_comes_from_the_index(
 
 
 @pytest.mark.parametrize("install", [_install, _build_tools])
-def test_what_is_nowhere_is_named(tmp_path: Path, wheels: Path, install: Install) -> None:
-    done = install(tmp_path, _wheel(wheels, "one") + f"missing==1.0 --hash=sha256:{'0' * 64}\n", NO_INDEX)
+def test_what_is_nowhere_is_named(tmp_path: Path, wheels: Path, index: Index, install: Install) -> None:
+    done = install(tmp_path, _wheel(wheels, "one") + f"missing==1.0 --hash=sha256:{'0' * 64}\n", index.url)
     assert done.returncode != 0
     assert "missing" in done.stderr
 
