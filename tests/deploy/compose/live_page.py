@@ -1,5 +1,6 @@
 """The trainer's live page in a real browser: Debian's Chromium, driven by Playwright."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -20,7 +21,7 @@ def find_chromium() -> str | None:
 
 def photograph(chromium: str, url: str, *, token: str, target: Path) -> list[str]:
     """Wait until the page shows a step, keep a picture of it, and return what the browser complained of."""
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
     complaints: list[str] = []
     with sync_playwright() as playwright:
@@ -32,10 +33,11 @@ def photograph(chromium: str, url: str, *, token: str, target: Path) -> list[str
         page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.goto(url)
-        page.wait_for_function(
-            r"/step \d+/i.test(document.body.innerText) && !/connecting/.test(document.body.innerText)",
-            timeout=LIVE_TIMEOUT_S * 1000,
-        )
+        # Not `wait_for_function`: it evaluates its text again and again, which the page's policy forbids.
+        shown = expect(page.locator("body"))
+        limit_ms = LIVE_TIMEOUT_S * 1000
+        shown.to_contain_text(re.compile(r"step \d+", re.IGNORECASE), use_inner_text=True, timeout=limit_ms)
+        shown.not_to_contain_text("connecting", use_inner_text=True, timeout=limit_ms)
         target.parent.mkdir(parents=True, exist_ok=True)
         page.screenshot(path=target, full_page=True)
         browser.close()
