@@ -72,7 +72,7 @@ def _symbolic_arithmetic() -> Any:
     return switches, numeric.mp.prec if numeric else _PRECISION
 
 
-_ONE, _HALF_A_STEP = 1.0, 2.0**-53 * 1.5
+_ONE, _LESS_THAN_A_STEP = 1.0, 2.0**-53 * 1.5
 """Their sum and difference depend on the mode of the processor, which libraries may change."""
 
 _SWITCHES, _PRECISION = {"evaluate": True, "distribute": True, "exp_is_pow": False}, 53
@@ -127,15 +127,20 @@ class Leftovers:
                 return f"something of {thing.__name__} replaced"
         if len(sys.modules) < self._num_modules:
             return "modules taken out of sys.modules"
-        if not self._environment.items() <= (now := dict(os.environ)).items() or any(
-            name.startswith(_READ_HERE) for name in now.keys() - self._environment.keys()
-        ):
+        if self._environment_changed():
             return "its environment changed"
         if not self._path <= set(sys.path):
             return "its module path shorter"
         if len(os.listdir("/proc/self/fd")) > self._num_files + MORE_FILES:
             return f"more than {MORE_FILES} files open"
         return "a child process" if _has_children() else None
+
+    def _environment_changed(self) -> bool:
+        """Variables of others may come on top."""
+        now, before = dict(os.environ), self._environment
+        return not before.items() <= now.items() or any(
+            name.startswith(_READ_HERE) for name in now.keys() - before.keys()
+        )
 
 
 def _has_children() -> bool:
@@ -162,7 +167,7 @@ _STATES: dict[str, Callable[[], Any]] = {
     "another arithmetic of symbols": _symbolic_arithmetic,
     "an audit hook": lambda: _audit_hooks.num_added,
     "another limit for the digits of a number": sys.get_int_max_str_digits,
-    "numbers rounded in another way": lambda: (_ONE + _HALF_A_STEP, _ONE - _HALF_A_STEP),
+    "numbers rounded in another way": lambda: (_ONE + _LESS_THAN_A_STEP, _ONE - _LESS_THAN_A_STEP),
     "another user": lambda: (os.geteuid(), os.getegid()),
     "another sys.executable": lambda: sys.executable,
     "the collection of garbage off": gc.isenabled,

@@ -69,8 +69,6 @@ class Worker:
             refused = {"reward": error.args[0], "message": error.args[1]}
             self._send({"chunk": number, "refused": refused, "done": True})
             return
-        step = chunk["step"]
-        samples = chunk["samples"]
         turn_ends = monotonic() + (math.inf if chunk["turn_s"] is None else chunk["turn_s"])
         items: list[int] = []
         outcomes: list[Outcome] = []
@@ -79,18 +77,8 @@ class Worker:
         for item in chunk["items"]:
             started = monotonic()
             PROGRESS.pack_into(self._progress, 0, number, item, started)
-            sample, position = divmod(item, len(rewards))
-            reward, params = rewards[position]
-            # One of somebody's own may change what it is given, and others get the same.
-            foreign = _is_foreign(reward)
-            given = copy.deepcopy(params) if foreign else params
-            if chunk["batch"]:
-                found = score_batch(reward, given, samples, step, chunk["timeout_s"])
-            else:
-                shared = foreign and len(rewards) > 1
-                own = copy.deepcopy(samples[sample]) if shared else samples[sample]
-                found = [score_sample(reward, given, own, step)]
-            del given
+            reward = rewards[item % len(rewards)][0]
+            found = _outcomes(chunk, rewards, item)
             if self._used and _ran_out_of_memory(found[-1]):
                 # Others may have kept what this one lacks: a worker that has done nothing yet will tell.
                 self._leaving = f"{reward.name} ran out of memory, or those before it have kept too much"
@@ -100,7 +88,7 @@ class Worker:
             items.append(item)
             now = monotonic()
             seconds[reward.name] = seconds.get(reward.name, 0.0) + now - started
-            self._look_for_leftovers(reward, outcomes[-1])
+            self._look_for_leftovers(reward, found[-1])
             if self._leaving is not None or now > turn_ends:
                 break
             if now - flushed > FLUSH_S:
@@ -167,6 +155,20 @@ class Worker:
         with contextlib.suppress(OSError):
             self._socket.close()
         self._progress = mmap.mmap(-1, PROGRESS.size)  # the worker's own says which item the worker is at
+
+
+def _outcomes(chunk: dict[str, Any], rewards: list[tuple[Reward, Any]], item: int) -> list[Outcome]:
+    """Score one item: one outcome, or one for each sample of a batch."""
+    row, position = divmod(item, len(rewards))
+    reward, params = rewards[position]
+    samples = chunk["samples"]
+    if _is_foreign(reward):  # it may change what it is given, and others get the same
+        params = copy.deepcopy(params)
+    if chunk["batch"]:
+        return score_batch(reward, params, samples, chunk["step"], chunk["timeout_s"])
+    shared = _is_foreign(reward) and len(rewards) > 1
+    sample = copy.deepcopy(samples[row]) if shared else samples[row]
+    return [score_sample(reward, params, sample, chunk["step"])]
 
 
 def _is_foreign(reward: Reward) -> bool:
