@@ -11,6 +11,8 @@ from pydantic.alias_generators import to_camel
 
 Count = Annotated[int, Field(ge=0)]
 AtLeastOne = Annotated[int, Field(ge=1)]
+Id = Annotated[int, Field(ge=0, le=2**31 - 1)]
+"""Of a user or a group."""
 Port = Annotated[int, Field(ge=1, le=65535)]
 Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|[KMGTP]i?)?$")]
 Object = dict[str, Any]
@@ -53,6 +55,9 @@ class Auth(Part):
         "", description="Secret with the API token of all three services; the chart never makes one."
     )
     key: str = Field("token", min_length=1, description="Key inside the secret.")
+    ray_key: str = Field(
+        "ray-token", min_length=1, description="Key inside the secret of what Ray asks for, with reward.executor ray."
+    )
 
 
 class Tls(Part):
@@ -68,6 +73,19 @@ class ServiceAccount(Part):
     create: bool = True
     name: str = Field("", description="The release's full name when empty.")
     annotations: Strings = Field(default_factory=dict)
+
+
+class PodSecurityContext(Part):
+    """Who the pods run as. null leaves a key out; the rest of the restricted profile stays as it is."""
+
+    run_as_user: Annotated[Id, Field(ge=1)] | None = Field(
+        10001, description="null: the image's user, or the cluster's choice."
+    )
+    run_as_group: Id | None = Field(10001, description="null: the image's group, or the cluster's choice.")
+    fs_group: Id | None = Field(
+        10001, description="Group that may write to the volumes; null: nothing is done to their files."
+    )
+    supplemental_groups: list[Id] = Field(default_factory=list, description="Such as those that own an NFS share.")
 
 
 class Probe(Part):
@@ -155,6 +173,9 @@ class Engine(Part):
 class Rollout(Pod):
     enabled: bool = True
     replicas: AtLeastOne = Field(1, description="Engines. The trainer pushes weights to every one.")
+    update_strategy: Object = Field(
+        default_factory=dict, description="The StatefulSet's updateStrategy; one server after the other when empty."
+    )
     model: str = Field("", description="Folder below a mount, or a name on the Hugging Face hub.")
     args: list[str] = Field(default_factory=list, description="Flags of grpo-rollout serve, which are vLLM's.")
     engine: Engine
@@ -199,6 +220,9 @@ class Trainer(Pod):
     nodes: AtLeastOne = Field(1, description="Pods that train together; every one has `gpus` ranks.")
     controller: Literal["Job", "JobSet"] = "Job"
     run: Object = Field(default_factory=dict)
+    job_annotations: Strings = Field(
+        default_factory=dict, description="Of the Job or JobSet itself; another one does not start it again."
+    )
     max_restarts: Count = Field(10, description="Of the whole training; each goes on from the newest checkpoint.")
     ttl_seconds_after_finished: Count | None = None
     active_deadline_seconds: AtLeastOne | None = Field(None, description="Of the whole training; for a Job only.")
@@ -226,16 +250,25 @@ class Volume(Part):
     enabled: bool = True
     mount_path: str = Field(pattern=r"^/[^/]", description="In every pod that uses it.")
     existing_claim: str = Field("", description="Use this claim; otherwise the chart makes one.")
+    sub_path: str = Field(
+        "", pattern=r"^([^/].*)?$", description="Folder of the volume that is mounted; all of it when empty."
+    )
+    annotations: Strings = Field(default_factory=dict, description="Of the claim that the chart makes.")
     size: Quantity = "50Gi"
     storage_class_name: str | None = Field(None, description='null: the cluster\'s default; "": none.')
     access_modes: list[Literal["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"]] = Field(min_length=1)
     keep: bool = Field(True, description="`helm uninstall` leaves the claim the chart made.")
 
 
+class ModelsVolume(Volume):
+    read_only: bool = Field(
+        False, description="In rollout and trainer, whose Hugging Face cache then is their own; prepare still writes."
+    )
+
+
 class Storage(Part):
-    fs_group: AtLeastOne = Field(10001, description="Group that may write to the volumes.")
     runs: Volume
-    models: Volume
+    models: ModelsVolume
 
 
 class PortRange(Part):
@@ -267,6 +300,11 @@ class Monitor(Part):
 class Rules(Part):
     enabled: bool = False
     labels: Strings = Field(default_factory=dict)
+    runbook_base_url: str = Field(
+        "",
+        pattern=r"^(https?://.*[^/])?$",
+        description="What docs/monitoring.md of this version is below, for runbook_url; a relative name when empty.",
+    )
 
 
 class Dashboards(Part):
@@ -308,6 +346,13 @@ class Values(Part):
     auth: Auth
     tls: Tls
     service_account: ServiceAccount
+    pod_security_context: PodSecurityContext
+    dns_policy: Literal["", "ClusterFirst", "Default", "None"] = Field("", description="Of all pods.")
+    dns_config: Object = Field(default_factory=dict, description="Of all pods, such as options or nameservers.")
+    listen_address: Literal["0.0.0.0", "::"] = Field(  # noqa: S104
+        "0.0.0.0",  # noqa: S104
+        description=":: where pods have IPv6 addresses only.",
+    )
     rollout: Rollout
     reward: Reward
     trainer: Trainer

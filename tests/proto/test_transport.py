@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.distributed import TCPStore
 
+from grpo_proto.listening import listening_socket
 from grpo_proto.transport import ALIGNMENT_BYTES, Digest, WeightGroup, address_towards, plan_manifest, view_tensor
 
 SESSIONS = itertools.count(1)
@@ -156,6 +157,25 @@ class TestGroup:
     def test_the_address_towards_a_host_is_this_machines_own(self):
         assert address_towards("127.0.0.1", 29500) == "127.0.0.1"
         assert address_towards("::1", 29500) == "::1"
+
+    def test_a_group_may_meet_by_ipv6(self):
+        """The trainer's address and ours, as in a cluster without IPv4."""
+        listener = listening_socket("::1", 0)
+        port = listener.getsockname()[1]
+        store = TCPStore("::1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+        own = [store, TCPStore("::1", port, is_master=False)]
+        options = {"session": 1, "world_size": 2, "backend": "gloo", "timeout_s": 20.0}
+        address = address_towards("::1", port)
+        with ThreadPoolExecutor(2) as pool:
+            join = lambda rank: WeightGroup(own[rank], rank=rank, address=address, **options)  # noqa: E731
+            sender, receiver = pool.map(join, range(2))
+        sent, received = random_bytes(100_000), torch.zeros(100_000).byte()
+        arriving = receiver.start_broadcast(received, timeout_s=10)
+        sender.broadcast(sent, timeout_s=10)
+        arriving.wait()
+        assert torch.equal(sent, received)
+        for group in (sender, receiver):
+            group.close()
 
     def test_two_transfers_may_be_under_way(self, store: TCPStore):
         sender, receiver = form(store, 2)

@@ -10,9 +10,10 @@ import httpx
 import pytest
 
 from grpo_proto import PROTOCOL_VERSION, RolloutClient, RolloutInfo, WeightState
+from grpo_trainer.config import RolloutConfig
 from grpo_trainer.errors import UnavailableError
 from grpo_trainer.event_loop import EventLoopThread
-from grpo_trainer.fleet import Fleet, Replica
+from grpo_trainer.fleet import GRACE_S, Fleet, Replica
 from grpo_trainer.stop_signal import STOP_SIGNALS, StopRequested, StopSignal
 from grpo_trainer.weight_session import next_number
 
@@ -90,6 +91,9 @@ class TestStartWithoutSomeServers:
         assert "going on with 2 of 3 rollout servers" in line
         assert "http://127.0.0.1:3 (All connection attempts failed)" in line
         await fleet.close()
+
+    def test_the_setting_says_how_long_the_grace_is(self):
+        assert f"{GRACE_S:g} s" in (RolloutConfig.model_fields["min_replicas"].description or "")
 
     async def test_within_the_grace_all_are_waited_for(self):
         fleet = Fleet(urls(2), min_replicas=1)

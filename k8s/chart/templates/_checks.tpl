@@ -27,6 +27,9 @@
 {{- end -}}
 {{- if $values.rollout.enabled -}}{{- include "grpo.checkServing" (dict "name" "rollout" "part" $values.rollout) -}}{{- end -}}
 {{- if $values.reward.enabled -}}{{- include "grpo.checkServing" (dict "name" "reward" "part" $values.reward) -}}{{- end -}}
+{{- if and $values.rollout.updateStrategy (include "grpo.spansNodes" .) -}}
+{{- fail "rollout.updateStrategy is that of a StatefulSet, and with rollout.engine.nodes above 1 there is none: leave it out" -}}
+{{- end -}}
 {{- range $argument := $values.rollout.args -}}
 {{- if regexMatch "^--(host|port)(=.*)?$" $argument -}}
 {{- fail (printf "rollout.args has %s, which the chart decides: Service, probes and NetworkPolicy lead to port 8000; leave it out" $argument) -}}
@@ -65,6 +68,9 @@
 {{- include "grpo.needApi" (dict "root" . "api" "leaderworkerset.x-k8s.io/v1" "what" (printf "rollout.engine.nodes %d" (int $values.rollout.engine.nodes)) "instead" "install LeaderWorkerSet, or set rollout.engine.nodes to 1") -}}
 {{- end -}}
 {{- if and $values.reward.enabled (eq $values.reward.executor "ray") -}}
+{{- if eq $values.auth.rayKey $values.auth.key -}}
+{{- fail (printf "auth.rayKey is %s, as auth.key: rewards can read what Ray asks for, and would have the API token; give Ray a key of its own" $values.auth.key) -}}
+{{- end -}}
 {{- include "grpo.needApi" (dict "root" . "api" "ray.io/v1" "what" "reward.executor ray" "instead" "install the KubeRay operator, or set reward.executor to process") -}}
 {{- end -}}
 {{- if and $values.trainer.enabled (eq $values.trainer.controller "JobSet") -}}

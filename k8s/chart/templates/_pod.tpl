@@ -2,9 +2,11 @@
 
 {{- define "grpo.podSecurity" -}}
 runAsNonRoot: true
-runAsUser: 10001
-runAsGroup: 10001
-fsGroup: {{ .root.Values.storage.fsGroup }}
+{{- range $key, $value := .root.Values.podSecurityContext }}
+{{- if not (has (toJson $value) (list "null" "[]")) }}
+{{ $key }}: {{ toJson $value }}
+{{- end }}
+{{- end }}
 fsGroupChangePolicy: OnRootMismatch
 seccompProfile:
   type: RuntimeDefault
@@ -55,6 +57,13 @@ imagePullSecrets:
   {{- range . }}
   - name: {{ . }}
   {{- end }}
+{{- end }}
+{{- with .root.Values.dnsPolicy }}
+dnsPolicy: {{ . }}
+{{- end }}
+{{- with .root.Values.dnsConfig }}
+dnsConfig:
+  {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .part.runtimeClassName }}
 runtimeClassName: {{ . }}
@@ -115,12 +124,13 @@ resources:
   {{- end }}
 {{- end -}}
 
+{{/* Arguments: root, name of the variable; key of the secret, if it is not that of the API token */}}
 {{- define "grpo.token" -}}
 - name: {{ .name }}
   valueFrom:
     secretKeyRef:
       name: {{ .root.Values.auth.existingSecret }}
-      key: {{ .root.Values.auth.key }}
+      key: {{ default .root.Values.auth.key .key }}
 {{- end -}}
 
 {{/* Environment of every container. Everything that is written goes to a mount. */}}
@@ -133,7 +143,14 @@ resources:
 - name: XDG_CACHE_HOME
   value: /cache
 - name: HF_HOME
-  value: {{ ternary (printf "%s/huggingface" .root.Values.storage.models.mountPath) "/cache/huggingface" (and .root.Values.storage.models.enabled (ne .component "reward")) }}
+  value: {{ ternary (printf "%s/huggingface" .root.Values.storage.models.mountPath) "/cache/huggingface" (eq (include "grpo.modelsMode" .) "write") }}
+{{- end -}}
+
+{{/* What a component does with the volume of models: nothing, read or write. It writes the Hugging Face cache. */}}
+{{- define "grpo.modelsMode" -}}
+{{- if and .root.Values.storage.models.enabled (ne .component "reward") -}}
+{{- ternary "read" "write" (and .root.Values.storage.models.readOnly (ne .component "prepare")) -}}
+{{- end -}}
 {{- end -}}
 
 {{/* What a component sees of tls.existingSecret: who serves with it the key as well, who calls those servers the authority,
@@ -151,7 +168,8 @@ ca.crt
 - name: tls
   secret:
     secretName: {{ $.root.Values.tls.existingSecret }}
-    defaultMode: 0440
+    # Of root and fsGroup; without an fsGroup the user of the pod is among the others.
+    defaultMode: {{ ternary "0444" "0440" (kindIs "invalid" $.root.Values.podSecurityContext.fsGroup) }}
     {{- if ne . "all" }}
     # A secret of a public authority has none.
     optional: true
@@ -160,15 +178,27 @@ ca.crt
 {{- end }}
 {{- end -}}
 
+{{/* Arguments: volume, of storage; name, readOnly */}}
+{{- define "grpo.storageMount" -}}
+- name: {{ .name }}
+  mountPath: {{ .volume.mountPath }}
+  {{- with .volume.subPath }}
+  subPath: {{ . | quote }}
+  {{- end }}
+  {{- if .readOnly }}
+  readOnly: true
+  {{- end }}
+{{- end -}}
+
 {{- define "grpo.volumeMounts" -}}
 - {name: tmp, mountPath: /tmp}
 - {name: cache, mountPath: /cache}
 - {name: shm, mountPath: /dev/shm}
-{{- if and .root.Values.storage.models.enabled (ne .component "reward") }}
-- {name: models, mountPath: {{ .root.Values.storage.models.mountPath }}}
+{{- with include "grpo.modelsMode" . }}
+{{ include "grpo.storageMount" (dict "name" "models" "volume" $.root.Values.storage.models "readOnly" (eq . "read")) }}
 {{- end }}
 {{- if and .root.Values.storage.runs.enabled (eq .component "trainer") }}
-- {name: runs, mountPath: {{ .root.Values.storage.runs.mountPath }}}
+{{ include "grpo.storageMount" (dict "name" "runs" "volume" .root.Values.storage.runs) }}
 {{- end }}
 {{- if include "grpo.tlsItems" . }}
 - {name: tls, mountPath: /etc/grpo/tls, readOnly: true}
@@ -185,10 +215,13 @@ ca.crt
   emptyDir: {sizeLimit: {{ .part.cacheSize }}}
 - name: shm
   emptyDir: {medium: Memory, sizeLimit: {{ .part.shmSize }}}
-{{- if and .root.Values.storage.models.enabled (ne .component "reward") }}
+{{- with include "grpo.modelsMode" . }}
 - name: models
   persistentVolumeClaim:
-    claimName: {{ include "grpo.claim" (dict "root" .root "name" "models" "volume" .root.Values.storage.models) }}
+    claimName: {{ include "grpo.claim" (dict "root" $.root "name" "models" "volume" $.root.Values.storage.models) }}
+    {{- if eq . "read" }}
+    readOnly: true
+    {{- end }}
 {{- end }}
 {{- if and .root.Values.storage.runs.enabled (eq .component "trainer") }}
 - name: runs
@@ -261,6 +294,6 @@ lifecycle:
   securityContext:
     {{- include "grpo.containerSecurity" . | nindent 4 }}
   volumeMounts:
-    - {name: models, mountPath: {{ .root.Values.storage.models.mountPath }}, readOnly: true}
+    {{- include "grpo.storageMount" (dict "name" "models" "volume" .root.Values.storage.models "readOnly" true) | nindent 4 }}
 {{- end -}}
 {{- end -}}

@@ -9,7 +9,7 @@
 {{/* Settings become their environment variables; lists are joined as the server splits them. */}}
 {{- define "grpo.rewardEnv" -}}
 {{ include "grpo.env" . }}
-- {name: GRPO_REWARD_HOST, value: "0.0.0.0"}
+- {name: GRPO_REWARD_HOST, value: {{ .root.Values.listenAddress | quote }}}
 - {name: GRPO_REWARD_PORT, value: "8001"}
 - {name: GRPO_REWARD_EXECUTOR, value: {{ .part.executor }}}
 {{- range $key, $value := omit .part.settings "plugin" }}
@@ -36,10 +36,10 @@
 {{- end }}
 {{- end -}}
 
-{{/* Ray runs what it is sent, so it asks for a token: the same one. */}}
+{{/* Ray runs what it is sent, so it asks for a token. Rewards could read it, so it is not that of the API. */}}
 {{- define "grpo.rayEnv" -}}
 - {name: RAY_AUTH_MODE, value: token}
-{{ include "grpo.token" (dict "root" .root "name" "RAY_AUTH_TOKEN") }}
+{{ include "grpo.token" (dict "root" .root "name" "RAY_AUTH_TOKEN" "key" .root.Values.auth.rayKey) }}
 {{- end -}}
 
 {{- define "grpo.rewardPod" -}}
@@ -52,8 +52,8 @@ spec:
       image: {{ include "grpo.image" . }}
       imagePullPolicy: {{ .root.Values.image.pullPolicy }}
       {{- if eq .part.executor "ray" }}
-      # A node of Ray's cluster without a CPU of its own: rewards run on the others.
-      command: [sh, -c, 'ray start --address="$RAY_ADDRESS" --num-cpus=0 --disable-usage-stats && exec grpo-reward serve']
+      # A node of Ray's cluster without a CPU of its own: rewards run on the others. What asks for no CPU may run here, too.
+      command: [sh, -c, 'env -u GRPO_API_TOKEN ray start --address="$RAY_ADDRESS" --num-cpus=0 --disable-usage-stats && exec grpo-reward serve']
       {{- else }}
       command: [grpo-reward, serve]
       {{- end }}

@@ -3,7 +3,7 @@
 {{- define "grpo.rolloutArgs" -}}
 - serve
 - {{ .Values.rollout.model | quote }}
-- --host=0.0.0.0
+- {{ printf "--host=%s" .Values.listenAddress | quote }}
 - --port=8000
 {{- if .Values.tls.serveRollout }}
 - --ssl-certfile=/etc/grpo/tls/tls.crt

@@ -14,7 +14,7 @@
   "run_dir" (printf "%s/%s" .Values.storage.runs.mountPath (include "grpo.fullname" .))
   "model" (dict "name_or_path" .Values.rollout.model)
   "deepspeed" (dict "nproc_per_node" (int (include "grpo.trainerRanks" .)))
-  "server" (dict "host" "0.0.0.0" "port" 8002)
+  "server" (dict "host" .Values.listenAddress "port" 8002)
   "weights" (dict "port" (int .Values.networkPolicy.rendezvousPort))
   "rollout" (dict "startup_timeout_s" 3600)
   "reward" (dict "startup_timeout_s" 1800) -}}

@@ -86,9 +86,16 @@ class RolloutConfig(Section):
     stop: list[str] = Field(default_factory=list)
     prompts_per_request: int = Field(16, ge=1, description="Groups sampled by one HTTP request.")
     request_deadline_s: Seconds = Field(600.0, description="Limit for sampling the groups of one request.")
-    startup_timeout_s: Seconds = Field(900.0, description="How long to wait for a server to come up.")
+    startup_timeout_s: Seconds = Field(
+        900.0, description="How long to wait for min_replicas servers to come up; the run stops with fewer."
+    )
     retry_for_s: Seconds = Field(300.0, description="How long a lost group is tried again before the run stops.")
-    min_replicas: int = Field(1, ge=1, description="Go on with this many healthy servers, stop with fewer.")
+    min_replicas: int = Field(
+        1,
+        ge=1,
+        description="Go on with this many healthy servers, stop with fewer. At the start the others are waited for "
+        "60 s more; who comes later gets weights with the next push.",
+    )
 
     @model_validator(mode="after")
     def _whole_groups(self) -> Self:
@@ -124,7 +131,7 @@ class RewardConfig(Section):
     timeout_s: Seconds = Field(10.0, description="Limit for one sample and one reward.")
     deadline_s: Seconds = Field(120.0, description="Limit for one batch.")
     retry_for_s: Seconds = Field(300.0, description="How long to wait for a server that is away.")
-    startup_timeout_s: Seconds = 300.0
+    startup_timeout_s: Seconds = Field(300.0, description="How long to wait for the server to come up.")
     min_scored_share: Share = Field(0.5, description="Stop when fewer samples of a batch than this could be scored.")
 
     @model_validator(mode="after")

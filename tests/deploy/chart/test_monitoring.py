@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 import yaml
 
 from .rendering import CHART, ROOT, find, merged, objects_of, render, values_of
@@ -36,6 +37,20 @@ def test_the_alerts_are_a_rule() -> None:
     rules = [item for item in objects_of("sixty-four-gpus") if item["kind"] == "PrometheusRule"]
     files = _files(CHART / "files", "alerts.yaml")
     assert [rule["spec"] for rule in rules] == [yaml.safe_load(text) for text in files.values()]
+
+
+@pytest.mark.parametrize("base", ["", "https://docs.example/grpo"])
+def test_what_an_alert_asks_for_is_a_link_when_there_is_a_base(base: str) -> None:
+    given = {"metrics": {"prometheusRule": {"enabled": True, "runbookBaseUrl": base}}}
+    groups = find(render(merged(values_of("small"), given)), "PrometheusRule")["spec"]["groups"]
+    source = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())["groups"]
+    rules, as_written = ([rule for group in both for rule in group["rules"]] for both in (groups, source))
+    assert len(rules) == len(as_written)
+    for rule, written in zip(rules, as_written, strict=True):
+        page = f"docs/monitoring.md#{rule['alert'].lower()}"
+        assert rule["annotations"].pop("runbook_url") == (f"{base}/{page}" if base else page)
+        del written["annotations"]["runbook_url"]
+        assert rule == written
 
 
 def test_every_server_is_scraped_once() -> None:

@@ -1,6 +1,8 @@
 """What every pod and container must have, and what the probes ask."""
 
 import re
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -115,7 +117,31 @@ def test_the_token_comes_from_the_secret_alone(case: str) -> None:
             for variable in container.get("env", []):
                 if "TOKEN" in variable["name"]:
                     reference = variable["valueFrom"]["secretKeyRef"]
-                    assert reference == {"name": "grpo-token", "key": "token"}, name
+                    key = "ray-token" if variable["name"] == "RAY_AUTH_TOKEN" else "token"
+                    assert reference == {"name": "grpo-token", "key": key}, name
+
+
+def test_what_ray_asks_for_is_not_the_token_of_the_api() -> None:
+    """The pods of Ray run the rewards, which can read all that is in them."""
+    objects = render(merged(values_of("ray-rewards"), {"auth": {"key": "api", "rayKey": "of-ray"}}))
+    for template in pod_templates(find(objects, "RayCluster")):
+        (container,) = template["spec"]["containers"]
+        keys = [v["valueFrom"]["secretKeyRef"]["key"] for v in container["env"] if "valueFrom" in v]
+        assert keys == ["of-ray"], container["name"]
+    server = find(objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    keys = {v["name"]: v["valueFrom"]["secretKeyRef"]["key"] for v in server["env"] if "TOKEN" in v["name"]}
+    assert keys == {"GRPO_API_TOKEN": "api", "RAY_AUTH_TOKEN": "of-ray"}
+
+
+def test_ray_processes_beside_the_reward_server_do_not_have_its_token(tmp_path: Path) -> None:
+    """Who has Ray's key can send work to that node as well."""
+    server = find(objects_of("ray-rewards"), "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    for name in ("ray", "grpo-reward"):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho "{name} $1 ${{GRPO_API_TOKEN-none}} $RAY_AUTH_TOKEN"\n')
+        (tmp_path / name).chmod(0o755)
+    variables = {"PATH": f"{tmp_path}:/usr/bin:/bin", "GRPO_API_TOKEN": "api", "RAY_AUTH_TOKEN": "of-ray"}
+    done = subprocess.run(server["command"], env=variables, capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.splitlines() == ["ray start none of-ray", "grpo-reward serve api of-ray"]
 
 
 def test_what_prepares_does_not_get_the_token() -> None:

@@ -35,14 +35,42 @@ def test_the_claimed_versions_are_those_tested() -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_api_schemas(case: str, version: str) -> None:
     for item in objects_of(case):
-        if item["kind"] in CRDS:
-            jsonschema.validate(item, CRDS[item["kind"]])
-            for template in pod_templates(item):
-                _validate({"apiVersion": "v1", "kind": "PodTemplate", "metadata": {}, "template": template}, version)
-            for job in item["spec"].get("replicatedJobs", []):
-                _validate({"apiVersion": "batch/v1", "kind": "Job", "metadata": {}, **job["template"]}, version)
-        else:
-            _validate(item, version)
+        _fits_the_api(item, version)
+
+
+OTHER_CLUSTER: Object = {
+    "podSecurityContext": {"runAsUser": None, "runAsGroup": None, "fsGroup": None, "supplementalGroups": [5555]},
+    "dnsPolicy": "None",
+    "dnsConfig": {"nameservers": ["fd00::a"]},
+    "listenAddress": "::",
+    "rollout": {"updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"partition": 1}}},
+    "trainer": {"jobAnnotations": {"a": "b"}},
+    "storage": {
+        "models": {"existingClaim": "shared", "subPath": "models", "readOnly": True},
+        "runs": {"subPath": "runs", "annotations": {"a": "b"}},
+    },
+}
+
+
+@pytest.mark.parametrize("case", ["everything", "jobset"])
+def test_api_schemas_of_what_other_clusters_want(case: str) -> None:
+    values = merged(values_of(case), OTHER_CLUSTER)
+    report = lint(CHART, values, strict=True, namespace="team-a", kube_version=f"v{OLDEST}.0")
+    assert [message["error"] for message in report["messages"] if message["severity"] > 1] == []
+    for item in render(values):
+        _fits_the_api(item, OLDEST)
+
+
+def _fits_the_api(item: Object, version: str) -> None:
+    """An object, or the custom resource and the pods and jobs in it."""
+    if item["kind"] not in CRDS:
+        _validate(item, version)
+        return
+    jsonschema.validate(item, CRDS[item["kind"]])
+    for template in pod_templates(item):
+        _validate({"apiVersion": "v1", "kind": "PodTemplate", "metadata": {}, "template": template}, version)
+    for job in item["spec"].get("replicatedJobs", []):
+        _validate({"apiVersion": "batch/v1", "kind": "Job", "metadata": {}, **job["template"]}, version)
 
 
 def _validate(item: Object, version: str) -> None:

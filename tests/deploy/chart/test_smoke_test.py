@@ -165,7 +165,7 @@ def test_the_probe_asks_the_first_pod_only(rank: str, answers: dict[str, Any], s
     with _stand_in(answers) as url:
         result = subprocess.run(
             [sys.executable, "-I", "-c", source.replace("http://127.0.0.1:8002", url), "/livez"],
-            env={"NODE_RANK": rank},
+            env={"NODE_RANK": rank, "http_proxy": "http://127.0.0.1:9"},  # which nothing of ours goes through
             capture_output=True,
             timeout=30,
             check=False,

@@ -64,6 +64,7 @@ OTHER_CHANGES: dict[str, Object] = {
     "monitoring": {"metrics": {"serviceMonitor": {"enabled": True}}},
     "policies": {"networkPolicy": {"enabled": False}},
     "time to live": {"trainer": {"ttlSecondsAfterFinished": 60}},
+    "annotations": {"trainer": {"jobAnnotations": {"argocd.argoproj.io/sync-options": "Replace=true"}}},
 }
 
 
@@ -87,6 +88,23 @@ def test_a_new_version_of_the_chart_alone_restarts_nothing(case: str, tmp_path: 
         for item in yaml.safe_load_all(text) if "kind:" in text else []:
             template = (item or {}).get("spec", {}).get("template", {})
             assert "0.1.1" not in yaml.safe_dump(template)
+
+
+@pytest.mark.parametrize("case", ["small", "jobset"])
+def test_annotations_of_the_training(case: str) -> None:
+    """For those who look after Jobs. A pod of it has its own, podAnnotations."""
+    kind, given = ("JobSet" if case == "jobset" else "Job"), {"alpha.jobset.sigs.k8s.io/exclusive-topology": "rack"}
+    job = find(render(merged(values_of(case), {"trainer": {"jobAnnotations": given}})), kind)
+    assert job["metadata"]["annotations"] == given
+    assert not given.items() & pod_templates(job)[0]["metadata"]["annotations"].items()
+    assert "annotations" not in find(objects_of(case), kind)["metadata"]
+
+
+def test_rollout_servers_are_replaced_as_the_user_says() -> None:
+    on_delete = {"type": "OnDelete"}
+    servers = find(render(merged(values_of("small"), {"rollout": {"updateStrategy": on_delete}})), "StatefulSet")
+    usual = find(objects_of("small"), "StatefulSet")
+    assert servers["spec"] == usual["spec"] | {"updateStrategy": on_delete}
 
 
 def test_a_changed_plugin_restarts_the_reward_servers() -> None:

@@ -53,6 +53,16 @@ WRONG: dict[str, tuple[dict[str, Any], list[str]]] = {
     "unknown executor": ({"reward": {"executor": "dask"}}, ["/reward/executor", "process"]),
     "unknown controller": ({"trainer": {"controller": "MPIJob"}}, ["/trainer/controller", "JobSet"]),
     "no quantity": ({"storage": {"runs": {"size": "50 gigabytes"}}}, ["/storage/runs/size", "pattern"]),
+    "more than the restricted profile allows": (
+        {"podSecurityContext": {"runAsNonRoot": False}},
+        ["/podSecurityContext", "runAsNonRoot"],
+    ),
+    "root": ({"podSecurityContext": {"runAsUser": 0}}, ["/podSecurityContext/runAsUser", "minimum"]),
+    "a folder outside of the volume": (
+        {"storage": {"runs": {"subPath": "/runs"}}},
+        ["/storage/runs/subPath", "pattern"],
+    ),
+    "a listen address of one interface": ({"listenAddress": "10.0.0.1"}, ["/listenAddress", "::"]),
     "a port too high": ({"networkPolicy": {"rendezvousPort": 70000}}, ["/networkPolicy/rendezvousPort", "65,535"]),
 }
 
@@ -169,6 +179,14 @@ MISSING: dict[str, tuple[dict[str, Any], list[str]]] = {
     "a label twice": (
         {"commonLabels": {"team": "rl"}, "metrics": {"prometheusRule": {"labels": {"team": "platform"}}}},
         ["metrics.prometheusRule.labels has team, which commonLabels has already"],
+    ),
+    "the token of the API for Ray": (
+        {"reward": {"executor": "ray"}, "auth": {"rayKey": "token"}},
+        ["auth.rayKey is token, as auth.key", "a key of its own"],
+    ),
+    "a strategy for no StatefulSet": (
+        {"rollout": {"engine": {"nodes": 2}, "updateStrategy": {"type": "OnDelete"}}},
+        ["rollout.updateStrategy", "rollout.engine.nodes"],
     ),
     "TLS without a certificate": ({"tls": {"serveRollout": True}}, ["tls.existingSecret"]),
 }

@@ -3,6 +3,7 @@
 import importlib.util
 import itertools
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import yaml
 from tests.monitored import MONITORING, alert_queries, dashboard_queries, needs_prometheus, selectors
 
+ROOT = Path(__file__).parents[3]
 QUERIES = dashboard_queries() | alert_queries()
 DASHBOARD = json.loads((MONITORING / "dashboards/grpo-services.json").read_text())
 
@@ -54,7 +56,17 @@ def test_every_alert_says_what_is_wrong_and_how_bad_it_is():
     for rule in rules:
         assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}, rule["alert"]
         assert rule["labels"]["severity"] in ("warning", "critical")
-        assert set(rule["annotations"]) == {"summary", "description"}
+        assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}
+
+
+def test_every_alert_names_its_own_section_of_the_page():
+    groups = yaml.safe_load((MONITORING / "alerts.yaml").read_text())["groups"]
+    for rule in (rule for group in groups for rule in group["rules"]):
+        page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+        # An anchor is a heading in small letters.
+        headings = re.findall(r"^### (\w+)$", (ROOT / page).read_text(), re.MULTILINE)
+        assert rule["alert"] in headings
+        assert anchor == rule["alert"].lower()
 
 
 ALERT_TESTS = Path(__file__).with_name("alerts.test.yaml")
