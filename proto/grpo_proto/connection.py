@@ -40,7 +40,7 @@ _idle: WeakKeyDictionary[ServerState, dict["BoundedConnection", None]] = WeakKey
 
 
 class BoundedConnection(HttpToolsProtocol):
-    """Closed when headers are too large, when headers or a body are too late, or when an answer stays unread.
+    """Closed when headers are too large (431), when headers or a body are too late, or when an answer stays unread.
 
     Of the connections without a request under way those idle for longest are closed to make room for new ones. Between
     two requests uvicorn's `timeout_keep_alive` holds as well.
@@ -154,11 +154,24 @@ class BoundedConnection(HttpToolsProtocol):
         self._field_bytes += num_bytes
         self._num_fields += 1
         if self._field_bytes > self.max_header_bytes or self._num_fields > MAX_FIELDS:
-            self._cut()
+            self._refuse_fields()
+            self._stop_parsing()
 
-    def _cut(self) -> NoReturn:
+    def _refuse_fields(self) -> None:
+        """Without a word where another answer is under way, or the request's own, whose trailers are too large."""
+        if self.transport.is_closing():
+            return
+        if not self._reading_headers or not (self.cycle is None or self.cycle.response_complete):
+            self.transport.abort()
+            return
+        message = (
+            f"the line and the headers of a request may have {self.max_header_bytes} bytes and {MAX_FIELDS} fields"
+        )
+        hint = "send data in the body"
+        self._refuse(b"431 Request Header Fields Too Large", Refusal(431, "headers_too_large", message, hint=hint))
+
+    def _stop_parsing(self) -> NoReturn:
         """Also what has come already is not parsed to its end: that could take a hundred times as long as its bytes."""
-        self.transport.abort()
         raise ConnectionAbortedError
 
     def on_headers_complete(self) -> None:
@@ -172,7 +185,8 @@ class BoundedConnection(HttpToolsProtocol):
             return
         self._closes_after_body, self.cycle.keep_alive = not self.cycle.keep_alive, True
         if len(self.pipeline) > self.max_pipelined:
-            self._cut()
+            self.transport.abort()
+            self._stop_parsing()
         if self.body_limit_s is not None:
             self._limit = self.loop.call_later(self.body_limit_s, self._body_is_late)
 
@@ -182,7 +196,7 @@ class BoundedConnection(HttpToolsProtocol):
             message = f"the body comes in chunks of less than {LEAST_CHUNK_BYTES} bytes"
             hint = "send it in one piece, with its Content-Length"
             self._give_up(b"400 Bad Request", Refusal(400, "tiny_chunks", message, hint=hint))
-            raise ConnectionAbortedError
+            self._stop_parsing()
 
     def on_body(self, body: bytes) -> None:
         self._chunk_bytes += len(body)
@@ -223,7 +237,7 @@ class BoundedConnection(HttpToolsProtocol):
         framing_bytes = self._framing_bytes + len(data) - FORGIVEN_PER_BODY_BYTE * self._body_bytes
         self._framing_bytes = 0 if self._new_request else max(0, framing_bytes)
         if self._framing_bytes > self.max_header_bytes:
-            self.transport.abort()
+            self._refuse_fields()
             return
         if self in self._idle and self._limit is None:
             # Some bytes and no request: uvicorn waits no more for its end, and would hold it for ever.

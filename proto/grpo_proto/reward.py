@@ -74,10 +74,12 @@ class RewardScore(Response):
 
 
 class ScoreResult(Response):
-    """All rewards of one sample. `total` is the weighted sum of the scores that exist, null when none does."""
+    """All rewards of one sample."""
 
     id: str
-    total: float | None
+    total: float | None = Field(
+        description="The weighted sum of the scores that exist; null when none does, or when the sum is not finite."
+    )
     rewards: dict[str, RewardScore]
 
 

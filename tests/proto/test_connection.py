@@ -98,10 +98,34 @@ def test_the_second_request_of_a_connection_has_the_same_limit():
         assert b"200" not in said_until_closed(slow, drip=b"a")
 
 
-def test_headers_without_end_are_cut_by_their_size():
+@pytest.mark.parametrize("before", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"], ids=["first", "after another"])
+@pytest.mark.parametrize("drip", [b"X-a: b\r\n" * 100, b"b" * 800], ids=["many", "long"])
+def test_headers_without_end_are_refused_by_their_size(before: bytes, drip: bytes):
     with serving(max_header_bytes=1000) as address, socket.create_connection(address) as endless:
-        endless.sendall(b"GET / HTTP/1.1\r\n")
-        assert said_until_closed(endless, drip=b"X-a: b\r\n" * 100) == b""
+        endless.settimeout(PATIENCE_S)
+        if before:
+            endless.sendall(before)
+            assert endless.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+        endless.sendall(b"GET / HTTP/1.1\r\nX-b: ")
+        head, _, body = said_until_closed(endless, drip=drip).rpartition(b"\r\n\r\n")
+        assert b"HTTP/1.1 431 " in head
+        assert ErrorBody.model_validate_json(body).error.type == "headers_too_large"
+        assert is_served(address)
+
+
+@pytest.mark.parametrize("headers", [{"X-a": "b" * 100_000}, {f"X-{number}": "b" for number in range(MAX_FIELDS)}])
+def test_a_client_sees_that_its_headers_are_too_large(headers: dict[str, str]):
+    with serving() as address:
+        answer = httpx.get(f"http://{address[0]}:{address[1]}/", headers=headers, trust_env=False, timeout=PATIENCE_S)
+    assert answer.status_code == 431
+    assert ErrorBody.model_validate_json(answer.content).error.message.endswith("65536 bytes and 200 fields")
+
+
+def test_headers_behind_a_request_under_way_are_cut_without_a_word():
+    """An answer would be taken for that of the request before."""
+    with serving(max_header_bytes=1000) as address, socket.create_connection(address) as client:
+        client.sendall(b"GET /long HTTP/1.1\r\nHost: x\r\n\r\nGET / HTTP/1.1\r\nX-a: " + b"b" * 2000 + b"\r\n\r\n")
+        assert said_until_closed(client) == b""
 
 
 @pytest.mark.parametrize("head", [b"Content-Length: 100000", b"Transfer-Encoding: chunked"])

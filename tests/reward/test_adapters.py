@@ -451,6 +451,15 @@ async def test_seed_session_is_guarded_and_limited():
     assert (await server.http.post("/seed_session", content=b"x", headers=headers)).status_code == 415
 
 
+@pytest.mark.parametrize(
+    ("body", "status", "kind"),
+    [(b"", 400, "malformed_json"), (b"{", 400, "malformed_json"), (b"[]", 422, "invalid_value")],
+)
+async def test_seed_session_takes_an_object_as_the_other_routes_do(body, status, kind):
+    answer = await Server().http.post("/seed_session", content=body, headers={"Content-Type": "application/json"})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (status, kind)
+
+
 def test_the_label_rule():
     assert columns_of({"a": 1}, ["b"]) == {"a": 1}
     assert columns_of(' {"a": 1}', []) == {"a": 1}

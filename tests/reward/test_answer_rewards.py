@@ -4,12 +4,14 @@ import time
 import unicodedata
 
 import pytest
+from pydantic import TypeAdapter
 
 from grpo_reward.normal_form import normal_form
 from grpo_reward.rewards.exact_match import exact_match
 from grpo_reward.rewards.gsm8k import gsm8k
 from grpo_reward.rewards.math_boxed import last_box, math_boxed
-from grpo_reward.rewards.tool_call import tool_call
+from grpo_reward.rewards.tool_call import Call, tool_call
+from grpo_reward.strict_json import MAX_DEPTH
 
 
 @pytest.mark.parametrize(
@@ -138,10 +140,6 @@ BOTH = [*GOLD, {"name": "time"}]
     ],
 )
 def test_tool_call(text, gold, score):
-    from pydantic import TypeAdapter
-
-    from grpo_reward.rewards.tool_call import Call
-
     assert tool_call(text, tool_calls=TypeAdapter(list[Call]).validate_python(gold)).score == score
 
 
@@ -153,6 +151,22 @@ def test_tool_call_options():
     assert [tool_call(other, tool_calls=gold, compare_arguments=flag).score for flag in (True, False)] == [0.0, 1.0]
     with pytest.raises(ValueError, match="the column tool_calls is no JSON list"):
         tool_call(WEATHER, tool_calls="weather")
+
+
+@pytest.mark.parametrize("levels", [MAX_DEPTH - 2, MAX_DEPTH - 1, 500, 5000])
+@pytest.mark.parametrize("as_text", [True, False])
+def test_a_tool_call_of_the_column_is_as_deep_as_one_can_be_made(levels, as_text):
+    deep: list = []
+    for _ in range(levels - 1):
+        deep = [deep]
+    call = f'{{"name": "a", "arguments": {{"x": {"[" * levels}{"]" * levels}}}}}'
+    column = f"[{call}]" if as_text else [Call(name="a", arguments={"x": deep})]
+    completion = f"<tool_call>{call}</tool_call>"
+    if levels == MAX_DEPTH - 2:
+        assert tool_call(completion, tool_calls=column).score == 1.0
+        return
+    with pytest.raises(ValueError, match="the column tool_calls has a call of more than 32 nested levels"):
+        tool_call(completion, tool_calls=column)
 
 
 @pytest.mark.parametrize(

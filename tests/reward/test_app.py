@@ -663,6 +663,14 @@ async def test_rewards_describe_themselves(server):
     assert info["rewards"] == {name: reward["code_hash"] for name, reward in rewards.items()}
 
 
+async def test_of_a_key_that_stands_twice_the_last_counts(server):
+    body = (
+        b'{"rewards": [{"name": "min_length"}], "samples": [], "samples": [{"completion": "a", "id": "0", "id": "1"}]}'
+    )
+    answer = await server.http.post("/v1/score", content=body, headers=JSON)
+    assert [result["id"] for result in answer.json()["results"]] == ["1"]
+
+
 def test_totals():
     def total(*parts: tuple[float, float | None]) -> float | None:
         scores = [RewardScore(score=score, status="ok" if score is not None else "error") for _, score in parts]

@@ -192,6 +192,39 @@ def test_a_literal_on_the_left_and_several_comparisons_are_compared_outside_too(
     assert code(fenced(EQUAL_TO_ALL), tests=[test]).log == {"passed": 0, "tests": 1, "failure": "wrong value"}
 
 
+@pytest.mark.parametrize(
+    ("value", "literal", "score"),
+    [
+        ("Color.RED", "'red'", 1.0),  # a (str, Enum), whose str() is "Color.RED"
+        ("[Color.RED]", "['red']", 1.0),
+        ("{Color.RED: float('inf')}", "{'red': 1e999}", 1.0),
+        ("-float('inf')", "-1e999", 1.0),
+        ("float('inf')", "1e308", 0.0),
+        ("float('nan')", "1e999", 0.0),
+        ("(...,)", "(...,)", 1.0),
+        ("()", "()", 1.0),
+        ("frozenset()", "set()", 1.0),
+        ("1", "True", 1.0),
+        # No literal has such a value.
+        ("Decimal(3)", "3", 0.0),
+        ("[Decimal(3)]", "[3]", 0.0),
+        ("deque([1])", "[1]", 0.0),
+        ("Yes()", "3", 0.0),  # its __repr__ says 3
+        ("[Yes()]", "[3]", 0.0),
+        ("YesText('no')", "'yes'", 0.0),
+        ("YesText('yes')", "'yes'", 1.0),
+    ],
+)
+def test_which_values_equal_a_literal(value: str, literal: str, score: float):
+    program = (
+        "from collections import deque\nfrom decimal import Decimal\nfrom enum import Enum\n"
+        "class Color(str, Enum):\n    RED = 'red'\n"
+        "class Yes:\n    def __eq__(self, other): return True\n    def __repr__(self): return '3'\n"
+        "class YesText(str):\n    def __str__(self): return 'yes'\n    __repr__ = lambda self: \"'yes'\"\n"
+    )
+    assert code(fenced(program), tests=[f"assert {value} == {literal}"]).score == score
+
+
 PUSH = "items = []\ndef push(x):\n    items.append(12 // x)\n    return items\n"
 
 

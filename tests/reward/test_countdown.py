@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from grpo_reward.rewards.countdown import countdown
+from grpo_reward.scorer import checked_params, score_sample
 
 
 def score(answer: str, nums: list[int] | str = [44, 19, 35], target: int | float | str = 98) -> float | None:  # noqa: B006
@@ -145,6 +146,25 @@ def test_the_expression_is_logged():
 def test_a_broken_row_is_an_error_and_not_0(nums, target):
     with pytest.raises(ValueError, match="column"):
         score("7", nums, target)
+
+
+@pytest.mark.parametrize(
+    ("nums", "target", "fault"),
+    [
+        ([1, 2], 3, None),
+        (["1", "2"], "3", None),  # as some exports of Parquet have them
+        ([1.0, 2.0], 3.0, None),
+        ("[1, 2]", "3", None),
+        ([True, 2], 3, "column nums: true and false are no numbers"),
+        ([1, 2], True, "column target: true and false are no numbers"),
+        (True, 3, "column nums: true and false are no numbers"),
+    ],
+)
+def test_a_column_may_hold_texts_and_no_booleans(nums, target, fault):
+    mark = countdown.__reward__
+    sample = {"completion": "<answer>1 + 2</answer>", "columns": {"nums": nums, "target": target}}
+    result = score_sample(mark, checked_params(mark, {}), sample, None)
+    assert (result["score"], result.get("detail")) == (None if fault else 1.0, fault)
 
 
 def test_nothing_is_evaluated():

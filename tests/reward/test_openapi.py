@@ -41,6 +41,12 @@ def test_it_describes_the_request_and_every_route(described):
         assert reference in schemas
 
 
+def test_it_says_when_a_total_is_null(described):
+    total = described["components"]["schemas"]["ScoreResult"]["properties"]["total"]
+    assert {"type": "null"} in total["anyOf"]
+    assert "null when none does, or when the sum is not finite" in total["description"]
+
+
 async def test_every_example_runs(described):
     settings, executor, metrics = Settings().model_copy(update={"token": None}), InlineExecutor(), Metrics()
     app = create_app(settings, executor, metrics, Scoring(executor, metrics))

@@ -272,16 +272,22 @@ def test_each_test_is_a_process_of_its_own():
 
 
 def test_expressions_come_back_as_literals():
-    source = "from collections import Counter, OrderedDict\nclass Odd:\n    def __eq__(self, other): return True\n"
+    source = (
+        "from collections import Counter, OrderedDict\nfrom enum import Enum, IntEnum\n"
+        "class Color(str, Enum):\n    RED = 'red'\nclass Size(IntEnum):\n    LARGE = 3\n"
+        "class Odd:\n    def __eq__(self, other): return True\n    def __repr__(self): return '3'\n"
+    )
     values = {
         "Counter('aab')": "{'a': 2, 'b': 1}",
-        "[OrderedDict(x=1), (2.5, None, True)]": "[{'x': 1}, (2.5, None, True)]",
+        "[OrderedDict(x=1), (2.5, None, True)]": "[{'x': 1}, (2.5, None, True, )]",
         "'text'": "'text'",
         "{'x': 1}.keys()": "{'x'}",
-        "[frozenset({1}), bytearray(b'a')]": "[{1}, b'a']",
+        "[frozenset({1}), set(), bytearray(b'a')]": "[{1}, set(), b'a']",
+        "[..., float('inf'), -float('inf'), complex(0, float('inf'))]": "[..., 1e999, -1e999, 1e999j]",
+        "[Color.RED, Size.LARGE]": "['red', 3]",
     }
     assert run_one(source, expressions=list(values)).values == list(values.values())
-    assert "Odd object" in str(run_one(source, expressions=["Odd()"]).values)
+    assert "<__main__.Odd object" in str(run_one(source, expressions=["Odd()"]).values)
 
 
 def test_each_expression_is_told_before_the_next_can_change_it():

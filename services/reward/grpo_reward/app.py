@@ -34,7 +34,7 @@ from .config import Settings
 from .docs_page import mount_docs
 from .executors.base import Executor
 from .faults import shown
-from .guard import COUNTED_ROUTES, Admission, ClientGone, Guard, response_of
+from .guard import COUNTED_ROUTES, Admission, ClientGone, Guard, Place, response_of
 from .metrics import Metrics
 from .reading import Reader, collector_waits
 from .refusal import Refusal, nearest, shutting_down
@@ -117,15 +117,17 @@ def create_app(
         """What can be computed: documentation, params with defaults, columns."""
         return _json(RewardList(rewards=[reward.description for reward in executor.rewards.values()]))
 
+    async def message_of(request: Request, reader: Reader[BodyT], place: Place) -> BodyT:
+        body = await place.read_json(request.headers.get, request.receive)
+        async with admission.turn_to_parse(len(body)):
+            return reader.read(body)
+
     async def answer_to(
         request: Request, reader: Reader[BodyT], answer: Callable[[BodyT], Awaitable[bytes]]
     ) -> Response:
         """What all routes that score have in common: a place, the limits of a body, its check, the time it took."""
         with admission.place() as place, metrics.request_seconds.time():
-            body = await place.read_json(request.headers.get, request.receive)
-            async with admission.turn_to_parse(len(body)):
-                message = reader.read(body)
-            del body
+            message = await message_of(request, reader, place)
             return Response(await answer(message), media_type="application/json")
 
     async def answer_of(request: Request, message: ScoreRequest) -> ScoreResponse:
@@ -175,7 +177,8 @@ def create_app(
 
         A score may have 64 KiB of `log` and 100 `metrics`; those of one answer together 32 MiB, counted about as they
         stand in memory, and those of all answers at once 256 MiB. Beyond, a score comes without them, and its `detail`
-        says so. More samples than `--max-samples`, or 64 times as many scores, are refused with 413.
+        says so. More samples than `--max-samples`, or 64 times as many scores, are refused with 413. A key that stands
+        twice in an object of the request counts as it stands last.
         """
 
         async def answer(message: ScoreRequest) -> bytes:
@@ -208,6 +211,7 @@ def create_app(
 
     for adapter in ADAPTERS:
         mount(adapter)
+    seed_reader = Reader(PeerRequest, (), samples=None, max_samples=settings.max_samples)
 
     @app.post(
         "/seed_session", tags=[PEERS], summary="Prepare a task", responses=ERRORS, openapi_extra=_body_of(None, {})
@@ -215,7 +219,7 @@ def create_app(
     async def seed_session(request: Request) -> dict[str, Any]:
         """NeMo-Gym calls it before each task. Rewards remember nothing of a task, so there is nothing to prepare."""
         with admission.place() as place:
-            await place.read_json(request.headers.get, request.receive)
+            await message_of(request, seed_reader, place)
         return {}
 
     @app.exception_handler(Refusal)

@@ -36,7 +36,9 @@ def checked_params(reward: Reward, params: Mapping[str, Any]) -> BaseModel:
         return reward.params.model_validate(params)
     except ValidationError as error:
         raise InvalidParamsError(_first_problem(error)) from None
-    except (Exception, SystemExit) as error:  # such as a pattern with five thousand brackets
+    except RecursionError:  # such as a pattern with five thousand brackets
+        raise InvalidParamsError("the params cannot be read: something in them is nested too deeply") from None
+    except (Exception, SystemExit) as error:
         raise InvalidParamsError(f"the params cannot be read: {type(error).__name__}: {error}"[:300]) from None
 
 

@@ -52,9 +52,12 @@ def code(
     which tells nobody). Any other exit in it is a failure, whoever asks for it.
 
     A program does not see the outputs that are expected of it, nor the literal of `assert f(x) == literal` (or
-    `literal == f(x)`, or several with `and`), which is compared outside, as literals of Python are equal (sets and
-    dicts of any kind, but no Fraction with an int), nor those of several such lines at the end of a test. Any other
-    text of Python runs beside the program: one that was written to cheat can make it pass.
+    `literal == f(x)`, or several with `and`), nor those of several such lines at the end of a test. These are compared
+    outside, as literals of Python are equal: None, `...`, bool, int, float, complex, str, bytes, lists, tuples, sets
+    and dicts, and what derives from one of these types (a Counter, a member of an IntEnum or of a `(str, Enum)`), as
+    the plain value that it holds. A value of another type equals no literal, whatever its `__eq__` or `__repr__` says:
+    no Decimal or Fraction an int, no deque a list. Any other text of Python runs beside the program: one that was
+    written to cheat can make it pass.
 
     Source: open-r1's `code_reward` and ms-swift's example `external_code_reward` (share of passed tests, output
     compared line by line), which need a sandbox service.

@@ -2,6 +2,10 @@
 
 import re
 from fractions import Fraction
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+from pydantic_core import PydanticCustomError
 
 from ..answer import answer_block
 from ..author import Score, reward
@@ -22,8 +26,19 @@ class _NoExpressionError(Exception):
     """The text is no arithmetic expression of ours."""
 
 
+def _without_booleans(value: Any) -> Any:
+    if any(isinstance(number, bool) for number in (value if isinstance(value, list) else [value])):
+        raise PydanticCustomError("boolean", "true and false are no numbers")  # pydantic takes them for 1 and 0
+    return value
+
+
 @reward
-def countdown(completion: str, *, nums: list[int] | str, target: int | float | str) -> Score:
+def countdown(
+    completion: str,
+    *,
+    nums: Annotated[list[int] | str, BeforeValidator(_without_booleans)],
+    target: Annotated[int | float | str, BeforeValidator(_without_booleans)],
+) -> Score:
     """1 when the equation in `<answer>` uses every number of `nums` exactly once and equals `target`, else 0.
 
     The first `<answer>…</answer>` without a line break counts, and in it what stands before the first `=`
@@ -31,7 +46,8 @@ def countdown(completion: str, *, nums: list[int] | str, target: int | float | s
     parentheses, blanks and tabs. Everything else, `//`, `**` and `1.5` too, scores 0, and so does a division by zero.
     Arithmetic is exact, in rational numbers, so `target` is compared exactly: 0.1 means one tenth.
 
-    `nums` may also be text, such as `[44, 19, 35]` from a CSV file.
+    `nums` may also be text, such as `[44, 19, 35]` from a CSV file, and so may each number in the list and `target`;
+    `true` is no number.
 
     Source: the Countdown experiment of ms-swift after mini-deepseek-r1, `CountdownORM`, which hands the text to
     `eval` and so takes `//`, hangs on `44**19**35` and compares floats within 1e-5.

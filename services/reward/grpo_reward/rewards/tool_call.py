@@ -7,7 +7,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from ..author import Score, reward
-from ..strict_json import strict_json_at
+from ..nesting import nesting
+from ..strict_json import MAX_DEPTH, strict_json_at
 from .format import THINK_CLOSING, THINK_OPENING
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
@@ -32,7 +33,8 @@ def tool_call(
 
     A call that is no valid JSON is a wrong one; so is an object with the same key twice (readers differ in which one
     counts), NaN, and more than 32 nested levels. The last closing tag may be missing, as it is where it ends the
-    sampling. What stands in `<think>` is no call: nobody runs it.
+    sampling. What stands in `<think>` is no call: nobody runs it. A column with a call that is nested more deeply is an
+    error.
 
     Source: the exact comparison of ms-swift's `toolbench` at its full score, in JSON.
     """
@@ -46,15 +48,25 @@ def tool_call(
 
 
 def _calls(column: list[Call] | str) -> list[Call]:
-    if isinstance(column, list):
-        return column
     try:
-        calls = json.loads(column)
-        if not isinstance(calls, list):
-            raise TypeError
-        return [Call.model_validate(call) for call in calls]
+        calls = _from_text(column) if isinstance(column, str) else column
     except (TypeError, ValueError):
         raise ValueError("the column tool_calls is no JSON list of objects with name and arguments") from None
+    except RecursionError:
+        calls = None
+    # A call is an object around its arguments: deeper than one that is made can be.
+    if calls is None or any(nesting(call.arguments) >= MAX_DEPTH for call in calls):
+        raise ValueError(
+            f"the column tool_calls has a call of more than {MAX_DEPTH} nested levels, which none may have"
+        )
+    return calls
+
+
+def _from_text(column: str) -> list[Call]:
+    calls = json.loads(column)
+    if not isinstance(calls, list):
+        raise TypeError
+    return [Call.model_validate(call) for call in calls]
 
 
 def _without_thoughts(text: str) -> str:

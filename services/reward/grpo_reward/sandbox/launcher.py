@@ -6,8 +6,8 @@ From standard input: one JSON object, `{"source", "tests", "test_timeout_s", "to
 "max_output_bytes"}`. A test is `{"stdin": text}`, `{"code": text}` (statements that raise when they fail) or
 `{"expressions": [text, …]}`, with `code` before them or not. To standard output: first `{"missing": [reason, …]}`, the
 barriers this machine has not, then an object for each test: `{"ended": "done" | "error" | "timeout" | "output" |
-"death", "stdout", "detail", "values"}`, with the output in base64 and the `repr` of each expression up to the one that
-raised.
+"death", "stdout", "detail", "values"}`, with the output in base64 and the value of each expression, up to the one that
+raised, as a literal of Python.
 
 Three processes: this one waits; below it, first in a process table of its own where there is one, the keeper, which
 never runs anything of the program's; below that, one after the other, a process for each test. The tests are judged
@@ -233,7 +233,7 @@ def _become_test(request: dict[str, Any], test: dict[str, Any]) -> None:
             verdict["values"] = values = []
             for expression in expressions:
                 value = eval(compile(expression, "<test>", "eval", dont_inherit=True), names)  # noqa: S307
-                values.append(repr(_plain(value)))  # now: what comes next may change it
+                values.append(_literal(value))  # now: what comes next may change it
         _flush(sys.stdout, stdout)
         verdict["ended"] = "done"
     except BaseException as error:
@@ -280,24 +280,32 @@ def _flush(*streams: Any) -> None:
             stream.flush()
 
 
-def _plain(value: object) -> object:
-    """A Counter is equal to a dict, but does not look like one: what derives from a type of a literal becomes one."""
+def _literal(value: object) -> str:
+    """What a literal of the same value looks like, of what derives from a type of literals, as a Counter does, too.
+
+    Anything else does not say itself what it looks like: its `__repr__` is the program's, and could say any literal.
+    """
+    if value is ...:
+        return "..."
     if value is None or isinstance(value, bool):
-        return value
+        return repr(value)
     if isinstance(value, dict):
-        return {_plain(key): _plain(item) for key, item in value.items()}
-    for container in (list, tuple):
-        if isinstance(value, container):
-            return container(_plain(item) for item in value)
+        return f"{{{', '.join(f'{_literal(key)}: {_literal(item)}' for key, item in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_literal, value))}]"
+    if isinstance(value, tuple):
+        return f"({''.join(f'{_literal(item)}, ' for item in value)})"
     if isinstance(value, Set):  # frozensets, and the keys of a dict
-        return {_plain(item) for item in value}
+        return f"{{{', '.join(map(_literal, value))}}}" if value else "set()"
     if isinstance(value, bytearray):
-        return bytes(value)
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        return float(value)
-    return str(value) if isinstance(value, str) else value
+        value = bytes(value)
+    for kind in (str, bytes, int):
+        if isinstance(value, kind):
+            return kind.__repr__(value)
+    for number in (float, complex):
+        if isinstance(value, number):
+            return number.__repr__(value).replace("inf", "1e999")  # which is how a literal says it
+    return object.__repr__(value)  # which begins with "<", as no literal does
 
 
 def _say(message: dict[str, Any]) -> None:

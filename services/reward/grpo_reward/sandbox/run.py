@@ -28,7 +28,7 @@ class Run:
     stdout: str
     detail: str | None
     values: list[str] | None
-    """`repr` of each of a test's expressions, up to the one that raised."""
+    """Of each of a test's expressions, as literals of Python, up to the one that raised; `<…>` for what has none."""
 
 
 def missing_barriers() -> list[str]:
