@@ -23,11 +23,11 @@ SLEEPING = {
 class Machinery:
     """An executor and the restarts it has reported."""
 
-    def __init__(self, plugin: Path, *, workers: int = 2, start_limit_s: float = 120.0):
+    def __init__(self, plugin: Path | None, *, workers: int = 2, start_limit_s: float = 120.0):
         self.restarts: Counter[str] = Counter()
         self.executor = ProcessExecutor(
             workers=workers,
-            plugins=[plugin],
+            plugins=plugin and [plugin],
             memory_bytes=4 << 30,
             environment={"GIVEN_TO_REWARDS": "yes"},
             start_limit_s=start_limit_s,

@@ -225,3 +225,20 @@ def test_an_exception_names_the_line_of_the_plugin(tmp_path):
 
     assert told("share") == "ZeroDivisionError: division by zero (raising_reward.py, line 5)"
     assert told("deep").endswith("(raising_reward.py, line 8)")
+
+
+def test_a_reward_that_wraps_another_is_one_of_its_file(tmp_path):
+    plugin = tmp_path / "wraps.py"
+    plugin.write_text(
+        "import functools\n"
+        "from grpo_reward import reward\n"
+        "from grpo_reward.rewards.exact_match import exact_match\n"
+        "@functools.wraps(exact_match)\n"
+        "def helper(completion, **others):\n    return None\n"
+        '@reward(name="half")\n'
+        "@functools.wraps(exact_match)\n"
+        "def half(completion, **others):\n    return 0.5 * exact_match(completion, **others)\n"
+    )
+    rewards = loaded(plugin)
+    assert set(rewards) == {"half"}
+    assert rewards["half"].function("a", solution="a") == 0.5

@@ -15,6 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from grpo_reward.executors.descendants import processes
+
 PATIENCE_S = 60.0
 COMMAND = [sys.executable, "-m", "grpo_reward", "serve"]
 LATE = {"rewards": [{"name": "misbehave"}], "samples": [{"completion": "loop"}], "timeout_s": 600, "deadline_s": 600}
@@ -52,17 +54,21 @@ def server(misbehaving: Path) -> Iterator[Server]:
 
 def descendants(pid: int) -> set[int]:
     """Process ids of the children, and of theirs."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except (FileNotFoundError, ProcessLookupError):
-                continue
+    parents = {process.pid: process.parent for process in processes()}
     found = {pid}
     while more := {child for child, parent in parents.items() if parent in found} - found:
         found |= more
     return found - {pid}
+
+
+def keeper_of_plugins(pid: int) -> int:
+    """Process id of the one that starts the workers of plugins, for the server `pid`."""
+    [found] = [
+        process.pid
+        for process in processes()
+        if process.parent == pid and b"plugins" in Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
+    ]
+    return found
 
 
 def all_gone(pids: set[int]) -> bool:
@@ -137,9 +143,9 @@ async def test_nothing_is_left_after_kill_9(server):
     body = LATE | {"samples": [{"completion": "fork and loop"}] * 2}
     async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=PATIENCE_S) as client:
         work = asyncio.create_task(client.post("/v1/score", json=body))
-        # The fork server, two workers, and what each of them forked.
+        # Twice a keeper, a fork server, three workers; and what two of them forked.
         until = time.monotonic() + PATIENCE_S
-        while len(children := descendants(server.process.pid)) < 5:
+        while len(children := descendants(server.process.pid)) < 12:
             assert time.monotonic() < until
             await asyncio.sleep(0.01)
         assert server.stop(signal.SIGKILL) == -signal.SIGKILL
@@ -150,6 +156,8 @@ async def test_nothing_is_left_after_kill_9(server):
 
 def test_a_reward_that_kills_the_fork_server_again_and_again_does_not_end_the_server(server):
     children = descendants(server.process.pid)
+    keeper = keeper_of_plugins(server.process.pid)
+    of_plugins = {keeper} | descendants(keeper)
     body = {"rewards": [{"name": "misbehave"}], "samples": [{"completion": "kill the parent"}, {"completion": ""}]}
 
     def statuses() -> list[str]:
@@ -158,7 +166,9 @@ def test_a_reward_that_kills_the_fork_server_again_and_again_does_not_end_the_se
 
     assert statuses() == ["error", "ok"]
     assert httpx.get(f"{server.url}/readyz", trust_env=False).status_code == 200
-    assert all_gone(children)
+    assert all_gone(of_plugins)
+    assert children - of_plugins < descendants(server.process.pid)
+    assert 'restarts_total{cause="lost"} 6.0' in httpx.get(f"{server.url}/metrics", trust_env=False).text
     assert statuses() == ["error", "ok"]
     assert statuses() == ["error", "ok"]
     assert httpx.get(f"{server.url}/readyz", trust_env=False).status_code == 200

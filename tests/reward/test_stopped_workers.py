@@ -86,8 +86,8 @@ async def test_idle_workers_that_are_stopped_cost_no_sample_its_score(machinery,
     assert await gone(*stopped)
 
 
-async def test_when_no_worker_ever_begins_that_ends_too(started, monkeypatch):
-    machinery = Machinery(started.executor._plugins[0], workers=1)
+async def test_when_no_worker_ever_begins_that_ends_too(misbehaving, monkeypatch):
+    machinery = Machinery(misbehaving, workers=1)
     hello = worker_handle.WorkerHandle.hello
 
     async def hello_and_stop(handle: worker_handle.WorkerHandle) -> bool:

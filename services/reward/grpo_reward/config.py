@@ -28,7 +28,8 @@ class Settings(BaseSettings):
         default=0,
         ge=0,
         le=1024,
-        description="Worker processes; 0 is one for each CPU core. One for every eight comes on top.",
+        description="Worker processes; 0 is one for each CPU core. One for every eight comes on top. "
+        "Rewards of plugins have as many of their own.",
     )
     plugin: Annotated[list[Path], NoDecode] = Field(
         default_factory=list,

@@ -26,7 +26,8 @@ class Metrics:
         self.queued = Gauge("grpo_reward_queue_depth", "Scores asked for and not answered yet.", registry=registry)
         self.restarts = Counter(
             "grpo_reward_worker_restarts",
-            "Worker processes replaced: timeout, death, leaving (a reward left something behind), cancelled.",
+            "Worker processes replaced: timeout, death, leaving (a reward left something behind), cancelled, "
+            "unread (what it was given), lost (all of them, with the process that starts them).",
             ["cause"],
             registry=registry,
         )

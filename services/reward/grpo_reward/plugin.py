@@ -101,7 +101,7 @@ def left_out(plugin: Path) -> dict[str, str]:
 
 def rewards_of(module: ModuleType) -> list[Reward]:
     """The marked rewards a module defines; those it imported belong to others. TypeError when one hides another."""
-    own = {id(value): value for value in vars(module).values() if _written_in(value, module)}
+    own = {id(value): value for value in vars(module).values() if _written_in(value, module) or _wraps(value, module)}
     marks = [mark for mark in map(_mark, own.values()) if isinstance(mark, Reward)]
     for first, second in itertools.combinations(marks, 2):
         if first.name == second.name and first is not second:
@@ -109,6 +109,8 @@ def rewards_of(module: ModuleType) -> list[Reward]:
     for mark in MARKED:
         function = inspect.unwrap(mark.function)
         if getattr(function, "__globals__", None) is not vars(module) or any(mark is found for found in marks):
+            continue
+        if any(value is mark.function for value in mark.function.__globals__.values()):  # it wraps one from here
             continue
         if (name := function.__name__) in vars(module):
             after = [_line(found) for found in marks if found.function.__name__ == name]
@@ -123,6 +125,11 @@ def _line(mark: Reward) -> int:
 
 def _mark(value: Any) -> Any:
     return getattr(value, "__reward__", None)
+
+
+def any_installed() -> bool:
+    """Whether an installed package names rewards; nothing of it is imported."""
+    return bool(importlib.metadata.entry_points(group=ENTRY_POINTS))
 
 
 def installed_rewards() -> Iterator[tuple[str, list[Reward]]]:
@@ -171,6 +178,12 @@ def _trl_functions(module: ModuleType) -> list[tuple[str, Any]]:
 
 def _written_in(value: Any, module: ModuleType) -> bool:
     return getattr(value, "__module__", None) == module.__name__
+
+
+def _wraps(value: Any, module: ModuleType) -> bool:
+    """Whether it is a marked function of this module under the name of another's: `functools.wraps` gives it that."""
+    mark = _mark(value)
+    return isinstance(mark, Reward) and mark.function is value and value.__globals__ is vars(module)
 
 
 def _import_file(path: Path) -> ModuleType:

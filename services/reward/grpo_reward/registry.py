@@ -18,22 +18,32 @@ log = logging.getLogger("grpo_reward")
 
 def load_rewards(plugins: Iterable[Path], notify: Callable[[str], object] = log.warning) -> dict[str, Reward]:
     """Name → reward, built-in ones first. `notify` is called with what the operator should know. Raises PluginError."""
+    of_plugins = plugin_rewards(plugins, notify)  # first: what is wrong is told soonest
+    return built_in_rewards() | of_plugins
+
+
+def built_in_rewards() -> dict[str, Reward]:
+    """Each has the name of its module."""
+    found = {}
+    for name in _built_in_names():
+        [found[name]] = rewards_of(importlib.import_module(f"{built_in.__name__}.{name}"))
+    return found
+
+
+def plugin_rewards(plugins: Iterable[Path], notify: Callable[[str], object] = log.warning) -> dict[str, Reward]:
+    """Those of installed packages and of `plugins`; the built-in ones are not imported. Raises PluginError."""
     plugins = list(plugins)
     found: dict[str, Reward] = {}
-    origin: dict[str, str] = {}
-    files = [(str(path), rewards_of_plugin(path)) for path in plugins]  # first: what is wrong is told soonest
-    modules = [
-        (f"the built-in {info.name}.py", rewards_of(importlib.import_module(f"{built_in.__name__}.{info.name}")))
-        for info in pkgutil.iter_modules(built_in.__path__)
-    ]
-    for source, rewards in [*modules, *installed_rewards(), *files]:
+    origin = {name: f"the built-in {name}.py" for name in _built_in_names()}
+    files = [(str(path), rewards_of_plugin(path)) for path in plugins]
+    for source, rewards in [*installed_rewards(), *files]:
         if not rewards:
             raise PluginError(
                 f"{source} defines no reward: put @reward above a function, give it a parameter `completions`, or put "
                 "an ORM class into orms"
             )
         for reward in rewards:
-            if reward.name in found:
+            if reward.name in origin:
                 raise PluginError(
                     f"{source} defines the reward {reward.name}, and so does {origin[reward.name]}: "
                     f'rename it, for example @reward(name="my_{reward.name}")'
@@ -43,6 +53,10 @@ def load_rewards(plugins: Iterable[Path], notify: Callable[[str], object] = log.
     for text in _left_out(plugins):
         notify(text)
     return found
+
+
+def _built_in_names() -> list[str]:
+    return [info.name for info in pkgutil.iter_modules(built_in.__path__)]
 
 
 def _left_out(plugins: list[Path]) -> list[str]:

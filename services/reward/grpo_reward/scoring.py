@@ -105,16 +105,15 @@ class Scoring:
                 _check_sample(loaded, position, sample)
 
     def _groups(self, specs: Sequence[RewardSpec]) -> Iterator[list[RewardSpec]]:
-        """Rewards that share chunks: the cheap ones; every other is alone."""
-        shared = []
+        """Rewards that share chunks: the cheap ones, built-in or of plugins; every other is alone."""
+        shared: dict[bool, list[RewardSpec]] = {False: [], True: []}
         for spec in specs:
             loaded = self._executor.rewards[spec.name]
             if not loaded.batch and self._costs.is_cheap(spec):
-                shared.append(spec)
+                shared[loaded.of_plugin].append(spec)
             else:
                 yield [spec]
-        if shared:
-            yield shared
+        yield from filter(None, shared.values())
 
     async def _run(self, pieces: Sequence["_Piece"], deadline_s: float, extras: AnswerExtras) -> bool:
         """Score all pieces; True when the deadline came first."""

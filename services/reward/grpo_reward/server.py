@@ -83,10 +83,10 @@ def make_executor(settings: Settings, metrics: Metrics) -> Executor:
             workers=settings.workers, plugins=settings.plugin, memory_bytes=memory_bytes, environment=environment
         )
 
-    from .executors.process import ProcessExecutor
+    from .executors.separate import worker_processes
     from .executors.turns import num_spare
 
-    return ProcessExecutor(
+    return worker_processes(
         workers=settings.num_workers,
         spare=num_spare(settings.num_workers),
         plugins=settings.plugin,

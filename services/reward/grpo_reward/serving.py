@@ -20,6 +20,7 @@ from .config import Settings
 from .costs import Costs
 from .executors.base import Executor, ExecutorUnavailable
 from .executors.gathering import GatheringExecutor
+from .executors.separate import each_part
 from .executors.turns import TurnsExecutor
 from .memo import Memo
 from .metrics import Metrics
@@ -67,8 +68,8 @@ async def _serve(
         _check_adapters(settings, executor)
         memo = Memo(settings.memo) if settings.memo else None
         costs = Costs()
-        gathering = GatheringExecutor(TurnsExecutor(executor, costs), costs)
-        scoring = Scoring(gathering, metrics, costs=costs, memo=memo)
+        in_turns = each_part(executor, lambda part: GatheringExecutor(TurnsExecutor(part, costs), costs))
+        scoring = Scoring(in_turns, metrics, costs=costs, memo=memo)
         config.app = create_app(settings, executor, metrics, scoring, tracing)
         gc.freeze()  # what is here now stays: the collector need not look at it again
         server = _Server(config, scoring, settings.grace_s)

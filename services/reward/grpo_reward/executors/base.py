@@ -20,6 +20,8 @@ class LoadedReward(BaseModel):
     """Columns it reads, those it can do without included."""
     all_columns: bool
     takes_step: bool
+    of_plugin: bool = False
+    """It is scored where plugins are, and shares no chunk with built-in ones; see `separate.py`."""
 
     @property
     def batch(self) -> bool:

@@ -25,6 +25,8 @@ class Blame:
         self._max_unread = workers + MAX_DEATHS_BEFORE
         self._retried: set[int] = set()
         self._one_by_one = False
+        self.suspected = False
+        """Whether an item of it was in work when all workers were lost: it may have ended the fork server."""
         self._deaths_before = self._slow_beginnings = self._unread = 0
 
     def next_items(self) -> list[int]:
@@ -32,8 +34,9 @@ class Blame:
         items = self._chunk.open_items()
         return items[:1] if self._one_by_one else items
 
-    def lost(self, ending: Ending, items: list[int]) -> None:
+    def lost(self, ending: Ending, items: list[int], *, with_fork_server: bool = False) -> None:
         """Take in how a worker's turn at `items` ended. What stays open is for the next worker."""
+        self.suspected = self.suspected or (with_fork_server and ending.item >= 0)
         if ending.kind == "unread":
             self._unread += 1
             if self._unread > self._max_unread:

@@ -83,6 +83,13 @@ def has_ended(pid: int) -> bool:
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
+def go_on(pid: int) -> None:
+    """Let a child that has been stopped go on."""
+    with contextlib.suppress(ChildProcessError):  # it has ended meanwhile, and stays to be waited for
+        if os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG) is not None:
+            _kill(pid, signal.SIGCONT)
+
+
 async def end(process: subprocess.Popen[bytes], patience_s: float, mark: str) -> None:
     """Wait until it has ended, kill it when that takes longer, and in any case what is left of its group and `mark`."""
     until = time.monotonic() + patience_s

@@ -1,6 +1,7 @@
-"""The process that imports every reward once and forks workers from itself. It listens to one socket, its parent's.
+"""The process that imports rewards once and forks workers from itself. It listens to one socket, its parent's.
 
-`python -m grpo_reward.executors.forkserver FD MEMORY_BYTES [PLUGIN …]`, started by `process.py`.
+`python -m grpo_reward.executors.forkserver FD MEMORY_BYTES`, started by `process.py`, has the built-in rewards; with
+`plugins [PLUGIN …]` after that, those of installed packages and of plugin files, and no others.
 
 From the server, one JSON message per packet: `{"spawn": id}` with the worker's socket and progress memory as file
 descriptors, `{"kill": id}`, `{"ping": n}`. To it: `{"reward": …}` for each reward, `{"notice": text}` for the
@@ -32,9 +33,9 @@ from typing import Any, NoReturn
 
 from ..author import Reward
 from ..plugin import PluginError, forks_end_here
-from ..registry import load_rewards
+from ..registry import built_in_rewards, plugin_rewards
 from ..sandbox.run import START_S, SandboxError, missing_barriers
-from .descendants import children, has_ended, kill, kill_group
+from .descendants import children, go_on, has_ended, kill, kill_group
 from .environment import give_up_reading_other_processes
 from .frames import PACKET_BYTES, PROGRESS_BYTES
 from .worker import Worker, limit_resources, quiet_standard_streams
@@ -66,7 +67,8 @@ def main() -> None:
     os.register_at_fork(after_in_child=control.close)
     with forks_end_here():
         try:
-            if (rewards := load(control, [Path(path) for path in sys.argv[3:]])) is not None:
+            plugins = [Path(path) for path in sys.argv[4:]] if sys.argv[3:] else None
+            if (rewards := load(control, plugins)) is not None:
                 ForkServer(control, rewards, memory_bytes=int(sys.argv[2])).run()
         except Exception:
             with contextlib.suppress(Exception):  # a plugin may have left no standard error
@@ -79,6 +81,8 @@ def main() -> None:
 def keep(control: socket.socket, pid: int) -> NoReturn:
     """Wait until the server or the fork server `pid` is gone, however it went, and end what is left of the latter.
 
+    When the fork server is stopped (SIGSTOP), it goes on.
+
     Nothing of a plugin runs here, so nothing but a kill of this very process keeps it from that.
     """
     ignore_signals()
@@ -88,6 +92,7 @@ def keep(control: socket.socket, pid: int) -> NoReturn:
     while not has_ended(pid) and control.fileno() not in dict(poll.poll()):
         with contextlib.suppress(BlockingIOError):
             woken.recv(4096)
+        go_on(pid)
     kill_group(pid)
     kill_everything()
     os._exit(0)
@@ -108,20 +113,26 @@ def notice_children() -> socket.socket:
     return read
 
 
-def load(control: socket.socket, plugins: list[Path]) -> dict[str, Reward] | None:
-    """Import every reward and tell the server of it; None when that failed, as the server has been told, too."""
-    check = SandboxCheck()
+def load(control: socket.socket, plugins: list[Path] | None) -> dict[str, Reward] | None:
+    """Import the rewards, built-in ones without `plugins`, and tell the server of each.
+
+    Returns None when that failed, as the server has been told, too.
+    """
+    check = SandboxCheck() if plugins is None else None
     # Of a pattern in somebody's params, a line for each of its characters.
     warnings.filterwarnings("ignore", "Possible ", FutureWarning)
     gc.disable()  # while all is imported it finds nothing, and takes a tenth of a second for that
     try:
-        rewards = load_rewards(plugins, lambda text: _say(control, {"notice": text[:MAX_FAILURE_CHARS]}))
+        if plugins is None:
+            rewards = built_in_rewards()
+        else:
+            rewards = plugin_rewards(plugins, lambda text: _say(control, {"notice": text[:MAX_FAILURE_CHARS]}))
         for reward in rewards.values():
-            _say(control, {"reward": checked_size(describe(reward))})
+            _say(control, {"reward": checked_size(describe(reward) | {"of_plugin": plugins is not None})})
     except (PluginError, TypeError) as error:
         _say(control, {"failed": str(error)[:MAX_FAILURE_CHARS]})
         return None
-    if text := check.notice():
+    if check is not None and (text := check.notice()):
         _say(control, {"notice": text})
     # What plugins may have left behind for those that come after them.
     signal.setitimer(signal.ITIMER_REAL, 0.0)
@@ -267,6 +278,8 @@ class ForkServer:
             try:
                 self._become_worker(descriptors)
                 status = 0
+            except (OSError, MemoryError) as error:  # a limit
+                print(f"a worker could not begin: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
             except BaseException:
                 traceback.print_exc()  # a fault of ours: rewards have their own handler
             finally:

@@ -1,11 +1,12 @@
 """Warm worker processes on this machine.
 
-A fork server has every reward imported and forks workers from itself in milliseconds. A worker that is late with an
+A fork server has the rewards imported and forks workers from itself in milliseconds. A worker that is late with an
 item, or has died, is replaced; only what it was lost for has `timeout` or `error` (`blame.py`), the rest of its chunk
 goes to the next worker.
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 import math
@@ -40,6 +41,8 @@ SPAWN_BACKOFF_S = (0.0, 0.1, 0.5, 2.0)
 SPAWN_LIMIT_S = 30.0
 SPAWNS_AT_ONCE = 32
 """The fork server's socket holds a few hundred messages."""
+MAX_STILLBORN = 6
+"""Workers that end before they have begun, one after the other, until the fork server is taken for broken."""
 PING_INTERVAL_S = 1.0
 PING_LIMIT_S = 15.0
 
@@ -51,11 +54,12 @@ class ProcessExecutor:
 
     Args:
         workers, spare: worker processes, all alike.
-        plugins: Python files that define more rewards.
+        plugins: the rewards of these Python files and of installed packages; None for the built-in ones.
         memory_bytes: address space of each worker; 0 for no limit.
         environment: variables for the workers, beside the few of `worker_environment`.
         start_limit_s: limit for importing all rewards.
-        on_restart: called with the cause whenever a worker is replaced: timeout, death, leaving, cancelled or unread.
+        on_restart: called with the cause whenever a worker is replaced: timeout, death, leaving, cancelled or unread;
+            with "lost" when all go with the fork server.
     """
 
     def __init__(
@@ -63,7 +67,7 @@ class ProcessExecutor:
         *,
         workers: int,
         spare: int = 0,
-        plugins: Sequence[Path] = (),
+        plugins: Sequence[Path] | None = None,
         memory_bytes: int = 0,
         environment: Mapping[str, str] = MappingProxyType({}),
         start_limit_s: float = 120.0,
@@ -72,14 +76,17 @@ class ProcessExecutor:
         self.workers, self._spare = workers, spare
         self.failed: str | None = None
         self._rewards: dict[str, LoadedReward] = {}
-        self._plugins, self._memory_bytes, self._start_limit_s = list(plugins), memory_bytes, start_limit_s
+        self._plugins = [] if plugins is None else ["plugins", *map(str, plugins)]
+        self._memory_bytes, self._start_limit_s = memory_bytes, start_limit_s
         self._mark, self._on_restart = uuid.uuid4().hex, on_restart
         self._environment = worker_environment(environment) | {MARK: self._mark}
         self._idle: list[WorkerHandle] = []  # the last works next: what it needs is still in the processor's caches
         self._freed = asyncio.Event()
         self._living: dict[int, WorkerHandle] = {}
         self._spawned, self._unspawned = 0, ""
+        self._stillborn = 0  # since a worker last came to life
         self._spawning = asyncio.Semaphore(SPAWNS_AT_ONCE)
+        self._suspects = asyncio.Lock()
         self._pings = 0  # since the fork server last answered one
         self._last_release = -math.inf
         self._losses: list[float] = []
@@ -111,7 +118,7 @@ class ProcessExecutor:
         command = [sys.executable, "-P", "-m", "grpo_reward.executors.forkserver", str(theirs.fileno())]
         with theirs:
             self._forkserver = subprocess.Popen(  # noqa: S603 - our own module
-                [*command, str(self._memory_bytes), *(str(path) for path in self._plugins)],
+                [*command, str(self._memory_bytes), *self._plugins],
                 pass_fds=[theirs.fileno()],
                 env=self._environment,
                 start_new_session=True,
@@ -132,7 +139,7 @@ class ProcessExecutor:
         try:
             async with asyncio.timeout(self._start_limit_s):
                 await self._receive_rewards()
-                self._pings = 0
+                self._pings = self._stillborn = 0
                 self._background(self._listen())
                 self._background(self._ping())
                 await asyncio.gather(*(self._spawn() for _ in range(self.workers + self._spare)))
@@ -154,31 +161,39 @@ class ProcessExecutor:
 
     async def score(self, chunk: Chunk) -> None:
         blame = Blame(chunk, workers=self.workers + self._spare)
-        while items := blame.next_items():
-            worker = await self._free_worker()
-            try:
-                ending = await worker.run(chunk, items)
-            except (InvalidParams, PydanticSerializationError):
-                self._release(worker)  # it has nothing of this chunk in work
-                raise
-            except BaseException:
-                self._retire(worker, "cancelled")  # it may be in the middle of an item that nobody waits for
-                raise
-            match ending.kind:
-                case "done":
-                    self._release(worker)
-                    if chunk.turn_s is not None:
-                        return
-                case "unreadable":
-                    self._release(worker)
-                    if chunk.together:
-                        chunk.ended = True  # those of others are scored alone
-                    chunk.give_up("error", f"the worker cannot read this: {ending.detail}")
-                case "leaving":
-                    self._retire(worker, ending.kind)
-                case "timeout" | "death" | "unread":
-                    self._retire(worker, ending.kind)
-                    blame.lost(ending, items)
+        given_back = False
+        while not given_back and (items := blame.next_items()):
+            # One of those that were in work when the fork server was lost may have ended it: which, is seen when each
+            # of them is alone with it.
+            async with self._suspects if blame.suspected else contextlib.nullcontext():
+                given_back = await self._turn(chunk, items, blame)
+
+    async def _turn(self, chunk: Chunk, items: list[int], blame: Blame) -> bool:
+        """Give `items` to one worker; True when the rest waits for another turn of the chunk."""
+        worker = await self._free_worker()
+        try:
+            ending = await worker.run(chunk, items)
+        except (InvalidParams, PydanticSerializationError):
+            self._release(worker)  # it has nothing of this chunk in work
+            raise
+        except BaseException:
+            self._retire(worker, "cancelled")  # it may be in the middle of an item that nobody waits for
+            raise
+        match ending.kind:
+            case "done":
+                self._release(worker)
+                return chunk.turn_s is not None
+            case "unreadable":
+                self._release(worker)
+                if chunk.together:
+                    chunk.ended = True  # those of others are scored alone
+                chunk.give_up("error", f"the worker cannot read this: {ending.detail}")
+            case "leaving":
+                self._retire(worker, ending.kind)
+            case "timeout" | "death" | "unread":
+                blame.lost(ending, items, with_fork_server=worker.retired)
+                self._retire(worker, ending.kind)
+        return False
 
     async def _free_worker(self) -> WorkerHandle:
         while not self._idle:
@@ -230,6 +245,7 @@ class ProcessExecutor:
                     self._tell({"spawn": worker.number}, [worker.theirs.fileno(), worker.progress_fd])
                     worker.close_theirs()
                     if await worker.hello():
+                        self._stillborn = 0
                         self._release(worker)
                         return
             except TimeoutError:
@@ -237,12 +253,15 @@ class ProcessExecutor:
             except asyncio.CancelledError:
                 worker.close_theirs()
                 raise
+            self._stillborn += not worker.retired  # or it was not begun, or went with the fork server
             worker.retired = True
             self._living.pop(worker.number, None)
             self._tell({"kill": worker.number})
             worker.close()
             if self.failed:
                 return
+            if self._stillborn >= MAX_STILLBORN and self._last_release > -math.inf:  # a worker was ready once
+                self._lose(f"{self._stillborn} workers ended before they had begun")
 
     def _tell(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
         if self._stopping or self.failed or self._reviving:
@@ -257,7 +276,7 @@ class ProcessExecutor:
     async def _receive_rewards(self) -> None:
         """Raises ExecutorUnavailable also when they are not what they were: scores would not mean the same."""
         rewards: dict[str, LoadedReward] = {}
-        gone = {"failed": f"the fork server died while it loaded {', '.join(map(str, self._plugins)) or 'the rewards'}"}
+        gone = {"failed": f"the fork server died while it loaded {', '.join(self._plugins[1:]) or 'the rewards'}"}
         while "ready" not in (message := await self._heard() or gone):
             if "failed" in message:
                 raise (ForkServerDied if message is gone else ExecutorUnavailable)(message["failed"])
@@ -287,7 +306,7 @@ class ProcessExecutor:
             elif "exited" in message:
                 self._has_exited(message["exited"], message["status"])
             elif "unspawned" in message and (worker := self._living.get(message["unspawned"])) is not None:
-                self._unspawned = message["reason"]
+                self._unspawned, worker.retired = message["reason"], True
                 worker.connection_lost(None)
         self._lose("the fork server is gone")
 
@@ -320,6 +339,8 @@ class ProcessExecutor:
         pause_s = LOSS_PAUSES_S[min(len(self._losses), len(LOSS_PAUSES_S)) - 1]
         when = f" in {pause_s:g} s; that was {len(self._losses)} times within {LOSSES_S:g} s" if pause_s else ""
         log.error("%s, and its workers with it: it is started again%s", reason, when)
+        for _ in self._living:
+            self._on_restart("lost")
         self._reviving = True
         for task in self._tasks - {asyncio.current_task()}:
             task.cancel()

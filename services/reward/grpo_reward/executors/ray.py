@@ -180,7 +180,8 @@ class RayExecutor:
                 self._places.put_nowait(member)
             if "unavailable" in answer:
                 cause = answer["unavailable"]
-                self._lose(member, cause)
+                if answer["problem"]:
+                    self._lose(member, cause)
                 continue
             if "refused" in answer:
                 raise InvalidParams(*answer["refused"])

@@ -1,4 +1,4 @@
-"""Ray's actors: on each node a `ProcessExecutor` behind calls of plain data; one that asks which nodes there are."""
+"""Ray's actors: on each node its worker processes behind calls of plain data; one that asks which nodes there are."""
 
 import asyncio
 import os
@@ -12,7 +12,7 @@ from grpo_proto import RewardSpec
 
 from ..plugin import split_plugin
 from .base import Chunk, ExecutorUnavailable, InvalidParams
-from .process import ProcessExecutor
+from .separate import worker_processes
 from .turns import num_spare
 
 
@@ -26,7 +26,7 @@ class Node:
             path = Path(self._folder.name, file_name)
             path.write_bytes(source)
             paths.append(Path(f"{path}:{reward}") if reward else path)
-        self._executor = ProcessExecutor(workers=workers, spare=num_spare(workers), plugins=paths, **limits)
+        self._executor = worker_processes(workers=workers, spare=num_spare(workers), plugins=paths, **limits)
         self._started: asyncio.Task[None] | None = None
 
     async def rewards(self) -> dict[str, Any]:
@@ -46,7 +46,10 @@ class Node:
         return self._executor.problem
 
     async def score(self, chunk: dict[str, Any]) -> dict[str, Any]:
-        """`{"scores", "seconds"}`, `{"refused": (reward, message)}` or `{"unavailable": reason}`."""
+        """`{"scores", "seconds"}`, `{"refused": (reward, message)}` or `{"unavailable": reason, "problem": …}`.
+
+        The problem is the whole node's; None when it can score other rewards.
+        """
         rewards = [RewardSpec.model_validate(spec) for spec in chunk.pop("rewards")]
         work = Chunk(rewards=rewards, **chunk)
         try:
@@ -55,7 +58,7 @@ class Node:
         except InvalidParams as error:
             return {"refused": (error.reward, error.message)}
         except ExecutorUnavailable as error:
-            return {"unavailable": str(error)}
+            return {"unavailable": str(error), "problem": self._executor.problem}
         return {"scores": [score and score.model_dump() for score in work.scores], "seconds": work.seconds}
 
     async def leave(self) -> None:

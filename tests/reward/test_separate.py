@@ -1,0 +1,135 @@
+"""Built-in rewards beside plugins that leave their workers, or their fork server, in a bad state."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from tests.reward.machinery import PATIENCE_S, fork_server
+
+from grpo_proto import RewardSpec, ScoreRequest, ScoreSample
+from grpo_reward.executors.base import Chunk, ExecutorUnavailable
+from grpo_reward.executors.process import ProcessExecutor
+from grpo_reward.executors.separate import SeparateExecutor, each_part, worker_processes
+from grpo_reward.executors.wrapped import WrappedExecutor
+from grpo_reward.metrics import Metrics
+from grpo_reward.scoring import Scoring
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PLUGIN = """
+import functools
+
+from grpo_reward import reward
+from grpo_reward.rewards.exact_match import exact_match
+
+
+@reward
+def spoils(completion: str) -> float:
+    import sympy
+    sympy.Basic.__eq__ = lambda self, other: True
+    sympy.Integer.__eq__ = lambda self, other: True
+    from grpo_reward.rewards import countdown
+    countdown.countdown = None
+    return 1.0
+
+
+@reward(name="half")
+@functools.wraps(exact_match)
+def half(completion: str, **others: object) -> float:
+    return 0.5 * exact_match(completion, **others)
+
+
+@reward
+def quick(completion: str) -> float:
+    return 0.25
+"""
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def executor(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SeparateExecutor]:
+    plugin = tmp_path_factory.mktemp("separate") / "spoils.py"
+    plugin.write_text(PLUGIN)
+    executor = worker_processes(workers=1, plugins=[plugin])
+    assert isinstance(executor, SeparateExecutor)
+    await executor.start()
+    yield executor
+    await executor.stop()
+
+
+async def score(executor: SeparateExecutor, reward: str, completion: str = "<answer>$6$</answer>") -> float | None:
+    sample = {"completion": completion, "columns": {"solution": "$5$"}}
+    chunk = Chunk([RewardSpec(name=reward)], [sample], None, 30.0)
+    async with asyncio.timeout(PATIENCE_S):
+        await executor.score(chunk)
+    [found] = chunk.scores
+    assert found is not None
+    return found.score
+
+
+async def test_there_is_one_part_without_plugins():
+    assert isinstance(worker_processes(workers=1, plugins=[]), ProcessExecutor)
+
+
+async def test_the_rewards_of_both_are_there(executor):
+    rewards = executor.rewards
+    assert {"accuracy", "countdown", "spoils", "half"} < set(rewards)
+    assert {name for name, reward in rewards.items() if reward.of_plugin} == {"spoils", "half", "quick"}
+    assert (executor.workers, executor.spare, executor.problem, executor.failed) == (1, 0, None, None)
+
+
+async def test_what_a_plugin_does_to_libraries_reaches_no_built_in_reward(executor):
+    assert await score(executor, "accuracy") == 0.0
+    assert await score(executor, "spoils") == 1.0
+    assert await score(executor, "accuracy") == 0.0
+    assert await score(executor, "accuracy", "<answer>$5$</answer>") == 1.0
+
+
+async def test_cheap_rewards_of_both_in_one_request(executor):
+    scoring = Scoring(executor, Metrics())
+    rewards = [RewardSpec(name=name) for name in ("quick", "tag_count", "half", "exact_match")]
+    samples = [ScoreSample(completion="<answer>$5$</answer>", columns={"solution": "$5$"})] * 20
+    for _ in range(3):  # from the second on, they are known to be cheap
+        answer = await scoring.score(ScoreRequest(rewards=rewards, samples=samples, timeout_s=30.0))
+        for result in answer.results:
+            assert {name: found.status for name, found in result.rewards.items()} == dict.fromkeys(result.rewards, "ok")
+            assert (result.rewards["quick"].score, result.rewards["half"].score) == (0.25, 0.5)
+
+
+async def test_a_lost_fork_server_of_plugins_stops_no_built_in_reward(executor, monkeypatch):
+    monkeypatch.setattr("grpo_reward.executors.process.LOSS_PAUSES_S", (4.0,))
+    built_in, plugins = executor.parts
+    keeper = built_in._forkserver.pid
+    os.kill(fork_server(plugins), signal.SIGKILL)
+    while plugins._living:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    assert await score(executor, "exact_match", "$5$") == 1.0
+    assert built_in._forkserver.pid == keeper
+    while plugins.problem is None:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    with pytest.raises(ExecutorUnavailable, match="no worker process is running"):
+        await score(executor, "quick")
+    assert (executor.problem, executor.failed) == (None, None)
+    while plugins.problem is not None:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    assert await score(executor, "quick") == 0.25
+
+
+async def test_a_wrapper_is_around_each_part(executor):
+    wrapped = each_part(executor, WrappedExecutor)
+    assert [part._executor for part in wrapped.parts] == list(executor.parts)
+    assert await score(wrapped, "quick") == 0.25
+    single = ProcessExecutor(workers=1)
+    assert each_part(single, WrappedExecutor)._executor is single
+
+
+async def test_a_part_that_cannot_start_stops_the_other(tmp_path: Path):
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text("x = 1")
+    executor = worker_processes(workers=1, plugins=[plugin])
+    with pytest.raises(ExecutorUnavailable, match="defines no reward"):
+        await executor.start()
+    assert all(part._forkserver.poll() is not None for part in executor.parts)
