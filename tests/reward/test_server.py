@@ -14,34 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-
-from grpo_reward.executors.descendants import processes
-
-PATIENCE_S = 60.0
-COMMAND = [sys.executable, "-m", "grpo_reward", "serve"]
-LATE = {"rewards": [{"name": "misbehave"}], "samples": [{"completion": "loop"}], "timeout_s": 600, "deadline_s": 600}
-
-
-class Server:
-    """A started server; its port is what it printed."""
-
-    def __init__(self, *arguments: str, **environment: str):
-        self.process = subprocess.Popen(
-            [*COMMAND, "--port", "0", "--workers", "2", *arguments],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment},
-        )  # fmt: skip
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert "grpo-reward serves http://" in line, line + self.process.communicate()[1]
-        self.url = line.split()[2]
-
-    def stop(self, number: int = signal.SIGTERM) -> int:
-        self.process.send_signal(number)
-        return self.wait()
-
-    def wait(self) -> int:
-        self.output = self.process.communicate(timeout=PATIENCE_S)
-        return self.process.returncode
+from tests.reward.real_server import COMMAND, LATE, PATIENCE_S, Server, all_gone, descendants, keeper_of_plugins, run
 
 
 @pytest.fixture
@@ -50,41 +23,6 @@ def server(misbehaving: Path) -> Iterator[Server]:
     yield server
     if server.process.poll() is None:
         server.stop(signal.SIGKILL)
-
-
-def descendants(pid: int) -> set[int]:
-    """Process ids of the children, and of theirs."""
-    parents = {process.pid: process.parent for process in processes()}
-    found = {pid}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {pid}
-
-
-def keeper_of_plugins(pid: int) -> int:
-    """Process id of the one that starts the workers of plugins, for the server `pid`."""
-    [found] = [
-        process.pid
-        for process in processes()
-        if process.parent == pid and b"plugins" in Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
-    ]
-    return found
-
-
-def all_gone(pids: set[int]) -> bool:
-    until = time.monotonic() + PATIENCE_S
-    while alive := {pid for pid in pids if Path(f"/proc/{pid}").exists()}:
-        if time.monotonic() > until:
-            return False
-        pids = alive
-        time.sleep(0.01)
-    return True
-
-
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A server that is expected not to start."""
-    env = {**os.environ, **environment}
-    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=PATIENCE_S, env=env)
 
 
 async def test_serves_misbehaves_survives_and_ends(server):
@@ -247,37 +185,6 @@ def test_a_reward_cannot_take_the_token_from_the_server(misbehaving):
     assert "secret" not in answer.text
 
 
-def closed(connection: socket.socket) -> bool:
-    """Whether the other end has closed, waiting a while."""
-    connection.settimeout(PATIENCE_S)
-    try:
-        return connection.recv(1) == b""
-    except ConnectionResetError:
-        return True
-
-
-def test_headers_that_never_end_are_cut_by_size_and_by_time(server):
-    host, port = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port))) as endless, socket.create_connection((host, int(port))) as silent:
-        silent.sendall(b"GET /livez HTTP/1.1\r\nX: ")
-        endless.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n")
-        sent = 0
-        try:
-            for _ in range(4096):
-                endless.sendall(b"X-a: b\r\n" * 512)
-                sent += 8 * 512
-        except (ConnectionResetError, BrokenPipeError):
-            pass
-        else:
-            assert closed(endless)
-        assert sent < 16 << 20
-        # A body is not a header: this is larger than any header may be.
-        samples = [{"completion": "x" * 1000}] * 500
-        body = {"rewards": [{"name": "format"}], "samples": samples}
-        assert httpx.post(f"{server.url}/v1/score", json=body, trust_env=False).status_code == 200
-        assert closed(silent)
-
-
 def test_a_signal_while_rewards_load_ends_it(tmp_path):
     plugin = tmp_path / "slow_to_load.py"
     plugin.write_text("import time\nprint('loading', flush=True)\ntime.sleep(1000)\n")
@@ -289,59 +196,6 @@ def test_a_signal_while_rewards_load_ends_it(tmp_path):
     process.communicate(timeout=PATIENCE_S)
     assert process.returncode != 0
     assert all_gone(children)
-
-
-ECHOED_BYTES = 10 << 20
-
-
-@contextlib.contextmanager
-def echoing(limit: str) -> Iterator[tuple[tuple[str, int], bytes]]:
-    """A server with another limit for unread answers, and a request whose answer is as large as itself."""
-    program = f"""
-import sys
-from grpo_proto.connection import BoundedConnection as limits
-from grpo_reward.__main__ import main
-{limit}
-main(sys.argv[1:])
-"""
-    command = [sys.executable, "-c", program, "serve", "--port", "0", "--workers", "1", "--adapter-rewards", "format"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    host, port = process.stdout.readline().split()[2].removeprefix("http://").split(":")
-    body = json.dumps({"responses_create_params": {}, "response": {"output": []}, "task": "x" * ECHOED_BYTES}).encode()
-    head = f"POST /verify HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    yield (host, int(port)), head.encode() + body
-    process.send_signal(signal.SIGTERM)
-    assert "a client does not read its answer" in process.communicate(timeout=PATIENCE_S)[1]
-    assert process.returncode == 0
-
-
-def received_bytes(connection: socket.socket, *, pause_s: float = 0.0) -> int:
-    """Of an answer as large as that of `echoing`, until it is there, or the connection has been closed."""
-    connection.settimeout(PATIENCE_S)
-    received = 0
-    with contextlib.suppress(ConnectionResetError):
-        while received < ECHOED_BYTES and (part := connection.recv(1 << 20)):
-            received += len(part)
-            time.sleep(pause_s)
-    return received
-
-
-def test_an_answer_that_nobody_reads_is_not_kept():
-    with echoing("limits.unread_limit_s = 1.0") as (address, request), socket.create_connection(address) as idle:
-        idle.sendall(request)
-        time.sleep(3.0)
-        assert received_bytes(idle) < ECHOED_BYTES
-
-
-def test_a_slow_reader_gets_all_of_its_answer_and_one_that_has_stopped_makes_room_for_others():
-    with echoing("limits.max_unread_bytes, limits.unread_limit_s = 2**20, 2.0") as (address, request):
-        with socket.create_connection(address) as idle, socket.create_connection(address) as slow:
-            idle.sendall(request)
-            time.sleep(0.5)
-            slow.sendall(request)
-            assert received_bytes(slow, pause_s=0.2) >= ECHOED_BYTES
-            assert received_bytes(idle) < ECHOED_BYTES
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

@@ -1,0 +1,228 @@
+"""The process that makes the workers: lost, stopped, starved, and plugins that it cannot load."""
+
+import asyncio
+import contextlib
+import os
+import resource
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from tests.reward.machinery import PATIENCE_S, Machinery, fork_server, gone, is_running
+
+from grpo_reward.executors.base import ExecutorUnavailable
+from grpo_reward.executors.process import ProcessExecutor
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def started(misbehaving: Path):
+    machinery = Machinery(misbehaving)
+    await machinery.executor.start()
+    yield machinery
+    await machinery.executor.stop()
+
+
+@pytest.fixture
+def machinery(started: Machinery) -> Machinery:
+    started.restarts.clear()
+    return started
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_lost_fork_server_is_started_again_and_nothing_is_lost(misbehaving, number, monkeypatch):
+    monkeypatch.setattr("grpo_reward.executors.process.PING_LIMIT_S", 2.0)
+    machinery = Machinery(misbehaving)
+    await machinery.executor.start()
+    pids = await machinery.processes()
+    work = asyncio.create_task(machinery.statuses("slow", "", "slow", timeout_s=20.0))
+    await asyncio.sleep(0.05)
+    keeper, lost = machinery.executor._forkserver.pid, fork_server(machinery.executor)
+    if number == signal.SIGSTOP:
+        os.kill(keeper, number)  # it would let its child go on
+    os.kill(lost, number)
+    assert await work == ["ok"] * 3
+    assert await machinery.statuses("", "") == ["ok", "ok"]
+    assert await gone(lost, *pids)
+    assert len(await machinery.processes()) == 2  # waits for the new one
+    assert machinery.executor._forkserver.pid != keeper
+    assert (machinery.executor.failed, machinery.executor.problem) == (None, None)
+    await machinery.executor.stop()
+
+
+async def test_a_server_that_was_stopped_itself_does_not_blame_its_fork_server(misbehaving, monkeypatch):
+    monkeypatch.setattr("grpo_reward.executors.process.PING_INTERVAL_S", 0.1)
+    monkeypatch.setattr("grpo_reward.executors.process.PING_LIMIT_S", 0.5)
+    machinery = Machinery(misbehaving)
+    await machinery.executor.start()
+    keeper = machinery.executor._forkserver.pid
+    time.sleep(2)  # noqa: ASYNC251 - for the event loop it is as if the process were stopped
+    await asyncio.sleep(0.3)
+    assert machinery.executor._forkserver.pid == keeper
+    assert await machinery.statuses("", "") == ["ok", "ok"]
+    await machinery.executor.stop()
+
+
+async def test_a_fork_server_that_comes_back_with_other_code_is_the_end(tmp_path):
+    """Scores before and after would not mean the same, and nobody would know."""
+    plugin = tmp_path / "edited.py"
+    plugin.write_text("from grpo_reward import reward\n@reward\ndef misbehave(completion):\n    return 1.0\n")
+    machinery = Machinery(plugin)
+    await machinery.executor.start()
+    assert await machinery.statuses("") == ["ok"]
+    plugin.write_text(plugin.read_text().replace("1.0", "2.0"))
+    os.kill(fork_server(machinery.executor), signal.SIGKILL)
+    async with asyncio.timeout(PATIENCE_S):
+        while machinery.executor.failed is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert "the file of misbehave is not what it was" in machinery.executor.failed
+    await machinery.executor.stop()
+
+
+async def test_a_fork_server_that_is_lost_again_while_it_loads_is_started_once_more(tmp_path):
+    plugin = tmp_path / "slow.py"
+    plugin.write_text(
+        "import time\nfrom grpo_reward import reward\ntime.sleep(0.5)\n"
+        "@reward\ndef misbehave(completion):\n    return 1.0\n"
+    )
+    machinery = Machinery(plugin)
+    executor = machinery.executor
+    await executor.start()
+    async with asyncio.timeout(PATIENCE_S):
+        for _ in range(2):
+            lost = executor._forkserver.pid
+            os.kill(lost, signal.SIGKILL)
+            while executor._forkserver.pid == lost:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    assert await machinery.statuses("") == ["ok"]
+    assert executor.failed is None
+    await executor.stop()
+
+
+async def test_processes_that_a_plugin_started_at_its_import_go_with_the_fork_server(tmp_path):
+    plugin, pids = tmp_path / "pool.py", tmp_path / "pids"
+    plugin.write_text(
+        "import multiprocessing\nfrom grpo_reward import reward\npool = multiprocessing.Pool(2)\n"
+        f"open({str(pids)!r}, 'w').write(' '.join(str(one.pid) for one in pool._pool))\n"
+        "@reward\ndef misbehave(completion):\n    return 1.0\n"
+    )
+    machinery = Machinery(plugin)
+    await machinery.executor.start()
+    assert await machinery.statuses("") == ["ok"]
+    started = [int(pid) for pid in pids.read_text().split()]
+    assert all(map(is_running, started))
+    await machinery.executor.stop()
+    assert await gone(*started)
+
+
+async def test_a_fork_server_that_is_lost_all_the_time_comes_back_later_and_later(misbehaving, caplog):
+    machinery = Machinery(misbehaving)
+    await machinery.executor.start()
+    pids: set[int] = set()
+    async with asyncio.timeout(PATIENCE_S):
+        for _ in range(5):
+            pids |= await machinery.processes()
+            lost = machinery.executor._forkserver.pid
+            os.kill(fork_server(machinery.executor), signal.SIGKILL)
+            while machinery.executor._forkserver.pid == lost:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    assert await machinery.statuses("", "kill the parent", "") == ["ok", "error", "ok"]
+    assert machinery.executor.failed is None
+    lines = [record.getMessage().partition("started again")[2] for record in caplog.records]
+    assert lines[:4] == ["", "", "", " in 1 s; that was 4 times within 60 s"]
+    assert await gone(*pids)
+    await machinery.executor.stop()
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGHUP, signal.SIGTERM, signal.SIGRTMIN, signal.SIGTSTP])
+async def test_a_signal_to_the_parent_does_nothing(machinery, number):
+    before = fork_server(machinery.executor)
+    assert await machinery.statuses(f"signal the parent {int(number)}", "", "") == ["ok"] * 3
+    assert (fork_server(machinery.executor), machinery.restarts) == (before, {})
+
+
+async def test_a_sample_is_not_blamed_for_another_that_kills_the_fork_server(machinery):
+    slow = asyncio.create_task(machinery.statuses("slow"))
+    await asyncio.sleep(0.02)  # it is in work
+    assert await machinery.statuses("kill the parent") == ["error"]
+    assert await slow == ["ok"]
+    assert machinery.restarts == {"lost": 4}
+
+
+async def test_a_fork_server_that_is_stopped_goes_on(machinery):
+    before = fork_server(machinery.executor)
+    os.kill(before, signal.SIGSTOP)
+    assert await machinery.statuses("exit at once", "") == ["error", "ok"]  # both workers are replaced
+    assert fork_server(machinery.executor) == before
+
+
+async def test_a_fork_server_without_memory_for_workers_is_replaced(misbehaving, caplog, capfd):
+    machinery = Machinery(misbehaving)
+    await machinery.executor.start()
+    before = fork_server(machinery.executor)
+    resource.prlimit(before, resource.RLIMIT_AS, (2**20, 2**20))
+    assert await machinery.statuses("exit at once", "", "") == ["error", "ok", "ok"]
+    assert fork_server(machinery.executor) != before
+    assert "6 workers ended before they had begun" in caplog.text
+    said = capfd.readouterr().err
+    assert "a worker could not begin: " in said
+    assert "Traceback" not in said
+    await machinery.executor.stop()
+
+
+async def test_signals_mean_to_a_worker_what_they_mean_to_others(machinery):
+    (score,) = await machinery.score(f"signal itself {int(signal.SIGUSR1)}")
+    assert score.detail == "the worker process died of it twice: it was killed by signal 10"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("x = 1", "defines no reward"), ("import os\nos._exit(1)", "died while it loaded")]
+)
+async def test_a_plugin_that_cannot_be_loaded_stops_the_start(tmp_path, text, message):
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text(text)
+    executor = ProcessExecutor(workers=1, plugins=[plugin])
+    with pytest.raises(ExecutorUnavailable, match=message):
+        await executor.start()
+
+
+async def test_a_plugin_that_never_finishes_loading_stops_the_start(tmp_path):
+    plugin = tmp_path / "plugin.py"
+    marker = tmp_path / "pid"
+    plugin.write_text(f"import os, time\nopen({str(marker)!r}, 'w').write(str(os.getpid()))\ntime.sleep(1000)")
+    executor = ProcessExecutor(workers=1, plugins=[plugin], start_limit_s=3.0)
+    with pytest.raises(ExecutorUnavailable, match="not loaded within 3 s"):
+        await executor.start()
+    with contextlib.suppress(FileNotFoundError):  # on a slow machine it did not even come to the plugin
+        assert await gone(int(marker.read_text()))
+
+
+HEAD = "from typing import Literal\nfrom grpo_reward import reward\n@reward\n"
+WORDS = ", ".join(repr(f"word{number}") for number in range(12_000))
+LARGE = {
+    "documentation": (f"{HEAD}def large(completion):\n    '''{'x' * 300_000}'''\n    return 1.0\n", None),
+    "params": (
+        f"{HEAD}def large(completion, word: Literal[{WORDS}] = 'word1'):\n    return 1.0\n",
+        "reward large: its description has [0-9]+ bytes",
+    ),
+    "failure": ("raise ValueError('x' * 300_000)\n", "ValueError"),
+}
+
+
+@pytest.mark.parametrize("what", LARGE)
+async def test_what_is_too_long_for_the_server_to_be_told_is_cut_or_refused(tmp_path, what):
+    plugin = tmp_path / "large.py"
+    text, message = LARGE[what]
+    plugin.write_text(text)
+    machinery = Machinery(plugin)
+    if message is None:
+        await machinery.executor.start()
+        assert machinery.executor.rewards["large"].description.documentation == "x" * 16_000
+        await machinery.executor.stop()
+        return
+    with pytest.raises(ExecutorUnavailable, match=message) as caught:
+        await machinery.executor.start()
+    assert len(str(caught.value)) <= 5_000
