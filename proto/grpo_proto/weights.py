@@ -141,6 +141,8 @@ class WeightState(Response):
     state: Literal["initial", "loading", "current", "stale"]
     version: int
     session: int | None = None
+    newest_session: int | None = None
+    """Of all that have been here, closed ones included: the next one has to be greater. None before the first."""
     trainer_id: str | None = None
     reason: str | None = None
     last_push: LastPush | None = None

@@ -69,7 +69,15 @@ _group = RolloutGroup(prompt_token_ids=[1, 2], completions=[_completion])
 _tensor = TensorSpec(name="lm_head.weight", dtype="bfloat16", shape=[4, 8], bucket=0, offset=16)
 _manifest = Manifest(tensors=[_tensor], bucket_bytes=[80])
 _push = LastPush(seconds=0.35, bytes=80, digest="ab" * 32)
-_state = WeightState(state="stale", version=12, session=SESSION, trainer_id="run-1", reason="cut off", last_push=_push)
+_state = WeightState(
+    state="stale",
+    version=12,
+    session=SESSION,
+    newest_session=SESSION,
+    trainer_id="run-1",
+    reason="cut off",
+    last_push=_push,
+)
 _rendezvous = Rendezvous(host="10.0.0.1", port=29500)
 _error = ErrorDetail(type="busy", message="64 requests are being scored", hint="wait", retryable=True)
 

@@ -1,6 +1,7 @@
 """What the routes refuse and cut: bodies, places, tokens, time; over an executor in this process."""
 
 import asyncio
+import gc
 import itertools
 import sys
 from collections.abc import AsyncIterator
@@ -9,11 +10,9 @@ import httpx
 import pytest
 from tests.reward.app_server import JSON, TOKEN, Server, error_of
 
-from grpo_proto import (
-    FatalError,
-    RewardClient,
-)  # fmt: skip
-from grpo_reward import guard
+from grpo_proto import FatalError, RewardClient, RewardSpec, ScoreRequest, ScoreSample
+from grpo_reward import guard, scoring
+from grpo_reward.executors.base import Chunk
 from grpo_reward.guard import PATIENCE_S, SLOW_BYTES_PER_S, Admission, Place
 
 
@@ -301,3 +300,40 @@ class TestDrain:
         server.scoring.drain(0.01)
         async with asyncio.timeout(30):
             assert error_of(await running, 503)[0] == "shutting_down"
+
+
+class TestLargeRequests:
+    SCORES = [{"name": "min_length"}], [{"completion": ""}] * scoring.LARGE_ANSWER_SCORES
+
+    async def test_429_when_all_large_ones_together_have_too_many_scores(self, server, monkeypatch):
+        monkeypatch.setattr(scoring, "MAX_LARGE_SCORES", 2 * scoring.LARGE_ANSWER_SCORES)
+        server.executor.gate.clear()
+        work = [asyncio.create_task(server.score(*self.SCORES)) for _ in range(2)]
+        await server.executor.busy(4)  # two lanes each
+        refused = await server.score(*self.SCORES)
+        assert error_of(refused, 429)[0] == "busy"
+        assert refused.headers["Retry-After"] == "1"
+        small = asyncio.create_task(server.score([{"name": "min_length"}], [{"completion": ""}]))
+        await server.executor.busy(5)
+        server.executor.gate.set()
+        assert [(await answer).status_code for answer in (*work, small)] == [200] * 3
+        assert (await server.score(*self.SCORES)).status_code == 200
+
+    async def test_one_that_was_given_up_leaves_nothing_behind(self, server):
+        """Without the garbage collector, which would stop the server for as long as it looks."""
+        gc.collect()
+        gc.disable()
+        try:
+            server.executor.gate.clear()
+            request = ScoreRequest(rewards=[RewardSpec(name="min_length")], samples=[ScoreSample(completion="")] * 9)
+            work = asyncio.create_task(server.scoring.score(request))
+            await server.executor.busy(2)
+            server.executor.chunks.clear()
+            work.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await work
+            del work
+            await asyncio.sleep(0.01)
+            assert not any(isinstance(value, Chunk) for value in gc.get_objects())
+        finally:
+            gc.enable()

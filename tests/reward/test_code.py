@@ -73,8 +73,14 @@ def test_a_program_that_hangs_is_wrong_and_not_unscorable():
 @pytest.mark.parametrize(
     "cheat",
     [
+        "import collections.abc\n"
+        "class One(collections.abc.Set):\n    def __contains__(self, x): return x == 1\n"
+        "    def __iter__(self): return iter([1])\n    def __len__(self): return 1\n"
         "class Yes:\n    def __eq__(self, other): return True\ndef add(a, b): return Yes()\n",
         "class Yes(int):\n    def __eq__(self, other): return True\ndef add(a, b): return Yes(7)\n",
+        "import collections.abc\n"
+        "class One(collections.abc.Set):\n    def __contains__(self, x): return x == 1\n"
+        "    def __iter__(self): return iter([1])\n    def __len__(self): return 1\n"
         "class Yes:\n    def __repr__(self): return '5'\ndef add(a, b): return Yes()\n",
         "import os\nos._exit(0)\n",
         "import sys\nsys.exit(0)\n",
@@ -205,12 +211,14 @@ def test_a_literal_on_the_left_and_several_comparisons_are_compared_outside_too(
         ("()", "()", 1.0),
         ("frozenset()", "set()", 1.0),
         ("1", "True", 1.0),
+        ("{1: 2}.keys()", "{1}", 1.0),
         # No literal has such a value.
         ("Decimal(3)", "3", 0.0),
         ("[Decimal(3)]", "[3]", 0.0),
         ("deque([1])", "[1]", 0.0),
         ("Yes()", "3", 0.0),  # its __repr__ says 3
         ("[Yes()]", "[3]", 0.0),
+        ("One()", "{1}", 0.0),  # a Set of its own
         ("YesText('no')", "'yes'", 0.0),
         ("YesText('yes')", "'yes'", 1.0),
     ],
@@ -219,6 +227,9 @@ def test_which_values_equal_a_literal(value: str, literal: str, score: float):
     program = (
         "from collections import deque\nfrom decimal import Decimal\nfrom enum import Enum\n"
         "class Color(str, Enum):\n    RED = 'red'\n"
+        "import collections.abc\n"
+        "class One(collections.abc.Set):\n    def __contains__(self, x): return x == 1\n"
+        "    def __iter__(self): return iter([1])\n    def __len__(self): return 1\n"
         "class Yes:\n    def __eq__(self, other): return True\n    def __repr__(self): return '3'\n"
         "class YesText(str):\n    def __str__(self): return 'yes'\n    __repr__ = lambda self: \"'yes'\"\n"
     )

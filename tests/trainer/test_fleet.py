@@ -169,9 +169,9 @@ class TestStartWithoutSomeServers:
 
 
 class TestSessionNumbers:
-    def replica(self, session: int | None) -> Replica:
+    def replica(self, session: int | None, *, newest: int | None = None) -> Replica:
         [replica] = Fleet(["http://127.0.0.1:1"], min_replicas=1).replicas
-        replica.info = info(weights=WeightState(state="current", version=3, session=session))
+        replica.info = info(weights=WeightState(state="current", version=3, session=session, newest_session=newest))
         return replica
 
     def test_it_is_the_time_and_grows(self):
@@ -182,6 +182,10 @@ class TestSessionNumbers:
     def test_a_clock_that_is_behind_does_not_keep_a_run_from_its_servers(self):
         """The trainer before ran on another machine, and died without closing its session."""
         members = [self.replica(8_000), self.replica(9_000), self.replica(None)]
+        assert next_number(members, now_s=5.0, after=0) == 9_001
+
+    def test_nor_when_that_trainer_closed_its_session(self):
+        members = [self.replica(None, newest=9_000), self.replica(None)]
         assert next_number(members, now_s=5.0, after=0) == 9_001
 
 

@@ -15,7 +15,7 @@ from grpo_proto.listening import most_files
 
 from .adapters.peers import ADAPTERS
 from .metrics import Metrics
-from .refusal import Refusal
+from .refusal import Refusal, busy
 
 OPEN_ROUTES = frozenset({"/livez", "/readyz", "/info", "/metrics"})
 COUNTED_ROUTES = (
@@ -135,7 +135,7 @@ class Admission:
 
     def _check_places(self) -> None:
         if self._requests >= self._max_requests:
-            raise _busy(f"{self._requests} requests are being scored, as many as this server takes at once")
+            raise busy(f"{self._requests} requests are being scored, as many as this server takes at once")
 
     def begin_body(self, place: "Place") -> None:
         """When too many bodies are on their way, the one of which nothing has come for longest makes room.
@@ -173,7 +173,7 @@ class Admission:
         if place.held_bytes + num_bytes > SMALL_BYTES:
             while self._held_bytes + num_bytes > limit:
                 if not self._give_up_slowest():
-                    raise _busy(
+                    raise busy(
                         f"bodies on their way and requests being scored have {self._held_bytes} bytes, as many as this"
                         " server takes at once"
                     )
@@ -269,17 +269,6 @@ class Place:
             f"the body has {size}; the limit is {self._admission.max_body_bytes} bytes",
             hint="send several requests, or start the server with a larger --max-body-mib",
         )
-
-
-def _busy(message: str) -> Refusal:
-    return Refusal(
-        429,
-        "busy",
-        message,
-        hint="wait, or start more replicas",
-        retryable=True,
-        headers={"Retry-After": "1"},
-    )
 
 
 class ClientGone(Exception):  # noqa: N818

@@ -59,3 +59,15 @@ def invalid_request(error: ValidationError, known_fields: Iterable[str]) -> Refu
     kind, (field, *_) = problems[0]["type"], problems[0]["loc"] or ("",)
     example = EXAMPLES.get(str(field)) if kind == "model_type" else None
     return Refusal(422, "invalid_value", message, hint=example and f"an entry of {field} looks like {example}")
+
+
+def busy(message: str) -> Refusal:
+    """There is no place for it now."""
+    return Refusal(
+        429,
+        "busy",
+        message,
+        hint="wait, or start more replicas",
+        retryable=True,
+        headers={"Retry-After": "1"},
+    )

@@ -1,23 +1,29 @@
 """One request: check it, cut it into chunks, have them scored, add up the totals."""
 
 import asyncio
+import contextlib
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 from grpo_proto import RewardScore, RewardSpec, ScoreRequest, ScoreResponse, ScoreResult, ScoreSample
 
+from .cancellation import leaves_no_circle
 from .costs import Costs
 from .executors.base import Chunk, Executor, ExecutorUnavailable, InvalidParams, LoadedReward, Pace
 from .extras import MAX_REMEMBERED_BYTES, AnswerExtras, Extras, extra_bytes
 from .faults import shown
 from .memo import Memo
 from .metrics import Metrics
-from .refusal import Refusal, nearest, shutting_down
+from .refusal import Refusal, busy, nearest, shutting_down
 
 UNSCORED = "not scored within the request's deadline"
 """How the detail of a score begins that there was no time for; a score that hung has another."""
+LARGE_ANSWER_SCORES, BREATH_S = 4_000, 0.01
+"""An answer of so many takes some milliseconds of the event loop; after each, others have their turn for so long."""
+MAX_LARGE_SCORES = 2**20
+"""Of all requests with so many and more at once: about a kilobyte each, and the collector goes through all of them."""
 MAX_CHUNK_SCORES = 512
 """However cheap: so many logs may be in memory before they are counted, for each worker."""
 
@@ -39,6 +45,8 @@ class Scoring:
         self._extras = extras or Extras()
         self._deadlines: set[asyncio.Timeout] = set()
         self._draining: float | None = None
+        self._answering = asyncio.Lock()
+        self._large_scores = 0
 
     @property
     def draining(self) -> bool:
@@ -52,6 +60,7 @@ class Scoring:
             if when is not None and not deadline.expired():
                 deadline.reschedule(min(when, self._draining))
 
+    @leaves_no_circle
     async def score(self, request: ScoreRequest) -> ScoreResponse:
         """One result for every sample, in their order. Raises Refusal."""
         started = time.monotonic()
@@ -63,14 +72,45 @@ class Scoring:
         num_scores = len(request.samples) * len(request.rewards)
         self._metrics.queued.inc(num_scores)
         try:
-            with self._extras.answer() as extras:
-                late = await self._run(pieces, request.deadline_s, extras) if request.samples else False
+            with self._room(num_scores):
+                with self._extras.answer() as extras:
+                    late = await self._run(pieces, request.deadline_s, extras) if request.samples else False
+                if late:
+                    if self.draining:
+                        raise shutting_down()
+                    self._metrics.deadlines.inc()
+                async with self._turn_to_answer(num_scores):
+                    return self._response(request, pieces, elapsed_s=time.monotonic() - started)
         finally:
             self._metrics.queued.dec(num_scores)
-        if late:
-            if self.draining:
-                raise shutting_down()
-            self._metrics.deadlines.inc()
+
+    @contextlib.contextmanager
+    def _room(self, num_scores: int) -> Iterator[None]:
+        """Raises Refusal 429 for a large request when others of that kind have as many scores as may be in memory."""
+        large = num_scores if num_scores >= LARGE_ANSWER_SCORES else 0
+        if large and self._large_scores and self._large_scores + large > MAX_LARGE_SCORES:
+            raise busy(f"{self._large_scores} scores of large requests are being made, as many as this server takes")
+        self._large_scores += large
+        try:
+            yield
+        finally:
+            self._large_scores -= large
+
+    @contextlib.asynccontextmanager
+    async def _turn_to_answer(self, num_scores: int) -> AsyncIterator[None]:
+        """Waits for: the large answers before this one, of which thirty at once would hold up everybody for seconds.
+
+        Unblocked by: each of them, when it is made and others have had their turn.
+        """
+        if num_scores < LARGE_ANSWER_SCORES:
+            yield
+            return
+        async with self._answering:
+            yield
+            await asyncio.sleep(BREATH_S)
+
+    def _response(self, request: ScoreRequest, pieces: "list[_Piece]", *, elapsed_s: float) -> ScoreResponse:
+        """Empties `pieces`."""
         unscored = RewardScore(score=None, status="timeout", detail=f"{UNSCORED} of {request.deadline_s:g} s")
         columns = {name: column for piece in pieces for name, column in piece.table(unscored).items()}
         # TaskGroup of Python 3.11, once cancelled, is in a cycle with frames that see this list: large requests would
@@ -88,7 +128,7 @@ class Scoring:
         ]
         for name, column in columns.items():
             self._metrics.count_scores(name, column)
-        return ScoreResponse(results=results, elapsed_s=time.monotonic() - started)
+        return ScoreResponse(results=results, elapsed_s=elapsed_s)
 
     def _check(self, request: ScoreRequest) -> None:
         if self.draining:
@@ -146,6 +186,7 @@ class Scoring:
             raise Refusal(422, "invalid_param", f"params of {error}", hint="GET /v1/rewards has their schema")
         raise Refusal(503, "not_ready", str(error), retryable=True)
 
+    @leaves_no_circle
     async def _lane(self, pieces: Sequence["_Piece"], extras: AnswerExtras) -> None:
         for piece in pieces:
             while (chunk := piece.next_chunk(self._costs, self._executor.workers)) is not None:

@@ -41,7 +41,7 @@ class Weights:
     version: int = 0
     committed_session: int | None = None
     session: int | None = None
-    newest_session: int = 0
+    newest_session: int | None = None
     trainer_id: str | None = None
     lease_s: float = 0.0
     lease_until_s: float = 0.0
@@ -71,6 +71,7 @@ class Weights:
             state=self.state,
             version=self.version,
             session=self.session,
+            newest_session=self.newest_session,
             trainer_id=self.trainer_id,
             reason=reason,
             last_push=self.last_push,
@@ -84,7 +85,7 @@ def open_session(
 
     Raises Refusal (409) when the session is not newer than all before it or another trainer's lease runs.
     """
-    if session <= weights.newest_session:
+    if weights.newest_session is not None and session <= weights.newest_session:
         raise Refusal.conflict(
             "old_session",
             f"session {session} is not newer than {weights.newest_session}, which has been here",

@@ -136,11 +136,12 @@ class WeightSession:
 
 
 def next_number(members: Sequence[Replica], *, now_s: float, after: int) -> int:
-    """Epoch milliseconds; more where a member still has a newer session, which a trainer that died has left there.
+    """Epoch milliseconds; more where a member has had a newer session, of a trainer whose clock was ahead of this one.
 
-    The clock of the machine it ran on may have been ahead of this one's, and a server takes only newer sessions.
+    A server takes only newer sessions than all that have been there.
     """
-    theirs = [replica.info.weights.session or 0 for replica in members if replica.info]
+    states = [replica.info.weights for replica in members if replica.info]
+    theirs = [max(state.session or 0, state.newest_session or 0) for state in states]
     return max(int(now_s * 1000), after + 1, *(number + 1 for number in theirs))
 
 

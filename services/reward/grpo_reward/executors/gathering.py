@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from pydantic_core import to_json
 
+from ..cancellation import leaves_no_circle
 from ..costs import Costs
 from .base import Chunk, ExecutorUnavailable, InvalidParams
 from .turns import TurnsExecutor
@@ -84,11 +85,13 @@ class GatheringExecutor(WrappedExecutor):
         if chunk.open_items():  # alone, each has its own end
             await self._turns.score(chunk)
 
+    @leaves_no_circle
     async def _run(self, gathered: _Gathered) -> None:
         try:
             await self._turns.score(gathered.chunk, lambda: self._close(gathered))
         finally:
             self._close(gathered)
+            gathered.work = None  # it knows `gathered`, too
 
     def _close(self, gathered: _Gathered) -> None:
         """Nothing is added any more."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import fcntl
 import mmap
 import os
 import socket
@@ -71,13 +72,18 @@ class WorkerHandle(asyncio.Protocol):
             self.ours, self.theirs = socket.socketpair()
             opened.callback(self.ours.close)
             opened.callback(self.theirs.close)
-            self.progress_fd = os.memfd_create(f"grpo-reward-worker-{number}")
+            self.progress_fd = os.memfd_create(f"grpo-reward-worker-{number}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             opened.callback(os.close, self.progress_fd)
             os.ftruncate(self.progress_fd, PROGRESS_BYTES)
+            # A reward that cut it off would end whoever reads it by SIGBUS.
+            fcntl.fcntl(
+                self.progress_fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+            )
             self._progress = mmap.mmap(self.progress_fd, PROGRESS_BYTES)
             opened.pop_all()
         self._inbox: asyncio.Queue[WorkerMessage | None] = asyncio.Queue()
         self._buffer = bytearray()
+        self._connecting: asyncio.Task[None] | None = None
         self._transport: asyncio.Transport | None = None
         self._chunks = 0
         self._last_item = -1
@@ -85,6 +91,12 @@ class WorkerHandle(asyncio.Protocol):
 
     async def connect(self) -> None:
         self.ours.setblocking(False)
+        self._connecting = asyncio.create_task(self._connect())
+        # Neither cancelled nor closed in the middle: the event loop has its descriptor by then, and libuv ends the
+        # process when somebody else closes that.
+        await asyncio.shield(self._connecting)
+
+    async def _connect(self) -> None:
         transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=self.ours)
         self._transport = transport
 
@@ -99,12 +111,18 @@ class WorkerHandle(asyncio.Protocol):
         """The worker sees its connection end."""
         if self._transport is not None:
             self._transport.abort()
+        elif self._connecting is not None:
+            self._connecting.add_done_callback(self._abort)
         else:
             self.ours.close()
         self.close_theirs()
         if not self._progress.closed:
             self._last_item = self._in_work()[0]
             self._progress.close()
+
+    def _abort(self, connecting: "asyncio.Task[None]") -> None:
+        if not connecting.cancelled() and connecting.exception() is None and self._transport is not None:
+            self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data

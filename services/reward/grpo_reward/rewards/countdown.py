@@ -19,6 +19,8 @@ _NOTHING_ELSE = re.compile(r"(?:[ \t]*+(?:0(?![0-9])|[1-9][0-9]*+|[-+*/()]))*+")
 """Possessive, so that it looks at every character once."""
 _INTEGER = re.compile(r"-?[0-9]+")
 _NOT_WHOLE = re.compile(r"[0-9][.eE]|\.[0-9]")
+_WORD = re.compile(r"\b(?!array\b)[^\W\d]\w*|\d+_\w*")
+"""`true`, `1_0`; NumPy writes `array([44, 19])`."""
 _LONG_EXPONENT = re.compile(r"[eE][-+]?[0-9_]{4}")
 
 
@@ -43,7 +45,8 @@ def countdown(
 
     The first `<answer>…</answer>` without a line break counts, and in it what stands before the first `=`
     (`<answer>(1 + 2) / 3 = 1</answer>`). Allowed are ASCII integers without leading zeros, `+ - * /`, signs,
-    parentheses, blanks and tabs. Everything else, `//`, `**` and `1.5` too, scores 0, and so does a division by zero.
+    parentheses, blanks and tabs. Everything else, `//`, `**` and `1.5` too, scores 0, and so do a division by zero and
+    more than 1,000 characters.
     Arithmetic is exact, in rational numbers, so `target` is compared exactly: 0.1 means one tenth.
 
     `nums` may also be text, such as `[44, 19, 35]` from a CSV file, and so may each number in the list and `target`;
@@ -73,6 +76,8 @@ def countdown(
 def _numbers(nums: list[int] | str) -> list[int]:
     if isinstance(nums, str) and _NOT_WHOLE.search(nums):
         raise ValueError(f"the column nums has numbers that are not whole: {nums[:100]!r}")
+    if isinstance(nums, str) and (word := _WORD.search(nums)):
+        raise ValueError(f"the column nums has {word[0][:20]!r}, which is no number: {nums[:100]!r}")
     numbers = [int(number) for number in _INTEGER.findall(nums)] if isinstance(nums, str) else nums
     if not numbers:
         raise ValueError("the column nums has no numbers")

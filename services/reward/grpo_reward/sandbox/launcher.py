@@ -26,7 +26,6 @@ import signal
 import sys
 import time
 import types
-from collections.abc import Set
 from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -295,7 +294,7 @@ def _literal(value: object) -> str:
         return f"[{', '.join(map(_literal, value))}]"
     if isinstance(value, tuple):
         return f"({''.join(f'{_literal(item)}, ' for item in value)})"
-    if isinstance(value, Set):  # frozensets, and the keys of a dict
+    if isinstance(value, (set, frozenset, type({}.keys()))):
         return f"{{{', '.join(map(_literal, value))}}}" if value else "set()"
     if isinstance(value, bytearray):
         value = bytes(value)
