@@ -152,6 +152,17 @@ async def test_a_sample_is_not_blamed_for_another_that_kills_the_fork_server(mac
     assert machinery.restarts == {"lost": 4}
 
 
+def links_of(pid: int) -> set[str]:
+    """What the descriptors of a process lead to, the standard streams left aside."""
+    return {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if int(link.name) > 2}
+
+
+async def test_a_worker_has_nothing_open_that_is_its_fork_servers(machinery):
+    """A reward may close, shut down or write to all there is."""
+    shared = {link for pid in await machinery.processes() for link in links_of(pid)}
+    assert shared & links_of(fork_server(machinery.executor)) <= {"/dev/null"}
+
+
 async def test_a_fork_server_that_is_stopped_goes_on(machinery):
     before = fork_server(machinery.executor)
     os.kill(before, signal.SIGSTOP)
@@ -168,7 +179,7 @@ async def test_a_fork_server_without_memory_for_workers_is_replaced(misbehaving,
     assert fork_server(machinery.executor) != before
     assert "6 workers ended before they had begun" in caplog.text
     said = capfd.readouterr().err
-    assert "a worker could not begin: " in said
+    assert "a worker cannot go on: " in said
     assert "Traceback" not in said
     await machinery.executor.stop()
 

@@ -21,6 +21,7 @@ from grpo_reward.scoring import Scoring
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PLUGIN = """
+import decimal
 import functools
 
 from grpo_reward import reward
@@ -46,6 +47,17 @@ def half(completion: str, **others: object) -> float:
 @reward
 def quick(completion: str) -> float:
     return 0.25
+
+
+@reward
+def rounds(completion: str) -> float:
+    decimal.getcontext().prec = 3
+    return 1.0
+
+
+@reward
+def exact(completion: str) -> float:
+    return float(decimal.Decimal("1.23456") + 0 == decimal.Decimal("1.23456"))
 """
 
 
@@ -77,7 +89,9 @@ async def test_there_is_one_part_without_plugins():
 async def test_the_rewards_of_both_are_there(executor):
     rewards = executor.rewards
     assert {"accuracy", "countdown", "spoils", "half"} < set(rewards)
-    assert {name for name, reward in rewards.items() if reward.of_plugin} == {"spoils", "half", "quick"}
+    assert {name for name, reward in rewards.items() if reward.of_plugin} == {
+        "spoils", "half", "quick", "rounds", "exact"
+    }  # fmt: skip
     assert (executor.workers, executor.spare, executor.problem, executor.failed) == (1, 0, None, None)
 
 
@@ -97,6 +111,16 @@ async def test_cheap_rewards_of_both_in_one_request(executor):
         for result in answer.results:
             assert {name: found.status for name, found in result.rewards.items()} == dict.fromkeys(result.rewards, "ok")
             assert (result.rewards["quick"].score, result.rewards["half"].score) == (0.25, 0.5)
+
+
+async def test_what_one_plugin_leaves_behind_reaches_no_other_of_the_same_request(executor):
+    scoring = Scoring(executor, Metrics())
+    request = ScoreRequest(
+        rewards=[RewardSpec(name="rounds"), RewardSpec(name="exact")], samples=[ScoreSample(completion="")] * 3
+    )
+    for _ in range(4):  # from the second on, they are known to be cheap
+        answer = await scoring.score(request)
+        assert [result.rewards["exact"].score for result in answer.results] == [1.0] * 3
 
 
 async def test_a_lost_fork_server_of_plugins_stops_no_built_in_reward(executor, monkeypatch):

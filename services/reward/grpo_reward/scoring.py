@@ -145,15 +145,19 @@ class Scoring:
                 _check_sample(loaded, position, sample)
 
     def _groups(self, specs: Sequence[RewardSpec]) -> Iterator[list[RewardSpec]]:
-        """Rewards that share chunks: the cheap ones, built-in or of plugins; every other is alone."""
-        shared: dict[bool, list[RewardSpec]] = {False: [], True: []}
+        """Rewards that share chunks: the cheap built-in ones; every other is alone.
+
+        What a plugin leaves behind is looked for after each chunk, so that it reaches no other reward.
+        """
+        shared = []
         for spec in specs:
             loaded = self._executor.rewards[spec.name]
-            if not loaded.batch and self._costs.is_cheap(spec):
-                shared[loaded.of_plugin].append(spec)
+            if not loaded.batch and not loaded.of_plugin and self._costs.is_cheap(spec):
+                shared.append(spec)
             else:
                 yield [spec]
-        yield from filter(None, shared.values())
+        if shared:
+            yield shared
 
     async def _run(self, pieces: Sequence["_Piece"], deadline_s: float, extras: AnswerExtras) -> bool:
         """Score all pieces; True when the deadline came first."""

@@ -91,7 +91,7 @@ def keep(control: socket.socket, pid: int) -> NoReturn:
     poll.register(control, 0)  # it is not read here: only its end is told
     while not has_ended(pid) and control.fileno() not in dict(poll.poll()):
         with contextlib.suppress(BlockingIOError):
-            woken.recv(4096)
+            os.read(woken, 4096)
         go_on(pid)
     kill_group(pid)
     kill_everything()
@@ -103,12 +103,10 @@ def ignore_signals() -> dict[int, Any]:
     return {number: signal.signal(number, signal.SIG_IGN) for number in _STRAY}
 
 
-def notice_children() -> socket.socket:
-    """Can be read whenever a child has ended or was stopped."""
-    read, write = socket.socketpair()
-    read.setblocking(False)
-    write.setblocking(False)
-    signal.set_wakeup_fd(write.detach(), warn_on_full_buffer=False)
+def notice_children() -> int:
+    """A descriptor that can be read whenever a child has ended or was stopped. A pipe: nobody can shut it down."""
+    read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     return read
 
@@ -232,20 +230,21 @@ class ForkServer:
         self._workers: dict[int, int] = {}  # process id → worker id
         self._handlers: dict[int, Any] = {}
         self._pid = os.getpid()
+        self._woken = -1
         self._sessions = {os.getsid(0)} | {child.session for child in children()}
         """Of what plugins started at their import, on purpose; a worker's children are in the worker's or their own."""
 
     def run(self) -> None:
         self._handlers = ignore_signals()
-        woken = notice_children()
-        selector = selectors.DefaultSelector()
+        self._woken = woken = notice_children()
+        selector = selectors.PollSelector()  # has no descriptor, which workers would have, too
         selector.register(self._control, selectors.EVENT_READ)
         selector.register(woken, selectors.EVENT_READ)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             while True:
                 ready = {key.fileobj for key, _ in selector.select()}
                 if woken in ready:
-                    woken.recv(4096)
+                    os.read(woken, 4096)
                 self._reap()
                 if self._control in ready and not self._obey():
                     break
@@ -278,8 +277,8 @@ class ForkServer:
             try:
                 self._become_worker(descriptors)
                 status = 0
-            except (OSError, MemoryError) as error:  # a limit
-                print(f"a worker could not begin: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            except (OSError, MemoryError) as error:  # a limit, or a reward has done something to its socket
+                print(f"a worker cannot go on: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
             except BaseException:
                 traceback.print_exc()  # a fault of ours: rewards have their own handler
             finally:
@@ -295,7 +294,8 @@ class ForkServer:
         if os.getppid() != self._pid:  # it died before the line above
             return
         os.setsid()
-        signal.set_wakeup_fd(-1)
+        for descriptor in (signal.set_wakeup_fd(-1), self._woken):
+            os.close(descriptor)
         for number, handler in self._handlers.items():  # None: not Python's
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         for changed in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
