@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from decimal import Decimal
 from fractions import Fraction
 from typing import Annotated, Literal
 
@@ -285,8 +286,9 @@ class TestResults:
     @pytest.mark.parametrize(
         ("value", "score"),
         [
-            (1, 1.0), (0.25, 0.25), (-3, -3.0), (Fraction(1, 4), 0.25), (True, 1.0), (False, 0.0),
-            (np.bool_(True), 1.0), (np.bool_(False), 0.0), (np.float32(0.5), 0.5), (np.int64(2), 2.0),
+            (1, 1.0), (0.25, 0.25), (-3, -3.0), (Fraction(1, 4), 0.25), (Decimal("0.5"), 0.5),
+            (True, 1.0), (False, 0.0), (np.bool_(True), 1.0), (np.bool_(False), 0.0),
+            (np.float32(0.5), 0.5), (np.int64(2), 2.0),
             (np.array(0.25), 0.25), (torch.tensor(True), 1.0), (torch.tensor(0.5), 0.5),
         ],
     )  # fmt: skip
@@ -311,7 +313,7 @@ class TestResults:
         assert outcome(Score(None, detail="why")) == {"score": None, "status": "unscorable", "detail": "why"}
 
     @pytest.mark.parametrize(
-        "value", [float("nan"), float("inf"), -float("inf"), "1.0", b"1", [1.0], 1j, 10**400, object()]
+        "value", [float("nan"), float("inf"), -float("inf"), "1.0", b"1", [1.0], 1j, 10**400, Decimal("sNaN"), object()]
     )
     def test_everything_else_is_an_error(self, value):
         for returned in (value, Score(value)):

@@ -55,6 +55,11 @@ def test_a_plugin_can_import_its_neighbour_but_not_replace_a_library(tmp_path, m
         ("import nothing_like_it", r"plugin.py, line 1: ModuleNotFoundError: .*nothing_like_it"),
         ("x = 1\ndef broken(:", r"plugin.py, line 2: SyntaxError: invalid syntax$"),
         ("x = 1", "defines no reward"),
+        ("raise ValueError('one\\ntwo')", r"plugin.py, line 1: ValueError: one two$"),
+        (
+            "class Mute(Exception):\n    def __str__(self): raise self\nraise Mute",
+            r"plugin.py, line 3: Mute: its text cannot be printed$",
+        ),
         ("import sys\nsys.exit(3)", r"plugin.py, line 2: SystemExit: 3"),
         (
             "from grpo_reward import reward\n@reward\ndef countdown(completion: str) -> float:\n    return 1.0",

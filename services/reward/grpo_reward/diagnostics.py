@@ -9,6 +9,7 @@ import math
 import numbers
 import reprlib
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 from .nesting import nesting
@@ -35,14 +36,14 @@ _plain_as_json = json.JSONEncoder(allow_nan=False, default=plain).encode
 
 
 def finite(value: Any) -> float | None:
-    """A finite number as float, True as 1; also one of NumPy or torch. None for everything else."""
+    """A finite number as float, True as 1; also a Decimal, and one of NumPy or torch. None for everything else."""
     if not isinstance(value, numbers.Real) and not getattr(value, "shape", ()) and hasattr(value, "item"):
         value = plain(value)
-    if not isinstance(value, numbers.Real):
+    if not isinstance(value, numbers.Real | Decimal):
         return None
     try:
         number = float(value)
-    except OverflowError:
+    except (OverflowError, ValueError):  # a signaling NaN of decimal
         return None
     return number if math.isfinite(number) else None
 

@@ -212,5 +212,13 @@ def _import_file(path: Path) -> ModuleType:
         hint = ""
         if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "swift":
             hint = "; only its rewards have a stand-in here: pip install ms-swift"
-        raise PluginError(f"{where}: {type(error).__name__}: {told}{hint}") from error
+        raise PluginError(f"{where}: {type(error).__name__}: {_one_line(told)}{hint}") from error
     return module
+
+
+def _one_line(told: Any) -> str:
+    """Of an exception, whose class may be the plugin's own."""
+    try:
+        return " ".join(str(told).split())
+    except BaseException:
+        return "its text cannot be printed"
