@@ -4,6 +4,7 @@ import asyncio
 import gc
 import itertools
 import sys
+import weakref
 from collections.abc import AsyncIterator
 
 import httpx
@@ -12,7 +13,6 @@ from tests.reward.app_server import JSON, TOKEN, Server, error_of
 
 from grpo_proto import FatalError, RewardClient, RewardSpec, ScoreRequest, ScoreSample
 from grpo_reward import guard, scoring
-from grpo_reward.executors.base import Chunk
 from grpo_reward.guard import PATIENCE_S, SLOW_BYTES_PER_S, Admission, Place
 
 
@@ -328,12 +328,13 @@ class TestLargeRequests:
             request = ScoreRequest(rewards=[RewardSpec(name="min_length")], samples=[ScoreSample(completion="")] * 9)
             work = asyncio.create_task(server.scoring.score(request))
             await server.executor.busy(2)
+            chunks = [weakref.ref(chunk) for chunk in server.executor.chunks]
             server.executor.chunks.clear()
             work.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await work
             del work
             await asyncio.sleep(0.01)
-            assert not any(isinstance(value, Chunk) for value in gc.get_objects())
+            assert [chunk() for chunk in chunks] == [None, None]
         finally:
             gc.enable()
