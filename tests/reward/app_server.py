@@ -1,13 +1,12 @@
 """The application over an executor in this process, for tests of its routes."""
 
 from pathlib import Path
+from typing import Any
 
 import httpx
 from tests.reward.gated import GatedExecutor
 
-from grpo_proto import (
-    ErrorBody,
-)  # fmt: skip
+from grpo_proto import ErrorBody
 from grpo_reward.app import create_app
 from grpo_reward.config import Settings
 from grpo_reward.metrics import Metrics
@@ -39,14 +38,17 @@ class Server:
         self.http = httpx.AsyncClient(base_url="http://reward", transport=self.transport)
 
     async def score(self, rewards: list, samples: list, **more: object) -> httpx.Response:
-        return await self.http.post("/v1/score", json={"rewards": rewards, "samples": samples, **more})
+        return await self.post("/v1/score", {"rewards": rewards, "samples": samples, **more})
+
+    async def post(self, path: str, body: object, **more: Any) -> httpx.Response:
+        return await self.http.post(path, json=body, **more)
 
     def metric(self, name: str) -> float:
         lines = self.metrics.text().decode().splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
 
-def error_of(response: httpx.Response, status: int) -> tuple[str, str, str]:
+def error_of(response: httpx.Response, status: int = 422) -> tuple[str, str, str]:
     """Type, message and hint, after looking at the shape."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/json"

@@ -1,11 +1,15 @@
 """What the tests of the reward server share."""
 
 import os
+import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from tests.reward.app_server import Server
+from tests.reward.machinery import Machinery
+from tests.reward.real_server import Server as RealServer
 
 FOLDER = Path(__file__).parent
 PLUGIN_MODULES = ("grpo_reward_plugin_", "swift")
@@ -27,6 +31,15 @@ def _compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_settings() -> Iterator[None]:
+    """The settings of whoever runs the tests are not those of the servers in them."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith(("GRPO_API_TOKEN", "GRPO_REWARD_"))]:
+            patch.delenv(name)
+        yield
+
+
 @pytest.fixture
 def fresh_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Plugins stay imported; a test must not see those of another."""
@@ -38,3 +51,27 @@ def fresh_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in set(sys.modules) - known:
         if name.startswith(PLUGIN_MODULES):
             del sys.modules[name]
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    """The application in this process."""
+    server = Server()
+    async with server.http:
+        yield server
+
+
+@pytest.fixture
+def real_server(misbehaving: Path) -> Iterator[RealServer]:
+    """The command, with rewards that do what they must not."""
+    server = RealServer("--plugin", str(misbehaving), "--grace-s", "0.3")
+    yield server
+    if server.process.poll() is None:
+        server.stop(signal.SIGKILL)
+
+
+@pytest.fixture
+def machinery(started: Machinery) -> Machinery:
+    """The executor that the module has `started`, without the restarts of the tests before."""
+    started.restarts.clear()
+    return started

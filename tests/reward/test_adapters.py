@@ -2,24 +2,12 @@
 
 import json
 import math
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import torch
-from tests.reward.adapter_server import RIGHT, Server, gym_row, refused
-
-
-@pytest.fixture(autouse=True)
-def _no_token(monkeypatch):
-    monkeypatch.delenv("GRPO_API_TOKEN", raising=False)
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[Server]:
-    server = Server()
-    async with server.http:
-        yield server
+from tests.reward.app_server import Server, error_of
+from tests.reward.peer_bodies import RIGHT, gym_row
 
 
 def openrlhf_query(prompt: str, response: str, label: Any) -> dict[str, Any]:
@@ -69,18 +57,18 @@ class TestOpenRLHF:
 
     async def test_lists_of_different_lengths(self, server):
         body = {"query": ["a", "b"], "labels": ["1"]}
-        kind, message, _ = refused(await server.post("/get_reward?rewards=accuracy", body))
+        kind, message, _ = error_of(await server.post("/get_reward?rewards=accuracy", body))
         assert (kind, message) == ("invalid_value", "labels has 1 entries and query has 2")
 
     async def test_a_list_of_something_else_than_texts_stops_at_its_first_fault(self, server):
         """Each more is a microsecond in which nobody else gets an answer, and a body has millions of them."""
         for body in ({"query": [1] * 4000}, {"query": ["a"], "prompts": [1] * 100_000}):
-            _, message, _ = refused(await server.post("/get_reward?rewards=accuracy", body))
+            _, message, _ = error_of(await server.post("/get_reward?rewards=accuracy", body))
             assert message.endswith("[0]: must be a string, not 1")
 
     async def test_an_empty_label_is_none(self, server):
         """What its dataset gives without --data.label_key."""
-        kind, message, _ = refused(await server.post("/get_reward?rewards=accuracy", openrlhf_query("p", "r", "")))
+        kind, message, _ = error_of(await server.post("/get_reward?rewards=accuracy", openrlhf_query("p", "r", "")))
         assert (kind, "needs the column solution" in message) == ("missing_column", True)
 
 
@@ -97,7 +85,7 @@ class TestSlime:
         payload = {"prompt": [{"role": "user", "content": "What?"}], "response": RIGHT, "label": "0.75"}
         answer = (await server.post("/rm?rewards=accuracy,format:0.1&components=true", payload)).json()
         assert answer == {"reward": 1.1, "accuracy": 1.0, "format": 1.0}
-        kind, message, _ = refused(await server.post("/rm?rewards=accuracy&components=1", payload))
+        kind, message, _ = error_of(await server.post("/rm?rewards=accuracy&components=1", payload))
         assert (kind, message) == ("invalid_option", "components is '1', not true or false")
 
     async def test_a_param_that_is_no_unicode_is_text(self, server):
@@ -108,7 +96,7 @@ class TestSlime:
     @pytest.mark.parametrize("reward", ["exact_match", "countdown"])
     async def test_a_label_that_would_be_an_object_is_no_text(self, server, reward):
         payload = {"prompt": "p", "response": "r", "label": '{"nums": [1], "target": 1, "solution": "\\ud800"}'}
-        kind, message, _ = refused(await server.post(f"/rm?rewards={reward}", payload))
+        kind, message, _ = error_of(await server.post(f"/rm?rewards={reward}", payload))
         assert kind == "unreadable_label"
         assert message == (
             "the label of samples[0]: it looks like a JSON object and cannot be read: "
@@ -121,7 +109,7 @@ class TestSlime:
         for label in (columns, json.dumps(columns)):
             body = {"prompt": "p", "response": response, "label": label}
             assert (await server.post("/rm?rewards=countdown", body)).json() == 1.0
-        kind, message, _ = refused(await server.post("/rm?rewards=countdown", {"response": response, "label": 98}))
+        kind, message, _ = error_of(await server.post("/rm?rewards=countdown", {"response": response, "label": 98}))
         assert kind == "ambiguous_label"
         assert "nums, target are needed" in message
 
@@ -166,7 +154,7 @@ class TestNeMoGym:
         assert response.json()["reward"] == 1.0
         response = await gym.post("/verify?rewards=accuracy&label=gold", gym_row("<answer>8</answer>", gold="8"))
         assert response.json()["reward"] == 1.0
-        kind, message, _ = refused(await gym.post("/verify", gym_row("<answer>8</answer>", gold="8")))
+        kind, message, _ = error_of(await gym.post("/verify", gym_row("<answer>8</answer>", gold="8")))
         assert (kind, "needs the column solution" in message) == ("missing_column", True)
 
     async def test_prompt_and_several_turns(self, gym):
@@ -194,10 +182,10 @@ class TestNeMoGym:
     @pytest.mark.parametrize("response", [{}, {"output": None}, {"output": "<answer>1</answer>"}])
     async def test_a_response_without_output_is_no_empty_completion(self, gym, response):
         row = gym_row("", expected_answer="1") | {"response": response}
-        kind, message, _ = refused(await gym.post("/verify", row))
+        kind, message, _ = error_of(await gym.post("/verify", row))
         assert (kind, message[:26]) == ("invalid_value", "response.output is no list")
 
     async def test_a_body_without_a_response(self, gym):
         row = gym_row("", expected_answer="1")
         del row["response"]
-        assert refused(await gym.post("/verify", row))[:2] == ("invalid_value", "response: Field required")
+        assert error_of(await gym.post("/verify", row))[:2] == ("invalid_value", "response: Field required")

@@ -3,11 +3,11 @@
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-from tests.reward.adapter_server import RIGHT, TOKEN, Server, gym_row, refused
+from tests.reward.app_server import TOKEN, Server, error_of
+from tests.reward.peer_bodies import RIGHT, gym_row
 
 from grpo_proto import RewardScore, RewardSpec, ScoreResponse, ScoreResult
 from grpo_reward.adapters.base import scored
@@ -15,18 +15,6 @@ from grpo_reward.adapters.choice import Choice
 from grpo_reward.adapters.label import LabelError, columns_of
 from grpo_reward.adapters.peers import ADAPTERS
 from grpo_reward.refusal import Refusal
-
-
-@pytest.fixture(autouse=True)
-def _no_token(monkeypatch):
-    monkeypatch.delenv("GRPO_API_TOKEN", raising=False)
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[Server]:
-    server = Server()
-    async with server.http:
-        yield server
 
 
 class TestNoScore:
@@ -40,7 +28,7 @@ class TestNoScore:
 
     @pytest.mark.parametrize("path", BODIES)
     async def test_it_is_never_silently_0(self, server, path, caplog):
-        kind, message, hint = refused(await server.post(f"{path}?rewards=misbehave", self.BODIES[path]))
+        kind, message, hint = error_of(await server.post(f"{path}?rewards=misbehave", self.BODIES[path]))
         assert kind == "no_score"
         assert "misbehave is unscorable" in message
         assert "?unscorable=NUMBER" in hint
@@ -57,11 +45,11 @@ class TestNoScore:
 
     async def test_the_sample_and_the_detail_are_named(self, server):
         body = {"query": ["<answer>1</answer>"] * 2, "labels": ["1", "?!"]}
-        _, message, _ = refused(await server.post("/get_reward?rewards=format,accuracy", body))
+        _, message, _ = error_of(await server.post("/get_reward?rewards=format,accuracy", body))
         detail = "(the column solution has no answer that can be parsed)"
         assert message == f"no score for samples[1]: accuracy is unscorable {detail}"
         body = {"query": ["raise"] * 5}
-        _, message, _ = refused(await server.post("/get_reward?rewards=misbehave", body))
+        _, message, _ = error_of(await server.post("/get_reward?rewards=misbehave", body))
         assert message.count("misbehave is error (") == 3
         assert message.endswith("(and 2 more)")
 
@@ -74,7 +62,7 @@ class TestNoScore:
 
     async def test_a_sum_that_is_not_finite(self, server):
         body = {"response": RIGHT, "label": "0.75"}
-        _, message, _ = refused(await server.post("/rm?rewards=format:1e308,accuracy:1e308", body))
+        _, message, _ = error_of(await server.post("/rm?rewards=format:1e308,accuracy:1e308", body))
         assert message == "no score for samples[0]: the weighted sum of its scores is not finite"
 
 
@@ -110,7 +98,7 @@ class TestChoice:
         ],
     )
     async def test_422_says_what_to_change(self, server, query, kind, message, hint):
-        found, text, helpful = refused(await self.score(server, query))
+        found, text, helpful = error_of(await self.score(server, query))
         assert found == kind
         assert message in text
         assert hint in helpful
@@ -132,7 +120,7 @@ class TestChoice:
 
     async def test_limits(self, server):
         server.executor.gate.clear()
-        _, message, _ = refused(await self.score(server, "rewards=format&deadline_s=0.05"))
+        _, message, _ = error_of(await self.score(server, "rewards=format&deadline_s=0.05"))
         assert "deadline of 0.05 s" in message
 
 
@@ -151,7 +139,7 @@ class TestAsForScore:
             (b" " * (2**20 + 1), json_type, 413),
         ):
             response = await server.http.post(adapter.path, content=content, headers=headers)
-            assert refused(response, status)[0]
+            assert error_of(response, status)[0]
         assert (await server.http.get(adapter.path)).status_code == 405
 
     async def test_429_and_metrics(self, adapter):
@@ -160,7 +148,7 @@ class TestAsForScore:
         running = asyncio.create_task(server.post(adapter.path, adapter.example))
         await server.executor.busy(1)
         response = await server.post(adapter.path, adapter.example)
-        assert refused(response, 429)[0] == "busy"
+        assert error_of(response, 429)[0] == "busy"
         assert response.headers["retry-after"]
         server.executor.gate.set()
         assert (await running).status_code == 200
@@ -187,7 +175,8 @@ class TestAsForScore:
         await server.executor.busy(1)
         messages.put_nowait({"type": "http.disconnect"})
         await leaving
-        assert (server.executor.cancelled, sent[0]["status"]) == (1, 499)
+        assert sent[0]["status"] == 499
+        assert server.executor.cancelled == len(server.executor.chunks) >= 1
 
     async def test_token(self, adapter):
         server = Server(TOKEN, adapter_rewards=adapter.example_rewards)
@@ -244,7 +233,7 @@ def test_the_label_rule():
 
 
 @pytest.mark.parametrize("deep", ["text", "label", "field"])
-async def test_columns_that_no_worker_could_read_are_refused(server, deep):
+async def test_columns_that_no_worker_could_read_are_error_of(server, deep):
     """What is deeper than a worker can read would be an error of all that came to it together."""
     gold = json.loads("[" * 150 + "]" * 150)
     label = {"solution": gold}

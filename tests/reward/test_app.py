@@ -3,12 +3,10 @@
 import asyncio
 import json
 import re
-import sys
-from collections.abc import AsyncIterator
 from itertools import pairwise
 
 import pytest
-from tests.reward.app_server import JSON, Server, error_of
+from tests.reward.app_server import JSON, error_of
 
 from grpo_proto import (
     PROTOCOL_VERSION,
@@ -21,21 +19,6 @@ from grpo_proto import (
 from grpo_reward.executors.base import Chunk
 from grpo_reward.reading import Reader
 from grpo_reward.scoring import total_score
-
-
-@pytest.fixture(autouse=True)
-def _own_environment(monkeypatch):
-    monkeypatch.delenv("GRPO_API_TOKEN", raising=False)
-    yield
-    for name in [name for name in sys.modules if name.startswith("grpo_reward_plugin_")]:
-        del sys.modules[name]
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[Server]:
-    server = Server()
-    async with server.http:
-        yield server
 
 
 class TestScore:

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import itertools
-import sys
 import weakref
 from collections.abc import AsyncIterator
 
@@ -14,21 +13,6 @@ from tests.reward.app_server import JSON, TOKEN, Server, error_of
 from grpo_proto import FatalError, RewardClient, RewardSpec, ScoreRequest, ScoreSample
 from grpo_reward import guard, scoring
 from grpo_reward.guard import PATIENCE_S, SLOW_BYTES_PER_S, Admission, Place
-
-
-@pytest.fixture(autouse=True)
-def _own_environment(monkeypatch):
-    monkeypatch.delenv("GRPO_API_TOKEN", raising=False)
-    yield
-    for name in [name for name in sys.modules if name.startswith("grpo_reward_plugin_")]:
-        del sys.modules[name]
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[Server]:
-    server = Server()
-    async with server.http:
-        yield server
 
 
 async def large_body(pulled: list[int]) -> AsyncIterator[bytes]:

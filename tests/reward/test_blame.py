@@ -21,7 +21,7 @@ def outcomes(chunk: Chunk) -> list[str | None]:
 
 def lose(blame: Blame, *endings: Ending) -> None:
     for ending in endings:
-        blame.lost(ending, blame.next_items())
+        blame.lost(ending, blame.next_items(), with_fork_server=False)
 
 
 def test_only_the_item_that_was_in_work_is_late() -> None:

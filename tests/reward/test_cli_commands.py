@@ -57,10 +57,8 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def run(capsys, monkeypatch):
+def run(capsys):
     """main() → exit status, stdout, stderr."""
-    for name in ("GRPO_API_TOKEN", "GRPO_REWARD_PORT", "GRPO_REWARD_WORKERS", "GRPO_REWARD_PLUGIN"):
-        monkeypatch.delenv(name, raising=False)
 
     def call(*arguments: str) -> tuple[Any, str, str]:
         with pytest.raises(SystemExit) as ended:

@@ -39,7 +39,6 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(autouse=True)
 def _short_patience(monkeypatch):
-    monkeypatch.delenv("GRPO_API_TOKEN", raising=False)
     monkeypatch.setattr(probe, "PATIENCE_S", 1.0)
     monkeypatch.setattr(probe, "SLACK_S", 0.5)
     monkeypatch.setattr(benchmark, "SLACK_S", 0.5)

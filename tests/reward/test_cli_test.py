@@ -89,9 +89,8 @@ def two_rows(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def check(capsys, monkeypatch):
+def check(capsys):
     """main() → exit status, and check → (status, examples by what they are about)."""
-    monkeypatch.delenv("GRPO_API_TOKEN", raising=False)
 
     def call(*arguments: str) -> tuple[Any, dict[str, tuple[str, list[dict[str, Any]]]]]:
         with pytest.raises(SystemExit) as ended:

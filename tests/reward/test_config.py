@@ -3,12 +3,6 @@ import pytest
 from grpo_reward.config import ConfigError, read_settings
 
 
-@pytest.fixture(autouse=True)
-def _own_environment(monkeypatch):
-    for name in ("GRPO_API_TOKEN", "GRPO_REWARD_PORT", "GRPO_REWARD_WORKERS", "GRPO_REWARD_PLUGIN"):
-        monkeypatch.delenv(name, raising=False)
-
-
 def test_defaults():
     settings = read_settings([])
     assert (settings.host, settings.port, settings.plugin, settings.token) == ("127.0.0.1", 8001, [], None)

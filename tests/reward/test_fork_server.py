@@ -26,12 +26,6 @@ async def started(misbehaving: Path):
     await machinery.executor.stop()
 
 
-@pytest.fixture
-def machinery(started: Machinery) -> Machinery:
-    started.restarts.clear()
-    return started
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 async def test_a_lost_fork_server_is_started_again_and_nothing_is_lost(misbehaving, number, monkeypatch):
     monkeypatch.setattr("grpo_reward.executors.process.PING_LIMIT_S", 2.0)

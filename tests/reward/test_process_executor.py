@@ -29,12 +29,6 @@ async def started(misbehaving: Path):
     await machinery.executor.stop()
 
 
-@pytest.fixture
-def machinery(started: Machinery) -> Machinery:
-    started.restarts.clear()
-    return started
-
-
 def peak_mib() -> float:
     """The most memory that this process has had."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

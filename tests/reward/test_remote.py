@@ -28,11 +28,9 @@ COUNTDOWN = "<answer>44 + 19 + 35</answer>"
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     misbehaving = Path(__file__).parent / "plugins/misbehaving.py"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("GRPO_API_TOKEN", raising=False)
-        server = Server("--plugin", str(misbehaving))
-        yield server.url
-        server.stop()
+    server = Server("--plugin", str(misbehaving))
+    yield server.url
+    server.stop()
 
 
 class TestTrl:
@@ -92,8 +90,7 @@ class TestTrl:
         with pytest.raises(ValueError, match="the column target, which the trainer does not pass"):
             chosen([COUNTDOWN], nums=[[44, 19, 35]])
 
-    def test_limits_that_nobody_named_are_the_servers(self, monkeypatch):
-        monkeypatch.delenv("GRPO_API_TOKEN", raising=False)
+    def test_limits_that_nobody_named_are_the_servers(self):
         server = Server("--max-timeout-s", "2")
         try:
             assert RemoteReward(server.url, "countdown")([COUNTDOWN], nums=[[44, 19, 35]], target=[98]) == [1.0]

@@ -32,8 +32,7 @@ NUM_GENERATIONS, NUM_STEPS, MAX_TOKENS = 4, 2, 24
 
 
 @pytest.fixture
-def url(monkeypatch) -> Iterator[str]:
-    monkeypatch.delenv("GRPO_API_TOKEN", raising=False)
+def url() -> Iterator[str]:
     server = Server("--plugin", str(PLUGIN))
     yield server.url
     server.stop()

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -17,16 +16,8 @@ import pytest
 from tests.reward.real_server import COMMAND, LATE, PATIENCE_S, Server, all_gone, descendants, keeper_of_plugins, run
 
 
-@pytest.fixture
-def server(misbehaving: Path) -> Iterator[Server]:
-    server = Server("--plugin", str(misbehaving), "--grace-s", "0.3")
-    yield server
-    if server.process.poll() is None:
-        server.stop(signal.SIGKILL)
-
-
-async def test_serves_misbehaves_survives_and_ends(server):
-    async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=PATIENCE_S) as client:
+async def test_serves_misbehaves_survives_and_ends(real_server):
+    async with httpx.AsyncClient(base_url=real_server.url, trust_env=False, timeout=PATIENCE_S) as client:
         body = {"rewards": [{"name": "countdown"}], "samples": [
             {"completion": f"<answer>{text}</answer>", "columns": {"nums": [44, 19, 35], "target": 98}}
             for text in ("44+19+35", "44**19**35", "9**9**9")
@@ -51,7 +42,7 @@ async def test_serves_misbehaves_survives_and_ends(server):
         assert 'grpo_reward_worker_restarts_total{cause="death"} 2.0' in metrics
 
         # Rubbish on the socket, and a body that is cut off.
-        host, port = server.url.removeprefix("http://").split(":")
+        host, port = real_server.url.removeprefix("http://").split(":")
         for rubbish in (b"\x16\x03\x01\x02", b"POST /v1/score HTTP/1.1\r\nContent-Length: 1000\r\n\r\n{"):
             with socket.create_connection((host, int(port))) as connection:
                 connection.sendall(rubbish)
@@ -66,50 +57,50 @@ async def test_serves_misbehaves_survives_and_ends(server):
         work = asyncio.create_task(client.post("/v1/score", json=LATE))
         while "queue_depth 1.0" not in (await client.get("/metrics")).text:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        children = descendants(server.process.pid)
+        children = descendants(real_server.process.pid)
         assert len(children) >= 3
-        server.process.send_signal(signal.SIGTERM)
+        real_server.process.send_signal(signal.SIGTERM)
         answer = await work
         assert answer.status_code == 503
         assert answer.json()["error"]["type"] == "shutting_down"
-    assert server.wait() == 0
+    assert real_server.wait() == 0
     assert all_gone(children)
-    assert "Traceback" not in "".join(server.output)
+    assert "Traceback" not in "".join(real_server.output)
 
 
-async def test_nothing_is_left_after_kill_9(server):
+async def test_nothing_is_left_after_kill_9(real_server):
     body = LATE | {"samples": [{"completion": "fork and loop"}] * 2}
-    async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=PATIENCE_S) as client:
+    async with httpx.AsyncClient(base_url=real_server.url, trust_env=False, timeout=PATIENCE_S) as client:
         work = asyncio.create_task(client.post("/v1/score", json=body))
         # Twice a keeper, a fork server, three workers; and what two of them forked.
         until = time.monotonic() + PATIENCE_S
-        while len(children := descendants(server.process.pid)) < 12:
+        while len(children := descendants(real_server.process.pid)) < 12:
             assert time.monotonic() < until
             await asyncio.sleep(0.01)
-        assert server.stop(signal.SIGKILL) == -signal.SIGKILL
+        assert real_server.stop(signal.SIGKILL) == -signal.SIGKILL
         with pytest.raises(httpx.TransportError):
             await work
     assert all_gone(children)
 
 
-def test_a_reward_that_kills_the_fork_server_again_and_again_does_not_end_the_server(server):
-    children = descendants(server.process.pid)
-    keeper = keeper_of_plugins(server.process.pid)
+def test_a_reward_that_kills_the_fork_server_again_and_again_does_not_end_the_server(real_server):
+    children = descendants(real_server.process.pid)
+    keeper = keeper_of_plugins(real_server.process.pid)
     of_plugins = {keeper} | descendants(keeper)
     body = {"rewards": [{"name": "misbehave"}], "samples": [{"completion": "kill the parent"}, {"completion": ""}]}
 
     def statuses() -> list[str]:
-        answer = httpx.post(f"{server.url}/v1/score", json=body, timeout=PATIENCE_S, trust_env=False).json()
+        answer = httpx.post(f"{real_server.url}/v1/score", json=body, timeout=PATIENCE_S, trust_env=False).json()
         return [result["rewards"]["misbehave"]["status"] for result in answer["results"]]
 
     assert statuses() == ["error", "ok"]
-    assert httpx.get(f"{server.url}/readyz", trust_env=False).status_code == 200
+    assert httpx.get(f"{real_server.url}/readyz", trust_env=False).status_code == 200
     assert all_gone(of_plugins)
-    assert children - of_plugins < descendants(server.process.pid)
-    assert 'restarts_total{cause="lost"} 6.0' in httpx.get(f"{server.url}/metrics", trust_env=False).text
+    assert children - of_plugins < descendants(real_server.process.pid)
+    assert 'restarts_total{cause="lost"} 6.0' in httpx.get(f"{real_server.url}/metrics", trust_env=False).text
     assert statuses() == ["error", "ok"]
     assert statuses() == ["error", "ok"]
-    assert httpx.get(f"{server.url}/readyz", trust_env=False).status_code == 200
+    assert httpx.get(f"{real_server.url}/readyz", trust_env=False).status_code == 200
 
 
 def test_a_port_in_use_is_one_line():

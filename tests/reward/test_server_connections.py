@@ -8,19 +8,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
-import pytest
-from tests.reward.real_server import PATIENCE_S, Server
-
-
-@pytest.fixture
-def server(misbehaving: Path) -> Iterator[Server]:
-    server = Server("--plugin", str(misbehaving), "--grace-s", "0.3")
-    yield server
-    if server.process.poll() is None:
-        server.stop(signal.SIGKILL)
+from tests.reward.real_server import PATIENCE_S
 
 
 def closed(connection: socket.socket) -> bool:
@@ -32,8 +22,8 @@ def closed(connection: socket.socket) -> bool:
         return True
 
 
-def test_headers_that_never_end_are_cut_by_size_and_by_time(server):
-    host, port = server.url.removeprefix("http://").split(":")
+def test_headers_that_never_end_are_cut_by_size_and_by_time(real_server):
+    host, port = real_server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as endless, socket.create_connection((host, int(port))) as silent:
         silent.sendall(b"GET /livez HTTP/1.1\r\nX: ")
         endless.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n")
@@ -50,7 +40,7 @@ def test_headers_that_never_end_are_cut_by_size_and_by_time(server):
         # A body is not a header: this is larger than any header may be.
         samples = [{"completion": "x" * 1000}] * 500
         body = {"rewards": [{"name": "format"}], "samples": samples}
-        assert httpx.post(f"{server.url}/v1/score", json=body, trust_env=False).status_code == 200
+        assert httpx.post(f"{real_server.url}/v1/score", json=body, trust_env=False).status_code == 200
         assert closed(silent)
 
 

@@ -21,7 +21,7 @@ class LoadedReward(BaseModel):
     all_columns: bool
     takes_step: bool
     of_plugin: bool = False
-    """It is scored where plugins are, and shares no chunk with built-in ones; see `separate.py`."""
+    """It is scored where plugins are, and shares no chunk with any other reward; see `separate.py`."""
 
     @property
     def batch(self) -> bool:

@@ -34,7 +34,7 @@ class Blame:
         items = self._chunk.open_items()
         return items[:1] if self._one_by_one else items
 
-    def lost(self, ending: Ending, items: list[int], *, with_fork_server: bool = False) -> None:
+    def lost(self, ending: Ending, items: list[int], *, with_fork_server: bool) -> None:
         """Take in how a worker's turn at `items` ended. What stays open is for the next worker."""
         self.suspected = self.suspected or (with_fork_server and ending.item >= 0)
         if ending.kind == "unread":

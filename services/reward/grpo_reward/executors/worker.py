@@ -162,13 +162,11 @@ def _outcomes(chunk: dict[str, Any], rewards: list[tuple[Reward, Any]], item: in
     row, position = divmod(item, len(rewards))
     reward, params = rewards[position]
     samples = chunk["samples"]
-    if _is_foreign(reward):  # it may change what it is given, and others get the same
+    if _is_foreign(reward):  # it may change what it is given, and the params are those of later items, too
         params = copy.deepcopy(params)
     if chunk["batch"]:
         return score_batch(reward, params, samples, chunk["step"], chunk["timeout_s"])
-    shared = _is_foreign(reward) and len(rewards) > 1
-    sample = copy.deepcopy(samples[row]) if shared else samples[row]
-    return [score_sample(reward, params, sample, chunk["step"])]
+    return [score_sample(reward, params, samples[row], chunk["step"])]
 
 
 def _is_foreign(reward: Reward) -> bool:
