@@ -25,7 +25,7 @@ DECIDED_FOR_THE_TRAINER = {
     "WeightsConfig": ("host", "port"),  # the pod's own address, networkPolicy.rendezvousPort
     "ServerConfig": ("enabled", "host", "port"),  # the probes need it there
 }
-DECIDED_FOR_THE_REWARD_SERVER = ("host", "port", "executor", "GRPO_API_TOKEN")  # reward.executor, auth
+DECIDED_FOR_THE_REWARD_SERVER = ("host", "port", "executor")  # reward.executor
 
 
 def values_schema() -> Schema:

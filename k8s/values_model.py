@@ -55,6 +55,11 @@ class Auth(Part):
         "", description="Secret with the API token of all three services; the chart never makes one."
     )
     key: str = Field("token", min_length=1, description="Key inside the secret.")
+    also_key: str = Field(
+        "token-also",
+        min_length=1,
+        description="Key, which may be missing, of a second token that servers take as well while you change to it.",
+    )
     ray_key: str = Field(
         "ray-token", min_length=1, description="Key inside the secret of what Ray asks for, with reward.executor ray."
     )

@@ -1,34 +1,41 @@
-"""The token of the servers: where it stands, and whether a request carries it."""
+"""The token of the servers: where it stands, and whether a request carries it.
+
+While one token takes the place of another, servers take both: clients and servers are not started anew in one moment.
+"""
 
 import base64
 import binascii
 import hmac
 import os
+from collections.abc import Sequence
 
 TOKEN_VARIABLE = "GRPO_API_TOKEN"  # noqa: S105 (the name, not a token)
+ALSO_VARIABLE = "GRPO_API_TOKEN_ALSO"
 
 
-class EmptyTokenError(Exception):
-    """The variable is set, to nothing: whoever set it believes that there is a token."""
-
-    def __init__(self) -> None:
-        super().__init__(f"{TOKEN_VARIABLE} is empty: set it to a secret, or unset it to serve loopback without one")
+class TokenError(Exception):
+    """What the variables say is not what whoever set them believes."""
 
 
-def server_token() -> str | None:
-    """The token a server asks for, of the environment; None when there is none. Raises EmptyTokenError.
+def server_tokens() -> tuple[str, ...]:
+    """The tokens a server takes, of the environment, that of its own requests first; none when it asks for none.
 
-    A secret that was made from a file ends in a line break, which no header can carry.
+    Raises TokenError for a variable that is set to nothing, and for a second token without a first. A secret that was
+    made from a file ends in a line break, which no header can carry.
     """
-    token = os.environ.get(TOKEN_VARIABLE)
+    token, also = os.environ.get(TOKEN_VARIABLE), os.environ.get(ALSO_VARIABLE)
     if token is not None and not token.strip():
-        raise EmptyTokenError
-    return token and token.strip()
+        raise TokenError(f"{TOKEN_VARIABLE} is empty: set it to a secret, or unset it to serve loopback without one")
+    if also is not None and not also.strip():
+        raise TokenError(f"{ALSO_VARIABLE} is empty: set it to the second token that is taken, or unset it")
+    if also is not None and token is None:
+        raise TokenError(f"{ALSO_VARIABLE} is set and {TOKEN_VARIABLE} is not: with one token only, that is its place")
+    return tuple(value.strip() for value in (token, also) if value is not None)
 
 
-def token_is(token: bytes, authorization: bytes) -> bool:
-    """Whether the value of an `Authorization` header carries `token`; in constant time, so that nobody can guess it
-    byte by byte.
+def has_token(tokens: Sequence[str], authorization: bytes) -> bool:
+    """Whether the value of an `Authorization` header carries one of `tokens`; in constant time, so that nobody can
+    guess one byte by byte.
 
     `Bearer TOKEN`, or `Basic` with the token as password under any name: HTTP libraries make that of what stands before
     the @ of a URL, http://any:TOKEN@host:8001, and a browser of what a person types.
@@ -42,4 +49,4 @@ def token_is(token: bytes, authorization: bytes) -> bool:
             return False
     elif scheme.lower() != b"bearer":
         return False
-    return hmac.compare_digest(given, token)
+    return any(hmac.compare_digest(given, token.encode()) for token in tokens)

@@ -9,10 +9,12 @@ import os
 import re
 import time
 
-from .api_token import TOKEN_VARIABLE
+from .api_token import ALSO_VARIABLE, TOKEN_VARIABLE
 
 FORMAT_VARIABLE = "GRPO_LOG_FORMAT"
-SECRET_VARIABLES = (TOKEN_VARIABLE, "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY")
+SECRET_VARIABLES = (
+    TOKEN_VARIABLE, ALSO_VARIABLE, "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY",
+)  # fmt: skip
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}")
 _IN_URL = re.compile(r"(?i)([?&](?:token|key|api_key|access_token|password)=)[^&\s\"']+|(://[^/\s:@]*:)[^@\s/]+(?=@)")
 _HIDDEN = "***"

@@ -7,11 +7,12 @@ import sys
 import pytest
 
 from grpo_proto import ErrorBody
-from grpo_proto.api_token import EmptyTokenError, server_token, token_is
+from grpo_proto.api_token import TokenError, has_token, server_tokens
 from grpo_proto.loopback import is_loopback
 from grpo_proto.refusal import Refusal
 
 TOKEN = b"correct-horse-battery"
+TOKENS = ["the-old-one", "correct-horse-battery"]
 
 
 def basic(pair: bytes) -> bytes:
@@ -22,7 +23,7 @@ def basic(pair: bytes) -> bytes:
     "header", [b"Bearer " + TOKEN, b"bearer  " + TOKEN + b" ", basic(b"any:" + TOKEN), basic(b":" + TOKEN + b"\n")]
 )
 def test_the_token_is_found(header: bytes):
-    assert token_is(TOKEN, header)
+    assert has_token(TOKENS, header)
 
 
 @pytest.mark.parametrize(
@@ -33,21 +34,34 @@ def test_the_token_is_found(header: bytes):
     ],
 )  # fmt: skip
 def test_anything_else_is_not_it(header: bytes):
-    assert not token_is(TOKEN, header)
+    assert not has_token(TOKENS, header)
+    assert not has_token([], header)
 
 
 def test_a_token_from_a_file_loses_its_line_break(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("GRPO_API_TOKEN", "secret\n")
-    assert server_token() == "secret"
+    monkeypatch.setenv("GRPO_API_TOKEN_ALSO", " older\n")
+    assert server_tokens() == ("secret", "older")
+    monkeypatch.delenv("GRPO_API_TOKEN_ALSO")
+    assert server_tokens() == ("secret",)
     monkeypatch.delenv("GRPO_API_TOKEN")
-    assert server_token() is None
+    assert server_tokens() == ()
 
 
 @pytest.mark.parametrize("empty", ["", "  \n"])
-def test_an_empty_token_is_none_that_somebody_believes_in(monkeypatch: pytest.MonkeyPatch, empty: str):
-    monkeypatch.setenv("GRPO_API_TOKEN", empty)
-    with pytest.raises(EmptyTokenError, match="GRPO_API_TOKEN is empty"):
-        server_token()
+@pytest.mark.parametrize("name", ["GRPO_API_TOKEN", "GRPO_API_TOKEN_ALSO"])
+def test_an_empty_token_is_none_that_somebody_believes_in(monkeypatch: pytest.MonkeyPatch, name: str, empty: str):
+    monkeypatch.setenv("GRPO_API_TOKEN", "secret")
+    monkeypatch.setenv(name, empty)
+    with pytest.raises(TokenError, match=f"{name} is empty"):
+        server_tokens()
+
+
+def test_a_second_token_does_not_stand_alone(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("GRPO_API_TOKEN", raising=False)
+    monkeypatch.setenv("GRPO_API_TOKEN_ALSO", "secret")
+    with pytest.raises(TokenError, match="GRPO_API_TOKEN is not"):
+        server_tokens()
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "127.8.0.1", "::1", "::1%lo", "localhost", "LOCALHOST."])

@@ -28,12 +28,12 @@ class Executor(GatedExecutor):
 
 
 class Server:
-    def __init__(self, token: str | None = None, **settings: object):
+    def __init__(self, *tokens: str, **settings: object):
         self.executor = Executor()
         self.metrics = Metrics()
-        self.settings = Settings(**settings).model_copy(update={"token": token})
+        self.settings = Settings(**settings)
         self.scoring = Scoring(self.executor, self.metrics)
-        self.app = create_app(self.settings, self.executor, self.metrics, self.scoring)
+        self.app = create_app(self.settings, self.executor, self.metrics, self.scoring, tokens=tokens)
         self.transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
         self.http = httpx.AsyncClient(base_url="http://reward", transport=self.transport)
 

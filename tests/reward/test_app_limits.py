@@ -208,7 +208,7 @@ class TestLimits:
 
 class TestToken:
     async def test_guards_all_but_the_open_routes(self):
-        server = Server(token=TOKEN)
+        server = Server(TOKEN)
         for route in ("/livez", "/readyz", "/info", "/metrics"):
             assert (await server.http.get(route)).status_code == 200
         for route in ("/v1/rewards", "/openapi.json", "/nowhere", "/livez/"):
@@ -219,7 +219,7 @@ class TestToken:
 
     @pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
     async def test_lets_in_who_has_it(self, scheme):
-        server = Server(token=TOKEN)
+        server = Server("of the next one", TOKEN)
         response = await server.http.get("/v1/rewards", headers={"Authorization": f"{scheme} {TOKEN}"})
         assert response.status_code == 200
 
@@ -228,17 +228,17 @@ class TestToken:
         ["", "Bearer", "Bearer ", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", TOKEN, f"Basic {TOKEN}", "Bearer é"],
     )
     async def test_keeps_out_who_has_not(self, value):
-        server = Server(token=TOKEN)
+        server = Server(TOKEN)
         headers = [(b"authorization", value.encode("latin-1"))]
         assert (await server.http.get("/v1/rewards", headers=headers)).status_code == 401
 
     async def test_two_authorizations_are_none(self):
-        server = Server(token=TOKEN)
+        server = Server(TOKEN)
         headers = [("Authorization", "Bearer wrong"), ("Authorization", f"Bearer {TOKEN}")]
         assert (await server.http.get("/v1/rewards", headers=headers)).status_code == 401
 
     async def test_is_checked_before_the_body_is_read(self):
-        server = Server(token=TOKEN)
+        server = Server(TOKEN)
 
         async def body() -> AsyncIterator[bytes]:
             pytest.fail("the body was read")
@@ -247,7 +247,7 @@ class TestToken:
         assert (await server.http.post("/v1/score", content=body(), headers=JSON)).status_code == 401
 
     async def test_the_projects_own_client_takes_it_from_the_environment(self, monkeypatch):
-        server = Server(token=TOKEN)
+        server = Server(TOKEN)
         monkeypatch.setenv("GRPO_API_TOKEN", TOKEN)
         async with RewardClient("http://reward", transport=server.transport) as client:
             assert (await client.rewards()).rewards
@@ -256,7 +256,7 @@ class TestToken:
                 await client.rewards()
 
     async def test_is_never_shown(self, caplog):
-        server = Server(token=TOKEN)
+        server = Server(TOKEN)
         assert TOKEN not in caplog.text + repr(server.settings)
         for route in ("/info", "/metrics", "/v1/rewards"):
             assert TOKEN not in (await server.http.get(route)).text

@@ -48,8 +48,8 @@ def test_it_says_when_a_total_is_null(described):
 
 
 async def test_every_example_runs(described):
-    settings, executor, metrics = Settings().model_copy(update={"token": None}), InlineExecutor(), Metrics()
-    app = create_app(settings, executor, metrics, Scoring(executor, metrics))
+    settings, executor, metrics = Settings(), InlineExecutor(), Metrics()
+    app = create_app(settings, executor, metrics, Scoring(executor, metrics), tokens=())
     posted = set()
     async with httpx.AsyncClient(base_url="http://reward", transport=httpx.ASGITransport(app)) as http:
         for path, methods in described["paths"].items():
@@ -70,8 +70,8 @@ async def test_every_example_runs(described):
 
 async def test_the_description_is_written_once():
     """Hundreds of connections may ask for it at once, and each time it would be milliseconds without other answers."""
-    settings, executor, metrics = Settings().model_copy(update={"token": None}), InlineExecutor(), Metrics()
-    app = create_app(settings, executor, metrics, Scoring(executor, metrics))
+    settings, executor, metrics = Settings(), InlineExecutor(), Metrics()
+    app = create_app(settings, executor, metrics, Scoring(executor, metrics), tokens=())
     async with httpx.AsyncClient(base_url="http://reward", transport=httpx.ASGITransport(app)) as http:
         first = await http.get("/openapi.json")
         app.openapi = None  # type: ignore[assignment, method-assign]

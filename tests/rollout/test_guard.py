@@ -1,6 +1,7 @@
 """The guard in front of every route, with a plain ASGI application behind it."""
 
 import asyncio
+from collections.abc import Sequence
 
 import httpx
 import pytest
@@ -25,9 +26,9 @@ async def echo(scope, receive, send):
     await send({"type": "http.response.body", "body": scope["path"].encode()})
 
 
-def client(weights: Weights | None, *, token: str | None = None, app=echo, max_waiting: int = 2) -> httpx.AsyncClient:
+def client(weights: Weights | None, *, tokens: Sequence[str] = (), app=echo, max_waiting: int = 2) -> httpx.AsyncClient:
     held = Held(weights) if weights is not None else None
-    guard = Guard(app, token=token, pushes=lambda: held, max_waiting=max_waiting)
+    guard = Guard(app, tokens=tokens, pushes=lambda: held, max_waiting=max_waiting)
     return httpx.AsyncClient(transport=httpx.ASGITransport(guard), base_url="http://server")
 
 
@@ -37,7 +38,7 @@ def error(response: httpx.Response) -> str:
 
 class TestToken:
     async def test_every_route_but_the_probes_asks_for_it(self):
-        async with client(CURRENT, token="secret") as http:
+        async with client(CURRENT, tokens=["secret"]) as http:
             for path in [*VLLM_ROUTES, "/v1/rollouts", "/v1/weights", "/tokenize", "/docs", "/health"]:
                 response = await http.get(path)
                 assert (response.status_code, error(response)) == (401, "unauthenticated"), path
@@ -47,15 +48,15 @@ class TestToken:
 
     @pytest.mark.parametrize("header", ["Bearer wrong", "Bearer ", "Bearer", "Basic secret", "secret", "Bearer sécret"])
     async def test_a_wrong_one_is_refused(self, header: str):
-        async with client(CURRENT, token="secret") as http:
+        async with client(CURRENT, tokens=["secret"]) as http:
             response = await http.get("/v1/weights", headers={"Authorization": header.encode()})
             assert (response.status_code, error(response)) == (403, "wrong_token")
             assert "secret" not in response.text
 
     async def test_the_right_one_passes(self):
-        async with client(CURRENT, token="secret") as http:
-            for scheme in ("Bearer", "bearer"):
-                response = await http.get("/v1/completions", headers={"Authorization": f"{scheme} secret"})
+        async with client(CURRENT, tokens=["secret", "older"]) as http:
+            for value in ("Bearer secret", "bearer secret", "Bearer older"):
+                response = await http.get("/v1/completions", headers={"Authorization": value})
                 assert response.status_code == 200
 
     async def test_without_a_token_nobody_is_asked(self):
@@ -100,7 +101,7 @@ class TestWeights:
 
     async def test_a_websocket_is_guarded_too(self):
         sent = []
-        guard = Guard(echo, token="secret", pushes=lambda: Held(CURRENT), max_waiting=1)
+        guard = Guard(echo, tokens=["secret"], pushes=lambda: Held(CURRENT), max_waiting=1)
 
         async def send(message):
             sent.append(message)

@@ -24,6 +24,7 @@ from grpo_trainer.observe.server import StatusServer, serve_status
 ANY_PORT = ServerConfig(port=0)
 OPEN_ROUTES = ("/livez", "/info", "/metrics")
 TOKEN = "correct-horse-battery"
+OTHER_TOKEN = "of-the-next-one"
 PATIENCE_S = 20.0
 EVERYWHERE = "0.0.0.0"  # noqa: S104
 
@@ -181,6 +182,7 @@ class TestWhoMaySeeIt:
     @pytest.fixture
     def outside(self, status: RunStatus, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         monkeypatch.setenv("GRPO_API_TOKEN", TOKEN)
+        monkeypatch.setenv("GRPO_API_TOKEN_ALSO", OTHER_TOKEN)
         with serve_status(status, ServerConfig(host=EVERYWHERE, port=0)) as running:
             yield f"http://127.0.0.1:{running.port}"
 
@@ -198,8 +200,9 @@ class TestWhoMaySeeIt:
     @pytest.mark.parametrize("name", ["", "anybody"])
     def test_a_browser_gives_the_token_as_password(self, outside: str, name: str):
         assert httpx.get(f"{outside}/", auth=(name, TOKEN), trust_env=False).status_code == 200
-        headers = {"Authorization": f"Bearer {TOKEN}"}
-        assert httpx.get(f"{outside}/", headers=headers, trust_env=False).status_code == 200
+        for token in (TOKEN, OTHER_TOKEN):
+            headers = {"Authorization": f"Bearer {token}"}
+            assert httpx.get(f"{outside}/", headers=headers, trust_env=False).status_code == 200
 
     @pytest.mark.parametrize(
         "header",
@@ -240,7 +243,7 @@ class TestWhoMaySeeIt:
         assert [host_name(host) for host in ("a:1", "[::1]:2", "b", None)] == ["a", "::1", "b", ""]
 
     def test_a_wrong_character_in_the_header_is_no_error(self):
-        guard = LiveGuard(EVERYWHERE, TOKEN)
+        guard = LiveGuard(EVERYWHERE, [TOKEN])
         refused = guard.refusal(host="x", authorization=b"Bearer \xff\xfe")
         assert refused is not None
         assert refused.status == 401

@@ -124,19 +124,23 @@ resources:
   {{- end }}
 {{- end -}}
 
-{{/* Arguments: root, name of the variable; key of the secret, if it is not that of the API token */}}
+{{/* Arguments: root, name of the variable; key of the secret, if it is not that of the API token; optional */}}
 {{- define "grpo.token" -}}
 - name: {{ .name }}
   valueFrom:
     secretKeyRef:
       name: {{ .root.Values.auth.existingSecret }}
       key: {{ default .root.Values.auth.key .key }}
+      {{- if .optional }}
+      optional: true
+      {{- end }}
 {{- end -}}
 
 {{/* Environment of every container. Everything that is written goes to a mount. */}}
 {{- define "grpo.env" -}}
 {{- if ne .component "prepare" }}
 {{ include "grpo.token" (dict "root" .root "name" "GRPO_API_TOKEN") }}
+{{ include "grpo.token" (dict "root" .root "name" "GRPO_API_TOKEN_ALSO" "key" .root.Values.auth.alsoKey "optional" true) }}
 {{- end }}
 - name: HOME
   value: /tmp

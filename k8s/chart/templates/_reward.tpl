@@ -53,7 +53,7 @@ spec:
       imagePullPolicy: {{ .root.Values.image.pullPolicy }}
       {{- if eq .part.executor "ray" }}
       # A node of Ray's cluster without a CPU of its own: rewards run on the others. What asks for no CPU may run here, too.
-      command: [sh, -c, 'env -u GRPO_API_TOKEN ray start --address="$RAY_ADDRESS" --num-cpus=0 --disable-usage-stats && exec grpo-reward serve']
+      command: [sh, -c, 'env -u GRPO_API_TOKEN -u GRPO_API_TOKEN_ALSO ray start --address="$RAY_ADDRESS" --num-cpus=0 --disable-usage-stats && exec grpo-reward serve']
       {{- else }}
       command: [grpo-reward, serve]
       {{- end }}

@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
@@ -54,9 +54,15 @@ REQUEST_FIELDS = {*ScoreRequest.model_fields, *ScoreSample.model_fields, *Reward
 
 
 def create_app(
-    settings: Settings, executor: Executor, metrics: Metrics, scoring: Scoring, tracing: Tracing | None = None
+    settings: Settings,
+    executor: Executor,
+    metrics: Metrics,
+    scoring: Scoring,
+    tracing: Tracing | None = None,
+    *,
+    tokens: Sequence[str],
 ) -> FastAPI:
-    """The application. The executor is started and stopped by whoever made it."""
+    """The application; requests carry one of `tokens`, if there are any. Its executor is started by whoever made it."""
     app = FastAPI(
         title="grpo-reward",
         version=__version__,
@@ -251,7 +257,7 @@ def create_app(
         return response_of(Refusal(500, "internal", f"{type(error).__name__} in the server; its log says more"))
 
     app.add_middleware(AnswersWhenCutOff)
-    app.add_middleware(Guard, token=settings.token, metrics=metrics)
+    app.add_middleware(Guard, tokens=tokens, metrics=metrics)
     mount_docs(app)
     app.openapi = lambda: openapi_of(app)  # type: ignore[method-assign]
     document = functools.cache(lambda: to_json(app.openapi()))  # 60 KB: each time anew it is milliseconds of the loop

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from grpo_proto.api_token import EmptyTokenError, server_token
+from grpo_proto.api_token import ALSO_VARIABLE, TOKEN_VARIABLE, TokenError, server_tokens
 from grpo_proto.loopback import is_loopback
 
 from .refusal import nearest
@@ -74,12 +74,6 @@ class Settings(BaseSettings):
         default=10.0, ge=0, le=86_400, description="After SIGTERM, how long running requests may go on."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="What is logged.")
-    token: str | None = Field(
-        default=None,
-        validation_alias="GRPO_API_TOKEN",
-        repr=False,
-        description="Only from the environment variable GRPO_API_TOKEN: flags can be read by everybody.",
-    )
 
     @field_validator("plugin", mode="before")
     @classmethod
@@ -106,12 +100,6 @@ class Settings(BaseSettings):
             raise ValueError(f"a worker cannot begin with less than {LEAST_MEMORY_MIB}")
         return memory_mib
 
-    @field_validator("token")
-    @classmethod
-    def _strip(cls, token: str | None) -> str | None:
-        """A secret that was made from a file ends in a line break, which no header can carry."""
-        return token and token.strip()
-
     @property
     def num_workers(self) -> int:
         return self.workers or len(os.sched_getaffinity(0))
@@ -125,8 +113,8 @@ def read_settings(arguments: Sequence[str]) -> Settings:
     """Settings from the environment and the flags after `serve`. Raises ConfigError; `--help` exits."""
     flags = vars(_parser().parse_args(arguments))
     try:
-        server_token()
-    except EmptyTokenError as error:
+        tokens = server_tokens()
+    except TokenError as error:
         raise ConfigError(str(error)) from None
     # In Kubernetes a Service called grpo-reward puts its address there, "tcp://10.0.0.7:8001".
     if os.environ.get(f"{ENV_PREFIX}PORT", "").startswith("tcp://"):
@@ -138,9 +126,10 @@ def read_settings(arguments: Sequence[str]) -> Settings:
         name = str(problem["loc"][0])
         where = f"--{name.replace('_', '-')}" if name in flags else f"{ENV_PREFIX}{name.upper()}"
         raise ConfigError(f"{where}: {problem['msg']}, not {problem['input']!r}") from None
-    if "GRPO_API_TOKEN" in settings.worker_env:
-        raise ConfigError("--worker-env GRPO_API_TOKEN: the key to this server is not for the rewards")
-    if settings.token is None and not is_loopback(settings.host):
+    for name in (TOKEN_VARIABLE, ALSO_VARIABLE):
+        if name in settings.worker_env:
+            raise ConfigError(f"--worker-env {name}: the key to this server is not for the rewards")
+    if not tokens and not is_loopback(settings.host):
         raise ConfigError(
             f"{settings.host} can be reached from other machines: set GRPO_API_TOKEN to a secret, or serve 127.0.0.1"
         )
@@ -174,8 +163,6 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     for name, field in Settings.model_fields.items():
-        if name == "token":
-            continue
         several = field.default_factory is list
         default = field.get_default()
         parser.add_argument(

@@ -5,12 +5,12 @@ Plain ASGI, so that a request is refused before its body has been read.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from grpo_proto.api_token import token_is
+from grpo_proto.api_token import has_token
 from grpo_proto.listening import most_files
 
 from .adapters.peers import ADAPTERS
@@ -35,9 +35,8 @@ def response_of(refusal: Refusal) -> Response:
 class Guard:
     """Checks the token of every request that is not for an open route, and counts the answers."""
 
-    def __init__(self, app: ASGIApp, *, token: str | None, metrics: Metrics):
-        self._app, self._metrics = app, metrics
-        self._token = token.encode() if token else None
+    def __init__(self, app: ASGIApp, *, tokens: Sequence[str], metrics: Metrics):
+        self._app, self._metrics, self._tokens = app, metrics, tokens
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -50,7 +49,7 @@ class Guard:
                 self._metrics.requests.labels(route, message["status"]).inc()
             await send(message)
 
-        if scope["path"] in OPEN_ROUTES or self._token is None or _has_token(self._token, scope):
+        if scope["path"] in OPEN_ROUTES or not self._tokens or self._has_token(scope):
             await self._app(scope, receive, counting_send)
             return
         refusal = Refusal(
@@ -62,15 +61,14 @@ class Guard:
         )
         await response_of(refusal)(scope, receive, counting_send)
 
+    def _has_token(self, scope: Scope) -> bool:
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        return len(given) == 1 and has_token(self._tokens, given[0])
+
 
 def _wanted(path: str) -> str:
     """A browser that opens the page asks its user for a name and a password; the token is the password."""
     return 'Basic realm="grpo-reward: any name, the token as password"' if path.startswith("/docs") else "Bearer"
-
-
-def _has_token(token: bytes, scope: Scope) -> bool:
-    given = [value for name, value in scope["headers"] if name == b"authorization"]
-    return len(given) == 1 and token_is(token, given[0])
 
 
 LARGE_BYTES, BREATH_S = 64 * 1024, 0.002

@@ -13,7 +13,7 @@ from .scoring import Scoring
 def document() -> dict[str, Any]:
     settings = Settings()
     executor, metrics = InlineExecutor(), Metrics()
-    return create_app(settings, executor, metrics, Scoring(executor, metrics)).openapi()
+    return create_app(settings, executor, metrics, Scoring(executor, metrics), tokens=()).openapi()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from types import FrameType
 
 import uvicorn
 
+from grpo_proto.api_token import server_tokens
 from grpo_proto.connection import BoundedConnection
 from grpo_proto.listening import ask_for_files
 
@@ -70,7 +71,7 @@ async def _serve(
         costs = Costs()
         in_turns = each_part(executor, lambda part: GatheringExecutor(TurnsExecutor(part, costs), costs))
         scoring = Scoring(in_turns, metrics, costs=costs, memo=memo)
-        config.app = create_app(settings, executor, metrics, scoring, tracing)
+        config.app = create_app(settings, executor, metrics, scoring, tracing, tokens=server_tokens())
         gc.freeze()  # what is here now stays: the collector need not look at it again
         server = _Server(config, scoring, settings.grace_s)
         # Also before uvicorn looks for signals, and after it has: those it had, it raises once more.

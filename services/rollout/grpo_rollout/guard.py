@@ -1,10 +1,10 @@
 """The one ASGI middleware in front of every route, vLLM's too: the token first, then the state of the weights."""
 
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, Protocol
 
-from grpo_proto.api_token import token_is
+from grpo_proto.api_token import has_token
 from grpo_proto.refusal import Refusal
 
 from . import weight_state
@@ -36,14 +36,14 @@ class Guard:
 
     Args:
         app: the application.
-        token: what `Authorization: Bearer …` has to carry; None asks for nothing.
+        tokens: one of them is what `Authorization: Bearer …` has to carry; none of them asks for nothing.
         pushes: holds the weight state; None until the engine is up.
         max_waiting: how many requests may wait while weights are loading. vLLM itself queues without end.
     """
 
-    def __init__(self, app: App, *, token: str | None, pushes: Callable[[], HasWeights | None], max_waiting: int):
+    def __init__(self, app: App, *, tokens: Sequence[str], pushes: Callable[[], HasWeights | None], max_waiting: int):
         self.app = app
-        self.expected = token.encode() if token is not None else None
+        self.tokens = tokens
         self.pushes = pushes
         self.max_waiting = max_waiting
         self.num_waiting = 0
@@ -67,7 +67,7 @@ class Guard:
 
     def _check_token(self, scope: MutableMapping[str, Any], path: str) -> None:
         """Raises Refusal: 401 without a token, 403 with another one. The comparison takes the same time for any."""
-        if self.expected is None or path in PUBLIC:
+        if not self.tokens or path in PUBLIC:
             return
         given = next((value for name, value in scope["headers"] if name == b"authorization"), None)
         if given is None:
@@ -78,7 +78,7 @@ class Guard:
                 hint="send Authorization: Bearer $GRPO_API_TOKEN",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        if not token_is(self.expected, given):
+        if not has_token(self.tokens, given):
             logger.warning("a request for %s with a wrong token was refused", path)
             raise Refusal(403, "wrong_token", "the token is not this server's", hint="see GRPO_API_TOKEN")
 

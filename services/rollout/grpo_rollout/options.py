@@ -4,7 +4,7 @@ import argparse
 import os
 from pathlib import Path
 
-from grpo_proto.api_token import TOKEN_VARIABLE, EmptyTokenError, server_token
+from grpo_proto.api_token import TOKEN_VARIABLE, TokenError, server_tokens
 from grpo_proto.log_lines import FORMAT_VARIABLE
 from grpo_proto.loopback import is_loopback
 
@@ -120,10 +120,10 @@ def _check_machine(args: argparse.Namespace) -> None:
 
 def _check_token(args: argparse.Namespace) -> None:
     try:
-        token = server_token()
-    except EmptyTokenError as error:
+        tokens = server_tokens()
+    except TokenError as error:
         raise StartError(str(error)) from None
-    if token is None and not args.uds and not is_loopback(args.host):
+    if not tokens and not args.uds and not is_loopback(args.host):
         raise StartError(
             f"--host {args.host or '0.0.0.0'} can be reached from outside and {TOKEN_VARIABLE} is not set",  # noqa: S104
             "set it to a secret that the clients know too",

@@ -7,7 +7,7 @@ from starlette.datastructures import State
 from vllm.engine.protocol import EngineClient
 from vllm.tasks import SupportedTask
 
-from grpo_proto.api_token import server_token
+from grpo_proto.api_token import server_tokens
 
 from .guard import Guard
 from .lifeline import die_with_parent
@@ -44,7 +44,7 @@ class RolloutEndpoints:
         )
         app.add_middleware(
             Guard,
-            token=server_token(),
+            tokens=server_tokens(),
             pushes=lambda: self._service.pushes if self._service is not None else None,
             max_waiting=getattr(args, "max_waiting_requests", DEFAULT_MAX_WAITING),
         )

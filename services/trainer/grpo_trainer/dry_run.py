@@ -15,7 +15,7 @@ from .config import RunConfig
 from .data import load_prompt_rows
 from .errors import cannot_be_loaded
 from .fleet import Fleet
-from .observe.server import checked_token
+from .observe.server import checked_tokens
 from .outgoing import plan_push
 from .run import load_tokenizer, number_of_steps
 from .samples import PromptRow
@@ -29,7 +29,7 @@ def dry_run(config: RunConfig) -> int:
     """Print the plan of the run. Returns 0; raises UsageError at the first thing that cannot work."""
     print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
     if config.server.enabled:
-        checked_token(config.server)
+        checked_tokens(config.server)
     tokenizer = load_tokenizer(config)
     rows = load_prompt_rows(config.data, tokenizer, split="train")
     eval_rows = load_prompt_rows(config.data, tokenizer, split="eval") if config.data.eval_dataset else []

@@ -108,6 +108,13 @@ def test_image_variants_and_digests() -> None:
     assert images["reward"].endswith("reward:0.1.0")
 
 
+KEYS = {
+    "GRPO_API_TOKEN": {"key": "token"},
+    "GRPO_API_TOKEN_ALSO": {"key": "token-also", "optional": True},  # there while one token takes the other's place
+    "RAY_AUTH_TOKEN": {"key": "ray-token"},
+}
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_the_token_comes_from_the_secret_alone(case: str) -> None:
     for item in objects_of(case):
@@ -117,31 +124,33 @@ def test_the_token_comes_from_the_secret_alone(case: str) -> None:
             for variable in container.get("env", []):
                 if "TOKEN" in variable["name"]:
                     reference = variable["valueFrom"]["secretKeyRef"]
-                    key = "ray-token" if variable["name"] == "RAY_AUTH_TOKEN" else "token"
-                    assert reference == {"name": "grpo-token", "key": key}, name
+                    assert reference == {"name": "grpo-token"} | KEYS[variable["name"]], name
 
 
 def test_what_ray_asks_for_is_not_the_token_of_the_api() -> None:
     """The pods of Ray run the rewards, which can read all that is in them."""
-    objects = render(merged(values_of("ray-rewards"), {"auth": {"key": "api", "rayKey": "of-ray"}}))
+    objects = render(merged(values_of("ray-rewards"), {"auth": {"key": "api", "alsoKey": "next", "rayKey": "of-ray"}}))
     for template in pod_templates(find(objects, "RayCluster")):
         (container,) = template["spec"]["containers"]
         keys = [v["valueFrom"]["secretKeyRef"]["key"] for v in container["env"] if "valueFrom" in v]
         assert keys == ["of-ray"], container["name"]
     server = find(objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]
     keys = {v["name"]: v["valueFrom"]["secretKeyRef"]["key"] for v in server["env"] if "TOKEN" in v["name"]}
-    assert keys == {"GRPO_API_TOKEN": "api", "RAY_AUTH_TOKEN": "of-ray"}
+    assert keys == {"GRPO_API_TOKEN": "api", "GRPO_API_TOKEN_ALSO": "next", "RAY_AUTH_TOKEN": "of-ray"}
 
 
 def test_ray_processes_beside_the_reward_server_do_not_have_its_token(tmp_path: Path) -> None:
     """Who has Ray's key can send work to that node as well."""
     server = find(objects_of("ray-rewards"), "Deployment")["spec"]["template"]["spec"]["containers"][0]
     for name in ("ray", "grpo-reward"):
-        (tmp_path / name).write_text(f'#!/bin/sh\necho "{name} $1 ${{GRPO_API_TOKEN-none}} $RAY_AUTH_TOKEN"\n')
+        (tmp_path / name).write_text(
+            f'#!/bin/sh\necho "{name} $1 ${{GRPO_API_TOKEN-none}} ${{GRPO_API_TOKEN_ALSO-none}} $RAY_AUTH_TOKEN"\n'
+        )
         (tmp_path / name).chmod(0o755)
-    variables = {"PATH": f"{tmp_path}:/usr/bin:/bin", "GRPO_API_TOKEN": "api", "RAY_AUTH_TOKEN": "of-ray"}
+    tokens = {"GRPO_API_TOKEN": "api", "GRPO_API_TOKEN_ALSO": "next", "RAY_AUTH_TOKEN": "of-ray"}
+    variables = {"PATH": f"{tmp_path}:/usr/bin:/bin"} | tokens
     done = subprocess.run(server["command"], env=variables, capture_output=True, text=True, timeout=30, check=True)
-    assert done.stdout.splitlines() == ["ray start none of-ray", "grpo-reward serve api of-ray"]
+    assert done.stdout.splitlines() == ["ray start none none of-ray", "grpo-reward serve api next of-ray"]
 
 
 def test_what_prepares_does_not_get_the_token() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
+from grpo_proto.api_token import server_tokens
 from grpo_reward.config import read_settings
 from grpo_trainer.config import RunConfig
 from grpo_trainer.settings import read_config
@@ -79,11 +80,11 @@ def test_the_reward_server_reads_its_environment(case: str, monkeypatch: pytest.
     container = find(objects_of(case), "Deployment")["spec"]["template"]["spec"]["containers"][0]
     for variable in container["env"]:
         from_secret = "secretKeyRef" in variable.get("valueFrom", {})
-        value = "secret" if from_secret else variable.get("value", "2")
+        value = variable["valueFrom"]["secretKeyRef"]["key"] if from_secret else variable.get("value", "2")
         if variable["name"].startswith("GRPO_"):
             monkeypatch.setenv(variable["name"], value)
     settings = read_settings([])
-    assert (settings.host, settings.port, settings.token) == ("0.0.0.0", 8001, "secret")  # noqa: S104
+    assert (settings.host, settings.port, server_tokens()) == ("0.0.0.0", 8001, ("token", "token-also"))  # noqa: S104
     assert settings.executor == ("ray" if case == "ray-rewards" else "process")
     assert settings.plugin == ([Path("/etc/grpo/plugins/mine.py")] if case == "ray-rewards" else [])
     if case == "reward-only":

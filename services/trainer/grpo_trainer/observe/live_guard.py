@@ -5,7 +5,9 @@ name at 127.0.0.1 must not read it. Everybody else needs the token, as `Authoriz
 `Basic`, so that a browser can ask a person for it.
 """
 
-from grpo_proto.api_token import TOKEN_VARIABLE, token_is
+from collections.abc import Sequence
+
+from grpo_proto.api_token import TOKEN_VARIABLE, has_token
 from grpo_proto.loopback import is_loopback
 from grpo_proto.refusal import Refusal
 
@@ -15,17 +17,17 @@ CHALLENGE = {"WWW-Authenticate": 'Basic realm="grpo-services: any name, the toke
 class LiveGuard:
     """`address` is the one the server is bound to."""
 
-    def __init__(self, address: str, token: str | None):
+    def __init__(self, address: str, tokens: Sequence[str]):
         self._loopback = is_loopback(address)
-        self._token = token.encode() if token is not None else None
+        self._tokens = tokens
 
     def refusal(self, *, host: str | None, authorization: bytes | None) -> Refusal | None:
         """What to answer instead of the page, from the two headers of a request; None: it may be seen."""
         if self._loopback and is_loopback(host_name(host)):
             return None
-        if self._token is not None and token_is(self._token, authorization or b""):
+        if has_token(self._tokens, authorization or b""):
             return None
-        if self._token is not None:
+        if self._tokens:
             return Refusal(
                 401,
                 "unauthorized",

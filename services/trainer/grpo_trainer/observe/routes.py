@@ -108,7 +108,7 @@ def _json(message: BaseModel, *, status: int = 200, headers: dict[str, str] | No
 def openapi_text() -> str:
     """The document of these routes, as it is committed."""
     status = RunStatus("example", max_steps=1, heartbeat_bound_s=1.0)
-    app = create_app(status, LiveEvents(LiveView(status)), LiveGuard("127.0.0.1", None))
+    app = create_app(status, LiveEvents(LiveView(status)), LiveGuard("127.0.0.1", ()))
     return json.dumps(app.openapi(), indent=2, ensure_ascii=False) + "\n"
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import uvicorn
 
-from grpo_proto.api_token import TOKEN_VARIABLE, EmptyTokenError, server_token
+from grpo_proto.api_token import TOKEN_VARIABLE, TokenError, server_tokens
 from grpo_proto.connection import BoundedConnection
 from grpo_proto.listening import listening_socket
 from grpo_proto.loopback import is_loopback
@@ -47,28 +47,28 @@ class StatusServer:
         return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
 
 
-def checked_token(config: ServerConfig) -> str | None:
-    """The token that guards the live page. Raises UsageError for an address that others reach, without a token."""
+def checked_tokens(config: ServerConfig) -> tuple[str, ...]:
+    """The tokens that guard the live page. Raises UsageError for an address that others reach, without a token."""
     try:
-        token = server_token()
-    except EmptyTokenError as error:
+        tokens = server_tokens()
+    except TokenError as error:
         raise UsageError(str(error)) from None
-    if token is None and not is_loopback(config.host):
+    if not tokens and not is_loopback(config.host):
         raise UsageError(
             f"server.host {config.host or '0.0.0.0'} can be reached from other machines, and {TOKEN_VARIABLE} is not "  # noqa: S104
             "set: the live page shows prompts and completions",
             hint=f"set {TOKEN_VARIABLE} to a secret, or server.host to 127.0.0.1, or server.enabled to false",
         )
-    return token
+    return tokens
 
 
 @contextmanager
 def serve_status(status: RunStatus, config: ServerConfig) -> Iterator[StatusServer]:
     """Serve the trainer's routes while inside. Raises UsageError, or UnavailableError for a port that is taken."""
-    token = checked_token(config)
+    tokens = checked_tokens(config)
     sock = _bind(config)
     events = LiveEvents(LiveView(status))
-    guard = LiveGuard(sock.getsockname()[0], token)
+    guard = LiveGuard(sock.getsockname()[0], tokens)
     server = _Server(
         uvicorn.Config(
             create_app(status, events, guard),
