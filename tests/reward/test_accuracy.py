@@ -201,6 +201,23 @@ def test_ordinary_powers_are_evaluated(answer, solution):
     assert accuracy(f"<answer>{answer}</answer>", solution=solution).score == 1.0
 
 
+@pytest.mark.parametrize(
+    ("answer", "solution"),
+    [
+        ("e^{2}", "e^2"),
+        ("e^{2e^{x}}", "(e^{e^x})^2"),
+        ("e^{e^{2}}", "e^{e^{1+1}}"),
+        ("e^{e^{0.00001}}", "e^{e^{\\frac{1}{100000}}}"),
+        ("e^{e^{e^{-20}}}", "e^{e^{\\frac{1}{e^{20}}}}"),
+        ("e^{-20000}", "\\frac{1}{e^{20000}}"),
+        ("e^{10^{5}}", "e^{100000}"),
+        ("\\sin(e^{x^{2}})", "\\sin(e^{x \\cdot x})"),
+    ],
+)
+def test_powers_of_e_that_are_not_vast_are_compared(answer, solution):
+    assert accuracy(f"<answer>${answer}$</answer>", solution=f"${solution}$").score == 1.0
+
+
 def test_an_expensive_gold_may_be_written_down():
     assert accuracy("<answer>$10^{10^8}$</answer>", solution="$10^{10^8}$").score == 1.0
 
@@ -235,6 +252,14 @@ def test_running_out_of_memory_is_no_verdict(monkeypatch):
         "\\sum_{k=1}^{10^9} \\frac{1}{k}",
         "(x+1)^{1000}",
         "\\binom{10000000}{5000000}",
+        "e^{e^{e^{79}}}",
+        "2^{e^{e^{20}}}",
+        "\\pi^{-\\pi^{\\pi^{79}}}",
+        "e^{e^{e^{20x}}}",
+        "x = e^{e^{e^{20}}}",
+        "\\sin(e^{e^{20}})",
+        "e^{\\cosh(e^{20})}",
+        "e^{99999!}",
     ],
     ids=lambda text: text[:12],
 )

@@ -62,8 +62,9 @@ class TestNoScore:
 
     async def test_a_sum_that_is_not_finite(self, server):
         body = {"response": RIGHT, "label": "0.75"}
-        _, message, _ = error_of(await server.post("/rm?rewards=format:1e308,accuracy:1e308", body))
+        _, message, hint = error_of(await server.post("/rm?rewards=format:1e308,accuracy:1e308", body))
         assert message == "no score for samples[0]: the weighted sum of its scores is not finite"
+        assert hint == "choose smaller weights"
 
 
 class TestChoice:

@@ -239,7 +239,7 @@ def test_gsm8k_reads(text, number):
         "1/0", "1/2/3", "1.000.000", "1,5", "1,50", "1,0000", "1.234,56", "1e3", "1E+3", "1_000", "1^2", "1**2",
         "1\u00bd", "1\u00b2", "1:30", "1*3", "1 * 3 = 3", "1 + 2", "1-2", "1\u20132", "1 or 2", "1, 2", "1 and 2",
         "1\\times 2",
-        "1" * 401, "1.1.1", "2026-11-21",
+        "1" * 401, "1" + ",000" * 134, "1" + ",00" * 200 + ",000", "1/1" + ",000" * 22_000, "1.1.1", "2026-11-21",
     ],
     ids=lambda text: ascii(text)[:12],
 )  # fmt: skip
@@ -248,6 +248,12 @@ def test_what_gsm8k_could_read_in_two_ways_is_no_number(text):
         result = gsm8k(f"#### {text}", answer=number)
         assert (result.score, result.log) == (0.0, {"number": None})
     assert gsm8k("#### 1", answer=f"#### {text}").score is None
+
+
+def test_the_longest_number_that_gsm8k_reads_is_logged_in_part():
+    number = "1" + ",000" * 132
+    result = gsm8k(f"#### {number}", answer=f"#### {number}")
+    assert (result.score, result.log) == (1.0, {"number": "1" + "0" * 199})
 
 
 @pytest.mark.parametrize(

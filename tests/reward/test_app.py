@@ -181,6 +181,15 @@ class TestRefusals:
         response = await server.http.post("/v1/score", content=b"{}", headers=headers)
         assert error_of(response, 415)[0] == "wrong_content_type"
 
+    @pytest.mark.parametrize(("encoding", "status"), [("gzip", 415), ("br", 415), ("identity", 200), ("", 200)])
+    async def test_415_a_body_that_is_compressed(self, server, encoding, status):
+        body = json.dumps({"rewards": [{"name": "min_length"}], "samples": []})
+        headers = JSON | {"Content-Encoding": encoding}
+        response = await server.http.post("/v1/score", content=body, headers=headers)
+        assert response.status_code == status
+        if status == 415:
+            assert error_of(response, 415)[:2] == ("wrong_content_encoding", f"the body is encoded as {encoding}")
+
     async def test_a_charset_is_fine(self, server):
         body = json.dumps({"rewards": [{"name": "min_length"}], "samples": []})
         headers = {"Content-Type": "Application/JSON; charset=utf-8"}

@@ -1,6 +1,7 @@
 """What a reward's signature means, and what may come back from it."""
 
 import asyncio
+import functools
 import json
 import re
 from decimal import Decimal
@@ -70,7 +71,9 @@ class TestSignature:
             TypeError, match=r"completion_token_ids belongs to .* `completion`, .*: call it completion_ids"
         ):
             reward(lambda completions, completion_token_ids=None: 1.0)
-        assert mark_of(reward(columns=["prompts"])(lambda completion, prompts: 1.0)).required_columns == ["prompts"]
+        assert mark_of(reward(name="one", columns=["prompts"])(lambda completion, prompts: 1.0)).required_columns == [
+            "prompts"
+        ]
 
     @pytest.mark.parametrize(
         ("annotation", "default"),
@@ -115,6 +118,19 @@ class TestSignature:
             reward(columns=["gold"])(lambda completion: 1.0)
         with pytest.raises(TypeError, match=r"\*columns"):
             reward(lambda completion, **columns: 1.0)
+        with pytest.raises(TypeError, match="a name has letters"):
+            reward(lambda completion: 1.0)
+        for name in ("a b", "a\nb", "a,b", "a:1", ""):
+            with pytest.raises(TypeError, match="a name has letters"):
+                reward(name=name or " ")(lambda completion: 1.0)
+        with pytest.raises(TypeError, match="is for functions"):
+            reward(functools.partial(lambda completion, k: k, k=1.0))
+        with pytest.raises(TypeError, match="it is a method"):
+
+            class Mine:
+                @reward
+                def score(self, completion):
+                    return 1.0
 
     def test_trl_functions_may_have_their_prompts_first(self):
         @reward
@@ -206,7 +222,7 @@ class TestArguments:
 
     @pytest.mark.parametrize("returned", [[1.0], [1.0, 2.0, 3.0], "12", 1.0, None])
     def test_a_function_of_completions_that_returns_another_number_of_scores_gets_none(self, returned):
-        mark = mark_of(reward(lambda completions: returned))
+        mark = mark_of(reward(name="one")(lambda completions: returned))
         samples = [{"completion": "", "columns": {}}] * 2
         results = score_batch(mark, checked_params(mark, {}), samples, None)
         assert [result["status"] for result in results] == ["error", "error"]
@@ -301,7 +317,7 @@ class TestResults:
         "returned", [[True, False], (1, 0.0), np.array([True, False]), np.ones(2) - [0, 1], torch.tensor([True, False])]
     )
     def test_so_are_those_in_a_list(self, returned):
-        mark = mark_of(reward(lambda completions: returned))
+        mark = mark_of(reward(name="one")(lambda completions: returned))
         results = score_batch(mark, checked_params(mark, {}), [{"completion": "", "columns": {}}] * 2, None)
         assert results == [{"score": 1.0, "status": "ok"}, {"score": 0.0, "status": "ok"}]
 
@@ -311,6 +327,8 @@ class TestResults:
 
     def test_a_reason_can_be_given(self):
         assert outcome(Score(None, detail="why")) == {"score": None, "status": "unscorable", "detail": "why"}
+        assert outcome(Score(0.5, detail="why")) == {"score": 0.5, "status": "ok", "detail": "why"}
+        assert outcome(Score(0.5, detail="x" * 2000))["detail"] == "x" * 1000
 
     @pytest.mark.parametrize(
         "value", [float("nan"), float("inf"), -float("inf"), "1.0", b"1", [1.0], 1j, 10**400, Decimal("sNaN"), object()]

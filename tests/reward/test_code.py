@@ -8,6 +8,7 @@ import time
 import pytest
 
 from grpo_reward.rewards.code import Example, code
+from grpo_reward.scorer import checked_params, score_sample
 
 ADD = "def add(a, b):\n    return a + b\n"
 ZERO = "def add(a, b):\n    return 0\n"
@@ -55,6 +56,29 @@ def test_input_and_output(output: str, score: float):
     tests = [Example(input="1 2\n", output=output)]
     assert code(fenced(SUM), tests=tests).score == score
     assert code(fenced(SUM), tests=json.dumps([test.model_dump() for test in tests])).score == score
+
+
+@pytest.mark.parametrize("mark", ["\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029", "\r"], ids=ascii)
+def test_only_a_line_feed_ends_a_line(mark: str):
+    other, same = f"a{mark}b", "a\nb"
+    tests = [Example(input="", output=text) for text in (other, same)]
+    assert [code(fenced(f"print({other!r})\n"), tests=[test]).score for test in tests] == [1.0, 0.0]
+    assert [code(fenced(f"print({same!r})\n"), tests=[test]).score for test in tests] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("output", ["a\r\nb\r\n", "a \nb\t\n\n", "a\x0b\nb"])
+def test_white_space_at_the_end_of_a_line_does_not_count(output: str):
+    for printed, expected in [(output, "a\nb"), ("a\nb", output)]:
+        program = f"import sys\nsys.stdout.write({printed!r})\n"
+        assert code(fenced(program), tests=[Example(input="", output=expected)]).score == 1.0
+
+
+@pytest.mark.parametrize("printed", [b"\xff\xfe", b"\xed\xb3\xbf", b"\xf0\x9f\x98"])
+def test_output_that_is_no_text_equals_none(printed: bytes):
+    program = f"import sys\nsys.stdout.buffer.write({printed!r})\n"
+    expected = [printed.decode(errors="replace"), printed.decode(errors="ignore")]
+    assert code(fenced(program), tests=[Example(input="", output=text) for text in expected]).score == 0.0
+    assert code(fenced(f"print({expected[0]!r})\n"), tests=[Example(input="", output=expected[0])]).score == 1.0
 
 
 def test_a_program_that_fails_after_its_output_has_failed():
@@ -136,10 +160,28 @@ def test_tests_of_several_statements_mean_what_they_say(test: str):
     assert code(fenced("def add(a, b): return 10\n"), tests=[test]).score == 0.0
 
 
-@pytest.mark.parametrize("tests", ["", "{}", "[1]", "[]", [], '[{"input": "1"}]', ["assert add(1, 1) =="]])
+@pytest.mark.parametrize(
+    "tests", ["", "{}", '"assert True"', "[1]", "[]", [], '[{"input": "1"}]', ["assert add(1, 1) =="]]
+)
 def test_tests_that_are_none_are_a_fault_of_the_data(tests: object):
     with pytest.raises(ValueError, match="the column tests"):
         code(fenced(ADD), tests=tests)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("test", [5, None, ["assert True"], {"input": "1"}, {"input": "1", "output": 2}], ids=str)
+def test_which_test_is_none_is_told_and_what_one_may_be(test: object):
+    told = f"tests[1] is {test!r}: a test is a text with asserts, or an object with the texts input and output"
+    for tests in (["assert True", test], json.dumps(["assert True", test])):
+        sample = {"completion": fenced(ADD), "columns": {"tests": tests}}
+        result = score_sample(code.__reward__, checked_params(code.__reward__, {}), sample, None)
+        assert result["status"] == "error"
+        assert result["detail"].endswith(told)
+
+
+def test_a_column_that_is_no_list_is_told():
+    sample = {"completion": fenced(ADD), "columns": {"tests": 5}}
+    result = score_sample(code.__reward__, checked_params(code.__reward__, {}), sample, None)
+    assert result["detail"] == "column tests: it must be a list of tests or JSON text of one, not 5"
 
 
 def test_more_memory_than_the_worker_has_is_what_the_worker_has():

@@ -10,6 +10,7 @@ from grpo_reward.rewards.reasoning_steps import reasoning_steps
 from grpo_reward.rewards.regex import regex
 from grpo_reward.rewards.tag_count import tag_count
 from grpo_reward.rewards.think_language import think_language
+from grpo_reward.scorer import InvalidParamsError, checked_params
 
 
 @pytest.mark.parametrize(
@@ -65,6 +66,15 @@ def test_regex():
     pattern = re.compile(r"\d+")
     assert [regex(text, pattern=pattern) for text in ("a 7", "a")] == [1.0, 0.0]
     assert [regex(text, pattern=pattern, full=True) for text in ("77", "a 7")] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("pattern", ["(", "(?<=a+)b", "x(?i)A", "a{99999999999999999999}"])
+def test_a_pattern_that_is_none_is_refused_with_the_reason(pattern):
+    with pytest.raises((re.error, OverflowError)) as reason:
+        re.compile(pattern)
+    with pytest.raises(InvalidParamsError) as refused:
+        checked_params(regex.__reward__, {"pattern": pattern})
+    assert str(refused.value) == f"pattern: no regular expression: {reason.value}"
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,13 @@ LEFT = [
     "os.environ['HOME'] = '/tmp'",
     "os.environ['JUDGE_API_KEY'] = 'another'",
     "os.nice(1)",
+    "os.umask(0o77)",
+    "decimal.DefaultContext.prec = 2",
+    "import locale\nlocale.setlocale(locale.LC_ALL, 'C' if os.environ.get('LC_ALL') else 'C.UTF-8')",
+    "import numpy\nnumpy.seterr(all='raise')",
+    "import torch\ntorch.set_default_dtype(torch.float64)",
+    "import torch\ntorch.set_default_device('meta')",
+    "import torch\ntorch.set_flush_denormal(True)",
     "sys.executable = '/bin/false'",
     "import ctypes, ctypes.util\nctypes.CDLL(ctypes.util.find_library('m')).fesetround(0x800)",
     *["os.sched_setaffinity(0, {0})"] * (len(os.sched_getaffinity(0)) > 1),
@@ -126,6 +133,7 @@ HARMLESS = [
     "sys.path.append('/tmp')",
     "kept.append(open(os.devnull))",
     "print('x')",
+    "import numpy, torch",
     "warnings.filterwarnings('error', module='another')",
     "warnings.simplefilter('ignore')",
     "decimal.Decimal(1) / 3",
@@ -221,6 +229,7 @@ async def test_memory_that_others_keep_costs_no_score(started: Started):
 
 async def test_rewards_of_one_request_do_not_see_what_another_did_to_its_columns(started: Started):
     samples = [{"completion": text, "columns": {"gold": [1]}, "prompt": None} for text in "ab"]
-    chunk = Chunk([RewardSpec(name="changes"), RewardSpec(name="counts")], samples, None, 10.0)
-    await started.executor.score(chunk)
-    assert [score.score for score in chunk.scores if score] == [2.0, 1.0, 2.0, 1.0]
+    for name, expected in (("changes", [2.0, 2.0]), ("counts", [1.0, 1.0])):
+        chunk = Chunk([RewardSpec(name=name)], samples, None, 10.0)
+        await started.executor.score(chunk)
+        assert [score.score for score in chunk.scores if score] == expected

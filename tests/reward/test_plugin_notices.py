@@ -19,9 +19,31 @@ pytestmark = pytest.mark.usefixtures("fresh_modules")
 MARKED = "from grpo_reward import reward\n@reward\ndef one(completion):\n    return 1.0\n"
 PLAIN = "def two(completions, **kwargs):\n    return [2.0] * len(completions)\n"
 ORM = "from swift.plugin import ORM, orms\nclass Three(ORM):\n    def __call__(self, completions):\n        return []\n"
+OBJECTS = """
+import functools
+from functools import cache, partial
+class Callable:
+    def __call__(self, completions, **kwargs):
+        return [3.0] * len(completions)
+class Other:
+    def __call__(self, text):
+        return text
+class _Odd:
+    @property
+    def __signature__(self):
+        raise SystemError
+    __wrapped__ = property(lambda self: 1 / 0)
+    def __call__(self, completions):
+        return completions
+made, other, odd = Callable(), Other(), _Odd()
+part = partial(two, k=3)
+cached = cache(two)
+_hidden = made
+"""
 BY_MARK = "{file}: two is left out, as the file marks its rewards with @reward: to serve it, add --plugin {path}:two; "
 IN_ORMS = "{file}: two is left out, as the file has its rewards in orms: to serve it, add --plugin {path}:two; "
 NOT_IN_ORMS = "{file}: Three is left out, as it is not in orms: to serve it, add --plugin {path}:Three; "
+NO_FUNCTION = "{file}: {name} is left out, as it is no function of the file: to serve it, add --plugin {path}:{name}; "
 HELPER = "the name of a helper may begin with _"
 
 
@@ -50,6 +72,14 @@ def test_what_looks_like_a_reward_and_is_not_served_is_told(tmp_path, texts, tol
     path, notices = written(tmp_path, *texts), []
     load_rewards([path], notices.append)
     assert notices == [text.format(file=path.name, path=path) + HELPER for text in told]
+
+
+def test_so_is_what_is_no_function(tmp_path):
+    path, notices = written(tmp_path, PLAIN, OBJECTS), []
+    load_rewards([path], notices.append)
+    names = ("Callable", "made", "part", "cached")
+    assert notices == [NO_FUNCTION.format(file=path.name, path=path, name=name) + HELPER for name in names]
+    assert set(names[1:]) < set(load_rewards([Path(f"{path}:{name}") for name in names]))
 
 
 def test_what_is_asked_for_by_name_is_not_told(tmp_path):

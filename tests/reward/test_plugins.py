@@ -7,7 +7,7 @@ import pytest
 
 from grpo_reward.author import Reward
 from grpo_reward.plugin import PluginError, rewards_of_plugin
-from grpo_reward.registry import load_rewards
+from grpo_reward.registry import load_rewards, plugin_rewards
 from grpo_reward.scorer import Outcome, checked_params, score_batch, score_sample
 
 FOLDER = Path(__file__).parent / "plugins"
@@ -225,6 +225,52 @@ def test_an_exception_names_the_line_of_the_plugin(tmp_path):
 
     assert told("share") == "ZeroDivisionError: division by zero (raising_reward.py, line 5)"
     assert told("deep").endswith("(raising_reward.py, line 8)")
+
+
+def test_what_stands_above_the_mark_is_called_too(tmp_path):
+    plugin = tmp_path / "decorated.py"
+    plugin.write_text(
+        "import functools\n"
+        "from grpo_reward import reward\n"
+        "def half(function):\n"
+        "    @functools.wraps(function)\n"
+        "    def call(*values, **named):\n        return 0.5 * function(*values, **named)\n"
+        "    return call\n"
+        "@half\n@reward\ndef above(completion):\n    return 1.0\n"
+        "@reward\n@half\ndef below(completion):\n    return 1.0\n"
+        "@half\n@half\n@reward\ndef twice(completion):\n    return 1.0\n"
+        "@reward\ndef plain(completion):\n    return 1.0\n"
+        "other = half(plain)\n"
+    )
+    expected = {"above": 0.5, "below": 0.5, "twice": 0.25, "plain": 1.0}
+    rewards = loaded(plugin)
+    assert {name: score_sample(found, checked_params(found, {}), sample("c"), None)["score"]
+            for name, found in rewards.items()} == expected  # fmt: skip
+    [named] = rewards_of_plugin(Path(f"{plugin}:other"))
+    assert named.function("c") == 0.5
+
+
+def test_a_plugin_may_change_the_folder(tmp_path, monkeypatch):
+    """Those that are named after it are found from where the server was started."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    leaves = Path("folder/leaves.py")
+    leaves.write_text("import os\nos.chdir(os.path.dirname(__file__))\ndef away(completions, **k):\n    return []\n")
+    Path("stays.py").write_text("def here(completions, **k):\n    return []\n")
+    assert set(plugin_rewards([leaves, Path("stays.py")])) == {"away", "here"}
+
+
+@pytest.mark.parametrize("plugin", ["none.py:", "folder/none.py:"])
+def test_a_colon_without_a_name_is_told(plugin):
+    with pytest.raises(PluginError, match="names no reward after the colon"):
+        rewards_of_plugin(Path(plugin))
+
+
+def test_completions_that_cannot_be_given_by_name_are_told(tmp_path):
+    plugin = tmp_path / "positional.py"
+    plugin.write_text("def first(completions, /, **others):\n    return []\n")
+    with pytest.raises(PluginError, match="completions must be a parameter that can be given by name"):
+        rewards_of_plugin(plugin)
 
 
 def test_a_reward_that_wraps_another_is_one_of_its_file(tmp_path):

@@ -83,6 +83,7 @@ async def test_an_item_is_tried_again_when_its_worker_died(machinery, tmp_path):
         "infinity",
         "text",
         "huge",
+        "too long",
         "many metrics",
         "a long metric",
     ],
@@ -111,6 +112,10 @@ async def test_log_and_metrics_come_back(machinery):
     assert (score.score, score.log, score.metrics) == (0.5, {"seen": "log"}, {"length": 3.0})
     assert await machinery.statuses("large log", "") == ["error", "ok"]
     no_log, no_metric, true = await machinery.score("bad log", "bad metric", "true")
+    (part,) = await machinery.score("broken text")
+    assert (part.score, part.log, part.metrics) == (0.5, {"good": 1}, {"good": 1.0})
+    left_out = "log column bad left out: no valid Unicode text; metric \\udfff left out: no valid Unicode text"
+    assert part.detail == f"why; {left_out}"
     assert (no_log.score, no_log.detail) == (0.5, "log column seen left out: a value of type object is no JSON")
     assert (no_metric.score, no_metric.detail) == (0.5, "metric length left out: it is nan, not a finite number")
     assert true.score == 1.0

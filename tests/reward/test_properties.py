@@ -1,6 +1,7 @@
 """What holds for every reward and any text: a finite score in its range, the same one alone and in any company."""
 
 import asyncio
+import json
 import math
 from typing import Any
 
@@ -47,6 +48,7 @@ RANGES: dict[str, tuple[dict[str, Any], float, float]] = {
 ELSEWHERE = {"code", "judge", "reward_model"}
 """They start processes or call servers; their own tests have their texts."""
 COLUMNS: dict[str, dict[str, Any]] = {
+    "code": {"tests": [{"input": "", "output": "44"}, "assert answer == 44"]},
     "countdown": {"nums": [44, 19, 35], "target": 98},
     "exact_match": {"solution": "44", "answer": "44"},
     "gsm8k": {"answer": "#### 44", "solution": "44"},
@@ -54,13 +56,34 @@ COLUMNS: dict[str, dict[str, Any]] = {
     "tool_call": {"tool_calls": []},
 }
 """Of the others: a solution."""
+LONG = {
+    "grouped": "1" + ",000" * 22_000,
+    "a fraction": "1" + ",000" * 22_000 + "/7",
+    "grouped in twos": "1" + ",00" * 40_000 + ",000",
+    "digits": "7" * 70_000,
+    "decimals": "0." + "7" * 70_000,
+    "words": "B is the answer, or " * 5000,
+    "control characters": "\x01" * 70_000,
+    "quotes": "\"'" * 35_000,
+    "backslashes": "\\" * 70_000,
+    "beyond the basic plane": "\U0001d7d7" * 70_000,
+    "separators": "\u2028\x85\x1c" * 23_000,
+    "brackets": "([{" * 23_000,
+}
+"""Of JSON they take up to twelve times their characters."""
+AROUND = [
+    ("", ""), ("<think>", "</think>"), ("<think>a</think><answer>", "</answer>"), ("<answer>44 + 19 + 35", "</answer>"),
+    ("\\boxed{", "}"), ("<answer>\\boxed{", "}</answer>"), ("#### ", ""), ("#### -", "."), ("#### 44 ", ""), ("[", "]"),
+    ("<tool_call>", "</tool_call>"), ('<tool_call>{"name": "', '"}</tool_call>'), ('{"', '": 1}'),
+    ("```python\nraise ValueError('''", "''')\n```"), ("```python\nprint('''", "''')\n```"), ("```json\n", "\n```"),
+]  # fmt: skip
 quick = settings(
     max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
 )
 
 
 def score_request(name: str, texts: list[str]) -> ScoreRequest:
-    params = RANGES[name][0]
+    params = RANGES[name][0] if name in RANGES else {}
     samples = [
         {
             "completion": text,
@@ -98,6 +121,16 @@ def test_any_text_has_a_finite_score_in_the_range_of_the_reward(name: str, scori
         assert low <= score.score <= high
 
     holds()
+
+
+@pytest.mark.parametrize("shape", LONG)
+@pytest.mark.parametrize("name", [*RANGES, "code"])
+def test_no_long_text_makes_an_error(name: str, shape: str, scoring: Scoring):
+    """What it makes a reward log, too, is within the limits."""
+    texts = [f"{before}{LONG[shape]}{after}" for before, after in AROUND] + [json.dumps(LONG[shape])]
+    results = asyncio.run(scoring.score(score_request(name, texts))).results
+    told = [score.detail for score in (result.rewards[name] for result in results) if score.status == "error"]
+    assert told == []
 
 
 @pytest.mark.parametrize("name", sorted(set(RANGES) - {"length"}))

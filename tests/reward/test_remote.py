@@ -71,6 +71,30 @@ class TestTrl:
         assert logged["typed/prompt"] == [prompt]
         assert logged["typed/step"] == [7]
 
+    def test_shapes_of_conversations(self, url):
+        said, calls = [{"type": "text", "text": COUNTDOWN}], [{"type": "function", "function": {"name": "f"}}]
+        completions: list[Any] = [
+            ({"role": "assistant", "content": COUNTDOWN},),
+            np.array([{"role": "assistant", "content": COUNTDOWN}]),
+            [{"role": "assistant", "content": [{"type": "image", "text": None}, *said]}],
+            [{"role": "tool", "content": {"any": "thing"}}, {"role": "assistant", "content": said}],
+            [{"role": "assistant", "tool_calls": calls}, {"role": "assistant", "content": COUNTDOWN}],
+            [{"role": "assistant", "content": None}],
+            [{"role": "assistant", "content": ""}],
+            [{"role": "assistant", "reasoning_content": COUNTDOWN}],
+        ]
+        columns = {"nums": [[44, 19, 35]] * 8, "target": [98] * 8}
+        assert RemoteReward(url, "countdown")(completions, **columns) == [1.0] * 5 + [0.0] * 3
+
+    def test_columns_as_deep_as_the_server_reads_them(self, url):
+        value: Any = 1
+        for _ in range(remote.MAX_COLUMN_LEVELS):
+            value = [value]
+        reward = RemoteReward(url, "min_length")
+        assert reward(["a"], deep=[value]) == reward(["a"])
+        with pytest.raises(ValueError, match="column deep of sample 0 has more than 196 nested levels"):
+            reward(["a"], deep=[[value]])
+
     def test_columns_of_numpy_and_torch(self, url):
         countdown = RemoteReward(url, "countdown")
         nums: list[Any] = [np.array([44, 19, 35]), torch.tensor([44, 19, 35]), (np.int64(44), 19, 35), "[44, 19, 35]"]

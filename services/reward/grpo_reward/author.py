@@ -21,6 +21,7 @@ or a `Score`. Anything else is status `error`.
 """
 
 import inspect
+import re
 import reprlib
 import warnings
 from collections.abc import Callable, Sequence
@@ -38,6 +39,8 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 SAMPLE_FIELDS = {"prompt": "prompt", "completion_token_ids": "completion_token_ids", "truncated": "truncated"}
 BATCH_FIELDS = {"prompts": "prompt", "completion_ids": "completion_token_ids", "truncated": "truncated"}
 """Parameter name → field of the sample."""
+_NAME = re.compile(r"[\w.-]+")
+"""It stands in `countdown,format:0.1`, and in lines of the log."""
 _TEXTS = ("completion", "completions")
 _OF_THE_OTHER = {name: field for name, field in BATCH_FIELDS.items() if name != field}
 """What a function of `completions` takes, and what it is called for a function of `completion`."""
@@ -50,7 +53,7 @@ CONTEXT = ("timeout_s", "trainer_state", "log_extra", "log_metric")
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A score with more to say. `score` None is unscorable and `detail` tells why."""
+    """A score with more to say. `score` None is unscorable; `detail` tells why it is what it is."""
 
     score: float | None
     detail: str | None = None
@@ -113,11 +116,15 @@ def reward(
 
 
 def _inspect(function: Callable[..., Any], name: str | None, columns: Sequence[str] | None) -> Reward:
+    if not inspect.isfunction(inspect.unwrap(function)):
+        raise TypeError(f"@reward is for functions, and {reprlib.repr(function)} is none: write a def that calls it")
     if name is not None and not isinstance(name, str):
         raise TypeError(f"reward {function.__name__}: its name must be a text, not {name!r}")
     name = name or function.__name__
     where = f"reward {name}"
     parameters = list(inspect.signature(function, eval_str=True).parameters.values())
+    if parameters and parameters[0].name in ("self", "cls"):
+        raise TypeError(f"{where}: it is a method, and nobody makes its object: put @reward above a function")
     for parameter in parameters:
         if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
             raise TypeError(f"{where}: {parameter.name} must be a parameter that can be given by name: take the / out")
@@ -169,6 +176,8 @@ def _inspect(function: Callable[..., Any], name: str | None, columns: Sequence[s
                 parameter.annotation if annotated else Any,
                 ... if required else parameter.default,
             )
+    if not _NAME.fullmatch(name):
+        raise TypeError(f'reward {name!r}: a name has letters, digits, _, - and dots only, as in @reward(name="mine")')
     model = params_model(name, params)
     for parameter in parameters:
         if parameter.name in params:

@@ -85,6 +85,9 @@ class _Signature:
     def __init__(self, function: Callable[..., Any], *, skip: set[str], skip_first: bool = False):
         parameters = list(inspect.signature(function).parameters.values())[int(skip_first) :]
         self.takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        for parameter in parameters:
+            if parameter.kind is parameter.POSITIONAL_ONLY and parameter.default is parameter.empty:
+                raise TypeError(f"{parameter.name} must be a parameter that can be given by name: take the / out")
         named = [parameter for parameter in parameters if parameter.kind in _BY_NAME]
         self._names = {parameter.name for parameter in named}
         columns = [parameter for parameter in named if parameter.name not in skip]

@@ -209,8 +209,8 @@ class Place:
         return held_bytes
 
     async def read_json(self, headers: Callable[[str], str | None], receive: Callable[[], Awaitable[Message]]) -> bytes:
-        """The body. Raises Refusal: 415 for another content type, 413 as soon as it is known, 408 when it dawdles,
-        429 when there is no place for it.
+        """The body. Raises Refusal: 415 for another content type or encoding, 413 as soon as it is known, 408 when it
+        dawdles, 429 when there is no place for it.
         """
         content_type = (headers("content-type") or "").partition(";")[0].strip().lower()
         if content_type != "application/json":
@@ -220,6 +220,11 @@ class Place:
                 "wrong_content_type",
                 f"the content type must be application/json, not {got}",
                 hint="curl: -H 'Content-Type: application/json'",
+            )
+        encoding = (headers("content-encoding") or "").strip().lower()
+        if encoding not in ("", "identity"):
+            raise Refusal(
+                415, "wrong_content_encoding", f"the body is encoded as {encoding}", hint="send it as plain JSON"
             )
         length = headers("content-length")
         if length is not None and length.isdigit() and int(length) > self._admission.max_body_bytes:

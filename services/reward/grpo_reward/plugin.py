@@ -11,6 +11,7 @@ reward and is none of the file's is told (`left_out`): it may be a helper, or wh
 """
 
 import contextlib
+import dataclasses
 import importlib.metadata
 import importlib.util
 import inspect
@@ -56,13 +57,22 @@ def split_plugin(plugin: Path) -> tuple[Path, str | None]:
     return (Path(file), name) if colon and file.endswith(".py") else (plugin, None)
 
 
-def rewards_of_plugin(plugin: Path) -> list[Reward]:
-    """Raises PluginError."""
+def located(plugin: Path) -> Path:
+    """`plugin` from the root, since the import of any plugin may change the folder. Raises PluginError."""
     path, name = split_plugin(plugin)
+    if name == "":
+        raise PluginError(f"{plugin} names no reward after the colon: leave it out for all that are in the file")
     if path.is_dir():
         raise PluginError(f"{path} is a folder: name a Python file, such as {path / 'my_rewards.py'}")
     if not path.is_file():
         raise PluginError(f"there is no plugin file {path}")
+    return Path(os.path.abspath(plugin))
+
+
+def rewards_of_plugin(plugin: Path) -> list[Reward]:
+    """Raises PluginError."""
+    located(plugin)
+    path, name = split_plugin(plugin)
     stand_in()
     before = registered()
     module = _import_file(path)
@@ -92,17 +102,33 @@ def left_out(plugin: Path) -> dict[str, str]:
         how = "marks its rewards with @reward" if marked else "has its rewards in orms"
         found = dict.fromkeys(functions, f"the file {how}")
     for key, value in vars(module).items():
-        if not isinstance(value, type) or not issubclass(value, orm_classes()) or not _written_in(value, module):
+        if key.startswith("_") or inspect.isfunction(value) or value in in_orms:
             continue
-        if not key.startswith("_") and not any(issubclass(one, value) for one in in_orms):  # nor the base of one
-            found[key] = "it is not in orms"
+        if isinstance(value, type) and issubclass(value, orm_classes()):
+            if _written_in(value, module) and not any(issubclass(one, value) for one in in_orms):  # nor the base of one
+                found[key] = "it is not in orms"
+        elif _takes_completions(value, module):
+            found[key] = "it is no function of the file"
     return found
+
+
+def _takes_completions(value: Any, module: ModuleType) -> bool:
+    """Whether a class, an object, a partial or a cached function of this module is called with `completions`."""
+    try:
+        whose = value if isinstance(value, type) else inspect.unwrap(getattr(value, "func", value))
+        if not _written_in(whose if hasattr(whose, "__qualname__") else type(whose), module):
+            return False
+        called = value.__call__ if isinstance(value, type) else value
+        return "completions" in inspect.signature(called).parameters and not isinstance(_mark(value), Reward)
+    except Exception:  # what is no callable; or the object is the author's, and answers as it likes
+        return False
 
 
 def rewards_of(module: ModuleType) -> list[Reward]:
     """The marked rewards a module defines; those it imported belong to others. TypeError when one hides another."""
     own = {id(value): value for value in vars(module).values() if _written_in(value, module) or _wraps(value, module)}
-    marks = [mark for mark in map(_mark, own.values()) if isinstance(mark, Reward)]
+    marked = [(value, mark) for value in own.values() if isinstance(mark := _mark(value), Reward)]
+    marks = [mark for _, mark in marked]
     for first, second in itertools.combinations(marks, 2):
         if first.name == second.name and first is not second:
             raise TypeError(f"lines {_line(first)} and {_line(second)} both define the reward {first.name}: rename one")
@@ -116,7 +142,13 @@ def rewards_of(module: ModuleType) -> list[Reward]:
             after = [_line(found) for found in marks if found.function.__name__ == name]
             where = f"lines {_line(mark)} and {after[0]}" if after else f"line {_line(mark)}"
             raise TypeError(f"{where}: the reward {mark.name} is lost, as {name} is defined once more: rename one")
-    return marks
+    themselves = {id(mark) for value, mark in marked if mark.function is value}
+    return [_as_held(value, mark) for value, mark in marked if mark.function is value or id(mark) not in themselves]
+
+
+def _as_held(value: Any, mark: Reward) -> Reward:
+    """A decorator above `@reward` has put another function in its place, and the mark on that (`functools.wraps`)."""
+    return mark if mark.function is value else dataclasses.replace(mark, function=value)
 
 
 def _line(mark: Reward) -> int:
@@ -161,7 +193,7 @@ def _named(module: ModuleType, classes: dict[str, type[Any]], name: str, path: P
 def _reward_of(value: Any, name: str, file: Path) -> Reward:
     mark = _mark(value)
     if isinstance(mark, Reward):
-        return mark
+        return _as_held(value, mark)
     return (swift_reward if isinstance(value, type) else trl_reward)(value, name=name, file=file)
 
 

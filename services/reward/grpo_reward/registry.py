@@ -11,7 +11,7 @@ from pathlib import Path
 
 from . import rewards as built_in
 from .author import Reward
-from .plugin import PluginError, installed_rewards, left_out, rewards_of, rewards_of_plugin, split_plugin
+from .plugin import PluginError, installed_rewards, left_out, located, rewards_of, rewards_of_plugin, split_plugin
 
 log = logging.getLogger("grpo_reward")
 
@@ -32,7 +32,7 @@ def built_in_rewards() -> dict[str, Reward]:
 
 def plugin_rewards(plugins: Iterable[Path], notify: Callable[[str], object] = log.warning) -> dict[str, Reward]:
     """Those of installed packages and of `plugins`; the built-in ones are not imported. Raises PluginError."""
-    plugins = list(plugins)
+    plugins = [located(plugin) for plugin in plugins]
     found: dict[str, Reward] = {}
     origin = {name: f"the built-in {name}.py" for name in _built_in_names()}
     files = [(str(path), rewards_of_plugin(path)) for path in plugins]
@@ -40,7 +40,7 @@ def plugin_rewards(plugins: Iterable[Path], notify: Callable[[str], object] = lo
         if not rewards:
             raise PluginError(
                 f"{source} defines no reward: put @reward above a function, give it a parameter `completions`, or put "
-                "an ORM class into orms"
+                "an ORM class into orms (from swift.rewards import orms)"
             )
         for reward in rewards:
             if reward.name in origin:

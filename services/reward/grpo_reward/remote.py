@@ -8,12 +8,14 @@ It holds nothing but its settings, so it can be pickled and sent to other proces
 import asyncio
 import logging
 import os
+import reprlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .adapters.text import assistant_text, plain_prompt
+from .diagnostics import finite
 from .faults import printable
 
 if TYPE_CHECKING:
@@ -29,6 +31,11 @@ SWIFT_FIELDS = ("prompt_id", "request_id", "finish_reason", "rollout_infos", "tr
 
 MAX_LOGGED_CHARS = 1000
 """Of a detail: a server of ours has no longer ones."""
+MAX_COLUMN_LEVELS = 196
+"""Of nested lists and objects in a value: the server's parser takes 200, and a value lies four deep in the body."""
+A_COMPLETION = "a completion is a text or a list of messages with role and content, one of them the assistant's"
+BESIDE_CONTENT = {"tool_calls", "reasoning_content", "thinking"}
+"""With one of these a message of the assistant may have no content."""
 
 
 class NoScoreError(Exception):
@@ -48,6 +55,7 @@ class RemoteReward:
         retry_for_s: how long a server that is away or busy is tried again, before the call raises.
         columns: which columns to send; all when None. Needed when a dataset has some that are not JSON.
         unscorable: the number that stands for a missing score. Without it TRL and ms-swift get None, and verl an error.
+            ValueError unless it is finite.
 
     Raises, when called: `grpo_proto.ServiceError` (unreachable, refused), TypeError or ValueError for arguments that
     cannot be sent.
@@ -69,7 +77,9 @@ class RemoteReward:
         self.url, self.reward, self.params = url.rstrip("/"), reward, dict(params or {})
         self.timeout_s, self.deadline_s, self.retry_for_s = timeout_s, deadline_s, retry_for_s
         self.columns = None if columns is None else list(columns)
-        self.unscorable = unscorable
+        self.unscorable = None if isinstance(unscorable, bool) else finite(unscorable)
+        if self.unscorable is None and unscorable is not None:
+            raise ValueError(f"unscorable is {reprlib.repr(unscorable)}, not a finite number")
         self._token = token
         self._logged: dict[str, None] = {}
         self.__name__ = reward  # trainers log under it
@@ -91,25 +101,33 @@ class RemoteReward:
     ) -> list[float | None]:
         """As TRL and ms-swift call a reward function: S completions in, S scores out.
 
-        Completions are texts or lists of messages; of those what the assistant says counts. Every column has S values.
+        Completions are texts or lists of messages; of those what the assistant says counts. Prompts, token ids and
+        every column have S values.
         What the reward logs goes to `log_extra` and `log_metric` as NAME/KEY.
         """
+        count = _count(completions)
+        if count is None:
+            raise TypeError(f"completions is {_shown(completions)}, not a list: {A_COMPLETION}")
         truncated: Sequence[Any] | None = None
-        if prompts is None and "messages" in columns:  # ms-swift
-            prompts = [messages[:-1] for messages in columns.pop("messages")]
-            completion_ids = columns.pop("response_token_ids", None)
+        if prompts is None and columns.get("messages") is not None:  # ms-swift
+            messages, completion_ids = columns.pop("messages"), columns.pop("response_token_ids", None)
             truncated = columns.pop("is_truncated", None)
+            _check_counts(count, messages=messages, response_token_ids=completion_ids, is_truncated=truncated)
+            prompts = [dialogue[:-1] for dialogue in messages]
             for field in SWIFT_FIELDS:
                 columns.pop(field, None)
-        count = len(completions)
+        else:
+            _check_counts(count, prompts=prompts, completion_ids=completion_ids)
         chosen = self._chosen(columns, count)
         samples = [
             {
-                "completion": text if isinstance(text := completions[row], str) else assistant_text(text),
-                "prompt": plain_prompt(prompts[row]) if prompts is not None else None,
+                "completion": _completion_text(completions[row], f"completions[{row}]"),
+                "prompt": _prompt(prompts[row], f"the prompt of sample {row}") if prompts is not None else None,
                 "completion_token_ids": _token_ids(completion_ids[row]) if completion_ids is not None else None,
                 "truncated": truncated[row] if truncated is not None else None,
-                "columns": {name: _plain(values[row], name, row) for name, values in chosen.items()},
+                "columns": {
+                    name: _plain(values[row], f"column {name} of sample {row}") for name, values in chosen.items()
+                },
             }
             for row in range(count)
         ]
@@ -132,13 +150,15 @@ class RemoteReward:
         """
         from .adapters.label import columns_of
 
+        if not isinstance(solution_str, str):
+            raise TypeError(f"solution_str is {_shown(solution_str)}, not a text")
+        completion, label = _sendable(solution_str, "solution_str"), _plain(ground_truth, "ground_truth")
         link = _link(self.url, self._token)
         if self.reward not in link.needed:
             link.learn(self.retry_for_s)
-        label = _plain(ground_truth, "ground_truth", 0)
         # A reward that the server does not have: the request says so, with the nearest name.
         columns = columns_of(label, link.needed.get(self.reward, []))
-        (result,) = self._score([{"completion": solution_str, "columns": columns}], step=None)
+        (result,) = self._score([{"completion": completion, "columns": columns}], step=None)
         if result.score is not None:
             return result.score
         if self.unscorable is not None:
@@ -168,8 +188,7 @@ class RemoteReward:
         for name in names:
             if name not in columns:
                 raise ValueError(f"{self!r} is to send the column {name}, which the trainer does not pass")
-            values = columns[name]
-            if not hasattr(values, "__len__") or isinstance(values, str | Mapping) or len(values) != count:
+            if _count(columns[name]) != count:
                 raise ValueError(
                     f"the argument {name} is no list of {count} values: name the columns to send, columns=[…]"
                 )
@@ -197,28 +216,110 @@ class RemoteReward:
             log_metric(f"{self.reward}/{key}", sum(values) / len(values))
 
 
+def _count(values: Any) -> int | None:
+    """How many values there are. None when it is no list: the parts of a text or of a mapping are no values."""
+    if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__getitem__"):
+        return None
+    try:
+        return len(values)
+    except TypeError:  # a scalar of numpy or torch
+        return None
+
+
+def _check_counts(count: int, **arguments: Any) -> None:
+    """Raises ValueError naming an argument that is there and does not have one value per completion."""
+    for name, values in arguments.items():
+        if values is not None and _count(values) != count:
+            raise ValueError(f"the argument {name} is no list of {count} values, one for each completion")
+
+
+def _completion_text(completion: Any, where: str) -> str:
+    """What the assistant says. Raises TypeError for another shape: read as messages it says nothing, and scores 0."""
+    if isinstance(completion, str):
+        return _sendable(completion, where)
+    if isinstance(completion, bytes | Mapping) or not isinstance(completion, Iterable):
+        raise TypeError(f"{where} is {_shown(completion)}: {A_COMPLETION}")
+    messages = list(completion)
+    for position, message in enumerate(messages):
+        if not _is_message(message):
+            raise TypeError(f"{where}[{position}] is {_shown(message)}: {A_COMPLETION}")
+    if not any(message["role"] == "assistant" for message in messages):
+        raise TypeError(f"{where} has no message of the assistant: {A_COMPLETION}")
+    return _sendable(assistant_text(messages), where)
+
+
+def _is_message(message: Any) -> bool:
+    """Whether it has a role and, if the assistant says it, content that `assistant_text` can read."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        return False
+    if message["role"] != "assistant":
+        return True
+    content = message.get("content")
+    if content is None:
+        return "content" in message or not BESIDE_CONTENT.isdisjoint(message)
+    return isinstance(content, str) or (
+        isinstance(content, Sequence) and not isinstance(content, bytes) and all(map(_is_part, content))
+    )
+
+
+def _is_part(part: Any) -> bool:
+    """Whether it is a part of a content: a text that has one, or something else that says what it is, as images do."""
+    if not isinstance(part, Mapping):
+        return False
+    return isinstance(part.get("text"), str) or part.get("type") not in (None, "text", "output_text")
+
+
+def _prompt(prompt: Any, where: str) -> str | list[dict[str, str]] | None:
+    """As `plain_prompt`. Raises ValueError for text that cannot be sent."""
+    found = plain_prompt(prompt)
+    texts = [found] if isinstance(found, str) else [text for message in found or [] for text in message.values()]
+    for text in texts:
+        _sendable(text, where)
+    return found
+
+
+def _sendable(text: str, where: str) -> str:
+    """`text` itself. Raises ValueError when it is not Unicode: the server's parser takes no escape for that either."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        problem = f"half of a surrogate pair as character {error.start}"
+        raise ValueError(f"{where} has {problem}, and cannot be sent") from None
+    return text
+
+
 def _token_ids(ids: Any) -> list[int]:
     """Token ids as one list; ms-swift has a list for each turn."""
     found = ids.tolist() if hasattr(ids, "tolist") else list(ids)
     return [token for turn in found for token in turn] if found and isinstance(found[0], list) else found
 
 
-def _plain(value: Any, column: str, row: int) -> Any:
-    """`value` as JSON has it: arrays and scalars of numpy and torch become lists and numbers. Raises TypeError."""
-    if value is None or isinstance(value, str | bool | int):
+def _plain(value: Any, where: str, level: int = 0) -> Any:
+    """`value` as JSON has it: arrays and scalars of numpy and torch become lists and numbers.
+
+    Raises TypeError for what is not JSON, ValueError for what no parser of the server takes.
+    """
+    if isinstance(value, str):
+        return _sendable(value, where)
+    if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float) and value - value == 0:
         return float(value)
+    if level >= MAX_COLUMN_LEVELS:
+        raise ValueError(f"{where} has more than {MAX_COLUMN_LEVELS} nested levels, or contains itself")
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {key: _plain(part, column, row) for key, part in value.items()}
+        return {_sendable(key, where): _plain(part, where, level + 1) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(part, column, row) for part in value]
+        return [_plain(part, where, level + 1) for part in value]
     if hasattr(value, "tolist"):
-        return _plain(value.tolist(), column, row)
+        return _plain(value.tolist(), where, level + 1)
     raise TypeError(
-        f"column {column} of sample {row} is {value!r:.100} of type {type(value).__name__}, which is not JSON: "
-        "leave the column out with RemoteReward(…, columns=[…])"
+        f"{where} is {_shown(value)}, which is not JSON: leave the column out with RemoteReward(…, columns=[…])"
     )
+
+
+def _shown(value: Any) -> str:
+    return f"{reprlib.repr(value)} of type {type(value).__name__}"
 
 
 class _Link:

@@ -195,14 +195,11 @@ def outcome(result: Any) -> Outcome:
     """What a reward returned, as JSON."""
     if not isinstance(result, Score):
         return _scored(result)
-    if result.score is None:
-        fields: Outcome = {"score": None, "status": "unscorable"}
-        if result.detail:
-            fields["detail"] = str(result.detail)[:MAX_DETAIL_CHARS]
-    else:
-        fields = _scored(result.score)
-        if fields["status"] != "ok":
-            return fields
+    fields = _scored(result.score)
+    if fields["status"] == "error":
+        return fields
+    if result.detail:
+        fields["detail"] = str(result.detail)[:MAX_DETAIL_CHARS]
     left_out: list[str] = []
     try:
         if result.metrics is not None:
@@ -253,8 +250,15 @@ def _scored(value: Any) -> Outcome:
         return {"score": None, "status": "unscorable"}
     number = finite(value)
     if number is None:
-        return error_outcome(f"the reward returned {repr(value)[:200]}, not a finite number or None")
+        return error_outcome(f"the reward returned {_shown(value)}, not a finite number or None")
     return {"score": number, "status": "ok"}
+
+
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)[:200]
+    except ValueError:  # an integer of more digits than Python writes
+        return f"a {type(value).__name__} that is too long to be shown"
 
 
 def _kind(value: Any) -> str:

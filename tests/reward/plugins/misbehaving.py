@@ -129,6 +129,10 @@ def misbehave(completion: str, *, folder: str = "") -> float | Score | None:
             return Score(0.5, log={"seen": object()})
         case "bad metric":
             return Score(0.5, metrics={"length": float("nan")})
+        case "broken text":
+            return Score(0.5, "why", log={"good": 1, "bad": "\ud800"}, metrics={"good": 1.0, "\udfff": 2.0})
+        case "too long":
+            return 10**10_000
         case "large log":
             return Score(0.5, log={"seen": "x" * 1_000_000})
         case "environment":

@@ -79,6 +79,7 @@ def scored(response: ScoreResponse, choice: Choice) -> list[Scored]:
     """
     found: list[Scored] = []
     missing: list[str] = []
+    hint = "choose smaller weights"
     for position, result in enumerate(response.results):
         scores: dict[str, float] = {}
         for name, reward in result.rewards.items():
@@ -88,6 +89,7 @@ def scored(response: ScoreResponse, choice: Choice) -> list[Scored]:
             else:
                 detail = f" ({reward.detail})" if reward.detail else ""
                 missing.append(f"samples[{position}]: {name} is {reward.status}{detail}")
+                hint = "this protocol has no null; with ?unscorable=NUMBER a missing score is NUMBER"
         if len(scores) < len(choice.rewards):
             continue
         total = sum(spec.weight * scores[spec.name] for spec in choice.rewards)
@@ -98,10 +100,5 @@ def scored(response: ScoreResponse, choice: Choice) -> list[Scored]:
         rest = f" (and {len(missing) - 3} more)" if len(missing) > 3 else ""
         message = "no score for " + "; ".join(missing[:3]) + rest
         log.warning("%s", printable(message))
-        raise Refusal(
-            422,
-            "no_score",
-            message,
-            hint="this protocol has no null; with ?unscorable=NUMBER a missing score is NUMBER",
-        )
+        raise Refusal(422, "no_score", message, hint=hint)
     return found

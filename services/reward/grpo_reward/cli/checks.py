@@ -137,9 +137,11 @@ def range_check(seen: Sequence[Seen], low: float | None, high: float) -> Check:
         if found.score.score is not None
         and (found.score.score > high + EQUAL_WITHIN or (low is not None and found.score.score < low - EQUAL_WITHIN))
     }
+    if not scores:
+        return Check("range", "skip", "no sample has a score")
     limits = f"at most {high:g}" if low is None else f"from {low:g} to {high:g}"
-    span = f"; they go from {min(scores):g} to {max(scores):g}" if scores else ""
-    return _check("range", list(outside.values()), f"{len(scores)} scores should be {limits}{span}")
+    span = f"they go from {min(scores):g} to {max(scores):g}"
+    return _check("range", list(outside.values()), f"{len(scores)} scores should be {limits}; {span}")
 
 
 def _check(name: str, wrong: list[dict[str, Any]], detail: str) -> Check:

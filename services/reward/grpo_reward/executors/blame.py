@@ -3,7 +3,7 @@
 from grpo_proto import RewardScore
 
 from .base import Chunk
-from .worker_handle import Ending
+from .worker_handle import START_LIMIT_S, Ending
 
 MAX_DEATHS_BEFORE = 5
 """Deaths of workers before they began with a chunk, until its items are tried one by one."""
@@ -46,7 +46,8 @@ class Blame:
         elif ending.kind == "timeout":
             self._slow_beginnings += 1
             if self._slow_beginnings == MAX_SLOW_BEGINNINGS:
-                late = f"reading it and its params took {self._chunk.timeout_s:g} s and more before the first sample"
+                limit_s = START_LIMIT_S + self._chunk.timeout_s
+                late = f"reading it and its params took {limit_s:g} s and more before the first sample"
                 self._chunk.give_up("timeout", late)
         elif self._deaths_before < MAX_DEATHS_BEFORE:
             self._deaths_before += 1  # it died of something else, most likely while it was idle

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..author import Reward
+from ..params_schema import params_schema
 from ..plugin import PluginError, forks_end_here
 from ..registry import built_in_rewards, plugin_rewards
 from ..sandbox.run import START_S, SandboxError, missing_barriers
@@ -186,7 +187,7 @@ def sandbox_notice() -> str | None:
 def describe(reward: Reward) -> dict[str, Any]:
     """What `LoadedReward` holds. Raises PluginError when the params have no JSON schema."""
     try:
-        schema = reward.params.model_json_schema()
+        schema = params_schema(reward.params)
     except Exception as error:
         raise PluginError(f"reward {reward.name}: its params have no JSON schema: {error}") from error
     return {

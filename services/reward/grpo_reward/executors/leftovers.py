@@ -13,6 +13,7 @@ import decimal
 import fractions
 import gc
 import json
+import locale
 import math
 import os
 import re
@@ -57,7 +58,8 @@ def stop_timers() -> None:
 
 def _arithmetic() -> Any:
     context = decimal.getcontext()
-    return context.prec, context.rounding, context.Emin, context.Emax, dict(context.traps)
+    own, of_new = ((c.prec, c.rounding, c.Emin, c.Emax, dict(c.traps)) for c in (context, decimal.DefaultContext))
+    return own, of_new
 
 
 def _errors_of_warnings() -> Any:
@@ -72,10 +74,28 @@ def _symbolic_arithmetic() -> Any:
     return switches, numeric.mp.prec if numeric else _PRECISION
 
 
-_ONE, _LESS_THAN_A_STEP = 1.0, 2.0**-53 * 1.5
-"""Their sum and difference depend on the mode of the processor, which libraries may change."""
+def _arithmetic_of_arrays() -> Any:
+    """What NumPy does about overflow, and the type and the device of torch's new tensors, where they are imported."""
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    return (
+        getattr(numpy, "geterr", lambda: _FLOATING_POINT_ERRORS)(),
+        str(getattr(torch, "get_default_dtype", lambda: _DTYPE)()),
+        str(getattr(torch, "get_default_device", lambda: _DEVICE)()),
+    )
+
+
+def _umask() -> int:
+    """It can be read by setting it only."""
+    os.umask(before := os.umask(0o077))
+    return before
+
+
+_ONE, _LESS_THAN_A_STEP, _LEAST_NORMAL = 1.0, 2.0**-53 * 1.5, sys.float_info.min
+"""Their sum, difference and half depend on the mode of the processor, which libraries may change."""
 
 _SWITCHES, _PRECISION = {"evaluate": True, "distribute": True, "exp_is_pow": False}, 53
+_FLOATING_POINT_ERRORS = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
+_DTYPE, _DEVICE = "torch.float32", "cpu"
 """As they are after the import."""
 
 
@@ -167,7 +187,14 @@ _STATES: dict[str, Callable[[], Any]] = {
     "another arithmetic of symbols": _symbolic_arithmetic,
     "an audit hook": lambda: _audit_hooks.num_added,
     "another limit for the digits of a number": sys.get_int_max_str_digits,
-    "numbers rounded in another way": lambda: (_ONE + _LESS_THAN_A_STEP, _ONE - _LESS_THAN_A_STEP),
+    "numbers rounded in another way": lambda: (
+        _ONE + _LESS_THAN_A_STEP,
+        _ONE - _LESS_THAN_A_STEP,
+        _LEAST_NORMAL / 2 > 0.0,
+    ),
+    "another arithmetic of arrays": _arithmetic_of_arrays,
+    "another mask for new files": _umask,
+    "another locale": lambda: locale.setlocale(locale.LC_ALL),
     "another user": lambda: (os.geteuid(), os.getegid()),
     "another sys.executable": lambda: sys.executable,
     "the collection of garbage off": gc.isenabled,

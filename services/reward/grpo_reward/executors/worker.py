@@ -23,7 +23,7 @@ from pydantic_core import from_json, to_json
 from .. import rewards as built_in
 from ..author import Reward
 from ..remembered import Remembered
-from ..scorer import InvalidParamsError, Outcome, checked_params, score_batch, score_sample
+from ..scorer import MAX_DETAIL_CHARS, InvalidParamsError, Outcome, checked_params, score_batch, score_sample
 from .frames import PROGRESS, receive_frame, send_frame
 from .leftovers import Leftovers, num_threads, stop_timers
 
@@ -43,6 +43,7 @@ class Worker:
         self._leaving: str | None = None
         self._received = 0
         self._used = False
+        self._num_modules = len(sys.modules)
         os.register_at_fork(after_in_parent=self._forked, after_in_child=self._cut_off)
 
     def run(self) -> None:
@@ -100,6 +101,9 @@ class Worker:
                 self._send_scores(number, items[:-1], outcomes[:-1], {}, done=False)
                 items, outcomes = items[-1:], outcomes[-1:]
             gc.collect()
+            if len(sys.modules) != self._num_modules:
+                gc.freeze()  # what was imported stays; to look through torch with each chunk would take 0.1 s
+                self._num_modules = len(sys.modules)
             self._look_for_leftovers(reward, found[-1])
         if self._leaving is None and (left := self._leftovers.found()) is not None:
             self._leaving = f"{' or '.join(spec['name'] for spec in chunk['rewards'])} left {left}"
@@ -178,19 +182,21 @@ def _ran_out_of_memory(outcome: Outcome) -> bool:
 
 
 def _in_unicode(outcome: Outcome) -> Outcome:
-    """A log or metrics that are no valid Unicode text are left out, and a detail is written with escapes.
+    """Log columns and metrics that are no valid Unicode text are left out, and a detail is written with escapes.
 
     The score stays.
     """
-    kept, left_out = dict(outcome), []
-    for part in ("log", "metrics"):
-        try:
-            to_json(outcome.get(part))
-        except Exception:
-            left_out.append(f"{part} left out: no valid Unicode text")
-            del kept[part]
-    details = [outcome["detail"].encode(errors="backslashreplace").decode()] if "detail" in outcome else []
-    return {**kept, "detail": "; ".join([*details, *left_out])} if details or left_out else kept
+    kept, details = dict(outcome), [outcome["detail"]] if "detail" in outcome else []
+    for part, what in (("log", "log column"), ("metrics", "metric")):
+        for name, value in outcome.get(part, {}).items():
+            try:
+                to_json({name: value})
+            except Exception:
+                kept[part] = {key: value for key, value in kept[part].items() if key != name}
+                details.append(f"{what} {name} left out: no valid Unicode text")
+    if details:
+        kept["detail"] = "; ".join(details)[:MAX_DETAIL_CHARS].encode(errors="backslashreplace").decode()
+    return kept
 
 
 def limit_resources(memory_bytes: int) -> None:

@@ -2,9 +2,11 @@
 
 import ast
 import json
+import reprlib
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from ..answer import answer_block, last_fenced
 from ..author import Score, reward
@@ -21,11 +23,31 @@ class Example(BaseModel):
     output: str
 
 
+def _listed(tests: Any) -> Any:
+    """Names the test that is none: pydantic would name this file's types."""
+    if isinstance(tests, str):
+        return tests
+    if not isinstance(tests, list):
+        told = "it must be a list of tests or JSON text of one, not {tests}"
+        raise PydanticCustomError("tests", told, {"tests": reprlib.repr(tests)})
+    return [_test(place, test) for place, test in enumerate(tests)]
+
+
+def _test(place: int, test: Any) -> Example | str:
+    if isinstance(test, str):
+        return test
+    try:
+        return Example.model_validate(test)
+    except ValidationError:
+        told = "tests[{place}] is {test}: a test is a text with asserts, or an object with the texts input and output"
+        raise PydanticCustomError("test", told, {"place": place, "test": reprlib.repr(test)}) from None
+
+
 @reward
 def code(
     completion: str,
     *,
-    tests: list[Example | str] | str,
+    tests: Annotated[list[Example | str] | str, BeforeValidator(_listed)],
     partial: bool = True,
     test_timeout_s: Annotated[float, Field(gt=0, le=600)] = 2.0,
     total_timeout_s: Annotated[float, Field(gt=0, le=3000)] = 8.0,
@@ -35,8 +57,9 @@ def code(
 
     The program is the last fenced block of Python (```` ```python ````) in the first `<answer>…</answer>`, or without
     that block in the text after `</think>`. A test is an object with `input` and `output` (compared line by line, white
-    space at the end of lines and of the text ignored; a program that raises or exits with an error has failed), or a
-    text of Python such as `assert add(1, 2) == 3`, run after the program. `tests` may be JSON text of the list.
+    space at the end of lines and of the text ignored; only `\\n` ends a line; a program that raises or exits with an
+    error has failed, and so has one whose output is no UTF-8), or a text of Python such as `assert add(1, 2) == 3`, run
+    after the program. `tests` may be JSON text of the list.
 
     The program runs in a sandbox: no network, `test_timeout_s` for one test and `total_timeout_s` for all (keep it
     below the `timeout_s` of the request, or a program that hangs has no score instead of 0), `memory_mib` of address
@@ -86,9 +109,14 @@ def _cases(tests: list[Example | str] | str) -> list[tuple[dict[str, Any], Any]]
     if isinstance(tests, str):
         try:
             listed = json.loads(tests)
-            tests = [test if isinstance(test, str) else Example.model_validate(test) for test in listed]
-        except (TypeError, ValueError):
-            raise ValueError("the column tests is no JSON list of objects with input and output, or of texts") from None
+        except ValueError:
+            listed = None
+        if not isinstance(listed, list):
+            raise ValueError("the column tests is no JSON list of objects with input and output, or of texts")
+        try:
+            tests = _listed(listed)
+        except PydanticCustomError as error:
+            raise ValueError(f"the column tests: {error}") from None
     if not tests:
         raise ValueError("the column tests is empty")
     return [_assertion(test) if isinstance(test, str) else ({"stdin": test.input}, test.output) for test in tests]
@@ -165,4 +193,5 @@ def _is_equal(value: str, literal: Any) -> bool:
 
 
 def _lines(text: str) -> list[str]:
-    return [line.rstrip() for line in text.rstrip().splitlines()]
+    """Without white space at their ends, the `\\r` of `\\r\\n` too. Unlike for `splitlines` only `\\n` ends a line."""
+    return [line.rstrip() for line in text.rstrip().split("\n")]

@@ -25,7 +25,8 @@ _FURTHER = re.compile(r"(?P<unit>[^\W\d_]\}?\s?(?:\^\s?\{?\s?-?\d++|[23](?!\w)))
 _WORD = re.compile(r"[^\W\d_]+")
 _OR = re.compile(r"\b(?:or|maybe|perhaps|possibly|alternatively|otherwise|either)\b", re.IGNORECASE)
 
-_GROUPED = rf"[1-9]\d{{0,2}}(?:([,'’{_BLANK}])\d{{3}})(?:\1\d{{3}})*|[1-9]\d?(?:,\d\d)+,\d{{3}}"
+# No number has more than 400 digits before its point: what is done with it, and its text, stays small.
+_GROUPED = rf"[1-9]\d{{0,2}}(?:([,'’{_BLANK}])\d{{3}})(?:\1\d{{3}}){{0,131}}|[1-9]\d?(?:,\d\d){{1,197}},\d{{3}}"
 _DECIMAL = re.compile(rf"(?:{_GROUPED}|\d{{1,400}})(?:\.\d{{1,400}})?|\.\d{{1,400}}")
 _MIXED = re.compile(r"(\d{1,9})\s(\d{1,9})\s*/\s*(\d{1,9})")
 
@@ -57,7 +58,7 @@ def gsm8k(completion: str, *, answer: str | int | float, strict: bool = True) ->
         return Score(None, detail="the column answer has no number, or one that can be read in two ways")
     _, mark, after = completion.rpartition("####")
     found = _first_number(after) if mark else None if strict else _last_number(completion)
-    return Score(float(found == gold), log={"number": None if found is None else str(found)})
+    return Score(float(found == gold), log={"number": None if found is None else str(found)[:200]})
 
 
 def _first_number(text: str) -> Decimal | Fraction | None:

@@ -91,4 +91,5 @@ def _ask(request: Mapping[str, Any], timeout_s: float) -> tuple[list[str], list[
 
 
 def _run_of(told: dict[str, Any]) -> Run:
-    return Run(**told | {"stdout": base64.b64decode(told["stdout"]).decode(errors="replace")})
+    # Bytes that are no UTF-8 become lone surrogates, which no text that is expected has.
+    return Run(**told | {"stdout": base64.b64decode(told["stdout"]).decode(errors="surrogateescape")})
