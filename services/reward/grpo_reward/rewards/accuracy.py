@@ -2,7 +2,6 @@
 
 import importlib
 import logging
-import math
 import re
 from collections.abc import Callable
 from decimal import Decimal
@@ -10,20 +9,16 @@ from threading import Lock
 from typing import Any
 
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
-from sympy import Add, Basic, Float, Function, Mul, NumberSymbol, Pow, Rational, exp, preorder_traversal
-from sympy.functions.combinatorial.factorials import CombinatorialFunction
-from sympy.functions.elementary.hyperbolic import HyperbolicFunction
 
 from ..answer import answer_block
 from ..author import Score, reward
 from ..expansion import differ, is_costly
 from ..remembered import KeyT, Remembered, ValueT
 from ..typography import latex_of
+from ..vast_numbers import is_vast
 
 BOX = "\\boxed{"
 MAX_EXPONENT = 200_000
-MAX_EXPONENT_DIGITS = 10_000
-"""SymPy finds `e^x` and `sin(x)` with as many digits as x has: 70,000 take four seconds."""
 MAX_DEPTH = 12
 """Nested brackets: parsing LaTeX takes exponential time in them, 1.4 s at 20."""
 MAX_ANSWER_CHARS = 1000
@@ -207,7 +202,7 @@ def _bare(text: str) -> str:
 
 def _equal(gold: Any, answer: Any) -> bool:
     """`verify` for one pair. What it cannot compare is not equal; running out of memory or of files is no verdict."""
-    if _is_vast(answer) and not _is_vast(gold):
+    if is_vast(answer) and not is_vast(gold):
         return False
     different = differ(gold, answer)
     if different:
@@ -223,35 +218,6 @@ def _equal(gold: Any, answer: Any) -> bool:
         raise
     except Exception:
         return False
-
-
-def _is_vast(value: Any) -> bool:
-    """Whether there is an exponent, or a function's argument, of very many digits in it, as in `e^{e^{e^{20}}}`."""
-    return isinstance(value, Basic) and any(
-        _digits(argument) > MAX_EXPONENT_DIGITS
-        for part in preorder_traversal(value)
-        if isinstance(part, Pow | Function)
-        for argument in ([part.as_base_exp()[1]] if isinstance(part, Pow | exp) else part.args)
-    )
-
-
-def _digits(value: Any) -> float:
-    """About how many digits it has before its point, negative for zeros behind it: log10 |value|, 2 for a symbol."""
-    if isinstance(value, Float | Rational):
-        number = Rational(value)
-        return math.log10(max(abs(number.p), 1)) - math.log10(number.q)
-    if not value.args:
-        return math.log10(value) if isinstance(value, NumberSymbol) else math.log10(2)
-    if isinstance(value, Pow | exp):
-        base, exponent = value.as_base_exp()
-        sign = -1 if exponent.could_extract_minus_sign() else 1
-        return sign * _digits(base) * 10 ** min(_digits(exponent), 300)
-    parts = [_digits(part) for part in value.args]
-    if isinstance(value, Mul):
-        return sum(parts)
-    if isinstance(value, CombinatorialFunction | HyperbolicFunction):
-        return max(parts) * 10 ** min(max(parts), 300)
-    return max(parts) + (math.log10(len(parts)) if isinstance(value, Add) else 0)
 
 
 def _is_expensive(text: str) -> bool:
