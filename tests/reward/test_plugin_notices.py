@@ -157,6 +157,11 @@ class TestHiddenRewards:
         [
             (MARKED + "del one\n@reward\ndef kept(completion):\n    return 1.0\n", ["kept"]),
             (MARKED + "alias = one\n", ["one"]),
+            (
+                "import functools\n" + MARKED + "def make():\n    @reward\n    @functools.cache\n"
+                "    def other(completion):\n        return 2.0\n    return [other]\nkept = make()\n",
+                ["one"],
+            ),
             (MARKED + "for n in 'ab':\n    globals()[n] = reward(name=n)(lambda completion: 1.0)\n", ["one", "a", "b"]),
             (
                 "import functools\nfrom grpo_reward import reward\ndef logged(f):\n    @functools.wraps(f)\n"

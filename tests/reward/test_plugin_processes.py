@@ -145,6 +145,20 @@ async def test_a_guard_for_untrusted_code_at_the_import_does_not_stop_the_servic
     assert await gone(forkserver)
 
 
+async def test_a_library_that_resets_the_wake_up_in_every_child_stops_no_worker(tmp_path):
+    """As asyncio does from Python 3.12 on."""
+    path, _ = plugin(
+        tmp_path,
+        "import os, signal\nfrom grpo_reward import reward\n"
+        "os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))\n"
+        "@reward\ndef misbehave(completion):\n    return 1.0\n",
+    )
+    machinery = Machinery(path, start_limit_s=20.0)
+    await machinery.executor.start()
+    assert await machinery.statuses("a", "b") == ["ok", "ok"]
+    await machinery.executor.stop()
+
+
 async def test_a_start_without_workers_says_why(tmp_path):
     path, _ = plugin(tmp_path, NO_MORE_PROCESSES)
     with pytest.raises(ExecutorUnavailable, match=r"no worker could be started \(.*no more processes\) within 3 s"):

@@ -132,6 +132,23 @@ class TestTrl:
         assert message.startswith("misbehave: 3 of 4 samples have no score: 1 unscorable, 1 error, 1 timeout; ")
         assert RemoteReward(url, "misbehave", unscorable=-1.0)(["", "none"]) == [1.0, -1.0]
 
+    def test_nothing_but_errors_to_begin_with_ends_the_training(self, url):
+        """As of a column of the wrong type: TRL would train on, with a loss of 0."""
+        reward = RemoteReward(url, "accuracy")
+        with pytest.raises(NoScoreError, match="every one of the first 2 samples is an error: column solution: "):
+            reward([COUNTDOWN] * 2, solution=[1, 2])
+        assert RemoteReward(url, "accuracy", unscorable=0.0)([COUNTDOWN], solution=[1]) == [0.0]
+        assert reward([COUNTDOWN] * 2, solution=["98", 1]) == [1.0, None]
+        assert reward([COUNTDOWN] * 2, solution=[1, 2]) == [None, None]
+
+    def test_values_may_be_numbered_from_anywhere(self, url):
+        class Series(list):
+            def __getitem__(self, row):
+                return super().__getitem__(row - 5)
+
+        reward = RemoteReward(url, "countdown")
+        assert reward(Series([COUNTDOWN, "b"]), nums=Series([[44, 19, 35]] * 2), target=Series([98, 98])) == [1.0, 0.0]
+
     def test_what_a_server_says_is_one_line_of_the_log(self, caplog):
         detail = "ValueError: \x1b[31m\n2026-01-01 ERROR forged" + "x" * 5000
         RemoteReward("http://127.0.0.1:9", "accuracy")._warn([RewardScore(score=None, status="error", detail=detail)])

@@ -145,3 +145,14 @@ class TestWhatJsonCannotCarry:
             deep = [deep]
         with pytest.raises(TypeError, match=r"column meta of sample 0 is {1: .*} of type dict, which is not JSON"):
             reward(["a"], meta=[{1: deep}])
+
+
+class TestWhenItIsMade:
+    @pytest.mark.parametrize("url", ["127.0.0.1:8001", "", "ftp://here"])
+    def test_an_address_that_is_none(self, url):
+        with pytest.raises(ValueError, match="begins with http:// or https://"):
+            RemoteReward(url, "accuracy")
+
+    def test_two_rewards_in_one(self):
+        with pytest.raises(ValueError, match="make a RemoteReward for each"):
+            RemoteReward(NOWHERE, "accuracy,format")

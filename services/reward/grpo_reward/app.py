@@ -242,7 +242,9 @@ def create_app(
             error.status_code,
             names.get(error.status_code, "refused"),
             messages.get(error.status_code, str(error.detail)),
-            hint={404: nearest(request.url.path, COUNTED_ROUTES), 405: f"it takes {allowed}"}.get(error.status_code),
+            hint={404: nearest(request.url.path, [*COUNTED_ROUTES, "/docs"]), 405: f"it takes {allowed}"}.get(
+                error.status_code
+            ),
             headers=dict(error.headers or {}),
         )
         return response_of(refusal)

@@ -136,7 +136,8 @@ def rewards_of(module: ModuleType) -> list[Reward]:
         function = inspect.unwrap(mark.function)
         if getattr(function, "__globals__", None) is not vars(module) or any(mark is found for found in marks):
             continue
-        if any(value is mark.function for value in mark.function.__globals__.values()):  # it wraps one from here
+        elsewhere = getattr(mark.function, "__globals__", {})
+        if any(value is mark.function for value in elsewhere.values()):  # it wraps one from here
             continue
         if (name := function.__name__) in vars(module):
             after = [_line(found) for found in marks if found.function.__name__ == name]

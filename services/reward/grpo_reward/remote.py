@@ -58,7 +58,7 @@ class RemoteReward:
             ValueError unless it is finite.
 
     Raises, when called: `grpo_proto.ServiceError` (unreachable, refused), TypeError or ValueError for arguments that
-    cannot be sent.
+    cannot be sent, NoScoreError when there is no score to begin with, but errors alone: nothing would be trained.
     """
 
     def __init__(
@@ -74,6 +74,10 @@ class RemoteReward:
         columns: Sequence[str] | None = None,
         unscorable: float | None = None,
     ):
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"the address of the server is {url!r}; it begins with http:// or https://")
+        if "," in reward:
+            raise ValueError(f"{reward!r} is no reward: make a RemoteReward for each, and let the trainer weigh them")
         self.url, self.reward, self.params = url.rstrip("/"), reward, dict(params or {})
         self.timeout_s, self.deadline_s, self.retry_for_s = timeout_s, deadline_s, retry_for_s
         self.columns = None if columns is None else list(columns)
@@ -82,6 +86,7 @@ class RemoteReward:
             raise ValueError(f"unscorable is {reprlib.repr(unscorable)}, not a finite number")
         self._token = token
         self._logged: dict[str, None] = {}
+        self._has_scored = False
         self.__name__ = reward  # trainers log under it
 
     def __repr__(self) -> str:
@@ -119,6 +124,7 @@ class RemoteReward:
         else:
             _check_counts(count, prompts=prompts, completion_ids=completion_ids)
         chosen = self._chosen(columns, count)
+        completions = list(completions)  # a Series of pandas counts from anywhere
         samples = [
             {
                 "completion": _completion_text(completions[row], f"completions[{row}]"),
@@ -133,6 +139,7 @@ class RemoteReward:
         ]
         results = self._score(samples, step=getattr(trainer_state, "global_step", None))
         self._warn(results)
+        self._refuse_errors_alone(results)
         if log_extra is not None:
             self._log_extra(results, log_extra)
         if log_metric is not None:
@@ -192,17 +199,22 @@ class RemoteReward:
                 raise ValueError(
                     f"the argument {name} is no list of {count} values: name the columns to send, columns=[…]"
                 )
-        return {name: columns[name] for name in names}
+        return {name: list(columns[name]) for name in names}
 
     def _warn(self, results: Sequence["RewardScore"]) -> None:
         missing = [result for result in results if result.score is None]
         if missing:
             statuses = ", ".join(f"{number} {status}" for status, number in Counter(r.status for r in missing).items())
-            details = (f"; {result.detail[:MAX_LOGGED_CHARS]}" for result in missing if result.detail)
-            detail = printable(next(details, ""))
+            detail = f"; {found}" if (found := _detail(missing)) else ""
             log.warning(
                 "%s: %d of %d samples have no score: %s%s", self.reward, len(missing), len(results), statuses, detail
             )
+
+    def _refuse_errors_alone(self, results: Sequence["RewardScore"]) -> None:
+        """A column of a wrong type, say. Once there was a score, completions are more likely to be the cause."""
+        self._has_scored = self._has_scored or any(result.status != "error" for result in results)
+        if not self._has_scored and results and self.unscorable is None:
+            raise NoScoreError(f"every one of the first {len(results)} samples is an error: {_detail(results)}")
 
     def _log_extra(self, results: Sequence["RewardScore"], log_extra: Callable[[str, list[Any]], None]) -> None:
         """A column that was there once is there in every later batch: TRL puts them side by side with the rewards."""
@@ -214,6 +226,11 @@ class RemoteReward:
         for key in dict.fromkeys(key for result in results for key in result.metrics or {}):
             values = [result.metrics[key] for result in results if result.metrics and key in result.metrics]
             log_metric(f"{self.reward}/{key}", sum(values) / len(values))
+
+
+def _detail(results: Sequence["RewardScore"]) -> str:
+    """The first that there is."""
+    return printable(next((result.detail[:MAX_LOGGED_CHARS] for result in results if result.detail), ""))
 
 
 def _count(values: Any) -> int | None:
@@ -290,6 +307,8 @@ def _sendable(text: str, where: str) -> str:
 
 def _token_ids(ids: Any) -> list[int]:
     """Token ids as one list; ms-swift has a list for each turn."""
+    if ids is None:
+        raise TypeError("the token ids of a sample are None: give a list for each, or none at all")
     found = ids.tolist() if hasattr(ids, "tolist") else list(ids)
     return [token for turn in found for token in turn] if found and isinstance(found[0], list) else found
 

@@ -17,14 +17,14 @@ def is_vast(value: Any) -> bool:
     Found from the form of the expression: nothing is evaluated.
     """
     return isinstance(value, Basic) and any(
-        _digits(argument) > MAX_EXPONENT_DIGITS
+        num_digits(argument) > MAX_EXPONENT_DIGITS
         for part in preorder_traversal(value)
         if isinstance(part, Pow | Function)
         for argument in ([part.as_base_exp()[1]] if isinstance(part, Pow | exp) else part.args)
     )
 
 
-def _digits(value: Any) -> float:
+def num_digits(value: Any) -> float:
     """About how many digits it has before its point, negative for zeros behind it: log10 |value|, 2 for a symbol."""
     if isinstance(value, Float | Rational):
         number = Rational(value)
@@ -34,8 +34,8 @@ def _digits(value: Any) -> float:
     if isinstance(value, Pow | exp):
         base, exponent = value.as_base_exp()
         sign = -1 if exponent.could_extract_minus_sign() else 1
-        return sign * _digits(base) * 10 ** min(_digits(exponent), 300)
-    parts = [_digits(part) for part in value.args]
+        return sign * num_digits(base) * 10 ** min(num_digits(exponent), 300)
+    parts = [num_digits(part) for part in value.args]
     if isinstance(value, Mul):
         return sum(parts)
     if isinstance(value, CombinatorialFunction | HyperbolicFunction):

@@ -52,8 +52,7 @@ def run(arguments: Sequence[str]) -> int:
     if options.out is not None:
         _check_out(options)
     specs = reward_specs(",".join(options.rewards), options.param)
-    rows = read_rows(options.file, dataset=options.dataset)
-    return asyncio.run(_score(options, specs, rows))
+    return asyncio.run(_score(options, specs))
 
 
 def _only_file(options: argparse.Namespace, parser: CommandParser) -> Path:
@@ -86,9 +85,10 @@ def _check_out(options: argparse.Namespace) -> None:
             raise ConfigError(f"--out {out} is {name}, too: it would be lost; give it another name")
 
 
-async def _score(options: argparse.Namespace, specs: Sequence[RewardSpec], rows: Sequence[Row]) -> int:
+async def _score(options: argparse.Namespace, specs: Sequence[RewardSpec]) -> int:
     async with open_scorer(options) as scorer:
-        known = known_rewards(scorer, specs)
+        known = known_rewards(scorer, specs)  # first: a file may be long
+        rows = await asyncio.to_thread(read_rows, options.file, dataset=options.dataset)
         check_columns(rows, {reward.description.name: reward.description.columns for reward in known})
         compared = any(reward.batch for reward in known)
         rescoring = Rescoring(

@@ -87,7 +87,7 @@ def keep(control: socket.socket, pid: int) -> NoReturn:
     Nothing of a plugin runs here, so nothing but a kill of this very process keeps it from that.
     """
     ignore_signals()
-    woken, poll = notice_children(), select.poll()
+    (woken, _), poll = notice_children(), select.poll()
     poll.register(woken, select.POLLIN)  # not a pidfd: Linux 4.18 is still about
     poll.register(control, 0)  # it is not read here: only its end is told
     while not has_ended(pid) and control.fileno() not in dict(poll.poll()):
@@ -104,12 +104,12 @@ def ignore_signals() -> dict[int, Any]:
     return {number: signal.signal(number, signal.SIG_IGN) for number in _STRAY}
 
 
-def notice_children() -> int:
-    """A descriptor that can be read whenever a child has ended or was stopped. A pipe: nobody can shut it down."""
+def notice_children() -> tuple[int, int]:
+    """A pipe, which nobody can shut down: its first end can be read whenever a child has ended or was stopped."""
     read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    return read
+    return read, write
 
 
 def load(control: socket.socket, plugins: list[Path] | None) -> dict[str, Reward] | None:
@@ -231,13 +231,13 @@ class ForkServer:
         self._workers: dict[int, int] = {}  # process id → worker id
         self._handlers: dict[int, Any] = {}
         self._pid = os.getpid()
-        self._woken = -1
+        self._pipe: tuple[int, int] | None = None
         self._sessions = {os.getsid(0)} | {child.session for child in children()}
         """Of what plugins started at their import, on purpose; a worker's children are in the worker's or their own."""
 
     def run(self) -> None:
         self._handlers = ignore_signals()
-        self._woken = woken = notice_children()
+        self._pipe = woken, _ = notice_children()
         selector = selectors.PollSelector()  # has no descriptor, which workers would have, too
         selector.register(self._control, selectors.EVENT_READ)
         selector.register(woken, selectors.EVENT_READ)
@@ -295,7 +295,8 @@ class ForkServer:
         if os.getppid() != self._pid:  # it died before the line above
             return
         os.setsid()
-        for descriptor in (signal.set_wakeup_fd(-1), self._woken):
+        signal.set_wakeup_fd(-1)  # asyncio has done that, where it is imported, since Python 3.12
+        for descriptor in self._pipe or ():
             os.close(descriptor)
         for number, handler in self._handlers.items():  # None: not Python's
             signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -14,6 +14,7 @@ from ..answer import answer_block
 from ..author import Score, reward
 from ..expansion import differ, is_costly
 from ..remembered import KeyT, Remembered, ValueT
+from ..residues import equal_by_residues
 from ..typography import latex_of
 from ..vast_numbers import is_vast
 
@@ -84,9 +85,10 @@ def accuracy(completion: str, *, solution: str, unparsable: float | None = None)
 
     Two expressions with different values at a point are not equal; nothing is multiplied out to find that. Those with
     more than 200 terms when multiplied out, such as `(x+y)^{29}(z+w)^{29}`, are equal when their values are at three
-    points. Where there are no values (sets, equations, `\\sum`), what is so large scores 0 at once, and so do towers
-    such as `9^{9^9}` or `e^{e^{e^{20}}}`, factorials of six digits or of factorials, more than 12 nested brackets or
-    1000 characters, unless the solution has such a thing, too; and so do answers of more than 500 boxes.
+    points, and those with powers of more than 300 digits, such as `2^{1000000}+1`, when their remainders on division by
+    three large primes are. Where there are no values (sets, equations, `\\sum`), what is so large scores 0 at once, and
+    so do towers such as `9^{9^9}` or `e^{e^{e^{20}}}`, factorials of six digits or of factorials, more than 12 nested
+    brackets or 1000 characters, unless the solution has such a thing, too; and so do answers of more than 500 boxes.
 
     Source: math_verify, with the choices of TRL's `accuracy_reward` (an unparsable gold answer is no score) and
     ms-swift's `<answer>` block. The order of arguments is verify(gold, answer): it is not symmetric.
@@ -204,6 +206,8 @@ def _equal(gold: Any, answer: Any) -> bool:
     """`verify` for one pair. What it cannot compare is not equal; running out of memory or of files is no verdict."""
     if is_vast(answer) and not is_vast(gold):
         return False
+    if (equal := equal_by_residues(gold, answer)) is not None:
+        return equal
     different = differ(gold, answer)
     if different:
         return False
