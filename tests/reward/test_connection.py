@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.reward.test_server import LATE, PATIENCE_S, Server
+from tests.reward.real_server import LATE, PATIENCE_S, Server
 
 BODY = json.dumps({"rewards": [{"name": "min_length"}], "samples": [{"completion": "x"}]}).encode()
 UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n"

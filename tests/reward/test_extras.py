@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from tests.reward.app_server import Server, error_of
 from tests.reward.gated import GatedExecutor
-from tests.reward.test_app import Server, error_of
 
 from grpo_proto import RewardScore, RewardSpec, ScoreRequest, ScoreSample
 from grpo_reward.extras import MAX_KEPT_DETAIL_CHARS, MAX_REMEMBERED_BYTES, Extras, extra_bytes

@@ -6,7 +6,7 @@ import logging
 import socket
 
 import pytest
-from tests.reward.test_server import Server
+from tests.reward.real_server import Server
 
 from grpo_reward import background_log
 from grpo_reward.background_log import NO_FILES, FewerRepeats

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from tests.reward.test_server import PATIENCE_S, Server
+from tests.reward.real_server import PATIENCE_S, Server
 
 from grpo_proto import DataError, RewardClient, RewardSpec, ScoreRequest, ScoreSample
 

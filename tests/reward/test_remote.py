@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.reward.test_server import PATIENCE_S, Server
+from tests.reward.real_server import PATIENCE_S, Server
 
 from grpo_proto import DataError, FatalError, InfrastructureError, RewardScore
 from grpo_proto.listening import listening_socket

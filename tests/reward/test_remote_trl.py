@@ -9,7 +9,7 @@ from types import ModuleType
 import pyarrow.parquet
 import pytest
 from datasets import Dataset
-from tests.reward.test_server import Server
+from tests.reward.real_server import Server
 from tests.tiny_model import make_tokenizer, save_tiny_model
 from trl import import_utils as trl_import_utils
 

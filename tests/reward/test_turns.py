@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.reward.machinery import SLEEPING
-from tests.reward.test_server import LATE, Server
+from tests.reward.real_server import LATE, Server
 
 from grpo_proto import RewardScore, RewardSpec
 from grpo_reward.costs import Costs
