@@ -5,7 +5,8 @@ the most this machine can give, whatever else it is doing.
 
     python benchmarks/reward.py [--workers N] [--turns T] [--requests-at-once C]
 
-Both rates are taken in turn, several times, and the medians are divided. Requests have 64 samples, as 8 completions for
+The inline rate is taken before and after each one over HTTP, several times, and the median of the quotients counts: the
+speed of a machine that others share changes from one second to the next. Requests have 64 samples, as 8 completions for
 each of 8 prompts. `pathological` puts 1 % of expressions in between that hang an evaluator; the inline rate is the one
 without them. Server and client need CPU time, too: on two cores they take it from the workers.
 
@@ -24,9 +25,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from http.client import HTTPConnection
 from multiprocessing import get_context
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import httpx
@@ -114,47 +118,68 @@ def cpu_seconds(pid: int) -> float:
     return sum(stats[member][1] for member in tree if member in stats)
 
 
-def inline_rate(case: Case, samples: Sequence[Sample], workers: int) -> float:
+@dataclass
+class InlineRun:
+    rate: float
+    """Scores per second."""
+    cpu_s: float
+
+
+def inline_run(case: Case, samples: Sequence[Sample], workers: int, server_pid: int) -> InlineRun:
+    """All samples in `workers` plain processes."""
     context = get_context("fork")
     processes = [context.Process(target=score_all, args=(case, samples[part::workers])) for part in range(workers)]
+    cpu_before_s = cpu_seconds(os.getpid()) - cpu_seconds(server_pid)
     started = time.perf_counter()
     for process in processes:
         process.start()
     for process in processes:
         process.join()
-    return len(samples) / (time.perf_counter() - started)
+    elapsed_s = time.perf_counter() - started
+    return InlineRun(len(samples) / elapsed_s, cpu_seconds(os.getpid()) - cpu_seconds(server_pid) - cpu_before_s)
 
 
-async def http_rate(url: str, case: Case, samples: Sequence[Sample], at_once: int) -> tuple[float, int, float]:
-    """Scores per second, samples without a result, and the slowest /livez in ms."""
+def http_rate(port: int, case: Case, samples: Sequence[Sample], at_once: int) -> tuple[float, int, float]:
+    """Scores per second, samples without a result, and the slowest /livez in ms.
+
+    The client shares the machine with what is measured, so it is a plain one: connections that stay open, bodies made
+    before the clock starts, answers looked at without parsing.
+    """
     starts = range(0, len(samples), SAMPLES_PER_REQUEST)
     bodies = [
         json.dumps({"rewards": [{"name": case.reward}], "samples": samples[start : start + SAMPLES_PER_REQUEST]})
         for start in starts
     ]
-    headers = {"Content-Type": "application/json"}
-    scored = 0
-    slowest_ms = 0.0
-    async with httpx.AsyncClient(base_url=url, timeout=120.0, trust_env=False) as client:
+    done = Event()
 
-        async def sender() -> None:
-            nonlocal scored
-            while bodies:
-                answer = await client.post("/v1/score", content=bodies.pop(), headers=headers)
-                # Looked at without parsing: the client shares the machine with what is measured.
-                scored += answer.content.count(b'"status"')
+    def send() -> int:
+        scored = 0
+        with contextlib.closing(HTTPConnection("127.0.0.1", port, timeout=120)) as connection:
+            with contextlib.suppress(IndexError):  # none is left
+                while True:
+                    connection.request("POST", "/v1/score", bodies.pop(), {"Content-Type": "application/json"})
+                    scored += connection.getresponse().read().count(b'"status"')
+        return scored
 
-        async def prober() -> None:
-            nonlocal slowest_ms
-            while bodies:
+    def probe() -> float:
+        slowest_s = 0.0
+        with contextlib.closing(HTTPConnection("127.0.0.1", port, timeout=120)) as connection:
+            while not done.wait(0.05):
                 asked = time.perf_counter()
-                await client.get("/livez")
-                slowest_ms = max(slowest_ms, 1000 * (time.perf_counter() - asked))
-                await asyncio.sleep(0.05)
+                connection.request("GET", "/livez")
+                connection.getresponse().read()
+                slowest_s = max(slowest_s, time.perf_counter() - asked)
+        return slowest_s
 
+    with ThreadPoolExecutor(at_once + 1) as threads:
+        probing = threads.submit(probe)
         started = time.perf_counter()
-        await asyncio.gather(prober(), *(sender() for _ in range(at_once)))
-        return scored / (time.perf_counter() - started), len(samples) - scored, slowest_ms
+        try:
+            scored = sum(sending.result() for sending in [threads.submit(send) for _ in range(at_once)])
+            elapsed_s = time.perf_counter() - started
+        finally:
+            done.set()
+        return scored / elapsed_s, len(samples) - scored, 1000 * probing.result()
 
 
 async def wait_until_ready(url: str) -> None:
@@ -180,7 +205,7 @@ CASES = [
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--requests-at-once", type=int, default=4)
     parser.add_argument("--port", type=int, default=8901)
     options = parser.parse_args()
@@ -194,23 +219,25 @@ def main() -> None:
         print("|---|---:|---:|---:|---:|---:|---:|")
         for number, case in enumerate(CASES):
             score_all(case, case.make(random.Random(1000 + number), 500))  # what is forked from here is warm, too
-            inline, over_http, cpu_ratios, lost, slowest_ms = [], [], [], 0, 0.0
+            inline, over_http, ratios, cpu_ratios, lost, slowest_ms = [], [], [], [], 0, 0.0
             for turn in range(options.turns):
                 # Other samples in every turn: the workers of the server remember.
                 samples = case.make(random.Random(100 * number + turn), case.num_samples)
-                before = cpu_seconds(os.getpid()) - cpu_seconds(server.pid)
-                inline.append(inline_rate(case, samples, options.workers))
-                inline_cpu = cpu_seconds(os.getpid()) - cpu_seconds(server.pid) - before
-                before = cpu_seconds(server.pid)
+                before = inline_run(case, samples, options.workers, server.pid)
+                cpu_before_s = cpu_seconds(server.pid)
                 mixed = poisoned(samples, case.poison)
-                rate, missing, probe_ms = asyncio.run(http_rate(url, case, mixed, options.requests_at_once))
+                rate, missing, probe_ms = http_rate(options.port, case, mixed, options.requests_at_once)
+                server_cpu_s = cpu_seconds(server.pid) - cpu_before_s
+                after = inline_run(case, samples, options.workers, server.pid)
+                base = statistics.mean((before.rate, after.rate))
+                inline.append(base)
                 over_http.append(rate)
-                cpu_ratios.append(inline_cpu / (cpu_seconds(server.pid) - before))
+                ratios.append(rate / base)
+                cpu_ratios.append(statistics.mean((before.cpu_s, after.cpu_s)) / server_cpu_s)
                 lost += missing
                 slowest_ms = max(slowest_ms, probe_ms)
-            base, rate = statistics.median(inline), statistics.median(over_http)
-            ratio = rate / base
-            figures = f"{base:,.0f} | {rate:,.0f} | {ratio:.2f} | {statistics.median(cpu_ratios):.2f}"
+            medians = [statistics.median(figures) for figures in (inline, over_http, ratios, cpu_ratios)]
+            figures = "{:,.0f} | {:,.0f} | {:.2f} | {:.2f}".format(*medians)
             print(f"| {case.name} | {figures} | {lost} | {slowest_ms:.0f} ms |", flush=True)
     finally:
         server.terminate()

@@ -6,6 +6,7 @@ import unicodedata
 import pytest
 from pydantic import TypeAdapter
 
+from grpo_reward import Score
 from grpo_reward.normal_form import normal_form
 from grpo_reward.rewards.exact_match import exact_match
 from grpo_reward.rewards.gsm8k import gsm8k
@@ -89,8 +90,9 @@ def test_exact_match():
 
 @pytest.mark.parametrize("solution", ["", " \n"])
 def test_exact_match_with_nothing_is_no_score(solution):
-    assert exact_match("", solution=solution) is None
-    assert exact_match("<answer></answer>", solution=solution) is None
+    nothing = Score(None, detail="the column solution is empty")
+    assert exact_match("", solution=solution) == nothing
+    assert exact_match("<answer></answer>", solution=solution) == nothing
 
 
 WEATHER = '<tool_call>{"name": "weather", "arguments": {"city": "Bern", "days": 3}}</tool_call>'

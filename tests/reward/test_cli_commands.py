@@ -47,6 +47,7 @@ ROWS: list[dict[str, Any]] = [
     {"completion": "7", "prompt": "q", "solution": "7", "total": None, "rewards": {"picky": None}},
     {"completion": "8", "prompt": "q", "solution": "7", "total": 0.0, "rewards": {"picky": 0.0}},
 ]
+LACKS = "1 without a score, for instance picky of rows.jsonl:3: unscorable\n"
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +88,8 @@ def test_list_shows_all_rewards(run, plugin):
     picky = next(line for line in out.splitlines() if line.startswith("picky"))
     assert "solution" in picky
     assert "bonus=0.5" in picky
+    assert picky.startswith("picky (plugin) ")
+    assert "countdown (plugin)" not in out
     assert "Full for the solution." in picky
     assert {"countdown", "how_many"} <= {line.split()[0] for line in out.splitlines() if line.strip()}
 
@@ -110,7 +113,7 @@ def test_score_reports_and_compares(run, plugin, tmp_path):
         "score", file_of(tmp_path, ROWS), "--rewards", "picky,how_many:0.1", "--plugin", plugin,
         "--param", "picky.bonus=0", "--out", str(out_file), "--json",
     )  # fmt: skip
-    assert (status, err) == (0, "")
+    assert (status, err) == (0, LACKS)
     report = json.loads(out)
     picky, how_many = report["rewards"]
     assert picky["statuses"] == {"ok": 4, "unscorable": 1, "timeout": 0, "error": 0}
@@ -211,8 +214,8 @@ def test_a_plugin_that_cannot_be_used_is_one_line(run):
 
 def test_a_plugin_takes_no_file_and_no_name_for_another_plugin(run, inline, plugin, tmp_path):
     path = file_of(tmp_path, ROWS)
-    status, out, err = run("score", "--json", "--rewards", "picky", "--plugin", plugin, path)
-    assert (status, err, json.loads(out)["samples"]) == (0, "", 5)
+    status, out, _ = run("score", "--json", "--rewards", "picky", "--plugin", plugin, path)
+    assert (status, json.loads(out)["samples"]) == (0, 5)
     assert run("list", "--plugin", plugin, "picky")[0] == 0
 
 
@@ -336,7 +339,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_command_as_a_process(plugin, tmp_path):
     scored = command("score", file_of(tmp_path, ROWS), "--rewards", "picky", "--plugin", plugin, "--json")
-    assert (scored.returncode, scored.stderr) == (0, "")
+    assert (scored.returncode, scored.stderr) == (0, LACKS)
     assert json.loads(scored.stdout)["samples"] == 5
     wrong = command("lsit")
     assert (wrong.returncode, wrong.stdout) == (2, "")

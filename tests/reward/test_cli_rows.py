@@ -46,6 +46,12 @@ def test_fields_of_a_sample(tmp_path):
     assert (row.sample.completion_token_ids, row.sample.truncated, row.sample.columns) == ([1, 2], True, {})
 
 
+def test_of_messages_counts_what_the_assistant_says(tmp_path):
+    said = [{"role": "assistant", "content": "a"}, {"role": "tool", "content": "b"}]
+    said.append({"role": "assistant", "content": [{"type": "text", "text": "c"}]})
+    assert one(tmp_path, {"completion": said}).sample.completion == "a\nc"
+
+
 @pytest.mark.parametrize(
     "rewards", [{"format": 1.0, "judge": None}, {"format": {"score": 1}, "judge": {"score": None}}]
 )
@@ -150,7 +156,12 @@ def test_expect_is_a_column_unless_it_is_asked_for(tmp_path):
         ({"response": "a", "solution": "5"}, "rows.jsonl:2: there is no completion; the line has response, solution$"),
         ('{"completion": x}', "rows.jsonl, line 2: no JSON: expected value at column 16$"),
         ('{"completion": "a",', "rows.jsonl, line 2: no JSON: EOF while parsing a value at column 19$"),
-        ({"completion": 4}, "rows.jsonl:2: completion: .*not 4"),
+        ({"completion": 4}, "rows.jsonl:2: completion is 4 of type int: a completion is a text or a list of messages"),
+        ({"completion": ["a"]}, r"rows.jsonl:2: completion\[0\] is 'a' of type str"),
+        (
+            {"completion": [{"role": "user", "content": "a"}]},
+            "rows.jsonl:2: completion has no message of the assistant",
+        ),
         ({"completion": "a", "prompt": 4}, "rows.jsonl:2: prompt"),
         ({"completion": "a", "columns": []}, "rows.jsonl:2: columns must be an object"),
         ({"completion": "a", "rewards": [1]}, "rows.jsonl:2: rewards must be an object"),

@@ -148,6 +148,12 @@ class TestTrl:
 
         reward = RemoteReward(url, "countdown")
         assert reward(Series([COUNTDOWN, "b"]), nums=Series([[44, 19, 35]] * 2), target=Series([98, 98])) == [1.0, 0.0]
+        logged: dict[str, list] = {}
+        RemoteReward(url, "typed")(
+            Series(["a", "b"]), prompts=Series(["p", "q"]), completion_ids=Series([[1], [2]]), gold=Series([1, 2]),
+            log_extra=logged.__setitem__,
+        )  # fmt: skip
+        assert logged["typed/prompt"] == ["p", "q"]
 
     def test_what_a_server_says_is_one_line_of_the_log(self, caplog):
         detail = "ValueError: \x1b[31m\n2026-01-01 ERROR forged" + "x" * 5000

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from grpo_proto import RewardSpec
 
-CHUNK_S = 0.008
+CHUNK_S = 0.016
 """How long a chunk should take: long against the cost of handing it over, short against a person's patience."""
 FIRST_GUESS_S = 0.004
 """Cost of a score of which nothing is known yet."""

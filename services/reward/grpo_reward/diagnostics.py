@@ -37,6 +37,8 @@ _plain_as_json = json.JSONEncoder(allow_nan=False, default=plain).encode
 
 def finite(value: Any) -> float | None:
     """A finite number as float, True as 1; also a Decimal, and one of NumPy or torch. None for everything else."""
+    if type(value) is float:  # as most are
+        return value if math.isfinite(value) else None
     if not isinstance(value, numbers.Real) and not getattr(value, "shape", ()) and hasattr(value, "item"):
         value = plain(value)
     if not isinstance(value, numbers.Real | Decimal):

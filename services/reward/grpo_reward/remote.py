@@ -11,10 +11,11 @@ import os
 import reprlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .adapters.text import assistant_text, plain_prompt
+from .adapters.completion import A_COMPLETION, completion_text, value_and_type
+from .adapters.text import plain_prompt
 from .diagnostics import finite
 from .faults import printable
 
@@ -27,15 +28,10 @@ T = TypeVar("T")
 
 SWIFT_FIELDS = ("prompt_id", "request_id", "finish_reason", "rollout_infos", "trajectory_inputs")
 """What ms-swift passes beside the dataset's columns and no reward reads."""
-
-
 MAX_LOGGED_CHARS = 1000
 """Of a detail: a server of ours has no longer ones."""
 MAX_COLUMN_LEVELS = 196
 """Of nested lists and objects in a value: the server's parser takes 200, and a value lies four deep in the body."""
-A_COMPLETION = "a completion is a text or a list of messages with role and content, one of them the assistant's"
-BESIDE_CONTENT = {"tool_calls", "reasoning_content", "thinking"}
-"""With one of these a message of the assistant may have no content."""
 
 
 class NoScoreError(Exception):
@@ -112,7 +108,7 @@ class RemoteReward:
         """
         count = _count(completions)
         if count is None:
-            raise TypeError(f"completions is {_shown(completions)}, not a list: {A_COMPLETION}")
+            raise TypeError(f"completions is {value_and_type(completions)}, not a list: {A_COMPLETION}")
         truncated: Sequence[Any] | None = None
         if prompts is None and columns.get("messages") is not None:  # ms-swift
             messages, completion_ids = columns.pop("messages"), columns.pop("response_token_ids", None)
@@ -124,10 +120,14 @@ class RemoteReward:
         else:
             _check_counts(count, prompts=prompts, completion_ids=completion_ids)
         chosen = self._chosen(columns, count)
-        completions = list(completions)  # a Series of pandas counts from anywhere
+        # A Series of pandas counts from anywhere.
+        completions = list(completions)
+        prompts, completion_ids, truncated = (
+            None if values is None else list(values) for values in (prompts, completion_ids, truncated)
+        )
         samples = [
             {
-                "completion": _completion_text(completions[row], f"completions[{row}]"),
+                "completion": _sendable(completion_text(completions[row], where), where),
                 "prompt": _prompt(prompts[row], f"the prompt of sample {row}") if prompts is not None else None,
                 "completion_token_ids": _token_ids(completion_ids[row]) if completion_ids is not None else None,
                 "truncated": truncated[row] if truncated is not None else None,
@@ -135,7 +135,7 @@ class RemoteReward:
                     name: _plain(values[row], f"column {name} of sample {row}") for name, values in chosen.items()
                 },
             }
-            for row in range(count)
+            for row, where in ((row, f"completions[{row}]") for row in range(count))
         ]
         results = self._score(samples, step=getattr(trainer_state, "global_step", None))
         self._warn(results)
@@ -158,7 +158,7 @@ class RemoteReward:
         from .adapters.label import columns_of
 
         if not isinstance(solution_str, str):
-            raise TypeError(f"solution_str is {_shown(solution_str)}, not a text")
+            raise TypeError(f"solution_str is {value_and_type(solution_str)}, not a text")
         completion, label = _sendable(solution_str, "solution_str"), _plain(ground_truth, "ground_truth")
         link = _link(self.url, self._token)
         if self.reward not in link.needed:
@@ -250,42 +250,6 @@ def _check_counts(count: int, **arguments: Any) -> None:
             raise ValueError(f"the argument {name} is no list of {count} values, one for each completion")
 
 
-def _completion_text(completion: Any, where: str) -> str:
-    """What the assistant says. Raises TypeError for another shape: read as messages it says nothing, and scores 0."""
-    if isinstance(completion, str):
-        return _sendable(completion, where)
-    if isinstance(completion, bytes | Mapping) or not isinstance(completion, Iterable):
-        raise TypeError(f"{where} is {_shown(completion)}: {A_COMPLETION}")
-    messages = list(completion)
-    for position, message in enumerate(messages):
-        if not _is_message(message):
-            raise TypeError(f"{where}[{position}] is {_shown(message)}: {A_COMPLETION}")
-    if not any(message["role"] == "assistant" for message in messages):
-        raise TypeError(f"{where} has no message of the assistant: {A_COMPLETION}")
-    return _sendable(assistant_text(messages), where)
-
-
-def _is_message(message: Any) -> bool:
-    """Whether it has a role and, if the assistant says it, content that `assistant_text` can read."""
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        return False
-    if message["role"] != "assistant":
-        return True
-    content = message.get("content")
-    if content is None:
-        return "content" in message or not BESIDE_CONTENT.isdisjoint(message)
-    return isinstance(content, str) or (
-        isinstance(content, Sequence) and not isinstance(content, bytes) and all(map(_is_part, content))
-    )
-
-
-def _is_part(part: Any) -> bool:
-    """Whether it is a part of a content: a text that has one, or something else that says what it is, as images do."""
-    if not isinstance(part, Mapping):
-        return False
-    return isinstance(part.get("text"), str) or part.get("type") not in (None, "text", "output_text")
-
-
 def _prompt(prompt: Any, where: str) -> str | list[dict[str, str]] | None:
     """As `plain_prompt`. Raises ValueError for text that cannot be sent."""
     found = plain_prompt(prompt)
@@ -333,12 +297,8 @@ def _plain(value: Any, where: str, level: int = 0) -> Any:
     if hasattr(value, "tolist"):
         return _plain(value.tolist(), where, level + 1)
     raise TypeError(
-        f"{where} is {_shown(value)}, which is not JSON: leave the column out with RemoteReward(…, columns=[…])"
+        f"{where} is {value_and_type(value)}, which is not JSON: leave the column out with RemoteReward(…, columns=[…])"
     )
-
-
-def _shown(value: Any) -> str:
-    return f"{reprlib.repr(value)} of type {type(value).__name__}"
 
 
 class _Link:

@@ -203,14 +203,18 @@ def outcome(result: Any) -> Outcome:
     left_out: list[str] = []
     try:
         if result.metrics is not None:
-            fields["metrics"], left_out = sendable_metrics(result.metrics)
+            metrics, left_out = sendable_metrics(result.metrics)
+            if metrics:
+                fields["metrics"] = metrics
         if result.log is not None:
-            fields["log"], no_json = sendable_log(result.log)
+            log, no_json = sendable_log(result.log)
             left_out += no_json
+            if log:
+                fields["log"] = log
     except BeyondLimitsError as error:
         return error_outcome(str(error))
     _add_detail(fields, left_out)
-    return {key: value for key, value in fields.items() if value != {}}
+    return fields
 
 
 def _add_detail(fields: Outcome, texts: Sequence[str]) -> None:

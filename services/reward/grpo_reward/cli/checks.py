@@ -131,14 +131,14 @@ async def time_check(probe: Probe, rows: Sequence[Row]) -> Check:
 def range_check(seen: Sequence[Seen], low: float | None, high: float) -> Check:
     """Over everything that was scored. Numbers that are not finite never come: they are errors."""
     scores = [found.score.score for found in seen if found.score.score is not None]
+    if not scores:
+        return Check("range", "skip", "no sample has a score")
     outside = {
         found.completion: example(found.completion, found.score)
         for found in seen
         if found.score.score is not None
         and (found.score.score > high + EQUAL_WITHIN or (low is not None and found.score.score < low - EQUAL_WITHIN))
     }
-    if not scores:
-        return Check("range", "skip", "no sample has a score")
     limits = f"at most {high:g}" if low is None else f"from {low:g} to {high:g}"
     span = f"they go from {min(scores):g} to {max(scores):g}"
     return _check("range", list(outside.values()), f"{len(scores)} scores should be {limits}; {span}")

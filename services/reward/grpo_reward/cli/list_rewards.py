@@ -48,6 +48,7 @@ def described(reward: KnownReward) -> dict[str, Any]:
         "columns": description.columns,
         "optional_columns": sorted(set(loaded.columns) - set(description.columns)) if loaded else None,
         "fields": loaded.fields if loaded else None,
+        "of_plugin": loaded.of_plugin if loaded else None,
         "scores": "groups" if description.batch else "samples",
         "params": {name: _param(name, schema) for name in schema.get("properties", {})},
         "documentation": description.documentation,
@@ -63,10 +64,14 @@ def _param(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
 
 def _show_all(rewards: Sequence[Mapping[str, Any]]) -> None:
     rows = [
-        (reward["name"], ", ".join(reward["columns"]) or "–", _params_in_short(reward["params"]), reward["summary"])
+        (_named(reward), ", ".join(reward["columns"]) or "–", _params_in_short(reward["params"]), reward["summary"])
         for reward in rewards
     ]
     console().print(table("", ("reward", "columns", "params", "what it is"), rows, left=4))
+
+
+def _named(reward: Mapping[str, Any]) -> str:
+    return f"{reward['name']} (plugin)" if reward["of_plugin"] else reward["name"]
 
 
 def _params_in_short(params: Mapping[str, Mapping[str, Any]]) -> str:
@@ -84,7 +89,7 @@ def _show_one(reward: Mapping[str, Any]) -> None:
     out = console()
     scored = {"groups": "all samples of a request in one call", "samples": "one sample at a time"}
     facts = [
-        ("name", reward["name"]),
+        ("name", _named(reward)),
         ("columns", ", ".join(reward["columns"]) or "none"),
         ("optional columns", ", ".join(reward["optional_columns"] or []) or None),
         ("fields", ", ".join(reward["fields"] or []) or None),

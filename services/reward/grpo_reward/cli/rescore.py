@@ -115,8 +115,10 @@ async def _score(options: argparse.Namespace, specs: Sequence[RewardSpec]) -> in
     if options.out:
         _write(options.out, rows, results)
     failed = sum(statuses["timeout"] + statuses["error"] for statuses in (r["statuses"] for r in report["rewards"]))
+    if unscorable := sum(reward["statuses"]["unscorable"] for reward in report["rewards"]):
+        say(f"{unscorable} without a score, for instance {_first(rows, results, 'unscorable')}")
     if failed:
-        say(f"error: {failed} scores failed, for instance {_first_failure(rows, results)}")
+        say(f"error: {failed} scores failed, for instance {_first(rows, results, 'timeout', 'error')}")
     return 1 if failed else 0
 
 
@@ -178,14 +180,15 @@ def _statuses(name: str, results: Sequence[ScoreResult]) -> dict[str, int]:
     return {status: found.count(status) for status in STATUSES}
 
 
-def _first_failure(rows: Sequence[Row], results: Sequence[ScoreResult]) -> str:
-    failures = (
-        f"{name} of {row.where}: {score.status}: {score.detail}"
+def _first(rows: Sequence[Row], results: Sequence[ScoreResult], *statuses: ScoreStatus) -> str:
+    """The first with one of `statuses`, of which there must be one: where it is, and why."""
+    found = (
+        f"{name} of {row.where}: {score.status}{f': {score.detail}' if score.detail else ''}"
         for row, result in zip(rows, results, strict=True)
         for name, score in result.rewards.items()
-        if score.status in ("timeout", "error")
+        if score.status in statuses
     )
-    return next(failures)
+    return next(found)
 
 
 def _write(path: Path, rows: Sequence[Row], results: Sequence[ScoreResult | None]) -> None:

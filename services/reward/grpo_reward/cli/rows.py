@@ -2,8 +2,8 @@
 
 What a line means:
 
-- `completion` (text), and if they are there `prompt` (text or messages), `completion_token_ids`, `truncated`, `step`
-  and `id` are the sample;
+- `completion` (text, or messages, of which counts what the assistant says), and if they are there `prompt` (text or
+  messages), `completion_token_ids`, `truncated`, `step` and `id` are the sample;
 - `rewards`, `total` and `group` are what an earlier scoring said, and which samples belong together;
 - with an object `columns` its entries are the columns, and nothing else is; without it every other key is a column.
 
@@ -23,6 +23,7 @@ from pydantic_core import from_json
 
 from grpo_proto import ScoreSample
 
+from ..adapters.completion import completion_text
 from ..config import ConfigError
 from ..refusal import nearest
 from .options import CommandFailed
@@ -155,6 +156,10 @@ def _row(where: str, number: int, values: dict[str, Any], gold: str | None, with
         if not hint.startswith("did you mean"):
             hint = nearest("", values)
         raise CommandFailed(f"{where}: there is no completion; {hint.replace('known: ', 'the line has ')}")
+    try:
+        fields["completion"] = completion_text(fields["completion"], "completion")
+    except TypeError as error:
+        raise CommandFailed(f"{where}: {error}") from None
     try:
         sample = ScoreSample(id=where, columns=columns, **fields)
     except ValidationError as error:

@@ -19,7 +19,7 @@ from .wrapped import WrappedExecutor
 
 OVERTAKE_AFTER_S = 0.1
 """Longer than a turn takes as a rule, short against a person's patience."""
-QUICK_S = 30 * CHUNK_S
+QUICK_S = 15 * CHUNK_S
 """A chunk that should take CHUNK_S may take this, on a busy machine."""
 TURN_S = QUICK_S / 2
 """After that a worker begins no further sample of a chunk, which turned out to be dearer than it should be."""

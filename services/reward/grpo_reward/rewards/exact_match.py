@@ -1,12 +1,12 @@
 """The answer as text."""
 
 from ..answer import answer_block
-from ..author import reward
+from ..author import Score, reward
 from ..normal_form import normal_form
 
 
 @reward(columns=["solution"])
-def exact_match(completion: str, *, solution: str, ignore_case: bool = False, whole: bool = False) -> float | None:
+def exact_match(completion: str, *, solution: str, ignore_case: bool = False, whole: bool = False) -> Score | float:
     """1 when the answer is `solution`, character for character, else 0; unscorable when `solution` is empty.
 
     The answer is what stands in `<answer>…</answer>`, without such a block the completion; with `whole` always the
@@ -19,7 +19,8 @@ def exact_match(completion: str, *, solution: str, ignore_case: bool = False, wh
     block = None if whole else answer_block(completion)
     found, wanted = (_plain(text) for text in (completion if block is None else block, solution))
     if not wanted:
-        return None  # with it an empty completion would be right
+        # With it an empty completion would be right.
+        return Score(None, detail="the column solution is empty")
     return float(found.casefold() == wanted.casefold() if ignore_case else found == wanted)
 
 
