@@ -149,6 +149,12 @@ class TestRefusals:
         kind, _, _ = error_of(await server.http.post("/v1/score", content=body, headers=JSON), 400)
         assert kind == "malformed_json"
 
+    async def test_400_half_a_character_is_named(self, server):
+        body = rb'{"rewards": [{"name": "format"}], "samples": [{"completion": "\ud83d"}]}'
+        kind, _, hint = error_of(await server.http.post("/v1/score", content=body, headers=JSON), 400)
+        assert kind == "malformed_json"
+        assert "half of a surrogate pair" in hint
+
     @pytest.mark.parametrize("opening", [b'{"a":', b"["])
     async def test_400_a_depth_bomb(self, server, opening):
         body = b'{"rewards":[{"name":"format","params":' + opening * 100_000

@@ -44,6 +44,15 @@ def test_an_item_whose_worker_died_is_tried_once_more() -> None:
     assert chunk.scores[1].detail == "the worker process died of it twice: it exited with status 3"
 
 
+def test_what_is_tried_once_more_comes_first_and_its_worker_keeps_nothing_back() -> None:
+    chunk = chunk_of(3)
+    blame = Blame(chunk, workers=WORKERS)
+    assert not chunk.eager
+    lose(blame, Ending("death", 1))
+    assert blame.next_items() == [1, 0, 2]
+    assert chunk.eager
+
+
 def test_deaths_before_the_first_item_are_believed_to_be_of_something_else_only_so_often() -> None:
     chunk = chunk_of(3)
     blame = Blame(chunk, workers=WORKERS)

@@ -52,6 +52,15 @@ def test_of_messages_counts_what_the_assistant_says(tmp_path):
     assert one(tmp_path, {"completion": said}).sample.completion == "a\nc"
 
 
+def test_messages_of_a_prompt_may_have_parts_or_no_content(tmp_path):
+    prompt = [
+        {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+        {"role": "assistant", "content": None, "tool_calls": []},
+    ]
+    found = one(tmp_path, {"completion": "c", "prompt": prompt}).sample.prompt
+    assert found == [Message(role="user", content="Hi"), Message(role="assistant", content="")]
+
+
 @pytest.mark.parametrize(
     "rewards", [{"format": 1.0, "judge": None}, {"format": {"score": 1}, "judge": {"score": None}}]
 )

@@ -70,6 +70,13 @@ async def test_an_item_is_tried_again_when_its_worker_died(machinery, tmp_path):
     assert machinery.restarts == {"death": 1}
 
 
+async def test_a_worker_that_lasts_for_ten_items_costs_no_item_its_score(machinery):
+    """What leaks until its process is killed: the items that it is killed at have done nothing."""
+    scores = await machinery.score(*[f"the eleventh dies {number}" for number in range(60)])
+    assert [score.score for score in scores] == [1.0] * 60
+    assert machinery.restarts["death"] >= 5
+
+
 @pytest.mark.parametrize(
     "what",
     [

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from grpo_reward import RemoteReward
+from grpo_reward.remote import _token_ids
 
 NOWHERE = "http://127.0.0.1:9"
 ANSWER = "<answer>1</answer>"
@@ -99,7 +100,21 @@ class TestCounts:
             reward(["a", "b"], solution=values)
 
 
+@pytest.mark.parametrize(
+    "ids", [[1, 2, 3], ((1, 2), (3,)), [np.array([1, 2]), np.array([3])], [[1, 2], [3]], torch.tensor([1, 2, 3])]
+)
+def test_token_ids_may_come_in_turns(ids):
+    assert _token_ids(ids) == [1, 2, 3]
+
+
 class TestWhatJsonCannotCarry:
+    @pytest.mark.parametrize("missing", [float("nan"), np.float32("nan")])
+    def test_what_pandas_puts_where_there_is_no_value(self, reward, missing):
+        with pytest.raises(
+            TypeError, match=r"column solution of sample 1 is nan, .*: put None where there is no value"
+        ):
+            reward(["a", "b"], solution=["1", missing])
+
     def test_half_of_a_surrogate_pair_in_a_completion(self, reward):
         conversation = [{"role": "assistant", "content": [{"type": "text", "text": "a\ud83d"}]}]
         for completion in ("a\ud83d", conversation):

@@ -19,6 +19,12 @@
 {{- if not $values.auth.existingSecret -}}
 {{- fail "auth.existingSecret is not set: the servers refuse to start without a token. Make one with: kubectl create secret generic grpo-token --from-literal=token=$(openssl rand -hex 32), and set auth.existingSecret=grpo-token" -}}
 {{- end -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" (include "grpo.fullname" .)) -}}
+{{- fail (printf "the objects would be called %s, and a Service's name begins with a letter and has lower-case letters, digits and - only: choose another release name, or set fullnameOverride" (include "grpo.fullname" .)) -}}
+{{- end -}}
+{{- if and (eq $values.dnsPolicy "None") (not (and (dig "nameservers" (list) $values.dnsConfig) (dig "searches" (list) $values.dnsConfig))) -}}
+{{- fail "dnsPolicy None needs dnsConfig.nameservers, and dnsConfig.searches such as [NAMESPACE.svc.cluster.local, svc.cluster.local, cluster.local]: services and pods find each other by short names" -}}
+{{- end -}}
 {{- if not (or $values.rollout.enabled $values.reward.enabled $values.trainer.enabled) -}}
 {{- fail "nothing to install: rollout.enabled, reward.enabled and trainer.enabled are all false" -}}
 {{- end -}}
@@ -26,7 +32,13 @@
 {{- fail "rollout.model is not set: a folder such as /models/demo, or a name on the Hugging Face hub" -}}
 {{- end -}}
 {{- if $values.rollout.enabled -}}{{- include "grpo.checkServing" (dict "name" "rollout" "part" $values.rollout) -}}{{- end -}}
-{{- if $values.reward.enabled -}}{{- include "grpo.checkServing" (dict "name" "reward" "part" $values.reward) -}}{{- end -}}
+{{- if $values.reward.enabled -}}
+{{- include "grpo.checkServing" (dict "name" "reward" "part" $values.reward) -}}
+{{- $ends := add (int $values.reward.preStopSeconds) (int (ceil (dig "grace_s" 10.0 $values.reward.settings))) -}}
+{{- if ge (int $ends) (int $values.reward.terminationGracePeriodSeconds) -}}
+{{- fail (printf "reward.preStopSeconds and reward.settings.grace_s are %d s in all, and after reward.terminationGracePeriodSeconds %d the server is killed: make that longer" (int $ends) (int $values.reward.terminationGracePeriodSeconds)) -}}
+{{- end -}}
+{{- end -}}
 {{- if and $values.rollout.updateStrategy (include "grpo.spansNodes" .) -}}
 {{- fail "rollout.updateStrategy is that of a StatefulSet, and with rollout.engine.nodes above 1 there is none: leave it out" -}}
 {{- end -}}
@@ -57,6 +69,7 @@
 {{- end -}}
 {{- end -}}
 {{- include "grpo.checkLabels" . -}}
+{{- include "grpo.checkVolumes" . -}}
 {{- include "grpo.checkVariables" . -}}
 {{- if and $values.reward.autoscaling.enabled (gt (int $values.reward.autoscaling.minReplicas) (int $values.reward.autoscaling.maxReplicas)) -}}
 {{- fail "reward.autoscaling: minReplicas is more than maxReplicas" -}}
@@ -141,6 +154,22 @@
 {{- end -}}
 {{- end -}}
 
+{{- define "grpo.checkVolumes" -}}
+{{- $root := . -}}
+{{- range $component := list "rollout" "reward" "trainer" -}}
+{{- $part := index $root.Values $component -}}
+{{- if $part.enabled -}}
+{{- $names := list -}}
+{{- range fromYamlArray (include "grpo.volumes" (dict "root" $root "component" $component "part" $part "job" "")) -}}
+{{- if has .name $names -}}
+{{- fail (printf "%s.extraVolumes has %s, which is there already, by the chart or by another line of it; give it another name" $component .name) -}}
+{{- end -}}
+{{- $names = append $names .name -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Arguments: name, part */}}
 {{- define "grpo.checkServing" -}}
 {{- if le (int .part.terminationGracePeriodSeconds) (int .part.preStopSeconds) -}}
@@ -204,6 +233,10 @@
 {{- end -}}
 {{- if and (gt (int $trainer.nodes) 1) (not (has "ReadWriteMany" .Values.storage.runs.accessModes)) (not .Values.storage.runs.existingClaim) -}}
 {{- fail (printf "trainer.nodes %d needs a volume that several nodes can write: storage.runs.accessModes [ReadWriteMany]" (int $trainer.nodes)) -}}
+{{- end -}}
+{{- $models := .Values.storage.models -}}
+{{- if and (gt (int $trainer.nodes) 1) $models.enabled (not $models.existingClaim) (not (or (has "ReadWriteMany" $models.accessModes) (has "ReadOnlyMany" $models.accessModes))) -}}
+{{- fail (printf "trainer.nodes %d needs models on a volume that several nodes can mount: storage.models.accessModes [ReadWriteMany]" (int $trainer.nodes)) -}}
 {{- end -}}
 {{- if and (gt (int $trainer.nodes) 1) (hasKey (dig "deepspeed" (dict) $run) "nproc_per_node") (gt (int $trainer.gpus) 0) (ne (int (dig "deepspeed" "nproc_per_node" 0 $run)) (int $trainer.gpus)) -}}
 {{- fail (printf "trainer.run.deepspeed.nproc_per_node %d is not trainer.gpus %d: leave it out" (int (dig "deepspeed" "nproc_per_node" 0 $run)) (int $trainer.gpus)) -}}

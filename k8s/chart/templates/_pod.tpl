@@ -292,6 +292,8 @@ lifecycle:
   env:
     - {name: MARKER, value: {{ include "grpo.prepared" .root | quote }}}
     - {name: LIMIT, value: {{ .root.Values.prepare.timeoutSeconds | quote }}}
+    # The images of engines ask for all GPUs of the node, and where NVIDIA's runtime is the default they would get them.
+    - {name: NVIDIA_VISIBLE_DEVICES, value: void}
   resources:
     requests: {cpu: 10m, memory: 32Mi}
     limits: {cpu: 100m, memory: 64Mi}

@@ -58,7 +58,15 @@ env:
 {{- if ne (default "" .group) "worker" }}
 ports:
   - {name: http, containerPort: 8000, protocol: TCP}
-{{- include "grpo.probes" (dict "part" .part "scheme" (ternary "HTTPS" "HTTP" .root.Values.tls.serveRollout)) | nindent 0 }}
+{{- $part := .part }}
+{{- if eq (default "" .group) "leader" }}
+{{- /* Nothing answers before the others have joined. */}}
+{{- $startup := .part.probes.startup }}
+{{- $joining := div (add (int .part.engine.joinTimeoutSeconds) (int $startup.periodSeconds) -1) (int $startup.periodSeconds) }}
+{{- $startup = merge (dict "failureThreshold" (add (int $startup.failureThreshold) $joining)) $startup }}
+{{- $part = merge (dict "probes" (merge (dict "startup" $startup) .part.probes)) .part }}
+{{- end }}
+{{- include "grpo.probes" (dict "part" $part "scheme" (ternary "HTTPS" "HTTP" .root.Values.tls.serveRollout)) | nindent 0 }}
 {{- include "grpo.preStop" . | nindent 0 }}
 {{- end }}
 {{ include "grpo.resources" . }}

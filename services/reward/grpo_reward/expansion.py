@@ -5,6 +5,7 @@ more it takes for ever. Its value at a point costs next to nothing, and tells th
 """
 
 import math
+from collections import Counter
 from itertools import cycle
 from typing import Any
 
@@ -23,8 +24,10 @@ MAX_RANGE = 100_000
 SMALL, SMALL_TOLERANCE = 0.001, 0.001
 """Numbers below that size are compared to three digits: `math_verify` rounds to six decimals, whatever the size."""
 _INFINITE = 1e18
-_DIGITS = 100
-"""So that 1 is not lost beside the value of a power."""
+_DIGITS, _MORE_DIGITS = 100, 10_000
+"""So that 1 is not lost beside the value of a power; and of what is left when equal terms are taken away."""
+_ENOUGH = 1e-80
+"""Values that are as near to each other, in parts of their size, are taken for equal."""
 _NO_VALUE = (ExprWithLimits, Derivative, Subs, Limit, AppliedUndef, UnevaluatedExpr, MatrixExpr)
 """They have no value at a point, or a costly one, or (a per cent) one that is not what counts."""
 _POINTS = (
@@ -62,7 +65,8 @@ def _num_terms_of_power(power: Pow) -> float:
         return inside
     times = abs(int(exponent))
     if isinstance(base, Rational):
-        digits = times * math.log10(max(abs(base.p), base.q))
+        # More than a float can be is as much as that.
+        digits = min(times, 10**300) * math.log10(max(abs(base.p), base.q))
         return _INFINITE if digits > MAX_DIGITS else 1
     if inside == 1:
         return 1
@@ -101,11 +105,26 @@ def differ(first: Any, second: Any) -> bool | None:
         distance, size = abs(pair[0] - pair[1]), max(abs(pair[0]), abs(pair[1]))
         if distance > 1e-5 and distance > 1e-9 * size:
             return True
-        if distance > 1e-20 or distance > 1e-80 * size:
-            return None
+        if distance > _ENOUGH * size or size > 1 / _ENOUGH:
+            # Too close to tell: perhaps one is a little off, as 10^{-30} is beside 10^{-31}.
+            value = _value(difference(first, second), point, n=15, maxn=_MORE_DIGITS, strict=True)
+            if value is None or value != 0:
+                return None if value is None else True
         if not symbols:
             break
     return False
+
+
+def difference(first: Any, second: Any) -> Expr:
+    """`first - second` without the terms that both have. Nothing is evaluated, as SymPy's own minus would."""
+    counts = Counter(Add.make_args(first))
+    counts.subtract(Add.make_args(second))
+    terms = [
+        term if count > 0 else Mul(-1, term, evaluate=False)
+        for term, count in counts.items()
+        for _ in range(abs(count))
+    ]
+    return Add(*terms, evaluate=False) if terms else Integer(0)
 
 
 def _are_small_and_differ(first: Any, second: Any) -> bool:
@@ -121,10 +140,10 @@ def _is_scalar(value: Any) -> bool:
     return isinstance(value, Expr) and not isinstance(value, MatrixExpr)
 
 
-def _value(expression: Any, point: dict[Any, Any]) -> Any:
-    """A number of SymPy; None when there is none."""
+def _value(expression: Any, point: dict[Any, Any], **precision: Any) -> Any:
+    """A number of SymPy; None when there is none, or (`strict`) not one of so many digits."""
     try:
-        value = expression.evalf(_DIGITS, subs=point)
+        value = expression.evalf(subs=point, **({"n": _DIGITS} | precision))
         parts = value.as_real_imag()
     except (MemoryError, RecursionError):
         raise

@@ -46,7 +46,10 @@ def invalid_request(error: ValidationError, known_fields: Iterable[str]) -> Refu
     """400 for text that is no JSON, 422 for JSON that is no request; the message names the fields."""
     problems = error.errors(include_url=False)
     if problems[0]["type"] == "json_invalid":
-        return Refusal(400, "malformed_json", problems[0]["msg"], hint="the body must be one JSON object")
+        halved = "hex escape" in problems[0]["msg"]
+        hint = r"a text has half of a surrogate pair, such as \ud83d alone: no text in UTF-8 has that"
+        told = hint if halved else "the body must be one JSON object"
+        return Refusal(400, "malformed_json", problems[0]["msg"], hint=told)
     # A misspelt field is often also a missing one: the spelling is what to mend.
     problems.sort(key=lambda problem: problem["type"] != "extra_forbidden")
     sentences = described(problems[:MAX_DESCRIBED_FAULTS])

@@ -273,8 +273,8 @@ def _token_ids(ids: Any) -> list[int]:
     """Token ids as one list; ms-swift has a list for each turn."""
     if ids is None:
         raise TypeError("the token ids of a sample are None: give a list for each, or none at all")
-    found = ids.tolist() if hasattr(ids, "tolist") else list(ids)
-    return [token for turn in found for token in turn] if found and isinstance(found[0], list) else found
+    found = [part.tolist() if hasattr(part, "tolist") else part for part in ids]
+    return [token for turn in found for token in turn] if found and isinstance(found[0], list | tuple) else found
 
 
 def _plain(value: Any, where: str, level: int = 0) -> Any:
@@ -296,6 +296,8 @@ def _plain(value: Any, where: str, level: int = 0) -> Any:
         return [_plain(part, where, level + 1) for part in value]
     if hasattr(value, "tolist"):
         return _plain(value.tolist(), where, level + 1)
+    if value != value:  # NaN, with which pandas means that there is none
+        raise TypeError(f"{where} is {reprlib.repr(value)}, which JSON does not have: put None where there is no value")
     raise TypeError(
         f"{where} is {value_and_type(value)}, which is not JSON: leave the column out with RemoteReward(…, columns=[…])"
     )

@@ -15,7 +15,7 @@ from .vast_numbers import num_digits
 
 PRIMES = (4573438334503386407, 4264657628376921383, 3281618096932247147)
 """Random ones p for which (p - 1) / 2 is prime, too: the powers of no number but 1 and -1 come round soon."""
-MAX_PLAIN_DIGITS = 300
+MAX_PLAIN_DIGITS = 100
 """Smaller numbers are compared as all others are."""
 MAX_EXPONENT_BITS = 1 << 16
 """Of an exponent: as many steps for each prime."""
@@ -29,7 +29,7 @@ def equal_by_residues(first: Any, second: Any) -> bool | None:
     """Whether they are equal; None when neither has such a power, or one has something without a remainder."""
     if not (isinstance(first, Expr) and isinstance(second, Expr)):
         return None
-    if not (_has_large_power(first) or _has_large_power(second)):
+    if not (has_large_power(first) or has_large_power(second)):
         return None
     symbols = sorted(first.free_symbols | second.free_symbols, key=str)
     try:
@@ -38,7 +38,8 @@ def equal_by_residues(first: Any, second: Any) -> bool | None:
         return None
 
 
-def _has_large_power(expression: Expr) -> bool:
+def has_large_power(expression: Expr) -> bool:
+    """Whether there is a number of more than MAX_PLAIN_DIGITS digits, before or behind the point, in it."""
     return any(
         isinstance(part, Pow | Rational) and abs(num_digits(part)) > MAX_PLAIN_DIGITS
         for part in preorder_traversal(expression)
@@ -47,7 +48,7 @@ def _has_large_power(expression: Expr) -> bool:
 
 def _residue(value: Any, symbols: list[Symbol], prime: int) -> int:
     if isinstance(value, Rational):
-        return int(value.p) * pow(int(value.q), -1, prime) % prime
+        return int(value.p) * _inverse(int(value.q), prime) % prime
     if isinstance(value, Symbol):
         return pow(PRIMES[0] + 1, symbols.index(value) + 2, prime)
     if isinstance(value, Add | Mul):
@@ -59,6 +60,13 @@ def _residue(value: Any, symbols: list[Symbol], prime: int) -> int:
         except ValueError:  # a negative power of 0
             raise _NoRemainderError from None
     raise _NoRemainderError
+
+
+def _inverse(number: int, prime: int) -> int:
+    try:
+        return pow(number, -1, prime)
+    except ValueError:  # a multiple of the prime
+        raise _NoRemainderError from None
 
 
 def _integer(value: Any) -> int:

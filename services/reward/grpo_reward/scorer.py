@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from .author import Reward, Score
 from .diagnostics import BeyondLimitsError, as_json, finite, sendable_log, sendable_metrics
+from .faults import BOUNDS
 
 MAX_CALL_CHARS = 16 * 2**20
 """Of what all samples of one call of a function of `completions` log, as JSON: they reach the server at once."""
@@ -278,6 +279,6 @@ def _first_problem(error: ValidationError) -> str:
     problem = error.errors(include_url=False, include_context=False)[0]
     where = ".".join(str(part) for part in problem["loc"])
     told = problem["msg"]
-    if problem["type"].endswith("_type"):
+    if problem["type"].endswith("_type") or problem["type"] in BOUNDS or problem["type"] == "literal_error":
         told += f", not {reprlib.repr(problem['input'])}"
     return f"{where}: {told}" if where else told

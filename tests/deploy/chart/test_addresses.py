@@ -71,7 +71,11 @@ def test_the_trainers_probe_reaches_it(address: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_dns_of_all_pods(case: str) -> None:
-    config = {"nameservers": ["fd00::a"], "options": [{"name": "ndots", "value": "2"}]}
+    config = {
+        "nameservers": ["fd00::a"],
+        "searches": ["team-a.svc.cluster.local"],
+        "options": [{"name": "ndots", "value": "2"}],
+    }
     given: Object = {"dnsPolicy": "None", "dnsConfig": config}
     for name, pod in pods(render(merged(values_of(case), given))):
         assert (pod["spec"]["dnsPolicy"], pod["spec"]["dnsConfig"]) == ("None", config), name

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .rendering import Object, find, merged, pod_templates, render, values_of
+from .rendering import Object, find, merged, pod_templates, pods, render, values_of
 
 CASE = "engine-over-nodes"
 
@@ -38,6 +38,21 @@ def test_the_first_pod_alone_has_a_server() -> None:
     assert "--headless" not in leader["args"]
     assert "ports" in leader
     assert not {"ports", "livenessProbe", "readinessProbe"} & worker.keys()
+
+
+def test_the_startup_probe_waits_for_the_others_and_then_for_the_model() -> None:
+    for joining, probes in ((1800, {}), (7195, {"startup": {"periodSeconds": 20}})):
+        change: Object = {"rollout": {"engine": {"joinTimeoutSeconds": joining}, "probes": probes}}
+        leader, _ = _engine(change)
+        [alone] = [
+            pod["spec"]["containers"][0]
+            for name, pod in pods(render(merged(values_of("small"), change)))
+            if name.startswith("StatefulSet/")
+        ]
+        period = alone["startupProbe"]["periodSeconds"]
+        more = leader["startupProbe"]["failureThreshold"] - alone["startupProbe"]["failureThreshold"]
+        assert joining <= more * period < joining + period
+        assert leader["livenessProbe"] == alone["livenessProbe"]
 
 
 def test_no_ray_is_needed() -> None:

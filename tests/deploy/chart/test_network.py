@@ -112,6 +112,21 @@ def test_reward_workers_reach_nobody(case: str) -> None:
             assert not network.may("reward", other, port)
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"reward": {"egress": [{"ports": [{"port": 443}]}]}},
+        {"networkPolicy": {"extraEgress": [{"ports": [{"port": 443}]}]}},
+    ],
+)
+def test_rewards_that_may_call_somebody_can_find_them(values: Object) -> None:
+    network = Network("small", values)
+    assert network.may("reward", OUTSIDE, 443)
+    assert network.may("reward", DNS, 53)
+    assert not network.may("reward", DNS, 8001)
+    assert not network.may("reward", OUTSIDE, 53)
+
+
 def test_collectives_between_the_nodes_of_the_trainer_only() -> None:
     assert Network("job-over-nodes").may("trainer", "trainer", 29500)
     assert not Network("one-gpu-node").may("trainer", "trainer", 29500)

@@ -293,6 +293,17 @@ def test_pods_with_volumes_of_one_node_stay_on_one_node() -> None:
     assert None not in nodes
 
 
+@pytest.mark.parametrize("case", ["one-plus-three-nodes", "sixty-four-gpus"])
+def test_engines_take_no_node_that_the_training_needs_as_a_whole(case: str) -> None:
+    """Nothing else keeps them away: the scheduler spreads them, by processors and memory."""
+    nodes = {
+        component: pod["spec"].get("nodeSelector")
+        for _, pod in pods(objects_of(case))
+        if (component := pod["metadata"]["labels"]["app.kubernetes.io/component"]) in ("rollout", "trainer")
+    }
+    assert nodes == {part: {"grpo-services/part": part} for part in ("rollout", "trainer")}
+
+
 def test_both_ends_of_a_push_have_the_rdma_device() -> None:
     objects = objects_of("sixty-four-gpus")
     for kind in ("StatefulSet", "JobSet"):

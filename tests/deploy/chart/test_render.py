@@ -9,7 +9,19 @@ import pytest
 import yaml
 from helm_python.chart import lint
 
-from .rendering import CASES, CHART, Object, find, merged, objects_of, pod_templates, render, render_texts, values_of
+from .rendering import (
+    CASES,
+    CHART,
+    Object,
+    find,
+    merged,
+    objects_of,
+    pod_templates,
+    pods,
+    render,
+    render_texts,
+    values_of,
+)
 
 # It reads a megabyte of definitions for every object anew.
 kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.schema_contents)
@@ -41,7 +53,7 @@ def test_api_schemas(case: str, version: str) -> None:
 OTHER_CLUSTER: Object = {
     "podSecurityContext": {"runAsUser": None, "runAsGroup": None, "fsGroup": None, "supplementalGroups": [5555]},
     "dnsPolicy": "None",
-    "dnsConfig": {"nameservers": ["fd00::a"]},
+    "dnsConfig": {"nameservers": ["fd00::a"], "searches": ["svc.cluster.local"]},
     "listenAddress": "::",
     "rollout": {"updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"partition": 1}}},
     "trainer": {"jobAnnotations": {"a": "b"}},
@@ -121,6 +133,23 @@ def test_notes_say_who_is_locked_out() -> None:
 
 def test_notes_say_that_the_live_page_asks_for_the_token() -> None:
     assert "http://127.0.0.1:8002/ (any name, the token as password)" in _notes(values_of("small"))
+
+
+def _component(pod: Object) -> str:
+    return str(pod["metadata"]["labels"]["app.kubernetes.io/component"])
+
+
+@pytest.mark.parametrize("case", ["small", "jobset"])
+def test_notes_can_be_pasted_as_they_are(case: str) -> None:
+    """A forwarded port takes a moment; of several pods the first one logs; kubectl follows five at most."""
+    notes = _notes(values_of(case))
+    after = [line for line, before in zip(notes.splitlines()[1:], notes.splitlines(), strict=False) if "&" in before]
+    assert [line.split()[:5] for line in after] == [["curl", "-sS", "--retry", "10", "--retry-connrefused"]] * 3
+    [log] = [line for line in notes.splitlines() if "kubectl logs" in line]
+    wanted = dict(pair.split("=") for pair in log.split()[-1].split(","))
+    assert wanted.pop("batch.kubernetes.io/job-completion-index") == "0"  # Kubernetes' own
+    [trainer] = [pod for name, pod in pods(objects_of(case)) if name.startswith("Job") and _component(pod) == "trainer"]
+    assert wanted.items() <= trainer["metadata"]["labels"].items()
 
 
 @pytest.mark.parametrize(("case", "kind"), [("small", "Job"), ("jobset", "JobSet")])

@@ -188,6 +188,24 @@ MISSING: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"rollout": {"engine": {"nodes": 2}, "updateStrategy": {"type": "OnDelete"}}},
         ["rollout.updateStrategy", "rollout.engine.nodes"],
     ),
+    "a reward server killed in its grace period": (
+        {"reward": {"settings": {"grace_s": 24.5}}},
+        ["reward.settings.grace_s are 30 s in all", "reward.terminationGracePeriodSeconds 30"],
+    ),
+    "models of one node for several": (
+        {"trainer": {"nodes": 2}, "storage": {"models": {"accessModes": ["ReadWriteOnce"]}}},
+        ["storage.models.accessModes [ReadWriteMany]"],
+    ),
+    "no name server": ({"dnsPolicy": "None"}, ["dnsConfig.nameservers", "dnsConfig.searches"]),
+    "short names that lead nowhere": (
+        {"dnsPolicy": "None", "dnsConfig": {"nameservers": ["10.0.0.10"]}},
+        ["dnsConfig.searches", "short names"],
+    ),
+    "a volume twice": (
+        {"trainer": {"extraVolumes": [{"name": "tmp", "emptyDir": {}}]}},
+        ["trainer.extraVolumes has tmp"],
+    ),
+    "a name that no Service can have": ({"fullnameOverride": "1st"}, ["called 1st", "fullnameOverride"]),
     "TLS without a certificate": ({"tls": {"serveRollout": True}}, ["tls.existingSecret"]),
 }
 
@@ -199,6 +217,13 @@ def test_the_templates_refuse(case: str) -> None:
         render(merged(BASE, SMALL, values))
     for part in said:
         assert part in str(refused.value)
+
+
+@pytest.mark.parametrize("release", ["1st", "grpo.v1"])
+def test_a_release_that_helm_takes_and_services_do_not(release: str) -> None:
+    with pytest.raises(HelmError, match=f"called {release}-grpo-services, and a Service's name begins with a letter"):
+        render(merged(BASE, SMALL), release=release)
+    assert render(merged(BASE, SMALL, {"fullnameOverride": "grpo"}), release=release)
 
 
 NEEDS = {

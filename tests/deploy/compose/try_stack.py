@@ -162,13 +162,13 @@ def check_result(host: DockerHost, running: Stack) -> None:
         mount["Name"] for mount in running.inspect("trainer-cpu")["Mounts"] if mount["Destination"] == "/runs"
     )
     read = [host.docker, "run", "--rm", "-v", f"{volume}:/runs:ro", "localhost/grpo-services/trainer:0.1.0-cpu", "cat"]
-    lines = run(*read, "/runs/first/metrics.jsonl").stdout.splitlines()
+    lines = run(*read, "/runs/demo/metrics.jsonl").stdout.splitlines()
     # Step 0 is what was measured before the first one.
     steps = [step for line in lines if (step := json.loads(line)["step"])]
     assert steps == list(range(1, NUM_STEPS + 1)), f"steps in metrics.jsonl: {steps}"
-    summary = json.loads(run(*read, "/runs/first/summary.json").stdout)
+    summary = json.loads(run(*read, "/runs/demo/summary.json").stdout)
     assert summary["steps"] == NUM_STEPS, summary
-    run(*read, "/runs/first/model/config.json")
+    run(*read, "/runs/demo/model/config.json")
     time.sleep(5)
     assert running.inspect("trainer-cpu")["State"]["Status"] == "exited", "a finished trainer was started again"
     say(f"{NUM_STEPS} steps, each once, in spite of {2 * len(DEATHS)} deaths and a hang")

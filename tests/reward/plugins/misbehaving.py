@@ -13,6 +13,7 @@ from pathlib import Path
 from grpo_reward import Score, reward
 
 kept = []
+counted: list[str] = []
 
 
 def is_socket(descriptor: int) -> bool:
@@ -53,6 +54,10 @@ def misbehave(completion: str, *, folder: str = "") -> float | Score | None:
             if not marker.exists():
                 marker.touch()
                 os._exit(7)
+        case text if text.startswith("the eleventh dies"):
+            counted.append(text)
+            if len(counted) > 10:
+                os.kill(os.getpid(), signal.SIGKILL)
         case "recurse":
             return misbehave(completion, folder=folder)
         case "allocate":

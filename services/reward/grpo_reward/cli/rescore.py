@@ -116,7 +116,8 @@ async def _score(options: argparse.Namespace, specs: Sequence[RewardSpec]) -> in
         _write(options.out, rows, results)
     failed = sum(statuses["timeout"] + statuses["error"] for statuses in (r["statuses"] for r in report["rewards"]))
     if unscorable := sum(reward["statuses"]["unscorable"] for reward in report["rewards"]):
-        say(f"{unscorable} without a score, for instance {_first(rows, results, 'unscorable')}")
+        total = len(rows) * len(specs)
+        say(f"{unscorable} of {total} scores are null, for instance {_first(rows, results, 'unscorable')}")
     if failed:
         say(f"error: {failed} scores failed, for instance {_first(rows, results, 'timeout', 'error')}")
     return 1 if failed else 0

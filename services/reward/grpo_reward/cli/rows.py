@@ -24,6 +24,7 @@ from pydantic_core import from_json
 from grpo_proto import ScoreSample
 
 from ..adapters.completion import completion_text
+from ..adapters.text import plain_prompt
 from ..config import ConfigError
 from ..refusal import nearest
 from .options import CommandFailed
@@ -160,6 +161,8 @@ def _row(where: str, number: int, values: dict[str, Any], gold: str | None, with
         fields["completion"] = completion_text(fields["completion"], "completion")
     except TypeError as error:
         raise CommandFailed(f"{where}: {error}") from None
+    if isinstance(fields.get("prompt"), list) and all(isinstance(message, dict) for message in fields["prompt"]):
+        fields["prompt"] = plain_prompt(fields["prompt"])
     try:
         sample = ScoreSample(id=where, columns=columns, **fields)
     except ValidationError as error:

@@ -78,6 +78,8 @@ class Chunk:
     since_s: float | None = None
     """When it began to wait for a worker, on the event loop's clock."""
     ended: bool = field(default=False, init=False)
+    eager: bool = field(default=False, init=False)
+    """A worker was lost with it: the next sends each result at once, so that another loss takes none with it."""
     scores: list[RewardScore | None] = field(default_factory=list)
     """Length S·R, also with `batch`."""
     seconds: dict[str, float] = field(default_factory=dict)

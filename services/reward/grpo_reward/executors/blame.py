@@ -30,12 +30,16 @@ class Blame:
         self._deaths_before = self._slow_beginnings = self._unread = 0
 
     def next_items(self) -> list[int]:
-        """What to give to the next worker; nothing when all items have outcomes."""
-        items = self._chunk.open_items()
+        """What to give to the next worker; nothing when all items have outcomes.
+
+        What is tried once more comes first: those before it may be what its worker died of.
+        """
+        items = sorted(self._chunk.open_items(), key=lambda item: item not in self._retried)
         return items[:1] if self._one_by_one else items
 
     def lost(self, ending: Ending, items: list[int], *, with_fork_server: bool) -> None:
         """Take in how a worker's turn at `items` ended. What stays open is for the next worker."""
+        self._chunk.eager = True
         self.suspected = self.suspected or (with_fork_server and ending.item >= 0)
         if ending.kind == "unread":
             self._unread += 1

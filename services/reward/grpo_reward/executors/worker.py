@@ -29,7 +29,8 @@ from .leftovers import Leftovers, num_threads, stop_timers
 
 BUILT_IN = f"{built_in.__name__}."
 FLUSH_S = 0.02
-"""Results go back when this time has passed, so that little is lost when the worker is killed."""
+"""Results go back when this time has passed, so that little is lost when the worker is killed; after one was lost with
+a chunk, each at once."""
 
 
 class Worker:
@@ -95,7 +96,7 @@ class Worker:
                 self._look_for_leftovers(reward, found[-1])
             if self._leaving is not None or now > turn_ends:
                 break
-            if now - flushed > FLUSH_S:
+            if chunk["eager"] or now - flushed > FLUSH_S:
                 self._send_scores(number, items, outcomes, seconds, done=False)
                 items, outcomes, seconds, flushed = [], [], {}, now
         if self._leaving is None and any_foreign:

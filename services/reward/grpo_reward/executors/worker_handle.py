@@ -168,6 +168,7 @@ class WorkerHandle(asyncio.Protocol):
             "timeout_s": chunk.timeout_s,
             "turn_s": chunk.turn_s,
             "batch": chunk.batch,
+            "eager": chunk.eager,
         }
         body = to_json(message)
         self._chunks += 1  # the worker counts as well

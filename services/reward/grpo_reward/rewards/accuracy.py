@@ -9,12 +9,13 @@ from threading import Lock
 from typing import Any
 
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+from sympy import Expr
 
 from ..answer import answer_block
 from ..author import Score, reward
-from ..expansion import differ, is_costly
+from ..expansion import differ, difference, is_costly
 from ..remembered import KeyT, Remembered, ValueT
-from ..residues import equal_by_residues
+from ..residues import equal_by_residues, has_large_power
 from ..typography import latex_of
 from ..vast_numbers import is_vast
 
@@ -85,9 +86,9 @@ def accuracy(completion: str, *, solution: str, unparsable: float | None = None)
 
     Two expressions with different values at a point are not equal; nothing is multiplied out to find that. Those with
     more than 200 terms when multiplied out, such as `(x+y)^{29}(z+w)^{29}`, are equal when their values are at three
-    points, and those with powers of more than 300 digits, such as `2^{1000000}+1`, when their remainders on division by
-    three large primes are. Where there are no values (sets, equations, `\\sum`), what is so large scores 0 at once, and
-    so do towers such as `9^{9^9}` or `e^{e^{e^{20}}}`, factorials of six digits or of factorials, more than 12 nested
+    points, and those with numbers of more than 100 digits, such as `2^{1000000}+1`, when their remainders on division
+    by three large primes are. Where there are no values (sets, equations, `\\sum`), what is so large scores 0 at once.
+    So do towers such as `9^{9^9}` or `e^{e^{e^{20}}}`, factorials of six digits or of factorials, more than 12 nested
     brackets or 1000 characters, unless the solution has such a thing, too; and so do answers of more than 500 boxes.
 
     Source: math_verify, with the choices of TRL's `accuracy_reward` (an unparsable gold answer is no score) and
@@ -161,7 +162,7 @@ def _compare(gold: str, text: str, tagged: bool) -> float:
         return 1.0
     if any(len(part) > max(MAX_ANSWER_CHARS, len(gold)) for part in parts):
         return 0.0
-    if any(map(_is_expensive, parts)) and not any(map(_is_expensive, _boxes(gold))):
+    if any(map(_is_expensive, parts)) and not _is_expensive_gold(gold):
         return 0.0
     where = _ANYWHERE if tagged else _BOXED
     if tagged:
@@ -204,13 +205,15 @@ def _bare(text: str) -> str:
 
 def _equal(gold: Any, answer: Any) -> bool:
     """`verify` for one pair. What it cannot compare is not equal; running out of memory or of files is no verdict."""
-    if is_vast(answer) and not is_vast(gold):
-        return False
-    if (equal := equal_by_residues(gold, answer)) is not None:
-        return equal
+    if is_vast(answer) or is_vast(gold):
+        return bool(
+            gold == answer or (isinstance(gold, Expr) and isinstance(answer, Expr) and difference(gold, answer) == 0)
+        )
     different = differ(gold, answer)
     if different:
         return False
+    if (equal := equal_by_residues(gold, answer)) is not None:
+        return equal
     if is_costly(gold) or is_costly(answer):
         if different is False:
             return True
@@ -231,6 +234,13 @@ def _is_expensive(text: str) -> bool:
         or any(_product(match.group(1)) > MAX_EXPONENT for match in _PRODUCT.finditer(text))
         or _LARGE_FACTORIAL.search(text) is not None
         or _depth(text) > MAX_DEPTH
+    )
+
+
+def _is_expensive_gold(gold: str) -> bool:
+    """Also `2^{-1000000}` or `(1 + 2)^{1000000}`, whose text says nothing of it."""
+    return any(map(_is_expensive, _boxes(gold))) or any(
+        isinstance(expected, Expr) and has_large_power(expected) for expected in _parsed_gold(gold)
     )
 
 
