@@ -51,6 +51,7 @@ def test_different_numbers(one: str, other: str):
         ("10^{-200}", r"\frac{1}{10^{200}}"),
         ("1-2^{-100}", r"1-\frac{1}{2^{100}}"),
         (r"\frac{1}{\sqrt3-\sqrt2}", r"\sqrt3+\sqrt2"),
+        (r"\Gamma(\frac13)-\Gamma(\frac13)", "0"),
         (r"\sqrt{10^{180}+1}-10^{90}", r"\frac{1}{\sqrt{10^{180}+1}+10^{90}}"),
         (r"\frac{1}{2^{1000000}}", "2^{-1000000}"),
         ("2^{1000000}", "(-2)^{1000000}"),
@@ -67,6 +68,28 @@ def test_different_numbers(one: str, other: str):
 )
 def test_equal_numbers(one: str, other: str):
     assert scores(one, other) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("gold", ["2^{10000}", "2^{-1000000}", r"(1+\sqrt2)^{10000}", "10^{-150}"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "99999999!",
+        r"\binom{99999999}{5000000}",
+        "(99999!)!",
+        r"3^{3^{3^3}}",
+        "((((9^{99})^{99})^{99})^{99})^{99}",
+        f"{'(' * 60}5{')' * 60}",
+        r"\pi^{10^8}",
+        r"(\sqrt{2}+\sqrt{3}+\sqrt{5})^{9999999}",
+        r"\sin(10^{10^8})",
+        r"\sum_{k=0}^{1000000}2^k",
+        r"\prod_{k=1}^{100000}k",
+        r"\ln(9^{9^9})",
+    ],
+)
+def test_a_large_solution_lets_no_answer_pass_that_takes_for_ever(answer: str, gold: str):
+    assert accuracy(f"<answer>${answer}$</answer>", solution=f"${gold}$").score == 0.0
 
 
 def test_equal_terms_are_taken_away_without_being_evaluated():

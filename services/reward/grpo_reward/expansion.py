@@ -88,7 +88,7 @@ def differ(first: Any, second: Any) -> bool | None:
     """
     if not (_is_scalar(first) and _is_scalar(second)):
         return None
-    if isinstance(first, Symbol) or isinstance(second, Symbol) or first.has(*_NO_VALUE) or second.has(*_NO_VALUE):
+    if isinstance(first, Symbol) or isinstance(second, Symbol) or has_no_value(first) or has_no_value(second):
         return None
     symbols = sorted(first.free_symbols | second.free_symbols, key=str)
     if (first.has(Float) or second.has(Float)) and not (is_costly(first) or is_costly(second)):
@@ -107,7 +107,8 @@ def differ(first: Any, second: Any) -> bool | None:
             return True
         if distance > _ENOUGH * size or size > 1 / _ENOUGH:
             # Too close to tell: perhaps one is a little off, as 10^{-30} is beside 10^{-31}.
-            value = _value(difference(first, second), point, n=15, maxn=_MORE_DIGITS, strict=True)
+            most = _MORE_DIGITS if size > 1 / _ENOUGH else 2 * _DIGITS
+            value = _value(difference(first, second), point, n=15, maxn=most, strict=True)
             if value is None or value != 0:
                 return None if value is None else True
         if not symbols:
@@ -134,6 +135,11 @@ def _are_small_and_differ(first: Any, second: Any) -> bool:
         return False
     distance, size = abs(pair[0] - pair[1]), max(map(abs, pair))
     return bool(size < SMALL and distance > SMALL_TOLERANCE * size)
+
+
+def has_no_value(expression: Any) -> bool:
+    """Whether there is a sum, a limit or the like in it, of which no value at a point is asked."""
+    return isinstance(expression, Basic) and expression.has(*_NO_VALUE)
 
 
 def _is_scalar(value: Any) -> bool:
