@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from grpo_trainer.batching import build_updates
 from grpo_trainer.config import AlgorithmConfig, ModelConfig
 from grpo_trainer.engine import TrainingEngine
+from grpo_trainer.engine_state import read_engine_state
 from grpo_trainer.errors import UnavailableError, UsageError
 from grpo_trainer.logprobs import Policy
 from grpo_trainer.model import load_policy, switch_dropout_off
@@ -192,9 +194,14 @@ def test_a_checkpoint_on_a_disk_that_is_away_may_be_there_at_the_next_try(
     code: int, kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     away = OSError(code, os.strerror(code))
-    monkeypatch.setattr(Path, "read_text", lambda *_, **__: (_ for _ in ()).throw(away))
-    with pytest.raises(kind, match=f"no engine state that can be read: .*{os.strerror(code)}"):
-        object.__new__(TrainingEngine).load(tmp_path)
+    for owner, name, load in (
+        (Path, "read_text", partial(read_engine_state, layout={})),
+        (TrainingEngine, "_load", object.__new__(TrainingEngine).load),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, lambda *_, **__: (_ for _ in ()).throw(away))
+            with pytest.raises(kind, match=f"can be read: .*{os.strerror(code)}"):
+                load(tmp_path)
 
 
 def test_a_model_that_is_not_there_is_named(tmp_path: Path):

@@ -11,7 +11,6 @@ What DeepSpeed would decide by itself and is decided here:
 
 import contextlib
 import io
-import json
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
@@ -30,7 +29,8 @@ from grpo_proto.transport import dtype_name
 
 from .config import AlgorithmConfig, DeepSpeedConfig, ModelConfig, OptimizerConfig
 from .deepspeed_settings import ClipBareOptimizer, adamw, deepspeed_settings, full_shape, inference_settings
-from .errors import RunError, UsageError, of_storage
+from .engine_state import STATE_TAG, layout, read_engine_state, write_engine_state
+from .errors import RunError, of_storage
 from .logprobs import Policy
 from .model import load_policy
 from .outgoing import OutgoingBuckets
@@ -42,8 +42,6 @@ from .schedule import learning_rate
 from .stages.loss import old_logprobs, policy_loss
 
 log = logging.getLogger(__name__)
-
-STATE_TAG = "state"
 
 # Compile no ops. On a machine without a GPU DeepSpeed would build one at every first start, for inference only: up to
 # two minutes, and it needs g++ and ninja. (This is DeepSpeed's own cache of what can be built.)
@@ -181,7 +179,7 @@ class TrainingEngine:
         self._engine.save_checkpoint(str(folder), tag=STATE_TAG, save_latest=False)
         torch.save(random_state(), folder / STATE_TAG / f"random-{self.rank}.pt")
         if self.rank == 0:
-            (folder / STATE_TAG / "engine.json").write_text(json.dumps(self._layout | self._counts))
+            write_engine_state(folder, self._layout, self._counts)
         dist.barrier()
 
     def load(self, folder: Path) -> None:
@@ -195,16 +193,7 @@ class TrainingEngine:
             raise of_storage(error)(f"{folder} holds no engine state that can be read: {error}") from error
 
     def _load(self, folder: Path) -> None:
-        try:
-            saved = json.loads((folder / STATE_TAG / "engine.json").read_text())
-        except ValueError as error:
-            raise UsageError(f"{folder} holds no engine state: {error}") from error
-        for name, value in self._layout.items():
-            if saved[name] != value:
-                raise UsageError(
-                    f"the checkpoint {folder} was written with {name} {saved[name]}, and this run has {value}",
-                    hint="resume with the layout the checkpoint was written with",
-                )
+        saved = read_engine_state(folder, self._layout)
         self._engine.load_checkpoint(str(folder), tag=STATE_TAG)
         self.updates_done, self.skipped_updates = saved["updates_done"], saved["skipped_updates"]
         restore_random_state(torch.load(folder / STATE_TAG / f"random-{self.rank}.pt", weights_only=True))
@@ -232,7 +221,7 @@ class TrainingEngine:
 
     @property
     def _layout(self) -> dict[str, Any]:
-        return {"zero_stage": self.zero_stage, "world_size": self.world_size, "dtype": self.model_config.dtype}
+        return layout(zero_stage=self.zero_stage, world_size=self.world_size, dtype=self.model_config.dtype)
 
     @property
     def _counts(self) -> dict[str, int]:

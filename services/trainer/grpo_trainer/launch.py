@@ -18,6 +18,11 @@ def environment_rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
+def environment_world_size() -> int:
+    """How many ranks there are, as the launcher says."""
+    return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+
+
 def needs_launch(nproc_per_node: int) -> bool:
     """True when several ranks are asked for and no launcher (torchrun, DeepSpeed, Kubernetes) has set them up."""
     return nproc_per_node > 1 and "RANK" not in os.environ

@@ -14,9 +14,10 @@ from .conductor import Conductor
 from .config import RunConfig
 from .data import load_prompt_rows
 from .engine import TrainingEngine
+from .engine_state import layout, read_engine_state
 from .errors import RunError, cannot_be_loaded
 from .journal import Journal, RunTotals
-from .launch import environment_rank
+from .launch import environment_rank, environment_world_size
 from .loop import Rank0, Run, stage, train
 from .meeting import Meeting
 from .observe.live_sources import show_servers
@@ -131,9 +132,16 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
 def open_checkpoint(
     config: RunConfig, *, resume: bool, stop: StopSignal
 ) -> tuple[Path, dict[str, Any]] | tuple[None, None]:
-    """Make the run folder; the checkpoint to go on from and its state, if there is one. Rank 0 only."""
+    """Make the run folder; the checkpoint to go on from and its state, if there is one. Rank 0 only.
+
+    Raises UsageError when the checkpoint is of another layout, before anything is written or waited for.
+    """
     with stop.interruptible():  # a large checkpoint is verified for many minutes
         found = open_run_folder(config.run_dir, resume=resume)
+    if found is not None:
+        stage, dtype = config.deepspeed.zero_stage, config.model.dtype
+        own = layout(zero_stage=stage, world_size=environment_world_size(), dtype=dtype)
+        read_engine_state(found[0] / "engine", own)
     if resume and found is None:
         log.warning("nothing to resume in %s: this is a new run", config.run_dir)
     return found or (None, None)

@@ -1,0 +1,70 @@
+"""A run goes on only as it was laid out; whoever asks for another is told before anything is written or waited for."""
+
+from pathlib import Path
+
+import pytest
+from tests.trainer.made_run_file import write_run_file
+
+from grpo_trainer.checkpoint import begin_checkpoint, describe_files, finish_checkpoint, list_files
+from grpo_trainer.config import RunConfig
+from grpo_trainer.engine_state import STATE_TAG, layout, read_engine_state, write_engine_state
+from grpo_trainer.errors import UsageError
+from grpo_trainer.observe.run_status import RunStatus
+from grpo_trainer.run import open_checkpoint, run
+from grpo_trainer.settings import read_config
+from grpo_trainer.stop_signal import StopSignal
+
+COUNTS = {"updates_done": 3, "skipped_updates": 0}
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    """Of a run whose checkpoint one process has written, with ZeRO 2 in float32."""
+    file = write_run_file(tmp_path, rollout={"urls": ["http://127.0.0.1:9"]}, max_steps=5, deepspeed={"zero_stage": 2})
+    folder = begin_checkpoint(tmp_path / "run", 3)
+    (folder / "engine" / STATE_TAG).mkdir(parents=True)
+    write_engine_state(folder / "engine", layout(zero_stage=2, world_size=1, dtype="float32"), COUNTS)
+    finish_checkpoint(tmp_path / "run", 3, {"step": 3}, describe_files(folder, list_files(folder)), keep=2)
+    return file
+
+
+def config_of(file: Path, *flags: str) -> RunConfig:
+    return read_config(RunConfig, [str(file), "--model.dtype", "float32", *flags], program="test", env_prefix="NONE__")
+
+
+def test_the_same_layout_goes_on(run_file: Path):
+    folder, state = open_checkpoint(config_of(run_file), resume=True, stop=StopSignal())
+    assert state == {"step": 3}
+    assert folder is not None
+    saved = read_engine_state(folder / "engine", layout(zero_stage=2, world_size=1, dtype="float32"))
+    assert COUNTS.items() <= saved.items()
+
+
+@pytest.mark.parametrize(
+    ("flags", "ranks", "told"),
+    [
+        (["--deepspeed.zero_stage", "3"], None, "zero_stage 2, and this run has 3"),
+        (["--model.dtype", "bfloat16"], None, "dtype float32, and this run has bfloat16"),
+        ([], "4", "world_size 1, and this run has 4"),
+    ],
+)
+def test_another_one_is_refused(
+    flags: list[str], ranks: str | None, told: str, run_file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    if ranks:
+        monkeypatch.setenv("RANK", "0")
+        monkeypatch.setenv("WORLD_SIZE", ranks)
+    with pytest.raises(UsageError, match=rf"/engine was written with {told}") as refused:
+        open_checkpoint(config_of(run_file, *flags), resume=True, stop=StopSignal())
+    assert refused.value.hint is not None
+    assert "another run_dir" in refused.value.hint
+
+
+def test_its_configuration_stays_what_it_was(run_file: Path, tmp_path: Path):
+    """No server runs at the address: a run that waited for it would not end here."""
+    kept = tmp_path / "run" / "run.yaml"
+    kept.write_text("as it was\n")
+    config = config_of(run_file, "--deepspeed.zero_stage", "0")
+    with pytest.raises(UsageError, match="zero_stage 2, and this run has 0"):
+        run(config, resume=True, status=RunStatus("test", heartbeat_bound_s=600), stop=StopSignal())
+    assert kept.read_text() == "as it was\n"
