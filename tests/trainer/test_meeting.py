@@ -16,6 +16,8 @@ from tests.trainer.made_run_file import write_run_file
 
 from grpo_trainer import launch, meeting
 from grpo_trainer.checkpoint import begin_checkpoint, describe_files, finish_checkpoint, list_files
+from grpo_trainer.config import DeepSpeedConfig, ModelConfig
+from grpo_trainer.engine_state import STATE_TAG, layout, write_engine_state
 from grpo_trainer.errors import RunError, UnavailableError, UsageError
 from grpo_trainer.meeting import Meeting
 from grpo_trainer.stop_signal import STOP_SIGNALS, StopRequested, StopSignal
@@ -95,8 +97,9 @@ def run_file(tmp_path: Path) -> Path:
 
 def a_checkpoint(run_dir: Path, step: int) -> Path:
     folder = begin_checkpoint(run_dir, step)
-    (folder / "engine").mkdir()
-    (folder / "engine" / "weights.bin").write_bytes(b"weights")
+    (folder / "engine" / STATE_TAG).mkdir(parents=True)
+    own = layout(zero_stage=DeepSpeedConfig().zero_stage, world_size=2, dtype=ModelConfig(name_or_path="any").dtype)
+    write_engine_state(folder / "engine", own, {"updates_done": step, "skipped_updates": 0})
     state = {"step": step, "cursor": {}, "totals": {}}
     return finish_checkpoint(run_dir, step, state, describe_files(folder, list_files(folder)), keep=10)
 
