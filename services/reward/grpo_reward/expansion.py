@@ -109,8 +109,10 @@ def differ(first: Any, second: Any) -> bool | None:
             # Too close to tell: perhaps one is a little off, as 10^{-30} is beside 10^{-31}.
             most = _MORE_DIGITS if size > 1 / _ENOUGH else 2 * _DIGITS
             value = _value(difference(first, second), point, n=15, maxn=most, strict=True)
-            if value is None or value != 0:
-                return None if value is None else True
+            if value is None:
+                return None
+            if value != 0:
+                return True
         if not symbols:
             break
     return False

@@ -48,24 +48,21 @@ def has_large_power(expression: Expr) -> bool:
 
 def _residue(value: Any, symbols: list[Symbol], prime: int) -> int:
     if isinstance(value, Rational):
-        return int(value.p) * _inverse(int(value.q), prime) % prime
+        return int(value.p) * _power(int(value.q), -1, prime) % prime
     if isinstance(value, Symbol):
         return pow(PRIMES[0] + 1, symbols.index(value) + 2, prime)
     if isinstance(value, Add | Mul):
         parts = [_residue(part, symbols, prime) for part in value.args]
         return (sum(parts) if isinstance(value, Add) else math.prod(parts)) % prime
     if isinstance(value, Pow):
-        try:
-            return pow(_residue(value.base, symbols, prime), _integer(value.exp), prime)
-        except ValueError:  # a negative power of 0
-            raise _NoRemainderError from None
+        return _power(_residue(value.base, symbols, prime), _integer(value.exp), prime)
     raise _NoRemainderError
 
 
-def _inverse(number: int, prime: int) -> int:
+def _power(base: int, exponent: int, prime: int) -> int:
     try:
-        return pow(number, -1, prime)
-    except ValueError:  # a multiple of the prime
+        return pow(base, exponent, prime)
+    except ValueError:  # a negative power of 0, or of a multiple of the prime
         raise _NoRemainderError from None
 
 
