@@ -178,11 +178,15 @@ template:
   {{- include "grpo.trainerPod" . | nindent 2 }}
 {{- end -}}
 
-{{/* Kueue starts what is suspended. What runs already stays as it is: to suspend it is to stop it. */}}
-{{- define "grpo.suspend" -}}
-{{- if and .root.Values.kueue.queueName .root.Values.kueue.suspend -}}
-{{- $live := lookup .api .kind .root.Release.Namespace (include "grpo.trainerJob" .root) -}}
-suspend: {{ dig "spec" "suspend" (not $live) (default (dict) $live) }}
+{{/* Kueue gives the pods of what it starts the node labels and tolerations of a flavor. A Job that runs takes no others, so
+an upgrade sends back what it has. Arguments: part, which is changed; spec, of the live Job or JobSet, or empty */}}
+{{- define "grpo.keepFlavor" -}}
+{{- if eq (toString (dig "suspend" "" .spec)) "false" -}}
+{{- $job := .spec -}}
+{{- range dig "replicatedJobs" (list) .spec -}}{{- $job = .template.spec -}}{{- end -}}
+{{- range $key := list "nodeSelector" "tolerations" -}}
+{{- with dig "template" "spec" $key nil $job -}}{{- $_ := set $.part $key . -}}{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 

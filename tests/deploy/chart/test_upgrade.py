@@ -1,5 +1,7 @@
 """An upgrade is accepted by the API server, and restarts only what it changes."""
 
+import copy
+import re
 import shutil
 from pathlib import Path
 
@@ -105,6 +107,18 @@ def test_rollout_servers_are_replaced_as_the_user_says() -> None:
     servers = find(render(merged(values_of("small"), {"rollout": {"updateStrategy": on_delete}})), "StatefulSet")
     usual = find(objects_of("small"), "StatefulSet")
     assert servers["spec"] == usual["spec"] | {"updateStrategy": on_delete}
+
+
+def test_a_reward_server_with_a_gpu_is_not_replaced_before_it_is_gone() -> None:
+    """Where all GPUs are taken its successor would stay Pending, and the upgrade with it."""
+    strategies = [
+        find(render(merged(values_of("small"), {"reward": {"gpus": gpus}})), "Deployment")["spec"]["strategy"]
+        for gpus in (0, 1)
+    ]
+    assert strategies == [
+        {"rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+        {"rollingUpdate": {"maxUnavailable": 1, "maxSurge": 0}},
+    ]
 
 
 def test_a_changed_plugin_restarts_the_reward_servers() -> None:
@@ -253,6 +267,41 @@ def test_suspended_for_kueue_and_only_then() -> None:
     assert "suspend" not in _job(values_of("small"))["spec"]
     left_to_kueue = merged(values_of("job-over-nodes"), {"kueue": {"suspend": False}})
     assert "suspend" not in _job(left_to_kueue)["spec"]
+
+
+def _with_live(live: Object, values: Object, path: Path) -> Object:
+    """The training as an upgrade renders it in a cluster that has `live`: rendering here sees no cluster."""
+    shutil.copytree(CHART, path)
+    (path / "files" / "live.yaml").write_text(yaml.safe_dump(live))
+    for template in (path / "templates").glob("trainer-job*.yaml"):
+        text, count = re.subn(r"lookup .* \$name", 'fromYaml (.Files.Get "files/live.yaml")', template.read_text())
+        assert count == 1
+        template.write_text(text)
+    rendered = Chart.load(path).render(values, name="trial", namespace="team-a")
+    return find(
+        [item for text in rendered.values() if "kind: Job" in text for item in yaml.safe_load_all(text)], live["kind"]
+    )
+
+
+@pytest.mark.parametrize("case", ["job-over-nodes", "jobset"])
+def test_an_upgrade_sends_back_what_kueue_gave_to_a_training_that_runs(case: str, tmp_path: Path) -> None:
+    """Kueue adds a flavor's node labels and tolerations; both go as a whole, and a Job that runs takes no others."""
+    kind = "JobSet" if case == "jobset" else "Job"
+    own = {"nodeSelector": {"part": "trainer"}, "tolerations": [{"key": "gpu", "operator": "Exists"}]}
+    values = merged(values_of(case), {"trainer": own})
+    asked = find(render(values), kind)
+    assert asked["spec"]["suspend"] is True
+
+    live = copy.deepcopy(asked)
+    given = {
+        "nodeSelector": {"part": "trainer", "flavor": "h100"},
+        "tolerations": [*own["tolerations"], {"key": "spot", "operator": "Exists"}],
+    }
+    pod_templates(live)[0]["spec"].update(given)
+    # As long as it waits, what it has is of the values alone.
+    assert _with_live(live, values, tmp_path / "waits") == asked
+    live["spec"]["suspend"] = False
+    assert _with_live(live, values, tmp_path / "runs") == live
 
 
 def test_a_jobset_has_a_service_of_its_own() -> None:
