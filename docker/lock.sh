@@ -22,6 +22,9 @@ for name in reward rollout-cpu rollout-gpu trainer-cpu; do
 done
 # torch for GPUs brings a triton and CUDA libraries of its own; everything else is as it was tested.
 constraints=$(mktemp)
-trap 'rm -f "$constraints"' EXIT
+nccl=$(mktemp)
+trap 'rm -f "$constraints" "$nccl"' EXIT
 grep -oE '^[A-Za-z0-9._-]+==[^ ]+' requirements/cpu.txt | grep -vE '^(torch|triton)==' > "$constraints"
-compile trainer-gpu --constraint "$constraints"
+# Members of a weight group need the same NCCL: that of vLLM's image, which its Dockerfile names beside UV_OVERRIDE.
+echo 'nvidia-nccl-cu13==2.30.7' > "$nccl"
+compile trainer-gpu --constraint "$constraints" --override "$nccl"

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from grpo_trainer.config import RunConfig
-from grpo_trainer.errors import UsageError
+from grpo_trainer.errors import TrainerError, UsageError
 from grpo_trainer.settings import read_config
 from grpo_trainer.sources import read_rows
 
@@ -40,9 +40,9 @@ def main() -> int:
         print(f"data {data.dataset}: {len(read_rows(data.dataset, data.split)):,} rows")
         if data.eval_dataset:
             print(f"data {data.eval_dataset}: {len(read_rows(data.eval_dataset, data.eval_split)):,} rows")
-    except UsageError as error:
+    except TrainerError as error:
         print(f"error: {error.message}" + (f"\nhint: {error.hint}" if error.hint else ""), file=sys.stderr)
-        return 2
+        return error.exit_status
     return 0
 
 

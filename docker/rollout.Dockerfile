@@ -36,8 +36,10 @@ COPY --chmod=755 docker/requirements/rollout-gpu.txt /src/
 COPY --from=build /dist /dist
 # Beside vLLM's own packages, which stay as they are, and before them on the path: of the few that both have, such as
 # pydantic and httpx, those versions are taken that the tests ran with vLLM.
+# vLLM's image has an override for its own installs in UV_OVERRIDE: without a hash, which --require-hashes refuses.
 RUN --mount=type=bind,source=docker/wheels,target=/wheels \
-    target="--python $(command -v python3) --target /opt/grpo-plugins" \
+    export UV_OVERRIDE= \
+ && target="--python $(command -v python3) --target /opt/grpo-plugins" \
  && pins="uv pip install --quiet --no-cache $target --no-deps --require-hashes --find-links /wheels -r /src/rollout-gpu.txt" \
  && { $pins --no-index 2>/dev/null || $pins; } \
  && uv pip install --quiet --no-cache $target --no-deps --no-index /dist/*.whl
@@ -57,7 +59,7 @@ COPY --chmod=755 docker/entrypoint.sh docker/healthcheck.py /usr/local/lib/grpo/
 COPY --from=build-gpu /opt/grpo-plugins /opt/grpo-plugins
 ENV PATH=/opt/grpo-plugins/bin:$PATH PYTHONPATH=/opt/grpo-plugins \
     HOME=/tmp HF_HOME=/models/huggingface XDG_CACHE_HOME=/cache VLLM_CACHE_ROOT=/cache/vllm \
-    TORCHINDUCTOR_CACHE_DIR=/cache/inductor TRITON_CACHE_DIR=/cache/triton \
+    TORCHINDUCTOR_CACHE_DIR=/cache/inductor TRITON_CACHE_DIR=/cache/triton FLASHINFER_WORKSPACE_BASE=/cache \
     PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 VLLM_NO_USAGE_STATS=1
 USER 10001:10001
 WORKDIR /models

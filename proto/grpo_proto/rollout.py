@@ -112,4 +112,6 @@ class RolloutInfo(Response):
     max_model_len: int
     world_size: int = Field(description="Workers that take part in a weight group.")
     device: Literal["cpu", "cuda"]
+    gpus: list[str] = Field(default_factory=list, description="UUIDs of its workers' GPUs.")
+    nccl_version: str | None = Field(None, description="Members of a weight group over NCCL need the same one.")
     weights: WeightState

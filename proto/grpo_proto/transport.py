@@ -5,8 +5,10 @@ every rollout server receives into a buffer of its own and views the tensors in 
 """
 
 import hashlib
+import os
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
@@ -104,6 +106,35 @@ def address_towards(host: str, port: int) -> str:
         return str(probe.getsockname()[0])
 
 
+def gpu_uuid() -> str | None:
+    """Of the GPU that this thread computes on: in another container it has another number and the same UUID."""
+    return str(torch.cuda.get_device_properties().uuid) if torch.cuda.is_available() else None
+
+
+def nccl_version() -> str | None:
+    """Of the library in this process; None in a build of torch that has none."""
+    return ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else None
+
+
+@contextmanager
+def _errors_are_raised() -> Iterator[None]:
+    """For the making of an NCCL group, which reads this then: its waits block, and raise what went wrong.
+
+    Otherwise PyTorch has a watchdog for the group, which ends the whole process when a peer is gone. DeepSpeed's own
+    group keeps its one.
+    """
+    name = "TORCH_NCCL_BLOCKING_WAIT"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
 class Transfer:
     """A broadcast under way. Nobody may touch its bucket before `wait` has returned."""
 
@@ -151,12 +182,23 @@ class WeightGroup:
         if backend == "nccl":
             from torch.distributed import ProcessGroupNCCL
 
-            self._group = ProcessGroupNCCL(prefixed, rank, world_size, timeout)
+            with _errors_are_raised():
+                self._group = ProcessGroupNCCL(prefixed, rank, world_size, timeout)
+            self._connect(timeout_s)
         else:
             options = ProcessGroupGloo._Options()
             options._devices = [ProcessGroupGloo.create_device(hostname=address)]
             options._timeout = timeout
             self._group = ProcessGroupGloo(prefixed, rank, world_size, options)
+
+    def _connect(self, timeout_s: float) -> None:
+        """NCCL meets at its first collective, and a member that does not come keeps the others in there: have it here,
+        where nobody waits without a bound, and not at the first bucket."""
+        try:
+            self.broadcast(torch.zeros(ALIGNMENT_BYTES, dtype=torch.uint8, device="cuda"), timeout_s=timeout_s)
+        except RuntimeError:
+            self.close()
+            raise
 
     def start_broadcast(self, bucket: torch.Tensor, *, timeout_s: float) -> Transfer:
         """Begin to broadcast `bucket` from rank 0, in place; several may be under way, in the same order everywhere."""

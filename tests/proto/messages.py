@@ -129,7 +129,9 @@ EXAMPLES: dict[str, BaseModel] = {
             chat_template_fingerprint=None,
             max_model_len=4096,
             world_size=1,
-            device="cpu",
+            device="cuda",
+            gpus=["GPU-2f7d9c3e-0a51-4b8e-9d6c-3f1e5a7b9c0d"],
+            nccl_version="2.30.7",
             weights=_state,
         ),
         TrainerInfo(

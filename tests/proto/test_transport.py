@@ -1,6 +1,7 @@
 """Buckets, digest, and real Gloo groups whose members are threads."""
 
 import itertools
+import os
 import socket
 import threading
 import time
@@ -244,3 +245,70 @@ def test_a_store_that_is_not_there_is_given_up_in_time():
     with pytest.raises(RuntimeError):
         TCPStore("127.0.0.1", 1, is_master=False, timeout=timedelta(seconds=1))
     assert time.monotonic() - started_s < 10.0
+
+
+class TestNccl:
+    """There is no GPU here: PyTorch's class is replaced by one that notes how it is made and used."""
+
+    @pytest.fixture
+    def made(self, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
+        made: list[dict[str, object]] = []
+
+        class Work:
+            def wait(self, timeout: timedelta) -> bool:
+                if made[-1].get("peer_is_gone"):
+                    raise RuntimeError("NCCL communicator was aborted")
+                return True
+
+        class Group:
+            def __init__(self, *_: object) -> None:
+                made.append({"blocking": os.environ.get("TORCH_NCCL_BLOCKING_WAIT"), "broadcasts": 0, "aborted": False})
+
+            def broadcast(self, tensors: list[torch.Tensor], options: object) -> Work:
+                made[-1]["broadcasts"] += 1
+                return Work()
+
+            def abort(self) -> None:
+                made[-1]["aborted"] = True
+
+        monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", Group, raising=False)
+        zeros = torch.zeros
+        monkeypatch.setattr(torch, "zeros", lambda *size, device, **how: zeros(*size, **how))
+        return made
+
+    def join(self) -> WeightGroup:
+        listener = listening_socket("127.0.0.1", 0)
+        port = listener.getsockname()[1]
+        store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+        return WeightGroup(store, session=next(SESSIONS), rank=0, world_size=1, backend="nccl", timeout_s=5.0)
+
+    @pytest.mark.parametrize("before", [None, "0"])
+    def test_errors_come_to_whoever_waits_and_other_groups_are_made_as_before(
+        self, before: str | None, made: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch
+    ):
+        """By default PyTorch ends the process of a member whose peer has died."""
+        if before is None:
+            monkeypatch.delenv("TORCH_NCCL_BLOCKING_WAIT", raising=False)
+        else:
+            monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", before)
+        self.join()
+        assert made[-1]["blocking"] == "1"
+        assert os.environ.get("TORCH_NCCL_BLOCKING_WAIT") == before
+
+    def test_members_have_met_when_it_is_made(self, made: list[dict[str, object]]):
+        self.join()
+        assert made[-1]["broadcasts"] == 1
+
+    def test_a_member_that_does_not_come_leaves_nothing_open(
+        self, made: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch
+    ):
+        start = WeightGroup.start_broadcast
+
+        def without_peer(group: WeightGroup, bucket: torch.Tensor, *, timeout_s: float) -> object:
+            made[-1]["peer_is_gone"] = True
+            return start(group, bucket, timeout_s=timeout_s)
+
+        monkeypatch.setattr(WeightGroup, "start_broadcast", without_peer)
+        with pytest.raises(RuntimeError, match="aborted"):
+            self.join()
+        assert made[-1]["aborted"]

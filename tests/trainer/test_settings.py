@@ -64,6 +64,21 @@ def test_lists_are_written_as_json_or_with_commas(run_file: Path):
     assert read(run_file, "--reward.reward_weights", "[1, 0.1]").reward.reward_weights == [1.0, 0.1]
 
 
+def test_in_the_environment_too(run_file: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("GRPO_TRAIN__LOGGING__REPORT_TO", "wandb")
+    monkeypatch.setenv("GRPO_TRAIN__ROLLOUT__URLS", '["http://a:1", "http://b:2"]')
+    monkeypatch.setenv("GRPO_TRAIN__REWARD__REWARD_WEIGHTS", "1, 0.1")
+    monkeypatch.setenv("GRPO_TRAIN__REWARD__PARAMS", '{"countdown": {"x": 1}}')
+    config = read(run_file, "--reward.reward_funcs", "countdown,format")
+    assert config.logging.report_to == ["wandb"]
+    assert config.rollout.urls == ["http://a:1", "http://b:2"]
+    assert config.reward.reward_weights == [1.0, 0.1]
+    assert config.reward.params == {"countdown": {"x": 1}}
+    monkeypatch.setenv("GRPO_TRAIN__REWARD__PARAMS", "x=1")
+    with pytest.raises(UsageError, match="params: 'x=1' in the environment is no JSON"):
+        read(run_file)
+
+
 def test_a_reward_may_name_its_file(run_file: Path):
     flags = ["--reward.params", '{"mine": {"x": 1}}']
     reward = read(run_file, "--reward.reward_funcs", "countdown,rewards/my.py:mine", *flags).reward

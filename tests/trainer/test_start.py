@@ -19,7 +19,7 @@ import pytest
 import yaml
 from tests.processes import BIN, free_port
 from tests.trainer.made_run_file import write_run_file
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer, Qwen2Config
 
 from grpo_proto import PROTOCOL_VERSION, RewardDescription, RolloutInfo, WeightState
 from grpo_proto.fingerprint import tokenizer_fingerprint
@@ -233,6 +233,18 @@ class TestExitStatus:
         monkeypatch.setattr(AutoConfig, "from_pretrained", lambda *_, **__: (_ for _ in ()).throw(away))
         with pytest.raises(UnavailableError, match=r"no model in .*Stale file handle"):
             list(_memory(RunConfig.model_validate(yaml.safe_load(run_file.read_text()))))
+
+    def test_a_dry_run_counts_a_head_that_is_the_embedding_once(self, run_file: Path, tmp_path: Path):
+        from grpo_trainer.dry_run import _memory
+
+        shape = {"vocab_size": 100, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+        counted = {}
+        for tied in (True, False):
+            config = Qwen2Config(**shape, num_attention_heads=2, num_key_value_heads=2, tie_word_embeddings=tied)
+            config.save_pretrained(tmp_path / str(tied))
+            run = yaml.safe_load(run_file.read_text()) | {"model": {"name_or_path": str(tmp_path / str(tied))}}
+            counted[tied] = dict(_memory(RunConfig.model_validate(run)))["parameters"].split()[0]
+        assert int(counted[False].replace(",", "")) - int(counted[True].replace(",", "")) == 100 * 16
 
     def test_the_usage_tells_them(self, capsys: pytest.CaptureFixture[str]):
         assert __main__.main(["--help"]) == 0

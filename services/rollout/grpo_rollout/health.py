@@ -40,7 +40,15 @@ def readyz(alive: Health, pushes: Pushes) -> Health:
 class InfoCard:
     """All of `GET /info` that never changes, worked out once: fingerprints of a large vocabulary take a while."""
 
-    def __init__(self, engine: Engine, *, tokenizer: Any, chat_template: str | None, server_id: str, world_size: int):
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        tokenizer: Any,
+        chat_template: str | None,
+        server_id: str,
+        workers: list[dict[str, str | None]],
+    ):
         config = engine.client.model_config
         template = chat_template if chat_template is not None else getattr(tokenizer, "chat_template", None)
         self.fixed: dict[str, Any] = {
@@ -53,8 +61,10 @@ class InfoCard:
             "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer.get_vocab(), eos_token_id=tokenizer.eos_token_id),
             "chat_template_fingerprint": chat_template_fingerprint(template),
             "max_model_len": config.max_model_len,
-            "world_size": world_size,
+            "world_size": len(workers),
             "device": "cuda" if engine.client.vllm_config.device_config.device_type == "cuda" else "cpu",
+            "gpus": [worker["gpu"] for worker in workers if worker["gpu"]],
+            "nccl_version": workers[0]["nccl"],
         }
 
     def info(self, pushes: Pushes) -> RolloutInfo:

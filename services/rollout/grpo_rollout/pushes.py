@@ -30,6 +30,8 @@ from .weight_state import Push, Weights
 logger = logging.getLogger("vllm.grpo_rollout.pushes")
 
 JOIN_POLL_S = 0.02
+JOIN_GRACE_S = 1.0
+"""A worker that gives up at the deadline says why; one that cannot is not waited for."""
 
 
 class Reception(NamedTuple):
@@ -89,7 +91,9 @@ class Pushes:
                     request.backend, rest_s,
                 )  # fmt: skip
             # Polled, since a worker that waited for the others would keep the engine from sampling.
-            while not all(await self.engine.workers("joined", request.session)):  # noqa: ASYNC110
+            while not all(await self.engine.workers("joined", request.session)):
+                if time.monotonic() > deadline_at_s + JOIN_GRACE_S:
+                    raise WorkerError(f"it did not form within {request.deadline_s:g} s")
                 await asyncio.sleep(JOIN_POLL_S)
         except WorkerError as error:
             self._require(request.session)

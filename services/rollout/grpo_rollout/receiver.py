@@ -20,7 +20,15 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from grpo_proto.transport import Digest, Transfer, WeightGroup, address_towards, view_tensor
+from grpo_proto.transport import (
+    Digest,
+    Transfer,
+    WeightGroup,
+    address_towards,
+    gpu_uuid,
+    nccl_version,
+    view_tensor,
+)
 from grpo_proto.weights import Backend, Manifest, TensorSpec
 
 from .layers import copy_pending_views, unloaded_layers
@@ -86,6 +94,10 @@ class Receiver:
     @property
     def model(self) -> torch.nn.Module:
         return self.worker.model_runner.model
+
+    def device(self) -> dict[str, str | None]:
+        """What a trainer has to know of this worker to choose how weights travel."""
+        return {"gpu": gpu_uuid(), "nccl": nccl_version()}
 
     # --- the process group -------------------------------------------------------------------------------------
 

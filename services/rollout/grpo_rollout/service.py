@@ -52,7 +52,7 @@ async def build_service(client: EngineClient, args: Namespace) -> Service:
             tokenizer=tokenizer,
             chat_template=chat_template,
             server_id=pushes.server_id,
-            world_size=world_size,
+            workers=await engine.workers("device"),
         ),
     )
 

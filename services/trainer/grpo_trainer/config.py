@@ -219,7 +219,8 @@ class WeightsConfig(Section):
     """The push of new weights to the rollout servers."""
 
     backend: Literal["auto", "gloo", "nccl"] = Field(
-        "auto", description="auto: nccl between GPUs, gloo without a GPU or when both share one."
+        "auto",
+        description="auto: nccl between GPUs; gloo without one, when both share it, or when NCCL's versions differ.",
     )
     host: str = Field(
         "127.0.0.1",

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Iterator
 
+import torch
 import yaml
-from accelerate import init_empty_weights
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from grpo_proto import RewardClient, ServiceError
@@ -68,7 +68,7 @@ def _plan(config: RunConfig, rows: list[PromptRow], eval_rows: list[PromptRow]) 
 def _memory(config: RunConfig) -> Iterator[Line]:
     """Weights, gradients and optimizer state of one rank; activations come on top and depend on the model's code."""
     try:
-        with init_empty_weights():
+        with torch.device("meta"):  # no memory, and tied weights are one parameter, as in training
             model = AutoModelForCausalLM.from_config(
                 AutoConfig.from_pretrained(config.model.name_or_path, trust_remote_code=config.model.trust_remote_code)
             )

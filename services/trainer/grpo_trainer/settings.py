@@ -5,16 +5,18 @@ GRPO_TRAIN__OPTIMIZER__LEARNING_RATE=3e-4 grpo-train run.yaml
 """
 
 import difflib
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
+    EnvSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
@@ -58,7 +60,11 @@ def read_config(model: type[ConfigT], argv: Sequence[str], *, program: str, env_
             cli: CliSettingsSource[Any] = CliSettingsSource(
                 settings_cls, cli_prog_name=program, cli_parse_args=list(flags), cli_hide_none_type=True
             )
-            return cli, env_settings, YamlConfigSettingsSource(settings_cls, yaml_file=yaml_files, deep_merge=True)
+            return (
+                cli,
+                _Environment(settings_cls),
+                YamlConfigSettingsSource(settings_cls, yaml_file=yaml_files, deep_merge=True),
+            )
 
     try:
         values = Settings().model_dump()
@@ -67,6 +73,22 @@ def read_config(model: type[ConfigT], argv: Sequence[str], *, program: str, env_
     except SettingsError as error:
         raise UsageError(str(error), hint="lists and mappings on the command line are written as JSON") from error
     return model.model_validate(values)
+
+
+class _Environment(EnvSettingsSource):
+    """Variables, where a list may be written as on the command line: `wandb,tensorboard`, as JSON, or as one word."""
+
+    def decode_complex_value(self, field_name: str, field: Any, value: Any) -> Any:
+        annotation = field and field.annotation
+        is_list = list in map(get_origin, (annotation, *get_args(annotation)))
+        if is_list and not value.lstrip().startswith("["):
+            return [part.strip() for part in value.split(",")]
+        try:
+            return json.loads(value)
+        except ValueError as error:
+            raise UsageError(
+                f"{field_name}: {value!r} in the environment is no JSON: {error}", hint="a mapping is written as JSON"
+            ) from error
 
 
 def write_resolved(config: BaseModel, path: Path) -> None:

@@ -110,6 +110,14 @@ def test_the_gpu_image_is_of_the_pinned_vllm() -> None:
     assert f"vllm/vllm-openai:v{version}" in (ROOT / "compose.yaml").read_text()
 
 
+def test_both_ends_of_a_push_have_the_same_nccl() -> None:
+    """Others refuse each other. vLLM's Dockerfile names its own beside UV_OVERRIDE: look there when vLLM changes."""
+    of_vllm = {"0.32.0": "2.30.7"}
+    extras = tomllib.loads((ROOT / "services/rollout/pyproject.toml").read_text())["project"]["optional-dependencies"]
+    nccl = pins(ROOT / "docker/requirements/trainer-gpu.txt")["nvidia-nccl-cu13"]
+    assert nccl == of_vllm[extras["gpu"][0].removeprefix("vllm==")]
+
+
 def test_the_version_is_the_distributions() -> None:
     for path in DOCKERFILES:
         project = tomllib.loads((ROOT / f"services/{path.stem}/pyproject.toml").read_text())["project"]

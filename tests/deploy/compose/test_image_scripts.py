@@ -200,3 +200,14 @@ def test_prepare_without_a_network_says_what_it_wanted(tmp_path: Path) -> None:
     assert result.returncode == 2
     assert "model nobody/nothing cannot be downloaded" in result.stderr
     assert "HF_TOKEN_FILE" in result.stderr
+
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text("{}")
+    result = call(
+        sys.executable, DOCKER / "prepare.py", tmp_path / "run.yaml", HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path),
+        GRPO_TRAIN__MODEL__NAME_OR_PATH=f"{tmp_path}/model", GRPO_TRAIN__DATA__DATASET="nobody/no-rows",
+    )  # fmt: skip
+    assert result.returncode == 3
+    assert result.stderr.startswith("error: ")
+    assert "nobody/no-rows" in result.stderr
+    assert "Traceback" not in result.stderr

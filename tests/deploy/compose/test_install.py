@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -118,6 +119,34 @@ def test_what_the_folder_lacks_comes_from_the_index(
     done = install(tmp_path, _wheel(wheels, "one") + _wheel(index.project("two"), "two"), index.url)
     assert done.returncode == 0, done.stderr
     assert len(list((tmp_path / "env").rglob("one.py"))) == len(list((tmp_path / "env").rglob("two.py"))) == 1
+
+
+def test_plugins_go_beside_a_vllm_that_overrides_its_own_installs(tmp_path: Path, wheels: Path) -> None:
+    """The block of the Dockerfile, with the variable that vLLM's image leaves set."""
+    dockerfile = (INSTALL.parent / "rollout.Dockerfile").read_text()
+    (block,) = re.findall(
+        r"^RUN --mount=type=bind,[^\n]*target=/wheels (\\\n    export .*?)\n\n", dockerfile, re.DOTALL | re.M
+    )
+    (tmp_path / "pins.txt").write_text(_wheel(wheels, "one"))
+    (tmp_path / "dist").mkdir()
+    _wheel(tmp_path / "dist", "ours")
+    (tmp_path / "overrides.txt").write_text("two==2.0\n")
+    for inside, here in (
+        ("/src/rollout-gpu.txt", tmp_path / "pins.txt"), ("/wheels", wheels), ("/dist/", f"{tmp_path}/dist/"),
+        ("/opt/grpo-plugins", tmp_path / "plugins"),
+    ):  # fmt: skip
+        block = block.replace(inside, str(here))
+    environment = {
+        "PATH": f"{UV.parent}:{os.environ['PATH']}",
+        "UV_OVERRIDE": str(tmp_path / "overrides.txt"),
+        "UV_DEFAULT_INDEX": NO_INDEX,
+        "UV_HTTP_RETRIES": "0",
+    }
+    done = subprocess.run(
+        ["sh", "-c", block], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert {file.stem for file in (tmp_path / "plugins").glob("*.py")} == {"one", "ours"}
 
 
 @pytest.mark.parametrize("install", [_install, _build_tools])

@@ -1,7 +1,8 @@
 """The Countdown game: reach a target with the given numbers and the four basic operations.
 
 Columns: `nums`, a list of numbers, and `target`; the reward `countdown` needs both. The question is that of the
-Countdown experiment of ms-swift (dataset `zouxuhong/Countdown-Tasks-3to4`) after mini-deepseek-r1.
+Countdown experiment of ms-swift after mini-deepseek-r1. Its dataset is `Jiayi-Pan/Countdown-Tasks-3to4` on the Hugging
+Face hub, and `zouxuhong/Countdown-Tasks-3to4` on ModelScope.
 """
 
 from .recipe import Recipe

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from grpo_proto import ConflictError, DataError, FatalError, Manifest, ServiceError
-from grpo_proto.transport import Digest, Transfer
+from grpo_proto.transport import Digest, Transfer, gpu_uuid, nccl_version
 from grpo_proto.weights import Backend
 
 from ..config import WeightsConfig
@@ -118,7 +118,7 @@ class WeightPusher:
             members,
             self.config,
             trainer_id=self.trainer_id,
-            backend=choose_backend(self.config, members),
+            backend=choose_backend(self.config, members, gpu=gpu_uuid(), nccl=nccl_version()),
             after=self._last_number,
         )
         self.session = self.loop.run(opening, timeout_s=deadline_s)
@@ -197,15 +197,32 @@ def _send(engine: TrainingEngine, manifest: Manifest, pusher: WeightPusher | Non
     return failure, digest.hexdigest() if digest else ""
 
 
-def choose_backend(config: WeightsConfig, members: list[Replica]) -> Backend:
-    """NCCL between GPUs; Gloo when one side has none, or when both may be the one GPU of one machine.
+def choose_backend(config: WeightsConfig, members: list[Replica], *, gpu: str | None, nccl: str | None) -> Backend:
+    """NCCL where it can work, Gloo elsewhere. `gpu` and `nccl` are this process's own, as in `RolloutInfo`.
 
-    NCCL refuses two ranks on one GPU. Trainer and server share one exactly when this machine has a single GPU and the
-    server's address is this machine's.
+    Raises UsageError when the configuration wants NCCL where it cannot work.
     """
-    if config.backend != "auto":
-        return config.backend
-    if not torch.cuda.is_available() or any(m.info is None or m.info.device != "cuda" for m in members):
+    if config.backend == "gloo":
         return "gloo"
-    one_machine = config.host in ("127.0.0.1", "::1", "localhost")
-    return "gloo" if torch.cuda.device_count() == 1 and one_machine else "nccl"
+    obstacle = next(filter(None, (_no_nccl(gpu, nccl, member) for member in members)), None)
+    if obstacle is None:
+        return "nccl"
+    if config.backend == "nccl":
+        raise UsageError(f"weights.backend is nccl, and {obstacle}", hint="leave it out, or set it to gloo")
+    if gpu is not None:
+        log.warning("weights travel over gloo, through CPU memory: %s", obstacle)
+    return "gloo"
+
+
+def _no_nccl(gpu: str | None, nccl: str | None, member: Replica) -> str | None:
+    """Why this process and `member` cannot meet over NCCL; None when they can, as far as is known."""
+    info = member.info
+    if gpu is None or nccl is None:
+        return "this trainer has no GPU"
+    if info is None or info.device != "cuda":
+        return f"{member.url} has no GPU"
+    if gpu in info.gpus:
+        return f"{member.url} uses the same GPU, and NCCL wants one for each member"
+    if info.nccl_version not in (None, nccl):
+        return f"{member.url} has NCCL {info.nccl_version}, this trainer {nccl}: they refuse each other"
+    return None

@@ -1,0 +1,61 @@
+"""Which way weights travel: over NCCL where it can work, over Gloo elsewhere, and who is told why."""
+
+import logging
+
+import pytest
+import torch
+
+from grpo_proto.transport import gpu_uuid, nccl_version
+from grpo_trainer.config import WeightsConfig
+from grpo_trainer.errors import UsageError
+from grpo_trainer.fleet import Fleet, Replica
+from grpo_trainer.stages.push import choose_backend
+
+from .test_fleet import info
+
+OURS = {"gpu": "GPU-ours", "nccl": "2.30.7"}
+ON_GPU = {"device": "cuda", "gpus": ["GPU-theirs"], "nccl_version": "2.30.7"}
+
+
+def member(**changes: object) -> Replica:
+    (replica,) = Fleet(["http://rollout:8000"], min_replicas=1).replicas
+    replica.info = info(**(ON_GPU | changes))
+    return replica
+
+
+def test_between_gpus_over_nccl():
+    assert choose_backend(WeightsConfig(), [member(), member(gpus=["GPU-a", "GPU-b"])], **OURS) == "nccl"
+
+
+def test_a_server_that_does_not_say_is_trusted():
+    """One of an earlier release: the same protocol, and nothing about its GPUs."""
+    assert choose_backend(WeightsConfig(), [member(gpus=[], nccl_version=None)], **OURS) == "nccl"
+
+
+@pytest.mark.parametrize(
+    ("ours", "changes", "reason"),
+    [
+        (OURS, {"gpus": ["GPU-other", "GPU-ours"]}, "uses the same GPU"),
+        (OURS, {"nccl_version": "2.29.7"}, "has NCCL 2.29.7, this trainer 2.30.7"),
+        (OURS, {"device": "cpu", "gpus": [], "nccl_version": None}, "has no GPU"),
+        ({"gpu": None, "nccl": None}, {}, "this trainer has no GPU"),
+    ],
+)
+def test_where_nccl_cannot_work_gloo_does(
+    ours: dict[str, str | None], changes: dict[str, object], reason: str, caplog: pytest.LogCaptureFixture
+):
+    members = [member(), member(**changes)]
+    with caplog.at_level(logging.WARNING):
+        assert choose_backend(WeightsConfig(), members, **ours) == "gloo"
+    assert (reason in caplog.text) == (ours["gpu"] is not None), "no warning where nobody expects a GPU"
+    with pytest.raises(UsageError, match=reason):
+        choose_backend(WeightsConfig(backend="nccl"), members, **ours)
+
+
+def test_gloo_is_taken_when_asked_for():
+    assert choose_backend(WeightsConfig(backend="gloo"), [member()], **OURS) == "gloo"
+
+
+def test_what_this_process_says_of_itself():
+    assert (gpu_uuid() is None) == (not torch.cuda.is_available())
+    assert (nccl_version() is None) == (torch.version.cuda is None)
