@@ -25,14 +25,23 @@ class Part(BaseModel):
     model_config = ConfigDict(extra="forbid", alias_generator=to_camel, populate_by_name=True)
 
 
+class PullSecret(Part):
+    """As Kubernetes has it, and most charts beside this one."""
+
+    # The schema requires no key, and this has no other.
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1})
+
+    name: str = Field(min_length=1)
+
+
 class Global(Part):
     """Shared with the charts beside this one, below a chart of yours: what is theirs passes."""
 
     model_config = ConfigDict(extra="allow")
 
     image_registry: str = Field("", description="Replaces image.registry here and in every chart beside this one.")
-    image_pull_secrets: list[str] = Field(
-        default_factory=list, description="Names of secrets, before image.pullSecrets."
+    image_pull_secrets: list[str | PullSecret] = Field(
+        default_factory=list, description="Names of secrets, or objects with a name, before image.pullSecrets."
     )
 
 
@@ -41,7 +50,9 @@ class Images(Part):
 
     registry: str = Field("", description="Host and owner, such as ghcr.io/OWNER; docs/releases.md.")
     pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
-    pull_secrets: list[str] = Field(default_factory=list, description="Names of secrets in the release's namespace.")
+    pull_secrets: list[str | PullSecret] = Field(
+        default_factory=list, description="Secrets in the release's namespace: names, or objects with a name."
+    )
 
 
 class Image(Part):
@@ -125,7 +136,7 @@ class Ingress(Part):
 
 class Budget(Part):
     enabled: bool = True
-    max_unavailable: AtLeastOne | Annotated[str, Field(pattern=r"^[0-9]{1,2}%$")] = 1
+    max_unavailable: AtLeastOne | Annotated[str, Field(pattern=r"^([1-9][0-9]?|100)%$")] = 1
 
 
 class Pod(Part):
@@ -165,6 +176,18 @@ class Pod(Part):
     allow_from: Manifests = Field(description="Further NetworkPolicy peers that may call these pods.")
 
 
+class Server(Pod):
+    """What all servers of a kind can be given together."""
+
+    workload_labels: Strings = Field(
+        default_factory=dict,
+        description="Of the StatefulSet, LeaderWorkerSet, Deployment or RayCluster itself, such as Kueue's queue.",
+    )
+    workload_annotations: Strings = Field(
+        default_factory=dict, description="Of the same, such as LeaderWorkerSet's exclusive-topology."
+    )
+
+
 class Engine(Part):
     """An engine over several nodes: a LeaderWorkerSet."""
 
@@ -175,7 +198,7 @@ class Engine(Part):
     )
 
 
-class Rollout(Pod):
+class Rollout(Server):
     enabled: bool = True
     replicas: AtLeastOne = Field(1, description="Engines. The trainer pushes weights to every one.")
     update_strategy: Object = Field(
@@ -205,7 +228,7 @@ class Ray(Part):
     head_resources: Resources
 
 
-class Reward(Pod):
+class Reward(Server):
     enabled: bool = True
     replicas: AtLeastOne = 2
     executor: Literal["process", "ray"] = "process"
@@ -325,9 +348,8 @@ class Metrics(Part):
 
 
 class Kueue(Part):
-    queue_name: str = Field("", description="LocalQueue; the trainer waits there, suspended, for its quota.")
+    queue_name: str = Field("", description="LocalQueue; the trainer, and what prepares, wait there for their quota.")
     priority_class: str = ""
-    suspend: bool = Field(True, description="Create the training suspended. false: leave that to Kueue's webhook.")
 
 
 class Tests(Part):

@@ -13,7 +13,7 @@
 
 {{- define "grpo.checks" -}}
 {{- $values := .Values -}}
-{{- if not (or $values.image.registry $values.global.imageRegistry) -}}
+{{- if not (or $values.image.registry ($values.global).imageRegistry) -}}
 {{- fail "image.registry is not set: where are the images? Such as --set image.registry=ghcr.io/OWNER" -}}
 {{- end -}}
 {{- if not $values.auth.existingSecret -}}
@@ -22,8 +22,8 @@
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" (include "grpo.fullname" .)) -}}
 {{- fail (printf "the objects would be called %s, and a Service's name begins with a letter and has lower-case letters, digits and - only: choose another release name, or set fullnameOverride" (include "grpo.fullname" .)) -}}
 {{- end -}}
-{{- if and (eq $values.dnsPolicy "None") (not (and (dig "nameservers" (list) $values.dnsConfig) (dig "searches" (list) $values.dnsConfig))) -}}
-{{- fail "dnsPolicy None needs dnsConfig.nameservers, and dnsConfig.searches such as [NAMESPACE.svc.cluster.local, svc.cluster.local, cluster.local]: services and pods find each other by short names" -}}
+{{- if and (has $values.dnsPolicy (list "None" "Default")) (not (and ($values.dnsConfig).nameservers ($values.dnsConfig).searches)) -}}
+{{- fail (printf "dnsPolicy %s needs dnsConfig.nameservers, and dnsConfig.searches such as [NAMESPACE.svc.cluster.local, svc.cluster.local, cluster.local]: services and pods find each other by short names" $values.dnsPolicy) -}}
 {{- end -}}
 {{- if not (or $values.rollout.enabled $values.reward.enabled $values.trainer.enabled) -}}
 {{- fail "nothing to install: rollout.enabled, reward.enabled and trainer.enabled are all false" -}}
@@ -34,7 +34,8 @@
 {{- if $values.rollout.enabled -}}{{- include "grpo.checkServing" (dict "name" "rollout" "part" $values.rollout) -}}{{- end -}}
 {{- if $values.reward.enabled -}}
 {{- include "grpo.checkServing" (dict "name" "reward" "part" $values.reward) -}}
-{{- $ends := add (int $values.reward.preStopSeconds) (int (ceil (dig "grace_s" 10.0 $values.reward.settings))) -}}
+{{- include "grpo.checkRewardCores" . -}}
+{{- $ends := add (int $values.reward.preStopSeconds) (int (ceil (dig "grace_s" 10.0 (default (dict) $values.reward.settings)))) -}}
 {{- if ge (int $ends) (int $values.reward.terminationGracePeriodSeconds) -}}
 {{- fail (printf "reward.preStopSeconds and reward.settings.grace_s are %d s in all, and after reward.terminationGracePeriodSeconds %d the server is killed: make that longer" (int $ends) (int $values.reward.terminationGracePeriodSeconds)) -}}
 {{- end -}}
@@ -47,7 +48,16 @@
 {{- fail (printf "rollout.args has %s, which the chart decides: Service, probes and NetworkPolicy lead to port 8000; leave it out" $argument) -}}
 {{- end -}}
 {{- end -}}
+{{- if $values.rollout.enabled -}}{{- include "grpo.checkParallelSizes" $values.rollout -}}{{- end -}}
 {{- if $values.trainer.enabled -}}{{- include "grpo.checkTrainer" . -}}{{- end -}}
+{{- $models := $values.storage.models -}}
+{{- if and $models.enabled (not $models.existingClaim) (has "ReadWriteOncePod" $models.accessModes) -}}
+{{- $engines := ternary (mul (int $values.rollout.replicas) (int $values.rollout.engine.nodes)) 0 $values.rollout.enabled -}}
+{{- $pods := add $engines (ternary (int $values.trainer.nodes) 0 $values.trainer.enabled) (ternary 1 0 $values.prepare.enabled) -}}
+{{- if gt (int $pods) 1 -}}
+{{- fail (printf "storage.models.accessModes ReadWriteOncePod lets a single pod mount the models, and %d have to: take ReadWriteMany, or ReadWriteOnce on one node" $pods) -}}
+{{- end -}}
+{{- end -}}
 {{- if and $values.prepare.enabled (not (and $values.prepare.script $values.storage.models.enabled)) -}}
 {{- fail "prepare.enabled needs prepare.script, and storage.models.enabled: it writes there" -}}
 {{- end -}}
@@ -89,7 +99,7 @@
 {{- if and $values.trainer.enabled (eq $values.trainer.controller "JobSet") -}}
 {{- include "grpo.needApi" (dict "root" . "api" "jobset.x-k8s.io/v1alpha2" "what" "trainer.controller JobSet" "instead" "install JobSet, or set trainer.controller to Job") -}}
 {{- end -}}
-{{- if $values.kueue.queueName -}}
+{{- if ($values.kueue).queueName -}}
 {{- $newer := include "grpo.hasApi" (dict "root" . "api" "kueue.x-k8s.io/v1beta2") -}}
 {{- include "grpo.needApi" (dict "root" . "api" (ternary "kueue.x-k8s.io/v1beta2" "kueue.x-k8s.io/v1beta1" (eq $newer "true")) "what" "kueue.queueName" "instead" "install Kueue, or leave kueue.queueName empty") -}}
 {{- end -}}
@@ -105,17 +115,24 @@
 {{- define "grpo.checkLabels" -}}
 {{- $values := .Values -}}
 {{- $ours := keys (fromYaml (include "grpo.labels" (dict "root" (dict "Chart" .Chart "Release" .Release "Values" (omit $values "commonLabels")) "component" "any"))) -}}
-{{- $ours = concat $ours (list "grpo-services/scrape" "kueue.x-k8s.io/queue-name" "kueue.x-k8s.io/priority-class") -}}
+{{- $ours = append $ours "grpo-services/scrape" -}}
+{{- $queue := list "kueue.x-k8s.io/queue-name" "kueue.x-k8s.io/priority-class" -}}
 {{- $common := keys (default (dict) $values.commonLabels) -}}
-{{- range $key := $common -}}
-{{- if has $key $ours -}}
-{{- fail (printf "commonLabels has %s, which the chart sets itself; leave it out" $key) -}}
-{{- end -}}
-{{- end -}}
-{{- $more := dict "rollout.podLabels" $values.rollout.podLabels "reward.podLabels" $values.reward.podLabels "trainer.podLabels" $values.trainer.podLabels "metrics.serviceMonitor.labels" $values.metrics.serviceMonitor.labels "metrics.prometheusRule.labels" $values.metrics.prometheusRule.labels "metrics.dashboards.labels" $values.metrics.dashboards.labels -}}
-{{- range $where, $labels := $more -}}
+{{- $given := dict
+  "commonLabels" $values.commonLabels
+  "rollout.workloadLabels" $values.rollout.workloadLabels
+  "reward.workloadLabels" $values.reward.workloadLabels
+  "rollout.podLabels" $values.rollout.podLabels
+  "reward.podLabels" $values.reward.podLabels
+  "trainer.podLabels" $values.trainer.podLabels
+  "metrics.serviceMonitor.labels" $values.metrics.serviceMonitor.labels
+  "metrics.prometheusRule.labels" $values.metrics.prometheusRule.labels
+  "metrics.dashboards.labels" $values.metrics.dashboards.labels -}}
+{{- range $where, $labels := $given -}}
 {{- range $key := keys (default (dict) $labels) -}}
-{{- if has $key (concat $ours $common) -}}
+{{- if and (has $key $queue) (not (hasSuffix ".workloadLabels" $where)) -}}
+{{- fail (printf "%s has %s, which Kueue reads on whole workloads: set kueue.queueName and kueue.priorityClass for the trainer and what prepares, rollout.workloadLabels and reward.workloadLabels for the servers" $where $key) -}}
+{{- else if or (has $key $ours) (and (has $key $common) (ne $where "commonLabels")) -}}
 {{- fail (printf "%s has %s, which %s already; leave it out" $where $key (ternary "the chart sets" "commonLabels has" (has $key $ours))) -}}
 {{- end -}}
 {{- end -}}
@@ -138,7 +155,7 @@
 {{- include "grpo.checkNamesOnce" (dict "name" "trainer.extraEnv" "env" $trainer.env "extra" $values.trainer.extraEnv) -}}
 {{- end -}}
 {{- if $values.prepare.enabled -}}
-{{- $prepare := index (fromYaml (include "grpo.preparePod" .)).spec.containers 0 -}}
+{{- $prepare := index (fromYaml (include "grpo.preparePod" (dict "root" . "part" $values.trainer))).spec.containers 0 -}}
 {{- include "grpo.checkNamesOnce" (dict "name" "prepare.extraEnv" "env" $prepare.env "extra" $values.prepare.extraEnv) -}}
 {{- end -}}
 {{- end -}}
@@ -154,19 +171,55 @@
 {{- end -}}
 {{- end -}}
 
+{{/* The name of a volume, or a path in a container, twice: the API server refuses such a pod. */}}
 {{- define "grpo.checkVolumes" -}}
 {{- $root := . -}}
 {{- range $component := list "rollout" "reward" "trainer" -}}
 {{- $part := index $root.Values $component -}}
 {{- if $part.enabled -}}
+{{- $pod := fromYaml (include (printf "grpo.%sPod" $component) (dict "root" $root "component" $component "part" $part "job" "")) -}}
 {{- $names := list -}}
-{{- range fromYamlArray (include "grpo.volumes" (dict "root" $root "component" $component "part" $part "job" "")) -}}
+{{- range $pod.spec.volumes -}}
 {{- if has .name $names -}}
 {{- fail (printf "%s.extraVolumes has %s, which is there already, by the chart or by another line of it; give it another name" $component .name) -}}
 {{- end -}}
 {{- $names = append $names .name -}}
 {{- end -}}
+{{- $paths := list -}}
+{{- range (first $pod.spec.containers).volumeMounts -}}
+{{- $path := trimSuffix "/" .mountPath -}}
+{{- if has $path $paths -}}
+{{- fail (printf "two volumes of the %s would be mounted at %s: change storage.runs.mountPath, storage.models.mountPath or %s.extraVolumeMounts" $component $path $component) -}}
 {{- end -}}
+{{- $paths = append $paths $path -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A reward server starts as many workers as cores it asks for, and the autoscaler compares with them. */}}
+{{- define "grpo.checkRewardCores" -}}
+{{- $reward := .Values.reward -}}
+{{- $cores := or (($reward.resources).requests).cpu (($reward.resources).limits).cpu -}}
+{{- if or (not $cores) (eq (toString $cores) "0") -}}
+{{- if and (eq $reward.executor "process") (not (hasKey (default (dict) $reward.settings) "workers")) -}}
+{{- fail "reward.resources.requests.cpu is not set: a server would start a worker for every core of its node; set it, or reward.settings.workers" -}}
+{{- end -}}
+{{- if and $reward.autoscaling.enabled (not $reward.autoscaling.metrics) -}}
+{{- fail "reward.autoscaling compares the use of cores with reward.resources.requests.cpu, which is not set; set it, or reward.autoscaling.metrics" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Argument: rollout */}}
+{{- define "grpo.checkParallelSizes" -}}
+{{- $ranks := 1 -}}
+{{- range regexFindAll "--(tensor|pipeline)-parallel-size[= ][0-9]+" (join " " .args) -1 -}}
+{{- $ranks = mul $ranks (int (regexFind "[0-9]+$" .)) -}}
+{{- end -}}
+{{- $gpus := mul (int .gpus) (int .engine.nodes) -}}
+{{- if and (gt (int $gpus) 0) (gt (int $ranks) (int $gpus)) -}}
+{{- fail (printf "rollout.args spreads an engine over %d GPUs, and rollout.gpus on rollout.engine.nodes are %d: raise these, or lower --tensor-parallel-size or --pipeline-parallel-size" $ranks $gpus) -}}
 {{- end -}}
 {{- end -}}
 
@@ -197,7 +250,7 @@
 {{- define "grpo.checkTrainer" -}}
 {{- include "grpo.checkTrainerTimes" . -}}
 {{- $trainer := .Values.trainer -}}
-{{- $run := $trainer.run -}}
+{{- $run := default (dict) $trainer.run -}}
 {{- if not (dig "data" "dataset" "" $run) -}}
 {{- fail "trainer.run.data.dataset is not set: a file such as /models/demo/data/train.jsonl, or a name on the Hugging Face hub" -}}
 {{- end -}}
@@ -228,6 +281,14 @@
 {{- fail (printf "trainer.run.run_dir %s is not below storage.runs.mountPath %s: it would be lost with the pod" . $.Values.storage.runs.mountPath) -}}
 {{- end -}}
 {{- end -}}
+{{- $ports := list 8002 (int .Values.networkPolicy.rendezvousPort) (int $trainer.masterPort) -}}
+{{- if lt (len (uniq $ports)) 3 -}}
+{{- fail (printf "the trainer listens on 8002, on networkPolicy.rendezvousPort %d and on trainer.masterPort %d: choose three different ports" (index $ports 1) (index $ports 2)) -}}
+{{- end -}}
+{{- $pod := printf "%s-trainer-0-%d-abcde" (include "grpo.trainerJob" .) (sub (int $trainer.nodes) 1) -}}
+{{- if and (eq $trainer.controller "JobSet") (gt (len $pod) 63) -}}
+{{- fail (printf "the last pod of the JobSet would be called like %s, of %d characters, and JobSet allows 63: set fullnameOverride to at most %d characters" $pod (len $pod) (sub (add (len (include "grpo.fullname" .)) 63) (len $pod))) -}}
+{{- end -}}
 {{- if and $trainer.activeDeadlineSeconds (eq $trainer.controller "JobSet") -}}
 {{- fail "trainer.activeDeadlineSeconds bounds a Job; a JobSet has no such bound: leave it out, or set trainer.controller to Job" -}}
 {{- end -}}
@@ -238,7 +299,7 @@
 {{- if and (gt (int $trainer.nodes) 1) $models.enabled (not $models.existingClaim) (not (or (has "ReadWriteMany" $models.accessModes) (has "ReadOnlyMany" $models.accessModes))) -}}
 {{- fail (printf "trainer.nodes %d needs models on a volume that several nodes can mount: storage.models.accessModes [ReadWriteMany]" (int $trainer.nodes)) -}}
 {{- end -}}
-{{- if and (gt (int $trainer.nodes) 1) (hasKey (dig "deepspeed" (dict) $run) "nproc_per_node") (gt (int $trainer.gpus) 0) (ne (int (dig "deepspeed" "nproc_per_node" 0 $run)) (int $trainer.gpus)) -}}
+{{- if and (hasKey (dig "deepspeed" (dict) $run) "nproc_per_node") (gt (int $trainer.gpus) 0) (ne (int (dig "deepspeed" "nproc_per_node" 0 $run)) (int $trainer.gpus)) -}}
 {{- fail (printf "trainer.run.deepspeed.nproc_per_node %d is not trainer.gpus %d: leave it out" (int (dig "deepspeed" "nproc_per_node" 0 $run)) (int $trainer.gpus)) -}}
 {{- end -}}
 {{- end -}}

@@ -43,6 +43,18 @@ labels:
   {{- include "grpo.labels" . | nindent 2 }}
 {{- end -}}
 
+{{/* That of a set of servers itself, not of its pods. Arguments: part beside those of grpo.metadata */}}
+{{- define "grpo.workloadMetadata" -}}
+{{ include "grpo.metadata" . }}
+  {{- with .part.workloadLabels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with .part.workloadAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
 {{- define "grpo.serviceAccount" -}}
 {{- if .Values.serviceAccount.create -}}
 {{- default (include "grpo.fullname" .) .Values.serviceAccount.name -}}
@@ -53,8 +65,9 @@ labels:
 
 {{/* Arguments: root, part. rollout and trainer have an image with and one without CUDA. */}}
 {{- define "grpo.image" -}}
-{{- $registry := default .root.Values.image.registry .root.Values.global.imageRegistry -}}
-{{- $variant := ternary "" (ternary "-gpu" "-cpu" (or (gt (int .part.gpus) 0) (gt (len .part.resourceClaims) 0))) (eq .component "reward") -}}
+{{- $registry := default .root.Values.image.registry (.root.Values.global).imageRegistry -}}
+{{- $devices := or (gt (int .part.gpus) 0) (not (empty .part.resourceClaims)) -}}
+{{- $variant := ternary "" (ternary "-gpu" "-cpu" $devices) (eq .component "reward") -}}
 {{- $tag := default (printf "%s%s" .root.Chart.AppVersion $variant) .part.image.tag -}}
 {{- if .part.image.digest -}}
 {{- printf "%s/%s@%s" (trimSuffix "/" $registry) .part.image.repository .part.image.digest -}}

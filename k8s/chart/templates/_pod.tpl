@@ -35,7 +35,7 @@ labels:
   {{- with .part.podLabels }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
-{{- $annotations := mustMergeOverwrite (deepCopy .part.podAnnotations) (default (dict) .annotations) }}
+{{- $annotations := mustMergeOverwrite (deepCopy (default (dict) .part.podAnnotations)) (default (dict) .annotations) }}
 {{- with $annotations }}
 annotations:
   {{- toYaml . | nindent 2 }}
@@ -50,9 +50,12 @@ automountServiceAccountToken: false
 enableServiceLinks: false
 # The pause process is the first one: it reaps what is left over, and signals have their usual meaning.
 shareProcessNamespace: true
-terminationGracePeriodSeconds: {{ .part.terminationGracePeriodSeconds }}
-{{- $secrets := concat .root.Values.global.imagePullSecrets .root.Values.image.pullSecrets | uniq }}
-{{- with $secrets }}
+terminationGracePeriodSeconds: {{ int .part.terminationGracePeriodSeconds }}
+{{- $secrets := list }}
+{{- range concat (default (list) (.root.Values.global).imagePullSecrets) (default (list) .root.Values.image.pullSecrets) }}
+{{- if kindIs "string" . }}{{ $secrets = append $secrets . }}{{ else }}{{ $secrets = append $secrets .name }}{{ end }}
+{{- end }}
+{{- with $secrets | uniq }}
 imagePullSecrets:
   {{- range . }}
   - name: {{ . }}
@@ -109,19 +112,24 @@ securityContext:
 {{- end -}}
 
 {{- define "grpo.resources" -}}
-{{- $devices := deepCopy .part.extraResources -}}
+{{- $devices := deepCopy (default (dict) .part.extraResources) -}}
 {{- if gt (int .part.gpus) 0 -}}{{- $_ := set $devices .part.gpuResource (int .part.gpus) -}}{{- end -}}
 resources:
   requests:
     {{- toYaml (mustMergeOverwrite (deepCopy (default (dict) .part.resources.requests)) $devices) | nindent 4 }}
   limits:
     {{- toYaml (mustMergeOverwrite (deepCopy (default (dict) .part.resources.limits)) $devices) | nindent 4 }}
-  {{- with .part.resourceClaims }}
-  claims:
-    {{- range . }}
-    - name: {{ .name }}
-    {{- end }}
+  {{- include "grpo.claims" . | indent 2 }}
+{{- end -}}
+
+{{/* The pod's claims, as one of its containers takes them. */}}
+{{- define "grpo.claims" -}}
+{{- with .part.resourceClaims }}
+claims:
+  {{- range . }}
+  - name: {{ .name }}
   {{- end }}
+{{- end }}
 {{- end -}}
 
 {{/* Arguments: root, name of the variable; key of the secret, if it is not that of the API token; optional */}}
@@ -258,13 +266,13 @@ readinessProbe:
 lifecycle:
   preStop:
     exec:
-      command: [sleep, {{ .part.preStopSeconds | quote }}]
+      command: [sleep, {{ int .part.preStopSeconds | quote }}]
 {{- end -}}
 {{- end -}}
 
 {{/* The marker that the prepare job leaves, named after what it did: another script is waited for anew. */}}
 {{- define "grpo.prepareHash" -}}
-{{- toJson (list .Values.prepare.script .Values.prepare.extraEnv) | sha256sum | trunc 8 -}}
+{{- toJson (list .Values.prepare.script (default (list) .Values.prepare.extraEnv)) | sha256sum | trunc 8 -}}
 {{- end -}}
 {{- define "grpo.prepared" -}}
 {{- printf "%s/.prepared-%s-%s" .Values.storage.models.mountPath (include "grpo.fullname" .) (include "grpo.prepareHash" .) -}}
@@ -291,7 +299,7 @@ lifecycle:
       done
   env:
     - {name: MARKER, value: {{ include "grpo.prepared" .root | quote }}}
-    - {name: LIMIT, value: {{ .root.Values.prepare.timeoutSeconds | quote }}}
+    - {name: LIMIT, value: {{ int .root.Values.prepare.timeoutSeconds | quote }}}
     # The images of engines ask for all GPUs of the node, and where NVIDIA's runtime is the default they would get them.
     - {name: NVIDIA_VISIBLE_DEVICES, value: void}
   resources:

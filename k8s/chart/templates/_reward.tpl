@@ -2,17 +2,20 @@
 
 {{- define "grpo.rewardPluginPaths" -}}
 {{- $paths := list -}}
-{{- range $name := keys .Values.reward.plugins | sortAlpha -}}{{- $paths = append $paths (printf "/etc/grpo/plugins/%s" $name) -}}{{- end -}}
-{{- join ":" (concat (default (list) .Values.reward.settings.plugin) $paths) -}}
+{{- range $name := keys (default (dict) .Values.reward.plugins) | sortAlpha -}}
+{{- $paths = append $paths (printf "/etc/grpo/plugins/%s" $name) -}}
+{{- end -}}
+{{- join ":" (concat (default (list) (.Values.reward.settings).plugin) $paths) -}}
 {{- end -}}
 
 {{/* Settings become their environment variables; lists are joined as the server splits them. */}}
 {{- define "grpo.rewardEnv" -}}
+{{- $settings := default (dict) .part.settings -}}
 {{ include "grpo.env" . }}
 - {name: GRPO_REWARD_HOST, value: {{ .root.Values.listenAddress | quote }}}
 - {name: GRPO_REWARD_PORT, value: "8001"}
 - {name: GRPO_REWARD_EXECUTOR, value: {{ .part.executor }}}
-{{- range $key, $value := omit .part.settings "plugin" }}
+{{- range $key, $value := omit $settings "plugin" }}
 {{- if not (kindIs "invalid" $value) }}
 - name: GRPO_REWARD_{{ upper $key }}
   value: {{ ternary (join "," (kindIs "slice" $value | ternary $value (list))) (kindIs "float64" $value | ternary (toJson $value) (toString $value)) (kindIs "slice" $value) | quote }}
@@ -21,7 +24,7 @@
 {{- with include "grpo.rewardPluginPaths" .root }}
 - {name: GRPO_REWARD_PLUGIN, value: {{ . | quote }}}
 {{- end }}
-{{- if and (not (hasKey .part.settings "workers")) (eq .part.executor "process") }}
+{{- if and (not (hasKey $settings "workers")) (eq .part.executor "process") }}
 # As many workers as cores asked for, not as the node has.
 - name: GRPO_REWARD_WORKERS
   valueFrom:
@@ -44,7 +47,8 @@
 
 {{- define "grpo.rewardPod" -}}
 metadata:
-  {{- include "grpo.podMetadata" (merge (dict "annotations" (dict "checksum/plugins" (toJson .part.plugins | sha256sum))) .) | nindent 2 }}
+  {{- $plugins := toJson (default (dict) .part.plugins) }}
+  {{- include "grpo.podMetadata" (merge (dict "annotations" (dict "checksum/plugins" ($plugins | sha256sum))) .) | nindent 2 }}
 spec:
   {{- include "grpo.podSpec" . | nindent 2 }}
   containers:

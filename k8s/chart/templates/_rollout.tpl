@@ -24,8 +24,8 @@
 - --node-rank={{ .rank }}
 - --master-addr=$(LWS_LEADER_ADDRESS)
 - --master-port={{ $engine.port }}
-- --distributed-timeout-seconds={{ $engine.joinTimeoutSeconds }}
-- --cpu-distributed-timeout-seconds={{ $engine.joinTimeoutSeconds }}
+- --distributed-timeout-seconds={{ int $engine.joinTimeoutSeconds }}
+- --cpu-distributed-timeout-seconds={{ int $engine.joinTimeoutSeconds }}
 {{- end -}}
 
 {{- define "grpo.rolloutContainer" -}}

@@ -4,7 +4,7 @@
 {{- if gt (int .Values.trainer.gpus) 0 -}}
 {{- int .Values.trainer.gpus -}}
 {{- else -}}
-{{- int (dig "deepspeed" "nproc_per_node" 1 .Values.trainer.run) -}}
+{{- int (dig "deepspeed" "nproc_per_node" 1 (default (dict) .Values.trainer.run)) -}}
 {{- end -}}
 {{- end -}}
 
@@ -24,7 +24,7 @@
 {{- if .Values.reward.enabled -}}
 {{- $_ := set $known.reward "url" (include "grpo.rewardUrl" .) -}}
 {{- end -}}
-{{- toYaml (mustMergeOverwrite $known (deepCopy .Values.trainer.run)) -}}
+{{- toYaml (mustMergeOverwrite $known (deepCopy (default (dict) .Values.trainer.run))) -}}
 {{- end -}}
 
 {{- define "grpo.runConfigMapData" -}}
@@ -50,11 +50,13 @@ belong to the JobSet before, and go with it. Arguments: root, part, job */}}
 {{- end -}}
 {{- end -}}
 
-{{/* A Job's pods are immutable: other pods are another Job, and so is another queue, by Kueue's own rule. Its name carries
-the hash of its whole specification, so an upgrade that changes nothing of the trainer leaves it running. */}}
+{{/* A Job's pods are immutable: other pods are another Job, and so is another queue, by Kueue's own rule, and another
+failurePolicy of a JobSet. Its name carries the hash of it all, so an upgrade that changes nothing of the trainer leaves it
+running. */}}
 {{- define "grpo.trainerJob" -}}
 {{- $anonymous := dict "root" . "component" "trainer" "part" .Values.trainer "job" "" -}}
 {{- $whole := print (include "grpo.trainerJobSpec" $anonymous) (include "grpo.queueLabels" $anonymous | trim) -}}
+{{- if eq .Values.trainer.controller "JobSet" -}}{{- $whole = print $whole (include "grpo.failurePolicy" .) -}}{{- end -}}
 {{- printf "%s-t-%s" (include "grpo.fullname" .) ($whole | sha256sum | trunc 8) -}}
 {{- end -}}
 
@@ -80,9 +82,9 @@ env:
   {{- include "grpo.env" . | nindent 2 }}
   - {name: RUN_FILE, value: /etc/grpo/run/run.yaml}
   - {name: LOCK_FILE, value: {{ include "grpo.runLock" .root | quote }}}
-  - {name: LOCK_TIMEOUT_S, value: {{ .part.lockTimeoutSeconds | quote }}}
-  - {name: GRACE_S, value: {{ .part.terminationGracePeriodSeconds | quote }}}
-  - {name: NODES, value: {{ .part.nodes | quote }}}
+  - {name: LOCK_TIMEOUT_S, value: {{ int .part.lockTimeoutSeconds | quote }}}
+  - {name: GRACE_S, value: {{ int .part.terminationGracePeriodSeconds | quote }}}
+  - {name: NODES, value: {{ int .part.nodes | quote }}}
   - name: NODE_RANK
     valueFrom:
       fieldRef: {fieldPath: "metadata.annotations['batch.kubernetes.io/job-completion-index']"}
@@ -90,10 +92,10 @@ env:
   - name: JOB_UID
     valueFrom:
       fieldRef: {fieldPath: "metadata.labels['batch.kubernetes.io/controller-uid']"}
-  - {name: START_TIMEOUT_S, value: {{ .part.startTimeoutSeconds | quote }}}
+  - {name: START_TIMEOUT_S, value: {{ int .part.startTimeoutSeconds | quote }}}
   - {name: RANKS_PER_NODE, value: {{ include "grpo.trainerRanks" .root | quote }}}
   - {name: MASTER_ADDR, value: {{ include "grpo.trainerMaster" . | quote }}}
-  - {name: MASTER_PORT, value: {{ .part.masterPort | quote }}}
+  - {name: MASTER_PORT, value: {{ int .part.masterPort | quote }}}
   # The address that rollout workers dial back to. The environment wins over the run file.
   - name: GRPO_TRAIN__WEIGHTS__HOST
     valueFrom:
@@ -178,6 +180,13 @@ template:
   {{- include "grpo.trainerPod" . | nindent 2 }}
 {{- end -}}
 
+{{/* Of a JobSet. */}}
+{{- define "grpo.failurePolicy" -}}
+maxRestarts: {{ int .Values.trainer.maxRestarts }}
+rules:
+  - {name: wrongConfiguration, action: FailJobSet, onJobFailureReasons: [PodFailurePolicy]}
+{{- end -}}
+
 {{/* Kueue gives the pods of what it starts the node labels and tolerations of a flavor. A Job that runs takes no others, so
 an upgrade sends back what it has. Arguments: part, which is changed; spec, of the live Job or JobSet, or empty */}}
 {{- define "grpo.keepFlavor" -}}
@@ -191,10 +200,10 @@ an upgrade sends back what it has. Arguments: part, which is changed; spec, of t
 {{- end -}}
 
 {{- define "grpo.queueLabels" -}}
-{{- with .root.Values.kueue.queueName }}
+{{- with (.root.Values.kueue).queueName }}
 kueue.x-k8s.io/queue-name: {{ . }}
 {{- end }}
-{{- with .root.Values.kueue.priorityClass }}
+{{- with (.root.Values.kueue).priorityClass }}
 kueue.x-k8s.io/priority-class: {{ . }}
 {{- end }}
 {{- end -}}

@@ -218,6 +218,39 @@ def test_ray_workers_have_what_the_reward_server_was_given() -> None:
     assert {"name": "HF_HOME", "value": "/cache/huggingface"} in worker["containers"][0]["env"]
 
 
+def test_a_claimed_device_is_taken_by_a_container_of_the_pod_and_by_no_idle_one() -> None:
+    """Claims are of the pod; a container has the device only when it names the claim, too."""
+    claims = [{"name": "gpu", "resourceClaimTemplateName": "gpu"}]
+    parts: Object = {name: {"gpus": 0, "resourceClaims": claims} for name in ("rollout", "reward", "trainer")}
+    prepared: Object = {"prepare": {"enabled": True, "script": "true"}}
+    with_device = set()
+    for _, pod in pods(render(merged(values_of("ray-rewards"), parts, prepared))):
+        (container,) = pod["spec"]["containers"]
+        taken = container["resources"].get("claims", [])
+        assert pod["spec"].get("resourceClaims", []) == (claims if taken else []), container["name"]
+        assert taken in ([], [{"name": "gpu"}]), container["name"]
+        with_device |= {container["name"]} if taken else set()
+    assert with_device == {"rollout", "reward", "ray-worker", "trainer"}
+
+
+@pytest.mark.parametrize("case", ["small", "engine-over-nodes", "ray-rewards"])
+def test_labels_of_the_servers_set_itself(case: str) -> None:
+    """Kueue reads its queue there, and LeaderWorkerSet its topology. In the pods it would restart them."""
+    given: Object = {
+        part: {"workloadLabels": {"kueue.x-k8s.io/queue-name": part}, "workloadAnnotations": {"exclusive": part}}
+        for part in ("rollout", "reward")
+    }
+    kinds = {"StatefulSet": "rollout", "LeaderWorkerSet": "rollout", "Deployment": "reward", "RayCluster": "reward"}
+    before, after = objects_of(case), render(merged(values_of(case), given))
+    changed = [(one, other) for one, other in zip(before, after, strict=True) if one != other]
+    assert {other["kind"] for _, other in changed} == {item["kind"] for item in before} & kinds.keys()
+    for one, other in changed:
+        part = kinds[other["kind"]]
+        assert other["metadata"]["labels"].items() >= given[part]["workloadLabels"].items()
+        assert other["metadata"]["annotations"] == given[part]["workloadAnnotations"]
+        assert other["spec"] == one["spec"]
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_nothing_waits_for_readiness_to_start(case: str) -> None:
     """A rollout server becomes ready by the trainer: who waited for it would wait for ever."""
@@ -247,6 +280,36 @@ def test_scheduling_is_passed_through() -> None:
     assert spec["containers"][0]["resources"]["limits"]["nvidia.com/mig-3g.40gb"] == 1
     assert [secret["name"] for secret in spec["imagePullSecrets"]] == ["one", "two"]
     assert {"name": "more", "mountPath": "/more"} in spec["containers"][0]["volumeMounts"]
+
+
+def test_pull_secrets_are_named_in_either_way() -> None:
+    """`global` is shared with charts that want objects."""
+    given: Object = {
+        "global": {"imagePullSecrets": [{"name": "one"}, "two"]},
+        "image": {"pullSecrets": ["one", {"name": "three"}]},
+    }
+    for name, pod in pods(render(merged(values_of("small"), given))):
+        assert pod["spec"]["imagePullSecrets"] == [{"name": one} for one in ("one", "two", "three")], name
+
+
+def test_long_times_are_written_as_whole_numbers() -> None:
+    """Values are floating-point numbers to a template, and 2592000 would come out as 2.592e+06."""
+    long_s = 2_592_000
+    startup = {"startup": {"periodSeconds": 100, "failureThreshold": 900_000}}
+    values: Object = {
+        "rollout": {"engine": {"joinTimeoutSeconds": long_s}},
+        "reward": {"preStopSeconds": long_s},
+        "trainer": {"lockTimeoutSeconds": long_s + 1, "startTimeoutSeconds": long_s, "probes": startup},
+        "prepare": {"enabled": True, "script": "true", "timeoutSeconds": long_s},
+        "tests": {"timeoutSeconds": long_s},
+    }
+    for part in ("rollout", "reward", "trainer"):
+        values[part]["terminationGracePeriodSeconds"] = long_s + (100 if part == "reward" else 0)
+    for case in ("small", "engine-over-nodes"):
+        objects = render(merged(values_of(case), values))
+        for name, pod in pods(objects):
+            assert isinstance(pod["spec"]["terminationGracePeriodSeconds"], int), name
+            assert not re.search(r"\de\+\d", str(containers(pod))), name
 
 
 def test_pods_that_are_spread_are_counted() -> None:

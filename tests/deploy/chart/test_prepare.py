@@ -1,5 +1,9 @@
 """The job that makes models and data, and the pods that wait for it."""
 
+import os
+import subprocess
+from pathlib import Path
+
 import pytest
 
 from .rendering import Object, containers, find, merged, pods, render, values_of
@@ -48,3 +52,36 @@ def test_an_eviction_is_no_failure_of_the_script() -> None:
     (rule,) = job["spec"]["podFailurePolicy"]["rules"]
     assert rule == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
     assert job["spec"]["template"]["spec"]["restartPolicy"] == "Never"
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "done"),
+    [
+        ("[ -z anything ] || exit 0\necho not reached\nexit 1\n", 0, True),
+        ("echo made # the model", 0, True),
+        ("cat <<EOF\nmade\nEOF\n", 0, True),
+        ("false\necho not reached\n", 1, False),
+        ("exit 3", 3, False),
+    ],
+)
+def test_a_script_that_ends_well_is_done_however_it_ends(script: str, status: int, done: bool, tmp_path: Path) -> None:
+    """Without its marker all pods would wait for it, and none would say why."""
+    (container,) = next(
+        pod["spec"]["containers"] for name, pod in pods(_objects({"prepare": {"script": script}})) if "-p-" in name
+    )
+    marker = tmp_path / "marker"
+    command = [*container["command"], *container["args"]]
+    for _ in range(2):
+        ended = subprocess.run(command, env=os.environ | {"MARKER": str(marker)}, timeout=30, check=False)
+        assert (ended.returncode, marker.exists()) == (status, done)
+
+
+def test_what_prepares_is_no_member_of_the_trainings_gang() -> None:
+    """A gang scheduler counts pods by their labels and annotations: one pod too many, and the training never begins."""
+    gang = {"scheduling.example/group": "training"}
+    objects = _objects({"trainer": {"podLabels": gang, "podAnnotations": gang}, "commonLabels": {"team": "rl"}})
+    found = {pod["metadata"]["labels"]["app.kubernetes.io/component"]: pod["metadata"] for _, pod in pods(objects)}
+    assert gang.items() <= found["trainer"]["labels"].items() & found["trainer"]["annotations"].items()
+    assert not gang.items() & found["prepare"]["labels"].items()
+    assert "annotations" not in found["prepare"]
+    assert found["prepare"]["labels"]["team"] == "rl"

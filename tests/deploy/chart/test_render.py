@@ -55,7 +55,12 @@ OTHER_CLUSTER: Object = {
     "dnsPolicy": "None",
     "dnsConfig": {"nameservers": ["fd00::a"], "searches": ["svc.cluster.local"]},
     "listenAddress": "::",
-    "rollout": {"updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"partition": 1}}},
+    "rollout": {
+        "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"partition": 1}},
+        "workloadLabels": {"kueue.x-k8s.io/queue-name": "serving"},
+        "workloadAnnotations": {"a": "b"},
+    },
+    "reward": {"workloadLabels": {"kueue.x-k8s.io/queue-name": "serving"}, "resourceClaims": [{"name": "gpu"}]},
     "trainer": {"jobAnnotations": {"a": "b"}},
     "storage": {
         "models": {"existingClaim": "shared", "subPath": "models", "readOnly": True},
@@ -64,7 +69,7 @@ OTHER_CLUSTER: Object = {
 }
 
 
-@pytest.mark.parametrize("case", ["everything", "jobset"])
+@pytest.mark.parametrize("case", ["everything", "jobset", "ray-rewards"])
 def test_api_schemas_of_what_other_clusters_want(case: str) -> None:
     values = merged(values_of(case), OTHER_CLUSTER)
     report = lint(CHART, values, strict=True, namespace="team-a", kube_version=f"v{OLDEST}.0")

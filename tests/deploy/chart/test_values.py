@@ -63,6 +63,11 @@ WRONG: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["/storage/runs/subPath", "pattern"],
     ),
     "a listen address of one interface": ({"listenAddress": "10.0.0.1"}, ["/listenAddress", "::"]),
+    "a budget that lets nothing go": (
+        {"rollout": {"podDisruptionBudget": {"maxUnavailable": "0%"}}},
+        ["/rollout/podDisruptionBudget/maxUnavailable", "pattern"],
+    ),
+    "a pull secret without a name": ({"global": {"imagePullSecrets": [{}]}}, ["/global/imagePullSecrets/0"]),
     "a port too high": ({"networkPolicy": {"rendezvousPort": 70000}}, ["/networkPolicy/rendezvousPort", "65,535"]),
 }
 
@@ -82,6 +87,7 @@ MISSING: dict[str, tuple[dict[str, Any], list[str]]] = {
     "nothing": ({part: {"enabled": False} for part in ("rollout", "reward", "trainer")}, ["nothing to install"]),
     "no model": ({"rollout": {"model": ""}}, ["rollout.model"]),
     "no data": ({"trainer": {"run": {"data": {"dataset": ""}}}}, ["/trainer/run/data/dataset"]),
+    "no run": ({"trainer": {"run": None}}, ["trainer.run.data.dataset"]),
     "no rewards": ({"trainer": {"run": {"reward": {"reward_funcs": []}}}}, ["reward_funcs"]),
     "run folder elsewhere": ({"trainer": {"run": {"run_dir": "/tmp/x"}}}, ["run_dir", "/runs"]),  # noqa: S108
     "no server to train with": ({"rollout": {"enabled": False}}, ["trainer.run.rollout.urls"]),
@@ -176,6 +182,18 @@ MISSING: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"rollout": {"podLabels": {"app.kubernetes.io/component": "inference"}}},
         ["rollout.podLabels", "app.kubernetes.io/component"],
     ),
+    "a queue of pods": (
+        {"rollout": {"podLabels": {"kueue.x-k8s.io/queue-name": "training"}}},
+        ["rollout.podLabels has kueue.x-k8s.io/queue-name", "kueue.queueName", "rollout.workloadLabels"],
+    ),
+    "a queue of all": (
+        {"commonLabels": {"kueue.x-k8s.io/priority-class": "high"}},
+        ["commonLabels has kueue.x-k8s.io/priority-class", "kueue.priorityClass", "reward.workloadLabels"],
+    ),
+    "a label of the chart for a set": (
+        {"reward": {"workloadLabels": {"helm.sh/chart": "mine"}}},
+        ["reward.workloadLabels has helm.sh/chart, which the chart sets already"],
+    ),
     "a label twice": (
         {"commonLabels": {"team": "rl"}, "metrics": {"prometheusRule": {"labels": {"team": "platform"}}}},
         ["metrics.prometheusRule.labels has team, which commonLabels has already"],
@@ -206,6 +224,81 @@ MISSING: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["trainer.extraVolumes has tmp"],
     ),
     "a name that no Service can have": ({"fullnameOverride": "1st"}, ["called 1st", "fullnameOverride"]),
+    "models for one pod and several that read them": (
+        {"storage": {"models": {"accessModes": ["ReadWriteOncePod"]}}},
+        ["storage.models.accessModes ReadWriteOncePod", "2 have to", "ReadWriteMany"],
+    ),
+    "the name server of the node": ({"dnsPolicy": "Default"}, ["dnsPolicy Default", "dnsConfig.nameservers"]),
+    "runs and models at one path": (
+        {"storage": {"runs": {"mountPath": "/models"}}},
+        ["the trainer", "mounted at /models:", "storage.runs.mountPath"],
+    ),
+    "models at a path of the pod": (
+        {"storage": {"models": {"mountPath": "/tmp/"}}},  # noqa: S108
+        ["the rollout", "mounted at /tmp:", "storage.models.mountPath"],
+    ),
+    "runs at the path of the run file": (
+        {"storage": {"runs": {"mountPath": "/etc/grpo/run"}}},
+        ["the trainer", "mounted at /etc/grpo/run:"],
+    ),
+    "a volume of yours at a path of the pod": (
+        {
+            "reward": {
+                "extraVolumes": [{"name": "more", "emptyDir": {}}],
+                "extraVolumeMounts": [{"name": "more", "mountPath": "/cache"}],
+            }
+        },
+        ["the reward", "mounted at /cache:", "reward.extraVolumeMounts"],
+    ),
+    "a volume called as that of the plug-ins": (
+        {"reward": {"plugins": {"mine.py": "x = 1\n"}, "extraVolumes": [{"name": "plugins", "emptyDir": {}}]}},
+        ["reward.extraVolumes has plugins"],
+    ),
+    "a volume called as that of the run file": (
+        {"trainer": {"extraVolumes": [{"name": "run-file", "emptyDir": {}}]}},
+        ["trainer.extraVolumes has run-file"],
+    ),
+    "an engine over more GPUs than it has": (
+        {"rollout": {"gpus": 2, "args": ["--tensor-parallel-size=4"]}},
+        ["rollout.args", "over 4 GPUs", "are 2", "--tensor-parallel-size"],
+    ),
+    "an engine over more GPUs than its nodes have": (
+        {
+            "rollout": {
+                "gpus": 8,
+                "engine": {"nodes": 2},
+                "args": ["--tensor-parallel-size", "8", "--pipeline-parallel-size", "4"],
+            }
+        },
+        ["rollout.args", "over 32 GPUs", "are 16"],
+    ),
+    "other ranks than GPUs of one pod": (
+        {"trainer": {"gpus": 1, "run": {"deepspeed": {"nproc_per_node": 4}}}},
+        ["nproc_per_node 4", "trainer.gpus 1"],
+    ),
+    "a port for two": (
+        {"trainer": {"masterPort": 29400}},
+        ["networkPolicy.rendezvousPort 29400", "trainer.masterPort 29400", "different"],
+    ),
+    "the port of the live page for two": ({"networkPolicy": {"rendezvousPort": 8002}}, ["8002", "different"]),
+    "names too long for the pods of a JobSet": (
+        {"fullnameOverride": "a" * 34, "trainer": {"controller": "JobSet", "nodes": 11}},
+        ["of 64 characters", "JobSet allows 63", "fullnameOverride to at most 33"],
+    ),
+    "workers for every core of the node": (
+        {"reward": {"resources": {"requests": {"cpu": None}}}},
+        ["reward.resources.requests.cpu", "reward.settings.workers"],
+    ),
+    "an autoscaler with nothing to compare with": (
+        {
+            "reward": {
+                "resources": {"requests": {"cpu": None}},
+                "settings": {"workers": 2},
+                "autoscaling": {"enabled": True},
+            }
+        },
+        ["reward.autoscaling", "reward.resources.requests.cpu"],
+    ),
     "TLS without a certificate": ({"tls": {"serveRollout": True}}, ["tls.existingSecret"]),
 }
 
@@ -217,6 +310,76 @@ def test_the_templates_refuse(case: str) -> None:
         render(merged(BASE, SMALL, values))
     for part in said:
         assert part in str(refused.value)
+
+
+# Next to what is refused.
+TAKEN: dict[str, dict[str, Any]] = {
+    "models for one pod": {
+        "reward": {"enabled": False},
+        "trainer": {"enabled": False},
+        "storage": {"models": {"accessModes": ["ReadWriteOncePod"]}},
+    },
+    "a budget of all": {"rollout": {"replicas": 2, "podDisruptionBudget": {"maxUnavailable": "100%"}}},
+    "an engine over all its GPUs": {
+        "rollout": {
+            "gpus": 8,
+            "engine": {"nodes": 2},
+            "args": ["--tensor-parallel-size=8", "--pipeline-parallel-size", "2"],
+        }
+    },
+    "an engine without GPUs": {"rollout": {"gpus": 0, "args": ["--tensor-parallel-size=2"]}},
+    "ranks without GPUs": {"trainer": {"gpus": 0, "run": {"deepspeed": {"nproc_per_node": 4}}}},
+    "the longest name": {"fullnameOverride": "a" * 34, "trainer": {"controller": "JobSet", "nodes": 10}},
+    "the longest name for many pods": {"fullnameOverride": "a" * 33, "trainer": {"controller": "JobSet", "nodes": 11}},
+    "as many workers as said": {
+        "reward": {"resources": {"requests": {"cpu": None}}, "settings": {"workers": 2}},
+    },
+    "as many workers as the limit": {
+        "reward": {"resources": {"requests": {"cpu": None}, "limits": {"cpu": "2"}}, "autoscaling": {"enabled": True}},
+    },
+}
+
+
+@pytest.mark.parametrize("case", TAKEN)
+def test_the_templates_take(case: str) -> None:
+    assert render(merged(BASE, SMALL, TAKEN[case]))
+
+
+def _empties(values: dict[str, Any], empty: Any) -> dict[str, Any]:
+    """Every list of `values`, and every mapping without a key, as `empty(it)`."""
+    found = {}
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            found[key] = _empties(value, empty)
+        elif isinstance(value, (list, dict)):
+            found[key] = empty(value)
+    return found
+
+
+def test_null_takes_a_list_or_a_mapping_away() -> None:
+    """Helm's way to be rid of a default: the key is gone then."""
+    defaults = yaml.safe_load((CHART / "values.yaml").read_text())
+    for part, key in (("networkPolicy", "dnsPorts"), ("storage", "runs"), ("storage", "models"), ("tests", "score")):
+        del defaults[part][key]  # these have to have something in them
+    del defaults["assumeApiVersions"]
+    annotations = {"storage": {"runs": {"annotations": {}}, "models": {"annotations": {}}}}
+    cases = [
+        merged(
+            BASE,
+            {"reward": {"executor": "ray"}, "prepare": {"enabled": True, "script": "true"}},
+            {"metrics": {name: {"enabled": True} for name in ("serviceMonitor", "prometheusRule", "dashboards")}},
+            _empties(merged(defaults, annotations), empty),
+            SMALL,
+        )
+        for empty in (lambda _: None, lambda value: type(value)())
+    ]
+    nulls, empties = (render(values) for values in cases)
+    assert nulls == empties
+
+
+def test_null_takes_a_section_away() -> None:
+    nulls: dict[str, Any] = {"global": None, "tests": None, "kueue": None}
+    assert render(merged(BASE, SMALL, nulls)) == render(merged(BASE, SMALL, {"tests": {"enabled": False}}))
 
 
 @pytest.mark.parametrize("release", ["1st", "grpo.v1"])
