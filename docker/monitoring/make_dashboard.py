@@ -9,6 +9,10 @@ FILE = Path(__file__).with_name("dashboards") / "grpo-services.json"
 PROMETHEUS = {"type": "prometheus", "uid": "${datasource}"}
 RUN = '{run=~"$run"}'
 """Several runs may share a Prometheus; the scrape names them."""
+STEPS = "[15m]"
+"""The window of counters that move once per step. One of seconds, as Grafana's own, lies within a step of minutes: it
+sees nothing move, or the whole step at once. What can be a share is one: that is right before the window is full.
+"""
 WIDTH, HEIGHT = 8, 7
 """Of a panel; a row is 24 wide."""
 
@@ -57,40 +61,95 @@ ROWS: dict[str, list[Panel]] = {
         ),
         Panel(
             "Who waits for whom",
-            "Seconds of each second that the loop spends in a stage: wait is for samples, score for rewards.",
+            "Share of the loop's time in each stage, last 15 minutes: wait is for samples, score for rewards.",
             {
-                "{{stage}} {{run}}": "sum by (run, stage)"
-                f" (rate(grpo_trainer_stage_seconds_total{RUN}[$__rate_interval]))"
+                "{{stage}} {{run}}": f"sum by (run, stage) (rate(grpo_trainer_stage_seconds_total{RUN}{STEPS}))"
+                f" / on (run) group_left () sum by (run) (rate(grpo_trainer_stage_seconds_total{RUN}{STEPS}))"
             },
+            "percentunit",
             stacked=True,
         ),
         Panel(
             "Tokens trained on",
-            "Prompts and completions.",
-            {"{{instance}}": f"rate(grpo_trainer_tokens_total{RUN}[$__rate_interval])"},
+            "Prompts and completions, by second of the loop's time, last 15 minutes.",
+            {
+                "{{run}}": f"sum by (run) (rate(grpo_trainer_tokens_total{RUN}{STEPS}))"
+                f" / sum by (run) (rate(grpo_trainer_stage_seconds_total{RUN}{STEPS}))"
+            },
             "si: tokens/s",
         ),
         Panel(
             "Staleness",
-            "Versions that the oldest token of a sample lagged behind, mean.",
+            "Versions that the oldest token of a sample lagged behind, mean of the last 15 minutes.",
             {
-                "{{instance}}": f"rate(grpo_trainer_sample_staleness_sum{RUN}[$__rate_interval])"
-                f" / rate(grpo_trainer_sample_staleness_count{RUN}[$__rate_interval])"
+                "{{instance}}": f"rate(grpo_trainer_sample_staleness_sum{RUN}{STEPS})"
+                f" / rate(grpo_trainer_sample_staleness_count{RUN}{STEPS})"
             },
         ),
         Panel(
             "Samples dropped",
-            "They took no part in the training.",
-            {
-                "{{reason}} {{run}}": "sum by (run, reason)"
-                f" (increase(grpo_trainer_samples_dropped_total{RUN}[$__rate_interval]))"
-            },
+            "They took no part in the training: too old, cut off by the rollout server, or without any score. Last 15 "
+            "minutes. A sample that lacks one score of several is trained on: see Scores.",
+            {"{{reason}} {{run}}": f"sum by (run, reason) (increase(grpo_trainer_samples_dropped_total{RUN}{STEPS}))"},
         ),
         Panel(
             "Heartbeat",
             "Seconds since the loop last moved on.",
             {"{{instance}}": f"time() - grpo_trainer_heartbeat_timestamp_seconds{RUN}"},
             "s",
+        ),
+    ],
+    "Learning": [
+        Panel(
+            "Reward by name",
+            "Mean of each reward in the last step, before weights.",
+            {"{{reward}} {{run}}": f"grpo_trainer_reward_component{RUN}"},
+        ),
+        Panel(
+            "Evaluation",
+            "Share of correct completions in the last evaluation.",
+            {
+                "sampled {{instance}}": f"grpo_trainer_evaluation_accuracy{RUN}",
+                "greedy {{instance}}": f"grpo_trainer_evaluation_greedy_accuracy{RUN}",
+            },
+            "percentunit",
+        ),
+        Panel(
+            "What teaches nothing",
+            "Groups whose samples all had the same reward, and completions that were cut off at the limit.",
+            {
+                "equal rewards {{instance}}": f"grpo_trainer_zero_spread_groups_ratio{RUN}",
+                "cut off {{instance}}": f"grpo_trainer_completions_truncated_ratio{RUN}",
+            },
+            "percentunit",
+        ),
+        Panel(
+            "Length of completions",
+            "Tokens, mean of the last step.",
+            {"{{instance}}": f"grpo_trainer_completion_length_tokens{RUN}"},
+        ),
+        Panel(
+            "Entropy",
+            "Nats per token. Towards 0 the policy says the same whatever is sampled.",
+            {"{{instance}}": f"grpo_trainer_entropy_nats{RUN}"},
+        ),
+        Panel(
+            "KL",
+            "Nats per token, from the reference model; only with algorithm.beta above 0.",
+            {"{{instance}}": f"grpo_trainer_kl_nats{RUN}"},
+        ),
+        Panel("Gradient norm", "Before it is clipped.", {"{{instance}}": f"grpo_trainer_gradient_norm{RUN}"}),
+        Panel("Learning rate", "Of the last update.", {"{{instance}}": f"grpo_trainer_learning_rate{RUN}"}, "sci"),
+        Panel(
+            "Clipped tokens",
+            "Share of the tokens whose probability ratio was clipped.",
+            {"{{instance}}": f"grpo_trainer_clipped_tokens_ratio{RUN}"},
+            "percentunit",
+        ),
+        Panel(
+            "Rollout against trainer",
+            "Mean distance of the log-probabilities that both computed for the same tokens, in nats.",
+            {"{{instance}}": f"grpo_trainer_sampling_logprob_difference_nats{RUN}"},
         ),
     ],
     "Weights": [
@@ -115,14 +174,14 @@ ROWS: dict[str, list[Panel]] = {
         ),
         Panel(
             "Pushes",
-            "By outcome.",
-            {"{{outcome}}": f"sum by (outcome) (increase(grpo_rollout_pushes_total{RUN}[$__rate_interval]))"},
+            "By outcome, last 15 minutes.",
+            {"{{outcome}}": f"sum by (outcome) (increase(grpo_rollout_pushes_total{RUN}{STEPS}))"},
         ),
         Panel(
             "Bytes pushed",
-            "Received by each server.",
-            {"{{instance}}": f"rate(grpo_rollout_push_bytes_total{RUN}[$__rate_interval])"},
-            "Bps",
+            "Received by each server, last 15 minutes.",
+            {"{{instance}}": f"increase(grpo_rollout_push_bytes_total{RUN}{STEPS})"},
+            "bytes",
         ),
     ],
     "Rollout": [

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from grpo_proto import RewardScore
 from grpo_trainer.observe.jsonl import StepFile
+from grpo_trainer.observe.missing_scores import MissingScores
 from grpo_trainer.observe.run_files import METRICS_FILE
 from grpo_trainer.observe.run_status import RunStatus
 from grpo_trainer.samples import Group, PromptRow, Sample
@@ -60,7 +61,15 @@ def make_metrics(step: int) -> dict[str, float]:
         "entropy": 1.2 * (1 - progress) + 0.1,
         "kl": 0.05 * progress,
         "grad_norm": 0.4 + rng.expovariate(3),
-        "samples/unscorable": int(step % 20 == 0),
+        "reward_std": 0.3 + 0.1 * rng.random(),
+        "loss": rng.gauss(0, 0.01),
+        "learning_rate": 1e-4 * (1 - step / MAX_STEPS),
+        "clip_ratio/region_mean": 0.01 * rng.random(),
+        "sampling/importance_sampling_ratio/mean": 1 + rng.gauss(0, 1e-4),
+        "sampling/importance_sampling_ratio/max": 1 + 0.2 * rng.random(),
+        "sampling/sampling_logp_difference/mean": 0.01 + 0.002 * rng.random(),
+        "samples/unscorable": 4,
+        "samples/dropped_timeout": int(step % 20 == 0),
         "step_time": wait + train + push + 0.3,
         "time/wait_s": wait,
         "time/score_s": 0.05,
@@ -78,7 +87,11 @@ def advance(status: RunStatus, steps: Sequence[int], *, with_groups: bool = True
     for step in steps:
         status.pushed(step + 1, seconds=0.12, num_bytes=3_400_000)
         status.step_done(
-            step, make_metrics(step), seconds_per_stage={}, groups=make_groups(step) if with_groups else ()
+            step,
+            make_metrics(step),
+            seconds_per_stage={},
+            groups=make_groups(step) if with_groups else (),
+            missing=[MissingScores("countdown", "timeout", 4, 24, "no answer within 10 s")],
         )
         status.set_ready(True)
         status.enter_stage("wait")

@@ -49,7 +49,9 @@ def test_it_shows_the_run(running: StatusServer, visit, screenshots: Path):
     expect(page.locator("#replicas")).to_contain_text("a push was cut off")
     expect(page.locator("#replicas tr")).to_have_count(3)
     expect(page.locator("#replicas-words")).to_have_text("1 of 2 rollout servers have the current weights")
-    expect(page.locator("#left-out")).to_contain_text("samples left out: unscorable")
+    expect(page.locator("#left-out")).to_have_text(
+        "2 samples left out: reward timed outreward countdown: 4 of 24 scores missing in the last step: timed out"
+    )
     expect(page.locator("#warnings li")).to_contain_text("gets no more traffic")
     assert page.title().startswith(f"40/{MAX_STEPS} · ")
     assert seen.fits()
@@ -104,7 +106,7 @@ def test_a_restarted_trainer_is_found_again(tmp_path: Path, visit):
         "The run stopped at step 30: RunError: the reward server could not score"
     )
     resumed = RunStatus("resumed", max_steps=MAX_STEPS, heartbeat_bound_s=60.0, step=25)
-    resumed.history.restore(tmp_path)
+    resumed.history.restore(tmp_path, through_step=25)
     show_servers(resumed)
     with serve_status(resumed, ServerConfig(port=first.port)):
         expect(page.locator("#connection")).to_have_text("live")

@@ -13,6 +13,7 @@ from grpo_trainer.observe.live_history import MAX_NEW_STEPS, MAX_POINTS, MAX_REW
 from grpo_trainer.observe.live_sources import without_credentials
 from grpo_trainer.observe.live_view import LiveView, to_json
 from grpo_trainer.observe.live_warnings import MAX_WARNINGS, recent_warnings
+from grpo_trainer.observe.missing_scores import MissingScores
 from grpo_trainer.observe.run_files import METRICS_FILE
 from grpo_trainer.observe.run_status import RunStatus
 from grpo_trainer.samples import Group, PromptRow, Sample
@@ -79,29 +80,65 @@ class TestCurves:
 
     def test_what_was_left_out_is_added_up_with_its_reason(self):
         history = LiveHistory()
-        history.add(1, {"samples/used": 8, "samples/dropped_stale": 2, "samples/error": 0})
-        history.add(2, {"samples/used": 8, "samples/dropped_stale": 1, "samples/timeout": 4})
-        assert history.recent()["left_out"] == {"stale": 3, "timeout": 4}
+        history.add(1, {"samples/used": 8, "samples/dropped_stale": 2, "samples/error": 4})
+        history.add(2, {"samples/used": 8, "samples/dropped_stale": 1, "samples/dropped_timeout": 4})
+        assert history.recent()["left_out"] == {"stale": 3, "timeout": 4}, "with another score a sample is trained on"
+
+    def test_scores_that_single_rewards_did_not_give_are_those_of_the_last_step(self):
+        history = LiveHistory()
+        history.show_missing([MissingScores("raises", "error", 3, 8, "ValueError")])
+        history.show_missing([MissingScores("raises", "error", 94, 256, "ValueError")])
+        assert history.recent()["missing"] == [{"reward": "raises", "status": "error", "count": 94, "of": 256}]
+        history.show_missing([])
+        assert history.recent()["missing"] == []
+
+    def test_the_newest_value_is_exact_when_a_point_stands_for_several_steps(self):
+        history = LiveHistory()
+        for step in range(1, 1001):
+            history.add(step, {"reward": step, "grad_norm": 9.0 if step == 999 else 0.5})
+        _, curves = history.whole()
+        assert curves["reward"]["per"] > 1
+        assert (curves["reward"]["latest"], curves["grad_norm"]["latest"]) == (1000, 0.5)
+
+    def test_one_outage_does_not_change_the_usual_step_and_evaluations_count_with_their_share(self):
+        history = LiveHistory()
+        for step in range(1, 21):
+            evaluation = 10.0 if step == 10 else 0.0
+            outage = 50.0 if step == 15 else 0.0
+            history.add(step, {"step_time": 2.0 + evaluation + outage, "time/eval_s": evaluation})
+        assert history.recent()["usual_step_s"] == 2.5
+        assert history.recent()["step_s"] == 5.0
 
     def test_a_resumed_run_has_the_curves_of_the_run_before_it(self, tmp_path: Path):
         written = LiveHistory()
         file = StepFile(tmp_path / METRICS_FILE, keep_through_step=None)
         for step in range(900):
-            metrics = {"reward": step / 900, "step_time": 2.0, "num_tokens": 100 * step, "samples/timeout": 1}
+            metrics = {"reward": step / 900, "step_time": 2.0, "num_tokens": 100 * step, "samples/dropped_timeout": 1}
             written.add(step, metrics)
             file.append([{"step": step, **metrics}])
         file.close()
         with (tmp_path / METRICS_FILE).open("ab") as torn:
             torn.write(b'{"step": 900, "rew')
         resumed = LiveHistory()
-        resumed.restore(tmp_path)
+        resumed.restore(tmp_path, through_step=899)
         assert resumed.whole() == written.whole()
         assert resumed.recent() == written.recent()
         assert resumed.recent()["left_out"] == {"timeout": 900}
+        resumed.add(900, {"step_time": 7.0})
+        assert resumed.recent()["step_s"] == 7.0, "the run before may have been on another machine"
+        assert resumed.recent()["steps"] == 1
+
+    def test_steps_that_will_be_done_again_are_not_restored(self, tmp_path: Path):
+        file = StepFile(tmp_path / METRICS_FILE, keep_through_step=None)
+        file.append({"step": step, "reward": step} for step in range(1, 9))
+        file.close()
+        resumed = LiveHistory()
+        resumed.restore(tmp_path, through_step=5)
+        assert resumed.whole()[1]["reward"]["x"] == [1, 2, 3, 4, 5]
 
     def test_a_run_folder_without_metrics_is_no_error(self, tmp_path: Path):
         history = LiveHistory()
-        history.restore(tmp_path)
+        history.restore(tmp_path, through_step=9)
         assert history.whole() == (0, {})
 
 
@@ -143,6 +180,10 @@ class TestGroups:
         assert "\r" not in text
         read = json.loads(text.encode("utf-8"))
         assert read[0]["completions"][0]["text"].startswith("<script>alert(1)</script>\r\n\ndata: x")
+
+    def test_text_that_turns_the_reading_direction_is_shown_by_its_numbers(self):
+        [shown] = groups_shown([group(sample("a\u202eb\u2066c", 1.0), sample("plain \u05d0", 0.0))])
+        assert [one["text"] for one in shown["completions"]] == ["a\\u202eb\\u2066c", "plain \u05d0"]
 
     def test_a_step_without_groups_leaves_the_last_ones(self):
         history = LiveHistory()

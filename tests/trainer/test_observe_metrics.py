@@ -4,9 +4,15 @@ import math
 
 import numpy as np
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from grpo_proto import RewardScore
+from grpo_trainer.observe.live_history import MAX_NEW_STEPS
 from grpo_trainer.observe.metrics import accuracy, count_tokens, merge_updates, rollout_metrics
+from grpo_trainer.observe.missing_scores import MissingScores, missing_scores
+from grpo_trainer.observe.prometheus import LEARNING, RunMetrics
+from grpo_trainer.observe.run_status import DROP_REASONS, RunStatus
+from grpo_trainer.observe.stage_clock import STAGES
 from grpo_trainer.samples import Group, PromptRow, Sample
 
 OK = {"countdown": RewardScore(score=1.0, status="ok"), "format": RewardScore(score=1.0, status="ok")}
@@ -118,11 +124,39 @@ def test_staleness_is_that_of_the_oldest_token():
     assert metrics["samples/dropped_stale"] == 8
 
 
+def test_a_sample_is_left_out_once_and_only_without_any_score():
+    none, late = RewardScore(score=None, status="unscorable"), RewardScore(score=None, status="timeout")
+    broken, fine = RewardScore(score=None, status="error", detail="ValueError"), RewardScore(score=1.0, status="ok")
+    samples = [
+        make_sample(1.0, rewards={"a": fine, "b": broken}),
+        make_sample(1.0, rewards={"a": fine, "b": none}),
+        make_sample(None, rewards={"a": none, "b": broken}),
+        make_sample(None, rewards={"a": none, "b": late}),
+        make_sample(None, rewards={"a": none, "b": none}),
+        make_sample(None, rewards={"a": broken, "b": broken}, finish_reason="abort"),
+    ]
+    metrics = metrics_of(make_group(*samples), names=("a", "b"), dropped_stale=2)
+    assert metrics["samples/used"] == 2
+    left_out = {reason: metrics[f"samples/dropped_{reason}"] for reason in DROP_REASONS}
+    assert left_out == {"stale": 2, "unscorable": 1, "timeout": 1, "error": 1, "aborted": 1}
+    assert (metrics["samples/error"], metrics["samples/unscorable"]) == (3, 4), "samples that lack a score of a reward"
+
+
+def test_missing_scores_are_told_for_each_reward_with_the_first_reason():
+    broken, fine = RewardScore(score=None, status="error", detail="ValueError"), RewardScore(score=1.0, status="ok")
+    late = RewardScore(score=None, status="timeout")
+    samples = [make_sample(1.0, rewards={"a": fine, "b": score}) for score in (late, broken, broken, fine)]
+    assert missing_scores([make_group(*samples)], ["a", "b"]) == [
+        MissingScores("b", "error", 2, 4, "ValueError"),
+        MissingScores("b", "timeout", 1, 4, None),
+    ]
+    assert missing_scores([], ["a", "b"]) == []
+
+
 def test_nothing_at_all_is_no_error():
     metrics = metrics_of()
-    assert set(metrics) == {
-        f"samples/{name}" for name in ("used", "dropped_stale", "unscorable", "timeout", "error", "aborted")
-    }
+    named = {f"samples/{name}" for name in ("used", "unscorable", "timeout", "error", "aborted")}
+    assert set(metrics) == named | {f"samples/dropped_{reason}" for reason in DROP_REASONS}
     assert accuracy([], "countdown") is None
 
 
@@ -142,3 +176,60 @@ def test_updates_of_a_step_merge_by_name():
     }
     assert math.isnan(merge_updates([{"loss": 1.0}, {"loss": math.nan}])["loss"])
     assert merge_updates([]) == {}
+
+
+def scraped(metrics: RunMetrics) -> dict[tuple[str, ...], float]:
+    return {
+        (sample.name.removeprefix("grpo_trainer_"), *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(metrics.text().decode())
+        for sample in family.samples
+    }
+
+
+class TestWhatPrometheusSees:
+    @pytest.fixture
+    def status(self) -> RunStatus:
+        return RunStatus("demo", max_steps=1000, heartbeat_bound_s=60.0)
+
+    def test_counters_begin_at_zero(self, status: RunStatus):
+        """Of a series that begins at 80 the first 80 are not seen."""
+        shown = scraped(RunMetrics(status))
+        assert {key[1] for key in shown if key[0] == "samples_dropped_total"} == set(DROP_REASONS)
+        assert {key[1] for key in shown if key[0] == "stage_seconds_total"} == set(STAGES)
+        assert not any(value for key, value in shown.items() if key[0].endswith("_total"))
+
+    def test_seconds_of_the_run_before_do_not_pass_when_it_is_resumed(self, status: RunStatus):
+        metrics = RunMetrics(status)
+        status.know_run(max_steps=1000, step=5)
+        assert not [key for key in scraped(metrics) if key[0] == "stage_seconds_total"]
+        status.step_done(6, {}, seconds_per_stage={"train": 600.0})
+        assert scraped(metrics)["stage_seconds_total", "train"] == 600.0
+
+    def test_what_a_run_is_steered_by_is_that_of_the_last_step(self, status: RunStatus):
+        metrics = RunMetrics(status)
+        gauges = {name for name, _ in LEARNING.values()}
+        assert not gauges & {key[0] for key in scraped(metrics)}, "what was not measured is absent, not 0"
+        first = {name: 0.5 + position for position, name in enumerate(LEARNING)}
+        status.step_done(
+            1, {**first, "rewards/countdown/mean": 0.25, "rewards/countdown/std": 9.0}, seconds_per_stage={}
+        )
+        shown = scraped(metrics)
+        assert {name: shown[gauge,] for name, (gauge, _) in LEARNING.items()} == first
+        assert {key[1:]: value for key, value in shown.items() if key[0] == "reward_component"} == {
+            ("countdown",): 0.25
+        }
+        status.step_done(2, {"entropy": 0.125}, seconds_per_stage={})
+        shown = scraped(metrics)
+        assert shown["entropy_nats",] == 0.125
+        left = gauges & {key[0] for key in shown}
+        assert left == {"entropy_nats", "evaluation_accuracy", "evaluation_greedy_accuracy"}, "evaluations are rarer"
+        assert not [key for key in shown if key[0] == "reward_component"]
+
+    def test_a_scrape_after_very_many_steps_has_the_last_one(self, status: RunStatus):
+        metrics = RunMetrics(status)
+        for step in range(1, 3 * MAX_NEW_STEPS):
+            status.step_done(step, {"entropy": float(step), "eval_accuracy": 0.5}, seconds_per_stage={})
+        shown = scraped(metrics)
+        assert (shown["entropy_nats",], shown["evaluation_accuracy",]) == (3 * MAX_NEW_STEPS - 1, 0.5)
+        status.step_done(3 * MAX_NEW_STEPS, {"entropy": 0.25}, seconds_per_stage={})
+        assert scraped(metrics)["entropy_nats",] == 0.25

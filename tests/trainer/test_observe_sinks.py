@@ -3,18 +3,25 @@
 import json
 import math
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from grpo_trainer.config import LoggingConfig
 from grpo_trainer.errors import UsageError
+from grpo_trainer.observe import background_sink
 from grpo_trainer.observe.run_identity import run_identity
-from grpo_trainer.observe.sinks import open_sinks
+from grpo_trainer.observe.sinks import MLFLOW_PATIENCE, MetricSinks, open_sinks
+from grpo_trainer.stop_signal import STOP_SIGNALS, StopSignal
 
 
 def test_tensorboard_shows_a_resumed_run_as_one_curve(tmp_path: Path):
@@ -139,3 +146,229 @@ def test_a_tracker_that_is_not_installed_is_told_before_the_run(tmp_path: Path, 
     monkeypatch.setattr("grpo_trainer.observe.sinks.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"trackio, which is not installed.*grpo-trainer\[trackio\]"):
         open_sinks(LoggingConfig(report_to=["trackio"]), tmp_path, resumed_step=None, facts={})
+
+
+class TrackingServer(ThreadingHTTPServer):
+    """As much of MLflow's server as a run speaks to. It can be told to answer nothing, or to refuse steps."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), TrackingRoutes)
+        self.steps: list[int] = []
+        self.answers = threading.Event()
+        self.answers.set()
+        self.refusals = 0
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.01,))
+        self._thread.start()
+
+    def die(self) -> None:
+        """Nobody listens at the port from here on."""
+        self.shutdown()
+        self._thread.join()
+        self.server_close()
+
+
+class TrackingRoutes(BaseHTTPRequestHandler):
+    server: TrackingServer
+
+    def _answer(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "{}")
+        self.server.answers.wait(60)
+        code, route = 200, self.path.partition("?")[0]
+        info = {"run_id": "r", "run_uuid": "r", "experiment_id": "1", "status": "RUNNING", "lifecycle_stage": "active"}
+        if route.endswith("log-batch") and self.server.refusals:
+            self.server.refusals -= 1
+            code = 400
+        elif route.endswith("log-batch"):
+            self.server.steps += [metric["step"] for metric in body.get("metrics", ())]
+        answer = {
+            "experiment": {"experiment_id": "1", "name": "test-project", "lifecycle_stage": "active"},
+            "run": {"info": info, "data": {}},
+            "run_info": info,
+        }
+        data = json.dumps(answer if code == 200 else {"error_code": "BAD_REQUEST", "message": "refused"}).encode()
+        self.send_response(code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    do_GET = do_POST = _answer
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def wait_until(true: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+@pytest.mark.timeout(100)
+class TestWhileTheServerOfATracker:
+    """A real client of MLflow, whose patience is longer than the test's: a loop that waits for it never comes back."""
+
+    @pytest.fixture
+    def tracking(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrackingServer]:
+        server = TrackingServer()
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1000")
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        yield server
+        server.answers.set()
+        server.die()
+
+    def sinks(self, run_dir: Path, *others: str) -> MetricSinks:
+        config = LoggingConfig(report_to=["mlflow", *others], project="test-project")
+        return open_sinks(config, run_dir, resumed_step=None, facts={})
+
+    def write(self, sinks: MetricSinks, *steps: int) -> None:
+        for step in steps:
+            sinks.write(step, {"reward": 0.5})
+
+    def records(self, run_dir: Path) -> list[dict]:
+        return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+    def test_is_slow_every_step_arrives_in_order_before_the_end(self, tracking: TrackingServer, tmp_path: Path):
+        tracking.answers.clear()
+        sinks = self.sinks(tmp_path)
+        self.write(sinks, *range(1, 101))
+        assert tracking.steps == []
+        tracking.answers.set()
+        sinks.close()
+        assert tracking.steps == list(range(1, 101))
+        assert (sinks.failures, sinks.lost_steps) == ({"mlflow": 0}, {"mlflow": 0})
+
+    def test_hangs_the_run_goes_on_and_ends(
+        self,
+        tracking: TrackingServer,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ):
+        monkeypatch.setattr(background_sink, "FINISH_S", 0.5)
+        sinks = self.sinks(tmp_path)
+        self.write(sinks, 1)
+        wait_until(lambda: tracking.steps == [1], "the first step did not arrive")
+        tracking.answers.clear()
+        self.write(sinks, *range(2, 52))
+        sinks.close()
+        assert not tracking.answers.is_set()
+        assert sinks.lost_steps == {"mlflow": 50}
+        assert [record["step"] for record in self.records(tmp_path)] == list(range(1, 52))
+        assert "mlflow: does not end" in caplog.text
+        assert "mlflow: 50 steps did not arrive" in caplog.text
+
+    def test_is_dead_from_the_start_nothing_waits_for_it(self, tracking: TrackingServer, tmp_path: Path):
+        tracking.die()
+        sinks = self.sinks(tmp_path)
+        self.write(sinks, 1, 2)
+        sinks.close()
+        assert (sinks.failures, sinks.lost_steps) == ({"mlflow": 1}, {"mlflow": 2})
+
+    def test_dies_it_is_switched_off_and_the_others_go_on(
+        self, tracking: TrackingServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ):
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        sinks = self.sinks(tmp_path, "tensorboard")
+        self.write(sinks, 1)
+        wait_until(lambda: tracking.steps == [1], "the first step did not arrive")
+        tracking.die()
+        self.write(sinks, *range(2, 21))
+        wait_until(lambda: sinks.lost_steps == {"mlflow": 19}, "it was not switched off")
+        self.write(sinks, 21)
+        sinks.close()
+        tries = background_sink.MAX_FAILURES_IN_A_ROW + 1
+        assert sinks.failures == {"mlflow": tries, "tensorboard": 0}, "so many writes, and one close"
+        assert sinks.lost_steps == {"mlflow": 20}
+        assert caplog.text.count("mlflow: switched off after 5 failures in a row") == 1
+        assert self.records(tmp_path)[-1]["sinks/mlflow_failures"] >= tries - 1
+        assert self.records(tmp_path)[-1]["sinks/mlflow_lost_steps"] == 19
+        events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+        assert [event.step for event in events.Scalars("reward")] == list(range(1, 22))
+
+    def test_fails_now_and_then_it_stays(self, tracking: TrackingServer, tmp_path: Path):
+        sinks, step = self.sinks(tmp_path), 0
+        for _ in range(2):
+            tracking.refusals = background_sink.MAX_FAILURES_IN_A_ROW - 1
+            self.write(sinks, *range(step + 1, step + 6))
+            step += 5
+            wait_until(lambda: step in tracking.steps, "it was switched off")  # noqa: B023 - called at once
+        sinks.close()
+        assert tracking.steps == [5, 10]
+        assert (sinks.failures, sinks.lost_steps) == ({"mlflow": 8}, {"mlflow": 8})
+
+    def test_hangs_what_has_no_room_is_counted(
+        self,
+        tracking: TrackingServer,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ):
+        monkeypatch.setattr(background_sink, "MAX_WAITING_STEPS", 3)
+        tracking.answers.clear()
+        sinks = self.sinks(tmp_path)
+        self.write(sinks, *range(1, 8))
+        assert sinks.lost_steps == {"mlflow": 4}
+        tracking.answers.set()
+        sinks.close()
+        assert tracking.steps == [1, 2, 3]
+        assert [record.get("sinks/mlflow_lost_steps", 0) for record in self.records(tmp_path)] == [0, 0, 0, 0, 1, 2, 3]
+        assert caplog.text.count("mlflow: 3 steps wait already") == 3, "the 1st, 2nd and 4th are logged"
+
+    def test_has_hung_for_a_while_the_end_of_the_run_does_not_wait_for_it(
+        self,
+        tracking: TrackingServer,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ):
+        monkeypatch.setattr(background_sink, "FINISH_S", 1000.0)
+        monkeypatch.setattr(background_sink, "HANGS_S", 0.2)
+        sinks = self.sinks(tmp_path)
+        self.write(sinks, 1)
+        wait_until(lambda: tracking.steps == [1], "the first step did not arrive")
+        (sink,) = sinks._background
+        wait_until(lambda: sink._busy_since_s is None, "the first step was not taken")
+        time.sleep(0.5)
+        assert not sink.hangs(), "it has nothing to do"
+        tracking.answers.clear()
+        self.write(sinks, 2)
+        wait_until(sink.hangs, "nobody sees that it hangs")
+        sinks.close()
+        assert sinks.lost_steps == {"mlflow": 1}
+        assert "mlflow: does not end" in caplog.text
+
+    def test_hangs_a_stop_signal_ends_the_wait_for_it(
+        self, tracking: TrackingServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(background_sink, "FINISH_S", 1000.0)
+        before, stop = [signal.getsignal(number) for number in STOP_SIGNALS], StopSignal()
+        stop.install()
+        try:
+            tracking.answers.clear()
+            sinks = self.sinks(tmp_path)
+            self.write(sinks, 1)
+            threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+            sinks.close()
+            assert stop.requested
+            assert [signal.getsignal(number) for number in STOP_SIGNALS] == [stop._handle, stop._handle]
+        finally:
+            for number, handler in zip(STOP_SIGNALS, before, strict=True):
+                signal.signal(number, handler)
+        assert sinks.lost_steps == {"mlflow": 1}
+
+
+def test_mlflow_is_less_patient_than_by_itself_unless_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "")  # so that it is put back afterwards
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_TIMEOUT")
+    open_sinks(LoggingConfig(report_to=["mlflow"]), tmp_path, resumed_step=None, facts={}).close()
+    assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "3"
+    assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == MLFLOW_PATIENCE["MLFLOW_HTTP_REQUEST_TIMEOUT"]

@@ -33,7 +33,8 @@ log = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
 
-BEAT_INTERVAL_S = 5.0
+BEAT_INTERVAL_S = 1.0
+"""As often as the live page looks."""
 REWARD_PROBE_INTERVAL_S = 5.0
 
 
@@ -193,7 +194,8 @@ class Conductor:
     def wait(self, task: "asyncio.Task[Any]", *, beat: Callable[[], None]) -> Literal["done", "push", "stop"]:
         """Wait until `task` is done, the servers need another push before it can be, or a stop is asked for.
 
-        The task has deadlines of its own; `beat` is called while the event loop answers.
+        The task has deadlines of its own; `beat` is called while the event loop answers, and the status hears whether
+        a batch waits for samples or only for scores.
         """
 
         async def look() -> Literal["done", "push", "waiting"]:
@@ -210,6 +212,7 @@ class Conductor:
             with self.stop.interruptible():
                 while (verdict := self.loop.run(look())) == "waiting":
                     beat()
+                    self.status.lacks("score" if self.pipeline.lacks_only_scores else "wait")
                 return verdict
         except StopRequested:
             self.loop.loop.call_soon_threadsafe(task.cancel)

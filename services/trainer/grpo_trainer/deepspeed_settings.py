@@ -7,7 +7,6 @@ from torch import nn
 
 from .config import DeepSpeedConfig, ModelConfig, OptimizerConfig
 
-
 REDUCE_BUCKET_NUMBERS = 50_000_000
 """Gradients that are summed together, float32: 200 MB on every GPU. DeepSpeed's default is ten times that."""
 

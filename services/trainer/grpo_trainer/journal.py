@@ -1,5 +1,6 @@
 """Rank 0's book-keeping: what a run did, where its time went, and who can look at it meanwhile."""
 
+import logging
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, field
@@ -7,13 +8,17 @@ from typing import Any, Self
 
 from .config import RunConfig
 from .observe.completions import CompletionLog
+from .observe.learning import LearningWatch
 from .observe.metrics import count_tokens, rollout_metrics, staleness
+from .observe.missing_scores import missing_scores
 from .observe.progress import Progress
-from .observe.run_status import RunStatus
+from .observe.run_status import DROP_REASONS, RunStatus
 from .observe.sinks import open_sinks
 from .observe.stage_clock import StageClock
 from .pipeline import Batch, Counts
 from .stages.push import PushResult
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -41,8 +46,9 @@ class Journal:
             config.logging, run_dir, resumed_step=resumed_step, facts=config.model_dump(mode="json")
         )
         self.completions = CompletionLog(run_dir, resumed_step=resumed_step) if config.logging.log_completions else None
+        self.learning = LearningWatch()
         if resumed_step is not None:
-            self.status.history.restore(run_dir)
+            self.learning.restore(run_dir)
         self._collected: dict[str, float] = {}
         self._batch: Batch | None = None
         self._batch_version = 0
@@ -85,9 +91,9 @@ class Journal:
             )
         )
         self.add(reward_metrics)
-        for reason in ("dropped_stale", "unscorable", "timeout", "error", "aborted"):
-            if count := int(self._collected[f"samples/{reason}"]):
-                self.status.dropped(reason.removeprefix("dropped_"), count)
+        for reason in DROP_REASONS:
+            if count := int(self._collected[f"samples/dropped_{reason}"]):
+                self.status.dropped(reason, count)
 
     def pushed(self, result: PushResult) -> None:
         self.status.pushed(result.version, seconds=result.seconds, num_bytes=result.num_bytes)
@@ -121,6 +127,7 @@ class Journal:
             group.trace.end("trained", step=step)
         self.sinks.write(step, metrics)
         samples = [sample for group in groups for sample in group.samples]
+        missing = missing_scores(groups, self.config.reward.names)
         self.status.step_done(
             step,
             metrics,
@@ -128,8 +135,11 @@ class Journal:
             staleness=[staleness(sample, self._batch_version) for sample in samples if sample.versions],
             num_tokens=count_tokens(groups),
             groups=groups if self.completions else (),
+            missing=missing,
         )
         if step > 0:
+            for sentence in self.learning.step_done(metrics, missing):
+                log.warning("step %d: %s", step, sentence)
             self.progress.step_done(step, metrics)
 
     def final_totals(self) -> RunTotals:

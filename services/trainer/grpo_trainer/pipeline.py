@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from grpo_proto import Sampling
 
@@ -94,10 +95,23 @@ class Pipeline:
         self._finished: deque[_Finished] = deque()
         self._out: set[int] = set()
         self._jobs: set[asyncio.Task[None]] = set()
+        self._sampling_since_s: dict[int, float] = {}
+        self._scoring_since_s: dict[int, float] = {}
         self._wanted = 0
         self._training = False
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
+
+    @property
+    def lacks_only_scores(self) -> bool:
+        """Enough groups for the batch are sampled, and some of them wait for their rewards."""
+        sampled = len(self._finished) + len(self._scoring_since_s)
+        return len(self._finished) < self._wanted <= sampled
+
+    def oldest_since_s(self, doing: Literal["sampling", "scoring"]) -> float | None:
+        """Since when the group that has waited longest waits for samples or scores, in seconds since the epoch."""
+        since_s = self._sampling_since_s if doing == "sampling" else self._scoring_since_s
+        return min(list(since_s.values()), default=None)
 
     def cursor(self) -> Cursor:
         waiting = [finished.group.position for finished in self._finished]
@@ -187,9 +201,12 @@ class Pipeline:
         )
         step = self.version + 1
         try:
+            self._sampling_since_s |= dict.fromkeys(positions, time.time())
             _enter("sample", traces)
             groups = await self.rollout.sample(job, n=self.limits.num_generations, sampling=self.sampling)
             sampled_at = time.monotonic()
+            self._move_on(positions)
+            self._scoring_since_s |= dict.fromkeys(positions, time.time())
             _enter("score", traces)
             await self.reward.score(groups, step=step)
             _enter("wait", traces)
@@ -197,8 +214,16 @@ class Pipeline:
             for trace in traces:
                 trace.end(type(error).__name__)
             raise
+        finally:
+            self._move_on(positions)
         self._out.difference_update(positions)
         self._finished.extend(_Finished(group, sampled_at) for group in groups)
+
+    def _move_on(self, positions: Sequence[int]) -> None:
+        """They do not sample or score any more."""
+        for position in positions:
+            self._sampling_since_s.pop(position, None)
+            self._scoring_since_s.pop(position, None)
 
     def _done(self, job: asyncio.Task[None]) -> None:
         self._jobs.discard(job)

@@ -25,7 +25,7 @@ from .observe.live_warnings import recent_warnings
 from .observe.run_status import RunStatus
 from .observe.summary import write_report_and_summary
 from .pipeline import Cursor
-from .process_group import join_process_group
+from .process_group import join_process_group, own_device
 from .ranks import join_ranks
 from .run_folder import open_run_folder, trainer_id
 from .saving import save_model
@@ -53,11 +53,15 @@ def run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal)
 
 def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal, open_parts: ExitStack) -> int:
     first_rank = environment_rank() == 0
+    own_device()  # a GPU that is missing is told before anything is waited for
     warnings = open_parts.enter_context(recent_warnings())
     status.enter_phase("reading the data", limit_s=config.server.loading_s)
     meeting = open_parts.enter_context(Meeting(connect_s=config.deepspeed.timeout_s))
     folder, state = open_checkpoint(config, resume=resume, stop=stop) if first_rank else (None, None)
     step = state["step"] if state else 0
+    if state:  # before the loads and the waits: who looks at the run meanwhile sees what it did
+        status.know_run(max_steps=0, step=step)
+        status.history.restore(config.run_dir, through_step=step)
     tokenizer = load_tokenizer(config)
     rows = load_prompt_rows(config.data, tokenizer, split="train")
     eval_rows = load_prompt_rows(config.data, tokenizer, split="eval") if config.data.eval_dataset else []

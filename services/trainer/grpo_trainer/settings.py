@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin
 
 import yaml
@@ -80,8 +81,8 @@ class _Environment(EnvSettingsSource):
 
     def decode_complex_value(self, field_name: str, field: Any, value: Any) -> Any:
         annotation = field and field.annotation
-        is_list = list in map(get_origin, (annotation, *get_args(annotation)))
-        if is_list and not value.lstrip().startswith("["):
+        choices = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+        if any(get_origin(choice) is list for choice in choices) and not value.lstrip().startswith("["):
             return [part.strip() for part in value.split(",")]
         try:
             return json.loads(value)

@@ -95,7 +95,80 @@ def test_prometheus_reads_its_configuration(tmp_path: Path):
     copy.write_text(text.replace("/etc/prometheus", str(MONITORING)))
     done = subprocess.run([promtool, "check", "config", copy], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "13 rules found" in done.stdout + done.stderr
+    assert "15 rules found" in done.stdout + done.stderr
+
+
+STEP = {
+    # A step of two minutes: the counters stand still for twelve scrapes, then move by all of it. Tokens: 9600 a step.
+    'grpo_trainer_stage_seconds_total{run="r", stage="wait"}': [70, 90],
+    'grpo_trainer_stage_seconds_total{run="r", stage="train"}': [50, 30],
+    'grpo_trainer_tokens_total{run="r", instance="a"}': [9600, 9600],
+    'grpo_trainer_sample_staleness_sum{run="r", instance="a"}': [256, 0],
+    'grpo_trainer_sample_staleness_count{run="r", instance="a"}': [256, 256],
+    'grpo_trainer_samples_dropped_total{run="r", reason="stale"}': [0, 0],
+}
+MIDDLES_OF_STEPS = ["5m10s", "5m50s", "6m30s", "20m10s", "21m", "22m50s", "40m"]
+"""Before the window is full, and after."""
+
+
+@pytest.mark.parametrize(
+    ("panel", "shown"),
+    [
+        ("Who waits for whom, {{stage}} {{run}}", {'{run="r", stage="wait"}': 0.58, '{run="r", stage="train"}': 0.42}),
+        ("Tokens trained on, {{run}}", {'{run="r"}': 80.0}),
+        ("Staleness, {{instance}}", {'{run="r", instance="a"}': 1.0}),
+        ("Samples dropped, {{reason}} {{run}}", {'{run="r", reason="stale"}': 0.0}),
+    ],
+)
+def test_a_step_of_minutes_looks_the_same_at_every_moment(panel: str, shown: dict[str, float], tmp_path: Path):
+    """A window that is shorter than a step sees nothing, and then the whole step in a few seconds."""
+    series = {name: " ".join(f"{moved * step}x11" for step in range(20)) for name, (moved, _) in STEP.items()}
+    check_panel(panel, series, dict.fromkeys(MIDDLES_OF_STEPS, shown), tmp_path)
+
+
+def test_a_run_that_begins_to_wait_longer_is_seen_within_the_window(tmp_path: Path):
+    levels = {name: [0] for name in STEP}
+    for name, (before, after) in STEP.items():
+        for step in range(20):
+            levels[name].append(levels[name][-1] + (before if step < 8 else after))
+    series = {name: " ".join(f"{level}x11" for level in reached) for name, reached in levels.items()}
+    both = ['{run="r", stage="wait"}', '{run="r", stage="train"}']
+    shown = {"15m": dict(zip(both, (0.58, 0.42), strict=True)), "35m": dict(zip(both, (0.75, 0.25), strict=True))}
+    check_panel("Who waits for whom, {{stage}} {{run}}", series, shown, tmp_path)
+
+
+def test_the_first_samples_that_are_dropped_are_seen(tmp_path: Path):
+    """Their reason is there from 0 on: Prometheus does not see how a series came to its first value."""
+    dropped = 'grpo_trainer_samples_dropped_total{run="r", reason="%s"}'
+    series = {dropped % "error": "0x11 80x100", dropped % "stale": "0x111"}
+    shown = {'{run="r", reason="error"}': 80.0, '{run="r", reason="stale"}': 0.0}
+    check_panel("Samples dropped, {{reason}} {{run}}", series, {"4m": shown}, tmp_path, to=10)
+
+
+def check_panel(
+    panel: str, series: dict[str, str], shown: dict[str, dict[str, float]], folder: Path, *, to: float = 0.01
+) -> None:
+    """Let Prometheus answer a panel from series that are scraped every ten seconds: moment → labels → value.
+
+    Values are rounded `to`: an increase is one that Prometheus extrapolates to the ends of the window.
+    """
+    expression = f"round({dashboard_queries()[f'grpo-services: {panel}']}, {to})"
+    case = {
+        "interval": "10s",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": expression,
+                "eval_time": moment,
+                "exp_samples": [{"labels": labels, "value": value} for labels, value in values.items()],
+            }
+            for moment, values in shown.items()
+        ],
+    }
+    (folder / "panel.yaml").write_text(yaml.safe_dump({"evaluation_interval": "10s", "tests": [case]}))
+    command = [needs_prometheus("promtool"), "test", "rules", folder / "panel.yaml"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_promtool_would_see_a_wrong_rule(tmp_path: Path):

@@ -8,12 +8,13 @@ const STAGE_WORDS = {
   wait: "waiting for samples", score: "waiting for scores", prepare: "preparing the batch", train: "training", push: "pushing weights",
   eval: "evaluating", save: "saving a checkpoint", "between stages": "between stages", starting: "starting",
 };
-const LEFT_OUT = { stale: "too stale", unscorable: "unscorable", timeout: "reward timed out", error: "reward failed", aborted: "aborted" };
+const LEFT_OUT = { stale: "too stale", unscorable: "no reward judged them", timeout: "reward timed out", error: "reward failed", aborted: "aborted" };
+const MISSING = { unscorable: "not judged", timeout: "timed out", error: "error" };
 const REWARD_COLORS = ["--orange", "--green", "--purple", "--teal", "--brown", "--red"];
 
 const color = (name) => `var(${name})`;
 const byId = (id) => document.getElementById(id);
-const state = { sections: {}, curves: {}, sequence: -1, clock: 0, ending: null, connected: false, drawn: false };
+const state = { sections: {}, curves: {}, sequence: -1, clock: 0, ending: null, connected: false, old: false };
 const completions = new Completions();
 const named = (curves, name, label, tone, more = {}) => ({ curve: curves[name], name: label, color: color(tone), ...more });
 
@@ -38,10 +39,19 @@ const charts = [
     named(curves, "frac_reward_zero_std", "all rewards equal", "--purple", { noisy: true }),
     named(curves, "completions/clipped_ratio", "cut off at the limit", "--red", { noisy: true }),
   ], { format: percent, low: 0, high: 1 }),
-  new Chart("Entropy and KL", "of the policy", (curves) => [
-    named(curves, "entropy", "entropy", "--teal", { noisy: true }), named(curves, "kl", "KL to the reference", "--purple", { noisy: true }),
-  ], { low: 0 }),
+  new Chart("Entropy", "of the policy", (curves) => [named(curves, "entropy", "entropy", "--teal", { noisy: true })], { low: 0 }),
+  new Chart("KL", "to the reference", (curves) => [named(curves, "kl", "KL", "--purple", { noisy: true })], { low: 0 }),
   new Chart("Gradient norm", "before clipping", (curves) => [named(curves, "grad_norm", "norm", "--brown", { noisy: true })], { low: 0 }),
+  new Chart("Reward spread", "within a batch", (curves) => [named(curves, "reward_std", "standard deviation", "--blue", { noisy: true })], { low: 0 }),
+  new Chart("Off-policy", "each on its own scale", (curves) => [
+    named(curves, "sampling/importance_sampling_ratio/mean", "ratio, mean", "--blue"),
+    named(curves, "sampling/importance_sampling_ratio/max", "ratio, largest", "--grey"),
+    named(curves, "sampling/sampling_logp_difference/mean", "logprob difference", "--red", { noisy: true }),
+  ], { apart: true }),
+  new Chart("Optimizer", "each on its own scale", (curves) => [
+    named(curves, "learning_rate", "learning rate", "--green"), named(curves, "loss", "loss", "--brown", { noisy: true }),
+    named(curves, "clip_ratio/region_mean", "clip ratio", "--purple"),
+  ], { apart: true }),
 ];
 const FIRST_CHARTS = 4;  // above the completions, the others below
 byId("charts").append(...charts.slice(0, FIRST_CHARTS).map((chart) => chart.node));
@@ -58,11 +68,26 @@ function duration(seconds) {
   return minutes < 100 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${String(minutes % 60).padStart(2, "0")} min`;
 }
 
+// With the date, when it is not today's.
+function timeOf(seconds) {
+  const moment = new Date(seconds * 1000), time = moment.toLocaleTimeString([], { hour12: false });
+  const pad = (number) => String(number).padStart(2, "0");
+  if (moment.toDateString() === new Date().toDateString()) return time;
+  return `${moment.getFullYear()}-${pad(moment.getMonth() + 1)}-${pad(moment.getDate())} ${time}`;
+}
+
 function bytes(number) {
   const units = ["B", "kB", "MB", "GB", "TB"];
   let index = 0;
   while (number >= 1000 && index < units.length - 1) { number /= 1000; index++; }
   return `${number.toPrecision(3)} ${units[index]}`;
+}
+
+// Once: a screen reader reads an alert again whenever it is written.
+function tell(id, words) {
+  const node = byId(id);
+  node.hidden = !words;
+  if (node.textContent !== words) node.textContent = words;
 }
 
 function drawHead() {
@@ -73,15 +98,19 @@ function drawHead() {
   byId("progress-bar").style.width = `${Math.min(100, share * 100)}%`;
   byId("progress").setAttribute("aria-valuenow", now.step ?? 0);
   byId("progress").setAttribute("aria-valuemax", run.max_steps ?? 1);
-  byId("steps").textContent = run.max_steps ? `step ${now.step} of ${run.max_steps}` : "no step yet";
-  const left = (run.max_steps - now.step) * recent.step_s;
-  byId("left").textContent = now.step >= run.max_steps ? "all steps done" : left > 0 ? `about ${duration(left)} left` : "";
-  byId("problem").hidden = !now.problem;
-  byId("problem").textContent = now.problem ? `The loop does not move: ${now.problem}` : "";
-  byId("waits").hidden = !now.waits?.reason;
-  byId("waits").textContent = now.waits?.reason ?? "";
-  const reward = state.curves.reward?.latest;
-  document.title = `${now.step ?? 0}/${run.max_steps ?? "?"}${reward === undefined ? "" : ` · ${short(reward)}`} · ${run.name ?? "GRPO run"}`;
+  byId("steps").textContent = run.max_steps ? `step ${now.step} of ${run.max_steps}` : now.step ? `step ${now.step}` : "no step yet";
+  const left = (run.max_steps - now.step) * recent.usual_step_s, still = state.ending ? null : state.sections.stands_still;
+  byId("left").textContent = run.max_steps && now.step >= run.max_steps ? "all steps done" : left > 0 && !still ? `about ${duration(left)} left` : "";
+  tell("still", still ? `Standing still: ${still.because}${still.until_s ? `; ends by itself at about ${timeOf(still.until_s)}` : ""}` : "");
+  tell("problem", now.problem ? `The loop does not move: ${now.problem}` : "");
+  tell("waits", now.waits?.reason ?? "");
+}
+
+// Not at the next frame: a tab in the background has none, and its title is all that is seen of it.
+function drawTitle() {
+  const { run = {}, now = {}, stands_still: still } = state.sections, reward = state.curves.reward?.latest;
+  const words = [`${now.step ?? 0}/${run.max_steps || "?"}`, reward === undefined ? "" : short(reward), still ? "standing still" : "", run.name ?? "GRPO run"];
+  document.title = words.filter(Boolean).join(" · ");
 }
 
 // Once a second: how long the stage has lasted.
@@ -89,7 +118,7 @@ function drawStage() {
   const { now } = state.sections;
   if (!now || state.ending || !state.connected) { byId("stage").textContent = ""; return; }
   const seconds = Math.max(0, Date.now() / 1000 + state.clock - now.stage_since_s);
-  const limit = now.waits ? `, at most until ${new Date(now.waits.until_s * 1000).toLocaleTimeString([], { hour12: false })}` : "";
+  const limit = now.waits ? `, at most until ${timeOf(now.waits.until_s)}` : "";
   byId("stage").textContent = `${STAGE_WORDS[now.stage] ?? now.stage}${seconds >= 2 ? ` for ${duration(seconds)}` : ""}${limit}`;
 }
 
@@ -97,11 +126,21 @@ function tile(label, value, note, way = "") {
   return make("li", {}, [make("span", { class: "soft", text: label }), make("b", { text: value }), make("span", { class: `soft ${way}`, text: note })]);
 }
 
+const COMPARED = 10;  // points at either end of a curve: one batch against another is mostly noise
+const average = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
+const variance = (values) => average(values.map((value) => (value - average(values)) ** 2)) * values.length / (values.length - 1);
+
+// How far the end of a curve lies from its beginning; good or bad only beyond two standard errors.
 function moved(name, format) {
   const curve = state.curves[name];
   if (!curve || curve.y.length < 2) return [curve ? `at step ${Math.round(curve.x[0])}` : "", ""];
-  const difference = curve.latest - curve.y[0];
-  return [`${difference >= 0 ? "+" : "−"}${format(Math.abs(difference))} since step ${Math.round(curve.x[0])}`, difference >= 0 ? "up" : "down"];
+  const count = Math.min(COMPARED, Math.floor(curve.y.length / 2)), first = curve.y.slice(0, count), last = curve.y.slice(-count);
+  const difference = average(last) - average(first), steps = curve.counts.slice(0, count).reduce((sum, one) => sum + one, 0);
+  const since = count === 1 ? `since step ${Math.round(curve.x[0])}` : `from the first ${steps} ${name.startsWith("eval_") ? "evaluations" : "steps"} to the last`;
+  const noise = count < 3 ? Infinity : 2 * Math.sqrt((variance(first) + variance(last)) / count);
+  const sign = difference > 0 ? "+" : difference < 0 ? "−" : "±";
+  const way = Math.abs(difference) <= noise ? "" : difference > 0 ? "up" : "down";
+  return [`${sign}${format(Math.abs(difference))} ${since}`, way];
 }
 
 const points = (value) => `${(value * 100).toFixed(1)} points`;
@@ -138,11 +177,29 @@ function drawWaits() {
   byId("push").textContent = now.push_bytes ? `The last push: ${bytes(now.push_bytes)} in ${short(now.push_s)} s.` : "";
 }
 
+const MOST = 0.5, MUCH = 0.25, HARDLY = 0.1;  // shares of a step's time
+
 function waitWords(shares, facts) {
-  const share = (...stages) => `${Math.round(stages.reduce((sum, stage) => sum + (shares[stage] ?? 0), 0) * 100)}\u00a0%`;
-  const trainer = `The trainer waits ${share("wait")} of the time for samples and ${share("score")} for scores.`;
-  if (!facts || facts.max_staleness > 0) return trainer;
-  return `${trainer} The rollout servers have nothing to sample for ${share("score", "prepare", "train", "push", "save", "other")}: with max_staleness 0 they wait until the new weights are there.`;
+  const sum = (...stages) => stages.reduce((total, stage) => total + (shares[stage] ?? 0), 0);
+  const share = (...stages) => `${Math.round(sum(...stages) * 100)}\u00a0%`;
+  const words = [`The trainer waits ${share("wait")} of the time for samples and ${share("score")} for scores.`];
+  const overlaps = facts?.max_staleness > 0, busy = ["score", "prepare", "train", "push", "save", "other"];
+  if (facts && !overlaps) words.push(`The rollout servers have nothing to sample for ${share(...busy)}: with max_staleness 0 they wait until the new weights are there.`);
+  if (sum("score") > MUCH) words.push("A faster reward helps most: more workers or reward servers.");
+  else if (sum("wait") > MOST) words.push(`More rollout servers help most${facts && !overlaps ? ", or max_staleness 1: then they sample while the trainer trains" : ""}.`);
+  else if (facts && overlaps && sum("wait", "score") < HARDLY) words.push(`The rollout servers wait for the trainer: fewer of them${facts.max_staleness > 1 ? " or a smaller max_staleness" : ""} would do, or more GPUs for the trainer.`);
+  return words.join(" ");
+}
+
+// New children for a node when `what` they show has changed, but not under the eyes of somebody who copies from it.
+const filled = new Map();
+let putOff = false;
+function refill(id, what, build) {
+  const node = byId(id), key = JSON.stringify(what ?? null);
+  if (filled.get(id) === key) return;
+  if (selectionIsIn(node)) { putOff = true; return; }
+  filled.set(id, key);
+  node.replaceChildren(...build());
 }
 
 function stateMark(text, kind) {
@@ -167,19 +224,24 @@ function drawServers() {
     const [text, kind] = reward.live === null ? ["not asked yet", "wait"] : reward.live ? ["live", "good"] : ["no answer", "bad"];
     rows.push(serverRow(`${reward.url} (reward)`, stateMark(text, kind), "–", "–", reward.live ? null : reward.detail, true));
   }
-  byId("replicas").replaceChildren(...rows);
+  refill("replicas", [replicas, reward], () => rows);
   byId("replicas-words").textContent = replicas ? `${replicas.serving} of ${replicas.count} rollout servers have the current weights` : "known once the trainer has found them";
 }
 
 function drawWarnings() {
   const { recent = {}, warnings } = state.sections, lost = Object.entries(recent.left_out ?? {}).filter(([, count]) => count);
-  byId("left-out").replaceChildren(...lost.map(([reason, count]) => make("span", { class: "chip lost", text: `${count.toLocaleString("en")} samples left out: ${LEFT_OUT[reason] ?? reason}` })));
-  const lines = (warnings ?? []).map((entry) => make("li", { class: entry.level }, [
-    make("time", { datetime: new Date(entry.time_s * 1000).toISOString(), text: new Date(entry.time_s * 1000).toLocaleTimeString([], { hour12: false }) }),
-    document.createTextNode(entry.text + (entry.count > 1 ? `  (${entry.count} times)` : "")),
-  ]));
-  if (!lines.length) lines.push(make("li", { class: "soft", text: lost.length ? "No warning in this process's log." : "None: no warning in this process's log, no sample left out." }));
-  byId("warnings").replaceChildren(...lines);
+  const missing = recent.missing ?? [], today = new Date().toDateString();
+  refill("left-out", [lost, missing], () => [
+    ...lost.map(([reason, count]) => make("span", { class: "chip lost", text: `${count.toLocaleString("en")} samples left out: ${LEFT_OUT[reason] ?? reason}` })),
+    ...missing.map((one) => make("span", { class: one.status === "unscorable" ? "chip" : "chip lost", text: `reward ${one.reward}: ${one.count} of ${one.of} scores missing in the last step: ${MISSING[one.status] ?? one.status}` })),
+  ]);
+  refill("warnings", [warnings, lost.length, missing.length, today], () => {
+    if (!warnings?.length) return [make("li", { class: "soft", text: lost.length || missing.length ? "No warning in this process's log." : "None: no warning in this process's log, no sample left out." })];
+    return warnings.map((entry) => make("li", { class: entry.level }, [
+      make("time", { datetime: new Date(entry.time_s * 1000).toISOString(), text: timeOf(entry.time_s) }),
+      document.createTextNode(entry.text + (entry.count > 1 ? `  (${entry.count} times)` : "")),
+    ]));
+  });
 }
 
 let wanted = false;
@@ -197,12 +259,16 @@ function take(sections, nowS) {
   Object.assign(state.sections, sections);
   state.clock = nowS - Date.now() / 1000;
   if ("groups" in sections) completions.update(sections.groups, state.sections.facts?.log_completions);
+  drawTitle();
   redraw();
 }
 
+// A trainer that has just started in the run's folder has read no step yet: the page keeps what it had until it has.
 function hello(data) {
+  const sameRun = state.sections.run?.name === data.sections.run.name, empty = !Object.keys(data.curves).length;
+  state.old = sameRun && empty && Object.keys(state.curves).length > 0;
   state.sections = {};
-  state.curves = Object.fromEntries(Object.entries(data.curves).map(([name, curve]) => [name, new Curve(curve)]));
+  if (!state.old) state.curves = Object.fromEntries(Object.entries(data.curves).map(([name, curve]) => [name, new Curve(curve)]));
   state.sequence = data.sequence;
   state.ending = null;
   byId("ending").hidden = true;
@@ -211,6 +277,7 @@ function hello(data) {
 }
 
 function update(data) {
+  if (state.old && data.steps.length) [state.curves, state.old] = [{}, false];
   for (const { sequence, step, values } of data.steps) {
     if (sequence <= state.sequence) continue;
     state.sequence = sequence;
@@ -270,5 +337,6 @@ function lost() {
 
 setInterval(drawStage, 1000);
 addEventListener("resize", redraw);
+document.addEventListener("selectionchange", () => { if (putOff) { putOff = false; redraw(); } });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 connect();

@@ -21,14 +21,20 @@ function draw(name, attributes = {}, text = null) {
   return node;
 }
 
+function selectionIsIn(node) {
+  const selection = document.getSelection();
+  return !selection.isCollapsed && (node.contains(selection.anchorNode) || node.contains(selection.focusNode));
+}
+
 // A curve thins itself as the trainer does: when it has too many points, neighbours are merged.
 class Curve {
-  constructor({ x = [], y = [], per = 1, last = 0, merge = "mean" } = {}) {
-    Object.assign(this, { x, y, per, merge });
+  constructor({ x = [], y = [], per = 1, last = 0, latest = null, merge = "mean" } = {}) {
+    Object.assign(this, { x, y, per, latest, merge });  // latest: by itself, the last point may stand for several steps
     this.counts = x.map((_, index) => index === x.length - 1 ? last : per);
   }
 
   add(step, value) {
+    this.latest = value;
     const end = this.x.length - 1;
     if (end >= 0 && this.counts[end] < this.per) {
       [this.x[end], this.y[end], this.counts[end]] = this.merged(end, step, value, 1);
@@ -57,15 +63,13 @@ class Curve {
     this.per *= 2;
   }
 
-  get latest() { return this.y.length ? this.y[this.y.length - 1] : null; }
-
-  // The point nearest to a step.
-  at(step) {
+  // The point nearest to a step: its number, -1 when there is none.
+  nearest(step) {
     let best = -1;
     for (let i = 0; i < this.x.length; i++) {
       if (best < 0 || Math.abs(this.x[i] - step) < Math.abs(this.x[best] - step)) best = i;
     }
-    return best < 0 ? null : this.y[best];
+    return best;
   }
 
   smooth() {
@@ -97,10 +101,13 @@ function short(value) {
 
 const percent = (value) => value === null || value === undefined ? "–" : `${Number((value * 100).toPrecision(3))}\u00a0%`;
 
-// One chart: `lines(curves)` gives [{curve, name, color, faint, dash, dots}], `stacked` puts them on top of each other.
+const MERGED = { mean: "mean", max: "largest", min: "smallest" };
+
+// One chart: `lines(curves)` gives [{curve, name, color, noisy, dash, dots}], `stacked` puts them on top of each other,
+// `apart` gives each a scale of its own: their sizes have nothing to do with each other.
 class Chart {
-  constructor(title, note, lines, { format = short, low = null, high = null, least = null, stacked = false } = {}) {
-    Object.assign(this, { title, note, lines, format, low, high, least, stacked, step: null });
+  constructor(title, note, lines, { format = short, low = null, high = null, least = null, stacked = false, apart = false } = {}) {
+    Object.assign(this, { title, note, lines, format, low, high, least, stacked, apart, step: null });
     this.svg = draw("svg", { role: "img" });
     this.legend = make("ul", { class: "legend" });
     this.where = make("span", { class: "soft" });
@@ -109,8 +116,16 @@ class Chart {
     this.node = make("section", { class: "card chart", "aria-label": title }, [head, this.legend, this.svg, this.empty]);
     this.svg.addEventListener("pointermove", (event) => this.point(event));
     this.svg.addEventListener("pointerdown", (event) => this.point(event));
-    this.svg.addEventListener("pointerleave", () => { this.step = null; this.render(); });
+    // A finger that is lifted leaves, too: what it has pointed at stays until the next tap elsewhere.
+    this.svg.addEventListener("pointerleave", (event) => { if (event.pointerType !== "touch") this.leave(); });
+    document.addEventListener("pointerdown", (event) => { if (!this.svg.contains(event.target)) this.leave(); });
     this.known = null;
+  }
+
+  leave() {
+    if (this.step === null) return;
+    this.step = null;
+    this.render();
   }
 
   point(event) {
@@ -129,15 +144,16 @@ class Chart {
     this.svg.toggleAttribute("hidden", lines.length === 0);
     this.svg.replaceChildren();
     this.legend.replaceChildren(...lines.map((line) => this.entry(line)));
-    this.where.textContent = this.note;
+    const merged = mergedWords(lines);
+    this.where.textContent = this.note + (merged && `, each point the ${merged}`);
     if (!lines.length) { this.scale = null; return; }
     const words = lines.map((line) => `${line.name} ${this.format(line.curve.latest)}`).join(", ");
     this.svg.setAttribute("aria-label", `${this.title} over the steps; last values: ${words}`);
     this.frame(lines);
     if (this.stacked) this.stack(lines); else for (const line of lines) this.line(line);
-    if (this.scale.cut) this.where.textContent = `${this.note}, the tallest cut off`;
+    if (this.scale.cut) this.where.textContent += ", the tallest cut off";
     if (this.step !== null) {
-      this.where.textContent = `step ${this.step}`;
+      this.where.textContent = merged ? `around step ${this.step}: ${merged}` : `step ${this.step}`;
       const x = this.x(Math.min(this.scale.last, Math.max(this.scale.first, this.step)));
       this.svg.append(draw("line", { class: "cursor", x1: x, x2: x, y1: TOP, y2: this.scale.height - BOTTOM }));
     }
@@ -146,8 +162,15 @@ class Chart {
   entry(line) {
     const mark = make("i");
     mark.style.color = line.color;
-    const value = this.step === null ? line.curve.latest : line.curve.at(this.step);
-    return make("li", {}, [mark, document.createTextNode(line.name), make("b", { text: this.format(value) })]);
+    return make("li", {}, [mark, document.createTextNode(line.name), make("b", { text: this.reading(line.curve) })]);
+  }
+
+  // The latest value, or the one pointed at; what was measured at another step says at which.
+  reading(curve) {
+    if (this.step === null) return this.format(curve.latest);
+    const index = curve.nearest(this.step), step = curve.x[index];
+    const there = Math.abs(step - this.step) <= Math.max(0.5, curve.per / 2);
+    return this.format(curve.y[index]) + (there ? "" : ` (step ${Math.round(step)})`);
   }
 
   frame(lines) {
@@ -158,6 +181,7 @@ class Chart {
     // An evaluation every few steps must not make the other bars flat.
     const most = this.stacked ? 3 * median(values) : Infinity, cut = high > most;
     if (cut) high = most;
+    if (this.apart) [low, high] = [0, 1];
     if (this.high === null) high += (high - low || Math.abs(high) || 1) * 0.06;
     if (this.low === null) low -= (high - low || Math.abs(low) || 1) * 0.06;
     if (high <= low) high = low + 1;
@@ -168,7 +192,7 @@ class Chart {
     for (const value of ticks(low, high, 4)) {
       const y = this.y(value);
       this.svg.append(draw("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: y, y2: y }));
-      this.svg.append(draw("text", { x: LEFT - 6, y: y + 4, "text-anchor": "end" }, this.format(value)));
+      if (!this.apart) this.svg.append(draw("text", { x: LEFT - 6, y: y + 4, "text-anchor": "end" }, this.format(value)));
     }
     for (const step of ticks(first, last, Math.max(2, width / 90)).filter(Number.isInteger)) {
       this.svg.append(draw("text", { x: this.x(step), y: height - 4, "text-anchor": "middle" }, String(step)));
@@ -184,14 +208,15 @@ class Chart {
   }
 
   line({ curve, color, noisy, dots, dash }) {
-    const many = noisy && curve.x.length >= 30;
+    const many = noisy && curve.x.length >= 30, placed = this.apart ? onOwnScale(curve.y) : (values) => values;
     if (curve.x.length > 1) {
-      this.path(curve.x, curve.y, { color, width: many ? 1 : 2, opacity: many ? 0.35 : 1, dash });
-      if (many) this.path(curve.x, curve.smooth(), { color, width: 2.2, opacity: 1 });
+      this.path(curve.x, placed(curve.y), { color, width: many ? 1 : 2, opacity: many ? 0.35 : 1, dash });
+      if (many) this.path(curve.x, placed(curve.smooth()), { color, width: 2.2, opacity: 1 });
     }
     if (dots || curve.x.length === 1) {
+      const values = placed(curve.y);
       curve.x.forEach((step, index) => {
-        const circle = draw("circle", { cx: this.x(step), cy: this.y(curve.y[index]), r: 3.5 });
+        const circle = draw("circle", { cx: this.x(step), cy: this.y(values[index]), r: 3.5 });
         circle.style.fill = color;
         this.svg.append(circle);
       });
@@ -221,6 +246,21 @@ class Chart {
       this.svg.append(path);
     }
   }
+}
+
+// "mean of 4 steps" or "mean or largest of 4 steps", when points stand for several; else nothing.
+function mergedWords(lines) {
+  const merged = lines.filter(({ curve }) => curve.per > 1).map(({ curve }) => curve);
+  if (!merged.length) return "";
+  const words = [...new Set(merged.map((curve) => MERGED[curve.merge]))].join(" or ");
+  return `${words} of ${Math.max(...merged.map((curve) => curve.per))} steps`;
+}
+
+// From 0 to 1 between their extremes; a hundredth of their size apart at least, or rounding looks like a movement.
+function onOwnScale(values) {
+  const low = Math.min(...values), high = Math.max(...values);
+  const room = Math.max(high - low, Math.max(Math.abs(low), Math.abs(high)) / 100) || 1, middle = (low + high) / 2;
+  return (others) => others.map((value) => 0.5 + (value - middle) / room);
 }
 
 function sums(lines) {

@@ -9,7 +9,10 @@ class Completions {
     this.place = document.getElementById("groups");
     this.words = document.getElementById("completions-words");
     this.button = document.getElementById("hold");
-    this.held = this.shown = this.newest = null;
+    this.held = this.shown = this.newest = this.caption = null;
+    for (const [node, name] of [[this.place, "focusout"], [document, "selectionchange"]]) {
+      node.addEventListener(name, () => setTimeout(() => this.catchUp()));  // the focus is elsewhere only after it has left
+    }
     this.button.addEventListener("click", () => this.held ? this.go() : this.hold());
   }
 
@@ -17,12 +20,22 @@ class Completions {
   update(groups, logged) {
     this.newest = groups;
     if (!groups) {
-      this.words.textContent = logged === false ? "Not kept: logging.log_completions is off."
-        : "They come with the next step.";
+      this.caption = logged === false ? "Not kept: logging.log_completions is off." : "They come with the next step.";
       this.place.replaceChildren();
-    } else if (!this.held) {
-      this.render(groups);
+    } else {
+      this.catchUp();
     }
+    this.say();
+  }
+
+  // Somebody copies, or scrolls with the keys.
+  get read() {
+    return selectionIsIn(this.place) || this.place.contains(document.activeElement);
+  }
+
+  catchUp() {
+    if (!this.newest || this.newest === this.shown || this.held || this.read) return;
+    this.render(this.newest);
     this.say();
   }
 
@@ -39,7 +52,8 @@ class Completions {
   }
 
   say() {
-    const newer = this.held && this.newest && this.newest.step > this.held.step;
+    const newer = this.shown && this.newest && this.newest.step > this.shown.step;
+    if (this.caption) this.words.textContent = this.caption + (newer && !this.held ? " The next ones wait while you are in here." : "");
     this.button.setAttribute("aria-pressed", String(Boolean(this.held)));
     this.button.textContent = !this.held ? "Hold" : newer ? `Held · go on to step ${this.newest.step}` : "Held · go on";
   }
@@ -47,7 +61,7 @@ class Completions {
   render(groups) {
     this.shown = groups;
     const most = groups.count > groups.groups.length;
-    this.words.textContent = `Step ${groups.step}` + (most
+    this.caption = `Step ${groups.step}` + (most
       ? `: of ${groups.count} prompts the ${groups.groups.length} whose rewards differ most, best completion first.`
       : `: best completion first.`);
     this.place.replaceChildren(...groups.groups.map((group) => this.group(group)));

@@ -18,6 +18,8 @@ MAX_REWARDS = 8
 MAX_TEXT = 3000
 """Characters of one text. Beginning and end stay: the answer stands at the end."""
 MAX_DETAIL = 200
+TURNING = {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+"""Characters that turn the direction of the text around them: shown by their numbers, or a reader is deceived."""
 
 
 def groups_shown(groups: Sequence["Group"]) -> list[dict[str, Any]]:
@@ -60,8 +62,8 @@ def _reward(name: str, result: RewardScore) -> dict[str, Any]:
 
 
 def clean(text: str, limit: int = MAX_TEXT) -> str:
-    """Cut, and with a question mark for every half of a character: it has no UTF-8 form."""
-    return shorten(text, limit).encode("utf-8", "replace").decode("utf-8")
+    """Cut, with a question mark for every half of a character, which has no UTF-8 form, and no text turned around."""
+    return shorten(text, limit).encode("utf-8", "replace").decode("utf-8").translate(TURNING)
 
 
 def finite(value: float | None) -> float | None:

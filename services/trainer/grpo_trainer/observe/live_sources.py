@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 from .live_groups import clean
 from .live_warnings import RecentWarnings
 from .run_status import RunStatus
+from .standing_still import standing_still_shown
 
 if TYPE_CHECKING:  # only for the types: parts do not know the conductor
     from ..conductor import Conductor
@@ -24,6 +25,7 @@ def show_servers(status: RunStatus, config: "RunConfig", conductor: "Conductor",
         "facts": lambda: facts,
         "replicas": lambda: replicas_shown(conductor.fleet.replicas),
         "reward_server": lambda: reward_shown(conductor),
+        "stands_still": lambda: standing_still_shown(status, conductor),
         "warnings": warnings.shown,
     }
     for name, source in sources.items():

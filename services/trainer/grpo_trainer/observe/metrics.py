@@ -5,9 +5,11 @@ Standard deviations are those of a sample (n - 1), as in TRL.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from ..samples import Group, Sample
+from .run_status import DROP_REASONS, DropReason
 
 CORRECT_SCORE = 1.0
 """A completion is correct when the accuracy reward gives it at least this."""
@@ -93,16 +95,30 @@ def staleness(sample: Sample, policy_version: int) -> int:
 
 
 def sample_counts(samples: Sequence[Sample], *, dropped_stale: int = 0) -> dict[str, float]:
-    """How many samples took part, and why the others did not. A sample counts once for every status of its rewards."""
+    """How many samples took part, why others were left out, and how many lack a score of a reward.
+
+    `samples/dropped_<reason>` are the samples without an advantage, each counted once, and those too old to be used.
+    `samples/<status>` count a sample once for every status of its rewards: with another score it is trained on.
+    """
     statuses = [{result.status for result in sample.rewards.values()} for sample in samples]
+    left_out = Counter(_left_out_because(sample) for sample in samples if sample.advantage is None)
     return {
         "samples/used": sum(sample.advantage is not None for sample in samples),
+        **{f"samples/dropped_{reason}": left_out[reason] for reason in DROP_REASONS},
         "samples/dropped_stale": dropped_stale,
         "samples/unscorable": sum("unscorable" in found for found in statuses),
         "samples/timeout": sum("timeout" in found for found in statuses),
         "samples/error": sum("error" in found for found in statuses),
         "samples/aborted": sum(sample.finish_reason in ("abort", "error") for sample in samples),
     }
+
+
+def _left_out_because(sample: Sample) -> DropReason:
+    """The gravest reason of a sample that has several: what broke comes before what a reward would not judge."""
+    if sample.finish_reason in ("abort", "error"):
+        return "aborted"
+    statuses = {result.status for result in sample.rewards.values()}
+    return "error" if "error" in statuses else "timeout" if "timeout" in statuses else "unscorable"
 
 
 def count_tokens(groups: Iterable[Group]) -> int:

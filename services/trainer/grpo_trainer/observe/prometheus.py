@@ -1,13 +1,45 @@
 """What `GET /metrics` shows: read from a snapshot of the run at every scrape, nothing is counted twice."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from .run_status import STALENESS_BUCKETS, RunStatus, Snapshot
+from .live_history import LiveHistory
+from .run_status import DROP_REASONS, STALENESS_BUCKETS, RunStatus, Snapshot
+from .stage_clock import STAGES
+
+LEARNING = {
+    "frac_reward_zero_std": (
+        "zero_spread_groups_ratio",
+        "Share of the groups of the last step whose samples all had the same reward: they teach nothing.",
+    ),
+    "completions/mean_length": (
+        "completion_length_tokens",
+        "Mean length of the completions of the last step, in tokens.",
+    ),
+    "completions/clipped_ratio": (
+        "completions_truncated_ratio",
+        "Share of the completions of the last step that were cut off at the limit of their length.",
+    ),
+    "entropy": ("entropy_nats", "Mean entropy of the policy in the last step, in nats per token."),
+    "kl": ("kl_nats", "Mean KL divergence from the reference model in the last step, in nats per token."),
+    "grad_norm": ("gradient_norm", "Norm of the gradient in the last step, before it is clipped."),
+    "learning_rate": ("learning_rate", "Learning rate of the last update."),
+    "clip_ratio/region_mean": (
+        "clipped_tokens_ratio",
+        "Share of the tokens of the last step whose probability ratio was clipped.",
+    ),
+    "sampling/sampling_logp_difference/mean": (
+        "sampling_logprob_difference_nats",
+        "Mean distance between the log-probabilities of the rollout servers and of the trainer, in nats per token.",
+    ),
+    "eval_accuracy": ("evaluation_accuracy", "Share of correct completions, sampled, in the last evaluation."),
+    "eval_greedy": ("evaluation_greedy_accuracy", "Share of correct completions, greedy, in the last evaluation."),
+}
+"""What people steer a run by: name in metrics.jsonl → name of the gauge, and its help."""
 
 
 class RunMetrics:
@@ -23,7 +55,7 @@ class RunMetrics:
 
 class _RunCollector(Collector):
     def __init__(self, status: RunStatus):
-        self._status = status
+        self._status, self._last_step = status, _LastStep(status.history)
 
     def describe(self) -> list[Metric]:
         return []  # registering must not depend on the state of a run
@@ -46,10 +78,49 @@ class _RunCollector(Collector):
                 yield _gauge(name, text, value)
         yield _counter("tokens", "Tokens of prompts and completions trained on.", state.tokens)
         yield _counter("weight_push_bytes", "Bytes of weights pushed to each server.", state.push_bytes)
-        yield _labelled("stage_seconds", "Time in each stage.", "stage", dict(state.seconds_per_stage))
-        text = "Samples dropped as stale, aborted, or with a reward that gave no score."
-        yield _labelled("samples_dropped", text, "reason", dict(state.dropped))
+        # From 0 on, as below; a resumed run has the seconds of the run before it, which did not pass just now.
+        seconds = state.seconds_per_stage or (dict.fromkeys(STAGES, 0.0) if state.step == 0 else {})
+        yield _labelled("stage_seconds", "Time in each stage.", "stage", seconds)
+        text = "Samples that took no part in the training: stale, aborted, or without any score."
+        # All reasons from 0 on: of a series that begins at 80, Prometheus does not see the first 80.
+        dropped: dict[str, float] = {reason: state.dropped.get(reason, 0) for reason in DROP_REASONS}
+        yield _labelled("samples_dropped", text, "reason", dropped)
         yield _staleness(state)
+        yield from _learning(self._last_step.numbers())
+
+
+class _LastStep:
+    """The numbers of the last finished step. Each scrape reads only what is new since the one before."""
+
+    def __init__(self, history: LiveHistory):
+        self._history = history
+        self._sequence = 0
+        self._numbers: dict[str, float] = {}
+
+    def numbers(self) -> dict[str, float]:
+        """As metrics.jsonl names them; what the step did not measure is absent. Those of an evaluation stay until the
+        next one."""
+        found = self._history.since(self._sequence)
+        if found is None:  # more steps since then than are kept one by one
+            self._sequence, curves = self._history.whole()
+            self._numbers = {name: curve["latest"] for name, curve in curves.items() if curve["latest"] is not None}
+            return self._numbers
+        self._sequence, steps = found
+        for step in steps:
+            kept = {name: value for name, value in self._numbers.items() if name.startswith("eval_")}
+            self._numbers = kept | step["values"]
+        return self._numbers
+
+
+def _learning(numbers: Mapping[str, float]) -> Iterator[Metric]:
+    for metric, (name, text) in LEARNING.items():
+        yield GaugeMetricFamily(f"grpo_trainer_{name}", text, value=numbers.get(metric))
+    text = "Mean of each reward in the last step, before weights."
+    family = GaugeMetricFamily("grpo_trainer_reward_component", text, labels=["reward"])
+    for metric, value in numbers.items():
+        if metric.startswith("rewards/") and metric.endswith("/mean"):
+            family.add_metric([metric.removeprefix("rewards/").removesuffix("/mean")], value)
+    yield family
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:
@@ -60,7 +131,7 @@ def _counter(name: str, text: str, value: float) -> Metric:
     return CounterMetricFamily(f"grpo_trainer_{name}", text, value=value)
 
 
-def _labelled(name: str, text: str, label: str, values: dict[str, float]) -> Metric:
+def _labelled(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
     family = CounterMetricFamily(f"grpo_trainer_{name}", text, labels=[label])
     for key, value in values.items():
         family.add_metric([key], value)

@@ -162,10 +162,10 @@ RATIOS = {
 }
 LOST = {
     "samples/dropped_stale": "too stale",
-    "samples/unscorable": "unscorable",
-    "samples/timeout": "reward timed out",
-    "samples/error": "reward failed",
-    "samples/aborted": "aborted",
+    "samples/dropped_unscorable": "unscorable",
+    "samples/dropped_timeout": "reward timed out",
+    "samples/dropped_error": "reward failed",
+    "samples/dropped_aborted": "aborted",
 }
 
 

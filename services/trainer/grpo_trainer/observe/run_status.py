@@ -5,15 +5,20 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from .live_history import LiveHistory
+from .missing_scores import MissingScores
 
 if TYPE_CHECKING:  # samples.py imports torch, the routes do not need it
     from ..samples import Group
 
 STALENESS_BUCKETS = (0, 1, 2, 4, 8, 16)
 """Upper bounds of the histogram of sample staleness, in versions."""
+DropReason = Literal["stale", "unscorable", "timeout", "error", "aborted"]
+DROP_REASONS: tuple[DropReason, ...] = get_args(DropReason)
+"""Why a sample took no part in the training: older than `max_staleness`; no reward gave it a score, because none would
+judge it, one ran out of time, or one failed; its completion was cut off by the server."""
 MAX_REASON = 200
 """Of why a server is not there, in characters."""
 
@@ -63,7 +68,7 @@ class Snapshot:
     push_bytes: int = 0
     """Bytes of all pushes."""
     dropped: Mapping[str, int] = field(default_factory=dict)
-    """Reason → samples that took no part."""
+    """One of `DROP_REASONS` → samples that took no part; without the reasons that there were none for."""
     staleness_counts: tuple[int, ...] = (0,) * (len(STALENESS_BUCKETS) + 1)
     """Samples per bucket, not cumulative; the last one is beyond the last bound."""
     staleness_sum: int = 0
@@ -147,6 +152,11 @@ class RunStatus:
     def enter_stage(self, name: str) -> None:
         self._update(stage=name, stage_since_s=time.time(), start=None)
 
+    def lacks(self, stage: Literal["wait", "score"]) -> None:
+        """What the loop's wait for a batch lacks now: samples or scores. Nothing while it waits for something else."""
+        if {self._state.stage, stage} == {"wait", "score"}:
+            self.enter_stage(stage)
+
     def set_ready(self, ready: bool) -> None:
         """Ready from the first push on, no more once the run ends."""
         self._update(ready=ready)
@@ -166,8 +176,8 @@ class RunStatus:
                 self._state, policy_version=version, push_s=seconds, push_bytes=total, last_push_bytes=num_bytes
             )
 
-    def dropped(self, reason: str, num_samples: int) -> None:
-        """Samples that took no part: `stale`, `unscorable`, `timeout`, `error`, `aborted`."""
+    def dropped(self, reason: DropReason, num_samples: int) -> None:
+        """Samples that took no part; each counts once."""
         with self._lock:
             self._touch()
             counts = dict(self._state.dropped)
@@ -183,13 +193,16 @@ class RunStatus:
         staleness: Iterable[int] = (),
         num_tokens: int = 0,
         groups: Sequence["Group"] = (),
+        missing: Sequence[MissingScores] = (),
     ) -> None:
         """`seconds_per_stage` is of the whole run, `staleness` one number per sample of this step.
 
+        `missing` are the scores that rewards did not give.
         `groups` are the step's, with rewards and advantages; a few of them are kept for the live page.
         """
         self.history.add(step, metrics)
         self.history.show_groups(step, groups)
+        self.history.show_missing(missing)
         with self._lock:
             self._touch()
             state = self._state

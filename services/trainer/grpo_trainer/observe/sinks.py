@@ -2,52 +2,65 @@
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+import os
+import threading
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ..config import LoggingConfig
 from ..errors import UsageError
+from .background_sink import BackgroundSink, MetricSink, finish
 from .jsonl import StepFile
 from .run_files import METRICS_FILE
 
 log = logging.getLogger(__name__)
 
 
-class MetricSink(Protocol):
-    """Takes the metrics of one step; only finite numbers reach it. May raise whatever its library raises."""
-
-    name: str
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class MetricSinks:
     """All sinks of a run. A failing metrics.jsonl ends the run; a failing other sink is logged and counted, no more.
 
+    Those `in_background` speak to a server: each has a thread of its own, and the loop waits for none of them.
     `failures` counts the failed calls of each sink. A sink that could not be opened stays away for the whole run.
     """
 
-    def __init__(self, file: StepFile, openers: Mapping[str, Callable[[], MetricSink]]):
+    def __init__(
+        self,
+        file: StepFile,
+        openers: Mapping[str, Callable[[], MetricSink]],
+        *,
+        in_background: Collection[str] = (),
+    ):
         self._file = file
         self.failures: dict[str, int] = dict.fromkeys(openers, 0)
+        self._counting = threading.Lock()
         self._sinks: list[MetricSink] = []
+        self._background: list[BackgroundSink] = []
         for name, opener in openers.items():
+            if name in in_background:
+                self._background.append(BackgroundSink(name, opener, failed=partial(self._failed, name)))
+                continue
             try:
                 self._sinks.append(opener())
             except Exception as error:  # whatever a third party's library raises must not end the run
                 self._failed(name, "open", error)
 
+    @property
+    def lost_steps(self) -> dict[str, int]:
+        """Steps that a sink in the background did not get, of each."""
+        return {sink.name: sink.lost_steps for sink in self._background}
+
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write one step, each step once and in order. Numbers that are not finite are null in metrics.jsonl."""
-        lost = {f"sinks/{name}_failures": count for name, count in self.failures.items() if count}
-        self._file.append([{"step": step, **metrics, **lost}])
+        counts = {f"sinks/{name}_failures": count for name, count in self.failures.items() if count}
+        counts |= {f"sinks/{name}_lost_steps": count for name, count in self.lost_steps.items() if count}
+        self._file.append([{"step": step, **metrics, **counts}])
         finite = {key: float(value) for key, value in metrics.items() if math.isfinite(value)}
+        for background in self._background:
+            background.write(step, finite)
         for sink in self._sinks:
             try:
                 sink.write(step, finite)
@@ -61,10 +74,12 @@ class MetricSinks:
                 sink.close()
             except Exception as error:  # as above
                 self._failed(sink.name, "close", error)
+        finish(self._background)
 
-    def _failed(self, name: str, action: str, error: Exception) -> None:
-        self.failures[name] += 1
-        count = self.failures[name]
+    def _failed(self, name: str, action: str, error: BaseException) -> None:
+        with self._counting:
+            self.failures[name] += 1
+            count = self.failures[name]
         # A sink that fails at every step must not fill the log: powers of two are enough.
         if count & (count - 1) == 0:
             log.warning("%s: %s failed (%d so far), the run goes on without: %s", name, action, count, error)
@@ -87,7 +102,8 @@ def open_sinks(
                 hint=f"pip install 'grpo-trainer[{name}]', or leave it out",
             )
         openers[name] = partial(OPENERS[name], run)
-    return MetricSinks(StepFile(run_dir / METRICS_FILE, keep_through_step=resumed_step), openers)
+    file = StepFile(run_dir / METRICS_FILE, keep_through_step=resumed_step)
+    return MetricSinks(file, openers, in_background=openers.keys() - LOCAL)
 
 
 @dataclass(frozen=True)
@@ -117,6 +133,8 @@ def _tensorboard(run: TrackedRun) -> MetricSink:
 
 
 def _wandb(run: TrackedRun) -> MetricSink:
+    # Its own patience is 90 s, and a process that ends meanwhile waits for it.
+    os.environ.setdefault("WANDB_INIT_TIMEOUT", "15")
     from .wandb_sink import WandbSink
 
     return WandbSink(run.run_dir, **run.named)
@@ -135,6 +153,9 @@ def _swanlab(run: TrackedRun) -> MetricSink:
 
 
 def _mlflow(run: TrackedRun) -> MetricSink:
+    # Before the import. Its own patience is four minutes for each call, as long as a server is away.
+    for variable, value in MLFLOW_PATIENCE.items():
+        os.environ.setdefault(variable, value)
     from .mlflow_sink import MlflowSink
 
     return MlflowSink(run.run_dir, **run.named)
@@ -143,3 +164,9 @@ def _mlflow(run: TrackedRun) -> MetricSink:
 OPENERS: Mapping[str, Callable[[TrackedRun], MetricSink]] = {
     "tensorboard": _tensorboard, "wandb": _wandb, "trackio": _trackio, "swanlab": _swanlab, "mlflow": _mlflow,
 }  # fmt: skip
+
+LOCAL = frozenset({"tensorboard"})
+"""Those that write files of the run folder, and speak to nobody."""
+
+MLFLOW_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+"""Retries of a call, and seconds of each try."""

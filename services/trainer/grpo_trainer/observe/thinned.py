@@ -25,11 +25,14 @@ class ThinnedSeries:
         if max_points < 2:
             raise ValueError("a curve needs two points")
         self.per_point = 1
+        self.latest: float | None = None
+        """The newest value by itself; the last point may stand for several."""
         self._max_points, self._merge = max_points, merge
         self._buckets: list[_Bucket] = []
 
     def add(self, step: int, value: float) -> None:
         """Steps come in order."""
+        self.latest = value
         if not self._buckets or self._buckets[-1].count >= self.per_point:
             if len(self._buckets) == self._max_points:
                 self._halve()

@@ -11,8 +11,9 @@ import wandb
 
 from .run_identity import run_identity
 
-FINISH_TIMEOUT_S = 60.0
-"""How long the end of a run waits for uploads; what is not up by then stays in the folder for `wandb sync`."""
+FINISH_TIMEOUT_S = 20.0
+"""How long the end of a run waits for uploads; what is not up by then stays in the folder for `wandb sync`.
+Less than the end of the run waits for all trackers (background_sink.py)."""
 
 
 class WandbSink:

@@ -1,0 +1,194 @@
+"""An experiment tracker in a thread of its own: a server that hangs or is gone holds up this thread and nobody else.
+
+The loop hands a step over and goes on. Waits for: nothing, but `finish` at the end of a run, at most `FINISH_S`.
+"""
+
+import logging
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Protocol
+
+from ..stop_signal import STOP_SIGNALS
+
+log = logging.getLogger(__name__)
+
+MAX_WAITING_STEPS = 1000
+"""Steps that wait for a slow server; what comes beyond them is lost to the tracker, and counted."""
+MAX_FAILURES_IN_A_ROW = 5
+"""Failed writes after which a tracker is switched off for the rest of the run."""
+FINISH_S = 30.0
+"""How long the end of a run waits for all trackers together."""
+HANGS_S = 15.0
+"""A tracker that has taken nothing for so long when the run ends is not waited for: a stop would take longer by it."""
+POLL_S = 0.1
+
+ERRORS = (Exception, SystemExit)
+"""Whatever the library of a third party raises must not end the run. Some leave the process when they cannot log in."""
+
+
+class MetricSink(Protocol):
+    """Takes the metrics of one step; only finite numbers reach it. May raise whatever its library raises."""
+
+    name: str
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class BackgroundSink:
+    """Opens a sink, writes to it and closes it, all in one daemon thread. `failed` hears what went wrong, from there.
+
+    A sink that cannot be opened, or fails `MAX_FAILURES_IN_A_ROW` times, is switched off. `lost_steps` counts the steps
+    that it did not get, for whatever reason; steps that still wait are not lost.
+    """
+
+    def __init__(self, name: str, opener: Callable[[], MetricSink], *, failed: Callable[[str, BaseException], None]):
+        self.name, self._opener, self._failed = name, opener, failed
+        self.lost_steps = 0
+        self._changed = threading.Condition()  # guards everything below
+        self._waiting: deque[tuple[int, Mapping[str, float]]] = deque()  # the first one is being written
+        self._off = self._ending = False
+        self._busy_since_s: float | None = time.monotonic()
+        """Since when nothing was taken that should have been; None while nothing waits. It is opened first."""
+        self._thread = threading.Thread(target=self._run, name=f"sink-{name}", daemon=True)
+        self._thread.start()
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Never waits for the tracker, and raises nothing."""
+        with self._changed:
+            if not self._off and len(self._waiting) < MAX_WAITING_STEPS:
+                self._waiting.append((step, metrics))
+                self._changed.notify()
+                return
+            self.lost_steps += 1
+            off, lost = self._off, self.lost_steps
+        # Powers of two, as for failures; of one that is switched off the log knows already.
+        if not off and lost & (lost - 1) == 0:
+            log.warning("%s: %d steps wait already, step %d is lost to it", self.name, MAX_WAITING_STEPS, step)
+
+    def end(self) -> None:
+        """Nothing comes any more: write what waits, and close."""
+        with self._changed:
+            self._ending = True
+            self._changed.notify()
+
+    def is_busy(self) -> bool:
+        return self._thread.is_alive()
+
+    def hangs(self) -> bool:
+        """It has not taken anything for a while, and there is something to take."""
+        with self._changed:
+            since_s = self._busy_since_s
+        return self.is_busy() and since_s is not None and time.monotonic() - since_s > HANGS_S
+
+    def give_up(self) -> None:
+        """Leave alone what has not been taken by now, and say how much that is."""
+        if self.is_busy():
+            log.warning("%s: does not end, the run does not wait for it any longer", self.name)
+        self._switch_off()
+        if self.lost_steps:
+            log.warning("%s: %d steps did not arrive; metrics.jsonl has all of them", self.name, self.lost_steps)
+
+    def _run(self) -> None:
+        try:
+            sink = self._opener()
+        except ERRORS as error:
+            self._failed("open", error)
+            self._switch_off()
+            return
+        self._taken()
+        self._write_all(sink)
+        try:
+            sink.close()
+        except ERRORS as error:
+            self._failed("close", error)
+
+    def _write_all(self, sink: MetricSink) -> None:
+        """Until the end, or until too many writes have failed."""
+        failures = 0
+        while (item := self._next()) is not None:
+            step, metrics = item
+            try:
+                sink.write(step, metrics)
+            except ERRORS as error:
+                failures += 1
+                self._failed("write", error)
+            else:
+                failures = 0
+            self._done(arrived=failures == 0)
+            if failures == MAX_FAILURES_IN_A_ROW:
+                log.warning("%s: switched off after %d failures in a row", self.name, failures)
+                self._switch_off()
+                return
+
+    def _next(self) -> tuple[int, Mapping[str, float]] | None:
+        with self._changed:
+            if not self._waiting:
+                self._busy_since_s = None
+            self._changed.wait_for(lambda: self._waiting or self._ending)
+            if self._busy_since_s is None:  # otherwise the step before this one has failed
+                self._busy_since_s = time.monotonic()
+            return self._waiting[0] if self._waiting else None
+
+    def _taken(self) -> None:
+        with self._changed:
+            self._busy_since_s = None
+
+    def _done(self, *, arrived: bool) -> None:
+        if arrived:
+            self._taken()
+        with self._changed:
+            if self._waiting:  # not so when it was given up meanwhile
+                self._waiting.popleft()
+                self.lost_steps += not arrived
+
+    def _switch_off(self) -> None:
+        with self._changed:
+            self._off = True
+            self.lost_steps += len(self._waiting)
+            self._waiting.clear()
+
+
+def finish(sinks: Sequence[BackgroundSink]) -> None:
+    """The end of a run: each tracker takes what waits, `FINISH_S` for all together. A stop signal ends the wait."""
+    awaited = [sink for sink in sinks if not sink.hangs()]
+    for sink in sinks:
+        sink.end()
+    deadline = time.monotonic() + FINISH_S
+    with _stop_asked() as asked:
+        while any(sink.is_busy() for sink in awaited) and time.monotonic() < deadline and not asked():
+            time.sleep(POLL_S)
+    for sink in sinks:
+        sink.give_up()
+
+
+@contextmanager
+def _stop_asked() -> Iterator[Callable[[], bool]]:
+    """Whether a stop signal came while inside. The handlers that were there hear it as well."""
+    seen: list[int] = []
+    if threading.current_thread() is not threading.main_thread():  # which has no signals
+        yield lambda: False
+        return
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+        known = before[signal.Signals(number)]
+        if callable(known):
+            known(number, frame)
+
+    # Those that end the process anyhow stay as they are.
+    ours = [number for number, known in before.items() if callable(known)]
+    for number in ours:
+        signal.signal(number, handle)
+    try:
+        yield lambda: bool(seen)
+    finally:
+        for number in ours:
+            signal.signal(number, before[number])

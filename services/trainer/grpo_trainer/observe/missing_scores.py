@@ -1,0 +1,40 @@
+"""Which rewards gave no score, how often and why. A sample with another score is trained on all the same."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # samples.py imports torch, the live page does not need it
+    from ..samples import Group
+
+
+@dataclass(frozen=True)
+class MissingScores:
+    """The scores of one step that one reward did not give, for one reason."""
+
+    reward: str
+    status: str
+    """As the reward server calls it: `unscorable`, `timeout`, `error`."""
+    count: int
+    of: int
+    """Samples that the reward was asked for."""
+    detail: str | None
+    """What the server says of the first one."""
+
+    @property
+    def share(self) -> float:
+        return self.count / self.of
+
+
+def missing_scores(groups: Iterable["Group"], reward_names: Sequence[str]) -> list[MissingScores]:
+    """In the order of `reward_names`, the most frequent reason first."""
+    samples = [sample for group in groups for sample in group.samples]
+    found = []
+    for name in reward_names:
+        results = [sample.rewards[name] for sample in samples if name in sample.rewards]
+        statuses = Counter(result.status for result in results if result.score is None)
+        for status, count in statuses.most_common():
+            details = (result.detail for result in results if result.status == status and result.detail)
+            found.append(MissingScores(name, status, count, len(results), next(details, None)))
+    return found

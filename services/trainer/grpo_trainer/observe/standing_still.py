@@ -1,0 +1,69 @@
+"""Whether a run that has begun gets nowhere because its servers are gone, and when it ends by itself."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .run_status import RunStatus
+
+if TYPE_CHECKING:  # only for the types: parts do not know the conductor
+    from ..conductor import Conductor
+    from ..config import RunConfig
+
+
+@dataclass(frozen=True)
+class Servers:
+    """What the trainer knows of its servers at one moment. Times are in seconds since the epoch."""
+
+    with_policy: int
+    """Rollout servers that have the current weights: only these are asked for samples."""
+    answering: int
+    """Rollout servers that answered one of the last two probes."""
+    asked_for_samples: int
+    """Requests in flight."""
+    reward_answers: bool
+    """To the last probe; True before the first one."""
+    sampling_since_s: float | None = None
+    """Since when the group that has waited longest waits for its samples."""
+    scoring_since_s: float | None = None
+    """Since when the group that has waited longest waits for its scores."""
+
+
+def standing_still(
+    stage: str, stage_since_s: float, servers: Servers, config: "RunConfig"
+) -> tuple[str, float | None] | None:
+    """(what does not answer, when the run ends by itself); None while the run moves on. The end is None when unknown.
+
+    A server that comes back in time ends the wait, too. In every other stage the trainer works by itself.
+    """
+    nobody = "no rollout server answers" if servers.answering == 0 else "no rollout server has the current weights"
+    no_reward = "the reward server does not answer"
+    if stage == "push" and servers.answering == 0:
+        return nobody, stage_since_s + config.weights.push_deadline_s
+    if stage == "wait" and servers.with_policy == 0:
+        return nobody, _after(servers.sampling_since_s, config.rollout.retry_for_s)
+    if stage == "score" and not servers.reward_answers:
+        return no_reward, _after(servers.scoring_since_s, config.reward.retry_for_s)
+    if stage == "eval" and servers.with_policy == 0:
+        return nobody, stage_since_s + config.rollout.retry_for_s  # an evaluation asks for all its samples at once
+    if stage == "eval" and not servers.reward_answers and servers.asked_for_samples == 0:
+        return no_reward, None
+    return None
+
+
+def standing_still_shown(status: RunStatus, conductor: "Conductor") -> dict[str, Any] | None:
+    """For the live page. Reading is a few attributes, and no lock of the event loop."""
+    state, replicas, health = status.snapshot(), conductor.fleet.replicas, conductor.reward_health
+    servers = Servers(
+        with_policy=sum(replica.member for replica in replicas),
+        answering=sum(replica.live or replica.missed_probes < 2 for replica in replicas),  # one is no outage
+        asked_for_samples=sum(replica.in_flight for replica in replicas),
+        reward_answers=health is None or health.ok,
+        sampling_since_s=conductor.pipeline.oldest_since_s("sampling"),
+        scoring_since_s=conductor.pipeline.oldest_since_s("scoring"),
+    )
+    found = standing_still(state.stage, state.stage_since_s, servers, conductor.config)
+    return None if found is None else {"because": found[0], "until_s": found[1] and round(found[1], 1)}
+
+
+def _after(since_s: float | None, limit_s: float) -> float | None:
+    return None if since_s is None else since_s + limit_s

@@ -1,0 +1,139 @@
+"""Signs that a run learns nothing: told once each, with what to change, and never of a run that learns."""
+
+import logging
+import math
+from pathlib import Path
+
+import pytest
+
+from grpo_proto import RewardScore
+from grpo_trainer.config import RunConfig
+from grpo_trainer.journal import Journal, RunTotals
+from grpo_trainer.observe.jsonl import StepFile
+from grpo_trainer.observe.learning import WINDOW, LearningWatch
+from grpo_trainer.observe.missing_scores import MissingScores
+from grpo_trainer.observe.run_files import METRICS_FILE
+from grpo_trainer.observe.run_status import RunStatus
+from grpo_trainer.pipeline import Batch, Counts
+from grpo_trainer.samples import Group, PromptRow, Sample
+
+GOOD = {
+    "reward": 0.4,
+    "frac_reward_zero_std": 0.3,
+    "completions/clipped_ratio": 0.1,
+    "entropy": 0.1,
+    "kl": 0.02,
+}
+
+
+def told(watch: LearningWatch, steps: int, missing: tuple[MissingScores, ...] = (), **changes: float) -> list[str]:
+    metrics = GOOD | {name.replace("__", "/"): value for name, value in changes.items()}
+    return [sentence for _ in range(steps) for sentence in watch.step_done(metrics, missing)]
+
+
+def test_a_run_that_learns_has_no_signs():
+    watch = LearningWatch()
+    assert told(watch, 3, reward=0.0, frac_reward_zero_std=1.0) == [], "the first batches of a hard task are often flat"
+    for step in range(100):
+        assert told(watch, 1, reward=step / 100, entropy=0.3 - 0.002 * step, frac_reward_zero_std=0.009 * step) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"frac_reward_zero_std": 1.0}, "Look at the completions and their rewards"),
+        ({"completions__clipped_ratio": 0.95}, "raise rollout.max_completion_length"),
+        ({"reward": 0.1, "entropy": 1e-5}, "a lower optimizer.learning_rate"),
+        ({"reward": 0.1, "kl": 11.6}, "a lower optimizer.learning_rate"),
+    ],
+)
+def test_a_sign_is_told_once_until_it_has_cleared(changes: dict[str, float], words: str):
+    watch = LearningWatch()
+    told(watch, WINDOW)
+    assert told(watch, WINDOW - 1, **changes) == []
+    [sentence] = told(watch, 20, **changes)
+    assert words in sentence
+    told(watch, WINDOW - 1)
+    assert told(watch, 20, **changes) == [], "it was never away for long enough"
+    told(watch, WINDOW)
+    assert len(told(watch, 20, **changes)) == 1
+
+
+def test_low_entropy_at_a_good_reward_is_a_task_that_is_learnt():
+    watch = LearningWatch()
+    told(watch, WINDOW)
+    assert told(watch, 20, reward=0.9, entropy=1e-5) == []
+
+
+def test_a_collapse_is_told_below_half_of_the_start_also_when_rewards_are_negative():
+    watch = LearningWatch()
+    told(watch, WINDOW, reward=-1.0)
+    assert told(watch, 20, reward=-1.2, entropy=0.0) == []
+    assert len(told(watch, 20, reward=-2.0, entropy=0.0)) == 1
+
+
+def test_a_resumed_run_is_compared_with_its_very_start(tmp_path: Path):
+    file = StepFile(tmp_path / METRICS_FILE, keep_through_step=None)
+    file.append({"step": step, "reward": 0.8 if step else math.nan} for step in range(50))
+    file.close()
+    watch = LearningWatch()
+    watch.restore(tmp_path)
+    [sentence] = told(watch, WINDOW, reward=0.1, kl=9.0)
+    assert "reward 0.1, at the start 0.8, entropy 0.1, kl 9" in sentence
+
+
+def test_a_reward_that_fails_is_named_with_its_first_reason_and_one_that_does_not_judge_is_not():
+    watch = LearningWatch()
+    fails = MissingScores("raises", "error", 94, 256, "ValueError: \u202eno number")
+    declines = MissingScores("picky", "unscorable", 200, 256, "not a proof")
+    few = MissingScores("slow", "timeout", 3, 256, None)
+    [sentence] = told(watch, 20, (fails, declines, few))
+    assert "reward raises fails: in the last step 94 of 256 scores are missing (error)" in sentence
+    assert "ValueError: \\u202eno number" in sentence
+
+
+def test_metrics_that_are_missing_or_no_numbers_are_no_signs():
+    watch = LearningWatch()
+    assert [watch.step_done({}) for _ in range(10)] == [[]] * 10
+    assert told(watch, 10, reward=math.nan, entropy=math.nan, kl=math.inf) == []
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "run_dir": str(tmp_path / "run"),
+            "model": {"name_or_path": "any"},
+            "data": {"dataset": "any"},
+            "reward": {"url": "http://127.0.0.1:1", "reward_funcs": ["right", "raises"]},
+            "logging": {"report_to": [], "progress": False},
+        }
+    )
+
+
+def test_the_journal_logs_signs_and_counts_only_samples_that_took_no_part(
+    config: RunConfig, caplog: pytest.LogCaptureFixture
+):
+    def sample(name: str, score: float | None) -> Sample:
+        raises = RewardScore(score=None, status="error", detail="ValueError")
+        right = RewardScore(score=score, status="ok" if score is not None else "timeout")
+        rewards = {"right": right, "raises": raises}
+        return Sample(name, [1], [-0.1], "text", "stop", [(1, 1)], rewards, score, score and 0.5)
+
+    status = RunStatus("demo", heartbeat_bound_s=60.0)
+    with Journal(config, status, max_steps=9, resumed_step=None, totals=RunTotals()) as journal:
+        for step in range(1, WINDOW + 1):
+            samples = [sample("a", 1.0), sample("b", 2.0), sample("c", None)]
+            batch = Batch([Group(step, PromptRow(0, [1], "p", {}), samples)], 0.0, 0.0)
+            journal.batch_arrived(batch, {}, Counts(), version=1)
+            journal.finish_step(step)
+    assert status.snapshot().dropped == {"error": WINDOW}, "the reward that raises lets the others be trained on"
+    assert status.history.recent()["left_out"] == {"error": WINDOW}
+    assert status.history.recent()["missing"] == [
+        {"reward": "right", "status": "timeout", "count": 1, "of": 3},
+        {"reward": "raises", "status": "error", "count": 3, "of": 3},
+    ]
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert [text.split(":")[0] for text in warnings] == [f"step {WINDOW}"] * 2
+    assert "reward raises fails: in the last step 3 of 3 scores are missing (error)" in warnings[0]
+    assert "reward right fails: in the last step 1 of 3 scores are missing (timeout)" in warnings[1]
