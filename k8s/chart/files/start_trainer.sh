@@ -1,6 +1,6 @@
 #!/bin/sh
 # One pod of the trainer. Environment: RUN_FILE, LOCK_FILE, LOCK_TIMEOUT_S (0: no lock), NODES, NODE_RANK, RANKS_PER_NODE,
-# MASTER_ADDR, MASTER_PORT, START_TIMEOUT_S, GRACE_S; JOB_UID: of the Job, the same for all its pods.
+# MASTER_ADDR, MASTER_PORT, START_TIMEOUT_S, GRACE_S, HUNG_GRACE_S (30); JOB_UID: of the Job, the same for all its pods.
 #
 # - One process at a time in a run folder: after an upgrade the pod before may still be writing its checkpoint.
 # - Stopped is not done: after SIGTERM the trainer saves and ends with 0, which a Job would take for the end of training.
@@ -10,14 +10,19 @@
 #   beside the lock. And when its ranks end with 0, only the first pod knows whether the training is done or was stopped:
 #   it says so by another file. A pod that took a stop for the end would be missed by all the others, for ever.
 # - Both files carry the Job's UID: after an upgrade the pods of the Job before still write theirs.
+# - The first pod's node may go without a word, and then nothing ever comes on the connections to it. Its successor has another
+#   address and waits for the others: they see that, and start again, too.
 # - Status 2 is the trainer's alone: the Job is not tried again after it. This shell, too, ends with 2 when it fails.
 trap '[ $? != 2 ] || exit 1' EXIT
 set -u
 stop_file="$LOCK_FILE.$JOB_UID.stop" end_file="$LOCK_FILE.$JOB_UID.end"
 
+first_pod() {
+  python3 -c 'import socket, sys; print(*{found[4][0] for found in socket.getaddrinfo(sys.argv[1], None)})' "$MASTER_ADDR" 2>/dev/null
+}
 if [ "$NODES" -gt 1 ]; then
   waited=0
-  until python3 -c 'import socket, sys; socket.getaddrinfo(sys.argv[1], None)' "$MASTER_ADDR" 2>/dev/null; do
+  until met=$(first_pod); do
     if [ "$waited" -ge "$START_TIMEOUT_S" ]; then
       echo "error: $MASTER_ADDR has no address after $START_TIMEOUT_S s: is the first pod scheduled? Is there DNS?" >&2
       exit 1
@@ -39,11 +44,15 @@ export TORCH_ELASTIC_SHUTDOWN_TIMEOUT
 
 set -- "$@" "$RUN_FILE" --resume
 if [ "$NODE_RANK" = 0 ] && [ "$LOCK_TIMEOUT_S" -gt 0 ]; then
+  flock --nonblock --conflict-exit-code 75 "$LOCK_FILE" true 2>/dev/null
+  [ $? != 75 ] || echo "another process has $LOCK_FILE: waiting for it, $LOCK_TIMEOUT_S s at most" >&2
   # flock becomes the trainer, which so holds the lock until its end, whatever that is.
   set -- flock --no-fork --timeout "$LOCK_TIMEOUT_S" --conflict-exit-code 75 "$LOCK_FILE" "$@"
 fi
 
+HUNG_GRACE_S=${HUNG_GRACE_S:-30}
 stopped=
+replaced=
 told=
 child=
 watcher=
@@ -52,7 +61,15 @@ tell() {
   [ -z "$told" ] && [ -n "$child" ] || return 0
   told=yes
   if [ "$NODE_RANK" = 0 ]; then
+    # A loop that hangs writes no checkpoint: it gets no time for one. Kubernetes heeds the liveness probe's own grace only
+    # where it starts the container again, and a Job's it does not.
+    python3 -I "$(dirname "$0")/trainer_probe.py" /livez >/dev/null 2>&1
+    hung=$?
     kill -TERM "$child"
+    if [ "$hung" = 3 ]; then
+      echo "error: the training hangs: it is killed in $HUNG_GRACE_S s" >&2
+      (sleep "$HUNG_GRACE_S" && kill -KILL "$child") >/dev/null 2>&1 &
+    fi
   else
     # In a shell of its own: one that cannot write it, as on a full volume, ends.
     if ! (: >"$stop_file"); then
@@ -79,9 +96,28 @@ if [ "$NODES" -gt 1 ] && [ "$NODE_RANK" = 0 ]; then
   ) &
   watcher=$!
 fi
+if [ "$NODES" -gt 1 ] && [ "$NODE_RANK" != 0 ]; then
+  trap 'replaced=yes; [ -z "$child" ] || kill -KILL "$child"' USR1
+  (
+    trap - TERM INT USR1
+    while sleep 2 && kill -0 $$ 2>/dev/null; do
+      # No address: it starts again, and its successor is looked for.
+      now=$(first_pod) || continue
+      for address in $met; do
+        case " $now " in *" $address "*) continue 2 ;; esac
+      done
+      echo "the first pod, $MASTER_ADDR, is another one now: this one starts again" >&2
+      kill -USR1 $$
+      exit
+    done
+  ) &
+  watcher=$!
+fi
+[ "$NODES" = 1 ] || echo "waiting for all $NODES pods, $START_TIMEOUT_S s at most" >&2
 "$@" &
 child=$!
 [ -z "$stopped" ] || tell
+[ -z "$replaced" ] || kill -KILL "$child"
 wait "$child"
 status=$?
 # A signal ends `wait`, not the trainer.
@@ -109,7 +145,7 @@ elif [ "$NODES" -gt 1 ] && [ "$status" = 0 ]; then
   done
   if [ "$(cat "$end_file")" = done ]; then stopped=; else stopped=yes; fi
 fi
-if [ -n "$stopped" ] && [ "$status" = 0 ]; then
+if [ -n "$replaced" ] || { [ -n "$stopped" ] && [ "$status" = 0 ]; }; then
   exit 143
 fi
 trap - EXIT

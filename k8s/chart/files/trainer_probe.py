@@ -1,4 +1,7 @@
-"""`trainer_probe.py ROUTE`: exit status 0 when the trainer's ROUTE answers 200. Only its first pod has a server."""
+"""`trainer_probe.py ROUTE`: exit status 0 when the trainer's ROUTE answers 200, 3 for another answer, 1 for none.
+
+Only the first pod has a server.
+"""
 
 import os
 import sys
@@ -11,5 +14,8 @@ opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # 127.0.0
 try:
     with opener.open(f"http://127.0.0.1:8002{sys.argv[1]}", timeout=5) as answer:
         print(answer.status)
-except (OSError, urllib.error.HTTPError) as error:
+except urllib.error.HTTPError as error:
+    print(f"{sys.argv[1]}: {error}", file=sys.stderr)
+    sys.exit(3)
+except OSError as error:
     sys.exit(f"{sys.argv[1]}: {error}")

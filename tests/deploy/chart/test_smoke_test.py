@@ -159,7 +159,7 @@ def test_the_curl_lines_of_the_notes_work(reward_server: str) -> None:
     assert (answer["id"], answer["total"]) == ("it's", 1.0)
 
 
-@pytest.mark.parametrize(("rank", "answers", "status"), [("0", ANSWERS, 0), ("0", {}, 1), ("1", {}, 0)])
+@pytest.mark.parametrize(("rank", "answers", "status"), [("0", ANSWERS, 0), ("0", {}, 3), ("1", {}, 0)])
 def test_the_probe_asks_the_first_pod_only(rank: str, answers: dict[str, Any], status: int) -> None:
     source = (CHART / "files" / "trainer_probe.py").read_text()
     with _stand_in(answers) as url:

@@ -50,7 +50,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _start(folder: Path, **variables: str) -> subprocess.Popen[str]:
+def _start(folder: Path, script: Path | str = SCRIPT, **variables: str) -> subprocess.Popen[str]:
     environment = {
         "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
         "PYTHONPATH": str(folder / "packages"),
@@ -69,7 +69,7 @@ def _start(folder: Path, **variables: str) -> subprocess.Popen[str]:
         **variables,
     }
     return subprocess.Popen(
-        ["sh", str(SCRIPT)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ["sh", str(script)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 
@@ -126,6 +126,7 @@ def test_a_lock_that_stays_taken_is_named(folder: Path, started: list[subprocess
     second = _start(folder, LOCK_TIMEOUT_S="1")
     _, error = second.communicate(timeout=30)
     assert second.returncode == 75
+    assert "waiting for it, 1 s at most" in error
     assert "another trainer using this run folder" in error
 
 
@@ -299,6 +300,45 @@ def test_an_end_that_cannot_be_written_is_tried_again(alone: Callable[..., subpr
     _, error = pod.communicate(timeout=30)
     assert pod.returncode == 1
     assert "the other pods cannot be told that the training is done" in error
+
+
+@pytest.mark.parametrize(("later", "is_another"), [("10.1.0.9", True), ("10.1.0.9 10.1.0.7", False), ("", False)])
+def test_a_pod_whose_first_pod_is_another_one_starts_again(
+    folder: Path, alone: Callable[..., subprocess.Popen[str]], later: str, is_another: bool
+) -> None:
+    """Its node went without a word: no connection to it ever ends, and its successor waits for this one."""
+    python, address = folder / "bin" / "python3", folder / "address"
+    looked_up = f'case "$*" in *getaddrinfo*) cat {address}; exec test -s {address};; esac'
+    python.write_text(python.read_text().replace("#!/bin/sh\n", f"#!/bin/sh\n{looked_up}\n"))
+    address.write_text("10.1.0.7")
+    # Without that folder it ends at once when it is told to.
+    pod = alone(NODE_RANK="1", LOCK_FILE=str(folder / "no-such-folder" / ".run.lock"), GRACE_S="1")
+    address.write_text(later)
+    if is_another:
+        _, error = pod.communicate(timeout=30)
+        assert pod.returncode == 143
+        assert "is another one now: this one starts again" in error
+    else:
+        time.sleep(5)
+        assert pod.poll() is None
+
+
+@pytest.mark.parametrize(("livez", "hangs"), [(3, True), (1, False), (0, False)])
+def test_a_trainer_that_says_it_hangs_has_little_time_to_end(
+    folder: Path, started: list[subprocess.Popen[str]], livez: int, hangs: bool
+) -> None:
+    """One that only does not answer may be writing a checkpoint on a busy node."""
+    script = shutil.copy(SCRIPT, folder)
+    (folder / "trainer_probe.py").write_text(f"import sys; sys.exit({livez})")
+    program = folder / "bin" / "grpo-train"
+    program.write_text("#!/bin/sh\ntrap 'sleep 4; exit 0' TERM\necho started\nwhile :; do sleep 0.1; done\n")
+    pod = _start(folder, script=script, HUNG_GRACE_S="1")
+    started.append(pod)
+    assert _line(pod) == "started"
+    pod.send_signal(signal.SIGTERM)
+    _, error = pod.communicate(timeout=30)
+    assert pod.returncode == (137 if hangs else 143)
+    assert ("the training hangs" in error) == hangs
 
 
 @pytest.mark.parametrize("wrong", [{"NODES": "2", "GRACE_S": "ten minutes"}, {"GRACE_S": "1 +"}])
