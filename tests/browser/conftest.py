@@ -5,15 +5,24 @@ which the screenshots are kept.
 """
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from grpo_trainer.config import ServerConfig
+from grpo_trainer.observe.run_status import RunStatus
+from grpo_trainer.observe.server import StatusServer, serve_status
+
+from .made_run import make_status
+
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome")
 PHONE = {"width": 360, "height": 740}
 DESKTOP = {"width": 1600, "height": 1000}
+NETWORK = re.compile(r"Failed to load resource: net::ERR_(CONNECTION_REFUSED|INCOMPLETE_CHUNKED_ENCODING)")
+"""What the browser itself says of a server that is gone; no page can keep it quiet."""
 
 sync_api = pytest.importorskip("playwright.sync_api") if os.environ.get("GRPO_REQUIRE_BROWSER") != "1" else None
 if sync_api is None:
@@ -78,3 +87,15 @@ def screenshots(tmp_path: Path) -> Path:
     folder = Path(os.environ.get("GRPO_SCREENSHOTS") or tmp_path / "screenshots")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+@pytest.fixture
+def status() -> RunStatus:
+    """Of a run in the middle."""
+    return make_status(steps=40)
+
+
+@pytest.fixture
+def running(status: RunStatus) -> Iterator[StatusServer]:
+    with serve_status(status, ServerConfig(port=0)) as running:
+        yield running

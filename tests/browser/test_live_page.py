@@ -1,7 +1,6 @@
 """The live page in a real browser: it loads, follows the run, survives a restart, fits a phone, and stays quiet."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,24 +10,11 @@ from grpo_trainer.observe.live_groups import MAX_COMPLETIONS
 from grpo_trainer.observe.run_status import RunStatus
 from grpo_trainer.observe.server import StatusServer, serve_status
 
-from .conftest import PHONE, sync_api
-from .made_run import HOSTILE, MAX_STEPS, advance, make_groups, make_metrics, make_status, show_servers, write_metrics
+from .conftest import NETWORK, PHONE, sync_api
+from .made_run import HOSTILE, MAX_STEPS, advance, make_groups, make_metrics, show_servers, write_metrics
 
 expect = sync_api.expect
 EVERYWHERE = "0.0.0.0"  # noqa: S104
-NETWORK = re.compile(r"Failed to load resource: net::ERR_(CONNECTION_REFUSED|INCOMPLETE_CHUNKED_ENCODING)")
-"""What the browser itself says of a server that is gone; no page can keep it quiet."""
-
-
-@pytest.fixture
-def status() -> RunStatus:
-    return make_status(steps=40)
-
-
-@pytest.fixture
-def running(status: RunStatus) -> Iterator[StatusServer]:
-    with serve_status(status, ServerConfig(port=0)) as running:
-        yield running
 
 
 def test_it_shows_the_run(running: StatusServer, visit, screenshots: Path):

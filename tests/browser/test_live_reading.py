@@ -2,7 +2,6 @@
 
 import re
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -10,28 +9,16 @@ from grpo_trainer.config import ServerConfig
 from grpo_trainer.observe.run_status import RunStatus
 from grpo_trainer.observe.server import StatusServer, serve_status
 
-from .conftest import PHONE, sync_api
-from .made_run import MAX_STEPS, advance, make_metrics, make_status, show_servers, write_metrics
+from .conftest import NETWORK, PHONE, sync_api
+from .made_run import MAX_STEPS, advance, make_metrics, show_servers, write_metrics
 
 expect = sync_api.expect
-NETWORK = re.compile(r"Failed to load resource: net::ERR_(CONNECTION_REFUSED|INCOMPLETE_CHUNKED_ENCODING)")
 SELECT = """selector => {
     const range = document.createRange();
     range.selectNodeContents(document.querySelector(selector));
     getSelection().removeAllRanges();
     getSelection().addRange(range);
 }"""
-
-
-@pytest.fixture
-def status() -> RunStatus:
-    return make_status(steps=40)
-
-
-@pytest.fixture
-def running(status: RunStatus) -> Iterator[StatusServer]:
-    with serve_status(status, ServerConfig(port=0)) as running:
-        yield running
 
 
 def chart(page: "sync_api.Page", title: str) -> "sync_api.Locator":

@@ -32,9 +32,10 @@ if [ "$NODES" -gt 1 ]; then
     waited=$((waited + 2))
   done
   # torchrun's ranks meet when the first pod has the lock, and the last one its GPUs.
+  meet_timeout_s=$((LOCK_TIMEOUT_S + START_TIMEOUT_S))
   set -- python3 -m grpo_trainer.launch --nnodes "$NODES" --node-rank "$NODE_RANK" --nproc-per-node "$RANKS_PER_NODE" \
     --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" \
-    --rdzv-conf "timeout=$((LOCK_TIMEOUT_S + START_TIMEOUT_S))" -m grpo_trainer
+    --rdzv-conf "timeout=$meet_timeout_s" -m grpo_trainer
 else
   set -- grpo-train
 fi
@@ -95,8 +96,7 @@ if [ "$NODES" -gt 1 ] && [ "$NODE_RANK" = 0 ]; then
     kill -TERM $$
   ) &
   watcher=$!
-fi
-if [ "$NODES" -gt 1 ] && [ "$NODE_RANK" != 0 ]; then
+elif [ "$NODES" -gt 1 ]; then
   trap 'replaced=yes; [ -z "$child" ] || kill -KILL "$child"' USR1
   (
     trap - TERM INT USR1
@@ -113,7 +113,7 @@ if [ "$NODES" -gt 1 ] && [ "$NODE_RANK" != 0 ]; then
   ) &
   watcher=$!
 fi
-[ "$NODES" = 1 ] || echo "waiting for all $NODES pods, $START_TIMEOUT_S s at most" >&2
+[ "$NODES" = 1 ] || echo "waiting for all $NODES pods, $meet_timeout_s s at most" >&2
 "$@" &
 child=$!
 [ -z "$stopped" ] || tell

@@ -103,9 +103,13 @@ def test_the_images_hold_what_the_tests_ran_with(name: str) -> None:
         assert not [package for package in own if package.startswith("nvidia-")]
 
 
-def test_the_gpu_image_is_of_the_pinned_vllm() -> None:
+def pinned_vllm() -> str:
     extras = tomllib.loads((ROOT / "services/rollout/pyproject.toml").read_text())["project"]["optional-dependencies"]
-    version = extras["gpu"][0].removeprefix("vllm==")
+    return str(extras["gpu"][0].removeprefix("vllm=="))
+
+
+def test_the_gpu_image_is_of_the_pinned_vllm() -> None:
+    version = pinned_vllm()
     assert f"ARG VLLM_IMAGE=vllm/vllm-openai:v{version}" in (ROOT / "docker/rollout.Dockerfile").read_text()
     assert f"vllm/vllm-openai:v{version}" in (ROOT / "compose.yaml").read_text()
 
@@ -113,9 +117,8 @@ def test_the_gpu_image_is_of_the_pinned_vllm() -> None:
 def test_both_ends_of_a_push_have_the_same_nccl() -> None:
     """Others refuse each other. vLLM's Dockerfile names its own beside UV_OVERRIDE: look there when vLLM changes."""
     of_vllm = {"0.32.0": "2.30.7"}
-    extras = tomllib.loads((ROOT / "services/rollout/pyproject.toml").read_text())["project"]["optional-dependencies"]
     nccl = pins(ROOT / "docker/requirements/trainer-gpu.txt")["nvidia-nccl-cu13"]
-    assert nccl == of_vllm[extras["gpu"][0].removeprefix("vllm==")]
+    assert nccl == of_vllm[pinned_vllm()]
 
 
 def test_the_version_is_the_distributions() -> None:
