@@ -188,11 +188,17 @@ rules:
 {{- end -}}
 
 {{/* Kueue gives the pods of what it starts the node labels and tolerations of a flavor. A Job that runs takes no others, so
-an upgrade sends back what it has. Arguments: part, which is changed; spec, of the live Job or JobSet, or empty */}}
+an upgrade sends back what it has. Arguments: root, api, kind, name; part, which is changed. Adds live: the Job or JobSet as
+the cluster has it, or empty. */}}
 {{- define "grpo.keepFlavor" -}}
-{{- if eq (toString (dig "suspend" "" .spec)) "false" -}}
-{{- $job := .spec -}}
-{{- range dig "replicatedJobs" (list) .spec -}}{{- $job = .template.spec -}}{{- end -}}
+{{- $live := dict -}}
+{{- if (.root.Values.kueue).queueName -}}
+{{- $live = default $live (lookup .api .kind .root.Release.Namespace .name) -}}
+{{- end -}}
+{{- $_ := set . "live" $live -}}
+{{- if eq (toString (dig "spec" "suspend" "" $live)) "false" -}}
+{{- $job := $live.spec -}}
+{{- range dig "replicatedJobs" (list) $job -}}{{- $job = .template.spec -}}{{- end -}}
 {{- range $key := list "nodeSelector" "tolerations" -}}
 {{- with dig "template" "spec" $key nil $job -}}{{- $_ := set $.part $key . -}}{{- end -}}
 {{- end -}}

@@ -283,10 +283,10 @@ def _with_live(live: Object, values: Object, path: Path) -> Object:
     shutil.copytree(CHART, path)
     (path / "files" / "live.yaml").write_text(yaml.safe_dump(live))
     name = live["metadata"]["name"]
-    for template in (path / "templates").glob("prepare-job.yaml" if "-p-" in name else "trainer-job*.yaml"):
-        text, count = re.subn(r"lookup .* \$name", 'fromYaml (.Files.Get "files/live.yaml")', template.read_text())
-        assert count == 1
-        template.write_text(text)
+    template = path / "templates" / "_trainer.tpl"
+    text, count = re.subn(r"lookup .* \.name", 'fromYaml (.root.Files.Get "files/live.yaml")', template.read_text())
+    assert count == 1
+    template.write_text(text)
     rendered = Chart.load(path).render(values, name="trial", namespace="team-a")
     jobs = [item for text in rendered.values() if "kind: Job" in text for item in yaml.safe_load_all(text) if item]
     return find(jobs, live["kind"], name)
