@@ -1,27 +1,20 @@
-"""What every pod and container must have, and what the probes ask."""
+"""What every pod and container must have."""
 
 import re
-import subprocess
-from pathlib import Path
 
 import pytest
 
 from .rendering import (
-    BASE,
     CASES,
-    SMALL,
     Object,
     containers,
     find,
     merged,
     objects_of,
-    pod_templates,
     pods,
     render,
     values_of,
 )
-
-HTTP_PORTS = {"rollout": 8000, "reward": 8001, "trainer": 8002}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -78,13 +71,6 @@ def test_no_pod_can_fill_the_disk_of_its_node(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_server_that_is_not_ready_keeps_no_node_from_being_drained(case: str) -> None:
-    for item in objects_of(case):
-        if item["kind"] == "PodDisruptionBudget":
-            assert item["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow", item["metadata"]["name"]
-
-
-@pytest.mark.parametrize("case", CASES)
 def test_resources_and_images(case: str) -> None:
     for name, pod in pods(objects_of(case)):
         for container in containers(pod):
@@ -108,95 +94,12 @@ def test_image_variants_and_digests() -> None:
     assert images["reward"].endswith("reward:0.1.0")
 
 
-KEYS = {
-    "GRPO_API_TOKEN": {"key": "token"},
-    "GRPO_API_TOKEN_ALSO": {"key": "token-also", "optional": True},  # there while one token takes the other's place
-    "RAY_AUTH_TOKEN": {"key": "ray-token"},
-}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_the_token_comes_from_the_secret_alone(case: str) -> None:
-    for item in objects_of(case):
-        assert item["kind"] != "Secret"
-    for name, pod in pods(objects_of(case)):
-        for container in containers(pod):
-            for variable in container.get("env", []):
-                if "TOKEN" in variable["name"]:
-                    reference = variable["valueFrom"]["secretKeyRef"]
-                    assert reference == {"name": "grpo-token"} | KEYS[variable["name"]], name
-
-
-def test_what_ray_asks_for_is_not_the_token_of_the_api() -> None:
-    """The pods of Ray run the rewards, which can read all that is in them."""
-    objects = render(merged(values_of("ray-rewards"), {"auth": {"key": "api", "alsoKey": "next", "rayKey": "of-ray"}}))
-    for template in pod_templates(find(objects, "RayCluster")):
-        (container,) = template["spec"]["containers"]
-        keys = [v["valueFrom"]["secretKeyRef"]["key"] for v in container["env"] if "valueFrom" in v]
-        assert keys == ["of-ray"], container["name"]
-    server = find(objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]
-    keys = {v["name"]: v["valueFrom"]["secretKeyRef"]["key"] for v in server["env"] if "TOKEN" in v["name"]}
-    assert keys == {"GRPO_API_TOKEN": "api", "GRPO_API_TOKEN_ALSO": "next", "RAY_AUTH_TOKEN": "of-ray"}
-
-
-def test_ray_processes_beside_the_reward_server_do_not_have_its_token(tmp_path: Path) -> None:
-    """Who has Ray's key can send work to that node as well."""
-    server = find(objects_of("ray-rewards"), "Deployment")["spec"]["template"]["spec"]["containers"][0]
-    for name in ("ray", "grpo-reward"):
-        (tmp_path / name).write_text(
-            f'#!/bin/sh\necho "{name} $1 ${{GRPO_API_TOKEN-none}} ${{GRPO_API_TOKEN_ALSO-none}} $RAY_AUTH_TOKEN"\n'
-        )
-        (tmp_path / name).chmod(0o755)
-    tokens = {"GRPO_API_TOKEN": "api", "GRPO_API_TOKEN_ALSO": "next", "RAY_AUTH_TOKEN": "of-ray"}
-    variables = {"PATH": f"{tmp_path}:/usr/bin:/bin"} | tokens
-    done = subprocess.run(server["command"], env=variables, capture_output=True, text=True, timeout=30, check=True)
-    assert done.stdout.splitlines() == ["ray start none none of-ray", "grpo-reward serve api next of-ray"]
-
-
-def test_what_prepares_does_not_get_the_token() -> None:
-    """The script is the user's, and has nobody to call with it."""
-    (prepare,) = [pod["spec"] for name, pod in pods(objects_of("cpu-cluster")) if "-p-" in name]
-    (container,) = prepare["containers"]
-    assert [variable["name"] for variable in container["env"] if "TOKEN" in variable["name"]] == []
-    assert "grpo-token" not in str(prepare)
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_variables_are_set_once(case: str) -> None:
     for name, pod in pods(objects_of(case)):
         for container in containers(pod):
             names = [variable["name"] for variable in container.get("env", [])]
             assert len(set(names)) == len(names), name
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_servers_have_all_three_probes(case: str) -> None:
-    for name, pod in pods(objects_of(case)):
-        component = pod["metadata"]["labels"]["app.kubernetes.io/component"]
-        if component not in HTTP_PORTS:
-            continue
-        server = pod["spec"]["containers"][0]
-        ports = {port["name"]: port["containerPort"] for port in server["ports"]}
-        assert ports["http"] == HTTP_PORTS[component], name
-        for probe, route in (("startupProbe", "/livez"), ("livenessProbe", "/livez"), ("readinessProbe", "/readyz")):
-            asked = server[probe]
-            if component == "trainer":
-                assert asked["exec"]["command"][-2:] == ["/etc/grpo/run/trainer_probe.py", route], name
-            else:
-                assert asked["httpGet"]["path"] == route, name
-                assert asked["httpGet"]["port"] == "http", name
-        startup = server["startupProbe"]
-        bound_s = startup["periodSeconds"] * startup["failureThreshold"]
-        assert bound_s >= (300 if component == "reward" else 2700), name
-
-
-def test_ray_pods_bring_probes_of_their_own() -> None:
-    """KubeRay's ask Ray's dashboard agent, which a Ray without extras, as the reward server has it, does not start."""
-    spec = find(objects_of("ray-rewards"), "RayCluster")["spec"]
-    for group, flag in ((spec["headGroupSpec"], "port"), (spec["workerGroupSpecs"][0], "node-manager-port")):
-        container = group["template"]["spec"]["containers"][0]
-        for probe in ("livenessProbe", "readinessProbe"):
-            assert str(container[probe]["tcpSocket"]["port"]) == group["rayStartParams"][flag], container["name"]
 
 
 def test_ray_workers_have_what_the_reward_server_was_given() -> None:
@@ -218,21 +121,6 @@ def test_ray_workers_have_what_the_reward_server_was_given() -> None:
     assert {"name": "HF_HOME", "value": "/cache/huggingface"} in worker["containers"][0]["env"]
 
 
-def test_a_claimed_device_is_taken_by_a_container_of_the_pod_and_by_no_idle_one() -> None:
-    """Claims are of the pod; a container has the device only when it names the claim, too."""
-    claims = [{"name": "gpu", "resourceClaimTemplateName": "gpu"}]
-    parts: Object = {name: {"gpus": 0, "resourceClaims": claims} for name in ("rollout", "reward", "trainer")}
-    prepared: Object = {"prepare": {"enabled": True, "script": "true"}}
-    with_device = set()
-    for _, pod in pods(render(merged(values_of("ray-rewards"), parts, prepared))):
-        (container,) = pod["spec"]["containers"]
-        taken = container["resources"].get("claims", [])
-        assert pod["spec"].get("resourceClaims", []) == (claims if taken else []), container["name"]
-        assert taken in ([], [{"name": "gpu"}]), container["name"]
-        with_device |= {container["name"]} if taken else set()
-    assert with_device == {"rollout", "reward", "ray-worker", "trainer"}
-
-
 @pytest.mark.parametrize("case", ["small", "engine-over-nodes", "ray-rewards"])
 def test_labels_of_the_servers_set_itself(case: str) -> None:
     """Kueue reads its queue there, and LeaderWorkerSet its topology. In the pods it would restart them."""
@@ -249,37 +137,6 @@ def test_labels_of_the_servers_set_itself(case: str) -> None:
         assert other["metadata"]["labels"].items() >= given[part]["workloadLabels"].items()
         assert other["metadata"]["annotations"] == given[part]["workloadAnnotations"]
         assert other["spec"] == one["spec"]
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_nothing_waits_for_readiness_to_start(case: str) -> None:
-    """A rollout server becomes ready by the trainer: who waited for it would wait for ever."""
-    for name, pod in pods(objects_of(case)):
-        assert {container["name"] for container in pod["spec"].get("initContainers", [])} <= {"wait-for-prepare"}, name
-    for item in objects_of(case):
-        if item["kind"] == "StatefulSet":
-            assert item["spec"]["podManagementPolicy"] == "Parallel"
-        if item["kind"] == "LeaderWorkerSet":
-            assert item["spec"]["startupPolicy"] == "LeaderCreated"
-        if item["kind"] == "Service" and item["spec"].get("clusterIP") == "None":
-            assert item["spec"]["publishNotReadyAddresses"] is True
-
-
-def test_a_checkpoint_has_time_and_a_hang_has_none() -> None:
-    trainer = find(objects_of("one-gpu-node"), "Job", "")["spec"]["template"]["spec"]
-    assert trainer["terminationGracePeriodSeconds"] == 600
-    assert trainer["containers"][0]["livenessProbe"]["terminationGracePeriodSeconds"] == 30
-
-
-def test_scheduling_is_passed_through() -> None:
-    spec = find(objects_of("everything"), "StatefulSet")["spec"]["template"]["spec"]
-    assert (spec["runtimeClassName"], spec["schedulerName"], spec["priorityClassName"]) == ("nvidia", "kai", "high")
-    assert spec["nodeSelector"] == {"gpu": "h100"}
-    assert spec["tolerations"][0]["key"] == "gpu"
-    assert spec["topologySpreadConstraints"][0]["topologyKey"] == "kubernetes.io/hostname"
-    assert spec["containers"][0]["resources"]["limits"]["nvidia.com/mig-3g.40gb"] == 1
-    assert [secret["name"] for secret in spec["imagePullSecrets"]] == ["one", "two"]
-    assert {"name": "more", "mountPath": "/more"} in spec["containers"][0]["volumeMounts"]
 
 
 def test_pull_secrets_are_named_in_either_way() -> None:
@@ -312,19 +169,6 @@ def test_long_times_are_written_as_whole_numbers() -> None:
             assert not re.search(r"\de\+\d", str(containers(pod))), name
 
 
-def test_pods_that_are_spread_are_counted() -> None:
-    """The API server warns of a constraint without a selector: it matches no pod, so it spreads nothing."""
-    bare = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
-    own = {**bare, "labelSelector": {"matchLabels": {"team": "rl"}}}
-    parts: Object = {name: {"topologySpreadConstraints": [bare, own]} for name in ("rollout", "reward", "trainer")}
-    for name, pod in pods(render(merged(BASE, SMALL, parts))):
-        first, second = pod["spec"]["topologySpreadConstraints"]
-        selected = first["labelSelector"]["matchLabels"]
-        assert selected, name
-        assert selected.items() <= pod["metadata"]["labels"].items(), name
-        assert second == own, name
-
-
 def test_reward_settings_are_its_environment() -> None:
     container = find(objects_of("everything"), "Deployment")["spec"]["template"]["spec"]["containers"][0]
     environment = {variable["name"]: variable.get("value") for variable in container["env"]}
@@ -341,39 +185,6 @@ def test_a_renewed_certificate_is_served() -> None:
     assert {"name": "WATCHFILES_FORCE_POLLING", "value": "true"} in server["env"]
     plain = find(objects_of("small"), "StatefulSet")["spec"]["template"]["spec"]["containers"][0]
     assert "--enable-ssl-refresh" not in plain["args"]
-
-
-def test_pods_with_volumes_of_one_node_stay_on_one_node() -> None:
-    objects = objects_of("one-gpu-node")
-    modes = [item["spec"]["accessModes"] for item in objects if item["kind"] == "PersistentVolumeClaim"]
-    assert modes == [["ReadWriteOnce"]] * 2
-    with_claims = [
-        pod["spec"] for _, pod in pods(objects) if any("persistentVolumeClaim" in v for v in pod["spec"]["volumes"])
-    ]
-    assert len(with_claims) == 2
-    nodes = {spec.get("nodeSelector", {}).get("kubernetes.io/hostname") for spec in with_claims}
-    assert len(nodes) == 1
-    assert None not in nodes
-
-
-@pytest.mark.parametrize("case", ["one-plus-three-nodes", "sixty-four-gpus"])
-def test_engines_take_no_node_that_the_training_needs_as_a_whole(case: str) -> None:
-    """Nothing else keeps them away: the scheduler spreads them, by processors and memory."""
-    nodes = {
-        component: pod["spec"].get("nodeSelector")
-        for _, pod in pods(objects_of(case))
-        if (component := pod["metadata"]["labels"]["app.kubernetes.io/component"]) in ("rollout", "trainer")
-    }
-    assert nodes == {part: {"grpo-services/part": part} for part in ("rollout", "trainer")}
-
-
-def test_both_ends_of_a_push_have_the_rdma_device() -> None:
-    objects = objects_of("sixty-four-gpus")
-    for kind in ("StatefulSet", "JobSet"):
-        container = pod_templates(find(objects, kind))[0]["spec"]["containers"][0]
-        assert container["resources"]["limits"]["rdma/hca_shared_devices_a"] == 1
-        # For user 10001 no capability takes effect: allowPrivilegeEscalation is false.
-        assert "add" not in container["securityContext"]["capabilities"]
 
 
 def _bytes(quantity: str) -> float:

@@ -1,0 +1,84 @@
+"""On which nodes pods run, with which devices, and how they leave."""
+
+import pytest
+
+from .rendering import BASE, CASES, SMALL, Object, find, merged, objects_of, pod_templates, pods, render, values_of
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_server_that_is_not_ready_keeps_no_node_from_being_drained(case: str) -> None:
+    for item in objects_of(case):
+        if item["kind"] == "PodDisruptionBudget":
+            assert item["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow", item["metadata"]["name"]
+
+
+def test_a_claimed_device_is_taken_by_a_container_of_the_pod_and_by_no_idle_one() -> None:
+    """Claims are of the pod; a container has the device only when it names the claim, too."""
+    claims = [{"name": "gpu", "resourceClaimTemplateName": "gpu"}]
+    parts: Object = {name: {"gpus": 0, "resourceClaims": claims} for name in ("rollout", "reward", "trainer")}
+    prepared: Object = {"prepare": {"enabled": True, "script": "true"}}
+    with_device = set()
+    for _, pod in pods(render(merged(values_of("ray-rewards"), parts, prepared))):
+        (container,) = pod["spec"]["containers"]
+        taken = container["resources"].get("claims", [])
+        assert pod["spec"].get("resourceClaims", []) == (claims if taken else []), container["name"]
+        assert taken in ([], [{"name": "gpu"}]), container["name"]
+        with_device |= {container["name"]} if taken else set()
+    assert with_device == {"rollout", "reward", "ray-worker", "trainer"}
+
+
+def test_scheduling_is_passed_through() -> None:
+    spec = find(objects_of("everything"), "StatefulSet")["spec"]["template"]["spec"]
+    assert (spec["runtimeClassName"], spec["schedulerName"], spec["priorityClassName"]) == ("nvidia", "kai", "high")
+    assert spec["nodeSelector"] == {"gpu": "h100"}
+    assert spec["tolerations"][0]["key"] == "gpu"
+    assert spec["topologySpreadConstraints"][0]["topologyKey"] == "kubernetes.io/hostname"
+    assert spec["containers"][0]["resources"]["limits"]["nvidia.com/mig-3g.40gb"] == 1
+    assert [secret["name"] for secret in spec["imagePullSecrets"]] == ["one", "two"]
+    assert {"name": "more", "mountPath": "/more"} in spec["containers"][0]["volumeMounts"]
+
+
+def test_pods_that_are_spread_are_counted() -> None:
+    """The API server warns of a constraint without a selector: it matches no pod, so it spreads nothing."""
+    bare = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
+    own = {**bare, "labelSelector": {"matchLabels": {"team": "rl"}}}
+    parts: Object = {name: {"topologySpreadConstraints": [bare, own]} for name in ("rollout", "reward", "trainer")}
+    for name, pod in pods(render(merged(BASE, SMALL, parts))):
+        first, second = pod["spec"]["topologySpreadConstraints"]
+        selected = first["labelSelector"]["matchLabels"]
+        assert selected, name
+        assert selected.items() <= pod["metadata"]["labels"].items(), name
+        assert second == own, name
+
+
+def test_pods_with_volumes_of_one_node_stay_on_one_node() -> None:
+    objects = objects_of("one-gpu-node")
+    modes = [item["spec"]["accessModes"] for item in objects if item["kind"] == "PersistentVolumeClaim"]
+    assert modes == [["ReadWriteOnce"]] * 2
+    with_claims = [
+        pod["spec"] for _, pod in pods(objects) if any("persistentVolumeClaim" in v for v in pod["spec"]["volumes"])
+    ]
+    assert len(with_claims) == 2
+    nodes = {spec.get("nodeSelector", {}).get("kubernetes.io/hostname") for spec in with_claims}
+    assert len(nodes) == 1
+    assert None not in nodes
+
+
+@pytest.mark.parametrize("case", ["one-plus-three-nodes", "sixty-four-gpus"])
+def test_engines_take_no_node_that_the_training_needs_as_a_whole(case: str) -> None:
+    """Nothing else keeps them away: the scheduler spreads them, by processors and memory."""
+    nodes = {
+        component: pod["spec"].get("nodeSelector")
+        for _, pod in pods(objects_of(case))
+        if (component := pod["metadata"]["labels"]["app.kubernetes.io/component"]) in ("rollout", "trainer")
+    }
+    assert nodes == {part: {"grpo-services/part": part} for part in ("rollout", "trainer")}
+
+
+def test_both_ends_of_a_push_have_the_rdma_device() -> None:
+    objects = objects_of("sixty-four-gpus")
+    for kind in ("StatefulSet", "JobSet"):
+        container = pod_templates(find(objects, kind))[0]["spec"]["containers"][0]
+        assert container["resources"]["limits"]["rdma/hca_shared_devices_a"] == 1
+        # For user 10001 no capability takes effect: allowPrivilegeEscalation is false.
+        assert "add" not in container["securityContext"]["capabilities"]
