@@ -13,6 +13,7 @@ from grpo_trainer.observe.completions import CompletionLog
 from grpo_trainer.observe.jsonl import StepFile, read_records
 from grpo_trainer.observe.sinks import MetricSinks, open_sinks
 from grpo_trainer.samples import Group, PromptRow, Sample
+from grpo_trainer.stop_signal import StopSignal
 
 
 def lines(path: Path) -> list[dict]:
@@ -115,7 +116,7 @@ def test_a_failing_sink_is_counted_and_the_others_go_on(tmp_path: Path, caplog: 
     assert written[4]["sinks/collector_failures"] == 4
     assert caplog.text.count("write failed") == 3, "the 1st, 2nd and 4th failure are logged"
     good.name = "good"
-    sinks.close()
+    sinks.close(StopSignal())
     assert good.closed
     assert bad.closed
 
@@ -123,7 +124,7 @@ def test_a_failing_sink_is_counted_and_the_others_go_on(tmp_path: Path, caplog: 
 def test_the_file_alone_is_written_when_nothing_is_asked_for(tmp_path: Path):
     sinks = open_sinks(LoggingConfig(), tmp_path, resumed_step=None, facts={})
     sinks.write(1, {"reward": 1.0})
-    sinks.close()
+    sinks.close(StopSignal())
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 

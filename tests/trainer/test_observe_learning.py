@@ -16,6 +16,7 @@ from grpo_trainer.observe.run_files import METRICS_FILE
 from grpo_trainer.observe.run_status import RunStatus
 from grpo_trainer.pipeline import Batch, Counts
 from grpo_trainer.samples import Group, PromptRow, Sample
+from grpo_trainer.stop_signal import StopSignal
 
 GOOD = {
     "reward": 0.4,
@@ -121,7 +122,7 @@ def test_the_journal_logs_signs_and_counts_only_samples_that_took_no_part(
         return Sample(name, [1], [-0.1], "text", "stop", [(1, 1)], rewards, score, score and 0.5)
 
     status = RunStatus("demo", heartbeat_bound_s=60.0)
-    with Journal(config, status, max_steps=9, resumed_step=None, totals=RunTotals()) as journal:
+    with Journal(config, status, StopSignal(), max_steps=9, resumed_step=None, totals=RunTotals()) as journal:
         for step in range(1, WINDOW + 1):
             samples = [sample("a", 1.0), sample("b", 2.0), sample("c", None)]
             batch = Batch([Group(step, PromptRow(0, [1], "p", {}), samples)], 0.0, 0.0)

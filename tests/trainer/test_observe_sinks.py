@@ -32,7 +32,7 @@ def test_tensorboard_shows_a_resumed_run_as_one_curve(tmp_path: Path):
         sinks = open_sinks(config, tmp_path, resumed_step=resumed_step, facts={})
         for step in steps:
             sinks.write(step, {"reward": value, "rewards/countdown/mean": value})
-        sinks.close()
+        sinks.close(StopSignal())
         assert sinks.failures == {"tensorboard": 0}
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert {"reward", "rewards/countdown/mean"} <= set(events.Tags()["scalars"])
@@ -54,7 +54,7 @@ def test_wandb_offline_continues_the_same_run(tmp_path: Path, monkeypatch: pytes
     for resumed_step in (None, 1):
         sinks = open_sinks(config, tmp_path, resumed_step=resumed_step, facts={"seed": 1})
         sinks.write(1 if resumed_step is None else 2, {"reward": 0.25})
-        sinks.close()
+        sinks.close(StopSignal())
         assert sinks.failures == {"wandb": 0}
     folders = sorted((tmp_path / "wandb").glob("offline-run-*"))
     identity = (tmp_path / "wandb_id.txt").read_text().strip()
@@ -69,7 +69,7 @@ def test_wandb_that_cannot_start_does_not_end_the_run(tmp_path: Path, monkeypatc
     monkeypatch.setattr("wandb.init", lambda **_: (_ for _ in ()).throw(RuntimeError("no API key")))
     sinks = open_sinks(LoggingConfig(report_to=["wandb"]), tmp_path, resumed_step=None, facts={})
     sinks.write(1, {"reward": 0.5})
-    sinks.close()
+    sinks.close(StopSignal())
     assert sinks.failures == {"wandb": 1}
 
 
@@ -80,7 +80,7 @@ def two_starts(name: str, run_dir: Path) -> None:
         sinks = open_sinks(config, run_dir, resumed_step=resumed_step, facts={"seed": 1, "model": {"dtype": "float32"}})
         for step in steps:
             sinks.write(step, {"reward": step / 4, "rewards/countdown/mean": 0.5, "kl": math.nan})
-        sinks.close()
+        sinks.close(StopSignal())
         assert sinks.failures == {name: 0}
 
 
@@ -128,7 +128,7 @@ def test_mlflow_without_a_server_does_not_end_the_run(tmp_path: Path, monkeypatc
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     sinks = open_sinks(LoggingConfig(report_to=["mlflow"]), tmp_path, resumed_step=None, facts={})
     sinks.write(1, {"reward": 0.5})
-    sinks.close()
+    sinks.close(StopSignal())
     assert sinks.failures == {"mlflow": 1}
     assert "MLFLOW_TRACKING_URI is not set" in caplog.text
 
@@ -239,7 +239,7 @@ class TestWhileTheServerOfATracker:
         self.write(sinks, *range(1, 101))
         assert tracking.steps == []
         tracking.answers.set()
-        sinks.close()
+        sinks.close(StopSignal())
         assert tracking.steps == list(range(1, 101))
         assert (sinks.failures, sinks.lost_steps) == ({"mlflow": 0}, {"mlflow": 0})
 
@@ -256,7 +256,7 @@ class TestWhileTheServerOfATracker:
         wait_until(lambda: tracking.steps == [1], "the first step did not arrive")
         tracking.answers.clear()
         self.write(sinks, *range(2, 52))
-        sinks.close()
+        sinks.close(StopSignal())
         assert not tracking.answers.is_set()
         assert sinks.lost_steps == {"mlflow": 50}
         assert [record["step"] for record in self.records(tmp_path)] == list(range(1, 52))
@@ -267,7 +267,7 @@ class TestWhileTheServerOfATracker:
         tracking.die()
         sinks = self.sinks(tmp_path)
         self.write(sinks, 1, 2)
-        sinks.close()
+        sinks.close(StopSignal())
         assert (sinks.failures, sinks.lost_steps) == ({"mlflow": 1}, {"mlflow": 2})
 
     def test_dies_it_is_switched_off_and_the_others_go_on(
@@ -282,7 +282,7 @@ class TestWhileTheServerOfATracker:
         self.write(sinks, *range(2, 21))
         wait_until(lambda: sinks.lost_steps == {"mlflow": 19}, "it was not switched off")
         self.write(sinks, 21)
-        sinks.close()
+        sinks.close(StopSignal())
         tries = background_sink.MAX_FAILURES_IN_A_ROW + 1
         assert sinks.failures == {"mlflow": tries, "tensorboard": 0}, "so many writes, and one close"
         assert sinks.lost_steps == {"mlflow": 20}
@@ -299,7 +299,7 @@ class TestWhileTheServerOfATracker:
             self.write(sinks, *range(step + 1, step + 6))
             step += 5
             wait_until(lambda: step in tracking.steps, "it was switched off")  # noqa: B023 - called at once
-        sinks.close()
+        sinks.close(StopSignal())
         assert tracking.steps == [5, 10]
         assert (sinks.failures, sinks.lost_steps) == ({"mlflow": 8}, {"mlflow": 8})
 
@@ -316,7 +316,7 @@ class TestWhileTheServerOfATracker:
         self.write(sinks, *range(1, 8))
         assert sinks.lost_steps == {"mlflow": 4}
         tracking.answers.set()
-        sinks.close()
+        sinks.close(StopSignal())
         assert tracking.steps == [1, 2, 3]
         assert [record.get("sinks/mlflow_lost_steps", 0) for record in self.records(tmp_path)] == [0, 0, 0, 0, 1, 2, 3]
         assert caplog.text.count("mlflow: 3 steps wait already") == 3, "the 1st, 2nd and 4th are logged"
@@ -340,7 +340,7 @@ class TestWhileTheServerOfATracker:
         tracking.answers.clear()
         self.write(sinks, 2)
         wait_until(sink.hangs, "nobody sees that it hangs")
-        sinks.close()
+        sinks.close(StopSignal())
         assert sinks.lost_steps == {"mlflow": 1}
         assert "mlflow: does not end" in caplog.text
 
@@ -355,13 +355,22 @@ class TestWhileTheServerOfATracker:
             sinks = self.sinks(tmp_path)
             self.write(sinks, 1)
             threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
-            sinks.close()
+            sinks.close(stop)
             assert stop.requested
-            assert [signal.getsignal(number) for number in STOP_SIGNALS] == [stop._handle, stop._handle]
         finally:
             for number, handler in zip(STOP_SIGNALS, before, strict=True):
                 signal.signal(number, handler)
         assert sinks.lost_steps == {"mlflow": 1}
+
+    def test_is_slow_what_waits_arrives_after_a_stop_as_well(self, tracking: TrackingServer, tmp_path: Path):
+        stop = StopSignal()
+        stop.requested = True
+        tracking.answers.clear()
+        sinks = self.sinks(tmp_path)
+        self.write(sinks, 1, 2)
+        threading.Timer(0.5, tracking.answers.set).start()
+        sinks.close(stop)
+        assert tracking.steps == [1, 2]
 
 
 def test_mlflow_is_less_patient_than_by_itself_unless_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -369,6 +378,6 @@ def test_mlflow_is_less_patient_than_by_itself_unless_told(tmp_path: Path, monke
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "")  # so that it is put back afterwards
     monkeypatch.delenv("MLFLOW_HTTP_REQUEST_TIMEOUT")
-    open_sinks(LoggingConfig(report_to=["mlflow"]), tmp_path, resumed_step=None, facts={}).close()
+    open_sinks(LoggingConfig(report_to=["mlflow"]), tmp_path, resumed_step=None, facts={}).close(StopSignal())
     assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "3"
     assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == MLFLOW_PATIENCE["MLFLOW_HTTP_REQUEST_TIMEOUT"]

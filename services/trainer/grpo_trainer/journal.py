@@ -17,6 +17,7 @@ from .observe.sinks import open_sinks
 from .observe.stage_clock import StageClock
 from .pipeline import Batch, Counts
 from .stages.push import PushResult
+from .stop_signal import StopSignal
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,14 @@ class Journal:
     """Use as a context manager. Metrics are collected during a step and written by `finish_step`."""
 
     def __init__(
-        self, config: RunConfig, status: RunStatus, *, max_steps: int, resumed_step: int | None, totals: RunTotals
+        self,
+        config: RunConfig,
+        status: RunStatus,
+        stop: StopSignal,
+        *,
+        max_steps: int,
+        resumed_step: int | None,
+        totals: RunTotals,
     ):
         run_dir, self.config, self.status, self.totals = config.run_dir, config, status, totals
         first_step = (resumed_step or 0) + 1
@@ -53,10 +61,10 @@ class Journal:
         self._batch: Batch | None = None
         self._batch_version = 0
         self._dropped_before = 0
-        self._open = ExitStack()
+        self._stop, self._open = stop, ExitStack()
 
     def __enter__(self) -> Self:
-        self._open.callback(self.sinks.close)
+        self._open.callback(self.sinks.close, self._stop)
         if self.completions:
             self._open.callback(self.completions.close)
         self._open.enter_context(self.progress)

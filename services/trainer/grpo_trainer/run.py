@@ -116,7 +116,7 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
     if conductor:
         totals = RunTotals(**state["totals"]) if state else RunTotals()
         journal = open_parts.enter_context(
-            Journal(config, status, max_steps=max_steps, resumed_step=step if state else None, totals=totals)
+            Journal(config, status, stop, max_steps=max_steps, resumed_step=step if state else None, totals=totals)
         )
         rank0 = Rank0(conductor, journal)
 

@@ -4,16 +4,13 @@ The loop hands a step over and goes on. Waits for: nothing, but `finish` at the 
 """
 
 import logging
-import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from ..stop_signal import STOP_SIGNALS
+from ..stop_signal import StopSignal
 
 log = logging.getLogger(__name__)
 
@@ -155,40 +152,18 @@ class BackgroundSink:
             self._waiting.clear()
 
 
-def finish(sinks: Sequence[BackgroundSink]) -> None:
-    """The end of a run: each tracker takes what waits, `FINISH_S` for all together. A stop signal ends the wait."""
+def finish(sinks: Sequence[BackgroundSink], stop: StopSignal) -> None:
+    """The end of a run: each tracker takes what waits, `FINISH_S` for all together.
+
+    A stop signal ends the wait. Where a stop ended the run, a second signal ends the process, as everywhere.
+    """
     awaited = [sink for sink in sinks if not sink.hangs()]
     for sink in sinks:
         sink.end()
-    deadline = time.monotonic() + FINISH_S
-    with _stop_asked() as asked:
-        while any(sink.is_busy() for sink in awaited) and time.monotonic() < deadline and not asked():
-            time.sleep(POLL_S)
+    deadline, stopped_before = time.monotonic() + FINISH_S, stop.requested
+    while any(sink.is_busy() for sink in awaited) and time.monotonic() < deadline:
+        if stop.requested and not stopped_before:
+            break
+        time.sleep(POLL_S)
     for sink in sinks:
         sink.give_up()
-
-
-@contextmanager
-def _stop_asked() -> Iterator[Callable[[], bool]]:
-    """Whether a stop signal came while inside. The handlers that were there hear it as well."""
-    seen: list[int] = []
-    if threading.current_thread() is not threading.main_thread():  # which has no signals
-        yield lambda: False
-        return
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        seen.append(number)
-        known = before[signal.Signals(number)]
-        if callable(known):
-            known(number, frame)
-
-    # Those that end the process anyhow stay as they are.
-    ours = [number for number, known in before.items() if callable(known)]
-    for number in ours:
-        signal.signal(number, handle)
-    try:
-        yield lambda: bool(seen)
-    finally:
-        for number in ours:
-            signal.signal(number, before[number])

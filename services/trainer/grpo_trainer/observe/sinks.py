@@ -13,6 +13,7 @@ from typing import Any
 
 from ..config import LoggingConfig
 from ..errors import UsageError
+from ..stop_signal import StopSignal
 from .background_sink import BackgroundSink, MetricSink, finish
 from .jsonl import StepFile
 from .run_files import METRICS_FILE
@@ -67,14 +68,15 @@ class MetricSinks:
             except Exception as error:  # as above
                 self._failed(sink.name, "write", error)
 
-    def close(self) -> None:
+    def close(self, stop: StopSignal) -> None:
+        """Waits for those in the background; `stop` ends that."""
         self._file.close()
         for sink in self._sinks:
             try:
                 sink.close()
             except Exception as error:  # as above
                 self._failed(sink.name, "close", error)
-        finish(self._background)
+        finish(self._background, stop)
 
     def _failed(self, name: str, action: str, error: BaseException) -> None:
         with self._counting:
