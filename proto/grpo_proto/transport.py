@@ -4,11 +4,12 @@ Both ends use it. The trainer copies tensors into a staging buffer and broadcast
 every rollout server receives into a buffer of its own and views the tensors in it. Nothing is pickled.
 """
 
+import ctypes
 import hashlib
 import os
 import socket
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import torch
@@ -112,8 +113,19 @@ def gpu_uuid() -> str | None:
 
 
 def nccl_version() -> str | None:
-    """Of the library in this process; None in a build of torch that has none."""
-    return ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else None
+    """Of the library in this process; None in a build of torch that has none.
+
+    Asked of the library itself: torch tells the version of the header it was built with, and images replace the wheel
+    beside it (2.29.7 is built in, 2.30.7 is loaded).
+    """
+    if not torch.distributed.is_nccl_available():
+        return None
+    code = ctypes.c_int()
+    with suppress(OSError, AttributeError):  # a torch that has NCCL inside has no such file
+        # The loader finds by this name what torch has loaded.
+        if ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(code)) == 0:
+            return f"{code.value // 10000}.{code.value // 100 % 100}.{code.value % 100}"
+    return ".".join(map(str, torch.cuda.nccl.version()))
 
 
 @contextmanager

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from grpo_trainer.canary import Probe, compare
+from grpo_trainer.canary import Probe, bound_for, compare
+from grpo_trainer.config import RunConfig
 from grpo_trainer.errors import RunError
 from grpo_trainer.samples import TrainingSample
 
@@ -34,3 +35,16 @@ def test_a_logprob_too_few_is_an_error_and_no_silent_cut():
 
 def test_without_a_server_there_is_no_number():
     assert compare([], [], bound=0.02, version=1) == {}
+
+
+@pytest.mark.parametrize(("device", "dtype", "bound"), [("cpu", "float32", 1e-4), ("cuda", "bfloat16", 0.1)])
+def test_two_engines_on_gpus_may_be_further_apart(device: str, dtype: str, bound: float):
+    run = {
+        "run_dir": "run",
+        "model": {"name_or_path": "m", "dtype": dtype},
+        "data": {"dataset": "rows.jsonl"},
+        "reward": {"reward_funcs": ["format"]},
+    }
+    assert bound_for(RunConfig.model_validate(run), device) == bound
+    own = run | {"canary": {"max_logprob_difference": 0.5}}
+    assert bound_for(RunConfig.model_validate(own), device) == 0.5

@@ -1,5 +1,6 @@
 """Which way weights travel: over NCCL where it can work, over Gloo elsewhere, and who is told why."""
 
+import ctypes
 import logging
 
 import pytest
@@ -59,3 +60,22 @@ def test_gloo_is_taken_when_asked_for():
 def test_what_this_process_says_of_itself():
     assert (gpu_uuid() is None) == (not torch.cuda.is_available())
     assert (nccl_version() is None) == (torch.version.cuda is None)
+
+
+@pytest.mark.parametrize(("in_a_file", "said"), [(True, "2.30.7"), (False, "2.29.7")])
+def test_the_version_of_nccl_is_that_of_the_library_and_not_of_torch_s_header(
+    in_a_file: bool, said: str, monkeypatch: pytest.MonkeyPatch
+):
+    class Library:
+        def __init__(self, name: str):
+            if not in_a_file:
+                raise OSError(f"{name}: cannot open shared object file")
+
+        def ncclGetVersion(self, code: object) -> int:
+            ctypes.cast(code, ctypes.POINTER(ctypes.c_int))[0] = 23007
+            return 0
+
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 29, 7))
+    monkeypatch.setattr(ctypes, "CDLL", Library)
+    assert nccl_version() == said

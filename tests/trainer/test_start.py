@@ -246,6 +246,26 @@ class TestExitStatus:
             counted[tied] = dict(_memory(RunConfig.model_validate(run)))["parameters"].split()[0]
         assert int(counted[False].replace(",", "")) - int(counted[True].replace(",", "")) == 100 * 16
 
+    @pytest.mark.parametrize(("stage", "offloads", "shares"), [(0, False, 1), (3, False, 4), (3, True, 4)])
+    def test_a_dry_run_shards_the_reference_as_the_policy(
+        self, stage: int, offloads: bool, shares: int, run_file: Path, tmp_path: Path
+    ):
+        from grpo_trainer.dry_run import GIB, _memory
+
+        shape = {"vocab_size": 50_000, "hidden_size": 512, "intermediate_size": 32, "num_hidden_layers": 1}
+        Qwen2Config(**shape, num_attention_heads=2, num_key_value_heads=2).save_pretrained(tmp_path / "model")
+        run = yaml.safe_load(run_file.read_text()) | {
+            "model": {"name_or_path": str(tmp_path / "model")},
+            "algorithm": {"beta": 0.01},
+            "deepspeed": {"zero_stage": stage, "nproc_per_node": 4, "offload_optimizer": offloads},
+        }
+        plan = dict(_memory(RunConfig.model_validate(run)))
+        size = int(plan["parameters"].split()[0].replace(",", "")) * 2 / GIB / shares
+        assert f"weights {size:.2f}" in plan["memory of a rank"]
+        assert f"reference {size:.2f}" in plan["memory of a rank"]
+        if offloads:
+            assert f"about {2 * size:.2f} GiB without activations" in plan["memory of a rank"]
+
     def test_the_usage_tells_them(self, capsys: pytest.CaptureFixture[str]):
         assert __main__.main(["--help"]) == 0
         said = capsys.readouterr().out

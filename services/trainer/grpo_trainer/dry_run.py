@@ -84,19 +84,23 @@ def _memory(config: RunConfig) -> Iterator[Line]:
     )
     width, ranks = DTYPE_BYTES[config.model.dtype], config.deepspeed.nproc_per_node
     stage = config.deepspeed.zero_stage
+    offloads = config.deepspeed.offload_optimizer
     # Adam's two moments in float32, and a float32 copy of the weights unless they are float32 themselves.
     optimizer = count * (8 + (4 if config.model.dtype == "bfloat16" else 0)) / (ranks if stage else 1)
     gradients = count * 4 / (ranks if stage else 1)
     weights = count * width / (ranks if stage == 3 else 1)
-    reference = count * width if config.algorithm.beta > 0 else 0
-    total = (0 if config.deepspeed.offload_optimizer else optimizer) + gradients + weights + reference
+    # Sharded as the policy is.
+    reference = weights if config.algorithm.beta > 0 else 0
+    # Under ZeRO-3 the gradients' shard lies where the optimizer's state does.
+    offloads_gradients = offloads and stage == 3
+    total = weights + reference + (0 if offloads_gradients else gradients) + (0 if offloads else optimizer)
     yield "parameters", f"{count:,} in {config.model.dtype}"
     yield (
         "memory of a rank",
         (
             f"about {total / GIB:.2f} GiB without activations: weights {weights / GIB:.2f}, "
-            f"gradients {gradients / GIB:.2f}, "
-            f"optimizer {optimizer / GIB:.2f}{' (in CPU memory)' if config.deepspeed.offload_optimizer else ''}"
+            f"gradients {gradients / GIB:.2f}{' (in CPU memory)' if offloads_gradients else ''}, "
+            f"optimizer {optimizer / GIB:.2f}{' (in CPU memory)' if offloads else ''}"
             + (f", reference {reference / GIB:.2f}" if reference else "")
         ),
     )

@@ -152,7 +152,8 @@ def check_canary(run: Run, *, version: int) -> None:
         samples = [TrainingSample(**sample) for sample in message]
         own = own_logprobs(run.engine, samples, pad_token_id=run.pad_token_id)
         if run.rank0:
-            run.rank0.journal.add(compare(probes, own, bound=bound_for(run.config), version=version))
+            bound = bound_for(run.config, run.engine.device.type)
+            run.rank0.journal.add(compare(probes, own, bound=bound, version=version))
 
 
 def evaluate(run: Run, step: int) -> None:

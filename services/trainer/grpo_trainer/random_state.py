@@ -22,4 +22,5 @@ def restore_random_state(state: dict[str, Any]) -> None:
     random.setstate((version, tuple(internal), gauss))
     torch.set_rng_state(state["torch"])
     if torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
+        # A container may see fewer GPUs than at the save: those that trained are among them.
+        torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])

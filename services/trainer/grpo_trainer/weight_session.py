@@ -59,6 +59,9 @@ class WeightSession:
         world_size = 1 + sum(replica.info.world_size for replica in members if replica.info)
         timeout_s = min(config.bucket_timeout_s, config.push_deadline_s)
         store, port = await asyncio.to_thread(_listen, config, timeout_s)
+        # Our side of the meeting has a connection only: NCCL waits for ever for a member that does not come, and a
+        # thread that kept the store would keep the port from the next session.
+        connection = await asyncio.to_thread(store.clone)
         requests, rank = [], 1
         for replica in members:
             requests.append(
@@ -77,7 +80,7 @@ class WeightSession:
             rank += replica.info.world_size if replica.info else 0
         ours = _in_daemon_thread(
             lambda: WeightGroup(
-                store,
+                connection,
                 session=number,
                 rank=0,
                 world_size=world_size,
@@ -87,8 +90,11 @@ class WeightSession:
             )
         )
         calls = [replica.weights.session(request) for replica, request in zip(members, requests, strict=True)]
-        await _all(members, calls)
-        group = await asyncio.wrap_future(ours)
+        try:
+            await _all(members, calls)
+            group = await asyncio.wrap_future(ours)
+        finally:
+            del store  # it listens no longer
         log.info("weight session %d with %s over %s", number, ", ".join(r.url for r in members), backend)
         return cls(number, members, group, config)
 

@@ -1,0 +1,72 @@
+"""Meeting the rollout servers: what a meeting that fails leaves behind."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tests.processes import free_port
+from torch.distributed import TCPStore
+
+from grpo_proto import ErrorDetail, InfrastructureError, SessionRequest
+from grpo_proto.transport import WeightGroup
+from grpo_trainer import weight_session
+from grpo_trainer.config import WeightsConfig
+from grpo_trainer.weight_session import MemberFailed, WeightSession
+
+
+def member(answer: Callable[[SessionRequest], Any]) -> Any:
+    async def session(request: SessionRequest) -> Any:
+        return await asyncio.to_thread(answer, request)
+
+    info = SimpleNamespace(world_size=1, weights=SimpleNamespace(session=None, newest_session=None))
+    return SimpleNamespace(url="http://rollout:8000", info=info, weights=SimpleNamespace(session=session))
+
+
+async def meet(config: WeightsConfig, answer: Callable[[SessionRequest], Any]) -> WeightSession:
+    return await WeightSession.open([member(answer)], config, trainer_id="trainer", backend="gloo")
+
+
+def did_not_come(_: SessionRequest) -> None:
+    detail = ErrorDetail(type="group_not_formed", message="it did not form", retryable=True)
+    raise InfrastructureError(detail, url="http://rollout:8000")
+
+
+def test_a_meeting_that_hangs_keeps_no_fixed_port_from_the_next_one(monkeypatch: pytest.MonkeyPatch):
+    """As NCCL's, which waits for ever for a member that does not come."""
+    over = threading.Event()
+
+    class Hangs:
+        def __init__(self, store: TCPStore, **_: object):
+            self.store = store
+            over.wait(60.0)
+
+    monkeypatch.setattr(weight_session, "WeightGroup", Hangs)
+    config = WeightsConfig(port=free_port(), bucket_timeout_s=5.0)
+    try:
+        for _ in range(2):
+            with pytest.raises(MemberFailed, match="it did not form"):
+                asyncio.run(meet(config, did_not_come))
+    finally:
+        over.set()
+
+
+def test_after_a_meeting_buckets_travel():
+    theirs = []
+
+    def come(request: SessionRequest) -> None:
+        store = TCPStore("127.0.0.1", request.rendezvous.port, is_master=False, timeout=timedelta(seconds=10))
+        theirs.append(
+            WeightGroup(store, session=request.session, rank=1, world_size=2, backend=request.backend, timeout_s=10.0)
+        )
+
+    session = asyncio.run(meet(WeightsConfig(bucket_timeout_s=10.0), come))
+    sent, received = torch.arange(16, dtype=torch.uint8), torch.zeros(16, dtype=torch.uint8)
+    ours = session.group.start_broadcast(sent, timeout_s=10.0)
+    theirs[0].broadcast(received, timeout_s=10.0)
+    ours.wait()
+    assert torch.equal(sent, received)
