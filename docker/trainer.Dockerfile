@@ -2,7 +2,8 @@
 #   docker build -f docker/trainer.Dockerfile --build-arg VARIANT=gpu -t localhost/grpo-services/trainer:0.1.0-gpu .
 #   docker build -f docker/trainer.Dockerfile --build-arg VARIANT=cpu -t localhost/grpo-services/trainer:0.1.0-cpu .
 # torch replaces a few operations by Triton kernels, which want a compiler when they are called: TORCH_DISABLE_NATIVE_JIT.
-# The GPU variant needs no CUDA image below it: torch's wheels bring the libraries, the host brings the driver.
+# The GPU variant needs no CUDA image below it: torch's wheels bring the libraries, the host brings the driver. GKE mounts it
+# at /usr/local/nvidia, without NVIDIA's container runtime.
 ARG BASE_IMAGE=python:3.11.14-slim-bookworm
 
 FROM ${BASE_IMAGE} AS build
@@ -46,6 +47,7 @@ COPY --chmod=755 examples /app/examples
 ENV PATH=/opt/grpo/bin:$PATH \
     HOME=/tmp HF_HOME=/models/huggingface XDG_CACHE_HOME=/tmp/cache \
     NVIDIA_VISIBLE_DEVICES=void NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    LD_LIBRARY_PATH=/usr/local/nvidia/lib:/usr/local/nvidia/lib64 \
     TORCH_DISABLE_NATIVE_JIT=1 \
     PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 USER 10001:10001

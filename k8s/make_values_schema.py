@@ -25,6 +25,12 @@ DECIDED_FOR_THE_TRAINER = {
     "WeightsConfig": ("host", "port"),  # the pod's own address, networkPolicy.rendezvousPort
     "ServerConfig": ("enabled", "host", "port"),  # the probes need it there
 }
+# values.yaml has every section: one is missing only where somebody set it to null. Of these, null means nothing of it.
+MAY_BE_NULL = (
+    *("global", "kueue", "tests", "podSecurityContext", "resources", "workerResources", "headResources"),
+    *("tolerations", "topologySpreadConstraints", "resourceClaims", "extraEnv", "extraVolumes", "extraVolumeMounts"),
+    *("egress", "allowFrom", "dns", "weightPeers", "extraEgress", "metrics"),
+)
 DECIDED_FOR_THE_REWARD_SERVER = ("host", "port", "executor")  # reward.executor
 
 
@@ -82,7 +88,9 @@ def _plain(node: Any) -> Any:
         if key == "default" and "type" in node:
             continue
         if key == "required" and isinstance(value, list):
-            continue  # values.yaml has them; who sets one to null gets the template's message
+            value = [name for name in value if name not in MAY_BE_NULL]
+            if not value:
+                continue
         plain[key] = {name: _plain(item) for name, item in value.items()} if key == "properties" else _plain(value)
     return plain
 

@@ -146,8 +146,9 @@ class Pod(Part):
     gpus: Count = Field(0, description="Devices of one pod; requests and limits alike.")
     gpu_resource: str = Field("nvidia.com/gpu", description="Name of the device plug-in's resource; MIG has others.")
     resources: Resources
-    extra_resources: dict[str, int] = Field(
-        default_factory=dict, description="Further devices, such as rdma/hca_shared: 1."
+    extra_resources: dict[str, int | str] = Field(
+        default_factory=dict,
+        description="Requested and limited alike, such as rdma/hca_shared: 1 or hugepages-2Mi: 5120Mi.",
     )
     resource_claims: Manifests = Field(description="Dynamic resource allocation: the pod's resourceClaims.")
     add_capabilities: list[str] = Field(

@@ -23,6 +23,10 @@ first_pod() {
 if [ "$NODES" -gt 1 ]; then
   waited=0
   until met=$(first_pod); do
+    if [ "$(cat "$end_file" 2>/dev/null)" = done ]; then
+      echo "the training is done, and the first pod is gone: there is nothing to do"
+      exit 0
+    fi
     if [ "$waited" -ge "$START_TIMEOUT_S" ]; then
       echo "error: $MASTER_ADDR has no address after $START_TIMEOUT_S s: is the first pod scheduled? Is there DNS?" >&2
       exit 1

@@ -73,7 +73,10 @@
 {{- if lt (sub (int $values.networkPolicy.dataPorts.last) (int $values.networkPolicy.dataPorts.first)) 499 -}}
 {{- fail "networkPolicy.dataPorts: fewer than 500 ports. They are the pods' whole range for outgoing connections too." -}}
 {{- end -}}
-{{- range $name, $port := dict "the port of the rollout servers" 8000 "the port of the reward servers" 8001 "the port of the trainer" 8002 "networkPolicy.rendezvousPort" (int $values.networkPolicy.rendezvousPort) "trainer.masterPort" (int $values.trainer.masterPort) "rollout.engine.port" (int $values.rollout.engine.port) -}}
+{{- $listens := dict "the port of the rollout servers" 8000 "the port of the reward servers" 8001 "the port of the trainer" 8002 "networkPolicy.rendezvousPort" (int $values.networkPolicy.rendezvousPort) -}}
+{{- if gt (int $values.trainer.nodes) 1 -}}{{- $_ := set $listens "trainer.masterPort" (int $values.trainer.masterPort) -}}{{- end -}}
+{{- if include "grpo.spansNodes" . -}}{{- $_ := set $listens "rollout.engine.port" (int $values.rollout.engine.port) -}}{{- end -}}
+{{- range $name, $port := $listens -}}
 {{- if and (ge $port (int $values.networkPolicy.dataPorts.first)) (le $port (int $values.networkPolicy.dataPorts.last)) -}}
 {{- fail (printf "networkPolicy.dataPorts: %d to %d has %d in it, %s. The pods' outgoing connections take any port of the range, and could take this one first; move the range, such as to 40000 to 41999" (int $values.networkPolicy.dataPorts.first) (int $values.networkPolicy.dataPorts.last) $port $name) -}}
 {{- end -}}
@@ -116,6 +119,8 @@
 {{- $values := .Values -}}
 {{- $ours := keys (fromYaml (include "grpo.labels" (dict "root" (dict "Chart" .Chart "Release" .Release "Values" (omit $values "commonLabels")) "component" "any"))) -}}
 {{- $ours = append $ours "grpo-services/scrape" -}}
+{{- /* Pods have neither version nor chart. */}}
+{{- $ofPods := keys (fromYaml (include "grpo.selector" (dict "root" . "component" "any"))) -}}
 {{- $queue := list "kueue.x-k8s.io/queue-name" "kueue.x-k8s.io/priority-class" -}}
 {{- $common := keys (default (dict) $values.commonLabels) -}}
 {{- $given := dict
@@ -132,8 +137,11 @@
 {{- range $key := keys (default (dict) $labels) -}}
 {{- if and (has $key $queue) (not (hasSuffix ".workloadLabels" $where)) -}}
 {{- fail (printf "%s has %s, which Kueue reads on whole workloads: set kueue.queueName and kueue.priorityClass for the trainer and what prepares, rollout.workloadLabels and reward.workloadLabels for the servers" $where $key) -}}
-{{- else if or (has $key $ours) (and (has $key $common) (ne $where "commonLabels")) -}}
-{{- fail (printf "%s has %s, which %s already; leave it out" $where $key (ternary "the chart sets" "commonLabels has" (has $key $ours))) -}}
+{{- else -}}
+{{- $taken := has $key (ternary $ofPods $ours (hasSuffix ".podLabels" $where)) -}}
+{{- if or $taken (and (has $key $common) (ne $where "commonLabels")) -}}
+{{- fail (printf "%s has %s, which %s already; leave it out" $where $key (ternary "the chart sets" "commonLabels has" $taken)) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -277,12 +285,13 @@
 {{- fail "trainer.enabled needs storage.runs.enabled: checkpoints must outlive the pod" -}}
 {{- end -}}
 {{- with dig "run_dir" "" $run -}}
-{{- if not (hasPrefix (printf "%s/" $.Values.storage.runs.mountPath) .) -}}
+{{- if not (hasPrefix (printf "%s/" (trimSuffix "/" $.Values.storage.runs.mountPath)) .) -}}
 {{- fail (printf "trainer.run.run_dir %s is not below storage.runs.mountPath %s: it would be lost with the pod" . $.Values.storage.runs.mountPath) -}}
 {{- end -}}
 {{- end -}}
 {{- $ports := list 8002 (int .Values.networkPolicy.rendezvousPort) (int $trainer.masterPort) -}}
-{{- if lt (len (uniq $ports)) 3 -}}
+{{- $used := ternary $ports (initial $ports) (gt (int $trainer.nodes) 1) -}}
+{{- if lt (len (uniq $used)) (len $used) -}}
 {{- fail (printf "the trainer listens on 8002, on networkPolicy.rendezvousPort %d and on trainer.masterPort %d: choose three different ports" (index $ports 1) (index $ports 2)) -}}
 {{- end -}}
 {{- $pod := printf "%s-trainer-0-%d-abcde" (include "grpo.trainerJob" .) (sub (int $trainer.nodes) 1) -}}

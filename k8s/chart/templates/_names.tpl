@@ -19,8 +19,8 @@
 
 {{/* What a selector holds. Never changed: selectors are immutable. Argument: dict "root" $ "component" "rollout" */}}
 {{- define "grpo.selector" -}}
-app.kubernetes.io/name: {{ include "grpo.name" .root }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/name: {{ include "grpo.name" .root | quote }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
@@ -38,7 +38,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{/* metadata of an object. Arguments: root, component, name */}}
 {{- define "grpo.metadata" -}}
 name: {{ .name }}
-namespace: {{ .root.Release.Namespace }}
+namespace: {{ .root.Release.Namespace | quote }}
 labels:
   {{- include "grpo.labels" . | nindent 2 }}
 {{- end -}}

@@ -58,7 +58,7 @@ terminationGracePeriodSeconds: {{ int .part.terminationGracePeriodSeconds }}
 {{- with $secrets | uniq }}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ . }}
+  - name: {{ . | quote }}
   {{- end }}
 {{- end }}
 {{- with .root.Values.dnsPolicy }}
@@ -116,9 +116,9 @@ securityContext:
 {{- if gt (int .part.gpus) 0 -}}{{- $_ := set $devices .part.gpuResource (int .part.gpus) -}}{{- end -}}
 resources:
   requests:
-    {{- toYaml (mustMergeOverwrite (deepCopy (default (dict) .part.resources.requests)) $devices) | nindent 4 }}
+    {{- toYaml (mustMergeOverwrite (deepCopy (default (dict) (.part.resources).requests)) $devices) | nindent 4 }}
   limits:
-    {{- toYaml (mustMergeOverwrite (deepCopy (default (dict) .part.resources.limits)) $devices) | nindent 4 }}
+    {{- toYaml (mustMergeOverwrite (deepCopy (default (dict) (.part.resources).limits)) $devices) | nindent 4 }}
   {{- include "grpo.claims" . | indent 2 }}
 {{- end -}}
 
@@ -137,7 +137,7 @@ claims:
 - name: {{ .name }}
   valueFrom:
     secretKeyRef:
-      name: {{ .root.Values.auth.existingSecret }}
+      name: {{ .root.Values.auth.existingSecret | quote }}
       key: {{ default .root.Values.auth.key .key }}
       {{- if .optional }}
       optional: true
@@ -179,15 +179,26 @@ ca.crt
 {{- with include "grpo.tlsItems" . }}
 - name: tls
   secret:
-    secretName: {{ $.root.Values.tls.existingSecret }}
+    secretName: {{ $.root.Values.tls.existingSecret | quote }}
     # Of root and fsGroup; without an fsGroup the user of the pod is among the others.
-    defaultMode: {{ ternary "0444" "0440" (kindIs "invalid" $.root.Values.podSecurityContext.fsGroup) }}
+    defaultMode: {{ ternary "0444" "0440" (kindIs "invalid" ($.root.Values.podSecurityContext).fsGroup) }}
     {{- if ne . "all" }}
     # A secret of a public authority has none.
     optional: true
     items: [{key: {{ . }}, path: {{ . }}}]
     {{- end }}
 {{- end }}
+{{- end -}}
+
+{{/* The volume of the runs in a pod. One claim for both is one volume: with two of one claim a kubelet before 1.35 waits for
+ever. */}}
+{{- define "grpo.runsVolume" -}}
+{{- $storage := .root.Values.storage -}}
+{{- $claims := list -}}
+{{- range $name := list "runs" "models" -}}
+{{- $claims = append $claims (include "grpo.claim" (dict "root" $.root "name" $name "volume" (index $storage $name))) -}}
+{{- end -}}
+{{- ternary "models" "runs" (and $storage.models.enabled (eq (len (uniq $claims)) 1)) -}}
 {{- end -}}
 
 {{/* Arguments: volume, of storage; name, readOnly */}}
@@ -210,7 +221,7 @@ ca.crt
 {{ include "grpo.storageMount" (dict "name" "models" "volume" $.root.Values.storage.models "readOnly" (eq . "read")) }}
 {{- end }}
 {{- if and .root.Values.storage.runs.enabled (eq .component "trainer") }}
-{{ include "grpo.storageMount" (dict "name" "runs" "volume" .root.Values.storage.runs) }}
+{{ include "grpo.storageMount" (dict "name" (include "grpo.runsVolume" .) "volume" .root.Values.storage.runs) }}
 {{- end }}
 {{- if include "grpo.tlsItems" . }}
 - {name: tls, mountPath: /etc/grpo/tls, readOnly: true}
@@ -227,18 +238,20 @@ ca.crt
   emptyDir: {sizeLimit: {{ .part.cacheSize }}}
 - name: shm
   emptyDir: {medium: Memory, sizeLimit: {{ .part.shmSize }}}
+{{- $writesRuns := and .root.Values.storage.runs.enabled (eq .component "trainer") }}
+{{- $oneVolume := and $writesRuns (eq (include "grpo.runsVolume" .) "models") }}
 {{- with include "grpo.modelsMode" . }}
 - name: models
   persistentVolumeClaim:
-    claimName: {{ include "grpo.claim" (dict "root" $.root "name" "models" "volume" $.root.Values.storage.models) }}
-    {{- if eq . "read" }}
+    claimName: {{ include "grpo.claim" (dict "root" $.root "name" "models" "volume" $.root.Values.storage.models) | quote }}
+    {{- if and (eq . "read") (not $oneVolume) }}
     readOnly: true
     {{- end }}
 {{- end }}
-{{- if and .root.Values.storage.runs.enabled (eq .component "trainer") }}
+{{- if and $writesRuns (not $oneVolume) }}
 - name: runs
   persistentVolumeClaim:
-    claimName: {{ include "grpo.claim" (dict "root" .root "name" "runs" "volume" .root.Values.storage.runs) }}
+    claimName: {{ include "grpo.claim" (dict "root" .root "name" "runs" "volume" .root.Values.storage.runs) | quote }}
 {{- end }}
 {{- include "grpo.tlsVolume" . }}
 {{- with .part.extraVolumes }}
@@ -290,7 +303,7 @@ lifecycle:
       waited=0
       until [ -e "$MARKER" ]; do
         if [ "$waited" -ge "$LIMIT" ]; then
-          echo "error: $MARKER is not there after $LIMIT s; look at: kubectl logs -n {{ .root.Release.Namespace }} -l {{ include "grpo.selector" (dict "root" .root "component" "prepare") | replace ": " "=" | replace "\n" "," }}" >&2
+          echo "error: $MARKER is not there after $LIMIT s; look at: kubectl logs -n {{ .root.Release.Namespace }} -l {{ include "grpo.selector" (dict "root" .root "component" "prepare") | replace ": " "=" | replace "\n" "," | replace "\"" "" }}" >&2
           exit 1
         fi
         [ $((waited % 60)) -ne 0 ] || echo "waiting for the prepare job"

@@ -77,7 +77,7 @@ MISSING: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["networkPolicy.dataPorts", "30500", "networkPolicy.rendezvousPort"],
     ),
     "data ports over the ranks' meeting place": (
-        {"networkPolicy": {"dataPorts": {"first": 29401, "last": 30000}}, "rollout": {"engine": {"port": 28000}}},
+        {"networkPolicy": {"dataPorts": {"first": 29401, "last": 30000}}, "trainer": {"nodes": 2}},
         ["networkPolicy.dataPorts", "29500", "trainer.masterPort"],
     ),
     "a variable that rollout servers have": (
@@ -203,7 +203,7 @@ MISSING: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["nproc_per_node 4", "trainer.gpus 1"],
     ),
     "a port for two": (
-        {"trainer": {"masterPort": 29400}},
+        {"trainer": {"masterPort": 29400, "nodes": 2}},
         ["networkPolicy.rendezvousPort 29400", "trainer.masterPort 29400", "different"],
     ),
     "the port of the live page for two": ({"networkPolicy": {"rendezvousPort": 8002}}, ["8002", "different"]),
@@ -257,6 +257,16 @@ TAKEN: dict[str, dict[str, Any]] = {
     "ranks without GPUs": {"trainer": {"gpus": 0, "run": {"deepspeed": {"nproc_per_node": 4}}}},
     "the longest name": {"fullnameOverride": "a" * 34, "trainer": {"controller": "JobSet", "nodes": 10}},
     "the longest name for many pods": {"fullnameOverride": "a" * 33, "trainer": {"controller": "JobSet", "nodes": 11}},
+    "ports that nobody listens on": {
+        "networkPolicy": {"dataPorts": {"first": 29401, "last": 32000}},
+        "trainer": {"masterPort": 29400},
+    },
+    "a version of your own": {"trainer": {"podLabels": {"app.kubernetes.io/version": "7"}}},
+    "huge pages": {"rollout": {"extraResources": {"vpc.amazonaws.com/efa": 4, "hugepages-2Mi": "5120Mi"}}},
+    "a mount path with a slash": {
+        "storage": {"runs": {"mountPath": "/runs/"}},
+        "trainer": {"run": {"run_dir": "/runs/x"}},
+    },
     "as many workers as said": {
         "reward": {"resources": {"requests": {"cpu": None}}, "settings": {"workers": 2}},
     },

@@ -102,6 +102,18 @@ def test_no_object_twice_and_all_in_the_namespace(case: str) -> None:
     assert {item["metadata"].get("namespace") for item in objects} == {"team-a"}
 
 
+@pytest.mark.parametrize(("release", "namespace"), [("on", "4711"), ("null", "1e3"), ("2024", "true")])
+def test_names_that_yaml_takes_for_something_else(release: str, namespace: str) -> None:
+    values = merged(values_of("everything"), {"fullnameOverride": "grpo", "auth": {"existingSecret": "123"}})
+    values = merged(values, {"tls": {"existingSecret": "456"}, "image": {"pullSecrets": ["789"]}})
+    values = merged(values, {"storage": {"runs": {"existingClaim": "12"}, "models": {"existingClaim": "34"}}})
+    for item in render(values, release=release, namespace=namespace):
+        assert item["metadata"]["namespace"] == namespace
+        if not item["metadata"]["name"].endswith("-more"):
+            assert item["metadata"]["labels"]["app.kubernetes.io/instance"] == release
+            _fits_the_api(item, OLDEST)
+
+
 def test_long_names_stay_valid() -> None:
     for item in render(values_of("sixty-four-gpus"), release="a-release-with-the-longest-name-helm-permits-x53"):
         limit = 63 - len("-trainer-0-0-abcde") if item["kind"] in ("Job", "JobSet") else 63

@@ -2,7 +2,20 @@
 
 import pytest
 
-from .rendering import BASE, CASES, SMALL, Object, find, merged, objects_of, pod_templates, pods, render, values_of
+from .rendering import (
+    BASE,
+    CASES,
+    ROOT,
+    SMALL,
+    Object,
+    find,
+    merged,
+    objects_of,
+    pod_templates,
+    pods,
+    render,
+    values_of,
+)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -82,3 +95,27 @@ def test_both_ends_of_a_push_have_the_rdma_device() -> None:
         assert container["resources"]["limits"]["rdma/hca_shared_devices_a"] == 1
         # For user 10001 no capability takes effect: allowPrivilegeEscalation is false.
         assert "add" not in container["securityContext"]["capabilities"]
+
+
+def test_helm_test_runs_beside_servers_that_keep_apart() -> None:
+    apart = {"labelSelector": {}, "topologyKey": "kubernetes.io/hostname"}
+    architecture = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "kubernetes.io/arch", "operator": "Exists"}]}]}
+    affinity = {
+        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": architecture},
+        "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]},
+    }
+    reward = {"affinity": affinity, "nodeSelector": {"pool": "cpu"}}
+    spec = find(render(merged(values_of("small"), {"reward": reward})), "Pod")["spec"]
+    assert spec["affinity"] == {"nodeAffinity": affinity["nodeAffinity"]}
+    assert spec["nodeSelector"] == {"pool": "cpu"}
+
+
+def test_the_cpu_cluster_is_as_big_as_the_page_says() -> None:
+    """All pods at once: those that wait for the prepare job hold what they request, and it has to fit beside them."""
+    milli = {"": 1000, "m": 1}
+    requests = [
+        pod["spec"]["containers"][0]["resources"]["requests"]["cpu"] for _, pod in pods(objects_of("cpu-cluster"))
+    ]
+    cores = sum(int(cpu.rstrip("m")) * milli["m" if cpu.endswith("m") else ""] for cpu in requests) / 1000
+    assert "| seven cores, 10 GiB, no GPU |" in (ROOT / "docs" / "kubernetes.md").read_text()
+    assert cores < 7 - 1, "a cluster's own pods ask for about one"

@@ -166,6 +166,15 @@ def test_the_first_pod_has_time_to_get_its_gpus(folder: Path) -> None:
     assert time.monotonic() - began_s >= 3
 
 
+def test_a_pod_that_comes_back_after_the_training_is_done_has_nothing_to_do(folder: Path) -> None:
+    """A node that goes at the very end: the first pod is Completed, has no address any more, and does not come back."""
+    (folder / ".run.lock.4ae5-09.end").write_text("done\n")
+    pod = _start(folder, NODES="2", NODE_RANK="1", MASTER_ADDR="nowhere.invalid", START_TIMEOUT_S="3")
+    out, _ = pod.communicate(timeout=60)
+    assert pod.returncode == 0
+    assert "the training is done" in out
+
+
 # Ranks of several pods: as in the trainer, a signal stops only the first, with a checkpoint; then all end with 0.
 TOGETHER = """\
 import os, pathlib, signal, sys, time

@@ -10,7 +10,7 @@ import yaml
 from helm_python.chart import Chart
 from helm_python.errors import HelmError
 
-from .rendering import BASE, CHART, EXAMPLES, ROOT, SMALL, merged, render
+from .rendering import BASE, CHART, EXAMPLES, ROOT, SMALL, find, merged, render
 
 GENERATOR = runpy.run_path(str(ROOT / "k8s" / "make_values_schema.py"))
 
@@ -116,6 +116,31 @@ def test_null_takes_a_list_or_a_mapping_away() -> None:
 def test_null_takes_a_section_away() -> None:
     nulls: dict[str, Any] = {"global": None, "tests": None, "kueue": None}
     assert render(merged(BASE, SMALL, nulls)) == render(merged(BASE, SMALL, {"tests": {"enabled": False}}))
+
+
+@pytest.mark.parametrize(
+    "source", ["  # indented\nx = 1\n", "\tx\n", 'page = "\x0c"\r\n', "", "x = 1", "# ä 😀 <&>\n---\n"]
+)
+def test_a_plugin_reaches_the_server_as_it_is(source: str) -> None:
+    objects = render(merged(BASE, SMALL, {"reward": {"plugins": {"mine.py": source}}}))
+    assert find(objects, "ConfigMap", "-plugins")["data"] == {"mine.py": source}
+
+
+def test_null_for_all_of_what_pods_ask_for_and_run_as() -> None:
+    nulls: dict[str, Any] = {"podSecurityContext": None, "rollout": {"resources": None}, "trainer": {"resources": None}}
+    objects = render(merged(BASE, SMALL, {"tls": {"existingSecret": "certificates"}}, nulls))
+    (container,) = find(objects, "StatefulSet")["spec"]["template"]["spec"]["containers"]
+    assert container["resources"] == {name: {"nvidia.com/gpu": 1} for name in ("requests", "limits")}
+
+
+@pytest.mark.parametrize("section", ["tls", "prepare", "storage.runs", "rollout.probes", "trainer.probes.liveness"])
+def test_a_section_that_has_to_be_there_is_named(section: str) -> None:
+    """Where null means nothing: enabled: false is what was meant."""
+    nulls: Any = None
+    for key in reversed(section.split(".")):
+        nulls = {key: nulls}
+    with pytest.raises(HelmError, match=f"missing property '{section.rpartition('.')[2]}'"):
+        render(merged(BASE, SMALL, nulls))
 
 
 def test_a_chart_above_this_one(tmp_path: Path) -> None:
