@@ -102,6 +102,19 @@ def test_the_title_of_a_tab_in_the_background_follows_the_run(running: StatusSer
     expect(page).to_have_title(re.compile(f"^41/{MAX_STEPS} · "))
 
 
+def test_a_run_that_failed_does_not_stand_still_and_its_tab_says_so(status: RunStatus, visit):
+    status.show("stands_still", lambda: {"because": "no rollout server answers", "until_s": time.time() + 60})
+    with serve_status(status, ServerConfig(port=0)) as running:
+        page = visit(f"{running.url}/").page
+        expect(page.locator("#still")).to_be_visible()
+        expect(page).to_have_title(re.compile("^standing still"))
+        status.ended("RunError: no rollout server could sample")
+    expect(page.locator("#ending")).to_contain_text("no rollout server could sample")
+    expect(page.locator("#still")).to_be_hidden()
+    expect(page.locator("#left")).to_be_empty()
+    expect(page).to_have_title(re.compile("^failed"))
+
+
 def test_the_shares_of_a_step_come_with_advice(running: StatusServer, visit):
     page = visit(f"{running.url}/").page
 
@@ -171,6 +184,24 @@ def test_a_value_of_another_step_says_so(running: StatusServer, visit):
     legend = accuracy.locator(".legend li b")
     expect(legend.nth(0)).not_to_contain_text("step")
     expect(legend.nth(1)).to_contain_text("(step 40)")
+
+
+def test_what_the_last_step_did_not_measure_says_of_which_step_it_is(status: RunStatus, visit):
+    with serve_status(status, ServerConfig(port=0)) as running:
+        page = visit(f"{running.url}/").page
+        legend = chart(page, "Reward").locator(".legend")
+        expect(legend).to_contain_text("countdown")
+        expect(legend).not_to_contain_text("(step")
+        lacking = {
+            name: value for name, value in make_metrics(41).items() if "countdown" not in name and name != "accuracy"
+        }
+        status.step_done(41, lacking, seconds_per_stage={})
+        expect(legend.locator("li", has_text="countdown")).to_contain_text("(step 40)")
+        expect(legend.locator("li", has_text="format")).not_to_contain_text("(step")
+        expect(page.locator("#tiles li", has_text="Accuracy, batch")).to_contain_text("(step 40)")
+        page.reload()
+        expect(page.locator("#tiles li", has_text="Accuracy, batch")).to_contain_text("(step 40)")
+        expect(page.locator("#tiles li", has_text="Reward")).not_to_contain_text("(step")
 
 
 def test_a_tap_reads_a_step_until_the_next_one(running: StatusServer, visit):

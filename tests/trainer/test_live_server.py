@@ -126,6 +126,23 @@ def test_the_end_of_a_run_ends_the_streams_at_once_and_says_why(status: RunStatu
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
+def test_the_last_steps_and_warnings_come_before_the_end(status: RunStatus):
+    with ExitStack() as stack:
+        with serve_status(status, ANY_PORT) as running:
+            stream = Stream(running.url, stack)
+            stream.until("hello")
+            status.show("warnings", lambda: [{"level": "warning", "text": "lost"}])
+            status.step_done(10, {"reward": 0.75}, seconds_per_stage={})
+            status.ended(None)
+        steps, sections = [], {}
+        while (event := stream.next())[0] != "bye":
+            steps += event[1].get("steps", [])
+            sections |= event[1].get("sections", {})
+    assert [(one["step"], one["values"]["reward"]) for one in steps] == [(10, 0.75)]
+    assert sections["now"]["step"] == 10
+    assert sections["warnings"][0]["text"] == "lost"
+
+
 def test_more_pages_than_there_are_places_are_told_so_and_places_are_given_back(running: StatusServer):
     with ExitStack() as stack:
         streams = [Stream(running.url, stack) for _ in range(MAX_CLIENTS)]

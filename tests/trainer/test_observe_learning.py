@@ -10,7 +10,7 @@ from grpo_proto import RewardScore
 from grpo_trainer.config import RunConfig
 from grpo_trainer.journal import Journal, RunTotals
 from grpo_trainer.observe.jsonl import StepFile
-from grpo_trainer.observe.learning import WINDOW, LearningWatch
+from grpo_trainer.observe.learning import MOST, WINDOW, LearningWatch
 from grpo_trainer.observe.missing_scores import MissingScores
 from grpo_trainer.observe.run_files import METRICS_FILE
 from grpo_trainer.observe.run_status import RunStatus
@@ -51,7 +51,7 @@ def test_a_run_that_learns_has_no_signs():
 def test_a_sign_is_told_once_until_it_has_cleared(changes: dict[str, float], words: str):
     watch = LearningWatch()
     told(watch, WINDOW)
-    assert told(watch, WINDOW - 1, **changes) == []
+    assert told(watch, MOST - 1, **changes) == []
     [sentence] = told(watch, 20, **changes)
     assert words in sentence
     told(watch, WINDOW - 1)
@@ -66,21 +66,36 @@ def test_low_entropy_at_a_good_reward_is_a_task_that_is_learnt():
     assert told(watch, 20, reward=0.9, entropy=1e-5) == []
 
 
-def test_a_collapse_is_told_below_half_of_the_start_also_when_rewards_are_negative():
+def test_a_sign_that_is_away_for_a_step_now_and_then_is_told():
+    watch = LearningWatch()
+    fails = MissingScores("raises", "error", 32, 32, None)
+    found = [sentence for step in range(50) for sentence in told(watch, 1, (fails,) if step % 5 else ())]
+    assert len(found) == 1
+
+
+def test_a_collapse_after_a_rise_is_told_also_above_the_reward_of_the_start():
+    watch = LearningWatch()
+    told(watch, WINDOW, reward=0.1)
+    told(watch, 100, reward=0.8)
+    [sentence] = told(watch, 20, reward=0.2, kl=9.0)
+    assert "reward 0.2, at its best 0.8" in sentence
+
+
+def test_a_collapse_is_told_below_half_of_the_best_also_when_rewards_are_negative():
     watch = LearningWatch()
     told(watch, WINDOW, reward=-1.0)
     assert told(watch, 20, reward=-1.2, entropy=0.0) == []
     assert len(told(watch, 20, reward=-2.0, entropy=0.0)) == 1
 
 
-def test_a_resumed_run_is_compared_with_its_very_start(tmp_path: Path):
+def test_a_resumed_run_is_compared_with_its_best_steps(tmp_path: Path):
     file = StepFile(tmp_path / METRICS_FILE, keep_through_step=None)
     file.append({"step": step, "reward": 0.8 if step else math.nan} for step in range(50))
     file.close()
     watch = LearningWatch()
     watch.restore(tmp_path)
     [sentence] = told(watch, WINDOW, reward=0.1, kl=9.0)
-    assert "reward 0.1, at the start 0.8, entropy 0.1, kl 9" in sentence
+    assert "reward 0.1, at its best 0.8, entropy 0.1, kl 9" in sentence
 
 
 def test_a_reward_that_fails_is_named_with_its_first_reason_and_one_that_does_not_judge_is_not():

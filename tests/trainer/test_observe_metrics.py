@@ -12,7 +12,7 @@ from grpo_trainer.observe.metrics import accuracy, count_tokens, merge_updates, 
 from grpo_trainer.observe.missing_scores import MissingScores, missing_scores
 from grpo_trainer.observe.prometheus import LEARNING, RunMetrics
 from grpo_trainer.observe.run_status import DROP_REASONS, RunStatus
-from grpo_trainer.observe.stage_clock import STAGES
+from grpo_trainer.observe.stage_clock import STAGES, StageClock
 from grpo_trainer.samples import Group, PromptRow, Sample
 
 OK = {"countdown": RewardScore(score=1.0, status="ok"), "format": RewardScore(score=1.0, status="ok")}
@@ -198,12 +198,18 @@ class TestWhatPrometheusSees:
         assert {key[1] for key in shown if key[0] == "stage_seconds_total"} == set(STAGES)
         assert not any(value for key, value in shown.items() if key[0].endswith("_total"))
 
-    def test_seconds_of_the_run_before_do_not_pass_when_it_is_resumed(self, status: RunStatus):
-        metrics = RunMetrics(status)
+    def test_stage_seconds_are_of_this_process_also_when_the_run_is_resumed(self, status: RunStatus):
+        """From an older checkpoint those of the whole run go back, and rate() sees all of them at once."""
+        metrics, times = RunMetrics(status), iter([0.0, 1.0, 4.0, 5.0])
         status.know_run(max_steps=1000, step=5)
-        assert not [key for key in scraped(metrics) if key[0] == "stage_seconds_total"]
-        status.step_done(6, {}, seconds_per_stage={"train": 600.0})
-        assert scraped(metrics)["stage_seconds_total", "train"] == 600.0
+        assert scraped(metrics)["stage_seconds_total", "train"] == 0.0
+        clock = StageClock(earlier_totals={"train": 600.0}, now=lambda: next(times))
+        with clock.stage("train"):
+            pass
+        clock.end_step()
+        assert clock.totals() == {"train": 603.0}
+        status.step_done(6, {}, seconds_per_stage=clock.own_totals())
+        assert scraped(metrics)["stage_seconds_total", "train"] == 3.0
 
     def test_what_a_run_is_steered_by_is_that_of_the_last_step(self, status: RunStatus):
         metrics = RunMetrics(status)
@@ -228,8 +234,10 @@ class TestWhatPrometheusSees:
     def test_a_scrape_after_very_many_steps_has_the_last_one(self, status: RunStatus):
         metrics = RunMetrics(status)
         for step in range(1, 3 * MAX_NEW_STEPS):
-            status.step_done(step, {"entropy": float(step), "eval_accuracy": 0.5}, seconds_per_stage={})
+            unmeasured = {"kl": 0.5} if step == 1 else {}
+            status.step_done(step, {"entropy": float(step), "eval_accuracy": 0.5, **unmeasured}, seconds_per_stage={})
         shown = scraped(metrics)
+        assert ("kl_nats",) not in shown
         assert (shown["entropy_nats",], shown["evaluation_accuracy",]) == (3 * MAX_NEW_STEPS - 1, 0.5)
         status.step_done(3 * MAX_NEW_STEPS, {"entropy": 0.25}, seconds_per_stage={})
         assert scraped(metrics)["entropy_nats",] == 0.25

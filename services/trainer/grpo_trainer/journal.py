@@ -139,7 +139,7 @@ class Journal:
         self.status.step_done(
             step,
             metrics,
-            seconds_per_stage=self.totals.seconds_per_stage,
+            seconds_per_stage=self.clock.own_totals(),
             staleness=[staleness(sample, self._batch_version) for sample in samples if sample.versions],
             num_tokens=count_tokens(groups),
             groups=groups if self.completions else (),

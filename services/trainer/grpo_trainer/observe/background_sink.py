@@ -16,8 +16,11 @@ log = logging.getLogger(__name__)
 
 MAX_WAITING_STEPS = 1000
 """Steps that wait for a slow server; what comes beyond them is lost to the tracker, and counted."""
-MAX_FAILURES_IN_A_ROW = 5
-"""Failed writes after which a tracker is switched off for the rest of the run."""
+TRIES = 10
+"""Of a step; after them it is lost. At the end of a run, so many failures in a row end the tracker."""
+FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 15.0
+"""After a failed write, doubled from one to the next. Steps wait meanwhile: a server that is started again misses none.
+"""
 FINISH_S = 30.0
 """How long the end of a run waits for all trackers together."""
 HANGS_S = 15.0
@@ -41,8 +44,8 @@ class MetricSink(Protocol):
 class BackgroundSink:
     """Opens a sink, writes to it and closes it, all in one daemon thread. `failed` hears what went wrong, from there.
 
-    A sink that cannot be opened, or fails `MAX_FAILURES_IN_A_ROW` times, is switched off. `lost_steps` counts the steps
-    that it did not get, for whatever reason; steps that still wait are not lost.
+    A sink that cannot be opened is switched off; a write that fails is tried again. `lost_steps` counts the steps that
+    it did not get, for whatever reason; steps that still wait are not lost.
     """
 
     def __init__(self, name: str, opener: Callable[[], MetricSink], *, failed: Callable[[str, BaseException], None]):
@@ -107,22 +110,31 @@ class BackgroundSink:
             self._failed("close", error)
 
     def _write_all(self, sink: MetricSink) -> None:
-        """Until the end, or until too many writes have failed."""
-        failures = 0
+        """Until the end. Of a server that is away each step has a few tries, with pauses; the others wait."""
+        failures = tries = 0  # in a row, and of this step
         while (item := self._next()) is not None:
             step, metrics = item
             try:
                 sink.write(step, metrics)
             except ERRORS as error:
-                failures += 1
+                failures, tries = failures + 1, tries + 1
                 self._failed("write", error)
             else:
-                failures = 0
-            self._done(arrived=failures == 0)
-            if failures == MAX_FAILURES_IN_A_ROW:
+                failures = tries = 0
+            if failures == 0 or tries == TRIES or self._ending:
+                tries = 0
+                self._done(arrived=failures == 0)
+            if self._ending and failures >= TRIES:
                 log.warning("%s: switched off after %d failures in a row", self.name, failures)
                 self._switch_off()
                 return
+            if failures:
+                self._pause(min(LAST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures - 1, 10)))
+
+    def _pause(self, seconds: float) -> None:
+        """None once the run ends."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ending, seconds)
 
     def _next(self) -> tuple[int, Mapping[str, float]] | None:
         with self._changed:

@@ -1,14 +1,13 @@
 """Signs that a run learns nothing, read from its last steps. They only warn: what is trained does not depend on them.
 
-A sign counts when every one of the last `WINDOW` steps shows it, and has cleared when none of them does: a number that
-swings about its threshold warns once, not at every swing.
+A sign counts when the last step and `MOST` of the last `WINDOW` show it, and has cleared when none of them does: a
+number that swings about its threshold warns once, not at every swing, and one that is away for a step still warns.
 """
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 from .curves import numbers_of
@@ -19,6 +18,8 @@ from .run_files import METRICS_FILE
 
 WINDOW = 5
 """Steps. One bad batch is no sign, and five steps of a run of hundreds are early enough to stop it."""
+MOST = 4
+"""Of these steps."""
 ZERO_SPREAD = 0.95
 """Share of groups with equal rewards: of the other twentieth hardly any gradient comes."""
 CUT_OFF = 0.9
@@ -28,7 +29,8 @@ NO_ENTROPY = 1e-3
 FAR_FROM_REFERENCE = 5.0
 """KL in nats per token: a policy that learns stays below one, beyond this its text is no language any more."""
 FALLEN_TO = 0.5
-"""Of the reward at the start. Entropy and KL alone do not tell a collapse from a task that has been learnt."""
+"""Of the best reward so far, a mean over `WINDOW` steps. Entropy and KL alone do not tell a collapse from a task that
+has been learnt."""
 MISSING = 0.05
 """Share of a reward's scores: a few time-outs happen, one in twenty is a fault in the reward."""
 FAULTS = ("error", "timeout")
@@ -52,21 +54,21 @@ class StepSeen:
         return self.metrics.get(name, math.nan)
 
 
-def signs_of(step: StepSeen, *, start_reward: float) -> set[str]:
-    """The signs that one step shows. `start_reward` is the mean reward of the run's first steps."""
+def signs_of(step: StepSeen, *, best_reward: float) -> set[str]:
+    """The signs that one step shows. `best_reward` is the best mean reward of some steps of the run."""
     signs = {FAILING + one.reward for one in step.missing if _failing_share(step, one.reward) > MISSING}
     if step.get("frac_reward_zero_std") >= ZERO_SPREAD:
         signs.add(EQUAL_REWARDS)
     if step.get("completions/clipped_ratio") >= CUT_OFF:
         signs.add(CUT_OFF_EARLY)
     gone = step.get("entropy") < NO_ENTROPY or step.get("kl") > FAR_FROM_REFERENCE
-    if gone and step.get("reward") < start_reward - (1 - FALLEN_TO) * abs(start_reward):
+    if gone and step.get("reward") < best_reward - (1 - FALLEN_TO) * abs(best_reward):
         signs.add(COLLAPSE)
     return signs
 
 
-def sentence_of(sign: str, steps: Sequence[StepSeen], *, start_reward: float) -> str:
-    """What a sign that all of `steps` show means, and what to look at or to change."""
+def sentence_of(sign: str, steps: Sequence[StepSeen], *, best_reward: float) -> str:
+    """What a sign that `steps` show means, and what to look at or to change."""
     last = steps[-1]
     if sign == EQUAL_REWARDS:
         return (
@@ -84,7 +86,7 @@ def sentence_of(sign: str, steps: Sequence[StepSeen], *, start_reward: float) ->
     if sign == COLLAPSE:
         numbers = "".join(f", {name} {last.get(name):.3g}" for name in ("entropy", "kl") if name in last.metrics)
         return (
-            f"the policy has collapsed: reward {last.get('reward'):.3g}, at the start {start_reward:.3g}{numbers}. "
+            f"the policy has collapsed: reward {last.get('reward'):.3g}, at its best {best_reward:.3g}{numbers}. "
             "Go back to a checkpoint from before it, with a lower optimizer.learning_rate or a higher algorithm.beta"
         )
     lost = next(one for one in last.missing if FAILING + one.reward == sign and one.status in FAULTS)
@@ -100,28 +102,32 @@ class LearningWatch:
 
     def __init__(self) -> None:
         self._steps: deque[StepSeen] = deque(maxlen=WINDOW)
-        self._start: list[float] = []
+        self._rewards: deque[float] = deque(maxlen=WINDOW)
+        self._best = math.nan
         self._told: set[str] = set()
 
     def restore(self, run_dir: Path) -> None:
-        """The start of a resumed run is that of the run before it."""
-        for record in islice(read_records(run_dir / METRICS_FILE), WINDOW + 1):  # step 0 is an evaluation
-            self._learn_start(dict(numbers_of(record)))
+        """The best steps of a resumed run are those of the run before it, too."""
+        for record in read_records(run_dir / METRICS_FILE):
+            self._learn_best(dict(numbers_of(record)))
 
     def step_done(self, metrics: Mapping[str, float], missing: Sequence[MissingScores] = ()) -> list[str]:
         """The sentences to be told now."""
-        self._learn_start(metrics)
+        self._learn_best(metrics)
         self._steps.append(StepSeen(metrics, missing))
-        start = sum(self._start) / len(self._start) if self._start else math.nan
-        shown = [signs_of(step, start_reward=start) for step in self._steps]
-        self._told &= set().union(*shown)
-        new = set.intersection(*shown) - self._told if len(shown) == WINDOW else set()
+        shown = [signs_of(step, best_reward=self._best) for step in self._steps]
+        counts = Counter(sign for signs in shown for sign in signs)
+        self._told &= counts.keys()
+        new = {sign for sign in shown[-1] if counts[sign] >= MOST} - self._told if len(shown) == WINDOW else set()
         self._told |= new
-        return [sentence_of(sign, list(self._steps), start_reward=start) for sign in sorted(new)]
+        return [sentence_of(sign, list(self._steps), best_reward=self._best) for sign in sorted(new)]
 
-    def _learn_start(self, metrics: Mapping[str, float]) -> None:
-        if len(self._start) < WINDOW and math.isfinite(metrics.get("reward", math.nan)):
-            self._start.append(metrics["reward"])
+    def _learn_best(self, metrics: Mapping[str, float]) -> None:
+        if math.isfinite(reward := metrics.get("reward", math.nan)):
+            self._rewards.append(reward)
+            if len(self._rewards) == WINDOW:
+                mean = sum(self._rewards) / WINDOW
+                self._best = mean if math.isnan(self._best) else max(self._best, mean)
 
 
 def _failing_share(step: StepSeen, reward: str) -> float:

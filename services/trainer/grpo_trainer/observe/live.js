@@ -100,7 +100,7 @@ function drawHead() {
   byId("progress").setAttribute("aria-valuemax", run.max_steps ?? 1);
   byId("steps").textContent = run.max_steps ? `step ${now.step} of ${run.max_steps}` : now.step ? `step ${now.step}` : "no step yet";
   const left = (run.max_steps - now.step) * recent.usual_step_s, still = state.ending ? null : state.sections.stands_still;
-  byId("left").textContent = run.max_steps && now.step >= run.max_steps ? "all steps done" : left > 0 && !still ? `about ${duration(left)} left` : "";
+  byId("left").textContent = run.max_steps && now.step >= run.max_steps ? "all steps done" : left > 0 && !still && state.connected && !state.ending ? `about ${duration(left)} left` : "";
   tell("still", still ? `Standing still: ${still.because}${still.until_s ? `; ends by itself at about ${timeOf(still.until_s)}` : ""}` : "");
   tell("problem", now.problem ? `The loop does not move: ${now.problem}` : "");
   tell("waits", now.waits?.reason ?? "");
@@ -109,7 +109,10 @@ function drawHead() {
 // Not at the next frame: a tab in the background has none, and its title is all that is seen of it.
 function drawTitle() {
   const { run = {}, now = {}, stands_still: still } = state.sections, reward = state.curves.reward?.latest;
-  const words = [`${now.step ?? 0}/${run.max_steps || "?"}`, reward === undefined ? "" : short(reward), still ? "standing still" : "", run.name ?? "GRPO run"];
+  const { ending } = state, ended = ending && (ending.reason ? "failed" : ending.step >= ending.max_steps ? "done" : "stopped");
+  const gone = !state.connected && state.sequence >= 0;  // before the first answer nothing is known
+  const word = ended || (gone ? "trainer gone" : still ? "standing still" : "");
+  const words = [word, `${now.step ?? 0}/${run.max_steps || "?"}`, reward === undefined ? "" : short(reward), run.name ?? "GRPO run"];
   document.title = words.filter(Boolean).join(" · ");
 }
 
@@ -149,7 +152,7 @@ function drawTiles() {
   const { recent = {}, now = {} } = state.sections, { curves } = state;
   const tiles = [
     ["Reward", "reward", short], ["Accuracy, batch", "accuracy", percent], ["Held out, sampled", "eval_accuracy", percent], ["Held out, greedy", "eval_greedy", percent],
-  ].filter(([, name]) => curves[name]).map(([label, name, format]) => tile(label, format(curves[name].latest), ...moved(name, format === percent ? points : short)));
+  ].filter(([, name]) => curves[name]).map(([label, name, format]) => tile(label + age(curves[name], curves), format(curves[name].latest), ...moved(name, format === percent ? points : short)));
   const steps = recent.steps ? `mean of ${recent.steps} steps` : "";
   if (recent.step_s) tiles.push(tile("Seconds per step", short(recent.step_s), steps));
   if (recent.tokens_per_s) tiles.push(tile("Tokens per second", Math.round(recent.tokens_per_s).toLocaleString("en"), steps));
@@ -296,6 +299,8 @@ function bye(data) {
   byId("ending").textContent = data.reason ? `The run stopped at step ${data.step}: ${data.reason}`
     : done ? "The run is done; its report is in the run folder." : `The run was stopped after step ${data.step}; it goes on with --resume.`;
   byId("ending").hidden = false;
+  drawTitle();
+  redraw();  // nothing is left and nothing stands still any more
 }
 
 function connection(words, kind) {
@@ -304,7 +309,8 @@ function connection(words, kind) {
   const pill = byId("connection");
   if (pill.textContent !== words) pill.textContent = words;
   pill.className = `pill ${kind}`;
-  drawStage();
+  drawTitle(); drawStage();
+  redraw();
 }
 
 let source = null, watchdog = null, retryMs = FIRST_RETRY_MS;

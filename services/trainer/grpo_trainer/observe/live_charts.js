@@ -2,7 +2,7 @@
 // Small SVG charts: lines over steps, or stacked bars. Everything is made with createElementNS and textContent.
 
 const SVG = "http://www.w3.org/2000/svg";
-const LEFT = 44, RIGHT = 8, TOP = 8, BOTTOM = 20;
+const LEFT = 52, RIGHT = 8, TOP = 8, BOTTOM = 20;
 const MAX_POINTS = 300;  // as the trainer keeps them
 
 function make(name, attributes = {}, children = []) {
@@ -28,13 +28,13 @@ function selectionIsIn(node) {
 
 // A curve thins itself as the trainer does: when it has too many points, neighbours are merged.
 class Curve {
-  constructor({ x = [], y = [], per = 1, last = 0, latest = null, merge = "mean" } = {}) {
-    Object.assign(this, { x, y, per, latest, merge });  // latest: by itself, the last point may stand for several steps
+  constructor({ x = [], y = [], per = 1, last = 0, latest = null, at = null, merge = "mean" } = {}) {
+    Object.assign(this, { x, y, per, latest, at, merge });  // latest: by itself, the last point may stand for several steps
     this.counts = x.map((_, index) => index === x.length - 1 ? last : per);
   }
 
   add(step, value) {
-    this.latest = value;
+    [this.latest, this.at] = [value, step];
     const end = this.x.length - 1;
     if (end >= 0 && this.counts[end] < this.per) {
       [this.x[end], this.y[end], this.counts[end]] = this.merged(end, step, value, 1);
@@ -167,7 +167,7 @@ class Chart {
 
   // The latest value, or the one pointed at; what was measured at another step says at which.
   reading(curve) {
-    if (this.step === null) return this.format(curve.latest);
+    if (this.step === null) return this.format(curve.latest) + age(curve, this.known);
     const index = curve.nearest(this.step), step = curve.x[index];
     const there = Math.abs(step - this.step) <= Math.max(0.5, curve.per / 2);
     return this.format(curve.y[index]) + (there ? "" : ` (step ${Math.round(step)})`);
@@ -248,9 +248,15 @@ class Chart {
   }
 }
 
+// Where the last step did not measure it.
+function age(curve, curves) {
+  const newest = Object.values(curves).reduce((step, one) => Math.max(step, one.at), 0);
+  return curve.at < newest ? ` (step ${curve.at})` : "";
+}
+
 // "mean of 4 steps" or "mean or largest of 4 steps", when points stand for several; else nothing.
 function mergedWords(lines) {
-  const merged = lines.filter(({ curve }) => curve.per > 1).map(({ curve }) => curve);
+  const merged = lines.filter(({ curve, dots }) => curve.per > 1 && !dots).map(({ curve }) => curve);  // evaluations stand alone
   if (!merged.length) return "";
   const words = [...new Set(merged.map((curve) => MERGED[curve.merge]))].join(" or ");
   return `${words} of ${Math.max(...merged.map((curve) => curve.per))} steps`;

@@ -2,7 +2,7 @@
 // The last groups: a prompt, and its completions side by side with what each got. All text goes through textContent.
 
 const HEAD = 220, TAIL = 140;  // characters of a long text before its "more": the answer stands at the end
-const abridged = (text) => `${text.slice(0, HEAD)} […] ${text.slice(-TAIL)}`;
+const abridged = (text) => { const all = [...text]; return `${all.slice(0, HEAD).join("")} […] ${all.slice(-TAIL).join("")}`; };  // by characters: no emoji is cut in half
 
 class Completions {
   constructor() {

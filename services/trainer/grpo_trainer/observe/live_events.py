@@ -70,9 +70,18 @@ class LiveEvents:
     def close(self) -> None:
         """The run has ended: say so and end every stream."""
         self._closed = True
+        if self._clients:
+            self._look_last()
         self._broadcast("bye", self._view.end())
         for queue in self._clients:
             self._end(queue)
+
+    def _look_last(self) -> None:
+        """The last steps and warnings may be younger than the last look, and nobody can ask for them any more."""
+        try:
+            self.look()
+        except Exception:
+            log.exception("the live page could not be updated")
 
     def _begin(self) -> None:
         self._sequence, _ = self._view.whole()

@@ -119,7 +119,7 @@ class LiveHistory:
 
     def whole(self) -> tuple[int, dict[str, Any]]:
         """(sequence, curves): name → steps, values, how many steps a point stands for and how many the last one,
-        the newest value by itself."""
+        the newest value by itself and its step."""
         with self._lock:
             return self._sequence, {
                 name: {
@@ -128,6 +128,7 @@ class LiveHistory:
                     "per": series.per_point,
                     "last": series.last_count,
                     "latest": series.latest,
+                    "at": series.latest_step,
                     "merge": merge_of(name),
                 }
                 for name, series in self._series.items()

@@ -50,7 +50,11 @@ class LiveView:
 
     def _run(self) -> dict[str, Any]:
         state = self._status.snapshot()
-        return {"name": state.run, "max_steps": state.max_steps, "started_s": round(self._started_s, 3)}
+        return {
+            "name": clean(state.run, MAX_REASON),
+            "max_steps": state.max_steps,
+            "started_s": round(self._started_s, 3),
+        }
 
     def _now(self) -> dict[str, Any]:
         state = self._status.snapshot()

@@ -78,9 +78,10 @@ class _RunCollector(Collector):
                 yield _gauge(name, text, value)
         yield _counter("tokens", "Tokens of prompts and completions trained on.", state.tokens)
         yield _counter("weight_push_bytes", "Bytes of weights pushed to each server.", state.push_bytes)
-        # From 0 on, as below; a resumed run has the seconds of the run before it, which did not pass just now.
-        seconds = state.seconds_per_stage or (dict.fromkeys(STAGES, 0.0) if state.step == 0 else {})
-        yield _labelled("stage_seconds", "Time in each stage.", "stage", seconds)
+        # From 0 on, as below, also when the run is resumed: with those of the run before it a counter would go back by
+        # what is done again, and rate() would take all of it for a reset.
+        seconds = dict.fromkeys(STAGES, 0.0) | dict(state.seconds_per_stage)
+        yield _labelled("stage_seconds", "Time in each stage, of this process.", "stage", seconds)
         text = "Samples that took no part in the training: stale, aborted, or without any score."
         # All reasons from 0 on: of a series that begins at 80, Prometheus does not see the first 80.
         dropped: dict[str, float] = {reason: state.dropped.get(reason, 0) for reason in DROP_REASONS}
@@ -103,8 +104,11 @@ class _LastStep:
         found = self._history.since(self._sequence)
         if found is None:  # more steps since then than are kept one by one
             self._sequence, curves = self._history.whole()
-            self._numbers = {name: curve["latest"] for name, curve in curves.items() if curve["latest"] is not None}
-            return self._numbers
+            evaluated = {name: curve["latest"] for name, curve in curves.items() if name.startswith("eval_")}
+            self._numbers = {name: value for name, value in evaluated.items() if value is not None}
+            found = self._history.since(self._sequence - 1)
+            if found is None:
+                return self._numbers
         self._sequence, steps = found
         for step in steps:
             kept = {name: value for name, value in self._numbers.items() if name.startswith("eval_")}

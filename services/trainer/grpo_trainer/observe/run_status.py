@@ -195,7 +195,7 @@ class RunStatus:
         groups: Sequence["Group"] = (),
         missing: Sequence[MissingScores] = (),
     ) -> None:
-        """`seconds_per_stage` is of the whole run, `staleness` one number per sample of this step.
+        """`seconds_per_stage` is of this process, `staleness` one number per sample of this step.
 
         `missing` are the scores that rewards did not give.
         `groups` are the step's, with rewards and advantages; a few of them are kept for the live page.

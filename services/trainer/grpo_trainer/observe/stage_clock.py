@@ -29,7 +29,8 @@ class StageClock:
         """`earlier_totals`: seconds per stage of the run before it was resumed. `on_stage` hears each stage's name."""
         self._now, self._on_stage = now, on_stage
         self._seconds: dict[str, float] = {}
-        self._totals: dict[str, float] = dict(earlier_totals or {})
+        self._earlier = dict(earlier_totals or {})
+        self._totals: dict[str, float] = dict(self._earlier)
         self._open: list[str] = []
         self._since = self._step_started = now()
 
@@ -71,6 +72,10 @@ class StageClock:
         for name, seconds in self._seconds.items():
             totals[name] = totals.get(name, 0.0) + seconds
         return totals
+
+    def own_totals(self) -> dict[str, float]:
+        """The same without those of the run before it was resumed: a counter of this process, which never goes back."""
+        return {name: seconds - self._earlier.get(name, 0.0) for name, seconds in self.totals().items()}
 
     def _charge(self) -> None:
         now = self._now()

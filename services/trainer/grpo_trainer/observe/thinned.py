@@ -27,12 +27,13 @@ class ThinnedSeries:
         self.per_point = 1
         self.latest: float | None = None
         """The newest value by itself; the last point may stand for several."""
+        self.latest_step: float | None = None
         self._max_points, self._merge = max_points, merge
         self._buckets: list[_Bucket] = []
 
     def add(self, step: int, value: float) -> None:
         """Steps come in order."""
-        self.latest = value
+        self.latest, self.latest_step = value, step
         if not self._buckets or self._buckets[-1].count >= self.per_point:
             if len(self._buckets) == self._max_points:
                 self._halve()
