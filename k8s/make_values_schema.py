@@ -25,11 +25,12 @@ DECIDED_FOR_THE_TRAINER = {
     "WeightsConfig": ("host", "port"),  # the pod's own address, networkPolicy.rendezvousPort
     "ServerConfig": ("enabled", "host", "port"),  # the probes need it there
 }
-# values.yaml has every section: one is missing only where somebody set it to null. Of these, null means nothing of it.
+# values.yaml has every section: one is missing only where somebody set it to null. For these the templates take null as
+# empty.
 MAY_BE_NULL = (
     *("global", "kueue", "tests", "podSecurityContext", "resources", "workerResources", "headResources"),
     *("tolerations", "topologySpreadConstraints", "resourceClaims", "extraEnv", "extraVolumes", "extraVolumeMounts"),
-    *("egress", "allowFrom", "dns", "weightPeers", "extraEgress", "metrics"),
+    *("egress", "allowFrom", "dns", "weightPeers", "extraEgress", "Autoscaling.metrics"),
 )
 DECIDED_FOR_THE_REWARD_SERVER = ("host", "port", "executor")  # reward.executor
 
@@ -75,7 +76,7 @@ def _reward_schema() -> Schema:
     return schema
 
 
-def _plain(node: Any) -> Any:
+def _plain(node: Any, definition: str = "") -> Any:
     """Without titles and defaults: values.yaml has the defaults, and a title repeats the key."""
     if isinstance(node, list):
         return [_plain(item) for item in node]
@@ -88,10 +89,13 @@ def _plain(node: Any) -> Any:
         if key == "default" and "type" in node:
             continue
         if key == "required" and isinstance(value, list):
-            value = [name for name in value if name not in MAY_BE_NULL]
+            value = [name for name in value if not {name, f"{definition}.{name}"} & set(MAY_BE_NULL)]
             if not value:
                 continue
-        plain[key] = {name: _plain(item) for name, item in value.items()} if key == "properties" else _plain(value)
+        if key in ("properties", "$defs"):
+            plain[key] = {name: _plain(item, name) for name, item in value.items()}
+        else:
+            plain[key] = _plain(value, definition)
     return plain
 
 

@@ -121,9 +121,9 @@ def nccl_version() -> str | None:
     if not torch.distributed.is_nccl_available():
         return None
     code = ctypes.c_int()
-    with suppress(OSError, AttributeError):  # a torch that has NCCL inside has no such file
-        # The loader finds by this name what torch has loaded.
-        if ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(code)) == 0:
+    with suppress(OSError, AttributeError):  # a torch that has NCCL inside has loaded no such file
+        loaded = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        if loaded.ncclGetVersion(ctypes.byref(code)) == 0:
             return f"{code.value // 10000}.{code.value // 100 % 100}.{code.value % 100}"
     return ".".join(map(str, torch.cuda.nccl.version()))
 
@@ -169,7 +169,8 @@ class WeightGroup:
     `address` is this machine's own, of the interface Gloo listens on; left alone Gloo takes the host name's, which many
     machines resolve to loopback. NCCL has NCCL_SOCKET_IFNAME for that.
 
-    Raises `torch.distributed.DistStoreError` or RuntimeError when not all members came within `timeout_s`.
+    Raises `torch.distributed.DistStoreError` or RuntimeError when not all members came within `timeout_s`. NCCL may
+    wait for ever instead, for a member that met the others and died: make it in a thread that nobody has to wait for.
     """
 
     def __init__(

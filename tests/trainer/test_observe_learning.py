@@ -10,7 +10,7 @@ from grpo_proto import RewardScore
 from grpo_trainer.config import RunConfig
 from grpo_trainer.journal import Journal, RunTotals
 from grpo_trainer.observe.jsonl import StepFile
-from grpo_trainer.observe.learning import MOST, WINDOW, LearningWatch
+from grpo_trainer.observe.learning import WINDOW, LearningWatch
 from grpo_trainer.observe.missing_scores import MissingScores
 from grpo_trainer.observe.run_files import METRICS_FILE
 from grpo_trainer.observe.run_status import RunStatus
@@ -51,7 +51,7 @@ def test_a_run_that_learns_has_no_signs():
 def test_a_sign_is_told_once_until_it_has_cleared(changes: dict[str, float], words: str):
     watch = LearningWatch()
     told(watch, WINDOW)
-    assert told(watch, MOST - 1, **changes) == []
+    assert told(watch, 3, **changes) == []
     [sentence] = told(watch, 20, **changes)
     assert words in sentence
     told(watch, WINDOW - 1)
@@ -71,6 +71,14 @@ def test_a_sign_that_is_away_for_a_step_now_and_then_is_told():
     fails = MissingScores("raises", "error", 32, 32, None)
     found = [sentence for step in range(50) for sentence in told(watch, 1, (fails,) if step % 5 else ())]
     assert len(found) == 1
+
+
+def test_a_sign_that_the_last_step_does_not_show_is_not_told():
+    watch = LearningWatch()
+    fails = MissingScores("raises", "error", 32, 32, None)
+    assert told(watch, 4, (fails,)) == []
+    assert told(watch, 1) == [], "four of five, and it may have gone"
+    assert len(told(watch, 1, (fails,))) == 1
 
 
 def test_a_collapse_after_a_rise_is_told_also_above_the_reward_of_the_start():
@@ -153,3 +161,14 @@ def test_the_journal_logs_signs_and_counts_only_samples_that_took_no_part(
     assert [text.split(":")[0] for text in warnings] == [f"step {WINDOW}"] * 2
     assert "reward raises fails: in the last step 3 of 3 scores are missing (error)" in warnings[0]
     assert "reward right fails: in the last step 1 of 3 scores are missing (timeout)" in warnings[1]
+
+
+def test_seconds_of_the_run_before_are_in_the_totals_and_not_in_the_counters(config: RunConfig):
+    """From an older checkpoint a counter with both would go back, and rate() see all of them at once."""
+    status, before = RunStatus("demo", heartbeat_bound_s=60.0), RunTotals(seconds_per_stage={"train": 600.0})
+    with Journal(config, status, StopSignal(), max_steps=9, resumed_step=5, totals=before) as journal:
+        with journal.stage("train"):
+            pass
+        journal.finish_step(6)
+        assert 0 <= status.snapshot().seconds_per_stage["train"] < 60
+        assert journal.final_totals().seconds_per_stage["train"] >= 600

@@ -2,6 +2,7 @@
 
 import ctypes
 import logging
+import os
 
 import pytest
 import torch
@@ -67,7 +68,8 @@ def test_the_version_of_nccl_is_that_of_the_library_and_not_of_torch_s_header(
     in_a_file: bool, said: str, monkeypatch: pytest.MonkeyPatch
 ):
     class Library:
-        def __init__(self, name: str):
+        def __init__(self, name: str, *, mode: int):
+            assert mode & os.RTLD_NOLOAD, "another library than torch's would be loaded"
             if not in_a_file:
                 raise OSError(f"{name}: cannot open shared object file")
 

@@ -246,7 +246,9 @@ class TestExitStatus:
             counted[tied] = dict(_memory(RunConfig.model_validate(run)))["parameters"].split()[0]
         assert int(counted[False].replace(",", "")) - int(counted[True].replace(",", "")) == 100 * 16
 
-    @pytest.mark.parametrize(("stage", "offloads", "shares"), [(0, False, 1), (3, False, 4), (3, True, 4)])
+    @pytest.mark.parametrize(
+        ("stage", "offloads", "shares"), [(0, False, 1), (2, True, 1), (3, False, 4), (3, True, 4)]
+    )
     def test_a_dry_run_shards_the_reference_as_the_policy(
         self, stage: int, offloads: bool, shares: int, run_file: Path, tmp_path: Path
     ):
@@ -263,8 +265,27 @@ class TestExitStatus:
         size = int(plan["parameters"].split()[0].replace(",", "")) * 2 / GIB / shares
         assert f"weights {size:.2f}" in plan["memory of a rank"]
         assert f"reference {size:.2f}" in plan["memory of a rank"]
-        if offloads:
-            assert f"about {2 * size:.2f} GiB without activations" in plan["memory of a rank"]
+        if offloads:  # under ZeRO-3 the gradients lie with the optimizer: two numbers of 2 bytes are left, and one of 4
+            gradients = 0.0 if stage == 3 else 2 * size / 4
+            assert f"about {2 * size + gradients:.2f} GiB without activations" in plan["memory of a rank"]
+
+    def test_a_bare_optimizer_is_not_offloaded(self, run_file: Path, tmp_path: Path):
+        from grpo_trainer.dry_run import _memory
+
+        shape = {"vocab_size": 100, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+        Qwen2Config(**shape, num_attention_heads=2, num_key_value_heads=2).save_pretrained(tmp_path / "model")
+        run = yaml.safe_load(run_file.read_text()) | {
+            "model": {"name_or_path": str(tmp_path / "model"), "dtype": "float32"},
+            "deepspeed": {"zero_stage": 0, "offload_optimizer": True},
+        }
+        assert "CPU memory" not in dict(_memory(RunConfig.model_validate(run)))["memory of a rank"]
+
+    def test_an_old_driver_is_no_gpu(self, monkeypatch: pytest.MonkeyPatch):
+        """DeepSpeed would have torch ask NVML, which has no opinion on that."""
+        monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "")  # so that it is put back afterwards
+        monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK")
+        assert __main__.main([]) == 2
+        assert os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] == "0"
 
     def test_the_usage_tells_them(self, capsys: pytest.CaptureFixture[str]):
         assert __main__.main(["--help"]) == 0

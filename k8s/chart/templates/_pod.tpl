@@ -198,7 +198,7 @@ ever. */}}
 {{- range $name := list "runs" "models" -}}
 {{- $claims = append $claims (include "grpo.claim" (dict "root" $.root "name" $name "volume" (index $storage $name))) -}}
 {{- end -}}
-{{- ternary "models" "runs" (and $storage.models.enabled (eq (len (uniq $claims)) 1)) -}}
+{{- ternary "models" "runs" (and (default false $storage.models.enabled) (eq (len (uniq $claims)) 1)) -}}
 {{- end -}}
 
 {{/* Arguments: volume, of storage; name, readOnly */}}

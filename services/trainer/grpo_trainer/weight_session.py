@@ -174,8 +174,8 @@ def _listen(config: WeightsConfig, timeout_s: float) -> tuple[TCPStore, int]:
 
 
 def _in_daemon_thread(join: Callable[[], WeightGroup]) -> "Future[WeightGroup]":
-    """Our own side of the meeting. When a member does not come it waits until its time-out, and nobody for it: a daemon
-    thread does not keep a process that gave up from ending."""
+    """Our own side of the meeting. When a member does not come, Gloo waits until its time-out and NCCL for ever, and
+    nobody for them: a daemon thread does not keep a process that gave up from ending."""
     future: Future[WeightGroup] = Future()
 
     def run() -> None:

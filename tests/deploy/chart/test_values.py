@@ -133,7 +133,9 @@ def test_null_for_all_of_what_pods_ask_for_and_run_as() -> None:
     assert container["resources"] == {name: {"nvidia.com/gpu": 1} for name in ("requests", "limits")}
 
 
-@pytest.mark.parametrize("section", ["tls", "prepare", "storage.runs", "rollout.probes", "trainer.probes.liveness"])
+@pytest.mark.parametrize(
+    "section", ["tls", "prepare", "metrics", "storage.runs", "rollout.probes", "trainer.probes.liveness"]
+)
 def test_a_section_that_has_to_be_there_is_named(section: str) -> None:
     """Where null means nothing: enabled: false is what was meant."""
     nulls: Any = None

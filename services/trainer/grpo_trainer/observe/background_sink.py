@@ -16,15 +16,15 @@ log = logging.getLogger(__name__)
 
 MAX_WAITING_STEPS = 1000
 """Steps that wait for a slow server; what comes beyond them is lost to the tracker, and counted."""
-TRIES = 10
-"""Of a step; after them it is lost. At the end of a run, so many failures in a row end the tracker."""
+TRIES = 40
+"""Of a step, in about ten minutes; after them it is lost. A step that is refused for good must not stop the others."""
 FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 15.0
 """After a failed write, doubled from one to the next. Steps wait meanwhile: a server that is started again misses none.
 """
 FINISH_S = 30.0
 """How long the end of a run waits for all trackers together."""
 HANGS_S = 15.0
-"""A tracker that has taken nothing for so long when the run ends is not waited for: a stop would take longer by it."""
+"""A tracker that is in one call for so long when the run ends is not waited for: a stop would take longer by it."""
 POLL_S = 0.1
 
 ERRORS = (Exception, SystemExit)
@@ -54,8 +54,8 @@ class BackgroundSink:
         self._changed = threading.Condition()  # guards everything below
         self._waiting: deque[tuple[int, Mapping[str, float]]] = deque()  # the first one is being written
         self._off = self._ending = False
-        self._busy_since_s: float | None = time.monotonic()
-        """Since when nothing was taken that should have been; None while nothing waits. It is opened first."""
+        self._called_at_s: float | None = time.monotonic()
+        """When the call that is under way began; None between calls. It is opened first."""
         self._thread = threading.Thread(target=self._run, name=f"sink-{name}", daemon=True)
         self._thread.start()
 
@@ -82,9 +82,9 @@ class BackgroundSink:
         return self._thread.is_alive()
 
     def hangs(self) -> bool:
-        """It has not taken anything for a while, and there is something to take."""
+        """The call that is under way has not ended for a while."""
         with self._changed:
-            since_s = self._busy_since_s
+            since_s = self._called_at_s
         return self.is_busy() and since_s is not None and time.monotonic() - since_s > HANGS_S
 
     def give_up(self) -> None:
@@ -102,7 +102,7 @@ class BackgroundSink:
             self._failed("open", error)
             self._switch_off()
             return
-        self._taken()
+        self._answered()
         self._write_all(sink)
         try:
             sink.close()
@@ -110,7 +110,7 @@ class BackgroundSink:
             self._failed("close", error)
 
     def _write_all(self, sink: MetricSink) -> None:
-        """Until the end. Of a server that is away each step has a few tries, with pauses; the others wait."""
+        """Until the end. Of a server that is away each step has many tries, with pauses; the others wait."""
         failures = tries = 0  # in a row, and of this step
         while (item := self._next()) is not None:
             step, metrics = item
@@ -119,39 +119,36 @@ class BackgroundSink:
             except ERRORS as error:
                 failures, tries = failures + 1, tries + 1
                 self._failed("write", error)
+                self._answered()
+                if tries == TRIES:
+                    tries = 0
+                    self._done(arrived=False)
+                self._pause(failures)
             else:
                 failures = tries = 0
-            if failures == 0 or tries == TRIES or self._ending:
-                tries = 0
-                self._done(arrived=failures == 0)
-            if self._ending and failures >= TRIES:
-                log.warning("%s: switched off after %d failures in a row", self.name, failures)
-                self._switch_off()
-                return
-            if failures:
-                self._pause(min(LAST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures - 1, 10)))
+                self._answered()
+                self._done(arrived=True)
 
-    def _pause(self, seconds: float) -> None:
-        """None once the run ends."""
+    def _pause(self, failures: int) -> None:
+        """After so many failures in a row. The end of the run ends a long pause: not much time is left then."""
         with self._changed:
-            self._changed.wait_for(lambda: self._ending, seconds)
+            ending = self._ending
+            seconds = FIRST_PAUSE_S if ending else FIRST_PAUSE_S * 2.0 ** min(failures - 1, 10)
+            self._changed.wait_for(lambda: self._ending != ending, min(LAST_PAUSE_S, seconds))
 
     def _next(self) -> tuple[int, Mapping[str, float]] | None:
         with self._changed:
-            if not self._waiting:
-                self._busy_since_s = None
             self._changed.wait_for(lambda: self._waiting or self._ending)
-            if self._busy_since_s is None:  # otherwise the step before this one has failed
-                self._busy_since_s = time.monotonic()
-            return self._waiting[0] if self._waiting else None
+            if not self._waiting:
+                return None
+            self._called_at_s = time.monotonic()
+            return self._waiting[0]
 
-    def _taken(self) -> None:
+    def _answered(self) -> None:
         with self._changed:
-            self._busy_since_s = None
+            self._called_at_s = None
 
     def _done(self, *, arrived: bool) -> None:
-        if arrived:
-            self._taken()
         with self._changed:
             if self._waiting:  # not so when it was given up meanwhile
                 self._waiting.popleft()

@@ -72,7 +72,7 @@ def sentence_of(sign: str, steps: Sequence[StepSeen], *, best_reward: float) -> 
     last = steps[-1]
     if sign == EQUAL_REWARDS:
         return (
-            f"in the last {len(steps)} steps nearly every group of completions had equal rewards (mean reward "
+            f"in most of the last {len(steps)} steps nearly every group of completions had equal rewards (mean reward "
             f"{last.get('reward'):.3g}): nothing is learnt from them. Look at the completions and their rewards; if "
             "those are right, take prompts that the policy solves sometimes, or raise rollout.num_generations or "
             "rollout.temperature"
@@ -80,7 +80,7 @@ def sentence_of(sign: str, steps: Sequence[StepSeen], *, best_reward: float) -> 
     if sign == CUT_OFF_EARLY:
         share = 100 * last.get("completions/clipped_ratio")
         return (
-            f"in the last {len(steps)} steps nearly all completions ({share:.0f} %) were cut off before their end: "
+            f"in most of the last {len(steps)} steps nearly all completions ({share:.0f} %) were cut off: "
             "raise rollout.max_completion_length, or look at the completions for text that never ends"
         )
     if sign == COLLAPSE:
@@ -107,7 +107,7 @@ class LearningWatch:
         self._told: set[str] = set()
 
     def restore(self, run_dir: Path) -> None:
-        """The best steps of a resumed run are those of the run before it, too."""
+        """The run before it was resumed counts as well."""
         for record in read_records(run_dir / METRICS_FILE):
             self._learn_best(dict(numbers_of(record)))
 

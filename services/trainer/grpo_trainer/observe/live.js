@@ -109,9 +109,8 @@ function drawHead() {
 // Not at the next frame: a tab in the background has none, and its title is all that is seen of it.
 function drawTitle() {
   const { run = {}, now = {}, stands_still: still } = state.sections, reward = state.curves.reward?.latest;
-  const { ending } = state, ended = ending && (ending.reason ? "failed" : ending.step >= ending.max_steps ? "done" : "stopped");
   const gone = !state.connected && state.sequence >= 0;  // before the first answer nothing is known
-  const word = ended || (gone ? "trainer gone" : still ? "standing still" : "");
+  const word = state.ending?.word || (gone ? "not connected" : still ? "standing still" : "");
   const words = [word, `${now.step ?? 0}/${run.max_steps || "?"}`, reward === undefined ? "" : short(reward), run.name ?? "GRPO run"];
   document.title = words.filter(Boolean).join(" · ");
 }
@@ -293,11 +292,11 @@ function update(data) {
 const merges = (name) => name.endsWith("max") || name === "grad_norm" ? "max" : "mean";
 
 function bye(data) {
-  state.ending = data;
-  const done = data.step >= data.max_steps && !data.reason;
+  const word = data.reason ? "failed" : data.step >= data.max_steps ? "done" : "stopped";
+  state.ending = { ...data, word };
   byId("ending").className = data.reason ? "alarm" : "alarm plain";
   byId("ending").textContent = data.reason ? `The run stopped at step ${data.step}: ${data.reason}`
-    : done ? "The run is done; its report is in the run folder." : `The run was stopped after step ${data.step}; it goes on with --resume.`;
+    : word === "done" ? "The run is done; its report is in the run folder." : `The run was stopped after step ${data.step}; it goes on with --resume.`;
   byId("ending").hidden = false;
   drawTitle();
   redraw();  // nothing is left and nothing stands still any more

@@ -147,7 +147,7 @@ class Chart {
     const merged = mergedWords(lines);
     this.where.textContent = this.note + (merged && `, each point the ${merged}`);
     if (!lines.length) { this.scale = null; return; }
-    const words = lines.map((line) => `${line.name} ${this.format(line.curve.latest)}`).join(", ");
+    const words = lines.map((line) => `${line.name} ${this.format(line.curve.latest)}${age(line.curve, this.known)}`).join(", ");
     this.svg.setAttribute("aria-label", `${this.title} over the steps; last values: ${words}`);
     this.frame(lines);
     if (this.stacked) this.stack(lines); else for (const line of lines) this.line(line);
@@ -254,9 +254,10 @@ function age(curve, curves) {
   return curve.at < newest ? ` (step ${curve.at})` : "";
 }
 
-// "mean of 4 steps" or "mean or largest of 4 steps", when points stand for several; else nothing.
+// "mean of 4 steps" or "mean or largest of 4 steps", when points stand for several; else nothing. Of evaluations there are
+// too few for that.
 function mergedWords(lines) {
-  const merged = lines.filter(({ curve, dots }) => curve.per > 1 && !dots).map(({ curve }) => curve);  // evaluations stand alone
+  const merged = lines.filter(({ curve, dots }) => curve.per > 1 && !dots).map(({ curve }) => curve);
   if (!merged.length) return "";
   const words = [...new Set(merged.map((curve) => MERGED[curve.merge]))].join(" or ");
   return `${words} of ${Math.max(...merged.map((curve) => curve.per))} steps`;

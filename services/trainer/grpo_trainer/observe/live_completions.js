@@ -2,7 +2,7 @@
 // The last groups: a prompt, and its completions side by side with what each got. All text goes through textContent.
 
 const HEAD = 220, TAIL = 140;  // characters of a long text before its "more": the answer stands at the end
-const abridged = (text) => { const all = [...text]; return `${all.slice(0, HEAD).join("")} […] ${all.slice(-TAIL).join("")}`; };  // by characters: no emoji is cut in half
+const abridged = (characters) => `${characters.slice(0, HEAD).join("")} […] ${characters.slice(-TAIL).join("")}`;
 
 class Completions {
   constructor() {
@@ -100,8 +100,8 @@ class Completions {
 
   // A text with a "more" when it is long.
   text(whole, kind = "") {
-    const long = whole.length > HEAD + TAIL + 80;
-    const place = make("pre", { class: kind, text: long ? abridged(whole) : whole || "(empty)" });
+    const characters = [...whole], long = characters.length > HEAD + TAIL + 80;  // a string counts an emoji twice
+    const place = make("pre", { class: kind, text: long ? abridged(characters) : whole || "(empty)" });
     if (!long) return [place];
     const button = make("button", { type: "button", class: "more", "aria-expanded": "false", text: "more" });
     button.addEventListener("click", () => {

@@ -107,7 +107,7 @@ class _LastStep:
             evaluated = {name: curve["latest"] for name, curve in curves.items() if name.startswith("eval_")}
             self._numbers = {name: value for name, value in evaluated.items() if value is not None}
             found = self._history.since(self._sequence - 1)
-            if found is None:
+            if found is None:  # there is no step, or very many came just now
                 return self._numbers
         self._sequence, steps = found
         for step in steps:
