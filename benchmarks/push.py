@@ -44,6 +44,7 @@ from grpo_trainer.fleet import Fleet
 from grpo_trainer.outgoing import OutgoingBuckets, plan_push
 from grpo_trainer.ranks import Ranks
 from grpo_trainer.stages.push import PushResult, WeightPusher, push
+from grpo_trainer.stop_signal import StopSignal
 
 TIMEOUT_S = 120.0
 WARM_UP_TURNS = 3
@@ -197,7 +198,7 @@ def trainer_push(url: str, tensors: dict[str, torch.Tensor]) -> Iterator[Callabl
     with EventLoopThread() as loop:
         fleet = Fleet([url], min_replicas=1)
         loop.run(fleet.wait_until_live(TIMEOUT_S))
-        pusher = WeightPusher(fleet, loop, config, trainer_id="benchmark")
+        pusher = WeightPusher(fleet, loop, config, trainer_id="benchmark", stop=StopSignal())
         yield lambda version: push(version, engine, Ranks(0, 1, 0), pusher, config)
         pusher.leave()
         loop.run(fleet.close())

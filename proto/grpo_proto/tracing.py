@@ -1,6 +1,8 @@
 """Where spans go: an OpenTelemetry receiver over HTTP. The libraries are imported when somebody wants to trace."""
 
 import logging
+import os
+import secrets
 import threading
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,9 +33,23 @@ def tracer_provider(endpoint: str, *, service: str) -> "TracerProvider":
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    from opentelemetry.sdk.trace.id_generator import IdGenerator
+
+    class OwnIds(IdGenerator):
+        """The SDK's come from `random`, which a run seeds: runs with one seed would share their traces."""
+
+        def generate_trace_id(self) -> int:
+            return secrets.randbits(128) or 1
+
+        def generate_span_id(self) -> int:
+            return secrets.randbits(64) or 1
 
     # Not at exit: that would wait for the receiver without end.
-    provider = TracerProvider(resource=Resource.create({"service.name": service}), shutdown_on_exit=False)
+    provider = TracerProvider(
+        resource=Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME") or service}),
+        shutdown_on_exit=False,
+        id_generator=OwnIds(),
+    )
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")))
     return provider
 

@@ -20,6 +20,16 @@ def wait_for_step(run_dir: Path, step: int, process: object, timeout_s: float = 
         time.sleep(0.02)
 
 
+def wait_for_rows(run_dir: Path, count: int, process: object, timeout_s: float = 150.0) -> None:
+    """Wait until so many steps are written; step 0 is one of them."""
+    deadline = time.monotonic() + timeout_s
+    file = run_dir / "metrics.jsonl"
+    while not file.exists() or len(read_jsonl(file)) < count:
+        assert process.poll() is None, "the trainer ended before"  # type: ignore[attr-defined]
+        assert time.monotonic() < deadline, f"no {count} steps within {timeout_s} s"
+        time.sleep(0.02)
+
+
 def trajectory(run_dir: Path) -> list[tuple[object, ...]]:
     return [tuple(step.get(key) for key in ("step", *COMPARED)) for step in read_jsonl(run_dir / "metrics.jsonl")]
 

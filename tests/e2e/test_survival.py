@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import PLUGIN, Stack, read_jsonl
-from tests.e2e.runs import assert_same_run, wait_for_step
+from tests.e2e.runs import assert_same_run, wait_for_rows, wait_for_step
 from tests.processes import ROLLOUT_ENVIRONMENT, free_port, reward_command, rollout_command, service
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -34,11 +34,7 @@ def test_sigterm_saves_and_exits_cleanly_and_the_run_goes_on_from_there(
 ):
     run_dir, log = tmp_path / "terminated", tmp_path / "trainer.log"
     trainer = stack.start_trainer(run_dir, log, "--max_steps", 4, "--checkpoint.save_steps", 0)
-    deadline = time.monotonic() + 150
-    while not (run_dir / "metrics.jsonl").exists() or len(read_jsonl(run_dir / "metrics.jsonl")) < 2:
-        assert trainer.poll() is None, log.read_text()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for_rows(run_dir, 2, trainer)
     trainer.send_signal(signal.SIGTERM)
     assert trainer.wait(60) == 0, log.read_text()
     assert list((run_dir / "checkpoints").glob("checkpoint-*"))
@@ -79,6 +75,33 @@ def test_a_rollout_server_killed_and_started_again_gets_the_weights_before_it_ge
     assert "gets no more traffic until the next push" in said or "push failed" in said, said
     # A server that was away is no reason for another result: the prompts and seeds are the same.
     assert_same_run(undisturbed, run_dir)
+
+
+def test_a_stop_while_no_server_is_there_saves_and_the_run_goes_on_from_there(stack: Stack, tmp_path: Path):
+    """As a drain does that takes the servers first."""
+    port = free_port()
+    run_dir, log = tmp_path / "drained", tmp_path / "trainer.log"
+    command = rollout_command(stack.model, port, "--dtype", "float32", "--enforce-eager")
+    flags = ("--rollout.urls", f"http://127.0.0.1:{port}", "--checkpoint.save_steps", 0, "--max_steps", 1000)
+    with service(command, tmp_path / "first.log", port=port, environment=ROLLOUT_ENVIRONMENT) as first:
+        trainer = stack.start_trainer(run_dir, log, *flags, "--rollout.startup_timeout_s", 600)
+        wait_for_rows(run_dir, 2, trainer)
+        os.killpg(first.process.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 120
+    while not any(words in log.read_text() for words in ("push failed", "gets no more traffic")):
+        assert trainer.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.1)
+    trainer.send_signal(signal.SIGTERM)
+    assert trainer.wait(60) == 0, log.read_text()
+    done = [line["step"] for line in read_jsonl(run_dir / "metrics.jsonl") if "loss" in line]
+    assert [path.name for path in (run_dir / "checkpoints").iterdir()] == [f"checkpoint-{done[-1]}"]
+    resumed = stack.train(run_dir, "--max_steps", done[-1] + 2, "--resume")
+    assert resumed.returncode == 0, resumed.stdout
+    steps = [line["step"] for line in read_jsonl(run_dir / "metrics.jsonl") if "loss" in line]
+    assert steps == list(range(1, done[-1] + 3))
+    lines = read_jsonl(run_dir / "completions.jsonl")
+    assert Counter(line["step"] for line in lines) == dict.fromkeys(steps, 32)
 
 
 def test_one_of_two_rollout_servers_killed_leaves_the_run_to_the_other(stack: Stack, tmp_path: Path):

@@ -173,3 +173,26 @@ async def test_every_trace_ends_and_says_how():
     assert outcomes["stale"]
     assert set(outcomes) <= {"trained", "stale", "unused", "CancelledError"}
     assert len(outcomes) > 2
+
+
+async def test_rewards_hear_the_step_and_a_batch_that_is_not_finished_has_a_whole_trace():
+    steps: dict[int, int] = {}
+
+    class Reward(FakeReward):
+        async def score(self, groups: list[Group], *, step: int) -> None:
+            steps.update((group.position, step) for group in groups)
+
+    with otlp_receiver() as receiver:
+        tracing = Tracing(receiver.url, run="r")
+        for staleness in (0, 1):
+            pipeline = make(FakeRollout(), max_staleness=staleness, tracing=tracing)
+            pipeline.reward = Reward()  # type: ignore[assignment]
+            for version in (1, 2, 3):
+                await pipeline.policy_updated(version)
+                batch = await pipeline.next_batch()
+                assert {steps[position] for position in positions(batch.groups)} == {version}
+            await pipeline.stop()
+        tracing.close()
+    roots = {span.span_id for span in receiver.spans if span.name == "group"}
+    assert {span.parent_id for span in receiver.spans if span.name == "train"} <= roots
+    assert sum(span.name == "train" for span in receiver.spans) == 8

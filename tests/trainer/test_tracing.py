@@ -1,5 +1,6 @@
 """Traces of groups, with the real SDK and a receiver that speaks its protocol."""
 
+import random
 import re
 import sys
 from itertools import pairwise
@@ -48,6 +49,19 @@ def test_groups_have_traces_of_their_own():
             tracing.group(position).end("stale")
         tracing.close()
     assert len({span.trace_id for span in receiver.spans}) == len(receiver.spans) == 3
+
+
+def test_runs_with_one_seed_have_traces_of_their_own_and_draw_nothing_from_it():
+    ids, states = [], []
+    for _ in range(2):
+        random.seed(42)
+        tracing = Tracing("http://127.0.0.1:9", run="a-run")
+        ids.append(tracing.group(0).trace_id)
+        states.append(random.getstate())
+        tracing.close()
+    assert ids[0] != ids[1]
+    random.seed(42)
+    assert states == [random.getstate()] * 2
 
 
 def test_without_an_endpoint_nothing_is_recorded():

@@ -68,12 +68,26 @@ tell() {
   if [ "$NODE_RANK" = 0 ]; then
     # A loop that hangs writes no checkpoint: it gets no time for one. Kubernetes heeds the liveness probe's own grace only
     # where it starts the container again, and a Job's it does not.
-    python3 -I "$(dirname "$0")/trainer_probe.py" /livez >/dev/null 2>&1
+    probe() { python3 -I "$(dirname "$0")/trainer_probe.py" /livez >/dev/null 2>&1; }
+    probe
     hung=$?
     kill -TERM "$child"
     if [ "$hung" = 3 ]; then
       echo "error: the training hangs: it is killed in $HUNG_GRACE_S s" >&2
       (sleep "$HUNG_GRACE_S" && kill -KILL "$child") >/dev/null 2>&1 &
+    elif [ "$hung" = 4 ]; then
+      # Nothing in it runs, or one long call holds Python: asked again until it answers, or has had its time without.
+      echo "error: the trainer does not answer: it is killed in $HUNG_GRACE_S s unless it does" >&2
+      (
+        asked=0
+        while [ "$asked" -lt "$HUNG_GRACE_S" ]; do
+          sleep 5
+          probe
+          [ $? = 4 ] || exit 0
+          asked=$((asked + 10))
+        done
+        kill -KILL "$child"
+      ) >/dev/null 2>&1 &
     fi
   else
     # In a shell of its own: one that cannot write it, as on a full volume, ends.

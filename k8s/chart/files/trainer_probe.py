@@ -1,4 +1,5 @@
-"""`trainer_probe.py ROUTE`: exit status 0 when the trainer's ROUTE answers 200, 3 for another answer, 1 for none.
+"""`trainer_probe.py ROUTE`: exit status 0 when the trainer's ROUTE answers 200, 3 for another answer, 4 when it takes
+the connection and says nothing, 1 when nobody listens.
 
 Only the first pod has a server.
 """
@@ -18,4 +19,5 @@ except urllib.error.HTTPError as error:
     print(f"{sys.argv[1]}: {error}", file=sys.stderr)
     sys.exit(3)
 except OSError as error:
-    sys.exit(f"{sys.argv[1]}: {error}")
+    print(f"{sys.argv[1]}: {error}", file=sys.stderr)
+    sys.exit(4 if isinstance(getattr(error, "reason", error), TimeoutError) else 1)

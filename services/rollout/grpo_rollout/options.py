@@ -34,6 +34,7 @@ def prepare_environment() -> None:
         raise StartError(f"{FORMAT_VARIABLE} {log_format} is unknown", "text or json")
     if log_format == "json":
         os.environ.setdefault("VLLM_LOGGING_CONFIG_PATH", str(Path(__file__).with_name("json_logging.json")))
+    os.environ.setdefault("OTEL_SERVICE_NAME", "grpo-rollout")
     plugins = [name for name in os.environ.get("VLLM_PLUGINS", "").split(",") if name]
     if PLUGIN_NAME not in plugins:
         os.environ["VLLM_PLUGINS"] = ",".join([*plugins, PLUGIN_NAME])

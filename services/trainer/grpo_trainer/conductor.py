@@ -79,7 +79,7 @@ class Conductor:
             cursor,
             self.tracing,
         )
-        self.pusher = WeightPusher(self.fleet, self.loop, config.weights, trainer_id=trainer_id)
+        self.pusher = WeightPusher(self.fleet, self.loop, config.weights, trainer_id=trainer_id, stop=stop)
         self.accuracy_reward = config.reward.accuracy_reward or config.reward.names[0]
         self.evaluation = Evaluation(
             self.rollout,

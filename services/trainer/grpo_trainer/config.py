@@ -280,7 +280,9 @@ class LoggingConfig(Section):
     project: str = Field("grpo-services", description="Project (MLflow: experiment) of the run.")
     run_name: str | None = Field(None, description="Name of the run; the run folder's when absent.")
     otlp_endpoint: ServerUrl | None = Field(
-        None, description="OpenTelemetry receiver, such as http://otel-collector:4318: a trace for each group."
+        None,
+        pattern=r"^https?://",
+        description="OpenTelemetry receiver, such as http://otel-collector:4318: a trace for each group.",
     )
     progress: bool = Field(True, description="A progress bar on a terminal, a line per step elsewhere.")
 

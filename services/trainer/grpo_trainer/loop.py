@@ -5,7 +5,7 @@ the others learn by broadcast what they need. After step k the servers have poli
 """
 
 from collections.abc import Callable, Coroutine
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ from .ranks import Ranks
 from .samples import MicroBatch, TrainingSample
 from .saving import checkpoint_state, save_checkpoint
 from .stages.push import push
+from .stop_signal import StopRequested
 
 ResultT = TypeVar("ResultT")
 
@@ -60,7 +61,11 @@ def train(run: Run, *, step: int) -> int:
             break
         step += 1
         optimize(run, build_updates_of(run, samples))
-        push_policy(run, version=step + 1)
+        try:
+            push_policy(run, version=step + 1)
+        except StopRequested:  # no server took it: the step is done all the same, and kept
+            finish_step(run, step)
+            break
         if due(config.canary.steps, step):
             check_canary(run, version=step + 1)
         if due(config.eval.eval_steps, step) or (config.eval.eval_steps and step == run.max_steps):
@@ -104,7 +109,8 @@ def wait_for(run: Run, start: Callable[[Conductor], Coroutine[Any, Any, ResultT]
             verdict = run.rank0.conductor.wait(task, beat=run.rank0.journal.status.beat)
         verdict = run.ranks.broadcast_json(verdict)
         if verdict == "push":
-            push_policy(run, version=version)
+            with suppress(StopRequested):  # the next look hears it, too, and gives the task up
+                push_policy(run, version=version)
         else:
             return task.result() if task and verdict == "done" else None
 

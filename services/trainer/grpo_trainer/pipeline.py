@@ -93,6 +93,8 @@ class Pipeline:
         self._next_position = cursor.next_position
         self._again = deque(sorted(cursor.unused))
         self._finished: deque[_Finished] = deque()
+        self._taken: list[_Finished] = []
+        """Of the batch that is trained on. A trace that has ended already ignores another end."""
         self._out: set[int] = set()
         self._jobs: set[asyncio.Task[None]] = set()
         self._sampling_since_s: dict[int, float] = {}
@@ -119,7 +121,7 @@ class Pipeline:
 
     async def policy_updated(self, version: int) -> None:
         """A push committed: from now on groups are sampled by `version`."""
-        self.version, self._training = version, False
+        self.version, self._training, self._taken = version, False, []
         if self.limits.max_staleness > 0:
             self._fill()
 
@@ -145,6 +147,7 @@ class Pipeline:
         taken.sort(key=lambda finished: finished.group.position)
         for finished in taken:
             finished.group.trace.enter("train")
+        self._taken = taken
         ready = time.monotonic()
         last_sampled = max(max(finished.sampled_at for finished in taken), started)
         return Batch([finished.group for finished in taken], last_sampled - started, ready - last_sampled)
@@ -154,7 +157,7 @@ class Pipeline:
         for job in self._jobs:
             job.cancel()
         await asyncio.gather(*self._jobs, return_exceptions=True)
-        for finished in self._finished:
+        for finished in [*self._taken, *self._finished]:
             finished.group.trace.end("unused")
 
     def _drop_stale(self) -> None:
@@ -178,9 +181,11 @@ class Pipeline:
             if room <= 0:
                 return
             positions = [self._take_position() for _ in range(min(room, self.limits.groups_per_job))]
+            # The step that will train on them unless some are dropped: groups are used in their turn.
+            step = self.version + self._training + out // self.limits.groups_per_batch
             self._out.update(positions)
             self.counts.issued += len(positions)
-            job = asyncio.create_task(self._work(positions))
+            job = asyncio.create_task(self._work(positions, step))
             self._jobs.add(job)
             job.add_done_callback(self._done)
 
@@ -190,7 +195,7 @@ class Pipeline:
         self._next_position += 1
         return self._next_position - 1
 
-    async def _work(self, positions: Sequence[int]) -> None:
+    async def _work(self, positions: Sequence[int], step: int) -> None:
         traces = [self.tracing.group(position) for position in positions]
         job = RolloutJob(
             positions=list(positions),
@@ -199,7 +204,6 @@ class Pipeline:
             min_version=self.version,
             traces=traces,
         )
-        step = self.version + 1
         try:
             self._sampling_since_s |= dict.fromkeys(positions, time.time())
             _enter("sample", traces)

@@ -3,6 +3,7 @@
 import http.server
 import json
 import os
+import socket
 import ssl
 import subprocess
 import sys
@@ -157,6 +158,18 @@ def test_the_curl_lines_of_the_notes_work(reward_server: str) -> None:
     )
     answer = json.loads(result.stdout)["results"][0]
     assert (answer["id"], answer["total"]) == ("it's", 1.0)
+
+
+@pytest.mark.parametrize(("listens", "status"), [(True, 4), (False, 1)])
+def test_the_probe_tells_a_trainer_that_says_nothing_from_one_that_is_not_there(listens: bool, status: int) -> None:
+    source = (CHART / "files" / "trainer_probe.py").read_text().replace("timeout=5", "timeout=1")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        if not listens:
+            server.close()
+        command = [sys.executable, "-I", "-c", source.replace(":8002", f":{port}"), "/livez"]
+        done = subprocess.run(command, env={"NODE_RANK": "0"}, capture_output=True, timeout=30, check=False)
+    assert done.returncode == status, done.stderr
 
 
 @pytest.mark.parametrize(("rank", "answers", "status"), [("0", ANSWERS, 0), ("0", {}, 3), ("1", {}, 0)])

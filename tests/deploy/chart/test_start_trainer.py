@@ -332,6 +332,30 @@ def test_a_pod_whose_first_pod_is_another_one_starts_again(
         assert pod.poll() is None
 
 
+@pytest.mark.parametrize("later", [4, 0])
+def test_a_trainer_that_does_not_answer_is_asked_again(
+    folder: Path, started: list[subprocess.Popen[str]], later: int
+) -> None:
+    """It may be in one long call of a checkpoint, or nothing in it runs any more."""
+    script = shutil.copy(SCRIPT, folder)
+    (folder / "trainer_probe.py").write_text(
+        "import pathlib, sys\n"
+        f"asked = pathlib.Path({str(folder / 'asked')!r})\n"
+        f"status = {later} if asked.exists() else 4\n"
+        "asked.touch()\n"
+        "sys.exit(status)\n"
+    )
+    program = folder / "bin" / "grpo-train"
+    program.write_text("#!/bin/sh\ntrap 'sleep 8; exit 0' TERM\necho started\nwhile :; do sleep 0.1; done\n")
+    pod = _start(folder, script=script, HUNG_GRACE_S="1")
+    started.append(pod)
+    assert _line(pod) == "started"
+    pod.send_signal(signal.SIGTERM)
+    _, error = pod.communicate(timeout=30)
+    assert pod.returncode == (137 if later == 4 else 143)
+    assert "the trainer does not answer" in error
+
+
 @pytest.mark.parametrize(("livez", "hangs"), [(3, True), (1, False), (0, False)])
 def test_a_trainer_that_says_it_hangs_has_little_time_to_end(
     folder: Path, started: list[subprocess.Popen[str]], livez: int, hangs: bool

@@ -108,6 +108,8 @@ class _Recorded:
         self._stage = self._tracer.start_span(stage, context=self._inside)
 
     def end(self, outcome: str, **attributes: Attribute) -> None:
+        if not self._root.is_recording():  # it has ended, or is not sampled
+            return
         if self._stage is not None:
             self._stage.end()
             self._stage = None

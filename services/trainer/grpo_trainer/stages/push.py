@@ -21,6 +21,7 @@ from ..event_loop import EventLoopThread
 from ..fleet import Fleet, Replica
 from ..outgoing import plan_push
 from ..ranks import Ranks
+from ..stop_signal import StopRequested, StopSignal
 from ..weight_session import MemberFailed, WeightSession
 
 log = logging.getLogger(__name__)
@@ -48,8 +49,10 @@ class Failure:
 class WeightPusher:
     """Rank 0's side of all pushes of a run: the open session and its members."""
 
-    def __init__(self, fleet: Fleet, loop: EventLoopThread, config: WeightsConfig, *, trainer_id: str):
-        self.fleet, self.loop, self.config, self.trainer_id = fleet, loop, config, trainer_id
+    def __init__(
+        self, fleet: Fleet, loop: EventLoopThread, config: WeightsConfig, *, trainer_id: str, stop: StopSignal
+    ):
+        self.fleet, self.loop, self.config, self.trainer_id, self.stop = fleet, loop, config, trainer_id, stop
         self.session: WeightSession | None = None
         self._last_number = 0
         self._under_way: Transfer | None = None
@@ -145,7 +148,8 @@ def push(
     """Push `engine`'s weights as policy `version`. All ranks call it; only rank 0 has a `pusher`.
 
     A server that dies on the way is left out and the push repeated with the others, within `push_deadline_s`.
-    Raises RunError when no attempt committed until then, or at once when no repetition can help.
+    Raises RunError when no attempt committed until then, or at once when no repetition can help; StopRequested when a
+    stop is asked for and an attempt has failed: a drain stops the servers as well, and nobody is left to wait for.
     """
     started = time.monotonic()
     manifest = plan_push(engine.named_parameters_for_push(), config.bucket_mib)
@@ -163,12 +167,15 @@ def push(
             {
                 "failure": failure.reason if failure else None,
                 "final": failure is not None and (failure.final or late),
+                "stopped": failure is not None and pusher is not None and pusher.stop.requested,
                 "session": pusher.session.number if pusher and pusher.session else 0,
             }
         )
         if outcome["failure"] is None:
             seconds = time.monotonic() - started
             return PushResult(outcome["session"], version, seconds, sum(manifest.bucket_bytes), attempts)
+        if outcome["stopped"]:
+            raise StopRequested
         if outcome["final"]:
             raise RunError(
                 f"version {version} could not be pushed ({attempts} attempts): {outcome['failure']}",
