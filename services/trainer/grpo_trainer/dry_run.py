@@ -13,6 +13,7 @@ from grpo_proto.weights import DTYPE_BYTES
 
 from .config import RunConfig
 from .data import load_prompt_rows
+from .deepspeed_settings import deepspeed_settings
 from .errors import cannot_be_loaded
 from .fleet import Fleet
 from .observe.server import checked_tokens
@@ -84,8 +85,8 @@ def _memory(config: RunConfig) -> Iterator[Line]:
     )
     width, ranks = DTYPE_BYTES[config.model.dtype], config.deepspeed.nproc_per_node
     stage = config.deepspeed.zero_stage
-    # In bf16 its stage 0 is DeepSpeed's 1; a bare optimizer in float32 stays where it is.
-    offloads = config.deepspeed.offload_optimizer and (stage > 0 or config.model.dtype == "bfloat16")
+    told = deepspeed_settings(config.model, config.optimizer, config.deepspeed)
+    offloads = "offload_optimizer" in told["zero_optimization"]
     # Adam's two moments in float32, and a float32 copy of the weights unless they are float32 themselves.
     optimizer = count * (8 + (4 if config.model.dtype == "bfloat16" else 0)) / (ranks if stage else 1)
     gradients = count * 4 / (ranks if stage else 1)

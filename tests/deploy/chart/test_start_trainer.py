@@ -332,27 +332,34 @@ def test_a_pod_whose_first_pod_is_another_one_starts_again(
         assert pod.poll() is None
 
 
+def _told_to_stop(folder: Path, started: list[subprocess.Popen[str]], *, probe: str, ends_in_s: int) -> tuple[int, str]:
+    """Exit status and standard error of a pod whose trainer takes `ends_in_s` to stop, and 1 s where it hangs."""
+    script = shutil.copy(SCRIPT, folder)
+    (folder / "trainer_probe.py").write_text(probe)
+    program = folder / "bin" / "grpo-train"
+    program.write_text(f"#!/bin/sh\ntrap 'sleep {ends_in_s}; exit 0' TERM\necho started\nwhile :; do sleep 0.1; done\n")
+    pod = _start(folder, script=script, HUNG_GRACE_S="1")
+    started.append(pod)
+    assert _line(pod) == "started"
+    pod.send_signal(signal.SIGTERM)
+    _, error = pod.communicate(timeout=30)
+    return pod.returncode, error
+
+
 @pytest.mark.parametrize("later", [4, 0])
 def test_a_trainer_that_does_not_answer_is_asked_again(
     folder: Path, started: list[subprocess.Popen[str]], later: int
 ) -> None:
     """It may be in one long call of a checkpoint, or nothing in it runs any more."""
-    script = shutil.copy(SCRIPT, folder)
-    (folder / "trainer_probe.py").write_text(
+    probe = (
         "import pathlib, sys\n"
         f"asked = pathlib.Path({str(folder / 'asked')!r})\n"
         f"status = {later} if asked.exists() else 4\n"
         "asked.touch()\n"
         "sys.exit(status)\n"
     )
-    program = folder / "bin" / "grpo-train"
-    program.write_text("#!/bin/sh\ntrap 'sleep 8; exit 0' TERM\necho started\nwhile :; do sleep 0.1; done\n")
-    pod = _start(folder, script=script, HUNG_GRACE_S="1")
-    started.append(pod)
-    assert _line(pod) == "started"
-    pod.send_signal(signal.SIGTERM)
-    _, error = pod.communicate(timeout=30)
-    assert pod.returncode == (137 if later == 4 else 143)
+    status, error = _told_to_stop(folder, started, probe=probe, ends_in_s=8)
+    assert status == (137 if later == 4 else 143)
     assert "the trainer does not answer" in error
 
 
@@ -361,16 +368,8 @@ def test_a_trainer_that_says_it_hangs_has_little_time_to_end(
     folder: Path, started: list[subprocess.Popen[str]], livez: int, hangs: bool
 ) -> None:
     """One that only does not answer may be writing a checkpoint on a busy node."""
-    script = shutil.copy(SCRIPT, folder)
-    (folder / "trainer_probe.py").write_text(f"import sys; sys.exit({livez})")
-    program = folder / "bin" / "grpo-train"
-    program.write_text("#!/bin/sh\ntrap 'sleep 4; exit 0' TERM\necho started\nwhile :; do sleep 0.1; done\n")
-    pod = _start(folder, script=script, HUNG_GRACE_S="1")
-    started.append(pod)
-    assert _line(pod) == "started"
-    pod.send_signal(signal.SIGTERM)
-    _, error = pod.communicate(timeout=30)
-    assert pod.returncode == (137 if hangs else 143)
+    status, error = _told_to_stop(folder, started, probe=f"import sys; sys.exit({livez})", ends_in_s=4)
+    assert status == (137 if hangs else 143)
     assert ("the training hangs" in error) == hangs
 
 

@@ -70,18 +70,20 @@ class LiveEvents:
     def close(self) -> None:
         """The run has ended: say so and end every stream."""
         self._closed = True
-        if self._clients:
-            self._look_last()
+        if self._clients:  # the last steps and warnings may be younger than the last look
+            self._could_look()
         self._broadcast("bye", self._view.end())
         for queue in self._clients:
             self._end(queue)
 
-    def _look_last(self) -> None:
-        """The last steps and warnings may be younger than the last look, and nobody can ask for them any more."""
+    def _could_look(self) -> bool:
+        """Whatever the page stumbles over is logged, and the run goes on."""
         try:
             self.look()
         except Exception:
             log.exception("the live page could not be updated")
+            return False
+        return True
 
     def _begin(self) -> None:
         self._sequence, _ = self._view.whole()
@@ -92,11 +94,8 @@ class LiveEvents:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(self._tick_s)
-            try:
-                self.look()
-            except Exception:
+            if not self._could_look():
                 # The page is gone then, the run is not: every client is sent away and may come back.
-                log.exception("the live page could not be updated")
                 for queue in self._clients:
                     self._end(queue)
                 return
