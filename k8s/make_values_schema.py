@@ -31,12 +31,15 @@ MAY_BE_NULL = (
     *("global", "kueue", "tests", "podSecurityContext", "resources", "workerResources", "headResources"),
     *("tolerations", "topologySpreadConstraints", "resourceClaims", "extraEnv", "extraVolumes", "extraVolumeMounts"),
     *("egress", "allowFrom", "dns", "weightPeers", "extraEgress", "Autoscaling.metrics"),
+    *("shmSize", "cacheSize", "tmpSize"),  # without a limit
 )
 DECIDED_FOR_THE_REWARD_SERVER = ("host", "port", "executor")  # reward.executor
 
 
 def values_schema() -> Schema:
     schema: Schema = _values_model().model_json_schema(by_alias=True, mode="validation")
+    for part in [schema, *schema["$defs"].values()]:
+        _require_what_has_a_default(part)
     run, settings = _run_schema(), _reward_schema()
     schema["$defs"] |= run.pop("$defs") | settings.pop("$defs", {})
     schema["$defs"]["RunConfig"], schema["$defs"]["RewardSettings"] = run, settings
@@ -44,6 +47,20 @@ def values_schema() -> Schema:
     schema["$defs"]["Reward"]["properties"]["settings"] = {"$ref": "#/$defs/RewardSettings"}
     # Helm before 3.18 knows draft 7 and nothing later; nothing here needs more.
     return {"$schema": "http://json-schema.org/draft-07/schema#", **_plain(schema)}
+
+
+def _require_what_has_a_default(part: Schema) -> None:
+    """A number, a switch or a word has its default in values.yaml: it is missing only where somebody set it to null,
+    which would be 0, false or nothing in a template. Null is none of them.
+    """
+    required = part.get("required", [])
+    for name, item in part.get("properties", {}).items():
+        default = item.get("default")
+        filled = isinstance(default, int | float) or (default and isinstance(default, str))
+        if filled and {"type": "null"} not in item.get("anyOf", []):
+            required.append(name)
+    if required:
+        part["required"] = required
 
 
 def _values_model() -> Any:

@@ -65,7 +65,7 @@ annotations:
 
 {{/* Arguments: root, part. rollout and trainer have an image with and one without CUDA. */}}
 {{- define "grpo.image" -}}
-{{- $registry := default .root.Values.image.registry (.root.Values.global).imageRegistry -}}
+{{- $registry := or (.root.Values.global).imageRegistry .root.Values.image.registry "" -}}
 {{- $devices := or (gt (int .part.gpus) 0) (not (empty .part.resourceClaims)) -}}
 {{- $variant := ternary "" (ternary "-gpu" "-cpu" $devices) (eq .component "reward") -}}
 {{- $tag := default (printf "%s%s" .root.Chart.AppVersion $variant) .part.image.tag -}}

@@ -145,6 +145,32 @@ def test_a_section_that_has_to_be_there_is_named(section: str) -> None:
         render(merged(BASE, SMALL, nulls))
 
 
+def _filled(values: dict[str, Any], *, where: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Where a number, a switch or a word is, less what goes into Kubernetes' and the services' own objects."""
+    found: list[tuple[str, ...]] = []
+    for key, value in values.items():
+        if isinstance(value, dict) and key not in ("run", "settings", "podSecurityContext", "labels", "score"):
+            found += [] if "esources" in key else _filled(value, where=(*where, key))
+        elif isinstance(value, int | float) or (value and isinstance(value, str)):
+            found.append((*where, key))
+    return found
+
+
+def test_null_is_no_number_no_switch_and_no_word() -> None:
+    """It would be 0, false or nothing in a template; to be without a limit is possible."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    filled = [path for path in _filled(values) if path[-1] not in ("shmSize", "cacheSize", "tmpSize")]
+    assert len(filled) > 80
+    for path in filled:
+        nulls: Any = None
+        for key in reversed(path):
+            nulls = {key: nulls}
+        with pytest.raises(HelmError, match=f"missing property '{path[-1]}'"):
+            render(merged(BASE, SMALL, nulls))
+    with pytest.raises(HelmError, match="registry is not set"):
+        render(merged(BASE, SMALL, {"image": {"registry": None}}))
+
+
 def test_a_chart_above_this_one(tmp_path: Path) -> None:
     """Its `condition` puts `enabled` among our values, and `global` holds what other charts read."""
     shutil.copytree(CHART, tmp_path / "charts" / "grpo-services")
