@@ -104,6 +104,24 @@ def test_a_stop_while_no_server_is_there_saves_and_the_run_goes_on_from_there(st
     assert Counter(line["step"] for line in lines) == dict.fromkeys(steps, 32)
 
 
+def test_a_server_that_stays_away_ends_the_run_with_every_step_saved(stack: Stack, undisturbed: Path, tmp_path: Path):
+    port = free_port()
+    run_dir, log = tmp_path / "forsaken", tmp_path / "trainer.log"
+    flags = ("--max_steps", 4, "--checkpoint.save_steps", 0, "--reward.url", f"http://127.0.0.1:{port}")
+    with service(reward_command(port, "--plugin", PLUGIN), tmp_path / "first.log", port=port) as reward:
+        trainer = stack.start_trainer(run_dir, log, *flags, "--reward.retry_for_s", 5)
+        wait_for_rows(run_dir, 3, trainer)
+        os.killpg(reward.process.pid, signal.SIGKILL)
+        assert trainer.wait(120) == 1, log.read_text()
+    assert "error: the reward server could not score within 5 s" in log.read_text()
+    done = [line["step"] for line in read_jsonl(run_dir / "metrics.jsonl")]
+    assert [path.name for path in (run_dir / "checkpoints").iterdir()] == [f"checkpoint-{done[-1]}"]
+    with service(reward_command(port, "--plugin", PLUGIN), tmp_path / "second.log", port=port):
+        resumed = stack.train(run_dir, *flags, "--resume")
+    assert resumed.returncode == 0, resumed.stdout
+    assert_same_run(undisturbed, run_dir)
+
+
 def test_one_of_two_rollout_servers_killed_leaves_the_run_to_the_other(stack: Stack, tmp_path: Path):
     port = free_port()
     run_dir, log = tmp_path / "halved", tmp_path / "trainer.log"

@@ -6,6 +6,7 @@ import pytest
 from tests.otlp_receiver import otlp_receiver
 
 from grpo_proto import Sampling
+from grpo_trainer.errors import RunError
 from grpo_trainer.observe.tracing import Tracing
 from grpo_trainer.pipeline import Cursor, Pipeline, PipelineLimits
 from grpo_trainer.samples import Group, PromptRow, Sample
@@ -42,13 +43,18 @@ class FakeRollout:
 class FakeReward:
     async def score(self, groups: list[Group], *, step: int) -> None:
         await asyncio.sleep(0)
+        for group in groups:
+            for sample in group.samples:
+                sample.total_reward = 1.0
 
 
 def make(
     rollout: FakeRollout, *, max_staleness: int = 0, cursor: Cursor | None = None, tracing: Tracing | None = None
 ) -> Pipeline:
     prompts = PromptStage([PromptRow(number, [number + 1], "p", {}) for number in range(5)], seed=1, shuffle=True)
-    limits = PipelineLimits(groups_per_batch=4, max_staleness=max_staleness, groups_per_job=2, num_generations=2)
+    limits = PipelineLimits(
+        groups_per_batch=4, max_staleness=max_staleness, groups_per_job=2, num_generations=2, min_scored_share=0.5
+    )
     return Pipeline(
         rollout, FakeReward(), prompts, Sampling(), limits, cursor or Cursor(), tracing or Tracing(None, run="")
     )  # type: ignore[arg-type]
@@ -124,10 +130,15 @@ async def test_what_is_out_at_a_checkpoint_is_sampled_again_after_a_resume():
 async def test_a_failing_job_ends_the_wait_for_a_batch():
     rollout = FakeRollout()
     rollout.failure = RuntimeError("no server left")
-    pipeline = make(rollout)
-    await pipeline.policy_updated(1)
-    with pytest.raises(RuntimeError, match="no server left"):
-        await asyncio.wait_for(pipeline.next_batch(), 5)
+    with otlp_receiver() as receiver:
+        tracing = Tracing(receiver.url, run="r")
+        pipeline = make(rollout, tracing=tracing)
+        await pipeline.policy_updated(1)
+        with pytest.raises(RuntimeError, match="no server left"):
+            await asyncio.wait_for(pipeline.next_batch(), 5)
+        await pipeline.stop()
+        tracing.close()
+    assert {span.error for span in receiver.spans if span.name == "group"} == {"RuntimeError"}
 
 
 @pytest.mark.parametrize("max_staleness", [1, 2])
@@ -142,6 +153,24 @@ async def test_a_sampler_that_is_faster_than_training_samples_nothing_in_vain(ma
     assert pipeline.counts.dropped_stale == 0
     assert max(ages) == max_staleness
     assert pipeline.counts.issued == (11 + max_staleness) * 4
+
+
+async def test_groups_of_which_too_few_are_scored_are_not_used_up():
+    class Reward(FakeReward):
+        async def score(self, groups: list[Group], *, step: int) -> None:
+            await super().score(groups, step=step)
+            if step == 2:
+                for sample in [group.samples[0] for group in groups] + groups[0].samples:
+                    sample.total_reward = None
+
+    pipeline = make(FakeRollout())
+    pipeline.reward = Reward()  # type: ignore[assignment]
+    await pipeline.policy_updated(1)
+    await pipeline.next_batch()
+    await pipeline.policy_updated(2)
+    with pytest.raises(RunError, match="only 2 of 8 samples could be scored"):
+        await pipeline.next_batch()
+    assert (pipeline.counts.used, pipeline.cursor()) == (4, Cursor(8, [4, 5, 6, 7]))
 
 
 async def test_every_trace_ends_and_says_how():
@@ -172,6 +201,7 @@ async def test_every_trace_ends_and_says_how():
     assert sorted(outcomes["trained"]) == [0, 1, 2, 3]
     assert outcomes["stale"]
     assert set(outcomes) <= {"trained", "stale", "unused", "CancelledError"}
+    assert not any(span.error for span in receiver.spans)
     assert len(outcomes) > 2
 
 
@@ -181,6 +211,7 @@ async def test_rewards_hear_the_step_and_a_batch_that_is_not_finished_has_a_whol
     class Reward(FakeReward):
         async def score(self, groups: list[Group], *, step: int) -> None:
             steps.update((group.position, step) for group in groups)
+            await super().score(groups, step=step)
 
     with otlp_receiver() as receiver:
         tracing = Tracing(receiver.url, run="r")

@@ -25,7 +25,7 @@ from .samples import PromptRow, TrainingSample
 from .stages.advantage import group_advantages
 from .stages.prompt import PromptStage
 from .stages.push import PushResult, WeightPusher
-from .stages.reward import RewardStage, check_enough_scored
+from .stages.reward import RewardStage
 from .stages.rollout import RolloutStage, training_sampling
 from .stop_signal import StopRequested, StopSignal
 
@@ -75,6 +75,7 @@ class Conductor:
                 max_staleness=config.algorithm.max_staleness,
                 groups_per_job=config.rollout.prompts_per_request,
                 num_generations=config.rollout.num_generations,
+                min_scored_share=config.reward.min_scored_share,
             ),
             cursor,
             self.tracing,
@@ -247,9 +248,8 @@ def _waiting_for_rollout(urls: Sequence[str]) -> str:
 def training_samples(batch: Batch, config: RunConfig, *, version: int) -> tuple[list[TrainingSample], dict[str, float]]:
     """Advantages into the groups; then what takes part in the loss: scored, with tokens, not cut if cuts are masked.
 
-    Returns the samples and the metrics of their rewards. Raises RunError when too few have a score.
+    Returns the samples and the metrics of their rewards.
     """
-    check_enough_scored(batch.groups, config.reward.min_scored_share)
     rewards = [[sample.total_reward for sample in group.samples] for group in batch.groups]
     advantages, metrics = group_advantages(rewards, config.algorithm.scale_rewards)
     taken: list[TrainingSample] = []

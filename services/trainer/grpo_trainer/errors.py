@@ -4,6 +4,7 @@ TrainerError
 ├── UsageError         exit status 2: what the user gave is wrong, and the same command is wrong at every try
 ├── UnavailableError   exit status 3: something outside is missing or does not fit (yet); the same command may succeed
 └── RunError           exit status 1: the run cannot go on: what happened, and what is kept
+    └── ServersError   the servers did not do their part: what was trained is saved first
 """
 
 import errno
@@ -52,3 +53,7 @@ def cannot_be_loaded(name: str, error: BaseException) -> type[TrainerError]:
 
 class RunError(TrainerError):
     """The run cannot go on."""
+
+
+class ServersError(RunError):
+    """A server did not do its part in time. All ranks raise it together, and the trained policy is intact."""

@@ -4,17 +4,21 @@ Every rank runs this loop. Rank 0 has a Conductor, which speaks to the servers, 
 the others learn by broadcast what they need. After step k the servers have policy version k + 1.
 """
 
+import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from grpo_proto import ServiceError
 
 from .batching import build_updates
 from .canary import bound_for, compare, own_logprobs
 from .conductor import Conductor, to_wire, training_samples
 from .config import RunConfig
 from .engine import TrainingEngine
-from .errors import RunError
+from .errors import RunError, ServersError
 from .journal import Journal
 from .observe.metrics import merge_updates
 from .ranks import Ranks
@@ -22,6 +26,8 @@ from .samples import MicroBatch, TrainingSample
 from .saving import checkpoint_state, save_checkpoint
 from .stages.push import push
 from .stop_signal import StopRequested
+
+log = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
 
@@ -47,36 +53,50 @@ class Run:
 
 
 def train(run: Run, *, step: int) -> int:
-    """Train on from `step` finished steps, to the end or until asked to stop. Returns the last finished step."""
-    config, last_saved = run.config, step
+    """Train on from `step` finished steps, to the end or until asked to stop. Returns the last finished step.
+
+    Raises ServersError when the servers do not do their part; every step until then is saved.
+    """
+    config = run.config
     push_policy(run, version=step + 1)
     check_canary(run, version=step + 1)
     if step == 0:
         evaluate(run, step)
         finish_step(run, step)
 
-    while step < run.max_steps:
-        samples = sample_and_score(run, version=step + 1)
-        if samples is None:
-            break
-        step += 1
-        optimize(run, build_updates_of(run, samples))
-        try:
+    finished = saved = step
+    failure: ServersError | None = None
+    try:
+        while step < run.max_steps:
+            samples = sample_and_score(run, version=step + 1)
+            if samples is None:
+                break
+            step += 1
+            optimize(run, build_updates_of(run, samples))
             push_policy(run, version=step + 1)
-        except StopRequested:  # no server took it: the step is done all the same, and kept
+            if due(config.canary.steps, step):
+                check_canary(run, version=step + 1)
+            if due(config.eval.eval_steps, step) or (config.eval.eval_steps and step == run.max_steps):
+                evaluate(run, step)
             finish_step(run, step)
-            break
-        if due(config.canary.steps, step):
-            check_canary(run, version=step + 1)
-        if due(config.eval.eval_steps, step) or (config.eval.eval_steps and step == run.max_steps):
-            evaluate(run, step)
-        finish_step(run, step)
-        if due(config.checkpoint.save_steps, step):
-            save(run, step)
-            last_saved = step
+            finished = step
+            if due(config.checkpoint.save_steps, step):
+                save(run, step)
+                saved = step
+    except StopRequested:
+        pass
+    except ServersError as error:
+        failure = error
+        if run.rank0:
+            log.error("%s; what is trained is saved before the run ends", error)
 
-    if step > last_saved:
+    # A step whose policy no server took is done all the same.
+    if step > finished:
+        finish_step(run, step)
+    if step > saved:
         save(run, step)
+    if failure is not None:
+        raise failure
     return step
 
 
@@ -99,20 +119,35 @@ def sample_and_score(run: Run, *, version: int) -> list[TrainingSample] | None:
 def wait_for(run: Run, start: Callable[[Conductor], Coroutine[Any, Any, ResultT]], *, version: int) -> ResultT | None:
     """What rank 0 gets from the servers; None on the other ranks, and when the run was asked to stop.
 
-    When all servers have lost their weights meanwhile, every rank takes part in pushing them again.
+    When all servers have lost their weights meanwhile, every rank takes part in pushing them again. Raises
+    ServersError, on every rank, when they do not give it.
     """
-    task, verdict = None, None
+    task, verdict, failure = None, None, None
     if run.rank0:
         task = run.rank0.conductor.start(start(run.rank0.conductor))
     while True:
         if run.rank0 and task:
             verdict = run.rank0.conductor.wait(task, beat=run.rank0.journal.status.beat)
-        verdict = run.ranks.broadcast_json(verdict)
+            failure = failure_of(task) if verdict == "done" else None
+        verdict, failure = run.ranks.broadcast_json([verdict, failure])
+        if failure is not None:
+            raise ServersError(failure["message"], failure["hint"])
         if verdict == "push":
             with suppress(StopRequested):  # the next look hears it, too, and gives the task up
                 push_policy(run, version=version)
         else:
             return task.result() if task and verdict == "done" else None
+
+
+def failure_of(task: "asyncio.Task[Any]") -> dict[str, str | None] | None:
+    """What the servers did not do, for the other ranks; a mistake of our own is no such failure."""
+    match task.exception():
+        case RunError() as error:
+            return {"message": error.message, "hint": error.hint}
+        case ServiceError() as error:
+            return {"message": str(error), "hint": None}
+        case _:
+            return None
 
 
 def build_updates_of(run: Run, samples: list[TrainingSample]) -> list[list[MicroBatch]]:

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Literal
 
 from grpo_proto import Sampling
@@ -21,7 +22,7 @@ from grpo_proto import Sampling
 from .observe.tracing import GroupTrace, Tracing
 from .samples import Group
 from .stages.prompt import PromptStage
-from .stages.reward import RewardStage
+from .stages.reward import RewardStage, check_enough_scored
 from .stages.rollout import RolloutJob, RolloutStage
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class PipelineLimits:
     max_staleness: int
     groups_per_job: int
     num_generations: int
+    min_scored_share: float
 
     def max_groups_out(self, *, training: bool) -> int:
         return (self.max_staleness + (not training)) * self.groups_per_batch
@@ -126,7 +128,10 @@ class Pipeline:
             self._fill()
 
     async def next_batch(self) -> Batch:
-        """The groups of the next step, none staler than the bound. Raises what a job raised."""
+        """The groups of the next step, none staler than the bound.
+
+        Raises what a job raised, and RunError, before a group is used, when too few samples have a score.
+        """
         started = time.monotonic()
         self._wanted = self.limits.groups_per_batch
         while True:
@@ -138,6 +143,8 @@ class Pipeline:
                 break
             self._changed.clear()
             await self._changed.wait()
+        first = islice(self._finished, self.limits.groups_per_batch)
+        check_enough_scored([finished.group for finished in first], self.limits.min_scored_share)
         taken = [self._finished.popleft() for _ in range(self.limits.groups_per_batch)]
         self._wanted, self._training = 0, True
         self.counts.used += len(taken)
@@ -216,7 +223,7 @@ class Pipeline:
             _enter("wait", traces)
         except BaseException as error:
             for trace in traces:
-                trace.end(type(error).__name__)
+                trace.end(type(error).__name__, failed=isinstance(error, Exception))
             raise
         finally:
             self._move_on(positions)

@@ -16,7 +16,7 @@ from grpo_proto.weights import Backend
 
 from ..config import WeightsConfig
 from ..engine import TrainingEngine
-from ..errors import RunError, TrainerError, UsageError
+from ..errors import RunError, ServersError, TrainerError, UsageError
 from ..event_loop import EventLoopThread
 from ..fleet import Fleet, Replica
 from ..outgoing import plan_push
@@ -148,8 +148,9 @@ def push(
     """Push `engine`'s weights as policy `version`. All ranks call it; only rank 0 has a `pusher`.
 
     A server that dies on the way is left out and the push repeated with the others, within `push_deadline_s`.
-    Raises RunError when no attempt committed until then, or at once when no repetition can help; StopRequested when a
-    stop is asked for and an attempt has failed: a drain stops the servers as well, and nobody is left to wait for.
+    Raises ServersError when no attempt committed until then, or at once when no repetition can help; StopRequested
+    when a stop is asked for and an attempt has failed: a drain stops the servers as well, and nobody is left to wait
+    for.
     """
     started = time.monotonic()
     manifest = plan_push(engine.named_parameters_for_push(), config.bucket_mib)
@@ -177,9 +178,9 @@ def push(
         if outcome["stopped"]:
             raise StopRequested
         if outcome["final"]:
-            raise RunError(
+            raise ServersError(
                 f"version {version} could not be pushed ({attempts} attempts): {outcome['failure']}",
-                hint="the last checkpoint is kept; mend this and start again with --resume",
+                hint="mend this and start again with --resume",
             )
         time.sleep(PAUSE_BETWEEN_ATTEMPTS_S)
 

@@ -1,0 +1,151 @@
+"""How the loop ends when a stop is asked for or the servers fail: nobody waits for long, what was trained is kept."""
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from grpo_proto import ErrorDetail, FatalError
+from grpo_trainer import loop
+from grpo_trainer.config import WeightsConfig
+from grpo_trainer.errors import RunError, ServersError
+from grpo_trainer.ranks import Ranks
+from grpo_trainer.stages import push as stage
+from grpo_trainer.stop_signal import StopRequested, StopSignal
+
+FAILURE = stage.Failure("no rollout server answers", final=False)
+
+
+class Pusher:
+    """Rank 0's, of which every attempt fails; a stop is asked for during one of them."""
+
+    def __init__(self, *, stop_in_attempt: int | None):
+        self.stop, self.session, self.attempts = StopSignal(), None, 0
+        self._stop_in_attempt = stop_in_attempt
+
+    def open(self, *_: object) -> stage.Failure:
+        self.attempts += 1
+        if self.attempts == self._stop_in_attempt:
+            self.stop.requested = True
+        return FAILURE
+
+
+@pytest.fixture
+def attempt(monkeypatch: pytest.MonkeyPatch) -> Callable[[Pusher], None]:
+    monkeypatch.setattr(stage, "plan_push", lambda *_: None)
+    monkeypatch.setattr(stage, "PAUSE_BETWEEN_ATTEMPTS_S", 0.1)
+    engine: Any = SimpleNamespace(named_parameters_for_push=list)
+    config = WeightsConfig(push_deadline_s=1.0)
+    return lambda pusher: stage.push(3, engine, Ranks(0, 1, 0), pusher, config)  # type: ignore[arg-type, return-value]
+
+
+def test_a_stop_ends_the_attempts(attempt: Callable[[Pusher], None]):
+    pusher = Pusher(stop_in_attempt=2)
+    with pytest.raises(StopRequested):
+        attempt(pusher)
+    assert pusher.attempts == 2
+
+
+def test_without_a_stop_they_go_on_until_the_deadline(attempt: Callable[[Pusher], None]):
+    pusher = Pusher(stop_in_attempt=None)
+    with pytest.raises(ServersError, match="version 3 could not be pushed"):
+        attempt(pusher)
+    assert pusher.attempts > 2
+
+
+class Steps:
+    """A run from step 4 of 9 with its stages written down; `ending` is raised where step 6 does `where`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, where: str, ending: Exception | None, *, save_steps: int = 0):
+        self.did: list[tuple[str, int]] = []
+        self._where, self._ending = where, ending
+        monkeypatch.setattr(loop, "sample_and_score", lambda _, version: self._note("sample", version))
+        monkeypatch.setattr(loop, "push_policy", lambda _, version: self._note("push", version - 1))
+        monkeypatch.setattr(loop, "evaluate", lambda _, step: self._note("eval", step))
+        monkeypatch.setattr(loop, "finish_step", lambda _, step: self._note("finish", step))
+        monkeypatch.setattr(loop, "save", lambda _, step: self._note("save", step))
+        for name in ("check_canary", "build_updates_of", "optimize"):
+            monkeypatch.setattr(loop, name, lambda *_, **__: None)
+        config = SimpleNamespace(
+            canary=SimpleNamespace(steps=0),
+            eval=SimpleNamespace(eval_steps=6),
+            checkpoint=SimpleNamespace(save_steps=save_steps),
+        )
+        self.run: Any = SimpleNamespace(config=config, max_steps=9, rank0=None)
+
+    def _note(self, name: str, step: int) -> list[Any]:
+        self.did.append((name, step))
+        if self._ending is not None and (name, step) == (self._where, 6):
+            raise self._ending
+        return []
+
+    def last(self, count: int) -> list[tuple[str, int]]:
+        return self.did[-count:]
+
+
+def test_a_step_that_no_server_took_before_a_stop_is_written_and_saved(monkeypatch: pytest.MonkeyPatch):
+    steps = Steps(monkeypatch, "push", StopRequested())
+    assert loop.train(steps.run, step=4) == 6
+    assert steps.last(3) == [("push", 6), ("finish", 6), ("save", 6)]
+
+
+@pytest.mark.parametrize(
+    ("where", "afterwards"),
+    [
+        ("sample", [("save", 5)]),
+        ("push", [("finish", 6), ("save", 6)]),
+        ("eval", [("finish", 6), ("save", 6)]),
+    ],
+)
+def test_servers_that_fail_end_the_run_with_every_step_saved(
+    monkeypatch: pytest.MonkeyPatch, where: str, afterwards: list[tuple[str, int]]
+):
+    steps = Steps(monkeypatch, where, ServersError("nobody answers"))
+    with pytest.raises(ServersError, match="nobody answers"):
+        loop.train(steps.run, step=4)
+    assert steps.last(1 + len(afterwards)) == [(where, 6), *afterwards]
+
+
+def test_a_step_is_not_saved_twice(monkeypatch: pytest.MonkeyPatch):
+    steps = Steps(monkeypatch, "sample", ServersError("nobody answers"), save_steps=5)
+    with pytest.raises(ServersError):
+        loop.train(steps.run, step=4)
+    assert steps.did.count(("save", 5)) == 1
+
+
+def test_a_policy_that_cannot_be_trusted_is_not_saved(monkeypatch: pytest.MonkeyPatch):
+    steps = Steps(monkeypatch, "eval", RunError("it serves another policy"))
+    with pytest.raises(RunError, match="another policy"):
+        loop.train(steps.run, step=4)
+    assert not [name for name, _ in steps.did if name == "save"]
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (RunError("no rollout server could sample within 9 s", hint="look"), "no rollout server could sample.*(look)"),
+        (FatalError(ErrorDetail(type="bug", message="it broke", retryable=False), url="http://r"), "it broke"),
+    ],
+)
+async def test_every_rank_hears_what_the_servers_did_not_do(error: Exception, message: str):
+    async def fail() -> None:
+        raise error
+
+    task = asyncio.create_task(fail())
+    await asyncio.wait({task})
+    conductor = SimpleNamespace(start=lambda _: task, wait=lambda *_, **__: "done")
+    rank0: Any = SimpleNamespace(
+        conductor=conductor, journal=SimpleNamespace(status=SimpleNamespace(beat=lambda: None))
+    )
+    told: list[Any] = []
+    hears: dict[int, Callable[[Any], Any]] = {
+        0: lambda message: told.append(message) or message,
+        1: lambda _: told.pop(0),
+    }
+    for rank, own in ((0, rank0), (1, None)):
+        run: Any = SimpleNamespace(ranks=SimpleNamespace(broadcast_json=hears[rank]), rank0=own)
+        with pytest.raises(ServersError, match=message):
+            loop.wait_for(run, lambda _: None, version=1)  # type: ignore[arg-type, return-value]
+    assert told == []
