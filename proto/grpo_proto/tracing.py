@@ -8,11 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
+from .fewer_repeats import FewerRepeats
+
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
 log = logging.getLogger("grpo_proto.tracing")
 FLUSH_TIMEOUT_S = 5.0
+EXPORTER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
+"""Says something at every try, and there is one every few seconds, for as long as the receiver is away."""
+_SELDOM = FewerRepeats(every_s=600.0, levels=(logging.WARNING, logging.ERROR))
 
 TraceParent = Annotated[str, Field(pattern=r"^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$")]
 """A span that others go below, as W3C Trace Context writes it."""
@@ -44,6 +49,7 @@ def tracer_provider(endpoint: str, *, service: str) -> "TracerProvider":
         def generate_span_id(self) -> int:
             return secrets.randbits(64) or 1
 
+    logging.getLogger(EXPORTER).addFilter(_SELDOM)
     # Not at exit: that would wait for the receiver without end.
     provider = TracerProvider(
         resource=Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME") or service}),

@@ -1,9 +1,11 @@
 """Sending spans at the end of a process."""
 
+import logging
 from contextlib import closing
 from socket import create_server
 
 from grpo_proto import tracing
+from grpo_proto.fewer_repeats import FewerRepeats
 
 
 def test_a_receiver_that_does_not_answer_is_not_waited_for(monkeypatch, caplog):
@@ -14,3 +16,21 @@ def test_a_receiver_that_does_not_answer_is_not_waited_for(monkeypatch, caplog):
             provider.get_tracer("test").start_span("span").end()
         tracing.send_the_rest(provider)
     assert "they are lost" in caplog.text
+
+
+def test_a_receiver_that_is_away_is_told_once_and_not_at_every_try(monkeypatch, caplog):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.2")
+    seldom = FewerRepeats(every_s=600.0, levels=(logging.WARNING, logging.ERROR))
+    monkeypatch.setattr(tracing, "_SELDOM", seldom)
+    monkeypatch.setattr(logging.getLogger(tracing.EXPORTER), "filters", [])
+    with closing(create_server(("127.0.0.1", 0))) as gone:
+        port = gone.getsockname()[1]
+    provider = tracing.tracer_provider(f"http://127.0.0.1:{port}", service="test")
+    for _ in range(3):
+        provider.get_tracer("test").start_span("span").end()
+        provider.force_flush()
+    tracing.send_the_rest(provider)
+    told = [record.msg for record in caplog.records if record.name == tracing.EXPORTER]
+    assert told
+    assert len(told) == len(set(told))
+    assert max(more for _, more in seldom._seen.values()) >= 2

@@ -8,8 +8,7 @@ import socket
 import pytest
 from tests.reward.real_server import Server
 
-from grpo_reward import background_log
-from grpo_reward.background_log import NO_FILES, FewerRepeats
+from grpo_reward.background_log import NO_FILES, OddRequests
 
 
 def test_a_stranger_who_speaks_no_http_gets_one_line_and_not_one_for_each_request():
@@ -47,31 +46,11 @@ def test_without_files_for_connections_there_is_one_line_and_no_traceback(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     """As asyncio says it, whose loop is not everywhere uvloop's."""
-    monkeypatch.setattr(logging.getLogger("asyncio"), "filters", [FewerRepeats()])
+    monkeypatch.setattr(logging.getLogger("asyncio"), "filters", [OddRequests()])
     error = OSError(errno.EMFILE, "Too many open files")
     with asyncio.Runner() as runner:
         for _ in range(5):
             runner.get_loop().default_exception_handler({"message": NO_FILES, "exception": error, "socket": "fd=3"})
     assert [(record.getMessage(), record.exc_info) for record in caplog.records] == [
         ("socket.accept() out of system resource: Too many open files", None)
-    ]
-
-
-def test_the_next_line_says_how_many_there_were(monkeypatch: pytest.MonkeyPatch):
-    now_s = 100.0
-    monkeypatch.setattr(background_log.time, "monotonic", lambda: now_s)
-    fewer = FewerRepeats()
-
-    def passed(text: str, level: int = logging.WARNING) -> str | None:
-        record = logging.makeLogRecord({"msg": text, "levelno": level})
-        return record.getMessage() if fewer.filter(record) else None
-
-    assert [passed("odd") for _ in range(4)] == ["odd", None, None, None]
-    assert passed("another") == "another"
-    assert [passed("grave", logging.ERROR) for _ in range(2)] == ["grave", "grave"]
-    now_s += 10.0
-    assert [passed("odd"), passed("odd"), passed("another")] == [
-        "odd (3 more since the last such line)",
-        None,
-        "another",
     ]

@@ -6,8 +6,10 @@ import os
 import sqlite3
 import subprocess
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,7 +83,9 @@ def two_starts(name: str, run_dir: Path) -> None:
 def test_trackio_continues_a_resumed_run_and_begins_another_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     program = f"""
 import sys
+import time
 from pathlib import Path
+from typing import Any
 from tests.trainer.test_observe_sinks import two_starts
 for folder in ("first", "second"):
     run_dir = Path({str(tmp_path)!r}, folder, "run")
@@ -116,6 +120,27 @@ def test_mlflow_continues_a_resumed_run(tmp_path: Path, monkeypatch: pytest.Monk
     curve = client.get_metric_history(run.info.run_id, "reward")
     assert sorted({(point.step, point.value) for point in curve}) == [(1, 0.25), (2, 0.5), (3, 0.75)]
     assert not client.get_metric_history(run.info.run_id, "kl")
+
+
+def test_a_step_that_mlflow_took_without_an_answer_is_the_same_when_it_comes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from grpo_trainer.observe.mlflow_sink import MlflowSink
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/mlruns")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    sink = MlflowSink(tmp_path, project="p", run_name="r", resumed=False, facts={})
+    sent: list[tuple[str, float, int, int]] = []
+
+    def log_batch(run_id: str, *, metrics: list[Any]) -> None:
+        sent.extend((point.key, point.value, point.timestamp, point.step) for point in metrics)
+        time.sleep(0.002)
+
+    monkeypatch.setattr(sink._client, "log_batch", log_batch)
+    for step in (1, 1, 2):
+        sink.write(step, {"reward": 0.25})
+    assert sent[0] == sent[1]
+    assert sent[2][2] > sent[1][2]
 
 
 def test_mlflow_without_a_server_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog):

@@ -7,10 +7,10 @@ would block the event loop for ever. Here lines wait, and beyond MAX_LINES they 
 import logging
 import queue
 import threading
-import time
+
+from grpo_proto.fewer_repeats import FewerRepeats
 
 MAX_LINES = 10_000
-REPEAT_S = 10.0
 NO_FILES = "socket.accept() out of system resource"
 """How asyncio begins its error for a connection that it has no file for."""
 UNFIT_ADVICE = "No supported WebSocket library detected"
@@ -60,34 +60,19 @@ class BackgroundHandler(logging.Handler):
         return not self._writer.is_alive()
 
 
-class FewerRepeats(logging.Filter):
-    """Of a warning that comes again and again, one in REPEAT_S passes, and says how many did not.
+class OddRequests(FewerRepeats):
+    """Strangers could fill a disk with what is said of their requests, hundreds of lines a second.
 
-    For uvicorn's, which has a line for every request that is no HTTP, asyncio's, which has a traceback for every
-    connection while it is out of files, and that of the adapters, which has one for every request without a score,
-    hundreds a second: strangers could fill a disk with them.
+    It is uvicorn's line for what is no HTTP, asyncio's, which has a traceback for every connection while it is out of
+    files, and that of the adapters for every request without a score.
     """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._seen: dict[str, tuple[float, int]] = {}
-        """Message → when one passed, and how many have not since; they have a handful of messages."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if isinstance(record.msg, str) and record.msg.startswith(NO_FILES):
             reason = record.exc_info[1] if record.exc_info else None
             record.msg = f"{NO_FILES}: {getattr(reason, 'strerror', None) or reason}" if reason else NO_FILES
             record.args, record.exc_info = (), None
-        elif record.levelno != logging.WARNING:
-            return True
-        elif str(record.msg).startswith(UNFIT_ADVICE):
+            return self.passes(record)
+        if record.levelno == logging.WARNING and str(record.msg).startswith(UNFIT_ADVICE):
             return False
-        now_s = time.monotonic()
-        passed_s, num_more = self._seen.get(record.msg, (-REPEAT_S, 0))
-        if now_s - passed_s < REPEAT_S:
-            self._seen[record.msg] = passed_s, num_more + 1
-            return False
-        self._seen[record.msg] = now_s, 0
-        if num_more:
-            record.msg = f"{record.msg} ({num_more} more since the last such line)"
-        return True
+        return super().filter(record)

@@ -8,7 +8,7 @@ import sys
 from grpo_proto.listening import listening_socket
 from grpo_proto.log_lines import formatter
 
-from .background_log import BackgroundHandler, FewerRepeats
+from .background_log import BackgroundHandler, OddRequests
 from .config import ENV_PREFIX, Settings
 from .executors.base import Executor, ExecutorUnavailable
 from .executors.environment import hide_this_process
@@ -30,7 +30,7 @@ def serve(settings: Settings) -> int:
     background = BackgroundHandler(handler)
     logging.basicConfig(level=settings.log_level.upper(), handlers=[background])
     for name in ("uvicorn.error", "asyncio", "grpo_reward.adapters"):
-        logging.getLogger(name).addFilter(FewerRepeats())
+        logging.getLogger(name).addFilter(OddRequests())
     status = _serve(settings)
     if not background.finish(LAST_LINES_S):
         # Python itself would wait for the line that cannot be written.

@@ -86,9 +86,10 @@ def _memory(config: RunConfig) -> Iterator[Line]:
     width, ranks = DTYPE_BYTES[config.model.dtype], config.deepspeed.nproc_per_node
     stage = config.deepspeed.zero_stage
     told = deepspeed_settings(config.model, config.optimizer, config.deepspeed)
-    offloads = "offload_optimizer" in told["zero_optimization"]
+    sharding = told["zero_optimization"]
+    offloads = "offload_optimizer" in sharding
     # Adam's two moments in float32, and a float32 copy of the weights unless they are float32 themselves.
-    optimizer = count * (8 + (4 if config.model.dtype == "bfloat16" else 0)) / (ranks if stage else 1)
+    optimizer = count * (8 + (4 if config.model.dtype == "bfloat16" else 0)) / (ranks if sharding["stage"] else 1)
     gradients = count * 4 / (ranks if stage else 1)
     weights = count * width / (ranks if stage == 3 else 1)
     # Sharded as the policy is.

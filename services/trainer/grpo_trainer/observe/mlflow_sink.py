@@ -23,6 +23,7 @@ class MlflowSink:
         if not os.environ.get("MLFLOW_TRACKING_URI"):
             raise ValueError("MLFLOW_TRACKING_URI is not set; it names the server, such as http://mlflow:5000")
         self._client = MlflowClient()
+        self._step, self._first_try_ms = -1, 0
 
         def create() -> str:
             run_id: str = self._client.create_run(self._experiment(project), run_name=run_name).info.run_id
@@ -37,8 +38,10 @@ class MlflowSink:
             self._client.log_batch(self._run_id, params=params[start : start + MAX_PARAMS_PER_CALL])
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        now_ms = int(time.time() * 1000)
-        values = [Metric(key, value, now_ms, step) for key, value in metrics.items()]
+        """A step may come again, when the server took it and its answer was lost: equal points are one there."""
+        if step != self._step:
+            self._step, self._first_try_ms = step, int(time.time() * 1000)
+        values = [Metric(key, value, self._first_try_ms, step) for key, value in metrics.items()]
         for start in range(0, len(values), MAX_METRICS_PER_CALL):
             self._client.log_batch(self._run_id, metrics=values[start : start + MAX_METRICS_PER_CALL])
 

@@ -31,7 +31,7 @@ class GroupTrace(Protocol):
 
     def enter(self, stage: str) -> None: ...
 
-    def end(self, outcome: str, **attributes: Attribute) -> None: ...
+    def end(self, outcome: str, *, failed: bool = False, **attributes: Attribute) -> None: ...
 
 
 class NoTrace:
@@ -41,7 +41,7 @@ class NoTrace:
 
     def enter(self, stage: str) -> None: ...
 
-    def end(self, outcome: str, **attributes: Attribute) -> None: ...
+    def end(self, outcome: str, *, failed: bool = False, **attributes: Attribute) -> None: ...
 
 
 NO_TRACE = NoTrace()
@@ -107,13 +107,17 @@ class _Recorded:
             self._stage.end()
         self._stage = self._tracer.start_span(stage, context=self._inside)
 
-    def end(self, outcome: str, **attributes: Attribute) -> None:
+    def end(self, outcome: str, *, failed: bool = False, **attributes: Attribute) -> None:
+        from opentelemetry.trace import StatusCode
+
         if not self._root.is_recording():  # it has ended, or is not sampled
             return
         if self._stage is not None:
             self._stage.end()
             self._stage = None
         self._root.set_attribute("grpo.outcome", outcome)
+        if failed:
+            self._root.set_status(StatusCode.ERROR, outcome)
         for key, value in attributes.items():
             self._root.set_attribute(f"grpo.{key}", value)
         self._root.end()
