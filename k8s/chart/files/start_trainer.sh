@@ -1,6 +1,6 @@
 #!/bin/sh
 # One pod of the trainer. Environment: RUN_FILE, LOCK_FILE, LOCK_TIMEOUT_S (0: no lock), NODES, NODE_RANK, RANKS_PER_NODE,
-# MASTER_ADDR, MASTER_PORT, START_TIMEOUT_S, GRACE_S, HUNG_GRACE_S (30); JOB_UID: of the Job, the same for all its pods.
+# MASTER_ADDR, MASTER_PORT, START_TIMEOUT_S, GRACE_S, HUNG_GRACE_S (30), SILENT_GRACE_S (half of GRACE_S); JOB_UID: of the Job, the same for all its pods.
 #
 # - One process at a time in a run folder: after an upgrade the pod before may still be writing its checkpoint.
 # - Stopped is not done: after SIGTERM the trainer saves and ends with 0, which a Job would take for the end of training.
@@ -56,6 +56,7 @@ if [ "$NODE_RANK" = 0 ] && [ "$LOCK_TIMEOUT_S" -gt 0 ]; then
 fi
 
 HUNG_GRACE_S=${HUNG_GRACE_S:-30}
+SILENT_GRACE_S=${SILENT_GRACE_S:-$((GRACE_S / 2))}
 stopped=
 replaced=
 told=
@@ -76,14 +77,15 @@ tell() {
       echo "error: the training hangs: it is killed in $HUNG_GRACE_S s" >&2
       (sleep "$HUNG_GRACE_S" && kill -KILL "$child") >/dev/null 2>&1 &
     elif [ "$hung" = 4 ]; then
-      # Nothing in it runs, or one long call holds Python: asked again until it answers, or has had its time without.
-      echo "error: the trainer does not answer: it is killed in $HUNG_GRACE_S s unless it does" >&2
+      # Nothing in it runs, or one long call holds Python, as the end of a large file of a checkpoint does on a slow file server:
+      # asked again until it answers, or has had its time without.
+      echo "error: the trainer does not answer: it is killed in $SILENT_GRACE_S s unless it does" >&2
       (
         asked=0
-        while [ "$asked" -lt "$HUNG_GRACE_S" ]; do
+        while [ "$asked" -lt "$SILENT_GRACE_S" ]; do
           sleep 5
           probe
-          [ $? = 4 ] || exit 0
+          case $? in 3 | 4) ;; *) exit 0 ;; esac
           asked=$((asked + 10))
         done
         kill -KILL "$child"

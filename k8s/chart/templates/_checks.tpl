@@ -285,7 +285,7 @@
 {{- fail "trainer.enabled needs storage.runs.enabled: checkpoints must outlive the pod" -}}
 {{- end -}}
 {{- with dig "run_dir" "" $run -}}
-{{- if not (hasPrefix (printf "%s/" (trimSuffix "/" $.Values.storage.runs.mountPath)) .) -}}
+{{- if not (hasPrefix (printf "%s/" (clean $.Values.storage.runs.mountPath)) (clean .)) -}}
 {{- fail (printf "trainer.run.run_dir %s is not below storage.runs.mountPath %s: it would be lost with the pod" . $.Values.storage.runs.mountPath) -}}
 {{- end -}}
 {{- end -}}

@@ -37,7 +37,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 
 {{/* metadata of an object. Arguments: root, component, name */}}
 {{- define "grpo.metadata" -}}
-name: {{ .name }}
+name: {{ .name | quote }}
 namespace: {{ .root.Release.Namespace | quote }}
 labels:
   {{- include "grpo.labels" . | nindent 2 }}

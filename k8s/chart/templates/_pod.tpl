@@ -44,7 +44,7 @@ annotations:
 
 {{/* The start of every pod's spec. */}}
 {{- define "grpo.podSpec" -}}
-serviceAccountName: {{ include "grpo.serviceAccount" .root }}
+serviceAccountName: {{ include "grpo.serviceAccount" .root | quote }}
 automountServiceAccountToken: false
 # Service variables such as GRPO_REWARD_PORT=tcp://… would be read as settings.
 enableServiceLinks: false
@@ -69,13 +69,13 @@ dnsConfig:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .part.runtimeClassName }}
-runtimeClassName: {{ . }}
+runtimeClassName: {{ . | quote }}
 {{- end }}
 {{- with .part.schedulerName }}
-schedulerName: {{ . }}
+schedulerName: {{ . | quote }}
 {{- end }}
 {{- with .part.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- with .part.nodeSelector }}
 nodeSelector:
@@ -138,7 +138,7 @@ claims:
   valueFrom:
     secretKeyRef:
       name: {{ .root.Values.auth.existingSecret | quote }}
-      key: {{ default .root.Values.auth.key .key }}
+      key: {{ default .root.Values.auth.key .key | quote }}
       {{- if .optional }}
       optional: true
       {{- end }}

@@ -11,7 +11,7 @@
 {{/* trainer.run, and below it what the chart knows better. What the user says wins. */}}
 {{- define "grpo.runFile" -}}
 {{- $known := dict
-  "run_dir" (printf "%s/%s" .Values.storage.runs.mountPath (include "grpo.fullname" .))
+  "run_dir" (printf "%s/%s" (clean .Values.storage.runs.mountPath) (include "grpo.fullname" .))
   "model" (dict "name_or_path" .Values.rollout.model)
   "deepspeed" (dict "nproc_per_node" (int (include "grpo.trainerRanks" .)))
   "server" (dict "host" .Values.listenAddress "port" 8002)
@@ -63,7 +63,8 @@ running. */}}
 {{/* One lock for one run folder, beside it. */}}
 {{- define "grpo.runLock" -}}
 {{- $runDir := get (fromYaml (include "grpo.runFile" .)) "run_dir" -}}
-{{- printf "%s/.%s.lock" .Values.storage.runs.mountPath (trimPrefix (printf "%s/" .Values.storage.runs.mountPath) $runDir | trimSuffix "/" | replace "/" "-") -}}
+{{- $mountPath := clean .Values.storage.runs.mountPath -}}
+{{- printf "%s/.%s.lock" $mountPath (trimPrefix (printf "%s/" $mountPath) (clean $runDir) | replace "/" "-") -}}
 {{- end -}}
 
 {{- define "grpo.trainerProbe" -}}
@@ -207,9 +208,9 @@ the cluster has it, or empty. */}}
 
 {{- define "grpo.queueLabels" -}}
 {{- with (.root.Values.kueue).queueName }}
-kueue.x-k8s.io/queue-name: {{ . }}
+kueue.x-k8s.io/queue-name: {{ . | quote }}
 {{- end }}
 {{- with (.root.Values.kueue).priorityClass }}
-kueue.x-k8s.io/priority-class: {{ . }}
+kueue.x-k8s.io/priority-class: {{ . | quote }}
 {{- end }}
 {{- end -}}

@@ -279,9 +279,8 @@ class LoggingConfig(Section):
     log_completions: bool = Field(True, description="Write completions.jsonl.")
     project: str = Field("grpo-services", description="Project (MLflow: experiment) of the run.")
     run_name: str | None = Field(None, description="Name of the run; the run folder's when absent.")
-    otlp_endpoint: ServerUrl | None = Field(
+    otlp_endpoint: Annotated[str, Field(pattern=r"^https?://"), AfterValidator(_without_credentials)] | None = Field(
         None,
-        pattern=r"^https?://",
         description="OpenTelemetry receiver, such as http://otel-collector:4318: a trace for each group.",
     )
     progress: bool = Field(True, description="A progress bar on a terminal, a line per step elsewhere.")

@@ -104,7 +104,12 @@ def test_no_object_twice_and_all_in_the_namespace(case: str) -> None:
 
 @pytest.mark.parametrize(("release", "namespace"), [("on", "4711"), ("null", "1e3"), ("2024", "true")])
 def test_names_that_yaml_takes_for_something_else(release: str, namespace: str) -> None:
-    values = merged(values_of("everything"), {"fullnameOverride": "grpo", "auth": {"existingSecret": "123"}})
+    name = release if release.isalpha() else "grpo"
+    values = merged(values_of("everything"), {"fullnameOverride": name, "auth": {"existingSecret": "123", "key": "1"}})
+    words = {"priorityClassName": "100", "schedulerName": "2", "runtimeClassName": "1"}
+    values = merged(values, {"rollout": words, "reward": words, "trainer": words})
+    values = merged(values, {"kueue": {"queueName": "2024", "priorityClass": "1"}, "serviceAccount": {"name": "12"}})
+    values = merged(values, {"reward": {"ingress": {"tlsSecret": "3", "className": "4"}}})
     values = merged(values, {"tls": {"existingSecret": "456"}, "image": {"pullSecrets": ["789"]}})
     values = merged(values, {"storage": {"runs": {"existingClaim": "12"}, "models": {"existingClaim": "34"}}})
     for item in render(values, release=release, namespace=namespace):

@@ -53,6 +53,17 @@ def test_the_user_wins() -> None:
     assert next(v["value"] for v in container["env"] if v["name"] == "LOCK_FILE") == "/runs/.mine-seven.lock"
 
 
+@pytest.mark.parametrize(
+    ("mount_path", "run_dir"), [("/runs/", "/runs/mine/seven"), ("/runs", "/runs//mine/./seven/"), ("/runs/", None)]
+)
+def test_one_run_folder_has_one_lock_however_it_is_written(mount_path: str, run_dir: str | None) -> None:
+    run = {"run_dir": run_dir} if run_dir else {}
+    values = {"trainer": {"run": run}, "storage": {"runs": {"mountPath": mount_path}}}
+    container = find(render(merged(values_of("small"), values)), "Job", "")["spec"]["template"]["spec"]["containers"][0]
+    lock = next(v["value"] for v in container["env"] if v["name"] == "LOCK_FILE")
+    assert lock == ("/runs/.mine-seven.lock" if run_dir else "/runs/.trial-grpo-services.lock")
+
+
 def test_the_cpu_example_is_the_main_job(tmp_path: Path) -> None:
     """What `make demo` trains, but for paths, addresses, and checkpoints on the way."""
     demo = RunConfig.model_validate(yaml.safe_load((ROOT / "examples/countdown/run.yaml").read_text())).model_dump()

@@ -40,6 +40,16 @@ def test_a_claimed_device_is_taken_by_a_container_of_the_pod_and_by_no_idle_one(
     assert with_device == {"rollout", "reward", "ray-worker", "trainer"}
 
 
+@pytest.mark.parametrize("without", [None, {"requests": None, "limits": None}])
+def test_ray_workers_may_have_claims_and_ask_for_nothing_else(without: Object | None) -> None:
+    claims = [{"name": "gpu", "resourceClaimTemplateName": "gpu"}]
+    reward = {"gpus": 0, "resourceClaims": claims, "ray": {"workerResources": without}}
+    (group,) = find(render(merged(values_of("ray-rewards"), {"reward": reward})), "RayCluster")["spec"][
+        "workerGroupSpecs"
+    ]
+    assert group["template"]["spec"]["containers"][0]["resources"] == {"claims": [{"name": "gpu"}]}
+
+
 def test_scheduling_is_passed_through() -> None:
     spec = find(objects_of("everything"), "StatefulSet")["spec"]["template"]["spec"]
     assert (spec["runtimeClassName"], spec["schedulerName"], spec["priorityClassName"]) == ("nvidia", "kai", "high")
@@ -97,25 +107,30 @@ def test_both_ends_of_a_push_have_the_rdma_device() -> None:
         assert "add" not in container["securityContext"]["capabilities"]
 
 
-def test_helm_test_runs_beside_servers_that_keep_apart() -> None:
+def test_the_test_and_the_prepare_job_run_beside_pods_that_keep_apart() -> None:
     apart = {"labelSelector": {}, "topologyKey": "kubernetes.io/hostname"}
     architecture = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "kubernetes.io/arch", "operator": "Exists"}]}]}
     affinity = {
         "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": architecture},
         "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]},
     }
-    reward = {"affinity": affinity, "nodeSelector": {"pool": "cpu"}}
-    spec = find(render(merged(values_of("small"), {"reward": reward})), "Pod")["spec"]
-    assert spec["affinity"] == {"nodeAffinity": affinity["nodeAffinity"]}
-    assert spec["nodeSelector"] == {"pool": "cpu"}
+    part = {"affinity": affinity, "nodeSelector": {"pool": "cpu"}}
+    prepare = {"enabled": True, "script": "true"}
+    objects = render(merged(values_of("small"), {"reward": part, "trainer": part, "prepare": prepare}))
+    prepare_job = next(item for item in objects if item["kind"] == "Job" and "-p-" in item["metadata"]["name"])
+    for spec in (find(objects, "Pod")["spec"], prepare_job["spec"]["template"]["spec"]):
+        assert spec["affinity"] == {"nodeAffinity": affinity["nodeAffinity"]}
+        assert spec["nodeSelector"] == {"pool": "cpu"}
 
 
 def test_the_cpu_cluster_is_as_big_as_the_page_says() -> None:
     """All pods at once: those that wait for the prepare job hold what they request, and it has to fit beside them."""
     milli = {"": 1000, "m": 1}
-    requests = [
-        pod["spec"]["containers"][0]["resources"]["requests"]["cpu"] for _, pod in pods(objects_of("cpu-cluster"))
-    ]
-    cores = sum(int(cpu.rstrip("m")) * milli["m" if cpu.endswith("m") else ""] for cpu in requests) / 1000
-    assert "| seven cores, 10 GiB, no GPU |" in (ROOT / "docs" / "kubernetes.md").read_text()
+    requests = [pod["spec"]["containers"][0]["resources"]["requests"] for _, pod in pods(objects_of("cpu-cluster"))]
+    cpus = [request["cpu"] for request in requests]
+    cores = sum(int(cpu.rstrip("m")) * milli["m" if cpu.endswith("m") else ""] for cpu in cpus) / 1000
+    unit = {"Gi": 1.0, "Mi": 1 / 1024}
+    memory_gib = sum(int(request["memory"][:-2]) * unit[request["memory"][-2:]] for request in requests)
+    assert "| seven cores, 12 GiB, no GPU |" in (ROOT / "docs" / "kubernetes.md").read_text()
     assert cores < 7 - 1, "a cluster's own pods ask for about one"
+    assert memory_gib < 12 - 2, "a node offers less than it has, and a cluster's own pods ask for some"
