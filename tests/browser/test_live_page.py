@@ -175,6 +175,19 @@ def test_completions_stand_side_by_side_and_wait_for_a_reader(running: StatusSer
     expect(page.locator("#completions-words")).to_contain_text("Step 41")
 
 
+def test_a_long_text_opens_and_closes(running: StatusServer, visit):
+    seen = visit(f"{running.url}/")
+    more, text = seen.page.locator("#groups .more").first, seen.page.locator("#groups pre:has(+ .more)").first
+    abridged = text.inner_text()
+    more.click()
+    expect(more).to_have_text("less")
+    assert len(text.inner_text()) > len(abridged)
+    more.click()
+    expect(more).to_have_text("more")
+    assert text.inner_text() == abridged
+    assert seen.complaints == []
+
+
 def test_pointing_at_a_chart_reads_a_step(running: StatusServer, visit):
     page = visit(f"{running.url}/").page
     chart = page.locator(".chart").first

@@ -115,6 +115,36 @@ def test_a_run_that_failed_does_not_stand_still_and_its_tab_says_so(status: RunS
     expect(page).to_have_title(re.compile("^failed"))
 
 
+@pytest.mark.parametrize("max_steps", [0, MAX_STEPS])
+def test_a_run_that_is_stopped_before_it_is_known_is_not_done(max_steps: int, visit):
+    status = RunStatus("early", max_steps=max_steps, heartbeat_bound_s=60.0)
+    with serve_status(status, ServerConfig(port=0)) as running:
+        page = visit(f"{running.url}/").page
+        expect(page.locator("#connection")).to_have_text("live")
+        status.ended(None)
+    expect(page.locator("#ending")).to_contain_text("The run was stopped after step 0")
+    expect(page).to_have_title(re.compile("^stopped"))
+
+
+def test_completions_that_are_held_stay_when_the_trainer_starts_again(visit):
+    status = RunStatus("held", max_steps=MAX_STEPS, heartbeat_bound_s=60.0)
+    advance(status, range(1, 6))
+    with serve_status(status, ServerConfig(port=0)) as first:
+        page = visit(f"{first.url}/").page
+        page.locator("#hold").click()
+        expect(page.locator("#hold")).to_have_text("Held · go on")
+        status.ended(None)
+    again = RunStatus("held", max_steps=MAX_STEPS, heartbeat_bound_s=60.0, step=5)
+    with serve_status(again, ServerConfig(port=first.port)):
+        expect(page.locator("#connection")).to_have_text("live")
+        expect(page.locator("#groups article")).to_have_count(3)
+        advance(again, [6])
+        expect(page.locator("#hold")).to_have_text("Held · go on to step 6")
+        expect(page.locator("#completions-words")).to_contain_text("Step 5")
+        page.locator("#hold").click()
+        expect(page.locator("#completions-words")).to_contain_text("Step 6")
+
+
 def test_the_shares_of_a_step_come_with_advice(running: StatusServer, visit):
     page = visit(f"{running.url}/").page
 

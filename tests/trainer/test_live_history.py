@@ -210,8 +210,8 @@ class TestSections:
 
     def test_a_stuck_loop_is_shown(self):
         status = RunStatus("demo", max_steps=10, heartbeat_bound_s=60.0)
-        status.watch("the event loop", lambda: False)
-        assert LiveView(status).sections()["now"]["problem"] == "the event loop is dead"
+        with status.watching("the event loop", lambda: False):
+            assert LiveView(status).sections()["now"]["problem"] == "the event loop is dead"
 
     def test_a_source_that_fails_takes_nothing_else_away(self, caplog: pytest.LogCaptureFixture):
         status = RunStatus("demo", max_steps=10, heartbeat_bound_s=60.0)

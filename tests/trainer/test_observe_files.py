@@ -91,7 +91,7 @@ class Collector:
             raise ConnectionError("no network")
         self.seen[step] = dict(metrics)
 
-    def close(self):
+    def close(self, failure):
         self.closed = True
         raise TimeoutError("upload")
 

@@ -1,5 +1,6 @@
 """Signs that a run learns nothing: told once each, with what to change, and never of a run that learns."""
 
+import json
 import logging
 import math
 from pathlib import Path
@@ -8,15 +9,17 @@ import pytest
 
 from grpo_proto import RewardScore
 from grpo_trainer.config import RunConfig
+from grpo_trainer.errors import RunError
 from grpo_trainer.journal import Journal, RunTotals
 from grpo_trainer.observe.jsonl import StepFile
 from grpo_trainer.observe.learning import WINDOW, LearningWatch
+from grpo_trainer.observe.live_view import LiveView
 from grpo_trainer.observe.missing_scores import MissingScores
 from grpo_trainer.observe.run_files import METRICS_FILE
 from grpo_trainer.observe.run_status import RunStatus
 from grpo_trainer.pipeline import Batch, Counts
 from grpo_trainer.samples import Group, PromptRow, Sample
-from grpo_trainer.stop_signal import StopSignal
+from grpo_trainer.stop_signal import StopRequested, StopSignal
 
 GOOD = {
     "reward": 0.4,
@@ -172,3 +175,16 @@ def test_seconds_of_the_run_before_are_in_the_totals_and_not_in_the_counters(con
         journal.finish_step(6)
         assert 0 <= status.snapshot().seconds_per_stage["train"] < 60
         assert journal.final_totals().seconds_per_stage["train"] >= 600
+
+
+@pytest.mark.parametrize(
+    ("ending", "reason"), [(RunError("nobody answers"), "RunError: nobody answers"), (StopRequested(), None)]
+)
+def test_a_stop_is_no_failure(config: RunConfig, ending: Exception, reason: str | None):
+    status = RunStatus("demo", heartbeat_bound_s=60.0)
+    journal = Journal(config, status, StopSignal(), max_steps=9, resumed_step=None, totals=RunTotals())
+    told: list[str | None] = []
+    journal.sinks.close = lambda stop, *, failure: told.append(failure)  # type: ignore[method-assign]
+    with pytest.raises(type(ending)), journal:
+        raise ending
+    assert (json.loads(LiveView(status).end())["reason"], told) == (reason, [reason])

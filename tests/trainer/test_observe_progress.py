@@ -139,5 +139,6 @@ def test_silence_and_dead_threads_are_problems():
     thread = threading.Thread(target=lambda: None)
     thread.start()
     thread.join()
-    status.watch("event loop", thread.is_alive)
-    assert status.problem() == "event loop is dead"
+    with status.watching("event loop", thread.is_alive):
+        assert status.problem() == "event loop is dead"
+    assert status.problem() is None

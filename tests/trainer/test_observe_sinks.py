@@ -143,6 +143,20 @@ def test_a_step_that_mlflow_took_without_an_answer_is_the_same_when_it_comes_aga
     assert sent[2][2] > sent[1][2]
 
 
+def test_a_failed_run_is_failed_at_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from mlflow import MlflowClient
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/mlruns")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    config = LoggingConfig(report_to=["mlflow"], project="test-project")
+    sinks = open_sinks(config, tmp_path, resumed_step=None, facts={})
+    sinks.close(StopSignal(), failure="ServersError: nobody answers")
+    experiment = MlflowClient().get_experiment_by_name("test-project")
+    assert experiment is not None
+    [run] = MlflowClient().search_runs([experiment.experiment_id])
+    assert run.info.status == "FAILED"
+
+
 def test_mlflow_without_a_server_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     sinks = open_sinks(LoggingConfig(report_to=["mlflow"]), tmp_path, resumed_step=None, facts={})

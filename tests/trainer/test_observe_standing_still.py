@@ -62,6 +62,7 @@ class HeldReward(FakeReward):
 
     async def score(self, groups: list[Group], *, step: int) -> None:
         await self.hold.wait()
+        await super().score(groups, step=step)
 
 
 async def test_a_batch_lacks_only_scores_once_enough_groups_are_sampled():

@@ -17,7 +17,7 @@ from .observe.sinks import open_sinks
 from .observe.stage_clock import StageClock
 from .pipeline import Batch, Counts
 from .stages.push import PushResult
-from .stop_signal import StopSignal
+from .stop_signal import StopRequested, StopSignal
 
 log = logging.getLogger(__name__)
 
@@ -62,16 +62,19 @@ class Journal:
         self._batch_version = 0
         self._dropped_before = 0
         self._stop, self._open = stop, ExitStack()
+        self._failure: str | None = None
 
     def __enter__(self) -> Self:
-        self._open.callback(self.sinks.close, self._stop)
+        self._open.callback(lambda: self.sinks.close(self._stop, failure=self._failure))
         if self.completions:
             self._open.callback(self.completions.close)
         self._open.enter_context(self.progress)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self.status.ended(None if error is None else f"{type(error).__name__}: {error}")
+        if error is not None and not isinstance(error, StopRequested):
+            self._failure = f"{type(error).__name__}: {error}"
+        self.status.ended(self._failure)
         self._open.close()
 
     def stage(self, name: str) -> AbstractContextManager[None]:

@@ -38,7 +38,8 @@ class MetricSink(Protocol):
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self, failure: str | None) -> None:
+        """The run is over, or ended by `failure`."""
 
 
 class BackgroundSink:
@@ -54,6 +55,7 @@ class BackgroundSink:
         self._changed = threading.Condition()  # guards everything below
         self._waiting: deque[tuple[int, Mapping[str, float]]] = deque()  # the first one is being written
         self._off = self._ending = False
+        self._failure: str | None = None
         self._called_at_s: float | None = time.monotonic()
         """When the call that is under way began; None between calls. It is opened first."""
         self._thread = threading.Thread(target=self._run, name=f"sink-{name}", daemon=True)
@@ -72,10 +74,10 @@ class BackgroundSink:
         if not off and lost & (lost - 1) == 0:
             log.warning("%s: %d steps wait already, step %d is lost to it", self.name, MAX_WAITING_STEPS, step)
 
-    def end(self) -> None:
-        """Nothing comes any more: write what waits, and close."""
+    def end(self, failure: str | None) -> None:
+        """Nothing comes any more: write what waits, and close. `failure`: why the run ended, if it is not done."""
         with self._changed:
-            self._ending = True
+            self._ending, self._failure = True, failure
             self._changed.notify()
 
     def is_busy(self) -> bool:
@@ -105,7 +107,7 @@ class BackgroundSink:
         self._answered()
         self._write_all(sink)
         try:
-            sink.close()
+            sink.close(self._failure)
         except ERRORS as error:
             self._failed("close", error)
 
@@ -161,14 +163,14 @@ class BackgroundSink:
             self._waiting.clear()
 
 
-def finish(sinks: Sequence[BackgroundSink], stop: StopSignal) -> None:
-    """The end of a run: each tracker takes what waits, `FINISH_S` for all together.
+def finish(sinks: Sequence[BackgroundSink], stop: StopSignal, *, failure: str | None) -> None:
+    """The end of a run, by `failure` if there is one: each tracker takes what waits, `FINISH_S` for all together.
 
     A stop signal ends the wait. Where a stop ended the run, a second signal ends the process, as everywhere.
     """
     awaited = [sink for sink in sinks if not sink.hangs()]
     for sink in sinks:
-        sink.end()
+        sink.end(failure)
     deadline, stopped_before = time.monotonic() + FINISH_S, stop.requested
     while any(sink.is_busy() for sink in awaited) and time.monotonic() < deadline:
         if stop.requested and not stopped_before:

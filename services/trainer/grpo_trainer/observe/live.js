@@ -102,7 +102,7 @@ function drawHead() {
   const left = (run.max_steps - now.step) * recent.usual_step_s, still = state.ending ? null : state.sections.stands_still;
   byId("left").textContent = run.max_steps && now.step >= run.max_steps ? "all steps done" : left > 0 && !still && state.connected && !state.ending ? `about ${duration(left)} left` : "";
   tell("still", still ? `Standing still: ${still.because}${still.until_s ? `; ends by itself at about ${timeOf(still.until_s)}` : ""}` : "");
-  tell("problem", now.problem ? `The loop does not move: ${now.problem}` : "");
+  tell("problem", now.problem && !state.ending ? `The loop does not move: ${now.problem}` : "");
   tell("waits", now.waits?.reason ?? "");
 }
 
@@ -292,7 +292,7 @@ function update(data) {
 const merges = (name) => name.endsWith("max") || name === "grad_norm" ? "max" : "mean";
 
 function bye(data) {
-  const word = data.reason ? "failed" : data.step >= data.max_steps ? "done" : "stopped";
+  const word = data.reason ? "failed" : data.max_steps && data.step >= data.max_steps ? "done" : "stopped";
   state.ending = { ...data, word };
   byId("ending").className = data.reason ? "alarm" : "alarm plain";
   byId("ending").textContent = data.reason ? `The run stopped at step ${data.step}: ${data.reason}`

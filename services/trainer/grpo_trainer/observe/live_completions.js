@@ -19,11 +19,11 @@ class Completions {
   // A step's groups, or null when there are none yet.
   update(groups, logged) {
     this.newest = groups;
-    if (!groups) {
+    if (groups) this.catchUp();
+    else if (!this.held && !this.read) {  // a trainer that has just started has none yet
       this.caption = logged === false ? "Not kept: logging.log_completions is off." : "They come with the next step.";
+      this.shown = null;
       this.place.replaceChildren();
-    } else {
-      this.catchUp();
     }
     this.say();
   }
@@ -108,7 +108,7 @@ class Completions {
       const open = button.getAttribute("aria-expanded") === "false";
       button.setAttribute("aria-expanded", String(open));
       button.textContent = open ? "less" : "more";
-      place.textContent = open ? whole : abridged(whole);
+      place.textContent = open ? whole : abridged(characters);
       if (open) this.hold();
     });
     return [place, button];

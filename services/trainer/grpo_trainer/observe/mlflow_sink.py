@@ -45,8 +45,8 @@ class MlflowSink:
         for start in range(0, len(values), MAX_METRICS_PER_CALL):
             self._client.log_batch(self._run_id, metrics=values[start : start + MAX_METRICS_PER_CALL])
 
-    def close(self) -> None:
-        self._client.set_terminated(self._run_id)
+    def close(self, failure: str | None) -> None:
+        self._client.set_terminated(self._run_id, "FINISHED" if failure is None else "FAILED")
 
     def _experiment(self, name: str) -> str:
         found = self._client.get_experiment_by_name(name)

@@ -19,7 +19,6 @@ from .report_charts import make_charts
 from .report_facts import config_text, facts_of, headlines_of, read_config
 from .report_samples import read_samples
 from .run_files import REPORT_FILE
-from .summary import read_summary
 
 
 def write_report(run_dir: Path, *, output: Path | None = None) -> Path:
@@ -40,7 +39,7 @@ def write_report(run_dir: Path, *, output: Path | None = None) -> Path:
     page = environment.get_template("report.html.j2").render(
         run=run_dir.resolve().name,
         written=time.strftime("%Y-%m-%d %H:%M"),
-        facts=facts_of(config, curves, read_summary(run_dir)),
+        facts=facts_of(config, curves),
         headlines=headlines_of(curves),
         charts=charts,
         figures={chart.id: chart.figure for chart in charts if chart.figure is not None},

@@ -41,12 +41,12 @@ def config_text(config: Mapping[str, Any]) -> str:
     return yaml.safe_dump(_without_secrets(config), sort_keys=False, allow_unicode=True) if config else ""
 
 
-def facts_of(config: Mapping[str, Any], curves: Curves, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+def facts_of(config: Mapping[str, Any], curves: Curves) -> list[tuple[str, str]]:
     """(name, value) pairs, as many as are known."""
-    return list(_facts(config, curves, summary))
+    return list(_facts(config, curves))
 
 
-def _facts(config: Mapping[str, Any], curves: Curves, summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _facts(config: Mapping[str, Any], curves: Curves) -> Iterator[tuple[str, str]]:
     def setting(*path: str) -> Any:
         value: Any = config
         for key in path:
@@ -56,8 +56,7 @@ def _facts(config: Mapping[str, Any], curves: Curves, summary: Mapping[str, Any]
     if curves.last_step is not None:
         planned = setting("max_steps")
         yield "Steps", f"{curves.last_step} of {planned}" if planned else str(curves.last_step)
-    seconds = summary.get("wall_s") or sum(curves.stage_totals.values())
-    if seconds:
+    if seconds := sum(curves.stage_totals.values()):
         yield "Time", readable_duration(seconds)
     if curves.num_tokens:
         yield "Tokens", f"{curves.num_tokens:,.0f}"

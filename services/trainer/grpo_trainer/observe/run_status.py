@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -135,10 +136,16 @@ class RunStatus:
         """How long the run is, and how many steps are done."""
         self._update(max_steps=max_steps, step=step)
 
-    def watch(self, name: str, is_alive: Callable[[], bool]) -> None:
-        """Count the process as dead when `is_alive` says False, for instance a thread's."""
+    @contextmanager
+    def watching(self, name: str, is_alive: Callable[[], bool]) -> Iterator[None]:
+        """Count the process as dead when `is_alive` says False meanwhile, for instance a thread's."""
         with self._lock:
             self._watched[name] = is_alive
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._watched[name]
 
     def show(self, name: str, source: Callable[[], Any]) -> None:
         """Show on the live page what `source` says, as plain JSON. It is called by the server's thread: be quick."""

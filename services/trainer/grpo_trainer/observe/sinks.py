@@ -68,15 +68,15 @@ class MetricSinks:
             except Exception as error:  # as above
                 self._failed(sink.name, "write", error)
 
-    def close(self, stop: StopSignal) -> None:
-        """Waits for those in the background; `stop` ends that."""
+    def close(self, stop: StopSignal, *, failure: str | None = None) -> None:
+        """Waits for those in the background; `stop` ends that. Trackers are told of a `failure` that ended the run."""
         self._file.close()
         for sink in self._sinks:
             try:
-                sink.close()
+                sink.close(failure)
             except Exception as error:  # as above
                 self._failed(sink.name, "close", error)
-        finish(self._background, stop)
+        finish(self._background, stop, failure=failure)
 
     def _failed(self, name: str, action: str, error: BaseException) -> None:
         with self._counting:

@@ -77,14 +77,5 @@ def write_summary(
     return summary
 
 
-def read_summary(run_dir: Path) -> dict[str, Any]:
-    """The summary of a finished run, empty when there is none."""
-    try:
-        summary = json.loads((run_dir / SUMMARY_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return summary if isinstance(summary, dict) else {}
-
-
 def _number(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None

@@ -25,5 +25,5 @@ class SwanLabSink:
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)
 
-    def close(self) -> None:
-        self._run.finish()
+    def close(self, failure: str | None) -> None:
+        self._run.finish("success" if failure is None else "crashed", error=failure)

@@ -20,5 +20,5 @@ class TensorBoardSink:
             self._writer.add_scalar(key, value, global_step=step)
         self._writer.flush()
 
-    def close(self) -> None:
+    def close(self, failure: str | None) -> None:
         self._writer.close()

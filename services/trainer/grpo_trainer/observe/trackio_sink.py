@@ -30,5 +30,5 @@ class TrackioSink:
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)
 
-    def close(self) -> None:
+    def close(self, failure: str | None) -> None:
         self._run.finish()  # type: ignore[no-untyped-call]

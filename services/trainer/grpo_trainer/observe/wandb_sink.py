@@ -36,5 +36,5 @@ class WandbSink:
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log({**metrics, "step": step})
 
-    def close(self) -> None:
-        self._run.finish()
+    def close(self, failure: str | None) -> None:
+        self._run.finish(exit_code=0 if failure is None else 1)
