@@ -17,6 +17,8 @@ log = logging.getLogger("grpo_proto.tracing")
 FLUSH_TIMEOUT_S = 5.0
 EXPORTER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 """Says something at every try, and there is one every few seconds, for as long as the receiver is away."""
+QUEUE_VARIABLE, MAX_WAITING_SPANS = "OTEL_BSP_MAX_QUEUE_SIZE", 16_384
+"""All groups of a batch end at once, each with two spans; the SDK's own limit is 2048."""
 _SELDOM = FewerRepeats(every_s=600.0, levels=(logging.WARNING, logging.ERROR))
 
 TraceParent = Annotated[str, Field(pattern=r"^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$")]
@@ -49,6 +51,10 @@ def tracer_provider(endpoint: str, *, service: str) -> "TracerProvider":
         def generate_span_id(self) -> int:
             return secrets.randbits(64) or 1
 
+        def is_trace_id_random(self) -> bool:
+            """W3C's flag: a sampler may go by the identity."""
+            return True
+
     logging.getLogger(EXPORTER).addFilter(_SELDOM)
     # Not at exit: that would wait for the receiver without end.
     provider = TracerProvider(
@@ -56,7 +62,9 @@ def tracer_provider(endpoint: str, *, service: str) -> "TracerProvider":
         shutdown_on_exit=False,
         id_generator=OwnIds(),
     )
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")))
+    exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")
+    waiting = None if QUEUE_VARIABLE in os.environ else MAX_WAITING_SPANS
+    provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=waiting))
     return provider
 
 

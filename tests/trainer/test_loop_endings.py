@@ -108,6 +108,13 @@ def test_servers_that_fail_end_the_run_with_every_step_saved(
     assert steps.last(1 + len(afterwards)) == [(where, 6), *afterwards]
 
 
+def test_a_run_whose_last_step_is_made_is_evaluated_when_it_goes_on(monkeypatch: pytest.MonkeyPatch):
+    """The push after that step, or its evaluation, may have been what ended it."""
+    steps = Steps(monkeypatch, "eval", None)
+    assert loop.train(steps.run, step=9) == 9
+    assert steps.did == [("push", 9), ("eval", 9)]
+
+
 def test_a_step_is_not_saved_twice(monkeypatch: pytest.MonkeyPatch):
     steps = Steps(monkeypatch, "sample", ServersError("nobody answers"), save_steps=5)
     with pytest.raises(ServersError):

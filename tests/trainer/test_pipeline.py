@@ -75,6 +75,8 @@ async def test_synchronous_batches_are_sampled_by_the_current_version_only_when_
         batch = await pipeline.next_batch()
         assert positions(batch.groups) == list(range(4 * (version - 1), 4 * version))
         assert {group.oldest_version for group in batch.groups} == {version}
+    assert pipeline.cursor() == Cursor(12, [8, 9, 10, 11])
+    pipeline.batch_used()
     assert pipeline.cursor() == Cursor(12, [])
     assert {seed for job in rollout.jobs for seed in job.seeds} == {
         sampling_seed(1, position) for position in range(12)
@@ -111,14 +113,20 @@ async def test_a_group_that_became_too_old_is_dropped_and_counted():
     assert all(group.oldest_version >= 2 for group in batch.groups)
 
 
-async def test_what_is_out_at_a_checkpoint_is_sampled_again_after_a_resume():
+@pytest.mark.parametrize("trained", [True, False])
+async def test_what_is_out_at_a_checkpoint_is_sampled_again_after_a_resume(trained: bool):
     rollout = FakeRollout()
     pipeline = make(rollout, max_staleness=1)
     await pipeline.policy_updated(1)
     batch = await pipeline.next_batch()
     rollout.hold.clear()
+    if trained:
+        pipeline.batch_used()
     cursor = pipeline.cursor()
     await pipeline.stop()
+    if not trained:  # a stop came between sampling and training
+        assert cursor.unused[:4] == positions(batch.groups)
+        return
     assert sorted([*positions(batch.groups), *cursor.unused]) == list(range(cursor.next_position))
 
     resumed = make(FakeRollout(), max_staleness=1, cursor=cursor)
@@ -167,6 +175,7 @@ async def test_groups_of_which_too_few_are_scored_are_not_used_up():
     pipeline.reward = Reward()  # type: ignore[assignment]
     await pipeline.policy_updated(1)
     await pipeline.next_batch()
+    pipeline.batch_used()
     await pipeline.policy_updated(2)
     with pytest.raises(RunError, match="only 2 of 8 samples could be scored"):
         await pipeline.next_batch()
@@ -222,8 +231,10 @@ async def test_rewards_hear_the_step_and_a_batch_that_is_not_finished_has_a_whol
                 await pipeline.policy_updated(version)
                 batch = await pipeline.next_batch()
                 assert {steps[position] for position in positions(batch.groups)} == {version}
+            pipeline.batch_used()  # and the canary ends the run: nobody else ends these traces
             await pipeline.stop()
         tracing.close()
+    assert {span.attributes["grpo.outcome"] for span in receiver.spans if span.name == "group"} >= {"trained"}
     roots = {span.span_id for span in receiver.spans if span.name == "group"}
     assert {span.parent_id for span in receiver.spans if span.name == "train"} <= roots
     assert sum(span.name == "train" for span in receiver.spans) == 8

@@ -219,6 +219,18 @@ class Conductor:
             self.loop.loop.call_soon_threadsafe(task.cancel)
             return "stop"
 
+    def batch_used(self) -> None:
+        """The last batch was trained on."""
+        self.pipeline.batch_used()
+
+    def cursor(self) -> Cursor:
+        """Where the run stands in its prompts, read by the event loop's thread, which changes it."""
+
+        async def read() -> Cursor:
+            return self.pipeline.cursor()
+
+        return self.loop.run(read())
+
     def probes(self) -> list[Probe]:
         pushed = self._pushed()
         rows = self.rows[: self.config.canary.num_prompts]

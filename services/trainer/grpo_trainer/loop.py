@@ -60,8 +60,9 @@ def train(run: Run, *, step: int) -> int:
     config = run.config
     push_policy(run, version=step + 1)
     check_canary(run, version=step + 1)
-    if step == 0:
+    if step in (0, run.max_steps):  # the last one again: the push or the evaluation after it may not have come about
         evaluate(run, step)
+    if step == 0:
         finish_step(run, step)
 
     finished = saved = step
@@ -172,6 +173,7 @@ def optimize(run: Run, updates: list[list[MicroBatch]]) -> None:
         passes = range(run.config.algorithm.num_iterations)
         results = [run.engine.update(update) for _ in passes for update in updates]
     if run.rank0:
+        run.rank0.conductor.batch_used()
         run.rank0.journal.add(merge_updates(results))
 
 
@@ -215,8 +217,7 @@ def save(run: Run, step: int) -> None:
     with stage(run, "save"):
         state = None
         if run.rank0:
-            cursor = run.rank0.conductor.pipeline.cursor()
-            state = checkpoint_state(step, cursor, run.rank0.journal.state())
+            state = checkpoint_state(step, run.rank0.conductor.cursor(), run.rank0.journal.state())
         save_checkpoint(step, run.config, run.engine, run.ranks, state)
 
 

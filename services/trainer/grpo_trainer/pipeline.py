@@ -96,7 +96,8 @@ class Pipeline:
         self._again = deque(sorted(cursor.unused))
         self._finished: deque[_Finished] = deque()
         self._taken: list[_Finished] = []
-        """Of the batch that is trained on. A trace that has ended already ignores another end."""
+        """Of the last batch. A trace that has ended already ignores another end."""
+        self._taken_is_used = False
         self._out: set[int] = set()
         self._jobs: set[asyncio.Task[None]] = set()
         self._sampling_since_s: dict[int, float] = {}
@@ -118,12 +119,18 @@ class Pipeline:
         return min(list(since_s.values()), default=None)
 
     def cursor(self) -> Cursor:
-        waiting = [finished.group.position for finished in self._finished]
+        """What a checkpoint needs; for the event loop's thread."""
+        taken = [] if self._taken_is_used else self._taken
+        waiting = [finished.group.position for finished in [*taken, *self._finished]]
         return Cursor(self._next_position, sorted([*self._out, *waiting, *self._again]))
+
+    def batch_used(self) -> None:
+        """The last batch was trained on. Until then a stop may come, and a checkpoint counts its groups as unused."""
+        self._taken_is_used = True
 
     async def policy_updated(self, version: int) -> None:
         """A push committed: from now on groups are sampled by `version`."""
-        self.version, self._training, self._taken = version, False, []
+        self.version, self._training = version, False
         if self.limits.max_staleness > 0:
             self._fill()
 
@@ -154,7 +161,7 @@ class Pipeline:
         taken.sort(key=lambda finished: finished.group.position)
         for finished in taken:
             finished.group.trace.enter("train")
-        self._taken = taken
+        self._taken, self._taken_is_used = taken, False
         ready = time.monotonic()
         last_sampled = max(max(finished.sampled_at for finished in taken), started)
         return Batch([finished.group for finished in taken], last_sampled - started, ready - last_sampled)
@@ -164,7 +171,9 @@ class Pipeline:
         for job in self._jobs:
             job.cancel()
         await asyncio.gather(*self._jobs, return_exceptions=True)
-        for finished in [*self._taken, *self._finished]:
+        for finished in self._taken:
+            finished.group.trace.end("trained" if self._taken_is_used else "unused")
+        for finished in self._finished:
             finished.group.trace.end("unused")
 
     def _drop_stale(self) -> None:

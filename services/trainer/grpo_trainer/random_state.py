@@ -12,8 +12,8 @@ def seed_everything(seed: int) -> None:
 
 
 def random_state() -> dict[str, Any]:
-    """Python's, torch's and every GPU's; plain numbers and tensors, so that they load without a pickle."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    """Python's, torch's and that of this rank's GPU; plain numbers and tensors, so that they load without a pickle."""
+    cuda = [torch.cuda.get_rng_state()] if torch.cuda.is_available() else []
     return {"python": random.getstate(), "torch": torch.get_rng_state(), "cuda": cuda}
 
 
@@ -21,6 +21,5 @@ def restore_random_state(state: dict[str, Any]) -> None:
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     torch.set_rng_state(state["torch"])
-    if torch.cuda.is_available():
-        # A container may see fewer GPUs than at the save: those that trained are among them.
-        torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])
+    if torch.cuda.is_available() and state["cuda"]:
+        torch.cuda.set_rng_state(state["cuda"][0])  # whichever GPU it is today

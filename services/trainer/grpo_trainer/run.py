@@ -47,7 +47,7 @@ def run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal)
     except ServiceError as error:
         raise RunError(str(error)) from error
     except StopRequested:
-        log.info("stopped before the first step")
+        log.info("stopped before a step was made")
         return 0
 
 
@@ -83,7 +83,7 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
                 status=status,
             )
         )
-        status.watch("the event loop", conductor.loop.is_alive)
+        open_parts.enter_context(status.watching("the event loop", conductor.loop.is_alive))
         show_servers(status, config, conductor, warnings)
         conductor.connect(tokenizer)
 
