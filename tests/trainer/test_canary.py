@@ -1,13 +1,16 @@
 """The canary: agreement passes, a served policy that computes something else stops the run."""
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from grpo_trainer.canary import Probe, bound_for, compare
-from grpo_trainer.config import RunConfig
+from grpo_proto import ErrorDetail, InfrastructureError, RolloutRequest
+from grpo_trainer.canary import Probe, bound_for, compare, sample_probes
+from grpo_trainer.config import CanaryConfig, RunConfig
 from grpo_trainer.errors import RunError
-from grpo_trainer.samples import TrainingSample
+from grpo_trainer.samples import PromptRow, TrainingSample
 
 
 def probe(url: str, *logprobs: float) -> Probe:
@@ -48,3 +51,22 @@ def test_two_engines_on_gpus_may_be_further_apart(device: str, dtype: str, bound
     assert bound_for(RunConfig.model_validate(run), device) == bound
     own = run | {"canary": {"max_logprob_difference": 0.5}}
     assert bound_for(RunConfig.model_validate(own), device) == 0.5
+
+
+@pytest.mark.parametrize(("status", "stays"), [(504, True), (None, False)])
+async def test_a_server_that_is_too_busy_to_be_checked_stays(status: int | None, stays: bool, caplog):
+    async def too_late(_: RolloutRequest) -> None:
+        detail = ErrorDetail(type="deadline", message="too late", retryable=True)
+        raise InfrastructureError(detail, url="http://busy", status=status)
+
+    expelled: list[str] = []
+
+    async def expel(replica: SimpleNamespace, _: Exception) -> None:
+        expelled.append(replica.url)
+
+    replica = SimpleNamespace(url="http://busy", rollouts=SimpleNamespace(rollouts=too_late))
+    fleet: Any = SimpleNamespace(members=[replica], expel=expel)
+    rows = [PromptRow(0, [1], "p", {})]
+    assert await sample_probes(fleet, rows, CanaryConfig(), session=1, version=1, temperature=1.0) == []
+    assert expelled == ([] if stays else ["http://busy"])
+    assert ("has not checked http://busy" in caplog.text) == stays

@@ -43,6 +43,17 @@ def test_only_the_newest_are_kept(tmp_path: Path):
     assert list_steps(tmp_path) == [3, 4]
 
 
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_damaged_one_that_is_newer_takes_no_place_and_is_replaced(tmp_path: Path, keep: int):
+    save(tmp_path, 1)
+    (save(tmp_path, 4) / "engine" / "weights.bin").write_bytes(b"damaged")
+    for step, newest in ((2, 2), (3, 3), (4, 4)):
+        save(tmp_path, step, keep=keep)
+        latest = find_latest(tmp_path)
+        assert latest is not None
+        assert latest[1] == {"step": newest}
+
+
 def test_one_that_was_never_finished_is_none(tmp_path: Path):
     save(tmp_path, 1)
     (begin_checkpoint(tmp_path, 2) / "engine.bin").write_bytes(b"half")

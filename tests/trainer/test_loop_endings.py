@@ -108,11 +108,17 @@ def test_servers_that_fail_end_the_run_with_every_step_saved(
     assert steps.last(1 + len(afterwards)) == [(where, 6), *afterwards]
 
 
-def test_a_run_whose_last_step_is_made_is_evaluated_when_it_goes_on(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("evaluated_step", [9, 6, None])
+def test_a_run_whose_last_step_is_made_is_evaluated_when_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch, evaluated_step: int | None
+):
     """The push after that step, or its evaluation, may have been what ended it."""
     steps = Steps(monkeypatch, "eval", None)
+    totals = SimpleNamespace(evaluated_step=evaluated_step)
+    journal = SimpleNamespace(totals=totals, complete_step=lambda step: steps.did.append(("complete", step)))
+    steps.run.rank0, steps.run.ranks = SimpleNamespace(journal=journal), Ranks(0, 1, 0)
     assert loop.train(steps.run, step=9) == 9
-    assert steps.did == [("push", 9), ("eval", 9)]
+    assert steps.did == [("push", 9), *([] if evaluated_step == 9 else [("eval", 9), ("complete", 9)])]
 
 
 def test_a_step_is_not_saved_twice(monkeypatch: pytest.MonkeyPatch):

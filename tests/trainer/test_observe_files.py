@@ -172,3 +172,16 @@ def test_completions_are_cut_back_on_resume(tmp_path: Path):
     log.write(3, [group])
     log.close()
     assert [record["step"] for record in lines(tmp_path / "completions.jsonl")] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+
+
+@pytest.mark.parametrize("through", [3, 2])
+def test_what_comes_late_belongs_to_its_step(tmp_path: Path, through: int):
+    file = StepFile(tmp_path / "metrics.jsonl", keep_through_step=None)
+    file.append([{"step": step, "reward": step / 4} for step in range(4)])
+    file.close()
+    again = StepFile(tmp_path / "metrics.jsonl", keep_through_step=through)
+    again.add_to_last({"step": 3, "eval_accuracy": 0.5})
+    again.close()
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [0, 1, 2, 3]
+    assert rows[-1] == {"step": 3, **({"reward": 0.75} if through == 3 else {}), "eval_accuracy": 0.5}

@@ -70,6 +70,7 @@ class Totals:
     wall_s: float = 5.0
     evaluation_before: dict[str, float] = field(default_factory=dict)
     evaluation_after: dict[str, float] = field(default_factory=dict)
+    evaluated_step: int | None = None
 
 
 def test_a_run_ends_with_its_summary_and_its_page(config: RunConfig):
@@ -78,6 +79,14 @@ def test_a_run_ends_with_its_summary_and_its_page(config: RunConfig):
     assert (summary["seed"], summary["model"], summary["num_tokens"], summary["steps"]) == (7, "tiny", 900, 3)
     assert json.loads((config.run_dir / "summary.json").read_text()) == summary
     assert (config.run_dir / "report.html").read_text().startswith("<!DOCTYPE html>")
+
+
+@pytest.mark.parametrize(("evaluated_step", "after"), [(3, 0.5), (2, None), (None, None)])
+def test_an_evaluation_of_an_earlier_step_is_not_that_of_the_end(
+    config: RunConfig, evaluated_step: int | None, after: float | None
+):
+    totals = Totals(evaluation_after={"eval_accuracy": 0.5}, evaluated_step=evaluated_step)
+    assert write_report_and_summary(config, totals, steps=3)["eval_accuracy_after"] == after
 
 
 def test_a_page_that_cannot_be_made_does_not_make_a_finished_run_fail(

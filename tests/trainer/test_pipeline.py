@@ -149,6 +149,37 @@ async def test_a_failing_job_ends_the_wait_for_a_batch():
     assert {span.error for span in receiver.spans if span.name == "group"} == {"RuntimeError"}
 
 
+async def test_what_no_server_samples_while_the_trainer_trains_is_sampled_after_the_next_push(
+    caplog: pytest.LogCaptureFixture,
+):
+    rollout = FakeRollout()
+    pipeline = make(rollout, max_staleness=1)
+    await pipeline.policy_updated(1)
+    await pipeline.next_batch()
+    rollout.failure = RunError("no rollout server could sample within 300 s")  # it restarted, and wants a push
+    await asyncio.sleep(0.01)
+    pipeline.batch_used()
+    rollout.failure = None
+    await pipeline.policy_updated(2)
+    assert positions((await pipeline.next_batch()).groups) == [4, 5, 6, 7]
+    assert pipeline.counts.used == 8
+    await asyncio.sleep(0.01)
+    assert pipeline.counts.issued == 8 + 4
+
+
+async def test_a_policy_that_is_pushed_again_while_a_batch_is_taken_makes_no_room():
+    rollout = FakeRollout()
+    pipeline = make(rollout, max_staleness=1)
+    await pipeline.policy_updated(1)
+    await pipeline.next_batch()
+    await pipeline.policy_updated(1)  # all servers had lost it
+    await asyncio.sleep(0.01)
+    assert pipeline.counts.issued == 8
+    await pipeline.policy_updated(2)
+    await asyncio.sleep(0.01)
+    assert pipeline.counts.issued == 12
+
+
 @pytest.mark.parametrize("max_staleness", [1, 2])
 async def test_a_sampler_that_is_faster_than_training_samples_nothing_in_vain(max_staleness: int):
     pipeline = make(FakeRollout(), max_staleness=max_staleness)

@@ -6,6 +6,7 @@ forward pass over the same tokens.
 """
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -18,6 +19,8 @@ from .engine import TrainingEngine
 from .errors import RunError
 from .fleet import Fleet
 from .samples import PromptRow, TrainingSample
+
+log = logging.getLogger(__name__)
 
 DEFAULT_BOUND = {
     ("cpu", "float32"): 1e-4, ("cpu", "bfloat16"): 0.02, ("cuda", "float32"): 0.01, ("cuda", "bfloat16"): 0.1,
@@ -38,7 +41,10 @@ class Probe:
 async def sample_probes(
     fleet: Fleet, rows: Sequence[PromptRow], config: CanaryConfig, *, session: int, version: int, temperature: float
 ) -> list[Probe]:
-    """Every member samples every prompt. One that does not answer gets no more traffic, and has no probe."""
+    """Every member samples every prompt. One that does not answer gets no more traffic, and has no probe.
+
+    Nor has one that answers that it had no time: other requests may wait there before these.
+    """
     request = RolloutRequest(
         request_id=f"canary-{session}-{version}",
         session=session,
@@ -50,7 +56,9 @@ async def sample_probes(
     members = fleet.members
     answers = await asyncio.gather(*(replica.rollouts.rollouts(request) for replica in members), return_exceptions=True)
     for replica, answer in zip(members, answers, strict=True):
-        if isinstance(answer, InfrastructureError | ConflictError):
+        if isinstance(answer, InfrastructureError) and answer.status is not None:
+            log.warning("the canary has not checked %s: %s", replica.url, answer)
+        elif isinstance(answer, InfrastructureError | ConflictError):
             await fleet.expel(replica, answer)
         elif isinstance(answer, BaseException):
             raise answer

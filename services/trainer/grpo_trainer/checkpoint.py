@@ -66,7 +66,8 @@ def finish_checkpoint(
             f"the checkpoint of step {step} could not be written: {error}",
             hint="free some space; the checkpoints before it are intact",
         ) from error
-    for step_of_old in list_steps(run_dir)[:-keep]:
+    # Newer ones than this are damaged, or the run would have gone on from them: they take no place of a whole one.
+    for step_of_old in [old for old in list_steps(run_dir) if old <= step][:-keep]:
         shutil.rmtree(checkpoint_folder(run_dir, step_of_old))
     return final
 

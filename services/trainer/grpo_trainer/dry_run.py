@@ -90,7 +90,7 @@ def _memory(config: RunConfig) -> Iterator[Line]:
     offloads = "offload_optimizer" in sharding
     # Adam's two moments in float32, and a float32 copy of the weights unless they are float32 themselves.
     optimizer = count * (8 + (4 if config.model.dtype == "bfloat16" else 0)) / (ranks if sharding["stage"] else 1)
-    gradients = count * 4 / (ranks if sharding["stage"] else 1)
+    gradients = count * 4 / (ranks if sharding["stage"] > 1 else 1)  # DeepSpeed's stage 1 keeps them whole
     weights = count * width / (ranks if stage == 3 else 1)
     # Sharded as the policy is.
     reference = weights if config.algorithm.beta > 0 else 0

@@ -56,4 +56,4 @@ class RunError(TrainerError):
 
 
 class ServersError(RunError):
-    """A server did not do its part in time. All ranks raise it together, and the trained policy is intact."""
+    """The servers gave nothing to train on, or took no weights. All ranks raise it together, the policy is intact."""

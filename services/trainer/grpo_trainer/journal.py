@@ -9,6 +9,7 @@ from typing import Any, Self
 from .config import RunConfig
 from .observe.completions import CompletionLog
 from .observe.learning import LearningWatch
+from .observe.live_warnings import redacting
 from .observe.metrics import count_tokens, rollout_metrics, staleness
 from .observe.missing_scores import missing_scores
 from .observe.progress import Progress
@@ -31,6 +32,8 @@ class RunTotals:
     wall_s: float = 0.0
     evaluation_before: dict[str, float] = field(default_factory=dict)
     evaluation_after: dict[str, float] = field(default_factory=dict)
+    evaluated_step: int | None = None
+    """The step after which `evaluation_after` was made."""
 
 
 class Journal:
@@ -73,7 +76,7 @@ class Journal:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None and not isinstance(error, StopRequested):
-            self._failure = f"{type(error).__name__}: {error}"
+            self._failure = redacting().redact(f"{type(error).__name__}: {error}")  # it goes to trackers
         self.status.ended(self._failure)
         self._open.close()
 
@@ -123,7 +126,7 @@ class Journal:
         if step == 0:
             self.totals.evaluation_before = metrics
         else:
-            self.totals.evaluation_after = metrics
+            self.totals.evaluation_after, self.totals.evaluated_step = metrics, step
 
     def finish_step(self, step: int) -> None:
         """Write everything collected since the last step."""
@@ -152,6 +155,11 @@ class Journal:
             for sentence in self.learning.step_done(metrics, missing):
                 log.warning("step %d: %s", step, sentence)
             self.progress.step_done(step, metrics)
+
+    def complete_step(self, step: int) -> None:
+        """Add what was collected to the last step, which the process before has written."""
+        self._collected, late = {}, {key: value for key, value in self._collected.items() if key.startswith("eval_")}
+        self.sinks.complete(step, late)
 
     def final_totals(self) -> RunTotals:
         """Of the whole run, with what came after its last step."""

@@ -60,10 +60,11 @@ def train(run: Run, *, step: int) -> int:
     config = run.config
     push_policy(run, version=step + 1)
     check_canary(run, version=step + 1)
-    if step in (0, run.max_steps):  # the last one again: the push or the evaluation after it may not have come about
-        evaluate(run, step)
     if step == 0:
+        evaluate(run, step)
         finish_step(run, step)
+    elif step == run.max_steps:
+        evaluate_late(run, step)
 
     finished = saved = step
     failure: ServersError | None = None
@@ -113,7 +114,7 @@ def sample_and_score(run: Run, *, version: int) -> list[TrainingSample] | None:
         message = to_wire(samples)
     message = run.ranks.broadcast_json(message)
     if message == []:
-        raise RunError("no sample of the batch can be trained on: none has both a score and a token")
+        raise ServersError("no sample of the batch can be trained on: none has both a score and a token")
     return None if message is None else [TrainingSample(**sample) for sample in message]
 
 
@@ -206,6 +207,15 @@ def evaluate(run: Run, step: int) -> None:
             metrics = wait_for(run, lambda conductor: conductor.evaluation_of(step), version=step + 1)
         if run.rank0 and metrics is not None:
             run.rank0.journal.evaluated(step, metrics)
+
+
+def evaluate_late(run: Run, step: int) -> None:
+    """The last step was made by a process that ended before its evaluation: the push may have found no server."""
+    missing = run.rank0.journal.totals.evaluated_step != step if run.rank0 else None
+    if run.ranks.broadcast_json(missing):
+        evaluate(run, step)
+        if run.rank0:
+            run.rank0.journal.complete_step(step)
 
 
 def finish_step(run: Run, step: int) -> None:

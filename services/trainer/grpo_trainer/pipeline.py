@@ -19,6 +19,7 @@ from typing import Literal
 
 from grpo_proto import Sampling
 
+from .errors import RunError
 from .observe.tracing import GroupTrace, Tracing
 from .samples import Group
 from .stages.prompt import PromptStage
@@ -130,7 +131,8 @@ class Pipeline:
 
     async def policy_updated(self, version: int) -> None:
         """A push committed: from now on groups are sampled by `version`."""
-        self.version, self._training = version, False
+        self._training &= version == self.version  # pushed again while the batch was taken: it is yet to be trained on
+        self.version = version
         if self.limits.max_staleness > 0:
             self._fill()
 
@@ -233,6 +235,12 @@ class Pipeline:
         except BaseException as error:
             for trace in traces:
                 trace.end(type(error).__name__, failed=isinstance(error, Exception))
+            if isinstance(error, RunError) and self._training:  # nobody waits for them, and the next push may mend it
+                log.warning("%d groups are sampled again after the next push: %s", len(positions), error)
+                self._out.difference_update(positions)
+                self._again = deque(sorted([*self._again, *positions]))
+                self.counts.issued -= len(positions)
+                return
             raise
         finally:
             self._move_on(positions)

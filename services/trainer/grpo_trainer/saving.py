@@ -12,7 +12,6 @@ from .checkpoint import (
     describe_files,
     finish_checkpoint,
     list_files,
-    list_steps,
     write_atomically,
 )
 from .config import RunConfig
@@ -25,13 +24,11 @@ from .ranks import Ranks
 def save_checkpoint(
     step: int, config: RunConfig, engine: TrainingEngine, ranks: Ranks, state: dict[str, Any] | None
 ) -> None:
-    """Save the run after `step`. All ranks call it; `state` is rank 0's. A step that is saved is not saved again.
+    """Save the run after `step`. All ranks call it; `state` is rank 0's.
 
     Raises RunError, on every rank, when it could not be written; the checkpoints before it are intact.
     """
     run_dir = config.run_dir
-    if ranks.broadcast_json(step in list_steps(run_dir)):
-        return
     folder = Path(ranks.broadcast_json(str(begin_checkpoint(run_dir, step)) if ranks.is_first else None))
     what = f"the checkpoint of step {step}"
     hint = "free some space; the checkpoints before it are intact"

@@ -35,6 +35,14 @@ class StepFile:
         self._file.write(b"".join(encode(record) for record in records))
         self._file.flush()
 
+    def add_to_last(self, record: Mapping[str, Any]) -> None:
+        """Add the keys of `record` to the last record, which is of the same step; append it when that is another."""
+        lines = self.path.read_bytes().splitlines(keepends=True)
+        last = json.loads(lines[-1]) if lines and step_of(lines[-1]) == record["step"] else {}
+        if last:
+            os.truncate(self.path, sum(map(len, lines[:-1])))
+        self.append([{**last, **record}])
+
     def close(self) -> None:
         self._file.close()
 

@@ -59,6 +59,14 @@ class MetricSinks:
         counts = {f"sinks/{name}_failures": count for name, count in self.failures.items() if count}
         counts |= {f"sinks/{name}_lost_steps": count for name, count in self.lost_steps.items() if count}
         self._file.append([{"step": step, **metrics, **counts}])
+        self._write_finite(step, metrics)
+
+    def complete(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add to the last step, which has been written, metrics that came late."""
+        self._file.add_to_last({"step": step, **metrics})
+        self._write_finite(step, metrics)
+
+    def _write_finite(self, step: int, metrics: Mapping[str, float]) -> None:
         finite = {key: float(value) for key, value in metrics.items() if math.isfinite(value)}
         for background in self._background:
             background.write(step, finite)

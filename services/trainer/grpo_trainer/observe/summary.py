@@ -22,6 +22,7 @@ class Totals(Protocol):
     wall_s: float
     evaluation_before: dict[str, float]
     evaluation_after: dict[str, float]
+    evaluated_step: int | None
 
 
 def write_report_and_summary(config: RunConfig, totals: Totals, *, steps: int) -> dict[str, Any]:
@@ -36,7 +37,8 @@ def write_report_and_summary(config: RunConfig, totals: Totals, *, steps: int) -
         wall_s=totals.wall_s,
         seconds_per_stage=totals.seconds_per_stage,
         evaluation_before=totals.evaluation_before,
-        evaluation_after=totals.evaluation_after,
+        # Not that of an earlier step: a stop may have come before the one after the last.
+        evaluation_after=totals.evaluation_after if totals.evaluated_step == steps else {},
         facts={"seed": config.seed, "model": config.model.name_or_path, "num_tokens": totals.num_tokens},
     )
     from .report import write_report  # plotly takes a second to import
