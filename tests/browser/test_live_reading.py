@@ -115,15 +115,23 @@ def test_a_run_that_failed_does_not_stand_still_and_its_tab_says_so(status: RunS
     expect(page).to_have_title(re.compile("^failed"))
 
 
-@pytest.mark.parametrize("max_steps", [0, MAX_STEPS])
-def test_a_run_that_is_stopped_before_it_is_known_is_not_done(max_steps: int, visit):
-    status = RunStatus("early", max_steps=max_steps, heartbeat_bound_s=60.0)
+@pytest.mark.parametrize(
+    ("max_steps", "step", "done"), [(0, 0, False), (MAX_STEPS, 3, False), (MAX_STEPS, MAX_STEPS, False), (3, 3, True)]
+)
+def test_a_run_is_done_when_it_says_so(max_steps: int, step: int, done: bool, visit):
+    """Not by its steps: before the data are read none are known, and the last one may still lack model and report."""
+    status = RunStatus("early", max_steps=max_steps, step=step, heartbeat_bound_s=60.0)
+    status.enter_phase("waiting for the rollout server", limit_s=60.0, silent=False)
+    status.still_waiting("waiting for the rollout server", "connection refused")
     with serve_status(status, ServerConfig(port=0)) as running:
         page = visit(f"{running.url}/").page
-        expect(page.locator("#connection")).to_have_text("live")
+        expect(page.locator("#waits")).to_contain_text("connection refused")
+        if done:
+            status.done()
         status.ended(None)
-    expect(page.locator("#ending")).to_contain_text("The run was stopped after step 0")
-    expect(page).to_have_title(re.compile("^stopped"))
+    expect(page.locator("#ending")).to_contain_text("The run is done" if done else f"was stopped after step {step}")
+    expect(page).to_have_title(re.compile("^done" if done else "^stopped"))
+    expect(page.locator("#waits")).to_be_hidden()
 
 
 def test_completions_that_are_held_stay_when_the_trainer_starts_again(visit):
@@ -143,6 +151,12 @@ def test_completions_that_are_held_stay_when_the_trainer_starts_again(visit):
         expect(page.locator("#completions-words")).to_contain_text("Step 5")
         page.locator("#hold").click()
         expect(page.locator("#completions-words")).to_contain_text("Step 6")
+        page.locator("#hold").click()
+        again.ended(None)
+    with serve_status(RunStatus("another", heartbeat_bound_s=60.0), ServerConfig(port=first.port)):
+        expect(page.locator("#run")).to_have_text("another")
+        expect(page.locator("#groups article")).to_have_count(0)
+        expect(page.locator("#hold")).to_have_text("Hold")
 
 
 def test_the_shares_of_a_step_come_with_advice(running: StatusServer, visit):

@@ -178,7 +178,8 @@ def test_seconds_of_the_run_before_are_in_the_totals_and_not_in_the_counters(con
 
 
 @pytest.mark.parametrize(
-    ("ending", "reason"), [(RunError("nobody answers"), "RunError: nobody answers"), (StopRequested(), None)]
+    ("ending", "reason"),
+    [(RunError("http://u:secret-word@host is gone"), "RunError: http://u:***@host is gone"), (StopRequested(), None)],
 )
 def test_a_stop_is_no_failure(config: RunConfig, ending: Exception, reason: str | None):
     status = RunStatus("demo", heartbeat_bound_s=60.0)

@@ -79,14 +79,13 @@ tell() {
     elif [ "$hung" = 4 ]; then
       # Nothing in it runs, or one long call holds Python, as the end of a large file of a checkpoint does on a slow file server:
       # asked again until it answers, or has had its time without.
-      echo "error: the trainer does not answer: it is killed in $SILENT_GRACE_S s unless it does" >&2
+      echo "error: the trainer does not answer: it is killed in $SILENT_GRACE_S s unless it says that it goes on" >&2
       (
-        asked=0
-        while [ "$asked" -lt "$SILENT_GRACE_S" ]; do
+        until_s=$(($(date +%s) + SILENT_GRACE_S))
+        while [ "$(date +%s)" -lt "$until_s" ]; do
           sleep 5
           probe
           case $? in 3 | 4) ;; *) exit 0 ;; esac
-          asked=$((asked + 10))
         done
         kill -KILL "$child"
       ) >/dev/null 2>&1 &

@@ -285,6 +285,9 @@
 {{- fail "trainer.enabled needs storage.runs.enabled: checkpoints must outlive the pod" -}}
 {{- end -}}
 {{- with dig "run_dir" "" $run -}}
+{{- if eq (clean .) (clean $.Values.storage.runs.mountPath) -}}
+{{- fail (printf "trainer.run.run_dir %s is storage.runs.mountPath itself: name a folder below it, the lock lies beside the run folder" .) -}}
+{{- end -}}
 {{- if not (hasPrefix (printf "%s/" (clean $.Values.storage.runs.mountPath)) (clean .)) -}}
 {{- fail (printf "trainer.run.run_dir %s is not below storage.runs.mountPath %s: it would be lost with the pod" . $.Values.storage.runs.mountPath) -}}
 {{- end -}}

@@ -127,7 +127,7 @@ resources:
 {{- with .part.resourceClaims }}
 claims:
   {{- range . }}
-  - name: {{ .name }}
+  - name: {{ .name | quote }}
   {{- end }}
 {{- end }}
 {{- end -}}

@@ -130,6 +130,8 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
             save_model(config, engine, ranks)
     if rank0:
         write_report_and_summary(config, rank0.journal.final_totals(), steps=finished)
+        if finished == max_steps:
+            status.done()
     return 0
 
 

@@ -15,6 +15,7 @@ MISSING: dict[str, tuple[dict[str, Any], list[str]]] = {
     "no data": ({"trainer": {"run": {"data": {"dataset": ""}}}}, ["/trainer/run/data/dataset"]),
     "no run": ({"trainer": {"run": None}}, ["trainer.run.data.dataset"]),
     "no rewards": ({"trainer": {"run": {"reward": {"reward_funcs": []}}}}, ["reward_funcs"]),
+    "all runs as one run's folder": ({"trainer": {"run": {"run_dir": "/runs/"}}}, ["run_dir", "itself", "below"]),
     "run folder elsewhere": ({"trainer": {"run": {"run_dir": "/tmp/x"}}}, ["run_dir", "/runs"]),  # noqa: S108
     "no server to train with": ({"rollout": {"enabled": False}}, ["trainer.run.rollout.urls"]),
     "one-node volume": (

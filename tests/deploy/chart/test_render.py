@@ -106,6 +106,8 @@ def test_no_object_twice_and_all_in_the_namespace(case: str) -> None:
 def test_names_that_yaml_takes_for_something_else(release: str, namespace: str) -> None:
     name = release if release.isalpha() else "grpo"
     values = merged(values_of("everything"), {"fullnameOverride": name, "auth": {"existingSecret": "123", "key": "1"}})
+    claims = [{"name": "1"}]
+    values = merged(values, {"rollout": {"gpus": 0, "resourceClaims": claims}})
     words = {"priorityClassName": "100", "schedulerName": "2", "runtimeClassName": "1"}
     values = merged(values, {"rollout": words, "reward": words, "trainer": words})
     values = merged(values, {"kueue": {"queueName": "2024", "priorityClass": "1"}, "serviceAccount": {"name": "12"}})

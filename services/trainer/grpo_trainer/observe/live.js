@@ -103,7 +103,7 @@ function drawHead() {
   byId("left").textContent = run.max_steps && now.step >= run.max_steps ? "all steps done" : left > 0 && !still && state.connected && !state.ending ? `about ${duration(left)} left` : "";
   tell("still", still ? `Standing still: ${still.because}${still.until_s ? `; ends by itself at about ${timeOf(still.until_s)}` : ""}` : "");
   tell("problem", now.problem && !state.ending ? `The loop does not move: ${now.problem}` : "");
-  tell("waits", now.waits?.reason ?? "");
+  tell("waits", state.ending ? "" : now.waits?.reason ?? "");
 }
 
 // Not at the next frame: a tab in the background has none, and its title is all that is seen of it.
@@ -269,6 +269,7 @@ function take(sections, nowS) {
 function hello(data) {
   const sameRun = state.sections.run?.name === data.sections.run.name, empty = !Object.keys(data.curves).length;
   state.old = sameRun && empty && Object.keys(state.curves).length > 0;
+  if (!sameRun) completions.forget();
   state.sections = {};
   if (!state.old) state.curves = Object.fromEntries(Object.entries(data.curves).map(([name, curve]) => [name, new Curve(curve)]));
   state.sequence = data.sequence;
@@ -292,7 +293,7 @@ function update(data) {
 const merges = (name) => name.endsWith("max") || name === "grad_norm" ? "max" : "mean";
 
 function bye(data) {
-  const word = data.reason ? "failed" : data.max_steps && data.step >= data.max_steps ? "done" : "stopped";
+  const word = data.reason ? "failed" : data.done ? "done" : "stopped";
   state.ending = { ...data, word };
   byId("ending").className = data.reason ? "alarm" : "alarm plain";
   byId("ending").textContent = data.reason ? `The run stopped at step ${data.step}: ${data.reason}`

@@ -28,6 +28,12 @@ class Completions {
     this.say();
   }
 
+  // Another run has come to this address.
+  forget() {
+    this.held = this.shown = this.newest = this.caption = null;
+    this.place.replaceChildren();
+  }
+
   // Somebody copies, or scrolls with the keys.
   get read() {
     return selectionIsIn(this.place) || this.place.contains(document.activeElement);

@@ -46,7 +46,7 @@ class LiveView:
         """JSON of why there will be no more."""
         state = self._status.snapshot()
         reason = clean(redacting().redact(state.end_reason), MAX_REASON) if state.end_reason else None
-        return to_json({"step": state.step, "max_steps": state.max_steps, "reason": reason})
+        return to_json({"step": state.step, "max_steps": state.max_steps, "reason": reason, "done": state.is_done})
 
     def _run(self) -> dict[str, Any]:
         state = self._status.snapshot()

@@ -63,6 +63,8 @@ class Snapshot:
     accuracy: float | None = None
     seconds_per_stage: Mapping[str, float] = field(default_factory=dict)
     tokens: int = 0
+    is_done: bool = False
+    """The run has come to its end."""
     push_s: float | None = None
     """Seconds of the last push."""
     last_push_bytes: int = 0
@@ -173,6 +175,10 @@ class RunStatus:
         with self._lock:
             reason = self._state.end_reason or reason
         self._update(ready=False, end_reason=reason)
+
+    def done(self) -> None:
+        """All steps are made, and the model and the report are written."""
+        self._update(is_done=True)
 
     def pushed(self, version: int, *, seconds: float, num_bytes: int) -> None:
         """A push committed: `num_bytes` were sent to each server in `seconds`."""
