@@ -9,6 +9,7 @@ import pytest
 from safetensors import SafetensorError
 from tests.trainer.gloo_ranks import outputs_of_two_ranks
 
+from grpo_trainer.checkpoint import find_latest
 from grpo_trainer.errors import RunError
 from grpo_trainer.ranks import Ranks
 from grpo_trainer.saving import save_model
@@ -78,3 +79,46 @@ def test_every_rank_learns_that_rank_0_could_not_write(tmp_path: Path):
     expected = "the final model could not be written: rank 0: [Errno 28] No space left on device"
     assert [json.loads(output.splitlines()[-1]) for output in outputs] == [expected] * 2
     assert list((tmp_path / "run").iterdir()) == []
+
+
+CHECKPOINT_PROGRAM = """
+import json, time
+from pathlib import Path
+from types import SimpleNamespace
+from grpo_trainer import saving
+from grpo_trainer.errors import RunError
+from grpo_trainer.ranks import join_ranks
+ranks = join_ranks(silence_s=60)
+full = OSError(28, "No space left on device")
+
+def fail(*_, **__):
+    raise full
+
+class Engine:
+    def save(self, folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"rank-{{ranks.rank}}").write_text("state")
+        if "{where}" == "engine" and ranks.rank == 1:
+            raise full
+
+if "{where}" != "engine":
+    setattr(saving, "{where}", fail)
+config = SimpleNamespace(run_dir=Path("{run_dir}"), checkpoint=SimpleNamespace(save_total_limit=2))
+said = ""
+try:
+    saving.save_checkpoint(3, config, Engine(), ranks, {{"step": 3}} if ranks.is_first else None)
+except RunError as error:
+    said = error.message
+print(json.dumps(said))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "rank"), [("begin_checkpoint", 0), ("engine", 1), ("finish_checkpoint", 0), ("nowhere", None)]
+)
+def test_every_rank_learns_at_once_that_a_checkpoint_could_not_be_written(where: str, rank: int | None, tmp_path: Path):
+    outputs = outputs_of_two_ranks(CHECKPOINT_PROGRAM.format(run_dir=tmp_path / "run", where=where), tmp_path)
+    expected = f"the checkpoint of step 3 could not be written: rank {rank}: [Errno 28] No space left on device"
+    assert [json.loads(output.splitlines()[-1]) for output in outputs] == ["" if rank is None else expected] * 2
+    assert (find_latest(tmp_path / "run") is not None) == (rank is None)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .errors import RunError, UnavailableError, UsageError, of_storage
+from .errors import UnavailableError, UsageError, of_storage
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def finish_checkpoint(
 ) -> Path:
     """Seal the temporary folder, whose other `files` are described, and give it its name. Rank 0 only.
 
-    Then all but the newest `keep` are removed.
+    Then all but the newest `keep` are removed. Raises OSError, as on a full disk, and leaves nothing of it then.
     """
     temporary, final = run_dir / "checkpoints" / f"{TEMPORARY}{step}", checkpoint_folder(run_dir, step)
     try:
@@ -60,12 +60,9 @@ def finish_checkpoint(
         shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)
         _sync_folder(final.parent)
-    except OSError as error:
+    except OSError:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise RunError(
-            f"the checkpoint of step {step} could not be written: {error}",
-            hint="free some space; the checkpoints before it are intact",
-        ) from error
+        raise
     # Newer ones than this are damaged, or the run would have gone on from them: they take no place of a whole one.
     for step_of_old in [old for old in list_steps(run_dir) if old <= step][:-keep]:
         shutil.rmtree(checkpoint_folder(run_dir, step_of_old))

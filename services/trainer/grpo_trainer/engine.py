@@ -175,12 +175,14 @@ class TrainingEngine:
         return self._outgoing.fill(manifest, device or self.device)
 
     def save(self, folder: Path) -> None:
-        """Write model, optimizer, update counts and every rank's random state into the folder `folder`."""
+        """Write model, optimizer, update counts and every rank's random state into the folder `folder`.
+
+        All ranks call it; who wants to read the folder waits for all of them.
+        """
         self._engine.save_checkpoint(str(folder), tag=STATE_TAG, save_latest=False)
         torch.save(random_state(), folder / STATE_TAG / f"random-{self.rank}.pt")
         if self.rank == 0:
             write_engine_state(folder, self._layout, self._counts)
-        dist.barrier()
 
     def load(self, folder: Path) -> None:
         """Continue from what `save` wrote, to the bit.

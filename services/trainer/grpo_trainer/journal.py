@@ -159,7 +159,8 @@ class Journal:
     def complete_step(self, step: int) -> None:
         """Add what was collected to the last step, which the process before has written."""
         self._collected, late = {}, {key: value for key, value in self._collected.items() if key.startswith("eval_")}
-        self.sinks.complete(step, late)
+        if late:
+            self.sinks.complete(step, late)
 
     def final_totals(self) -> RunTotals:
         """Of the whole run, with what came after its last step."""

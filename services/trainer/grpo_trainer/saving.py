@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from safetensors import SafetensorError
 
@@ -20,6 +20,8 @@ from .errors import RunError
 from .pipeline import Cursor
 from .ranks import Ranks
 
+ResultT = TypeVar("ResultT")
+
 
 def save_checkpoint(
     step: int, config: RunConfig, engine: TrainingEngine, ranks: Ranks, state: dict[str, Any] | None
@@ -28,18 +30,21 @@ def save_checkpoint(
 
     Raises RunError, on every rank, when it could not be written; the checkpoints before it are intact.
     """
-    run_dir = config.run_dir
-    folder = Path(ranks.broadcast_json(str(begin_checkpoint(run_dir, step)) if ranks.is_first else None))
+    run_dir, keep = config.run_dir, config.checkpoint.save_total_limit
     what = f"the checkpoint of step {step}"
     hint = "free some space; the checkpoints before it are intact"
+
+    def on_first(work: Callable[[], ResultT]) -> ResultT:
+        made: ResultT = _on_all_ranks(ranks, lambda: work() if ranks.is_first else None, what=what, hint=hint)[0]
+        return made
+
+    folder = Path(on_first(lambda: str(begin_checkpoint(run_dir, step))))
     _on_all_ranks(ranks, lambda: engine.save(folder / "engine"), what=what, hint=hint)
-    names = ranks.broadcast_json(list_files(folder) if ranks.is_first else None)
+    names = on_first(lambda: list_files(folder))
     own = names[ranks.rank :: ranks.world_size]
     described = _on_all_ranks(ranks, lambda: describe_files(folder, own), what=what, hint=hint)
-    if ranks.is_first and state is not None:
-        files = {name: file for part in described for name, file in part.items()}
-        finish_checkpoint(run_dir, step, state, files, keep=config.checkpoint.save_total_limit)
-    ranks.barrier()
+    files = {name: file for part in described for name, file in part.items()}
+    on_first(lambda: str(finish_checkpoint(run_dir, step, state or {}, files, keep=keep)))
 
 
 def _on_all_ranks(ranks: Ranks, work: Callable[[], Any], *, what: str, hint: str) -> list[Any]:
