@@ -184,7 +184,7 @@ def test_a_stop_while_rank_0_waits_ends_all_at_once(way: str, number: int, run_f
             process.send_signal(number)
         statuses = started.end(limit_s=10.0)
     assert statuses == ([128 + number] if way == "torchrun" else [0, -number]), started.said
-    assert "stopped before the first step" in started.said
+    assert "stopped before a step was made" in started.said
     assert "Traceback" not in started.said
 
 
@@ -209,7 +209,7 @@ def test_a_stop_while_the_model_is_loaded_ends_all_before_they_train(
         time.sleep(1.0)
         started.processes[0].terminate()
         assert started.end(limit_s=15.0) == [143], started.said
-    assert started.said.count("stopped before the first step") == 2
+    assert started.said.count("stopped before a step was made") == 2
     assert not list(tmp_path.glob("rank-*.json"))
 
 
@@ -239,7 +239,7 @@ def test_when_rank_0_alone_is_stopped_the_others_do_not_wait_for_ever(run_file: 
         started.until_said(*ALL_WAIT)
         os.kill(int(started.said.partition("rank 0 is ")[2].partition(";")[0]), signal.SIGTERM)
         assert started.end(limit_s=15.0) == [0], started.said
-    assert started.said.count("stopped before the first step") == 2
+    assert started.said.count("stopped before a step was made") == 2
 
 
 class TestMeeting:
