@@ -219,10 +219,6 @@ class Conductor:
             self.loop.loop.call_soon_threadsafe(task.cancel)
             return "stop"
 
-    def batch_used(self) -> None:
-        """The last batch was trained on."""
-        self.pipeline.batch_used()
-
     def cursor(self) -> Cursor:
         """Where the run stands in its prompts, read by the event loop's thread, which changes it."""
 

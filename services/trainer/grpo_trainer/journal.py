@@ -157,7 +157,7 @@ class Journal:
             self.progress.step_done(step, metrics)
 
     def complete_step(self, step: int) -> None:
-        """Add what was collected to the last step, which the process before has written."""
+        """Add its evaluation to the last step, which the process before has written; its push is not of that step."""
         self._collected, late = {}, {key: value for key, value in self._collected.items() if key.startswith("eval_")}
         if late:
             self.sinks.complete(step, late)

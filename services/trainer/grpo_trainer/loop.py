@@ -85,7 +85,7 @@ def train(run: Run, *, step: int) -> int:
             if due(config.checkpoint.save_steps, step):
                 save(run, step)
                 saved = step
-    except StopRequested:
+    except StopRequested:  # asked for during a push that nobody answered
         pass
     except ServersError as error:
         failure = error
@@ -174,7 +174,7 @@ def optimize(run: Run, updates: list[list[MicroBatch]]) -> None:
         passes = range(run.config.algorithm.num_iterations)
         results = [run.engine.update(update) for _ in passes for update in updates]
     if run.rank0:
-        run.rank0.conductor.batch_used()
+        run.rank0.conductor.pipeline.batch_used()
         run.rank0.journal.add(merge_updates(results))
 
 
