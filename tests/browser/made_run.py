@@ -93,7 +93,6 @@ def advance(status: RunStatus, steps: Sequence[int], *, with_groups: bool = True
             groups=make_groups(step) if with_groups else (),
             missing=[MissingScores("countdown", "timeout", 4, 24, "no answer within 10 s")],
         )
-        status.set_ready(True)
         status.enter_stage("wait")
 
 

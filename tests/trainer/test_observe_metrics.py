@@ -11,9 +11,9 @@ from grpo_trainer.observe.live_history import MAX_NEW_STEPS
 from grpo_trainer.observe.metrics import accuracy, count_tokens, merge_updates, rollout_metrics
 from grpo_trainer.observe.missing_scores import MissingScores, missing_scores
 from grpo_trainer.observe.prometheus import LEARNING, RunMetrics
-from grpo_trainer.observe.run_status import DROP_REASONS, RunStatus
+from grpo_trainer.observe.run_status import RunStatus
 from grpo_trainer.observe.stage_clock import STAGES, StageClock
-from grpo_trainer.samples import Group, PromptRow, Sample
+from grpo_trainer.samples import DROP_REASONS, Group, PromptRow, Sample
 
 OK = {"countdown": RewardScore(score=1.0, status="ok"), "format": RewardScore(score=1.0, status="ok")}
 
@@ -46,16 +46,27 @@ def make_group(*samples: Sample, position: int = 0) -> Group:
     return Group(position, PromptRow(position, [1, 2, 3], "prompt", {}), list(samples))
 
 
-def metrics_of(*groups: Group, names: tuple[str, ...] = ("countdown",), version: int = 3, **options: int):
-    return rollout_metrics(groups, reward_names=names, accuracy_reward="countdown", policy_version=version, **options)
+def metrics_of(
+    *groups: Group,
+    names: tuple[str, ...] = ("countdown",),
+    version: int = 3,
+    mask_truncated: bool = False,
+    **options: int,
+):
+    return rollout_metrics(
+        groups,
+        reward_names=names,
+        accuracy_reward="countdown",
+        policy_version=version,
+        mask_truncated=mask_truncated,
+        **options,
+    )
 
 
 def test_rewards_are_means_and_sample_deviations_over_what_was_scored():
     totals = [1.0, 0.0, 0.25, None]
     metrics = metrics_of(make_group(*[make_sample(total) for total in totals]))
     scored = [1.0, 0.0, 0.25]
-    assert metrics["reward"] == pytest.approx(np.mean(scored))
-    assert metrics["reward_std"] == pytest.approx(np.std(scored, ddof=1))
     assert metrics["rewards/countdown/mean"] == pytest.approx(np.mean(scored))
     assert metrics["rewards/countdown/std"] == pytest.approx(np.std(scored, ddof=1))
     assert metrics["accuracy"] == pytest.approx(1 / 3)
@@ -65,17 +76,9 @@ def test_rewards_are_means_and_sample_deviations_over_what_was_scored():
 
 def test_a_batch_without_any_score_has_no_reward_instead_of_zero():
     metrics = metrics_of(make_group(make_sample(None), make_sample(None)))
-    missing = ["reward", "reward_std", "rewards/countdown/mean", "rewards/countdown/std", "accuracy"]
-    assert not {*missing, "frac_reward_zero_std"} & metrics.keys()
+    assert not {"rewards/countdown/mean", "rewards/countdown/std", "accuracy"} & metrics.keys()
     assert metrics["samples/unscorable"] == 2
     assert metrics["samples/used"] == 0
-
-
-def test_groups_without_a_spread_are_counted_among_groups_that_can_have_one():
-    flat = make_group(make_sample(1.0), make_sample(1.0))
-    mixed = make_group(make_sample(1.0), make_sample(0.0))
-    lone = make_group(make_sample(1.0), make_sample(None))
-    assert metrics_of(flat, mixed, lone)["frac_reward_zero_std"] == 0.5
 
 
 def test_every_status_of_a_sample_is_counted_and_only_scores_enter_means():
@@ -101,13 +104,12 @@ def test_lengths_of_all_and_of_those_that_ended_by_themselves():
             make_sample(length=2),
             make_sample(length=6),
             make_sample(length=8, finish_reason="length"),
-            make_sample(length=1, finish_reason="abort"),
+            make_sample(length=1, finish_reason="repetition"),
         )
     )
     assert [metrics[f"completions/{name}_length"] for name in ("mean", "min", "max")] == [4.25, 1, 8]
     assert [metrics[f"completions/{name}_terminated_length"] for name in ("mean", "min", "max")] == [4, 2, 6]
     assert metrics["completions/clipped_ratio"] == 0.25
-    assert metrics["samples/aborted"] == 1
 
 
 def test_without_a_terminated_completion_there_is_no_terminated_length():
@@ -118,7 +120,7 @@ def test_without_a_terminated_completion_there_is_no_terminated_length():
 
 def test_staleness_is_that_of_the_oldest_token():
     fresh, mixed = make_sample(versions=[(5, 4)]), make_sample(versions=[(3, 1), (4, 3)])
-    empty = make_sample(length=0, versions=[], finish_reason="abort")
+    empty = make_sample(length=0, versions=[])
     metrics = metrics_of(make_group(fresh, mixed, empty), version=5, dropped_stale=8)
     assert (metrics["staleness/mean"], metrics["staleness/max"]) == (1.0, 2)
     assert metrics["samples/dropped_stale"] == 8
@@ -133,12 +135,15 @@ def test_a_sample_is_left_out_once_and_only_without_any_score():
         make_sample(None, rewards={"a": none, "b": broken}),
         make_sample(None, rewards={"a": none, "b": late}),
         make_sample(None, rewards={"a": none, "b": none}),
-        make_sample(None, rewards={"a": broken, "b": broken}, finish_reason="abort"),
+        make_sample(None, rewards={"a": broken, "b": broken}, finish_reason="length"),
+        make_sample(1.0, rewards={"a": fine, "b": fine}, finish_reason="length"),
+        make_sample(1.0, rewards={"a": fine, "b": fine}, length=0, versions=[]),
     ]
-    metrics = metrics_of(make_group(*samples), names=("a", "b"), dropped_stale=2)
+    metrics = metrics_of(make_group(*samples), names=("a", "b"), mask_truncated=True, dropped_stale=2)
     assert metrics["samples/used"] == 2
     left_out = {reason: metrics[f"samples/dropped_{reason}"] for reason in DROP_REASONS}
-    assert left_out == {"stale": 2, "unscorable": 1, "timeout": 1, "error": 1, "aborted": 1}
+    assert left_out == {"stale": 2, "unscorable": 1, "timeout": 1, "error": 2, "truncated": 1, "empty": 1}
+    assert metrics_of(make_group(*samples), names=("a", "b"))["samples/used"] == 3, "cut-off ones teach unless masked"
     assert (metrics["samples/error"], metrics["samples/unscorable"]) == (3, 4), "samples that lack a score of a reward"
 
 
@@ -155,7 +160,7 @@ def test_missing_scores_are_told_for_each_reward_with_the_first_reason():
 
 def test_nothing_at_all_is_no_error():
     metrics = metrics_of()
-    named = {f"samples/{name}" for name in ("used", "unscorable", "timeout", "error", "aborted")}
+    named = {f"samples/{name}" for name in ("used", "unscorable", "timeout", "error")}
     assert set(metrics) == named | {f"samples/dropped_{reason}" for reason in DROP_REASONS}
     assert accuracy([], "countdown") is None
 

@@ -45,16 +45,15 @@ def test_alive_from_the_start_and_ready_from_the_first_push(client: httpx.Client
     assert health(client, "/livez") == (200, Health(ok=True))
     assert health(client, "/readyz") == (503, Health(ok=False, detail="not training: starting"))
     status.pushed(1, seconds=0.1, num_bytes=10)
-    status.set_ready(True)
     assert health(client, "/readyz") == (200, Health(ok=True))
-    status.set_ready(False)
+    status.ended(None)
     assert health(client, "/readyz")[0] == 503
 
 
 def test_a_loop_without_a_heartbeat_is_dead_until_the_next_one():
     status = RunStatus("demo", max_steps=10, heartbeat_bound_s=0.2)
     with serve_status(status, ANY_PORT) as server, httpx.Client(base_url=server.url, trust_env=False) as client:
-        status.set_ready(True)
+        status.pushed(1, seconds=0.1, num_bytes=10)
         status.enter_stage("train")
         deadline = time.monotonic() + 5
         while health(client, "/livez")[0] == 200 and time.monotonic() < deadline:

@@ -2,7 +2,8 @@
 
 A checkpoint is written into a temporary folder, described by `manifest.json` (every file with size and SHA-256), synced
 and renamed. One without a manifest that holds is skipped on resume, with a warning. Everything a run needs to go on is
-in it: the engine's state of every rank, and `state.json` with step, version, prompt cursor and random states.
+in it: weights, optimizer and random generators of every rank in `engine/`; step, prompt cursor and totals in
+`state.json`. No policy version is kept: a resumed run pushes before it samples.
 """
 
 import hashlib

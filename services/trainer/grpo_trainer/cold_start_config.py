@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from .config import Positive, Section, Share
+from .config import Positive, RecipeName, Section, Share
 
 
 class ColdStartModel(Section):
@@ -27,7 +27,7 @@ class ColdStartData(Section):
         min_length=1, description="A .jsonl, .json, .csv or .parquet file, or a Hub name. `name#500` takes 500 rows."
     )
     split: str = Field("train", description="Split of a Hub dataset.")
-    recipe: Literal["none", "countdown", "numina_math"] = Field("none", description="As in the run that follows.")
+    recipe: RecipeName = Field("none", description="As in the run that follows.")
     prompt_column: str = Field("prompt", description="Text or a list of messages, for recipe `none`.")
     completion_column: str = Field("completion", description="Text, or a list with one message of the assistant.")
     messages_column: str = Field(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict
 from typing import Any, Literal, Self, TypeVar
 
-from grpo_proto import PROTOCOL_VERSION, Health, InfrastructureError, RewardClient, RewardInfo, ServiceError
+from grpo_proto import Health, InfrastructureError, RewardClient, ServiceError
 from grpo_proto.fingerprint import tokenizer_fingerprint
 
 from .canary import Probe, sample_probes
@@ -117,8 +117,7 @@ class Conductor:
             self.loop.run(self.fleet.wait_until_live(limit_s, still_missing=self._tell_missing))
             limit_s = config.reward.startup_timeout_s
             status.enter_phase(self._waiting_for_reward, limit_s=limit_s, silent=False)
-            info = self.loop.run(self._wait_for_reward_server(limit_s))
-            self.loop.run(self._check_reward_server(info))
+            self.loop.run(self._wait_for_reward_server(limit_s))
         self.fleet.check_compatible(
             tokenizer=tokenizer_fingerprint(tokenizer.get_vocab(), eos_token_id=tokenizer.eos_token_id),
             max_tokens=max(len(row.token_ids) for row in self.rows) + config.rollout.max_completion_length,
@@ -134,13 +133,13 @@ class Conductor:
         """The first of the missing servers has its reason told."""
         self.status.still_waiting(_waiting_for_rollout(list(missing)), next(iter(missing.values())))
 
-    async def _wait_for_reward_server(self, timeout_s: float) -> RewardInfo:
-        """Ask until it answers. Raises UnavailableError when it does not, or something else answers there."""
+    async def _wait_for_reward_server(self, timeout_s: float) -> None:
+        """Ask until it answers, and fits. Raises UnavailableError when it does not, or something else answers there."""
         url, loop = self.config.reward.url, asyncio.get_running_loop()
         deadline, told = loop.time() + timeout_s, False
         while True:
             try:
-                return await self.reward.client.info()
+                return await self.reward.check(list(self.rows[:1]))
             except InfrastructureError as error:
                 if loop.time() >= deadline:
                     raise UnavailableError(
@@ -154,14 +153,6 @@ class Conductor:
             except ServiceError as error:
                 raise UnavailableError(f"no reward server answers at {url}: {error}", hint="see reward.url") from error
             await asyncio.sleep(1.0)
-
-    async def _check_reward_server(self, info: RewardInfo) -> None:
-        if info.protocol_version != PROTOCOL_VERSION:
-            raise UnavailableError(
-                f"the reward server speaks protocol {info.protocol_version}, this trainer {PROTOCOL_VERSION}",
-                hint="install the same release of grpo-services on both sides",
-            )
-        await self.reward.check(list(self.rows[:1]))
 
     async def _watch_reward_server(self) -> None:
         """Only to show it: whether scoring goes on is up to the retries of the reward stage."""
@@ -264,8 +255,8 @@ def training_samples(batch: Batch, config: RunConfig, *, version: int) -> tuple[
     for group, advantages_of_group in zip(batch.groups, advantages, strict=True):
         for sample, advantage in zip(group.samples, advantages_of_group, strict=True):
             sample.advantage = advantage
-            masked = sample.truncated and config.algorithm.mask_truncated_completions
-            if advantage is None or masked or not sample.token_ids:
+            left_out = sample.left_out_because(mask_truncated=config.algorithm.mask_truncated_completions)
+            if advantage is None or left_out is not None:
                 continue
             taken.append(
                 TrainingSample(

@@ -30,6 +30,10 @@ def _without_credentials(url: str) -> str:
 ServerUrl = Annotated[str, AfterValidator(_without_credentials)]
 
 
+RecipeName = Literal["none", "countdown", "numina_math"]
+"""How a row of the dataset becomes a prompt; see `recipes/`."""
+
+
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -56,9 +60,7 @@ class DataConfig(Section):
     split: str = Field("train", description="Split of a Hub dataset.")
     eval_dataset: str | None = Field(None, description="Held-out rows, in the same forms; none: no evaluation.")
     eval_split: str = "test"
-    recipe: Literal["none", "countdown", "numina_math"] = Field(
-        "none", description="How a row becomes a prompt; `none` takes `prompt_column` as it is."
-    )
+    recipe: RecipeName = Field("none", description="How a row becomes a prompt; `none` takes `prompt_column` as it is.")
     prompt_column: str = Field("prompt", description="Text or a list of messages, for recipe `none`.")
     prompt_template: str | None = Field(
         None, description="Replaces the recipe's question text; {column} is filled in from the row."

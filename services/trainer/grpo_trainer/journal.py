@@ -10,13 +10,14 @@ from .config import RunConfig
 from .observe.completions import CompletionLog
 from .observe.learning import LearningWatch
 from .observe.live_warnings import redacting
-from .observe.metrics import count_tokens, rollout_metrics, staleness
+from .observe.metrics import count_tokens, rollout_metrics, staleness_of
 from .observe.missing_scores import missing_scores
 from .observe.progress import Progress
-from .observe.run_status import DROP_REASONS, RunStatus
+from .observe.run_status import RunStatus
 from .observe.sinks import open_sinks
 from .observe.stage_clock import StageClock
 from .pipeline import Batch, Counts
+from .samples import DROP_REASONS
 from .stages.push import PushResult
 from .stop_signal import StopRequested, StopSignal
 
@@ -101,6 +102,7 @@ class Journal:
                 reward_names=self.config.reward.names,
                 accuracy_reward=self.config.reward.accuracy_reward or self.config.reward.names[0],
                 policy_version=version,
+                mask_truncated=self.config.algorithm.mask_truncated_completions,
                 dropped_stale=dropped,
             )
         )
@@ -111,7 +113,6 @@ class Journal:
 
     def pushed(self, result: PushResult) -> None:
         self.status.pushed(result.version, seconds=result.seconds, num_bytes=result.num_bytes)
-        self.status.set_ready(True)
         self.add(
             {
                 "weights/push_s": result.seconds,
@@ -146,7 +147,7 @@ class Journal:
             step,
             metrics,
             seconds_per_stage=self.clock.own_totals(),
-            staleness=[staleness(sample, self._batch_version) for sample in samples if sample.versions],
+            staleness=staleness_of(samples, self._batch_version),
             num_tokens=count_tokens(groups),
             groups=groups if self.completions else (),
             missing=missing,

@@ -42,7 +42,7 @@ class Batch:
 
 @dataclass
 class Counts:
-    """Groups, over the whole run. issued = used + dropped_stale + waiting + in flight."""
+    """Groups, since this process began. issued = used + dropped_stale + waiting + in flight."""
 
     issued: int = 0
     used: int = 0
@@ -180,12 +180,12 @@ class Pipeline:
 
     def _drop_stale(self) -> None:
         oldest = self.version - self.limits.max_staleness
-        fresh = [finished for finished in self._finished if finished.group.oldest_version >= oldest]
+        fresh = [finished for finished in self._finished if not finished.group.is_older_than(oldest)]
         if dropped := len(self._finished) - len(fresh):
             self.counts.dropped_stale += dropped
             log.info("%d groups dropped: sampled by a policy older than version %d", dropped, oldest)
             for finished in self._finished:
-                if finished.group.oldest_version < oldest:
+                if finished.group.is_older_than(oldest):
                     finished.group.trace.end("stale")
             self._finished = deque(fresh)
 

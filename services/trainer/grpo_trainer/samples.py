@@ -6,13 +6,19 @@ Dimension suffixes everywhere in the trainer:
 """
 
 from dataclasses import dataclass, field
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from grpo_proto import RewardScore
 
 from .observe.tracing import NO_TRACE, GroupTrace
+
+if TYPE_CHECKING:
+    import torch
+
+DropReason = Literal["stale", "unscorable", "timeout", "error", "truncated", "empty"]
+DROP_REASONS: tuple[DropReason, ...] = get_args(DropReason)
+"""Why a sample took no part in the training: it was too old; it has no score, because no reward would judge it, one ran
+out of time, or one failed; it was cut off and `mask_truncated_completions` is on; it has no token."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +47,22 @@ class Sample:
     """None when the sample has no score: it takes no part in the loss."""
 
     @property
-    def oldest_version(self) -> int:
-        """Version of the oldest token; a completion without tokens is as old as its group says elsewhere."""
-        return min((version for version, _ in self.versions), default=0)
+    def oldest_version(self) -> int | None:
+        """Version of the oldest token; None for a completion without tokens."""
+        return min((version for version, _ in self.versions), default=None)
 
     @property
     def truncated(self) -> bool:
         return self.finish_reason == "length"
+
+    def left_out_because(self, *, mask_truncated: bool) -> DropReason | None:
+        """Why it takes no part in the loss; None when it does. Of several reasons the gravest one."""
+        if self.advantage is None:
+            statuses = {result.status for result in self.rewards.values()}
+            return "error" if "error" in statuses else "timeout" if "timeout" in statuses else "unscorable"
+        if mask_truncated and self.truncated:
+            return "truncated"
+        return None if self.token_ids else "empty"
 
 
 @dataclass
@@ -59,9 +74,9 @@ class Group:
     samples: list[Sample]
     trace: GroupTrace = NO_TRACE
 
-    @property
-    def oldest_version(self) -> int:
-        return min(sample.oldest_version for sample in self.samples)
+    def is_older_than(self, version: int) -> bool:
+        """Whether any of its tokens was sampled by an older policy."""
+        return any(sampled_by < version for sample in self.samples for sampled_by, _ in sample.versions)
 
 
 @dataclass(frozen=True)
@@ -91,20 +106,20 @@ class MicroBatch:
     runs the same number of them, because each forward and backward is a collective.
     """
 
-    input_ids_BL: torch.Tensor
-    row_N: torch.Tensor
-    column_N: torch.Tensor
-    advantage_N: torch.Tensor
-    rollout_logprobs_N: torch.Tensor
+    input_ids_BL: "torch.Tensor"
+    row_N: "torch.Tensor"
+    column_N: "torch.Tensor"
+    advantage_N: "torch.Tensor"
+    rollout_logprobs_N: "torch.Tensor"
     """The server's; NaN where it gave none."""
-    fresh_N: torch.Tensor
-    weight_N: torch.Tensor
+    fresh_N: "torch.Tensor"
+    weight_N: "torch.Tensor"
     """Factor of a token's loss in the loss of the whole optimizer update; the loss type's normaliser is in it."""
     update_tokens: int
     """Completion tokens of the whole optimizer update, over all micro-batches and ranks."""
-    old_logprobs_N: torch.Tensor | None = None
+    old_logprobs_N: "torch.Tensor | None" = None
     """Of the policy that the batch started with; the first update that sees the micro-batch fills it in."""
-    ref_logprobs_N: torch.Tensor | None = None
+    ref_logprobs_N: "torch.Tensor | None" = None
 
     @property
     def num_rows(self) -> int:

@@ -1,12 +1,16 @@
-"""What a run shows of itself: metrics, completions, progress, its own HTTP routes and the report.
+"""What a run shows of itself.
 
 metrics.py       groups → the numbers of a step, under TRL's names
 stage_clock.py   seconds per stage
-jsonl.py         append-only files of steps that a resumed run can cut back
-sinks.py         where the numbers go: metrics.jsonl, tensorboard_sink.py, wandb_sink.py
-completions.py   completions.jsonl
-progress.py      a bar on a terminal, a line per step elsewhere
-run_status.py    what the loop tells; server.py, routes.py, prometheus.py: what the outside sees of it
-summary.py       summary.json; report.py the page
-run_log.py       logging
+run_status.py    what the loop tells, and takes snapshots of; what all the pages below read
+
+files:           run_files.py their names; jsonl.py, atomic_file.py; completions.py, summary.py, run_log.py
+trackers:        sinks.py hands a step to each *_sink.py, background_sink.py in a thread of its own; run_identity.py
+terminal:        progress.py
+HTTP:            server.py, routes.py, prometheus.py
+live page:       live_page.py, live_guard.py, live_events.py; live_view.py from live_history.py, live_groups.py,
+                 live_sources.py and live_warnings.py
+report:          report.py from curves.py, thinned.py, report_charts.py, report_facts.py and report_samples.py
+signs:           learning.py, missing_scores.py, standing_still.py
+traces:          tracing.py
 """

@@ -19,9 +19,9 @@ from .run_files import METRICS_FILE
 WINDOW = 5
 """Steps. One bad batch is no sign, and five steps of a run of hundreds are early enough to stop it."""
 MOST = 4
-"""Of these steps."""
+"""How many of the last `WINDOW` steps must show a sign before it is told."""
 ZERO_SPREAD = 0.95
-"""Share of groups with equal rewards: of the other twentieth hardly any gradient comes."""
+"""Share of samples in groups with equal rewards: of the other twentieth hardly any gradient comes."""
 CUT_OFF = 0.9
 """Share of completions cut off: most policies cut off some, none that answers cuts off nearly all."""
 NO_ENTROPY = 1e-3

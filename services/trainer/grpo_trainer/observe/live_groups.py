@@ -2,14 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from grpo_proto import RewardScore
 
+from ..samples import Group, Sample
 from .report_samples import prompt_text, shorten
-
-if TYPE_CHECKING:  # samples.py imports torch, the page does not need it
-    from ..samples import Group, Sample
 
 MAX_GROUPS = 3
 MAX_COMPLETIONS = 8
@@ -22,13 +20,13 @@ TURNING = {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x
 """Characters that turn the direction of the text around them: shown by their numbers, or a reader is deceived."""
 
 
-def groups_shown(groups: Sequence["Group"]) -> list[dict[str, Any]]:
+def groups_shown(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """The groups whose totals lie farthest apart: there the policy learns something. Of equals the first ones."""
     chosen = sorted(groups, key=_spread_of, reverse=True)[:MAX_GROUPS]
     return [_group(group) for group in chosen]
 
 
-def _group(group: "Group") -> dict[str, Any]:
+def _group(group: Group) -> dict[str, Any]:
     ranked = sorted(group.samples, key=_rank)
     shown = ranked
     if len(ranked) > MAX_COMPLETIONS:
@@ -44,7 +42,7 @@ def _group(group: "Group") -> dict[str, Any]:
     }
 
 
-def _completion(sample: "Sample") -> dict[str, Any]:
+def _completion(sample: Sample) -> dict[str, Any]:
     return {
         "text": clean(sample.text),
         "total": finite(sample.total_reward),
@@ -52,7 +50,7 @@ def _completion(sample: "Sample") -> dict[str, Any]:
         "rewards": [_reward(name, result) for name, result in list(sample.rewards.items())[:MAX_REWARDS]],
         "finish": sample.finish_reason,
         "tokens": len(sample.token_ids),
-        "version": sample.oldest_version if sample.versions else None,
+        "version": sample.oldest_version,
     }
 
 
@@ -71,12 +69,12 @@ def finite(value: float | None) -> float | None:
     return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None
 
 
-def _spread_of(group: "Group") -> float:
+def _spread_of(group: Group) -> float:
     totals = [total for sample in group.samples if (total := finite(sample.total_reward)) is not None]
     return max(totals) - min(totals) if totals else -1.0
 
 
-def _rank(sample: "Sample") -> float:
+def _rank(sample: Sample) -> float:
     """Best first, what has no score last."""
     total = finite(sample.total_reward)
     return math.inf if total is None else -total

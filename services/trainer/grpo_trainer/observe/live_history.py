@@ -9,8 +9,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..samples import Group
 from .curves import OTHER, merge_of, numbers_of
 from .jsonl import read_records
 from .live_groups import clean, finite, groups_shown
@@ -18,9 +19,6 @@ from .missing_scores import MissingScores
 from .run_files import METRICS_FILE
 from .stage_clock import STAGES
 from .thinned import ThinnedSeries
-
-if TYPE_CHECKING:  # samples.py imports torch, the page does not need it
-    from ..samples import Group
 
 MAX_POINTS = 300
 MAX_NEW_STEPS = 256
@@ -96,7 +94,7 @@ class LiveHistory:
             self._sequence += 1
             self._new.append({"sequence": self._sequence, "step": step, "values": shown})
 
-    def show_groups(self, step: int, groups: Sequence["Group"]) -> None:
+    def show_groups(self, step: int, groups: Sequence[Group]) -> None:
         """Keep the most telling groups of a step; a step without any leaves the last ones."""
         if groups:
             shown = {"step": step, "count": len(groups), "groups": groups_shown(groups)}

@@ -8,8 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from ..samples import Group, Sample
-from .run_status import DROP_REASONS, DropReason
+from ..samples import DROP_REASONS, Group, Sample
 
 CORRECT_SCORE = 1.0
 """A completion is correct when the accuracy reward gives it at least this."""
@@ -21,9 +20,10 @@ def rollout_metrics(
     reward_names: Sequence[str],
     accuracy_reward: str,
     policy_version: int,
+    mask_truncated: bool,
     dropped_stale: int = 0,
 ) -> dict[str, float]:
-    """Everything the groups of a step say. Call it after the advantages: `samples/used` are those that have one.
+    """Everything the groups of a step say, but for what `group_advantages` tells. Call it after the advantages.
 
     `policy_version` is the version the batch starts from; `dropped_stale` counts the samples thrown away for this step.
     """
@@ -33,26 +33,14 @@ def rollout_metrics(
         **optional("accuracy", accuracy(groups, accuracy_reward)),
         **length_metrics(samples),
         **staleness_metrics(samples, policy_version),
-        **sample_counts(samples, dropped_stale=dropped_stale),
+        **sample_counts(samples, mask_truncated=mask_truncated, dropped_stale=dropped_stale),
     }
 
 
 def reward_metrics(groups: Sequence[Group], reward_names: Sequence[str]) -> dict[str, float]:
-    """Totals, each reward by itself, and the numbers that rewards report of themselves as `rewards/<name>/<number>`.
-
-    `frac_reward_zero_std` is the share of groups whose totals are all equal, among groups with two totals or more:
-    they give no gradient. It looks at groups whatever `scale_rewards` is.
-    """
+    """Each reward by itself, and the numbers that rewards report of themselves as `rewards/<name>/<number>`."""
     samples = [sample for group in groups for sample in group.samples]
-    totals = [sample.total_reward for sample in samples if sample.total_reward is not None]
-    metrics = {**optional("reward", mean(totals)), **optional("reward_std", standard_deviation(totals))}
-
-    spreads = [
-        standard_deviation(s.total_reward for s in group.samples if s.total_reward is not None) for group in groups
-    ]
-    flat = [float(spread < 1e-8) for spread in spreads if spread is not None]
-    metrics |= optional("frac_reward_zero_std", mean(flat))
-
+    metrics: dict[str, float] = {}
     for name in reward_names:
         results = [sample.rewards[name] for sample in samples if name in sample.rewards]
         scores = [result.score for result in results if result.score is not None]
@@ -72,7 +60,7 @@ def accuracy(groups: Iterable[Group], accuracy_reward: str) -> float | None:
 
 
 def length_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    """Lengths of completions in tokens; `terminated` are those that ended by themselves, not by a limit or an abort."""
+    """Lengths of completions in tokens; `terminated` are those that ended by themselves, not by a limit."""
     lengths = [len(sample.token_ids) for sample in samples]
     terminated = [len(sample.token_ids) for sample in samples if sample.finish_reason == "stop"]
     metrics: dict[str, float] = {}
@@ -86,39 +74,31 @@ def length_metrics(samples: Sequence[Sample]) -> dict[str, float]:
 
 def staleness_metrics(samples: Sequence[Sample], policy_version: int) -> dict[str, float]:
     """How many versions the oldest token of each completion lags behind; completions without tokens have no age."""
-    lags = [staleness(sample, policy_version) for sample in samples if sample.versions]
+    lags = staleness_of(samples, policy_version)
     return {"staleness/mean": math.fsum(lags) / len(lags), "staleness/max": max(lags)} if lags else {}
 
 
-def staleness(sample: Sample, policy_version: int) -> int:
-    return policy_version - sample.oldest_version
+def staleness_of(samples: Sequence[Sample], policy_version: int) -> list[int]:
+    """For each sample that has tokens: how many versions its oldest one lags behind."""
+    return [policy_version - oldest for sample in samples if (oldest := sample.oldest_version) is not None]
 
 
-def sample_counts(samples: Sequence[Sample], *, dropped_stale: int = 0) -> dict[str, float]:
+def sample_counts(samples: Sequence[Sample], *, mask_truncated: bool, dropped_stale: int = 0) -> dict[str, float]:
     """How many samples took part, why others were left out, and how many lack a score of a reward.
 
-    `samples/dropped_<reason>` are the samples without an advantage, each counted once, and those too old to be used.
+    `samples/dropped_<reason>` count every sample that took no part once, those too old to be used among them.
     `samples/<status>` count a sample once for every status of its rewards: with another score it is trained on.
     """
     statuses = [{result.status for result in sample.rewards.values()} for sample in samples]
-    left_out = Counter(_left_out_because(sample) for sample in samples if sample.advantage is None)
+    left_out = Counter(sample.left_out_because(mask_truncated=mask_truncated) for sample in samples)
     return {
-        "samples/used": sum(sample.advantage is not None for sample in samples),
+        "samples/used": left_out[None],
         **{f"samples/dropped_{reason}": left_out[reason] for reason in DROP_REASONS},
         "samples/dropped_stale": dropped_stale,
         "samples/unscorable": sum("unscorable" in found for found in statuses),
         "samples/timeout": sum("timeout" in found for found in statuses),
         "samples/error": sum("error" in found for found in statuses),
-        "samples/aborted": sum(sample.finish_reason in ("abort", "error") for sample in samples),
     }
-
-
-def _left_out_because(sample: Sample) -> DropReason:
-    """The gravest reason of a sample that has several: what broke comes before what a reward would not judge."""
-    if sample.finish_reason in ("abort", "error"):
-        return "aborted"
-    statuses = {result.status for result in sample.rewards.values()}
-    return "error" if "error" in statuses else "timeout" if "timeout" in statuses else "unscorable"
 
 
 def count_tokens(groups: Iterable[Group]) -> int:

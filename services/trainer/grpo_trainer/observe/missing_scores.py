@@ -3,10 +3,8 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # samples.py imports torch, the live page does not need it
-    from ..samples import Group
+from ..samples import Group
 
 
 @dataclass(frozen=True)
@@ -27,7 +25,7 @@ class MissingScores:
         return self.count / self.of
 
 
-def missing_scores(groups: Iterable["Group"], reward_names: Sequence[str]) -> list[MissingScores]:
+def missing_scores(groups: Iterable[Group], reward_names: Sequence[str]) -> list[MissingScores]:
     """In the order of `reward_names`, the most frequent reason first."""
     samples = [sample for group in groups for sample in group.samples]
     found = []

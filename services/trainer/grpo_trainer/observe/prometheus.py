@@ -7,14 +7,15 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from ..samples import DROP_REASONS
 from .live_history import LiveHistory
-from .run_status import DROP_REASONS, STALENESS_BUCKETS, RunStatus, Snapshot
+from .run_status import STALENESS_BUCKETS, RunStatus, Snapshot
 from .stage_clock import STAGES
 
 LEARNING = {
     "frac_reward_zero_std": (
         "zero_spread_groups_ratio",
-        "Share of the groups of the last step whose samples all had the same reward: they teach nothing.",
+        "Share of the scored samples of the last step in groups whose rewards were all equal: they teach nothing.",
     ),
     "completions/mean_length": (
         "completion_length_tokens",
@@ -82,7 +83,7 @@ class _RunCollector(Collector):
         # what is done again, and rate() would take all of it for a reset.
         seconds = dict.fromkeys(STAGES, 0.0) | dict(state.seconds_per_stage)
         yield _labelled("stage_seconds", "Time in each stage, of this process.", "stage", seconds)
-        text = "Samples that took no part in the training: stale, aborted, or without any score."
+        text = "Samples that took no part in the training: too old, without any score or token, or cut off and masked."
         # All reasons from 0 on: of a series that begins at 80, Prometheus does not see the first 80.
         dropped: dict[str, float] = {reason: state.dropped.get(reason, 0) for reason in DROP_REASONS}
         yield _labelled("samples_dropped", text, "reason", dropped)

@@ -165,7 +165,8 @@ LOST = {
     "samples/dropped_unscorable": "unscorable",
     "samples/dropped_timeout": "reward timed out",
     "samples/dropped_error": "reward failed",
-    "samples/dropped_aborted": "aborted",
+    "samples/dropped_truncated": "cut off, and masked",
+    "samples/dropped_empty": "no token",
 }
 
 

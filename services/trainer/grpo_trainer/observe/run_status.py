@@ -6,22 +6,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal
 
+from ..samples import DropReason, Group
 from .live_history import LiveHistory
 from .missing_scores import MissingScores
 
-if TYPE_CHECKING:  # samples.py imports torch, the routes do not need it
-    from ..samples import Group
-
 STALENESS_BUCKETS = (0, 1, 2, 4, 8, 16)
 """Upper bounds of the histogram of sample staleness, in versions."""
-DropReason = Literal["stale", "unscorable", "timeout", "error", "aborted"]
-DROP_REASONS: tuple[DropReason, ...] = get_args(DropReason)
-"""Why a sample took no part in the training: older than `max_staleness`; no reward gave it a score, because none would
-judge it, one ran out of time, or one failed; its completion was cut off by the server."""
 MAX_REASON = 200
-"""Of why a server is not there, in characters."""
+"""Longest text kept of why a server is not there, in characters."""
 
 
 @dataclass(frozen=True)
@@ -166,10 +160,6 @@ class RunStatus:
         if {self._state.stage, stage} == {"wait", "score"}:
             self.enter_stage(stage)
 
-    def set_ready(self, ready: bool) -> None:
-        """Ready from the first push on, no more once the run ends."""
-        self._update(ready=ready)
-
     def ended(self, reason: str | None) -> None:
         """Not ready any more; `reason` says what ended the run before its end. The first reason stays."""
         with self._lock:
@@ -181,12 +171,17 @@ class RunStatus:
         self._update(is_done=True)
 
     def pushed(self, version: int, *, seconds: float, num_bytes: int) -> None:
-        """A push committed: `num_bytes` were sent to each server in `seconds`."""
+        """A push committed: `num_bytes` were sent to each server in `seconds`. With the first one the run is ready."""
         with self._lock:
             self._touch()
             total = self._state.push_bytes + num_bytes
             self._state = replace(
-                self._state, policy_version=version, push_s=seconds, push_bytes=total, last_push_bytes=num_bytes
+                self._state,
+                ready=True,
+                policy_version=version,
+                push_s=seconds,
+                push_bytes=total,
+                last_push_bytes=num_bytes,
             )
 
     def dropped(self, reason: DropReason, num_samples: int) -> None:
@@ -205,7 +200,7 @@ class RunStatus:
         seconds_per_stage: Mapping[str, float],
         staleness: Iterable[int] = (),
         num_tokens: int = 0,
-        groups: Sequence["Group"] = (),
+        groups: Sequence[Group] = (),
         missing: Sequence[MissingScores] = (),
     ) -> None:
         """`seconds_per_stage` is of this process, `staleness` one number per sample of this step.

@@ -5,6 +5,7 @@ import logging
 from pathlib import Path
 
 from grpo_proto import (
+    PROTOCOL_VERSION,
     InfrastructureError,
     Message,
     RewardClient,
@@ -37,8 +38,15 @@ class RewardStage:
         self.specs = reward_specs(config)
 
     async def check(self, rows: list[PromptRow]) -> None:
-        """Raise UnavailableError when the server lacks a reward or has it from another file, and UsageError when the
-        dataset lacks a column."""
+        """Raise UnavailableError when the server speaks another protocol, lacks a reward or has it from another file,
+        and UsageError when the dataset lacks a column."""
+        info = await self.client.info()
+        if info.protocol_version != PROTOCOL_VERSION:
+            raise UnavailableError(
+                f"the reward server {self.client.base_url} speaks protocol {info.protocol_version}, this trainer "
+                f"{PROTOCOL_VERSION}",
+                hint="install the same release of grpo-services on both sides",
+            )
         listed = await self.client.rewards(retry_for_s=self.config.retry_for_s)
         known = {reward.name: reward for reward in listed.rewards}
         for spec in self.specs:
