@@ -199,7 +199,7 @@ def trainer_push(url: str, tensors: dict[str, torch.Tensor]) -> Iterator[Callabl
         fleet = Fleet([url], min_replicas=1)
         loop.run(fleet.wait_until_live(TIMEOUT_S))
         pusher = WeightPusher(fleet, loop, config, trainer_id="benchmark", stop=StopSignal())
-        yield lambda version: push(version, engine, Ranks(0, 1, 0), pusher, config)
+        yield lambda version: push(version, engine, Ranks(0, 1), pusher, config)
         pusher.leave()
         loop.run(fleet.close())
 

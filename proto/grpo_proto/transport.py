@@ -6,6 +6,7 @@ every rollout server receives into a buffer of its own and views the tensors in 
 
 import ctypes
 import hashlib
+import math
 import os
 import socket
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,9 +34,7 @@ def plan_manifest(
     specs: list[TensorSpec] = []
     sizes: list[int] = [0]
     for name, dtype, shape in tensors:
-        num_bytes = DTYPE_BYTES[dtype]
-        for size in shape:
-            num_bytes *= size
+        num_bytes = DTYPE_BYTES[dtype] * math.prod(shape)
         if sizes[-1] > 0 and sizes[-1] + num_bytes > bucket_bytes:
             sizes.append(0)
         specs.append(TensorSpec(name=name, dtype=dtype, shape=list(shape), bucket=len(sizes) - 1, offset=sizes[-1]))
@@ -95,9 +94,6 @@ class Digest:
         sums = [tuple(pair) for pair in torch.stack(self._sums).tolist()] if self._sums else []
         return hashlib.sha256(repr(sums).encode()).hexdigest()
 
-    def reset(self) -> None:
-        self._sums.clear()
-
 
 def address_towards(host: str, port: int) -> str:
     """This machine's own address on the way to `host`. Sends nothing. Raises OSError when there is no way."""
@@ -108,7 +104,7 @@ def address_towards(host: str, port: int) -> str:
 
 
 def gpu_uuid() -> str | None:
-    """Of the GPU that this thread computes on: in another container it has another number and the same UUID."""
+    """The UUID of the GPU this thread computes on; None without one. Unlike its number, it is the same everywhere."""
     return str(torch.cuda.get_device_properties().uuid) if torch.cuda.is_available() else None
 
 

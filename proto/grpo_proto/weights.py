@@ -4,6 +4,7 @@ A push is verified: the commit carries the digest of the bytes the trainer sent,
 every worker's digest of the bytes it received is the same.
 """
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -58,10 +59,7 @@ class TensorSpec(Request):
 
     @property
     def num_bytes(self) -> int:
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count * DTYPE_BYTES[self.dtype]
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
 class Manifest(Request):

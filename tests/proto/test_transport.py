@@ -90,13 +90,6 @@ class TestDigest:
         digests = {digest_of(a, b), digest_of(b, a), digest_of(a), digest_of(a, a), digest_of(torch.cat([a, b]))}
         assert len(digests | {digest_of(swapped.view(torch.uint8))}) == 6
 
-    def test_reset_begins_anew(self):
-        digest = Digest(8192, "cpu")
-        digest.add(random_bytes(8192, 1))
-        digest.reset()
-        digest.add(random_bytes(8192, 2))
-        assert digest.hexdigest() == digest_of(random_bytes(8192, 2))
-
 
 @pytest.fixture
 def store() -> TCPStore:

@@ -10,7 +10,6 @@ from grpo_proto import RewardScore
 from grpo_trainer.observe.jsonl import StepFile
 from grpo_trainer.observe.live_groups import MAX_COMPLETIONS, MAX_GROUPS, MAX_TEXT, groups_shown
 from grpo_trainer.observe.live_history import MAX_NEW_STEPS, MAX_POINTS, MAX_REWARD_CURVES, LiveHistory
-from grpo_trainer.observe.live_sources import without_credentials
 from grpo_trainer.observe.live_view import LiveView, to_json
 from grpo_trainer.observe.live_warnings import MAX_WARNINGS, recent_warnings
 from grpo_trainer.observe.missing_scores import MissingScores
@@ -257,8 +256,3 @@ class TestWarnings:
         assert "correct-horse" not in shown["text"]
         assert "abcdefgh" not in shown["text"]
         assert len(shown["text"]) < 1000
-
-
-def test_urls_are_shown_without_credentials():
-    assert without_credentials("http://any:secret-token@reward:8001/v1/score?key=abc") == "http://reward:8001"
-    assert without_credentials("http://127.0.0.1:8000") == "http://127.0.0.1:8000"

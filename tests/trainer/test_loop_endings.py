@@ -38,7 +38,7 @@ def attempt(monkeypatch: pytest.MonkeyPatch) -> Callable[[Pusher], None]:
     monkeypatch.setattr(stage, "PAUSE_BETWEEN_ATTEMPTS_S", 0.1)
     engine: Any = SimpleNamespace(named_parameters_for_push=list)
     config = WeightsConfig(push_deadline_s=1.0)
-    return lambda pusher: stage.push(3, engine, Ranks(0, 1, 0), pusher, config)  # type: ignore[arg-type, return-value]
+    return lambda pusher: stage.push(3, engine, Ranks(0, 1), pusher, config)  # type: ignore[arg-type, return-value]
 
 
 def test_a_stop_ends_the_attempts(attempt: Callable[[Pusher], None]):
@@ -116,7 +116,7 @@ def test_a_run_whose_last_step_is_made_is_evaluated_when_it_goes_on(
     steps = Steps(monkeypatch, "eval", None)
     totals = SimpleNamespace(evaluated_step=evaluated_step)
     journal = SimpleNamespace(totals=totals, complete_step=lambda step: steps.did.append(("complete", step)))
-    steps.run.rank0, steps.run.ranks = SimpleNamespace(journal=journal), Ranks(0, 1, 0)
+    steps.run.rank0, steps.run.ranks = SimpleNamespace(journal=journal), Ranks(0, 1)
     assert loop.train(steps.run, step=9) == 9
     assert steps.did == [("push", 9), *([] if evaluated_step == 9 else [("eval", 9), ("complete", 9)])]
 

@@ -10,13 +10,14 @@ import pytest
 from grpo_proto import RewardScore
 from grpo_trainer.config import RunConfig
 from grpo_trainer.errors import RunError
-from grpo_trainer.journal import Journal, RunTotals
+from grpo_trainer.journal import Journal
 from grpo_trainer.observe.jsonl import StepFile
 from grpo_trainer.observe.learning import WINDOW, LearningWatch
 from grpo_trainer.observe.live_view import LiveView
 from grpo_trainer.observe.missing_scores import MissingScores
 from grpo_trainer.observe.run_files import METRICS_FILE
 from grpo_trainer.observe.run_status import RunStatus
+from grpo_trainer.observe.summary import RunTotals
 from grpo_trainer.pipeline import Batch, Counts
 from grpo_trainer.samples import Group, PromptRow, Sample
 from grpo_trainer.stop_signal import StopRequested, StopSignal
@@ -152,7 +153,7 @@ def test_the_journal_logs_signs_and_counts_only_samples_that_took_no_part(
         for step in range(1, WINDOW + 1):
             samples = [sample("a", 1.0), sample("b", 2.0), sample("c", None)]
             batch = Batch([Group(step, PromptRow(0, [1], "p", {}), samples)], 0.0, 0.0)
-            journal.batch_arrived(batch, {}, Counts(), version=1)
+            journal.batch_arrived(batch, {}, Counts(), lost_requests=0, version=1)
             journal.finish_step(step)
     assert status.snapshot().dropped == {"error": WINDOW}, "the reward that raises lets the others be trained on"
     assert status.history.recent()["left_out"] == {"error": WINDOW}

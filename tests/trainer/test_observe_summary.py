@@ -1,14 +1,14 @@
 """summary.json: its keys, null where nothing was measured, whole or absent."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from grpo_trainer.config import RunConfig
 from grpo_trainer.observe.atomic_file import write_text_atomically
-from grpo_trainer.observe.summary import write_report_and_summary, write_summary
+from grpo_trainer.observe.summary import RunTotals, write_report_and_summary, write_summary
 
 
 def test_the_summary_has_every_key(tmp_path: Path):
@@ -63,18 +63,12 @@ def config(tmp_path: Path) -> RunConfig:
     )
 
 
-@dataclass
-class Totals:
-    num_tokens: int = 900
-    seconds_per_stage: dict[str, float] = field(default_factory=lambda: {"train": 2.0})
-    wall_s: float = 5.0
-    evaluation_before: dict[str, float] = field(default_factory=dict)
-    evaluation_after: dict[str, float] = field(default_factory=dict)
-    evaluated_step: int | None = None
+def totals(**changes: object) -> RunTotals:
+    return replace(RunTotals(num_tokens=900, seconds_per_stage={"train": 2.0}, wall_s=5.0), **changes)
 
 
 def test_a_run_ends_with_its_summary_and_its_page(config: RunConfig):
-    summary = write_report_and_summary(config, Totals(), steps=3)
+    summary = write_report_and_summary(config, totals(), steps=3)
     assert summary["eval_accuracy_before"] is summary["eval_greedy_after"] is None
     assert (summary["seed"], summary["model"], summary["num_tokens"], summary["steps"]) == (7, "tiny", 900, 3)
     assert json.loads((config.run_dir / "summary.json").read_text()) == summary
@@ -85,8 +79,8 @@ def test_a_run_ends_with_its_summary_and_its_page(config: RunConfig):
 def test_an_evaluation_of_an_earlier_step_is_not_that_of_the_end(
     config: RunConfig, evaluated_step: int | None, after: float | None
 ):
-    totals = Totals(evaluation_after={"eval_accuracy": 0.5}, evaluated_step=evaluated_step)
-    assert write_report_and_summary(config, totals, steps=3)["eval_accuracy_after"] == after
+    made = totals(evaluation_after={"eval_accuracy": 0.5}, evaluated_step=evaluated_step)
+    assert write_report_and_summary(config, made, steps=3)["eval_accuracy_after"] == after
 
 
 def test_a_page_that_cannot_be_made_does_not_make_a_finished_run_fail(
@@ -96,6 +90,6 @@ def test_a_page_that_cannot_be_made_does_not_make_a_finished_run_fail(
         raise KeyError("template")
 
     monkeypatch.setattr("grpo_trainer.observe.report.write_report", broken)
-    assert write_report_and_summary(config, Totals(), steps=3)["steps"] == 3
+    assert write_report_and_summary(config, totals(), steps=3)["steps"] == 3
     assert "python -m grpo_trainer.observe.report" in caplog.text
     assert (config.run_dir / "summary.json").exists()

@@ -14,7 +14,7 @@ from grpo_trainer.errors import RunError
 from grpo_trainer.ranks import Ranks
 from grpo_trainer.saving import save_model
 
-ALONE = Ranks(rank=0, world_size=1, local_rank=0)
+ALONE = Ranks(rank=0, world_size=1)
 
 
 class Engine:

@@ -13,7 +13,7 @@ __main__.py → start.py → run.py
                              how a run begins; several ranks: launch.py, meeting.py, process_group.py, ranks.py
 config.py, settings.py       what a run file may say, and where each value comes from; dry_run.py: what it would do
 data.py, sources.py, prompts.py, recipes/
-                             rows → prompts
+                             rows → prompts; tokenizer.py
 checkpoint.py, saving.py, run_folder.py
                              what a run leaves, and goes on from
 canary.py, evaluation.py     is the served policy the trained one; held-out rows

@@ -81,14 +81,13 @@ class Conductor:
             self.tracing,
         )
         self.pusher = WeightPusher(self.fleet, self.loop, config.weights, trainer_id=trainer_id, stop=stop)
-        self.accuracy_reward = config.reward.accuracy_reward or config.reward.names[0]
         self.evaluation = Evaluation(
             self.rollout,
             self.reward,
             eval_rows,
             config.eval,
             max_tokens=config.rollout.max_completion_length,
-            accuracy_reward=self.accuracy_reward,
+            accuracy_reward=config.reward.decides_accuracy,
         )
         self.push_result: PushResult | None = None
         self.reward_health: Health | None = None

@@ -153,6 +153,11 @@ class RewardConfig(Section):
         return [reward.rpartition(".py:")[2] for reward in self.reward_funcs]
 
     @property
+    def decides_accuracy(self) -> str:
+        """The reward that says which completions are correct."""
+        return self.accuracy_reward or self.names[0]
+
+    @property
     def files(self) -> dict[str, Path]:
         """Reward → its file, of those that are written FILE.py:NAME."""
         pairs = (reward.rpartition(":") for reward in self.reward_funcs)

@@ -18,9 +18,10 @@ from .errors import cannot_be_loaded
 from .fleet import Fleet
 from .observe.server import checked_tokens
 from .outgoing import plan_push
-from .run import load_tokenizer, number_of_steps
 from .samples import PromptRow
+from .schedule import number_of_steps
 from .stages.reward import RewardStage
+from .tokenizer import load_tokenizer
 
 GIB = 2**30
 Line = tuple[str, str]
@@ -31,9 +32,9 @@ def dry_run(config: RunConfig) -> int:
     print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
     if config.server.enabled:
         checked_tokens(config.server)
-    tokenizer = load_tokenizer(config)
+    tokenizer = load_tokenizer(config.model)
     rows = load_prompt_rows(config.data, tokenizer, split="train")
-    eval_rows = load_prompt_rows(config.data, tokenizer, split="eval") if config.data.eval_dataset else []
+    eval_rows = load_prompt_rows(config.data, tokenizer, split="eval")
     lines = [*_plan(config, rows, eval_rows), *_memory(config)]
     fingerprint = tokenizer_fingerprint(tokenizer.get_vocab(), eos_token_id=tokenizer.eos_token_id)
     lines += asyncio.run(_servers(config, rows, fingerprint))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from grpo_proto import Sampling
 
 from .config import EvalConfig
+from .observe.metrics import accuracy, mean
 from .samples import Group, PromptRow
 from .stages.reward import RewardStage
 from .stages.rollout import RolloutJob, RolloutStage
@@ -38,11 +39,12 @@ class Evaluation:
             self._groups(sampled, self.num_generations, version, step),
             self._groups(greedy, 1, version, step),
         )
+        samples = [sample for group in sampled_groups for sample in group.samples]
         metrics = {
-            "eval_accuracy": _accuracy(sampled_groups, self.accuracy_reward),
-            "eval_greedy": _accuracy(greedy_groups, self.accuracy_reward),
-            "eval_reward": _mean([s.total_reward for group in sampled_groups for s in group.samples]),
-            "eval_completions/mean_length": _mean([len(s.token_ids) for g in sampled_groups for s in g.samples]),
+            "eval_accuracy": accuracy(sampled_groups, self.accuracy_reward),
+            "eval_greedy": accuracy(greedy_groups, self.accuracy_reward),
+            "eval_reward": mean(s.total_reward for s in samples if s.total_reward is not None),
+            "eval_completions/mean_length": mean(len(s.token_ids) for s in samples),
         }
         return {name: value for name, value in metrics.items() if value is not None}
 
@@ -63,14 +65,3 @@ class Evaluation:
         groups = await self.rollout.sample(job, n=n, sampling=sampling)
         await self.reward.score(groups, step=step)
         return groups
-
-
-def _accuracy(groups: Sequence[Group], reward: str) -> float | None:
-    """Share of correct completions among those that could be scored."""
-    scores = [sample.rewards[reward].score for group in groups for sample in group.samples]
-    return _mean([None if score is None else float(score >= 1.0) for score in scores])
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None

@@ -77,8 +77,8 @@ class Replica:
 class Fleet:
     """All replicas. Used by the event loop's thread only."""
 
-    def __init__(self, urls: list[str], *, min_replicas: int, token: str | None = None):
-        self.replicas = [Replica(url, RolloutClient(url, token=token), WeightsClient(url, token=token)) for url in urls]
+    def __init__(self, urls: list[str], *, min_replicas: int):
+        self.replicas = [Replica(url, RolloutClient(url), WeightsClient(url)) for url in urls]
         self.min_replicas = min_replicas
         self.session = 0
         self._needs: Needs | None = None

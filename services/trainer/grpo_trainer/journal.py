@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any, Self
 
 from .config import RunConfig
@@ -16,25 +16,13 @@ from .observe.progress import Progress
 from .observe.run_status import RunStatus
 from .observe.sinks import open_sinks
 from .observe.stage_clock import StageClock
+from .observe.summary import RunTotals
 from .pipeline import Batch, Counts
 from .samples import DROP_REASONS
 from .stages.push import PushResult
 from .stop_signal import StopRequested, StopSignal
 
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class RunTotals:
-    """What a resumed run takes over from the run before it."""
-
-    num_tokens: int = 0
-    seconds_per_stage: dict[str, float] = field(default_factory=dict)
-    wall_s: float = 0.0
-    evaluation_before: dict[str, float] = field(default_factory=dict)
-    evaluation_after: dict[str, float] = field(default_factory=dict)
-    evaluated_step: int | None = None
-    """The step after which `evaluation_after` was made."""
 
 
 class Journal:
@@ -64,7 +52,7 @@ class Journal:
         self._collected: dict[str, float] = {}
         self._batch: Batch | None = None
         self._batch_version = 0
-        self._dropped_before = 0
+        self._dropped_before = self._lost_before = 0
         self._stop, self._open = stop, ExitStack()
         self._failure: str | None = None
 
@@ -88,19 +76,26 @@ class Journal:
         """Metrics of the current step."""
         self._collected |= metrics
 
-    def batch_arrived(self, batch: Batch, reward_metrics: Mapping[str, float], counts: Counts, *, version: int) -> None:
-        """The step's samples are here, with rewards and advantages. `version` is the policy they meet."""
+    def batch_arrived(
+        self, batch: Batch, reward_metrics: Mapping[str, float], counts: Counts, *, lost_requests: int, version: int
+    ) -> None:
+        """The step's samples are here, with rewards and advantages. `version` is the policy they meet.
+
+        `lost_requests`: the attempts to sample that failed, like `counts` since this process began.
+        """
         self.clock.move(batch.reward_s, origin="wait", to="score")
         num_generations = self.config.rollout.num_generations
         dropped = (counts.dropped_stale - self._dropped_before) * num_generations
         self._dropped_before = counts.dropped_stale
+        self.add({"rollout/lost_requests": lost_requests - self._lost_before})
+        self._lost_before = lost_requests
         self._batch, self._batch_version = batch, version
         self.totals.num_tokens += count_tokens(batch.groups)
         self.add(
             rollout_metrics(
                 batch.groups,
                 reward_names=self.config.reward.names,
-                accuracy_reward=self.config.reward.accuracy_reward or self.config.reward.names[0],
+                accuracy_reward=self.config.reward.decides_accuracy,
                 policy_version=version,
                 mask_truncated=self.config.algorithm.mask_truncated_completions,
                 dropped_stale=dropped,

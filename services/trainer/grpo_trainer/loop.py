@@ -78,7 +78,7 @@ def train(run: Run, *, step: int) -> int:
             push_policy(run, version=step + 1)
             if due(config.canary.steps, step):
                 check_canary(run, version=step + 1)
-            if due(config.eval.eval_steps, step) or (config.eval.eval_steps and step == run.max_steps):
+            if due(config.eval.eval_steps, step) or step == run.max_steps:
                 evaluate(run, step)
             finish_step(run, step)
             finished = step
@@ -109,8 +109,8 @@ def sample_and_score(run: Run, *, version: int) -> list[TrainingSample] | None:
     message = None
     if run.rank0 and batch is not None:
         samples, reward_metrics = training_samples(batch, run.config, version=version)
-        counts = run.rank0.conductor.pipeline.counts
-        run.rank0.journal.batch_arrived(batch, reward_metrics, counts, version=version)
+        counts, lost = run.rank0.conductor.pipeline.counts, run.rank0.conductor.rollout.lost_requests
+        run.rank0.journal.batch_arrived(batch, reward_metrics, counts, lost_requests=lost, version=version)
         message = to_wire(samples)
     message = run.ranks.broadcast_json(message)
     if message == []:

@@ -16,7 +16,7 @@ from typing import Any, Self
 from torch.distributed import DistError, TCPStore
 
 from .errors import RunError, UnavailableError, UsageError
-from .launch import environment_rank
+from .launch import environment_rank, environment_world_size
 from .stop_signal import StopRequested
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class Meeting:
     """
 
     def __init__(self, *, connect_s: float):
-        self.has_others = "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+        self.has_others = environment_world_size() > 1
         self._connect_s = connect_s
         self._told = False
         self._store: TCPStore | None = None

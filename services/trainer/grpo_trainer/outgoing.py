@@ -4,6 +4,7 @@ While one bucket travels to the rollout servers, the next one is gathered and di
 to push: the first touch of fresh memory costs more than the copy into it.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
@@ -11,6 +12,7 @@ import torch
 
 from grpo_proto import Manifest
 from grpo_proto.transport import plan_manifest, view_tensor
+from grpo_proto.weights import DTYPE_BYTES
 
 Gather = Callable[[list[torch.Tensor]], AbstractContextManager[None]]
 
@@ -26,7 +28,7 @@ def plan_push(tensors: Iterable[tuple[str, str, Sequence[int]]], bucket_mib: int
     tensors = list(tensors)
     if bucket_mib is not None:
         return plan_manifest(tensors, bucket_mib * MIB)
-    num_bytes = sum(plan_manifest(tensors).bucket_bytes)
+    num_bytes = sum(DTYPE_BYTES[dtype] * math.prod(shape) for _, dtype, shape in tensors)
     return plan_manifest(tensors, min(max(num_bytes // NUM_BUCKETS, 24 * MIB), 64 * MIB))
 
 

@@ -5,7 +5,6 @@ long as rank 0 may wait for a server: a slow rollout is no hanging collective. N
 """
 
 import json
-import os
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -20,7 +19,6 @@ class Ranks:
 
     rank: int
     world_size: int
-    local_rank: int
     control: dist.ProcessGroup | None = None
 
     @property
@@ -56,15 +54,10 @@ class Ranks:
         dist.all_gather(everything, own, group=self.control)
         return [json.loads(said[: int(n)].numpy().tobytes()) for said, n in zip(everything, lengths, strict=True)]
 
-    def barrier(self) -> None:
-        """Wait for all ranks."""
-        if self.control is not None:
-            dist.barrier(group=self.control)
-
 
 def join_ranks(*, silence_s: float) -> Ranks:
     """The ranks of the process group the engine has initialised; `silence_s`: how long rank 0 may be silent."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
-        return Ranks(rank=0, world_size=1, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
+        return Ranks(rank=0, world_size=1)
     control = dist.new_group(backend="gloo", timeout=timedelta(seconds=silence_s))
-    return Ranks(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", "0")), control)
+    return Ranks(dist.get_rank(), dist.get_world_size(), control)

@@ -1,12 +1,9 @@
 """Config → parts → loop, on every rank."""
 
 import logging
-import math
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
-
-from transformers import AutoTokenizer
 
 from grpo_proto import ServiceError
 
@@ -15,23 +12,25 @@ from .config import RunConfig
 from .data import load_prompt_rows
 from .engine import TrainingEngine
 from .engine_state import layout, read_engine_state
-from .errors import RunError, cannot_be_loaded
-from .journal import Journal, RunTotals
+from .errors import RunError
+from .journal import Journal
 from .launch import environment_rank, environment_world_size
 from .loop import Rank0, Run, stage, train
 from .meeting import Meeting
 from .observe.live_sources import show_servers
 from .observe.live_warnings import recent_warnings
 from .observe.run_status import RunStatus
-from .observe.summary import write_report_and_summary
+from .observe.summary import RunTotals, write_report_and_summary
 from .pipeline import Cursor
 from .process_group import join_process_group, own_device
 from .ranks import join_ranks
 from .run_folder import open_run_folder, trainer_id
 from .saving import save_model
+from .schedule import number_of_steps
 from .settings import write_resolved
 from .stages.prompt import PromptStage
 from .stop_signal import StopRequested, StopSignal
+from .tokenizer import load_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -62,9 +61,9 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
     if state:  # before the loads and the waits: who looks at the run meanwhile sees what it did
         status.know_run(max_steps=0, step=step)
         status.history.restore(config.run_dir, through_step=step)
-    tokenizer = load_tokenizer(config)
+    tokenizer = load_tokenizer(config.model)
     rows = load_prompt_rows(config.data, tokenizer, split="train")
-    eval_rows = load_prompt_rows(config.data, tokenizer, split="eval") if config.data.eval_dataset else []
+    eval_rows = load_prompt_rows(config.data, tokenizer, split="eval")
     max_steps = number_of_steps(config, len(rows))
     status.know_run(max_steps=max_steps, step=step)
 
@@ -151,22 +150,3 @@ def open_checkpoint(
     if resume and found is None:
         log.warning("nothing to resume in %s: this is a new run", config.run_dir)
     return found or (None, None)
-
-
-def load_tokenizer(config: RunConfig) -> Any:
-    try:
-        return AutoTokenizer.from_pretrained(
-            config.model.name_or_path, trust_remote_code=config.model.trust_remote_code
-        )
-    except (OSError, ValueError) as error:
-        raise cannot_be_loaded(config.model.name_or_path, error)(
-            f"no tokenizer in {config.model.name_or_path}: {str(error).splitlines()[0]}",
-            hint="model.name_or_path is a folder or a Hugging Face name",
-        ) from error
-
-
-def number_of_steps(config: RunConfig, num_rows: int) -> int:
-    """`max_steps`, or as many batches as `num_train_epochs` over the rows make, the last one filled up."""
-    if config.max_steps is not None:
-        return config.max_steps
-    return max(1, math.ceil(config.num_train_epochs * num_rows / config.rollout.groups_per_batch))

@@ -1,4 +1,4 @@
-"""The learning rate as a function of the update's number: no state, so a resumed run needs none.
+"""How many steps a run has, and the learning rate as a function of the update's number: a resumed run needs no state.
 
 The factors are those of transformers' `get_constant_schedule_with_warmup`, `get_linear_schedule_with_warmup` and
 `get_cosine_schedule_with_warmup` (half a period). As there, the first update of a warm-up has rate 0.
@@ -6,7 +6,14 @@ The factors are those of transformers' `get_constant_schedule_with_warmup`, `get
 
 import math
 
-from .config import OptimizerConfig
+from .config import OptimizerConfig, RunConfig
+
+
+def number_of_steps(config: RunConfig, num_rows: int) -> int:
+    """`max_steps`, or as many batches as `num_train_epochs` over the rows make, the last one filled up."""
+    if config.max_steps is not None:
+        return config.max_steps
+    return max(1, math.ceil(config.num_train_epochs * num_rows / config.rollout.groups_per_batch))
 
 
 def learning_rate(config: OptimizerConfig, *, update: int, total_updates: int) -> float:

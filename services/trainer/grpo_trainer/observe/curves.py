@@ -8,11 +8,10 @@ from typing import Any
 
 from .jsonl import read_records
 from .run_files import METRICS_FILE
-from .stage_clock import STAGES
+from .stage_clock import seconds_by_stage
 from .thinned import Merge, ThinnedSeries
 
 MAX_POINTS = 400
-OTHER = "other"
 
 
 @dataclass
@@ -69,21 +68,7 @@ def merge_of(name: str) -> Merge:
 
 
 def _add_stages(curves: Curves, step: int, numbers: Mapping[str, float]) -> None:
-    named = {
-        name.removeprefix("time/").removesuffix("_s"): value
-        for name, value in numbers.items()
-        if name.startswith("time/") and name.endswith("_s")
-    }
-    seconds = {stage: named.get(stage, 0.0) for stage in STAGES}
-    if "step_time" in numbers:
-        seconds[OTHER] = max(0.0, numbers["step_time"] - sum(named.values()))
-    elif not named:
-        return
-    else:
-        seconds[OTHER] = 0.0
-    # A stage that STAGES does not know still shows, as a part of the rest.
-    seconds[OTHER] += sum(value for stage, value in named.items() if stage not in STAGES)
-    for stage, value in seconds.items():
+    for stage, value in seconds_by_stage(numbers).items():
         curves.stage_totals[stage] = curves.stage_totals.get(stage, 0.0) + value
         if stage not in curves.stage_seconds:
             curves.stage_seconds[stage] = ThinnedSeries(MAX_POINTS)

@@ -12,12 +12,12 @@ from statistics import median
 from typing import Any
 
 from ..samples import Group
-from .curves import OTHER, merge_of, numbers_of
+from .curves import merge_of, numbers_of
 from .jsonl import read_records
 from .live_groups import clean, finite, groups_shown
 from .missing_scores import MissingScores
 from .run_files import METRICS_FILE
-from .stage_clock import STAGES
+from .stage_clock import OTHER, STAGES, seconds_by_stage
 from .thinned import ThinnedSeries
 
 MAX_POINTS = 300
@@ -181,7 +181,6 @@ def _with_every_stage(step: int, numbers: dict[str, float]) -> dict[str, float]:
     None of step 0: the first evaluation takes longer than a step and would dwarf the others.
     """
     rest = {name: value for name, value in numbers.items() if not name.startswith("time/")}
-    if step == 0 or "step_time" not in numbers:
+    if step == 0:
         return rest
-    seconds = {f"time/{stage}_s": numbers.get(f"time/{stage}_s", 0.0) for stage in STAGES}
-    return {**rest, **seconds, f"time/{OTHER}_s": max(0.0, numbers["step_time"] - sum(seconds.values()))}
+    return rest | {f"time/{stage}_s": value for stage, value in seconds_by_stage(numbers).items()}

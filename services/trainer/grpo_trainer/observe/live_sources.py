@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from .live_groups import clean
 from .live_warnings import RecentWarnings
@@ -39,7 +38,7 @@ def run_facts(config: "RunConfig") -> dict[str, Any]:
         "generation_batch_size": config.rollout.generation_batch_size,
         "max_staleness": config.algorithm.max_staleness,
         "rewards": config.reward.names,
-        "accuracy_reward": config.reward.accuracy_reward or config.reward.names[0],
+        "accuracy_reward": config.reward.decides_accuracy,
         "log_completions": config.logging.log_completions,
     }
 
@@ -56,7 +55,7 @@ def replicas_shown(replicas: "list[Replica]") -> dict[str, Any]:
 def _replica(replica: "Replica") -> dict[str, Any]:
     weights = replica.info.weights if replica.info else None
     return {
-        "url": without_credentials(replica.url),
+        "url": replica.url,
         "live": replica.live,
         "member": replica.member,
         "state": weights.state if weights else None,
@@ -69,13 +68,7 @@ def _replica(replica: "Replica") -> dict[str, Any]:
 def reward_shown(conductor: "Conductor") -> dict[str, Any]:
     health = conductor.reward_health
     return {
-        "url": without_credentials(conductor.config.reward.url),
+        "url": conductor.config.reward.url,
         "live": health.ok if health else None,
         "detail": clean(health.detail, MAX_REASON) if health and health.detail else None,
     }
-
-
-def without_credentials(url: str) -> str:
-    """Scheme, host and port: a user and a password in a URL are nobody's business."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .curves import OTHER, Curves
-from .stage_clock import STAGES
+from .curves import Curves
+from .stage_clock import OTHER, STAGES
 from .thinned import ThinnedSeries, trailing_mean
 
 BLUE, ORANGE, GREEN, PURPLE, RED, TEAL, BROWN, GREY = (
@@ -312,7 +312,7 @@ def _mismatch_traces(curves: Curves, statistic: str) -> Iterator[Trace]:
 
 def _lost_traces(curves: Curves) -> Iterator[Trace]:
     """Only what happened: bars of 0 say nothing."""
-    for (metric, name), color in zip(LOST.items(), (ORANGE, PURPLE, BROWN, RED, GREY), strict=True):
+    for (metric, name), color in zip(LOST.items(), (ORANGE, PURPLE, BROWN, RED, BLUE, GREY), strict=True):
         if (series := curves.get(metric)) and any(series.values):
             yield _bars(series, name, color)
 

@@ -8,8 +8,28 @@ STAGES = ("wait", "score", "prepare", "train", "push", "eval", "save")
 """wait: for samples. score: for rewards, as far as sampling did not hide it. prepare: batching and logprobs. train:
 loss, backward, optimizer. push: new weights to the rollout servers. eval: held-out evaluation. save: checkpoints."""
 
+OTHER = "other"
+"""What no stage took."""
+
 BETWEEN_STAGES = "between stages"
 """What `on_stage` hears when no stage is open."""
+
+
+def seconds_by_stage(numbers: Mapping[str, float]) -> dict[str, float]:
+    """A line of metrics.jsonl → seconds of every stage and of `OTHER`, so that steps can be stacked.
+
+    Empty for a line without times. A stage that `STAGES` does not know is a part of `OTHER`.
+    """
+    named = {
+        name.removeprefix("time/").removesuffix("_s"): value
+        for name, value in numbers.items()
+        if name.startswith("time/") and name.endswith("_s")
+    }
+    if not named and "step_time" not in numbers:
+        return {}
+    known = {stage: named.get(stage, 0.0) for stage in STAGES}
+    whole = numbers.get("step_time", sum(named.values()))
+    return {**known, OTHER: max(0.0, whole - sum(known.values()))}
 
 
 class StageClock:

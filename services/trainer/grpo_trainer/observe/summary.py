@@ -4,8 +4,9 @@ import json
 import logging
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ..config import RunConfig
 from .atomic_file import write_text_atomically
@@ -14,18 +15,20 @@ from .run_files import SUMMARY_FILE
 log = logging.getLogger(__name__)
 
 
-class Totals(Protocol):
-    """What a run added up, resumed parts included."""
+@dataclass
+class RunTotals:
+    """What a run added up; a resumed one takes it over from the run before it."""
 
-    num_tokens: int
-    seconds_per_stage: dict[str, float]
-    wall_s: float
-    evaluation_before: dict[str, float]
-    evaluation_after: dict[str, float]
-    evaluated_step: int | None
+    num_tokens: int = 0
+    seconds_per_stage: dict[str, float] = field(default_factory=dict)
+    wall_s: float = 0.0
+    evaluation_before: dict[str, float] = field(default_factory=dict)
+    evaluation_after: dict[str, float] = field(default_factory=dict)
+    evaluated_step: int | None = None
+    """The step after which `evaluation_after` was made."""
 
 
-def write_report_and_summary(config: RunConfig, totals: Totals, *, steps: int) -> dict[str, Any]:
+def write_report_and_summary(config: RunConfig, totals: RunTotals, *, steps: int) -> dict[str, Any]:
     """The last thing a run does: summary.json, then report.html. Returns the summary.
 
     A page that cannot be made is logged, no more: the run it shows is done. Raises OSError when the summary cannot be

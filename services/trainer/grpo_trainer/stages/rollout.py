@@ -50,7 +50,7 @@ def training_sampling(config: RolloutConfig) -> Sampling:
 class RolloutStage:
     """Sends jobs to the least busy server; a lost job is sent again, elsewhere if there is an elsewhere.
 
-    `lost_requests` counts the attempts that failed.
+    `lost_requests` counts the attempts that failed, since this process began.
     """
 
     def __init__(self, fleet: Fleet, *, run_id: str, deadline_s: float, retry_for_s: float):
