@@ -271,6 +271,7 @@ class Prepare(Part):
     script: str = Field("", description="Run by sh in the trainer's image, with the volumes of storage mounted.")
     timeout_seconds: AtLeastOne = Field(3600, description="How long the pods that need it wait for it.")
     resources: Resources
+    wait_resources: Resources = Field(description="Of the init container that waits for it, in the pods that need it.")
     extra_env: Manifests
     egress: Manifests = Field(description="Further NetworkPolicy egress rules of its pod.")
 
@@ -356,6 +357,7 @@ class Kueue(Part):
 class Tests(Part):
     enabled: bool = True
     timeout_seconds: AtLeastOne = 300
+    resources: Resources
     score: Object = Field(default_factory=dict, description="Body of the POST /v1/score that `helm test` sends.")
 
 

@@ -88,8 +88,8 @@ ROWS: dict[str, list[Panel]] = {
         ),
         Panel(
             "Samples dropped",
-            "They took no part in the training: too old, without any score, or masked because they were cut off. Last 15 "
-            "minutes. A sample that lacks one score of several is trained on: see Scores.",
+            "They took no part in the training: too old, without any score, or masked because they were cut off. "
+            "Last 15 minutes. A sample that lacks one score of several is trained on: see Scores.",
             {"{{reason}} {{run}}": f"sum by (run, reason) (increase(grpo_trainer_samples_dropped_total{RUN}{STEPS}))"},
         ),
         Panel(

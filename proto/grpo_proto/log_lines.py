@@ -16,7 +16,7 @@ SECRET_VARIABLES = (
     TOKEN_VARIABLE, ALSO_VARIABLE, "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY",
 )  # fmt: skip
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}")
-_IN_URL = re.compile(r"(?i)([?&](?:token|key|api_key|access_token|password)=)[^&\s\"']+|(://[^/\s:@]*:)[^@\s/]+(?=@)")
+_IN_URL = re.compile(r"(?i)([?&](?:token|key|api_key|access_token|password)=)[^&\s\"']+|(://[^/\s:@]*:)[^\s/]+(?=@)")
 _HIDDEN = "***"
 
 
@@ -34,7 +34,7 @@ class Redacting(logging.Formatter):
     def __init__(self, service: str):
         super().__init__()
         self.service = service
-        secrets = [os.environ.get(name, "") for name in SECRET_VARIABLES]
+        secrets = [os.environ.get(name, "").strip() for name in SECRET_VARIABLES]
         # Short values would hide half of every line; nobody protects anything with them.
         self._secrets = sorted((secret for secret in secrets if len(secret) >= 6), key=len, reverse=True)
 

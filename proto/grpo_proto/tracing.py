@@ -17,6 +17,8 @@ log = logging.getLogger("grpo_proto.tracing")
 FLUSH_TIMEOUT_S = 5.0
 EXPORTER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 """Says something at every try, and there is one every few seconds, for as long as the receiver is away."""
+QUEUE = "opentelemetry.sdk._shared_internal"
+"""Says once in twenty seconds that it is full."""
 QUEUE_VARIABLE, MAX_WAITING_SPANS = "OTEL_BSP_MAX_QUEUE_SIZE", 16_384
 """All groups of a batch end at once, each with two spans; the SDK's own limit is 2048."""
 _SELDOM = FewerRepeats(every_s=600.0, levels=(logging.WARNING, logging.ERROR))
@@ -55,7 +57,8 @@ def tracer_provider(endpoint: str, *, service: str) -> "TracerProvider":
             """W3C's flag: a sampler may go by the identity."""
             return True
 
-    logging.getLogger(EXPORTER).addFilter(_SELDOM)
+    for name in (EXPORTER, QUEUE):
+        logging.getLogger(name).addFilter(_SELDOM)
     # Not at exit: that would wait for the receiver without end.
     provider = TracerProvider(
         resource=Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME") or service}),

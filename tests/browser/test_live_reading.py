@@ -304,3 +304,30 @@ def test_a_trainer_that_starts_in_the_same_folder_does_not_wipe_the_page(tmp_pat
         page.wait_for_function("state.curves.reward.x.at(-1) === 25")
         assert page.evaluate("state.curves.reward.x.length") == 25
     assert [text for text in seen.complaints if not NETWORK.search(text)] == []
+
+
+def test_a_reward_that_never_changes_does_not_hang_the_page(visit):
+    """Merged values that are equal differ in their last digit."""
+    status = RunStatus("flat", max_steps=1000, heartbeat_bound_s=60.0)
+    with serve_status(status, ServerConfig(port=0)) as running:
+        seen = visit(f"{running.url}/")
+        page = seen.page
+        expect(page.locator("#connection")).to_have_text("live")
+        for first, last in ((1, 200), (201, 400), (401, 600), (601, 603), (604, 700)):
+            for step in range(first, last + 1):
+                status.step_done(step, {"reward": -0.1, "step_time": 1.0}, seconds_per_stage={})
+            expect(page.locator("#steps")).to_have_text(f"step {last} of 1000")
+        assert seen.complaints == []
+
+
+def test_who_looks_from_the_start_on_learns_that_completions_are_not_kept(visit):
+    status = RunStatus("silent", max_steps=9, heartbeat_bound_s=60.0)
+    status.enter_phase("loading the model", limit_s=60.0)
+    with serve_status(status, ServerConfig(port=0)) as running:
+        page = visit(f"{running.url}/").page
+        expect(page.locator("#connection")).to_have_text("live")
+        show_servers(status)
+        facts = {**status.sources()["facts"](), "log_completions": False}
+        status.show("facts", lambda: facts)
+        advance(status, range(1, 4), with_groups=False)
+        expect(page.locator("#completions-words")).to_contain_text("logging.log_completions is off")

@@ -27,6 +27,14 @@ def test_json_lines_hide_secrets(monkeypatch: pytest.MonkeyPatch):
     assert found == expected
 
 
+def test_a_secret_from_a_file_and_a_whole_password_are_hidden(monkeypatch: pytest.MonkeyPatch):
+    """A file ends with a line break, and a password may have an @."""
+    monkeypatch.setenv("GRPO_LOG_FORMAT", "json")
+    monkeypatch.setenv("HF_TOKEN", "hf_abcdefgh123\n")
+    found = json.loads(line("rollout", "hf_abcdefgh123 is refused by http://user:p@ss@host/x"))
+    assert found["message"] == "*** is refused by http://user:***@host/x"
+
+
 def test_an_unknown_format_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("GRPO_LOG_FORMAT", "xml")
     with pytest.raises(ValueError, match="GRPO_LOG_FORMAT xml is unknown: text or json"):

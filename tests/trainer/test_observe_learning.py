@@ -15,6 +15,7 @@ from grpo_trainer.observe.jsonl import StepFile
 from grpo_trainer.observe.learning import WINDOW, LearningWatch
 from grpo_trainer.observe.live_view import LiveView
 from grpo_trainer.observe.missing_scores import MissingScores
+from grpo_trainer.observe.prometheus import RunMetrics
 from grpo_trainer.observe.run_files import METRICS_FILE
 from grpo_trainer.observe.run_status import RunStatus
 from grpo_trainer.observe.summary import RunTotals
@@ -165,6 +166,26 @@ def test_the_journal_logs_signs_and_counts_only_samples_that_took_no_part(
     assert [text.split(":")[0] for text in warnings] == [f"step {WINDOW}"] * 2
     assert "reward raises fails: in the last step 3 of 3 scores are missing (error)" in warnings[0]
     assert "reward right fails: in the last step 1 of 3 scores are missing (timeout)" in warnings[1]
+
+
+def test_an_evaluation_that_comes_late_is_shown_like_any_other(config: RunConfig):
+    status = RunStatus("demo", heartbeat_bound_s=60.0, max_steps=3)
+    with Journal(config, status, StopSignal(), max_steps=3, resumed_step=None, totals=RunTotals()) as journal:
+        for step, accuracy in ((1, 0.25), (2, None), (3, None)):
+            journal.add({"reward": step / 10})
+            if accuracy is not None:
+                journal.evaluated(step, {"eval_accuracy": accuracy})
+            journal.finish_step(step)
+        metrics = RunMetrics(status)
+        assert "grpo_trainer_evaluation_accuracy 0.25" in metrics.text().decode()
+        journal.evaluated(3, {"eval_accuracy": 0.75})
+        journal.complete_step(3)
+        found = metrics.text().decode()
+    assert "grpo_trainer_evaluation_accuracy 0.75" in found
+    assert "grpo_trainer_reward 0.3" in found
+    assert "grpo_trainer_step 3.0" in found
+    assert status.history.whole()[1]["eval_accuracy"]["latest"] == 0.75
+    assert json.loads((config.run_dir / "metrics.jsonl").read_text().splitlines()[-1])["eval_accuracy"] == 0.75
 
 
 def test_seconds_of_the_run_before_are_in_the_totals_and_not_in_the_counters(config: RunConfig):

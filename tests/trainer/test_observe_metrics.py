@@ -98,6 +98,17 @@ def test_every_status_of_a_sample_is_counted_and_only_scores_enter_means():
     assert "rewards/countdown/std" not in metrics, "one score has no deviation"
 
 
+def test_numbers_of_a_reward_take_no_place_of_its_scores():
+    own = {"countdown": RewardScore(score=0.5, status="ok", metrics={"mean": 42.0, "tests/mean": 120.0, "depth": 3.0})}
+    metrics = metrics_of(make_group(make_sample(0.5, rewards=own)))
+    assert {name: value for name, value in metrics.items() if name.startswith("rewards/")} == {
+        "rewards/countdown/mean": 0.5,
+        "rewards/countdown/mean_reported": 42.0,
+        "rewards/countdown/tests/mean_reported": 120.0,
+        "rewards/countdown/depth": 3.0,
+    }
+
+
 def test_lengths_of_all_and_of_those_that_ended_by_themselves():
     metrics = metrics_of(
         make_group(

@@ -122,6 +122,24 @@ def test_mlflow_continues_a_resumed_run(tmp_path: Path, monkeypatch: pytest.Monk
     assert not client.get_metric_history(run.info.run_id, "kl")
 
 
+def test_names_that_mlflow_would_refuse_a_step_for_are_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from mlflow import MlflowClient
+
+    from grpo_trainer.observe.mlflow_sink import MlflowSink
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/mlruns")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    facts = {"reward": {"params": {"pass@1": {"k": 1}}}}
+    sink = MlflowSink(tmp_path, project="p", run_name="r", resumed=False, facts=facts)
+    names = ["reward", "rewards/code/pass@1", "rewards/code//tests passed (%)", "rewards/../../x", "r" * 400]
+    sink.write(1, dict.fromkeys(names, 0.5))
+    client = MlflowClient()
+    [run] = client.search_runs([client.get_experiment_by_name("p").experiment_id])  # type: ignore[union-attr]
+    changed = {"reward", "rewards/code/pass_1", "rewards/code/tests passed ___", "rewards/x", "r" * 250}
+    assert run.data.metrics.keys() == changed
+    assert run.data.params == {"reward.params.pass_1.k": "1"}
+
+
 def test_a_step_that_mlflow_took_without_an_answer_is_the_same_when_it_comes_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

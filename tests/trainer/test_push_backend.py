@@ -3,6 +3,8 @@
 import ctypes
 import logging
 import os
+from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from grpo_proto.transport import gpu_uuid, nccl_version
 from grpo_trainer.config import WeightsConfig
 from grpo_trainer.errors import UsageError
 from grpo_trainer.fleet import Fleet, Replica
-from grpo_trainer.stages.push import choose_backend
+from grpo_trainer.stages.push import _send, choose_backend
 
 from .test_fleet import info
 
@@ -81,3 +83,27 @@ def test_the_version_of_nccl_is_that_of_the_library_and_not_of_torch_s_header(
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 29, 7))
     monkeypatch.setattr(ctypes, "CDLL", Library)
     assert nccl_version() == said
+
+
+@pytest.mark.parametrize(
+    ("backend", "zero_stage", "in_turns"), [("nccl", 3, True), ("nccl", 2, False), ("gloo", 3, False)]
+)
+def test_under_zero3_a_broadcast_over_nccl_ends_before_the_next_gather(backend: str, zero_stage: int, in_turns: bool):
+    """That gather waits for all that the GPU does, without end for a broadcast to a server that is gone."""
+    happened: list[str] = []
+
+    def buckets(manifest: object, *, device: object) -> Iterator[torch.Tensor]:
+        for number in (1, 2):
+            happened.append(f"gather {number}")
+            yield torch.zeros(8, dtype=torch.uint8)
+
+    engine = SimpleNamespace(zero_stage=zero_stage, device="cpu", outgoing_buckets=buckets)
+    pusher = SimpleNamespace(
+        session=SimpleNamespace(group=SimpleNamespace(backend=backend)),
+        send=lambda bucket: happened.append("send"),
+        arrived=lambda: happened.append("arrived"),
+    )
+    failure, _ = _send(engine, SimpleNamespace(bucket_bytes=[8, 8]), pusher)  # type: ignore[arg-type]
+    assert failure is None
+    between = ["arrived"] if in_turns else []
+    assert happened == ["gather 1", "send", *between, "gather 2", "send", *between, "arrived"]

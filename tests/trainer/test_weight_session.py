@@ -12,7 +12,7 @@ import torch
 from tests.processes import free_port
 from torch.distributed import TCPStore
 
-from grpo_proto import ErrorDetail, InfrastructureError, SessionRequest
+from grpo_proto import AbortRequest, ErrorDetail, InfrastructureError, SessionRequest, WeightState
 from grpo_proto.transport import WeightGroup
 from grpo_trainer import weight_session
 from grpo_trainer.config import WeightsConfig
@@ -70,3 +70,20 @@ def test_after_a_meeting_buckets_travel():
     theirs[0].broadcast(received, timeout_s=10.0)
     ours.wait()
     assert torch.equal(sent, received)
+
+
+def test_what_a_member_gave_a_push_up_for_is_told():
+    """Out of memory there looks like a lost connection here."""
+
+    def gives(reason: str | None) -> Any:
+        async def abort(request: AbortRequest, *, timeout_s: float) -> WeightState:
+            return WeightState(state="stale", version=0, reason=reason or request.reason)
+
+        async def end(request: Any, *, timeout_s: float) -> None:
+            pass
+
+        return SimpleNamespace(url=f"http://{reason}", weights=SimpleNamespace(abort=abort, close_session=end))
+
+    group = SimpleNamespace(close=lambda: None)
+    session = WeightSession(1, [gives("OutOfMemoryError"), gives(None)], group, WeightsConfig())  # type: ignore[arg-type]
+    assert asyncio.run(session.abandon("connection closed")) == ["http://OutOfMemoryError: OutOfMemoryError"]

@@ -316,8 +316,7 @@ lifecycle:
     # The images of engines ask for all GPUs of the node, and where NVIDIA's runtime is the default they would get them.
     - {name: NVIDIA_VISIBLE_DEVICES, value: void}
   resources:
-    requests: {cpu: 10m, memory: 32Mi}
-    limits: {cpu: 100m, memory: 64Mi}
+    {{- toYaml .root.Values.prepare.waitResources | nindent 4 }}
   securityContext:
     {{- include "grpo.containerSecurity" . | nindent 4 }}
   volumeMounts:

@@ -34,6 +34,17 @@ def _lies_in(value: object, storage: int) -> bool:
     return isinstance(value, torch.Tensor) and not value.is_meta and value.untyped_storage().data_ptr() == storage
 
 
+def forget_loaded(model: torch.nn.Module) -> None:
+    """Have vLLM put every layer that is not done back as it was when it closes the reload.
+
+    Of a layer that came in full and could not be put in place (out of memory) it would keep nothing: parameters on the
+    meta device, which the next push fills no more and nothing reports.
+    """
+    for _, _, info in open_layers(model):
+        info.load_numel = 0
+        info.loaded_weights.clear()
+
+
 def unloaded_layers(model: torch.nn.Module) -> list[str]:
     """Names of layers with parameters of their own into which nothing has been loaded; vLLM would keep the old ones.
 

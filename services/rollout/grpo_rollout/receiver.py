@@ -31,7 +31,7 @@ from grpo_proto.transport import (
 )
 from grpo_proto.weights import Backend, Manifest, TensorSpec
 
-from .layers import copy_pending_views, unloaded_layers
+from .layers import copy_pending_views, forget_loaded, unloaded_layers
 
 logger = logging.getLogger("vllm.grpo_rollout.receiver")
 
@@ -244,6 +244,7 @@ class Receiver:
             self.leave()
         self.push = None
         if self.reload_open:
+            forget_loaded(self.model)
             self._finalize()
 
     def _finalize(self) -> None:

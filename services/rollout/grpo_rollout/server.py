@@ -33,6 +33,11 @@ def run(arguments: list[str]) -> int:
     Raises StartError for what a user can mend.
     """
     cli_env_setup()
+    if current_platform.is_unspecified():
+        raise StartError(
+            "vLLM finds no device that it is built for",
+            "does nvidia-smi show a GPU here? In a container NVIDIA's runtime brings it (Kubernetes: runtimeClassName)",
+        )
     parser = make_arg_parser(FlexibleArgumentParser(prog="grpo-rollout serve", description=__doc__))
     on_cpu = current_platform.is_cpu()
     add_options(parser, on_cpu=on_cpu)

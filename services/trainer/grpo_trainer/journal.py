@@ -157,6 +157,7 @@ class Journal:
         self._collected, late = {}, {key: value for key, value in self._collected.items() if key.startswith("eval_")}
         if late:
             self.sinks.complete(step, late)
+            self.status.history.complete(step, late)
 
     def final_totals(self) -> RunTotals:
         """Of the whole run, with what came after its last step."""

@@ -1,7 +1,8 @@
 """The weights on their way out: gathered bucket by bucket into two staging buffers that take turns.
 
-While one bucket travels to the rollout servers, the next one is gathered and digested. The buffers are kept from push
-to push: the first touch of fresh memory costs more than the copy into it.
+While one bucket travels to the rollout servers, the next one is gathered and digested; not so under ZeRO-3 over NCCL,
+where a gather waits for the GPU. The buffers are kept from push to push: the first touch of fresh memory costs more
+than the copy into it.
 """
 
 import math

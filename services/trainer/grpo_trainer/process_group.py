@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from .errors import UnavailableError, UsageError
+from .launch import environment_world_size
 
 log = logging.getLogger(__name__)
 
@@ -30,9 +31,10 @@ def join_process_group(*, timeout_s: float) -> torch.device:
             os.environ.update(zip(LAUNCHER_VARIABLES, alone, strict=True))
         tell_of_idle_gpus()
         backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(
-            backend, timeout=timedelta(seconds=timeout_s), device_id=device if backend == "nccl" else None
-        )
+        # With a bound device every later group is split off by NCCL at once, which has failed for a single rank
+        # (deepspeedai/DeepSpeed#8248); DeepSpeed itself binds none then.
+        bound = device if backend == "nccl" and environment_world_size() > 1 else None
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s), device_id=bound)
     return device
 
 

@@ -24,6 +24,7 @@ from grpo_proto import (
     Rendezvous,
     ServiceError,
     SessionRequest,
+    WeightState,
 )
 from grpo_proto.listening import listening_socket
 from grpo_proto.transport import WeightGroup
@@ -112,20 +113,26 @@ class WeightSession:
         request = CommitRequest(session=self.number, version=version, digest=digest, deadline_s=deadline_s)
         await _all(self.members, [replica.weights.commit(request) for replica in self.members])
 
-    async def abandon(self, reason: str) -> None:
+    async def abandon(self, reason: str) -> list[str]:
         """Leave the group, so that nobody waits in it; tell all members to give the push up; end the session.
 
-        Members that do not answer are beyond telling.
+        Returns the reasons of members that had given it up before: out of memory is told there, and looks like a lost
+        connection here. Members that do not answer are beyond telling.
         """
         self.group.close()
         request = AbortRequest(session=self.number, reason=reason[:1000])
-        for answer in await asyncio.gather(
+        answers = await asyncio.gather(
             *(replica.weights.abort(request, timeout_s=self.config.bucket_timeout_s) for replica in self.members),
             return_exceptions=True,
-        ):
+        )
+        said = []
+        for replica, answer in zip(self.members, answers, strict=True):
             if isinstance(answer, ServiceError):
                 log.info("abort of session %d: %s", self.number, answer)
+            elif isinstance(answer, WeightState) and answer.reason not in (None, request.reason):
+                said.append(f"{replica.url}: {answer.reason}")
         await self._end()
+        return said
 
     async def close(self) -> None:
         """Leave the group and tell the members."""

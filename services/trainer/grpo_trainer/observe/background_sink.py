@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 MAX_WAITING_STEPS = 1000
 """Steps that wait for a slow server; what comes beyond them is lost to the tracker, and counted."""
 TRIES = 40
-"""Of a step, in about ten minutes; after them it is lost. A step that is refused for good must not stop the others."""
+"""Attempts to write a step, in nine minutes; after them it is lost: one that is refused must not stop the others."""
 FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 15.0
 """After a failed write, doubled from one to the next. Steps wait meanwhile: a server that is started again misses none.
 """

@@ -70,7 +70,7 @@ function duration(seconds) {
 
 // With the date, when it is not today's.
 function timeOf(seconds) {
-  const moment = new Date(seconds * 1000), time = moment.toLocaleTimeString([], { hour12: false });
+  const moment = new Date(seconds * 1000), time = moment.toLocaleTimeString([], { hourCycle: "h23" });
   const pad = (number) => String(number).padStart(2, "0");
   if (moment.toDateString() === new Date().toDateString()) return time;
   return `${moment.getFullYear()}-${pad(moment.getMonth() + 1)}-${pad(moment.getDate())} ${time}`;
@@ -260,7 +260,7 @@ function redraw() {
 function take(sections, nowS) {
   Object.assign(state.sections, sections);
   state.clock = nowS - Date.now() / 1000;
-  if ("groups" in sections) completions.update(sections.groups, state.sections.facts?.log_completions);
+  if ("groups" in sections || "facts" in sections) completions.update(state.sections.groups, state.sections.facts?.log_completions);
   drawTitle();
   redraw();
 }

@@ -182,6 +182,8 @@ class Chart {
     const most = this.stacked ? 3 * median(values) : Infinity, cut = high > most;
     if (cut) high = most;
     if (this.apart) [low, high] = [0, 1];
+    // Equal values that were merged differ in their last digit: no range, and `ticks` would count from it for ever.
+    if (high - low < Math.max(Math.abs(low), Math.abs(high)) * 1e-9) high = low;
     if (this.high === null) high += (high - low || Math.abs(high) || 1) * 0.06;
     if (this.low === null) low -= (high - low || Math.abs(low) || 1) * 0.06;
     if (high <= low) high = low + 1;

@@ -70,12 +70,9 @@ class LiveHistory:
         """The numbers of a finished step; steps come in order."""
         numbers = dict(numbers_of(metrics))
         numbers = _with_every_stage(step, numbers)
-        shown = {name: rounded for name in self._names(numbers) if (rounded := finite(numbers[name])) is not None}
+        shown = self._shown(numbers)
         with self._lock:
-            for name, value in shown.items():
-                if name not in self._series:
-                    self._series[name] = ThinnedSeries(MAX_POINTS, merge_of(name))
-                self._series[name].add(step, value)
+            self._add_new(step, shown)
             for name, value in numbers.items():
                 if name.startswith(LEFT_OUT) and value:
                     reason = name.removeprefix(LEFT_OUT)
@@ -91,8 +88,20 @@ class LiveHistory:
                     | {"num_tokens": numbers.get("num_tokens", self._num_tokens) - self._num_tokens}
                 )
             self._num_tokens = numbers.get("num_tokens", self._num_tokens)
-            self._sequence += 1
-            self._new.append({"sequence": self._sequence, "step": step, "values": shown})
+
+    def complete(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Numbers of the last step that came late: they make no step of their own."""
+        shown = self._shown(dict(numbers_of(metrics)))
+        with self._lock:
+            self._add_new(step, shown)
+
+    def _add_new(self, step: int, shown: Mapping[str, float]) -> None:
+        for name, value in shown.items():
+            if name not in self._series:
+                self._series[name] = ThinnedSeries(MAX_POINTS, merge_of(name))
+            self._series[name].add(step, value)
+        self._sequence += 1
+        self._new.append({"sequence": self._sequence, "step": step, "values": shown})
 
     def show_groups(self, step: int, groups: Sequence[Group]) -> None:
         """Keep the most telling groups of a step; a step without any leaves the last ones."""
@@ -165,9 +174,10 @@ class LiveHistory:
             "missing": missing,
         }
 
-    def _names(self, numbers: Mapping[str, float]) -> list[str]:
+    def _shown(self, numbers: Mapping[str, float]) -> dict[str, float]:
         rewards = [name for name in numbers if name.startswith("rewards/") and name.endswith("/mean")]
-        return [name for name in SHOWN if name in numbers] + rewards[:MAX_REWARD_CURVES]
+        names = [name for name in SHOWN if name in numbers] + rewards[:MAX_REWARD_CURVES]
+        return {name: rounded for name in names if (rounded := finite(numbers[name])) is not None}
 
 
 def _besides(numbers: Mapping[str, float]) -> float:

@@ -49,7 +49,9 @@ def reward_metrics(groups: Sequence[Group], reward_names: Sequence[str]) -> dict
         reported = [result.metrics for result in results if result.metrics]
         for key in sorted({key for numbers in reported for key in numbers}):
             average = mean(numbers[key] for numbers in reported if key in numbers)
-            metrics |= optional(f"rewards/{name}/{key}", average)
+            # Those two names are ours, here and wherever curves of rewards are looked for.
+            own = f"{key}_reported" if key.rpartition("/")[2] in ("mean", "std") else key
+            metrics |= optional(f"rewards/{name}/{own}", average)
     return metrics
 
 

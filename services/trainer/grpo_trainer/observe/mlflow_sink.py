@@ -1,6 +1,7 @@
 """Metrics to the MLflow server that MLFLOW_TRACKING_URI names."""
 
 import os
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from mlflow.entities import Metric, Param
 from .run_identity import run_identity
 
 MAX_PARAM_CHARS = 500
+MAX_NAME_CHARS = 250
 MAX_PARAMS_PER_CALL = 100
 MAX_METRICS_PER_CALL = 1000
 
@@ -41,7 +43,7 @@ class MlflowSink:
         """A step may come again, when the server took it and its answer was lost: equal points are one there."""
         if step != self._step:
             self._step, self._first_try_ms = step, int(time.time() * 1000)
-        values = [Metric(key, value, self._first_try_ms, step) for key, value in metrics.items()]
+        values = [Metric(allowed(key), value, self._first_try_ms, step) for key, value in metrics.items()]
         for start in range(0, len(values), MAX_METRICS_PER_CALL):
             self._client.log_batch(self._run_id, metrics=values[start : start + MAX_METRICS_PER_CALL])
 
@@ -54,6 +56,12 @@ class MlflowSink:
         return experiment_id
 
 
+def allowed(name: str) -> str:
+    """A name that MLflow takes: it refuses a whole step for one that it does not, such as a reward's `pass@1`."""
+    parts = re.sub(r"[^:/\w.\- ]", "_", name).split("/")
+    return "/".join(part for part in parts if part not in ("", ".", ".."))[:MAX_NAME_CHARS]
+
+
 def _flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """{"a": {"b": 1}} → {"a.b": 1}: MLflow's parameters have no levels."""
     flat: dict[str, Any] = {}
@@ -61,5 +69,5 @@ def _flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, Mapping):
             flat |= _flat(value, f"{prefix}{key}.")
         else:
-            flat[f"{prefix}{key}"] = value
+            flat[allowed(f"{prefix}{key}")] = value
     return flat

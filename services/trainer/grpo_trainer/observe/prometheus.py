@@ -98,6 +98,7 @@ class _LastStep:
         self._history = history
         self._sequence = 0
         self._numbers: dict[str, float] = {}
+        self._step: int | None = None
 
     def numbers(self) -> dict[str, float]:
         """As metrics.jsonl names them; what the step did not measure is absent. Those of an evaluation stay until the
@@ -112,7 +113,9 @@ class _LastStep:
                 return self._numbers
         self._sequence, steps = found
         for step in steps:
-            kept = {name: value for name, value in self._numbers.items() if name.startswith("eval_")}
+            same = step["step"] == self._step  # completed late
+            kept = {name: value for name, value in self._numbers.items() if same or name.startswith("eval_")}
+            self._step = step["step"]
             self._numbers = kept | step["values"]
         return self._numbers
 

@@ -131,10 +131,10 @@ class WeightPusher:
     def _give_up(self, error: Exception, *, final: bool) -> Failure:
         """Nobody serves half a policy; the members that failed are looked at anew."""
         reason = str(error) or type(error).__name__
-        log.warning("push failed: %s", reason)
         if self.session is not None:
             session, self.session = self.session, None
-            self.loop.run(session.abandon(reason))
+            reason = "; ".join([*self.loop.run(session.abandon(reason)), reason])
+        log.warning("push failed: %s", reason)
         failed = set(error.failures) if isinstance(error, MemberFailed) else {r.url for r in self.fleet.replicas}
         for replica in self.fleet.replicas:
             if replica.url in failed:
@@ -200,6 +200,9 @@ def _send(engine: TrainingEngine, manifest: Manifest, pusher: WeightPusher | Non
         digest = digest or Digest(max(manifest.bucket_bytes), bucket.device)
         failure = pusher.send(bucket)
         digest.add(bucket)
+        if on_gpu and engine.zero_stage == 3 and failure is None:
+            # The next gather synchronizes the GPU, and would wait without a bound for a broadcast that never ends.
+            failure = pusher.arrived()
     if pusher is not None and failure is None:
         failure = pusher.arrived()
     return failure, digest.hexdigest() if digest else ""
