@@ -47,6 +47,7 @@ def test_only_the_newest_are_kept(tmp_path: Path):
 def test_a_damaged_one_that_is_newer_takes_no_place_and_is_replaced(tmp_path: Path, keep: int):
     save(tmp_path, 1)
     (save(tmp_path, 4) / "engine" / "weights.bin").write_bytes(b"damaged")
+    assert find_latest(tmp_path) == (tmp_path / "checkpoints/checkpoint-1", {"step": 1})
     for step, newest in ((2, 2), (3, 3), (4, 4)):
         save(tmp_path, step, keep=keep)
         latest = find_latest(tmp_path)
@@ -110,3 +111,29 @@ def test_the_manifest_covers_every_file(tmp_path: Path):
     files = json.loads((folder / "manifest.json").read_text())["files"]
     assert set(files) == {"engine/weights.bin", "state.json"}
     assert folder == checkpoint_folder(tmp_path, 1)
+
+
+def test_a_damaged_one_that_the_run_has_passed_takes_no_place(tmp_path: Path):
+    save(tmp_path, 2)
+    (save(tmp_path, 5) / "engine" / "weights.bin").write_bytes(b"damaged")
+    find_latest(tmp_path)
+    save(tmp_path, 6, keep=2)
+    assert list_steps(tmp_path) == [2, 6]
+
+
+def test_what_a_kill_left_of_another_step_is_removed(tmp_path: Path):
+    (begin_checkpoint(tmp_path, 7) / "engine.bin").write_bytes(b"half")
+    save(tmp_path, 10)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["checkpoint-10"]
+
+
+def test_an_old_one_that_cannot_be_removed_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    save(tmp_path, 1)
+
+    def rmtree(path: Path, ignore_errors: bool = False) -> None:
+        if not ignore_errors:
+            raise OSError(errno.ENOTEMPTY, "Directory not empty")  # NFS, where somebody reads a file of it
+
+    monkeypatch.setattr("grpo_trainer.checkpoint.shutil.rmtree", rmtree)
+    save(tmp_path, 2, keep=1)
+    assert find_latest(tmp_path) is not None

@@ -1,6 +1,9 @@
 """How the loop ends when a stop is asked for or the servers fail: nobody waits for long, what was trained is kept."""
 
 import asyncio
+import gc
+import logging
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -9,8 +12,10 @@ import pytest
 
 from grpo_proto import ErrorDetail, FatalError
 from grpo_trainer import loop
+from grpo_trainer.conductor import Conductor
 from grpo_trainer.config import WeightsConfig
 from grpo_trainer.errors import RunError, ServersError
+from grpo_trainer.event_loop import EventLoopThread
 from grpo_trainer.ranks import Ranks
 from grpo_trainer.stages import push as stage
 from grpo_trainer.stop_signal import StopRequested, StopSignal
@@ -149,9 +154,7 @@ async def test_every_rank_hears_what_the_servers_did_not_do(error: Exception, me
     task = asyncio.create_task(fail())
     await asyncio.wait({task})
     conductor = SimpleNamespace(start=lambda _: task, wait=lambda *_, **__: "done")
-    rank0: Any = SimpleNamespace(
-        conductor=conductor, journal=SimpleNamespace(status=SimpleNamespace(beat=lambda: None))
-    )
+    rank0: Any = SimpleNamespace(conductor=conductor)
     told: list[Any] = []
     hears: dict[int, Callable[[Any], Any]] = {
         0: lambda message: told.append(message) or message,
@@ -162,3 +165,33 @@ async def test_every_rank_hears_what_the_servers_did_not_do(error: Exception, me
         with pytest.raises(ServersError, match=message):
             loop.wait_for(run, lambda _: None, version=1)  # type: ignore[arg-type, return-value]
     assert told == []
+
+
+def test_a_batch_that_is_given_up_ends_without_a_trace(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    """All servers are lost, the push fails, and so does, later, what waited for samples."""
+
+    async def next_batch() -> None:
+        await asyncio.sleep(0.2)
+        raise RunError("no rollout server could sample within 300 s")
+
+    async def event() -> asyncio.Event:
+        return asyncio.Event()
+
+    def push(*_: object, **__: object) -> None:
+        time.sleep(0.4)
+        raise ServersError("could not be pushed")
+
+    monkeypatch.setattr(loop, "push_policy", push)
+    with EventLoopThread() as events, caplog.at_level(logging.ERROR, "asyncio"):
+        conductor = object.__new__(Conductor)
+        conductor.loop, conductor.stop = events, StopSignal()
+        conductor.fleet = SimpleNamespace(needs_push=events.run(event()))  # type: ignore[assignment]
+        events.loop.call_soon_threadsafe(conductor.fleet.needs_push.set)
+        run: Any = SimpleNamespace(ranks=Ranks(0, 1), rank0=SimpleNamespace(conductor=conductor))
+        with pytest.raises(ServersError, match="could not be pushed"):
+            loop.wait_for(run, lambda _: next_batch(), version=3)
+        gc.collect()
+        time.sleep(0.1)
+    assert caplog.records == []

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -276,3 +277,17 @@ class TestWhileTheServerOfATracker:
         threading.Timer(0.5, tracking.answers.set).start()
         sinks.close(stop)
         assert tracking.steps == [1, 2]
+
+
+def test_trackers_hear_of_a_failure_that_ends_the_other_ranks_first():
+    told: list[tuple[str, str | None]] = []
+    stop = StopSignal()
+    tracker = SimpleNamespace(
+        name="slow", write=lambda *_: time.sleep(1.0), close=lambda failure: told.append(("slow", failure))
+    )
+    sink = background_sink.BackgroundSink("slow", lambda: tracker, failed=lambda *_: None)
+    sink.write(1, {})
+    time.sleep(0.1)
+    threading.Timer(0.2, lambda: setattr(stop, "requested", True)).start()  # torchrun's, when another rank is gone
+    background_sink.finish([sink], stop, failure="nobody answers")
+    assert (told, sink.lost_steps) == ([("slow", "nobody answers")], 0)

@@ -1,5 +1,6 @@
 """metrics.jsonl and completions.jsonl: what is in them, and what a resume leaves of them."""
 
+import errno
 import json
 import logging
 import math
@@ -185,3 +186,25 @@ def test_what_comes_late_belongs_to_its_step(tmp_path: Path, through: int):
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [0, 1, 2, 3]
     assert rows[-1] == {"step": 3, **({"reward": 0.75} if through == 3 else {}), "eval_accuracy": 0.5}
+
+
+def test_a_late_evaluation_that_cannot_be_written_leaves_the_step_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = tmp_path / "metrics.jsonl"
+    first = StepFile(path, keep_through_step=None)
+    first.append([{"step": 8}, {"step": 9, "reward": 2.0}])
+    first.close()
+    before = path.read_bytes()
+    file = StepFile(path, keep_through_step=9)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as context:
+        context.setattr(StepFile, "append", full)
+        context.setattr("os.fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            file.add_to_last({"step": 9, "eval_accuracy": 0.5})
+    file.close()
+    assert path.read_bytes() == before

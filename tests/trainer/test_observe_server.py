@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -261,3 +262,18 @@ def test_the_committed_document_is_that_of_the_routes():
     assert json.loads(OPENAPI.read_text()) == json.loads(openapi_text()), (
         "renew it: python -m grpo_trainer.observe.routes > services/trainer/openapi.json"
     )
+
+
+def test_the_bound_is_that_of_the_stage_whose_heartbeat_is_old(monkeypatch: pytest.MonkeyPatch):
+    status = RunStatus("r", heartbeat_bound_s=900, silent_stages={"save": 3600})
+    status.enter_stage("save")
+    status._beat_monotonic -= 1000
+    snapshot = status.snapshot
+
+    def and_the_loop_goes_on() -> Any:
+        state = snapshot()
+        status.enter_stage("wait")
+        return state
+
+    monkeypatch.setattr(status, "snapshot", and_the_loop_goes_on)
+    assert status.problem() is None

@@ -8,15 +8,18 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from grpo_trainer.config import LoggingConfig
 from grpo_trainer.errors import UsageError
+from grpo_trainer.observe.jsonl import StepFile
 from grpo_trainer.observe.run_identity import run_identity
-from grpo_trainer.observe.sinks import MLFLOW_PATIENCE, open_sinks
+from grpo_trainer.observe.sinks import MLFLOW_PATIENCE, MetricSinks, open_sinks
 from grpo_trainer.stop_signal import StopSignal
 
 
@@ -207,3 +210,20 @@ def test_mlflow_is_less_patient_than_by_itself_unless_told(tmp_path: Path, monke
     open_sinks(LoggingConfig(report_to=["mlflow"]), tmp_path, resumed_step=None, facts={}).close(StopSignal())
     assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "3"
     assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == MLFLOW_PATIENCE["MLFLOW_HTTP_REQUEST_TIMEOUT"]
+
+
+def test_trackers_hear_of_a_disk_that_is_full(tmp_path: Path):
+    told: list[tuple[str, str | None]] = []
+    file = StepFile(tmp_path / "metrics.jsonl", keep_through_step=None)
+    file.close()
+    file._file = Path("/dev/full").open("wb")  # noqa: SIM115 - `close` is what is tested
+
+    def tracker(name: str) -> SimpleNamespace:
+        return SimpleNamespace(name=name, write=lambda *_: None, close=lambda failure: told.append((name, failure)))
+
+    sinks = MetricSinks(file, {name: partial(tracker, name) for name in "ab"}, in_background="b")
+    with pytest.raises(OSError, match="No space left"):
+        sinks.write(1, {"reward": 1.0})
+    with pytest.raises(OSError, match="No space left"):
+        sinks.close(StopSignal(), failure="no space")
+    assert sorted(told) == [("a", "no space"), ("b", "no space")]

@@ -53,7 +53,12 @@ def make(
 ) -> Pipeline:
     prompts = PromptStage([PromptRow(number, [number + 1], "p", {}) for number in range(5)], seed=1, shuffle=True)
     limits = PipelineLimits(
-        groups_per_batch=4, max_staleness=max_staleness, groups_per_job=2, num_generations=2, min_scored_share=0.5
+        groups_per_batch=4,
+        max_staleness=max_staleness,
+        groups_per_job=2,
+        num_generations=2,
+        min_scored_share=0.5,
+        max_steps=11,
     )
     return Pipeline(
         rollout, FakeReward(), prompts, Sampling(), limits, cursor or Cursor(), tracing or Tracing(None, run="")
@@ -171,6 +176,20 @@ async def test_what_no_server_samples_while_the_trainer_trains_is_sampled_after_
     assert pipeline.counts.issued == 8 + 4
 
 
+async def test_what_no_server_samples_while_the_trainer_evaluates_or_saves_is_sampled_when_it_is_wanted():
+    rollout = FakeRollout()
+    pipeline = make(rollout, max_staleness=1)
+    await pipeline.policy_updated(1)
+    await pipeline.next_batch()
+    pipeline.batch_used()
+    await asyncio.sleep(0.01)
+    rollout.failure = RunError("no rollout server could sample within 300 s")
+    await pipeline.policy_updated(2)  # then it saves, for longer than that
+    await asyncio.sleep(0.01)
+    rollout.failure = None
+    assert positions((await pipeline.next_batch()).groups) == [4, 5, 6, 7]
+
+
 async def test_a_policy_that_is_pushed_again_while_a_batch_is_taken_makes_no_room():
     rollout = FakeRollout()
     pipeline = make(rollout, max_staleness=1)
@@ -195,7 +214,9 @@ async def test_a_sampler_that_is_faster_than_training_samples_nothing_in_vain(ma
         await asyncio.sleep(0.01)  # training, while everything that was dispatched is sampled
     assert pipeline.counts.dropped_stale == 0
     assert max(ages) == max_staleness
-    assert pipeline.counts.issued == (11 + max_staleness) * 4
+    await pipeline.policy_updated(12)  # after the last step
+    await asyncio.sleep(0.01)
+    assert pipeline.counts.issued == pipeline.counts.used == 11 * 4
 
 
 async def test_groups_of_which_too_few_are_scored_are_not_used_up():

@@ -1,5 +1,6 @@
 """The final model is whole or not there, and every rank learns when it could not be written."""
 
+import errno
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from tests.trainer.gloo_ranks import outputs_of_two_ranks
 from grpo_trainer.checkpoint import find_latest
 from grpo_trainer.errors import RunError
 from grpo_trainer.ranks import Ranks
-from grpo_trainer.saving import save_model
+from grpo_trainer.saving import save_checkpoint, save_model
 
 ALONE = Ranks(rank=0, world_size=1)
 
@@ -122,3 +123,16 @@ def test_every_rank_learns_at_once_that_a_checkpoint_could_not_be_written(where:
     expected = f"the checkpoint of step 3 could not be written: rank {rank}: [Errno 28] No space left on device"
     assert [json.loads(output.splitlines()[-1]) for output in outputs] == ["" if rank is None else expected] * 2
     assert (find_latest(tmp_path / "run") is not None) == (rank is None)
+
+
+def test_a_full_disk_leaves_nothing_of_the_checkpoint(tmp_path: Path):
+    class Full:
+        def save(self, folder: Path) -> None:
+            folder.mkdir()
+            (folder / "half").write_bytes(b"x")
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    config: Any = SimpleNamespace(run_dir=tmp_path, checkpoint=SimpleNamespace(save_total_limit=2))
+    with pytest.raises(RunError, match="No space left"):
+        save_checkpoint(3, config, Full(), ALONE, {})  # type: ignore[arg-type]
+    assert list((tmp_path / "checkpoints").iterdir()) == []

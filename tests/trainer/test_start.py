@@ -25,7 +25,7 @@ from grpo_proto import PROTOCOL_VERSION, RewardDescription, RolloutInfo, WeightS
 from grpo_proto.fingerprint import tokenizer_fingerprint
 from grpo_trainer import __main__, launch, weight_session
 from grpo_trainer.config import RunConfig, WeightsConfig
-from grpo_trainer.errors import RunError, UnavailableError, UsageError, cannot_be_loaded
+from grpo_trainer.errors import RunError, UnavailableError, UsageError, model_error_class
 from grpo_trainer.prompts import text_or_file
 from grpo_trainer.run_folder import open_run_folder
 from grpo_trainer.settings import read_config
@@ -198,13 +198,13 @@ class TestExitStatus:
     def test_a_folder_does_not_get_better_but_the_hub_comes_back(self, tmp_path: Path):
         unknown = OSError("no file named config.json")
         for name in (str(tmp_path), "/nowhere/model", "./model", "~/model"):
-            assert cannot_be_loaded(name, unknown) is UsageError
-        assert cannot_be_loaded("Qwen/Qwen2.5-0.5B", unknown) is UnavailableError
+            assert model_error_class(name, unknown) is UsageError
+        assert model_error_class("Qwen/Qwen2.5-0.5B", unknown) is UnavailableError
 
     @pytest.mark.parametrize("code", ["ESTALE", "EIO", "EDQUOT", "ENOSPC", "ETIMEDOUT"])
     def test_a_file_server_that_was_away_comes_back(self, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         away = OSError(getattr(errno, code), os.strerror(getattr(errno, code)))
-        assert cannot_be_loaded(str(tmp_path), away) is UnavailableError
+        assert model_error_class(str(tmp_path), away) is UnavailableError
         monkeypatch.setattr(Path, "mkdir", lambda *_, **__: (_ for _ in ()).throw(away))
         with pytest.raises(UnavailableError, match="cannot be made"):
             open_run_folder(tmp_path / "run", resume=False)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .errors import UnavailableError, UsageError, of_storage
+from .errors import UnavailableError, UsageError, storage_error_class
 
 log = logging.getLogger(__name__)
 
@@ -27,10 +27,16 @@ def checkpoint_folder(run_dir: Path, step: int) -> Path:
     return run_dir / "checkpoints" / f"{PREFIX}{step}"
 
 
+def remove_unfinished(run_dir: Path) -> None:
+    """What a crash or a full disk left of checkpoints, whatever their step. Rank 0 only."""
+    for left in (run_dir / "checkpoints").glob(f"{TEMPORARY}*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
 def begin_checkpoint(run_dir: Path, step: int) -> Path:
-    """An empty temporary folder for step `step`; what an earlier crash left in its place is removed. Rank 0 only."""
+    """An empty temporary folder for step `step`. Rank 0 only."""
+    remove_unfinished(run_dir)
     folder = run_dir / "checkpoints" / f"{TEMPORARY}{step}"
-    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder
 
@@ -51,22 +57,17 @@ def finish_checkpoint(
 ) -> Path:
     """Seal the temporary folder, whose other `files` are described, and give it its name. Rank 0 only.
 
-    Then all but the newest `keep` are removed. Raises OSError, as on a full disk, and leaves nothing of it then.
+    Then all but the newest `keep` are removed. Raises OSError, as on a full disk.
     """
     temporary, final = run_dir / "checkpoints" / f"{TEMPORARY}{step}", checkpoint_folder(run_dir, step)
-    try:
-        _write_synced(temporary / STATE, json.dumps(state, indent=1).encode())
-        files = files | describe_files(temporary, [STATE])
-        _write_synced(temporary / MANIFEST, json.dumps({"step": step, "files": files}, indent=1).encode())
-        shutil.rmtree(final, ignore_errors=True)
-        temporary.rename(final)
-        _sync_folder(final.parent)
-    except OSError:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    # Newer ones than this are damaged, or the run would have gone on from them: they take no place of a whole one.
-    for step_of_old in [old for old in list_steps(run_dir) if old <= step][:-keep]:
-        shutil.rmtree(checkpoint_folder(run_dir, step_of_old))
+    _write_synced(temporary / STATE, json.dumps(state, indent=1).encode())
+    files = files | describe_files(temporary, [STATE])
+    _write_synced(temporary / MANIFEST, json.dumps({"step": step, "files": files}, indent=1).encode())
+    shutil.rmtree(final, ignore_errors=True)
+    temporary.rename(final)
+    _sync_folder(final.parent)
+    for old in list_steps(run_dir)[:-keep]:
+        shutil.rmtree(checkpoint_folder(run_dir, old), ignore_errors=True)  # somebody may be reading it over NFS
     return final
 
 
@@ -82,12 +83,16 @@ def find_latest(run_dir: Path) -> tuple[Path, dict[str, Any]] | None:
     Raises UsageError when there are checkpoints but none is whole: starting from the beginning would hide that.
     """
     steps = list_steps(run_dir)
+    damaged: list[Path] = []
     for step in reversed(steps):
         folder = checkpoint_folder(run_dir, step)
         problem = verify(folder)
         if problem is None:
+            for one in damaged:  # it takes no place of a whole one; the next checkpoint removes it
+                one.rename(one.with_name(f".tmp-{one.name}"))
             return folder, json.loads((folder / STATE).read_text())
         log.warning("skipping the checkpoint %s: %s", folder, problem)
+        damaged.append(folder)
     if steps:
         raise UsageError(
             f"none of the {len(steps)} checkpoints in {run_dir / 'checkpoints'} is whole",
@@ -101,7 +106,7 @@ def verify(folder: Path) -> str | None:
     try:
         return _damage(folder)
     except OSError as error:
-        if of_storage(error) is UnavailableError:
+        if storage_error_class(error) is UnavailableError:
             raise UnavailableError(f"{error.filename or folder} cannot be read now: {error.strerror}") from error
         return f"it cannot be read ({error})"
 

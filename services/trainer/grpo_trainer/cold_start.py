@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from .cold_start_config import ColdStartConfig
 from .cold_start_data import load_examples
-from .errors import RunError, UsageError, cannot_be_loaded, of_storage
+from .errors import RunError, UsageError, model_error_class, storage_error_class
 from .settings import read_config
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _check_output(folder: Path) -> None:
             raise UsageError(f"output_dir {folder} is there already", hint="remove it, or choose another output_dir")
         folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise of_storage(error)(f"output_dir {folder} cannot be made: {error.strerror}") from error
+        raise storage_error_class(error)(f"output_dir {folder} cannot be made: {error.strerror}") from error
 
 
 def _no_bars() -> None:
@@ -97,7 +97,7 @@ def _load(config: ColdStartConfig) -> tuple["PreTrainedModel", "PreTrainedTokeni
             trust_remote_code=trusted,
         )
     except (OSError, ValueError) as error:
-        raise cannot_be_loaded(name, error)(
+        raise model_error_class(name, error)(
             f"model.name_or_path {name} cannot be loaded: {str(error).strip().splitlines()[0]}",
             hint="give a folder with config.json, weights and tokenizer, or a Hugging Face name",
         ) from error

@@ -5,8 +5,7 @@ It owns the event loop's thread, in which sampling and scoring go on while the m
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import asdict
+from collections.abc import Coroutine, Sequence
 from typing import Any, Literal, Self, TypeVar
 
 from grpo_proto import Health, InfrastructureError, RewardClient, ServiceError
@@ -21,8 +20,7 @@ from .fleet import Fleet
 from .observe.run_status import RunStatus
 from .observe.tracing import Tracing
 from .pipeline import Batch, Cursor, Pipeline, PipelineLimits
-from .samples import PromptRow, TrainingSample
-from .stages.advantage import group_advantages
+from .samples import PromptRow
 from .stages.prompt import PromptStage
 from .stages.push import PushResult, WeightPusher
 from .stages.reward import RewardStage
@@ -50,6 +48,7 @@ class Conductor:
         prompts: PromptStage,
         cursor: Cursor,
         trainer_id: str,
+        max_steps: int,
         stop: StopSignal,
         status: RunStatus,
     ):
@@ -76,6 +75,7 @@ class Conductor:
                 groups_per_job=config.rollout.prompts_per_request,
                 num_generations=config.rollout.num_generations,
                 min_scored_share=config.reward.min_scored_share,
+                max_steps=max_steps,
             ),
             cursor,
             self.tracing,
@@ -178,15 +178,18 @@ class Conductor:
         """Let it run in the event loop; `wait` waits for it."""
 
         async def create() -> "asyncio.Task[ResultT]":
-            return asyncio.create_task(coroutine)
+            task = asyncio.create_task(coroutine)
+            # Nobody may look at it any more, and asyncio would log a stack trace.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            return task
 
         return self.loop.run(create())
 
-    def wait(self, task: "asyncio.Task[Any]", *, beat: Callable[[], None]) -> Literal["done", "push", "stop"]:
+    def wait(self, task: "asyncio.Task[Any]") -> Literal["done", "push", "stop"]:
         """Wait until `task` is done, the servers need another push before it can be, or a stop is asked for.
 
-        The task has deadlines of its own; `beat` is called while the event loop answers, and the status hears whether
-        a batch waits for samples or only for scores.
+        The task has deadlines of its own. While the event loop answers, the status hears a heartbeat, and whether a
+        batch waits for samples or only for scores.
         """
 
         async def look() -> Literal["done", "push", "waiting"]:
@@ -202,11 +205,11 @@ class Conductor:
         try:
             with self.stop.interruptible():
                 while (verdict := self.loop.run(look())) == "waiting":
-                    beat()
+                    self.status.beat()
                     self.status.lacks("score" if self.pipeline.lacks_only_scores else "wait")
                 return verdict
         except StopRequested:
-            self.loop.loop.call_soon_threadsafe(task.cancel)
+            self.loop.cancel(task)
             return "stop"
 
     def cursor(self) -> Cursor:
@@ -217,18 +220,16 @@ class Conductor:
 
         return self.loop.run(read())
 
-    def probes(self) -> list[Probe]:
+    def probes(self) -> Coroutine[Any, Any, list[Probe]]:
+        """What every server samples for the canary."""
         pushed = self._pushed()
-        rows = self.rows[: self.config.canary.num_prompts]
-        return self.loop.run(
-            sample_probes(
-                self.fleet,
-                rows,
-                self.config.canary,
-                session=pushed.session,
-                version=pushed.version,
-                temperature=self.config.rollout.temperature,
-            )
+        return sample_probes(
+            self.fleet,
+            self.rows[: self.config.canary.num_prompts],
+            self.config.canary,
+            session=pushed.session,
+            version=pushed.version,
+            temperature=self.config.rollout.temperature,
         )
 
     def _pushed(self) -> PushResult:
@@ -241,34 +242,3 @@ def _waiting_for_rollout(urls: Sequence[str]) -> str:
     if len(urls) == 1:
         return f"waiting for the rollout server at {urls[0]}"
     return f"waiting for {len(urls)} rollout servers: {', '.join(urls)}"
-
-
-def training_samples(batch: Batch, config: RunConfig, *, version: int) -> tuple[list[TrainingSample], dict[str, float]]:
-    """Advantages into the groups; then what takes part in the loss: scored, with tokens, not cut if cuts are masked.
-
-    Returns the samples and the metrics of their rewards.
-    """
-    rewards = [[sample.total_reward for sample in group.samples] for group in batch.groups]
-    advantages, metrics = group_advantages(rewards, config.algorithm.scale_rewards)
-    taken: list[TrainingSample] = []
-    for group, advantages_of_group in zip(batch.groups, advantages, strict=True):
-        for sample, advantage in zip(group.samples, advantages_of_group, strict=True):
-            sample.advantage = advantage
-            left_out = sample.left_out_because(mask_truncated=config.algorithm.mask_truncated_completions)
-            if advantage is None or left_out is not None:
-                continue
-            taken.append(
-                TrainingSample(
-                    prompt_token_ids=group.row.token_ids,
-                    token_ids=sample.token_ids,
-                    rollout_logprobs=sample.rollout_logprobs,
-                    advantage=advantage,
-                    fresh=sample.oldest_version == version,
-                )
-            )
-    return taken, metrics
-
-
-def to_wire(samples: Sequence[TrainingSample]) -> list[dict[str, Any]]:
-    """For `Ranks.broadcast_json`."""
-    return [asdict(sample) for sample in samples]

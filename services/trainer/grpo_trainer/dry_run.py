@@ -14,7 +14,7 @@ from grpo_proto.weights import DTYPE_BYTES
 from .config import RunConfig
 from .data import load_prompt_rows
 from .deepspeed_settings import deepspeed_settings
-from .errors import cannot_be_loaded
+from .errors import model_error_class
 from .fleet import Fleet
 from .observe.server import checked_tokens
 from .outgoing import plan_push
@@ -75,7 +75,7 @@ def _memory(config: RunConfig) -> Iterator[Line]:
                 AutoConfig.from_pretrained(config.model.name_or_path, trust_remote_code=config.model.trust_remote_code)
             )
     except (OSError, ValueError) as error:
-        raise cannot_be_loaded(config.model.name_or_path, error)(
+        raise model_error_class(config.model.name_or_path, error)(
             f"no model in {config.model.name_or_path}: {str(error).splitlines()[0]}",
             hint="model.name_or_path is a folder or a Hugging Face name",
         ) from error

@@ -13,7 +13,7 @@ import contextlib
 import io
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from grpo_proto.transport import dtype_name
 from .config import AlgorithmConfig, DeepSpeedConfig, ModelConfig, OptimizerConfig
 from .deepspeed_settings import ClipBareOptimizer, adamw, deepspeed_settings, full_shape, inference_settings
 from .engine_state import STATE_TAG, layout, read_engine_state, write_engine_state
-from .errors import RunError, of_storage
+from .errors import RunError, storage_error_class
 from .logprobs import Policy
 from .model import load_policy
 from .outgoing import OutgoingBuckets
@@ -179,7 +179,8 @@ class TrainingEngine:
 
         All ranks call it; who wants to read the folder waits for all of them.
         """
-        self._engine.save_checkpoint(str(folder), tag=STATE_TAG, save_latest=False)
+        with _failing_afterwards((self._engine.checkpoint_engine, "save"), (self._engine, "_copy_recovery_script")):
+            self._engine.save_checkpoint(str(folder), tag=STATE_TAG, save_latest=False)
         torch.save(random_state(), folder / STATE_TAG / f"random-{self.rank}.pt")
         if self.rank == 0:
             write_engine_state(folder, self._layout, self._counts)
@@ -192,7 +193,7 @@ class TrainingEngine:
         try:
             self._load(folder)
         except OSError as error:
-            raise of_storage(error)(f"{folder} holds no engine state that can be read: {error}") from error
+            raise storage_error_class(error)(f"{folder} holds no engine state that can be read: {error}") from error
 
     def _load(self, folder: Path) -> None:
         saved = read_engine_state(folder, self._layout)
@@ -231,6 +232,32 @@ class TrainingEngine:
 
     def _gathered(self, tensors: list[torch.Tensor]) -> Any:
         return deepspeed.zero.GatheredParameters(tensors, enabled=self.zero_stage == 3)
+
+
+@contextlib.contextmanager
+def _failing_afterwards(*methods: tuple[Any, str]) -> Iterator[None]:
+    """What these raise is raised at the end: DeepSpeed's ranks meet after their writing, and would wait there for one
+    whose disk is full until the limit of a collective."""
+    failures: list[Exception] = []
+
+    def held_back(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            try:
+                return method(*arguments, **named)
+            except (OSError, RuntimeError) as error:
+                failures.append(error)
+
+        return call
+
+    for owner, name in methods:
+        setattr(owner, name, held_back(getattr(owner, name)))
+    try:
+        yield
+    finally:
+        for owner, name in methods:
+            delattr(owner, name)
+    if failures:
+        raise failures[0]
 
 
 def _initialize(policy: Policy, settings: dict[str, Any], optimizer: torch.optim.Optimizer | None) -> DeepSpeedEngine:

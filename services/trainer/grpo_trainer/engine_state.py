@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .errors import UsageError, of_storage
+from .errors import UsageError, storage_error_class
 
 STATE_TAG = "state"
 """DeepSpeed's name for a checkpoint within its folder."""
@@ -27,7 +27,7 @@ def read_engine_state(folder: Path, layout: dict[str, Any]) -> dict[str, Any]:
     try:
         saved: dict[str, Any] = json.loads((folder / STATE_TAG / "engine.json").read_text())
     except OSError as error:
-        raise of_storage(error)(f"{folder} holds no engine state that can be read: {error}") from error
+        raise storage_error_class(error)(f"{folder} holds no engine state that can be read: {error}") from error
     except ValueError as error:
         raise UsageError(f"{folder} holds no engine state: {error}") from error
     for name, value in layout.items():

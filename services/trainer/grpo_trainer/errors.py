@@ -38,15 +38,15 @@ class UnavailableError(TrainerError):
     exit_status = 3
 
 
-def of_storage(error: OSError) -> type[TrainerError]:
+def storage_error_class(error: OSError) -> type[TrainerError]:
     """For a file: what is not there or not allowed stays so; a full disk or a file server that was away may not."""
     return UsageError if error.errno in _LASTING else UnavailableError
 
 
-def cannot_be_loaded(name: str, error: BaseException) -> type[TrainerError]:
+def model_error_class(name: str, error: BaseException) -> type[TrainerError]:
     """For a model that could not be loaded: a folder will not get better, and the Hub may have been away."""
     if isinstance(error, OSError) and error.errno is not None:
-        return of_storage(error)
+        return storage_error_class(error)
     is_path = name.startswith(("/", "./", "../", "~")) or Path(name).is_dir()
     return UsageError if is_path else UnavailableError
 

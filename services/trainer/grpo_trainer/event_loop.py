@@ -63,6 +63,10 @@ class EventLoopThread:
         """Start a background task; if it dies, the next `run` or `check` raises its error."""
         self._background.append(asyncio.run_coroutine_threadsafe(coroutine, self.loop))
 
+    def cancel(self, task: "asyncio.Task[Any]") -> None:
+        """Cancel a task of this loop, without waiting for its end."""
+        self.loop.call_soon_threadsafe(task.cancel)
+
     def check(self) -> None:
         """Raise the error of a background task that died."""
         for future in self._background:

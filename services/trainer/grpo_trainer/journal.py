@@ -90,7 +90,6 @@ class Journal:
         self.add({"rollout/lost_requests": lost_requests - self._lost_before})
         self._lost_before = lost_requests
         self._batch, self._batch_version = batch, version
-        self.totals.num_tokens += count_tokens(batch.groups)
         self.add(
             rollout_metrics(
                 batch.groups,
@@ -126,11 +125,13 @@ class Journal:
 
     def finish_step(self, step: int) -> None:
         """Write everything collected since the last step."""
+        groups = self._batch.groups if self._batch else []
+        num_tokens = count_tokens(groups)
+        self.totals.num_tokens += num_tokens
         metrics = {"num_tokens": self.totals.num_tokens, **self._collected, **self.clock.end_step()}
         self.totals.seconds_per_stage = self.clock.totals()
         self.totals.wall_s += metrics["step_time"]
-        batch, self._batch, self._collected = self._batch, None, {}
-        groups = batch.groups if batch else []
+        self._batch, self._collected = None, {}
         if self.completions and groups:
             self.completions.write(step, groups)
         for group in groups:
@@ -143,7 +144,7 @@ class Journal:
             metrics,
             seconds_per_stage=self.clock.own_totals(),
             staleness=staleness_of(samples, self._batch_version),
-            num_tokens=count_tokens(groups),
+            num_tokens=num_tokens,
             groups=groups if self.completions else (),
             missing=missing,
         )

@@ -15,15 +15,16 @@ from grpo_proto import ServiceError
 
 from .batching import build_updates
 from .canary import bound_for, compare, own_logprobs
-from .conductor import Conductor, to_wire, training_samples
+from .conductor import Conductor
 from .config import RunConfig
 from .engine import TrainingEngine
 from .errors import RunError, ServersError
 from .journal import Journal
 from .observe.metrics import merge_updates
 from .ranks import Ranks
-from .samples import MicroBatch, TrainingSample
+from .samples import MicroBatch, TrainingSample, from_json, to_json
 from .saving import checkpoint_state, save_checkpoint
+from .stages.advantage import training_samples
 from .stages.push import push
 from .stop_signal import StopRequested
 
@@ -108,17 +109,17 @@ def sample_and_score(run: Run, *, version: int) -> list[TrainingSample] | None:
         batch = wait_for(run, Conductor.next_batch, version=version)
     message = None
     if run.rank0 and batch is not None:
-        samples, reward_metrics = training_samples(batch, run.config, version=version)
+        samples, reward_metrics = training_samples(batch.groups, run.config.algorithm, version=version)
         counts, lost = run.rank0.conductor.pipeline.counts, run.rank0.conductor.rollout.lost_requests
         run.rank0.journal.batch_arrived(batch, reward_metrics, counts, lost_requests=lost, version=version)
-        message = to_wire(samples)
+        message = to_json(samples)
     message = run.ranks.broadcast_json(message)
     if message == []:
         raise ServersError("no sample of the batch can be trained on: none has both a score and a token")
-    return None if message is None else [TrainingSample(**sample) for sample in message]
+    return None if message is None else from_json(message)
 
 
-def wait_for(run: Run, start: Callable[[Conductor], Coroutine[Any, Any, ResultT]], *, version: int) -> ResultT | None:
+def wait_for(run: Run, ask: Callable[[Conductor], Coroutine[Any, Any, ResultT]], *, version: int) -> ResultT | None:
     """What rank 0 gets from the servers; None on the other ranks, and when the run was asked to stop.
 
     When all servers have lost their weights meanwhile, every rank takes part in pushing them again. Raises
@@ -126,10 +127,10 @@ def wait_for(run: Run, start: Callable[[Conductor], Coroutine[Any, Any, ResultT]
     """
     task, verdict, failure = None, None, None
     if run.rank0:
-        task = run.rank0.conductor.start(start(run.rank0.conductor))
+        task = run.rank0.conductor.start(ask(run.rank0.conductor))
     while True:
         if run.rank0 and task:
-            verdict = run.rank0.conductor.wait(task, beat=run.rank0.journal.status.beat)
+            verdict = run.rank0.conductor.wait(task)
             failure = failure_of(task) if verdict == "done" else None
         verdict, failure = run.ranks.broadcast_json([verdict, failure])
         if failure is not None:
@@ -189,15 +190,23 @@ def push_policy(run: Run, *, version: int) -> None:
 
 
 def check_canary(run: Run, *, version: int) -> None:
-    """Stop when a server computes something else than the trainer with the weights it was given."""
+    """Raises RunError, on every rank, when a server computes something else than the trainer with the same weights.
+
+    That is no ServersError: a policy that was trained on its samples is not saved.
+    """
     with stage(run, "eval"):
-        probes = run.rank0.conductor.probes() if run.rank0 else []
-        message = run.ranks.broadcast_json(to_wire([probe.sample for probe in probes]))
-        samples = [TrainingSample(**sample) for sample in message]
+        probes = wait_for(run, Conductor.probes, version=version) or []
+        samples = from_json(run.ranks.broadcast_json(to_json(probe.sample for probe in probes)))
         own = own_logprobs(run.engine, samples, pad_token_id=run.pad_token_id)
+        failure = None
         if run.rank0:
-            bound = bound_for(run.config, run.engine.device.type)
-            run.rank0.journal.add(compare(probes, own, bound=bound, version=version))
+            try:
+                bound = bound_for(run.config, run.engine.device.type)
+                run.rank0.journal.add(compare(probes, own, bound=bound, version=version))
+            except RunError as error:
+                failure = {"message": error.message, "hint": error.hint}
+        if (failure := run.ranks.broadcast_json(failure)) is not None:
+            raise RunError(failure["message"], failure["hint"])
 
 
 def evaluate(run: Run, step: int) -> None:
@@ -205,8 +214,10 @@ def evaluate(run: Run, step: int) -> None:
     if run.config.eval.eval_steps and run.config.data.eval_dataset:
         with stage(run, "eval"):
             metrics = wait_for(run, lambda conductor: conductor.evaluation_of(step), version=step + 1)
-        if run.rank0 and metrics is not None:
+        if metrics is not None and run.rank0:
             run.rank0.journal.evaluated(step, metrics)
+        elif run.rank0:
+            log.info("asked to stop: step %d is not evaluated; if it is the last, --resume does that", step)
 
 
 def evaluate_late(run: Run, step: int) -> None:

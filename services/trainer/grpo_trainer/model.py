@@ -9,7 +9,7 @@ from transformers.core_model_loading import WeightConverter
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
 from .config import ModelConfig
-from .errors import UsageError, cannot_be_loaded
+from .errors import UsageError, model_error_class
 from .logprobs import Policy
 
 
@@ -28,7 +28,7 @@ def load_policy(config: ModelConfig, *, temperature: float, zero3: dict[str, Any
             trust_remote_code=config.trust_remote_code,
         )
     except (OSError, ValueError, ImportError) as error:
-        raise cannot_be_loaded(config.name_or_path, error)(
+        raise model_error_class(config.name_or_path, error)(
             f"the model {config.name_or_path} cannot be loaded: {error}",
             hint="model.name_or_path is a Hugging Face name or a folder with config.json and safetensors",
         ) from error

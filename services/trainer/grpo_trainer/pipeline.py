@@ -56,9 +56,12 @@ class PipelineLimits:
     groups_per_job: int
     num_generations: int
     min_scored_share: float
+    max_steps: int
 
-    def max_groups_out(self, *, training: bool) -> int:
-        return (self.max_staleness + (not training)) * self.groups_per_batch
+    def max_groups_out(self, version: int, *, training: bool) -> int:
+        """Not more than the steps that are left will use: step `version` is made, or wanted, by policy `version`."""
+        ahead = min(self.max_staleness, self.max_steps - version)
+        return (ahead + (not training)) * self.groups_per_batch
 
 
 @dataclass
@@ -193,7 +196,7 @@ class Pipeline:
         """Dispatch as much as the bound allows; with bound 0 only what the batch asked for still lacks."""
         while True:
             out = len(self._out) + len(self._finished)
-            room = self.limits.max_groups_out(training=self._training) - out
+            room = self.limits.max_groups_out(self.version, training=self._training) - out
             if self.limits.max_staleness == 0:
                 room = min(room, self._wanted - out)
             if room <= 0:
@@ -235,8 +238,8 @@ class Pipeline:
         except BaseException as error:
             for trace in traces:
                 trace.end(type(error).__name__, failed=isinstance(error, Exception))
-            if isinstance(error, RunError) and self._training:  # nobody waits for them, and the next push may mend it
-                log.warning("%d groups are sampled again after the next push: %s", len(positions), error)
+            if isinstance(error, RunError) and not self._wanted:  # nobody waits for them, and a push may mend it
+                log.warning("%d groups are sampled again later: %s", len(positions), error)
                 self._out.difference_update(positions)
                 self._again = deque(sorted([*self._again, *positions]))
                 self.counts.issued -= len(positions)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import jinja2
 
-from .errors import UsageError, of_storage
+from .errors import UsageError, storage_error_class
 from .recipes import RECIPES, Message, Recipe, with_system
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def text_or_file(value: str | None, key: str) -> str | None:
         raise UsageError(f"data.{key}: {path} cannot be read as text: {error}") from error
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:  # a text of one line, longer than any file's name
-            raise of_storage(error)(f"data.{key}: {path} cannot be read: {error.strerror}") from error
+            raise storage_error_class(error)(f"data.{key}: {path} cannot be read: {error.strerror}") from error
     if " " not in value and path.suffix in (".txt", ".md", ".jinja", ".prompt"):
         raise UsageError(f"data.{key}: there is no file {value}", hint="give an existing file, or the text itself")
     return value

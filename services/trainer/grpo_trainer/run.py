@@ -78,6 +78,7 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
                 prompts=PromptStage(rows, seed=config.seed, shuffle=config.data.shuffle),
                 cursor=Cursor(**state["cursor"]) if state else Cursor(),
                 trainer_id=trainer_id(config.run_dir),
+                max_steps=max_steps,
                 stop=stop,
                 status=status,
             )
@@ -129,7 +130,7 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
             save_model(config, engine, ranks)
     if rank0:
         write_report_and_summary(config, rank0.journal.final_totals(), steps=finished)
-        if finished == max_steps:
+        if finished >= max_steps:
             status.done()
     return 0
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from .checkpoint import find_latest, list_steps
-from .errors import UsageError, of_storage
+from .errors import UsageError, storage_error_class
+from .observe.atomic_file import write_text_atomically
 
 
 def open_run_folder(run_dir: Path, *, resume: bool) -> tuple[Path, dict[str, Any]] | None:
@@ -22,7 +23,7 @@ def open_run_folder(run_dir: Path, *, resume: bool) -> tuple[Path, dict[str, Any
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / "checkpoints").mkdir(exist_ok=True)
     except OSError as error:
-        raise of_storage(error)(
+        raise storage_error_class(error)(
             f"run_dir {run_dir} cannot be made: {error.strerror}", hint="choose another run_dir"
         ) from error
     if resume:
@@ -39,5 +40,5 @@ def trainer_id(run_dir: Path) -> str:
     """The same at every start of this run: a restarted trainer replaces its own older session on the servers."""
     file = run_dir / "trainer_id"
     if not file.exists():
-        file.write_text(f"{run_dir.name}-{uuid.uuid4().hex[:12]}\n")
+        write_text_atomically(file, f"{run_dir.name}-{uuid.uuid4().hex[:12]}\n")
     return file.read_text().strip()

@@ -5,7 +5,8 @@ Dimension suffixes everywhere in the trainer:
     G completions of a group, V vocabulary, H hidden size.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from grpo_proto import RewardScore
@@ -94,6 +95,15 @@ class TrainingSample:
     @property
     def num_tokens(self) -> int:
         return len(self.prompt_token_ids) + len(self.token_ids)
+
+
+def to_json(samples: Iterable[TrainingSample]) -> list[dict[str, Any]]:
+    """For `Ranks.broadcast_json`; `from_json` is the way back."""
+    return [asdict(sample) for sample in samples]
+
+
+def from_json(message: Iterable[Mapping[str, Any]]) -> list[TrainingSample]:
+    return [TrainingSample(**sample) for sample in message]
 
 
 @dataclass

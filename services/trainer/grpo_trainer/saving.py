@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from safetensors import SafetensorError
 
@@ -12,6 +13,7 @@ from .checkpoint import (
     describe_files,
     finish_checkpoint,
     list_files,
+    remove_unfinished,
     write_atomically,
 )
 from .config import RunConfig
@@ -19,8 +21,6 @@ from .engine import TrainingEngine
 from .errors import RunError
 from .pipeline import Cursor
 from .ranks import Ranks
-
-ResultT = TypeVar("ResultT")
 
 
 def save_checkpoint(
@@ -31,20 +31,23 @@ def save_checkpoint(
     Raises RunError, on every rank, when it could not be written; the checkpoints before it are intact.
     """
     run_dir, keep = config.run_dir, config.checkpoint.save_total_limit
-    what = f"the checkpoint of step {step}"
     hint = "free some space; the checkpoints before it are intact"
+    on_all = partial(_on_all_ranks, ranks, what=f"the checkpoint of step {step}", hint=hint)
 
-    def on_first(work: Callable[[], ResultT]) -> ResultT:
-        made: ResultT = _on_all_ranks(ranks, lambda: work() if ranks.is_first else None, what=what, hint=hint)[0]
-        return made
+    def on_first(work: Callable[[], Any]) -> Any:
+        return on_all(lambda: work() if ranks.is_first else None)[0]
 
-    folder = Path(on_first(lambda: str(begin_checkpoint(run_dir, step))))
-    _on_all_ranks(ranks, lambda: engine.save(folder / "engine"), what=what, hint=hint)
-    names = on_first(lambda: list_files(folder))
-    own = names[ranks.rank :: ranks.world_size]
-    described = _on_all_ranks(ranks, lambda: describe_files(folder, own), what=what, hint=hint)
-    files = {name: file for part in described for name, file in part.items()}
-    on_first(lambda: str(finish_checkpoint(run_dir, step, state or {}, files, keep=keep)))
+    try:
+        folder = Path(on_first(lambda: str(begin_checkpoint(run_dir, step))))
+        on_all(lambda: engine.save(folder / "engine"))
+        own = on_first(lambda: list_files(folder))[ranks.rank :: ranks.world_size]
+        described = on_all(lambda: describe_files(folder, own))
+        files = {name: file for part in described for name, file in part.items()}
+        on_first(lambda: str(finish_checkpoint(run_dir, step, state or {}, files, keep=keep)))
+    except RunError:
+        if ranks.is_first:
+            remove_unfinished(run_dir)
+        raise
 
 
 def _on_all_ranks(ranks: Ranks, work: Callable[[], Any], *, what: str, hint: str) -> list[Any]:

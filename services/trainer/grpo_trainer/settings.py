@@ -24,7 +24,7 @@ from pydantic_settings import (
     YamlConfigSettingsSource,
 )
 
-from .errors import UsageError, of_storage
+from .errors import UsageError, storage_error_class
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
@@ -107,7 +107,9 @@ def _readable(file: Path) -> Path:
     try:
         content = yaml.safe_load(file.read_text())
     except OSError as error:
-        raise of_storage(error)(f"{file}: {error.strerror}", hint="YAML files come first, then flags") from error
+        raise storage_error_class(error)(
+            f"{file}: {error.strerror}", hint="YAML files come first, then flags"
+        ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} is not YAML: {error}") from error
     if not isinstance(content, dict):

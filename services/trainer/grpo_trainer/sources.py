@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from .errors import UnavailableError, UsageError, of_storage
+from .errors import UnavailableError, UsageError, storage_error_class
 
 Row = dict[str, Any]
 
@@ -88,7 +88,7 @@ def _read_file(path: Path) -> list[Row]:
     except UnicodeDecodeError as error:
         raise UsageError(f"dataset {path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
     except OSError as error:
-        raise of_storage(error)(f"dataset {path} cannot be read: {error.strerror or error}") from error
+        raise storage_error_class(error)(f"dataset {path} cannot be read: {error.strerror or error}") from error
 
 
 def _read_json_lines(path: Path) -> Iterable[Row]:

@@ -26,7 +26,11 @@ def start(config: RunConfig, *, resume: bool) -> int:
     status = RunStatus(
         config.logging.run_name or config.run_dir.name,
         heartbeat_bound_s=config.server.heartbeat_s,
-        silent_stages={"save": config.server.saving_s},
+        # A push is tried again and again until its deadline.
+        silent_stages={
+            "save": config.server.saving_s,
+            "push": config.weights.push_deadline_s + config.server.heartbeat_s,
+        },
     )
     status.enter_phase("loading the libraries", limit_s=config.server.loading_s)
     with _served(status, config, rank):

@@ -5,7 +5,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from .config import ModelConfig
-from .errors import cannot_be_loaded
+from .errors import model_error_class
 
 
 def load_tokenizer(config: ModelConfig) -> Any:
@@ -13,7 +13,7 @@ def load_tokenizer(config: ModelConfig) -> Any:
     try:
         return AutoTokenizer.from_pretrained(config.name_or_path, trust_remote_code=config.trust_remote_code)
     except (OSError, ValueError) as error:
-        raise cannot_be_loaded(config.name_or_path, error)(
+        raise model_error_class(config.name_or_path, error)(
             f"no tokenizer in {config.name_or_path}: {str(error).splitlines()[0]}",
             hint="model.name_or_path is a folder or a Hugging Face name",
         ) from error

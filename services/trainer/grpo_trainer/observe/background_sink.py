@@ -166,14 +166,15 @@ class BackgroundSink:
 def finish(sinks: Sequence[BackgroundSink], stop: StopSignal, *, failure: str | None) -> None:
     """The end of a run, by `failure` if there is one: each tracker takes what waits, `FINISH_S` for all together.
 
-    A stop signal ends the wait. Where a stop ended the run, a second signal ends the process, as everywhere.
+    A stop signal ends the wait. Where a stop ended the run, a second signal ends the process, as everywhere. A failure
+    ends all ranks, and torchrun sends the signal to this one as soon as another one is gone.
     """
     awaited = [sink for sink in sinks if not sink.hangs()]
     for sink in sinks:
         sink.end(failure)
-    deadline, stopped_before = time.monotonic() + FINISH_S, stop.requested
+    deadline, heeds_stop = time.monotonic() + FINISH_S, failure is None and not stop.requested
     while any(sink.is_busy() for sink in awaited) and time.monotonic() < deadline:
-        if stop.requested and not stopped_before:
+        if heeds_stop and stop.requested:
             break
         time.sleep(POLL_S)
     for sink in sinks:

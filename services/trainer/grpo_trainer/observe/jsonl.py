@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from .atomic_file import write_text_atomically
+
 log = logging.getLogger(__name__)
 
 _STEP_FIRST = re.compile(rb'\{"step": (\d+)[,}]')
@@ -39,9 +41,12 @@ class StepFile:
         """Add the keys of `record` to the last record, which is of the same step; append it when that is another."""
         lines = self.path.read_bytes().splitlines(keepends=True)
         last = json.loads(lines[-1]) if lines and step_of(lines[-1]) == record["step"] else {}
-        if last:
-            os.truncate(self.path, sum(map(len, lines[:-1])))
-        self.append([{**last, **record}])
+        if not last:
+            self.append([record])
+            return
+        write_text_atomically(self.path, b"".join([*lines[:-1], encode({**last, **record})]).decode())
+        self._file.close()
+        self._file = self.path.open("ab")
 
     def close(self) -> None:
         self._file.close()

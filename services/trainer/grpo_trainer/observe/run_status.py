@@ -252,7 +252,7 @@ class RunStatus:
             with self._lock:
                 late = time.monotonic() > self._phase_ends_monotonic
             return f"it takes too long: {state.start}" if late else None
-        bound_s = self.heartbeat_bound_s
+        bound_s = self._silent_stages.get(state.stage, self._heartbeat_bound_s)
         if state.heartbeat_age_s > bound_s:
             return (
                 f"no heartbeat for {state.heartbeat_age_s:.0f} s (bound {bound_s:g} s), "

@@ -78,13 +78,13 @@ class MetricSinks:
 
     def close(self, stop: StopSignal, *, failure: str | None = None) -> None:
         """Waits for those in the background; `stop` ends that. Trackers are told of a `failure` that ended the run."""
-        self._file.close()
         for sink in self._sinks:
             try:
                 sink.close(failure)
             except Exception as error:  # as above
                 self._failed(sink.name, "close", error)
         finish(self._background, stop, failure=failure)
+        self._file.close()  # raises when the disk is full
 
     def _failed(self, name: str, action: str, error: BaseException) -> None:
         with self._counting:

@@ -11,6 +11,9 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
+from ..config import AlgorithmConfig
+from ..samples import Group, TrainingSample
+
 STD_EPSILON = 1e-4
 """Added to the standard deviation, in units of the reward: a group of equal rewards gets advantages 0."""
 
@@ -47,6 +50,34 @@ def group_advantages(
         "reward_std": std_of_batch,
         "frac_reward_zero_std": without_spread / len(everything),
     }
+
+
+def training_samples(
+    groups: Sequence[Group], config: AlgorithmConfig, *, version: int
+) -> tuple[list[TrainingSample], dict[str, float]]:
+    """Advantages into the groups; then what takes part in the loss: scored, with tokens, not cut if cuts are masked.
+
+    `version` is the policy that is trained on them. Returns the samples and the metrics of their rewards.
+    """
+    rewards = [[sample.total_reward for sample in group.samples] for group in groups]
+    advantages, metrics = group_advantages(rewards, config.scale_rewards)
+    taken: list[TrainingSample] = []
+    for group, advantages_of_group in zip(groups, advantages, strict=True):
+        for sample, advantage in zip(group.samples, advantages_of_group, strict=True):
+            sample.advantage = advantage
+            left_out = sample.left_out_because(mask_truncated=config.mask_truncated_completions)
+            if advantage is None or left_out is not None:
+                continue
+            taken.append(
+                TrainingSample(
+                    prompt_token_ids=group.row.token_ids,
+                    token_ids=sample.token_ids,
+                    rollout_logprobs=sample.rollout_logprobs,
+                    advantage=advantage,
+                    fresh=sample.oldest_version == version,
+                )
+            )
+    return taken, metrics
 
 
 def _mean(values: list[float]) -> float:

@@ -16,7 +16,7 @@ from grpo_proto import (
 )
 
 from ..config import RewardConfig
-from ..errors import RunError, UnavailableError, UsageError, of_storage
+from ..errors import RunError, UnavailableError, UsageError, storage_error_class
 from ..samples import Group, PromptRow
 
 log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ def _check_file(file: Path, served: RewardDescription, url: str) -> None:
     try:
         own_hash = hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError as error:
-        raise of_storage(error)(f"reward {served.name} is to come from {file}: {error.strerror}") from error
+        raise storage_error_class(error)(f"reward {served.name} is to come from {file}: {error.strerror}") from error
     if own_hash != served.code_hash:
         raise UnavailableError(
             f"the reward server {url} has {served.name} from another file than {file}, or from an older version of it",
