@@ -1,13 +1,17 @@
 """`grpo-reward test` and `bench` of a reward that hangs: they end, say what hung, and count what they left out."""
 
+import asyncio
 import json
 import re
 from typing import Any
 
 import pytest
 
+from grpo_proto import RewardScore, RewardSpec, ScoreRequest, ScoreResponse, ScoreResult, ScoreSample
 from grpo_reward.__main__ import main
 from grpo_reward.cli import benchmark, probe, requests
+from grpo_reward.cli.options import CommandFailed
+from grpo_reward.cli.rows import Row
 
 PLUGIN = """
 from grpo_reward import reward
@@ -127,7 +131,14 @@ def score(capsys, plugin, tmp_path):
     return call
 
 
-@pytest.mark.parametrize(("reward", "at_most"), [("endless", 8), ("endless_together", 18)])
+@pytest.mark.parametrize(
+    ("reward", "at_most"),
+    [
+        ("endless", 8),
+        # Eight groups of two are in the first request and one of the next two, which may end in the same moment.
+        ("endless_together", 24),
+    ],
+)
 def test_score_ends_when_the_first_samples_all_hang(score, tmp_path, reward, at_most):
     kept = tmp_path / "kept.jsonl"
     status, out, err = score(f"min_length,{reward}", ["right"] * 200, "--timeout-s", "0.3", "--out", str(kept))
@@ -144,6 +155,47 @@ def test_score_ends_when_the_first_samples_all_hang(score, tmp_path, reward, at_
     first = json.loads(kept.read_text().splitlines()[0])
     assert (first["id"], first["rewards"]["min_length"]["status"]) == ("line 1", "ok")
     assert first["rewards"][reward]["status"] == "timeout"
+
+
+async def test_two_requests_that_end_in_the_same_moment_are_counted_alike():
+    """The one that ended the command must not leave the results of the other one out of its count."""
+    asked: list[int] = []
+    both = asyncio.Event()
+
+    class Scorer:
+        workers = 2
+
+        async def score(self, request: ScoreRequest) -> ScoreResponse:
+            asked.append(len(request.samples))
+            if len(asked) == 3:
+                both.set()
+            if len(asked) > 1:
+                await both.wait()
+            late = {"slow": RewardScore(score=None, status="timeout")}
+            results = [ScoreResult(id="", total=None, rewards=late) for _ in request.samples]
+            return ScoreResponse(results=results, elapsed_s=0.0)
+
+    sample = ScoreSample(completion="text")
+    rows = [
+        Row(
+            "",
+            "",
+            sample,
+            step=None,
+            group=str(n // 2),
+            scores={},
+            total=None,
+            has_total=False,
+            expect=None,
+            expects=False,
+        )
+        for n in range(40)
+    ]
+    specs = [RewardSpec(name="slow")]
+    rescoring = requests.Rescoring(Scorer(), specs, rows, compared=True, timeout_s=1.0, gives_up=True, say=print)  # type: ignore[arg-type]
+    with pytest.raises(CommandFailed, match="any of the first 24 samples; the other 16 were left out"):
+        await rescoring.run()
+    assert (asked, sum(result is not None for result in rescoring.results)) == ([8, 8, 8], 24)
 
 
 def test_score_goes_on_when_told_to(score):

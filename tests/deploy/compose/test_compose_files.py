@@ -180,7 +180,10 @@ def test_two_boxes_heed_the_same_environment() -> None:
     """The `.env` of one box is copied to the other: a setting that is silently left out is looked for long."""
     one, two = ({name for name, _ in VARIABLE.findall((ROOT / file).read_text())} for file in FILES)
     # The address of the rollout server is ROLLOUT_HOST there.
-    without = r"GRPO_ROLLOUT_URLS|PROMETHEUS_|GRAFANA_|BASE_IMAGE|VLLM_IMAGE|GRPO_(\w+_CPU_|COLD_START|SEED|REVISION|\w+_PORT)"
+    without = (
+        r"GRPO_ROLLOUT_URLS|PROMETHEUS_|GRAFANA_|BASE_IMAGE|VLLM_IMAGE|"
+        r"GRPO_(\w+_CPU_|COLD_START|SEED|REVISION|\w+_PORT)"
+    )
     assert sorted(name for name in one - two if not re.match(without, name)) == []
 
 

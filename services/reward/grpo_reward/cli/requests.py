@@ -41,6 +41,13 @@ def cut(rows: Sequence[Row], *, compared: bool) -> list[list[list[int]]]:
     return [list(units.values()) for units in steps.values()]
 
 
+class _GivenUpError(Exception):
+    """A reward was late for each of the `num_tried` samples that it got."""
+
+    def __init__(self, reward: str, num_tried: int):
+        self.reward, self.num_tried = reward, num_tried
+
+
 class Rescoring:
     """The rows of a file on their way through a scorer. `results` has what came so far, in the order of the rows."""
 
@@ -74,7 +81,10 @@ class Rescoring:
                 for _ in range(AT_ONCE):
                     lanes.create_task(self._lane())
         except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+            # The last one: another request may have come back in the same moment, and its samples count.
+            raise self._told(errors.exceptions[-1]) from None
+        except _GivenUpError as error:
+            raise self._told(error) from None
         finally:
             word.cancel()
         return [result for result in self.results if result is not None]
@@ -120,7 +130,7 @@ class Rescoring:
         return units
 
     def _count(self, units: Sequence[Sequence[int]]) -> None:
-        """Raises CommandFailed when a reward was late for all that it got."""
+        """Raises _GivenUpError when a reward was late for all that it got."""
         self._units += len(units)
         for unit in units:
             results = [result for position in unit if (result := self.results[position]) is not None]
@@ -131,12 +141,17 @@ class Rescoring:
                 self._late[spec.name] += late == len(results)
         for name, late in self._late.items():
             if self._gives_up and late == self._units >= GIVE_UP_AFTER and self._num_scored < len(self.results):
-                raise CommandFailed(
-                    f"{name} had no score within {self._timeout_s:g} s for any of the first {self._num_scored} "
-                    f"samples; the other {len(self.results) - self._num_scored:,} were left out. "
-                    "--timeout-s gives it longer, "
-                    f"--keep-going scores them all the same, grpo-reward test {name} looks for what hangs"
-                )
+                raise _GivenUpError(name, self._num_scored)
+
+    def _told(self, error: Exception) -> Exception:
+        """What ended it, for people; what was left out is known when every request has ended."""
+        if not isinstance(error, _GivenUpError):
+            return error
+        return CommandFailed(
+            f"{error.reward} had no score within {self._timeout_s:g} s for any of the first {error.num_tried} "
+            f"samples; the other {len(self.results) - self._num_scored:,} were left out. --timeout-s gives it longer, "
+            f"--keep-going scores them all the same, grpo-reward test {error.reward} looks for what hangs"
+        )
 
     async def _tell(self) -> None:
         """Now and then, how far it is."""
