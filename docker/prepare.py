@@ -8,24 +8,23 @@ import sys
 from pathlib import Path
 
 from grpo_trainer.config import RunConfig
-from grpo_trainer.errors import TrainerError, UsageError
+from grpo_trainer.errors import TrainerError, UsageError, model_error_class
 from grpo_trainer.settings import read_config
 from grpo_trainer.sources import read_rows
 
 
 def prepare_model(name_or_path: str) -> None:
-    """Raises UsageError for a folder that is no model, or a name that cannot be downloaded."""
+    """Raises UsageError for a folder that is no model, UnavailableError for a name that cannot be downloaded."""
     if name_or_path.startswith(("/", ".")):
         if not (Path(name_or_path) / "config.json").is_file():
             raise UsageError(f"model {name_or_path}: no config.json in it", hint="mount the folder into the container")
         return
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
         folder = snapshot_download(name_or_path, ignore_patterns=["*.pth", "*.gguf", "original/*", "*.onnx"])
-    except (HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError, OSError) as error:
-        raise UsageError(
+    except OSError as error:  # all of the Hub's errors are some
+        raise model_error_class(name_or_path, error)(
             f"model {name_or_path} cannot be downloaded: {error}",
             hint="check the name, the network, and HF_TOKEN_FILE for a gated model",
         ) from error

@@ -20,7 +20,7 @@ ResponseT = TypeVar("ResponseT", bound=Response)
 MAX_ERROR_BYTES = 64 * 1024
 """Of an answer that reports an error; the rest is not read."""
 SHOWN_CHARS = 200
-"""Of an answer that is none."""
+"""Characters quoted of a body that is not the expected message."""
 PLAIN = {"Accept-Encoding": "identity"}
 
 

@@ -12,6 +12,8 @@ from pydantic import Field, model_validator
 from .base import Request, Response
 
 Backend = Literal["gloo", "nccl"]
+WeightStateName = Literal["initial", "loading", "current", "stale"]
+"""Of the weights of a rollout server: as loaded at its start, in a push, a whole policy, or none that may serve."""
 DeadlineS = Annotated[float, Field(gt=0, le=3600)]
 Session = Annotated[int, Field(ge=1, description="Grows with every start of a trainer: epoch milliseconds.")]
 
@@ -136,7 +138,7 @@ class WeightState(Response):
     verified. `stale`: something went wrong, `reason` says what; only a full push that commits ends it.
     """
 
-    state: Literal["initial", "loading", "current", "stale"]
+    state: WeightStateName
     version: int
     session: int | None = None
     newest_session: int | None = None

@@ -125,6 +125,55 @@ def test_every_rank_learns_at_once_that_a_checkpoint_could_not_be_written(where:
     assert (find_latest(tmp_path / "run") is not None) == (rank is None)
 
 
+DEEPSPEED_PROGRAM = """
+import json, os
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+import torch
+from torch.distributed.distributed_c10d import _set_pg_timeout
+from grpo_trainer import engine, saving
+from grpo_trainer.errors import RunError
+from grpo_trainer.ranks import join_ranks
+_set_pg_timeout(timedelta(seconds=20), dist.group.WORLD)
+os.environ |= {{"WORLD_SIZE": "2", "LOCAL_RANK": os.environ["RANK"], "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}}
+model = torch.nn.Linear(8, 8)
+settings = {{
+    "train_micro_batch_size_per_gpu": 1,
+    "zero_optimization": {{"stage": {stage}}},
+    "zero_allow_untested_optimizer": True,
+}}
+inner = engine._initialize(model, settings, torch.optim.AdamW(model.parameters()))
+ranks = join_ranks(silence_s=60)
+ours = SimpleNamespace(_engine=inner, rank=ranks.rank, _layout={{}}, _counts={{}})
+write = torch.save
+
+def full(what, file, **options):
+    if ranks.rank == 1 and "optim_states" in str(file):
+        raise OSError(28, "No space left on device")
+    write(what, file, **options)
+
+torch.save = full
+config = SimpleNamespace(run_dir=Path("{run_dir}"), checkpoint=SimpleNamespace(save_total_limit=2))
+save = SimpleNamespace(save=lambda folder: engine.TrainingEngine.save(ours, folder))
+said = ""
+try:
+    saving.save_checkpoint(3, config, save, ranks, {{"step": 3}} if ranks.is_first else None)
+except RunError as error:
+    said = error.message
+print(json.dumps(said))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_rank_with_a_full_disk_keeps_nobody_waiting_inside_deepspeed(stage: int, tmp_path: Path):
+    """DeepSpeed's ranks meet after they have written: one that failed before would be waited for until its limit."""
+    outputs = outputs_of_two_ranks(DEEPSPEED_PROGRAM.format(run_dir=tmp_path / "run", stage=stage), tmp_path)
+    expected = "the checkpoint of step 3 could not be written: rank 1: [Errno 28] No space left on device"
+    assert [json.loads(output.splitlines()[-1]) for output in outputs] == [expected] * 2
+
+
 def test_a_full_disk_leaves_nothing_of_the_checkpoint(tmp_path: Path):
     class Full:
         def save(self, folder: Path) -> None:

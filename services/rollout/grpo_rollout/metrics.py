@@ -1,6 +1,10 @@
 """Our own series beside vLLM's on `GET /metrics`."""
 
+from typing import get_args
+
 from prometheus_client import Counter, Gauge, Histogram
+
+from grpo_proto.weights import WeightStateName
 
 PUSHES = Counter("grpo_rollout_pushes", "Weight pushes by outcome.", ["outcome"])
 PUSH_SECONDS = Histogram(
@@ -13,11 +17,9 @@ ROLLOUTS = Counter("grpo_rollout_requests", "Requests for rollouts by status.", 
 SEQUENCES = Counter("grpo_rollout_sequences", "Sampled sequences by finish reason.", ["finish_reason"])
 TOKENS = Counter("grpo_rollout_tokens", "Sampled tokens that were returned.")
 
-STATES = ("initial", "loading", "current", "stale")
-
 
 def show_state(state: str, version: int) -> None:
-    for name in STATES:
+    for name in get_args(WeightStateName):
         WEIGHT_STATE.labels(name).set(name == state)
     WEIGHT_VERSION.set(version)
 

@@ -10,12 +10,9 @@ trainer. A fenced-off trainer learns of it by a 409 at its next call.
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from grpo_proto.refusal import Refusal
-from grpo_proto.weights import LastPush, WeightState
-
-State = Literal["initial", "loading", "current", "stale"]
+from grpo_proto.weights import LastPush, WeightState, WeightStateName
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,7 @@ class Weights:
     `has_group`: the session's process group stands. It does not before all members have met, nor after a break.
     """
 
-    state: State = "initial"
+    state: WeightStateName = "initial"
     version: int = 0
     committed_session: int | None = None
     session: int | None = None

@@ -5,7 +5,6 @@ the prompts it has seen here. Several GPUs: `torchrun --nproc-per-node 8 -m grpo
 """
 
 import logging
-import shutil
 import sys
 import time
 import warnings
@@ -13,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .checkpoint import write_atomically
 from .cold_start_config import ColdStartConfig
 from .cold_start_data import load_examples
 from .errors import RunError, UsageError, model_error_class, storage_error_class
@@ -181,13 +181,14 @@ def _progress_lines() -> Any:
 
 
 def _save(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
-    """Into a folder beside it first: a save that is cut off leaves no half model under the right name."""
-    partial = folder.with_name(folder.name + ".partial")
+    """Whole or not at all: a save that is cut off leaves no half model under the right name."""
+    from safetensors import SafetensorError
+
+    def write(part: Path) -> None:
+        model.save_pretrained(part)
+        tokenizer.save_pretrained(part)
+
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        model.save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.rename(folder)
-    except OSError as error:
-        raise RunError(f"{folder} cannot be written: {error.strerror or error}") from error
+        write_atomically(folder, write)
+    except (OSError, RuntimeError, SafetensorError) as error:  # a full disk is any of them
+        raise RunError(f"{folder} cannot be written: {error}", hint="free some space") from error

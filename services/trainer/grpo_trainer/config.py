@@ -42,7 +42,7 @@ class ModelConfig(Section):
     """The policy."""
 
     name_or_path: str = Field(min_length=1, description="Hugging Face name or folder of the policy to start from.")
-    dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="Of the weights trained and pushed.")
+    dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="What the weights are trained and pushed in.")
     attn_implementation: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
     gradient_checkpointing: bool = Field(False, description="Recompute activations: less memory, slower backward.")
     logprob_chunk_tokens: int = Field(

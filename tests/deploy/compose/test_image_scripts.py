@@ -197,7 +197,7 @@ def test_prepare_without_a_network_says_what_it_wanted(tmp_path: Path) -> None:
     result = call(
         sys.executable, DOCKER / "prepare.py", tmp_path / "run.yaml", HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path)
     )
-    assert result.returncode == 2
+    assert result.returncode == 3
     assert "model nobody/nothing cannot be downloaded" in result.stderr
     assert "HF_TOKEN_FILE" in result.stderr
 

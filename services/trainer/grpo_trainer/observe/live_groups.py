@@ -11,7 +11,7 @@ from .report_samples import prompt_text, shorten
 
 MAX_GROUPS = 3
 MAX_COMPLETIONS = 8
-"""Of one group; of a larger one the best and the worst half."""
+"""Completions shown of a group; of a larger group the best four and the worst four."""
 MAX_REWARDS = 8
 MAX_TEXT = 3000
 """Characters of one text. Beginning and end stay: the answer stands at the end."""
