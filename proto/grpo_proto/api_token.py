@@ -7,7 +7,9 @@ import base64
 import binascii
 import hmac
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+from .refusal import Refusal
 
 TOKEN_VARIABLE = "GRPO_API_TOKEN"  # noqa: S105 (the name, not a token)
 ALSO_VARIABLE = "GRPO_API_TOKEN_ALSO"
@@ -50,3 +52,22 @@ def has_token(tokens: Sequence[str], authorization: bytes) -> bool:
     elif scheme.lower() != b"bearer":
         return False
     return any(hmac.compare_digest(given, token.encode()) for token in tokens)
+
+
+def token_refusal(
+    tokens: Sequence[str],
+    headers: Iterable[tuple[bytes, bytes]],
+    *,
+    challenge: str = "Bearer",
+    message: str = "the token is missing or wrong",
+    hint: str = f"send Authorization: Bearer ${TOKEN_VARIABLE}",
+) -> Refusal | None:
+    """401, unless exactly one `Authorization` of the `headers` of an ASGI request carries one of `tokens`.
+
+    Of several a proxy in front may have read another one. `challenge` says what is asked for: `Basic` makes a browser
+    ask its user.
+    """
+    given = [value for name, value in headers if name == b"authorization"]
+    if len(given) == 1 and has_token(tokens, given[0]):
+        return None
+    return Refusal(401, "unauthorized", message, hint=hint, headers={"WWW-Authenticate": challenge})

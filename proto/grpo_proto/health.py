@@ -1,5 +1,7 @@
 """The answers of `GET /livez` and `GET /readyz`."""
 
+from typing import Self
+
 from .base import Response
 
 
@@ -8,3 +10,8 @@ class Health(Response):
 
     ok: bool
     detail: str | None = None
+
+    @classmethod
+    def unless(cls, problem: str | None) -> Self:
+        """`ok` when there is no problem."""
+        return cls(ok=problem is None, detail=problem)

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from grpo_proto import ErrorBody
-from grpo_proto.api_token import TokenError, has_token, server_tokens
+from grpo_proto.api_token import TokenError, has_token, server_tokens, token_refusal
 from grpo_proto.loopback import is_loopback
 from grpo_proto.refusal import Refusal
 
@@ -36,6 +36,17 @@ def test_the_token_is_found(header: bytes):
 def test_anything_else_is_not_it(header: bytes):
     assert not has_token(TOKENS, header)
     assert not has_token([], header)
+
+
+def test_one_authorization_with_a_token_lets_in():
+    host, right, wrong = (b"host", b"server"), (b"authorization", b"Bearer " + TOKEN), (b"authorization", b"Bearer x")
+    assert token_refusal(TOKENS, [host, right]) is None
+    for headers in ([], [host], [wrong], [right, right], [wrong, right], [right, wrong]):
+        refusal = token_refusal(TOKENS, headers, challenge="Basic")
+        assert refusal is not None
+        assert (refusal.status, refusal.detail.type) == (401, "unauthorized")
+        assert refusal.headers == {"WWW-Authenticate": "Basic"}
+    assert token_refusal([], [right]) is not None
 
 
 def test_a_token_from_a_file_loses_its_line_break(monkeypatch: pytest.MonkeyPatch):

@@ -94,7 +94,7 @@ class TestUntied:
             for path in ("/v1/rollouts", "/v1/weights/begin", "/v1/completions", "/tokenize", "/invocations"):
                 assert (await http.post(path, json={})).status_code == 401, path
                 headers = {"Authorization": "Bearer wrong"}
-                assert (await http.post(path, json={}, headers=headers)).status_code == 403, path
+                assert (await http.post(path, json={}, headers=headers)).status_code == 401, path
         async with untied[0].client() as client:
             client._http.headers["Authorization"] = "Bearer wrong"
             with pytest.raises(FatalError):

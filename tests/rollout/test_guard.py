@@ -41,7 +41,7 @@ class TestToken:
         async with client(CURRENT, tokens=["secret"]) as http:
             for path in [*VLLM_ROUTES, "/v1/rollouts", "/v1/weights", "/tokenize", "/docs", "/health"]:
                 response = await http.get(path)
-                assert (response.status_code, error(response)) == (401, "unauthenticated"), path
+                assert (response.status_code, error(response)) == (401, "unauthorized"), path
                 assert response.headers["www-authenticate"] == "Bearer"
             for path in ("/livez", "/readyz", "/info", "/metrics", "/livez/"):
                 assert (await http.get(path)).status_code == 200, path
@@ -50,8 +50,13 @@ class TestToken:
     async def test_a_wrong_one_is_refused(self, header: str):
         async with client(CURRENT, tokens=["secret"]) as http:
             response = await http.get("/v1/weights", headers={"Authorization": header.encode()})
-            assert (response.status_code, error(response)) == (403, "wrong_token")
+            assert (response.status_code, error(response)) == (401, "unauthorized")
             assert "secret" not in response.text
+
+    async def test_two_authorizations_are_none(self):
+        async with client(CURRENT, tokens=["secret"]) as http:
+            headers = [("Authorization", "Bearer secret"), ("Authorization", "Bearer wrong")]
+            assert (await http.get("/v1/weights", headers=headers)).status_code == 401
 
     async def test_the_right_one_passes(self):
         async with client(CURRENT, tokens=["secret", "older"]) as http:
@@ -107,4 +112,4 @@ class TestWeights:
             sent.append(message)
 
         await guard({"type": "websocket", "path": "/v1/realtime", "headers": []}, None, send)
-        assert sent[0]["type"] == "websocket.close"
+        assert sent == [{"type": "websocket.close", "code": 1008, "reason": "unauthorized"}]

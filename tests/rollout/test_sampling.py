@@ -147,17 +147,17 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("body", "content_type", "status", "type"),
         [
-            (b"{", "application/json", 400, "malformed"),
-            (b"{}", "text/plain", 415, "content_type"),
-            (b"\x80\x04K\x01.", "application/octet-stream", 415, "content_type"),
-            (b"{}", "application/json", 422, "invalid_request"),
-            (b'{"request_id": "a", "prompts": [], "x": 1}', "application/json", 422, "invalid_request"),
-            (b'{"request_id": "a", "prompts": [{"token_ids": []}]}', "application/json", 422, "invalid_request"),
-            (b'{"request_id": "a", "prompts": [{"token_ids": [-1]}]}', "application/json", 422, "invalid_request"),
+            (b"{", "application/json", 400, "malformed_json"),
+            (b"{}", "text/plain", 415, "wrong_content_type"),
+            (b"\x80\x04K\x01.", "application/octet-stream", 415, "wrong_content_type"),
+            (b"{}", "application/json", 422, "invalid_value"),
+            (b'{"request_id": "a", "prompts": [], "x": 1}', "application/json", 422, "unknown_field"),
+            (b'{"request_id": "a", "prompts": [{"token_ids": []}]}', "application/json", 422, "invalid_value"),
+            (b'{"request_id": "a", "prompts": [{"token_ids": [-1]}]}', "application/json", 422, "invalid_value"),
             (b'{"request_id": "a", "prompts": [{"token_ids": [5]}], "n": 1000000000}', "application/json", 422,
-             "invalid_request"),
+             "invalid_value"),
             (b'{"request_id":"a","prompts":[{"messages":[{"role":"user","content":"x"}],"token_ids":[5]}]}',
-             "application/json", 422, "invalid_request"),
+             "application/json", 422, "invalid_value"),
         ],
     )  # fmt: skip
     async def test_every_error_has_the_body_of_the_wire(

@@ -261,6 +261,6 @@ class TestWhoMaySeeIt:
 
     def test_a_wrong_character_in_the_header_is_no_error(self):
         guard = LiveGuard(EVERYWHERE, [TOKEN])
-        refused = guard.refusal(host="x", authorization=b"Bearer \xff\xfe")
+        refused = guard.refusal(host="x", headers=[(b"authorization", b"Bearer \xff\xfe")])
         assert refused is not None
         assert refused.status == 401

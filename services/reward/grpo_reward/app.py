@@ -25,6 +25,7 @@ from grpo_proto import (
     ScoreResponse,
     ScoreSample,
 )
+from grpo_proto.replies import health_reply, message_reply, refusal_reply
 
 from . import __version__
 from .adapters.base import Adapter, PeerRequest, scored
@@ -34,7 +35,7 @@ from .config import Settings
 from .docs_page import mount_docs
 from .executors.base import Executor
 from .faults import shown
-from .guard import COUNTED_ROUTES, Admission, ClientGone, Guard, Place, response_of
+from .guard import COUNTED_ROUTES, Admission, ClientGone, Guard, Place
 from .metrics import Metrics
 from .reading import Reader, collector_waits
 from .refusal import Refusal, nearest, shutting_down
@@ -82,18 +83,18 @@ def create_app(
     @app.get("/livez", tags=[STATE], summary="Does it live?", response_model=Health, responses={503: {"model": Health}})
     async def livez() -> Response:
         """200 while the process answers and its workers can be replaced."""
-        return _health(executor.failed)
+        return health_reply(Health.unless(executor.failed))
 
     @app.get(
         "/readyz", tags=[STATE], summary="Can it score?", response_model=Health, responses={503: {"model": Health}}
     )
     async def readyz() -> Response:
         """200 while there are workers and the server is not about to end."""
-        return _health("the server ends" if scoring.draining else executor.problem)
+        return health_reply(Health.unless("the server ends" if scoring.draining else executor.problem))
 
     @app.get("/info", tags=[STATE], summary="Versions and rewards", response_model=RewardInfo)
     async def info() -> Response:
-        return _json(
+        return message_reply(
             RewardInfo(
                 version=__version__,
                 protocol_version=PROTOCOL_VERSION,
@@ -121,7 +122,7 @@ def create_app(
     )
     async def rewards() -> Response:
         """What can be computed: documentation, params with defaults, columns."""
-        return _json(RewardList(rewards=[reward.description for reward in executor.rewards.values()]))
+        return message_reply(RewardList(rewards=[reward.description for reward in executor.rewards.values()]))
 
     async def message_of(request: Request, reader: Reader[BodyT], place: Place) -> BodyT:
         body = await place.read_json(request.headers.get, request.receive)
@@ -230,7 +231,7 @@ def create_app(
 
     @app.exception_handler(Refusal)
     async def refused(_: Request, refusal: Refusal) -> Response:
-        return response_of(refusal)
+        return refusal_reply(refusal)
 
     @app.exception_handler(HTTPException)
     async def no_such_route(request: Request, error: HTTPException) -> Response:
@@ -247,7 +248,7 @@ def create_app(
             ),
             headers=dict(error.headers or {}),
         )
-        return response_of(refusal)
+        return refusal_reply(refusal)
 
     @app.exception_handler(ClientGone)
     async def gone(*_: object) -> Response:
@@ -256,7 +257,7 @@ def create_app(
     @app.exception_handler(Exception)
     async def broken(request: Request, error: Exception) -> Response:
         log.exception("%s %s failed", request.method, request.url.path, exc_info=error)
-        return response_of(Refusal(500, "internal", f"{type(error).__name__} in the server; its log says more"))
+        return refusal_reply(Refusal(500, "internal", f"{type(error).__name__} in the server; its log says more"))
 
     app.add_middleware(AnswersWhenCutOff)
     app.add_middleware(Guard, tokens=tokens, metrics=metrics)
@@ -294,7 +295,7 @@ class AnswersWhenCutOff:
         except asyncio.CancelledError:
             if started:
                 raise  # half an answer: the connection is closed
-            await response_of(shutting_down())(scope, receive, send)
+            await refusal_reply(shutting_down())(scope, receive, send)
 
 
 async def _unless_gone(request: Request, scoring: Scoring, message: ScoreRequest) -> ScoreResponse:
@@ -315,15 +316,6 @@ async def _unless_gone(request: Request, scoring: Scoring, message: ScoreRequest
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _json(message: BaseModel) -> Response:
-    return Response(message.model_dump_json(), media_type="application/json")
-
-
-def _health(problem: str | None) -> Response:
-    health = Health(ok=problem is None, detail=problem)
-    return Response(health.model_dump_json(), status_code=200 if health.ok else 503, media_type="application/json")
 
 
 SCORE_EXAMPLE = {

@@ -7,11 +7,11 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from grpo_proto.api_token import has_token
+from grpo_proto.api_token import token_refusal
 from grpo_proto.listening import most_files
+from grpo_proto.replies import refusal_reply
 
 from .adapters.peers import ADAPTERS
 from .metrics import Metrics
@@ -21,15 +21,6 @@ OPEN_ROUTES = frozenset({"/livez", "/readyz", "/info", "/metrics"})
 COUNTED_ROUTES = (
     OPEN_ROUTES | {"/v1/score", "/v1/rewards", "/openapi.json", "/seed_session"} | {peer.path for peer in ADAPTERS}
 )
-
-
-def response_of(refusal: Refusal) -> Response:
-    return Response(
-        refusal.body.model_dump_json(),
-        status_code=refusal.status,
-        headers=refusal.headers,
-        media_type="application/json",
-    )
 
 
 class Guard:
@@ -49,24 +40,14 @@ class Guard:
                 self._metrics.requests.labels(route, message["status"]).inc()
             await send(message)
 
-        if scope["path"] in OPEN_ROUTES or not self._tokens or self._has_token(scope):
-            await self._app(scope, receive, counting_send)
-            return
-        refusal = Refusal(
-            401,
-            "unauthorized",
-            "the token is missing or wrong",
-            hint="send Authorization: Bearer $GRPO_API_TOKEN",
-            headers={"WWW-Authenticate": _wanted(scope["path"])},
-        )
-        await response_of(refusal)(scope, receive, counting_send)
-
-    def _has_token(self, scope: Scope) -> bool:
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        return len(given) == 1 and has_token(self._tokens, given[0])
+        refusal = None
+        if self._tokens and scope["path"] not in OPEN_ROUTES:
+            refusal = token_refusal(self._tokens, scope["headers"], challenge=_challenge(scope["path"]))
+        app = self._app if refusal is None else refusal_reply(refusal)
+        await app(scope, receive, counting_send)
 
 
-def _wanted(path: str) -> str:
+def _challenge(path: str) -> str:
     """A browser that opens the page asks its user for a name and a password; the token is the password."""
     return 'Basic realm="grpo-reward: any name, the token as password"' if path.startswith("/docs") else "Bearer"
 

@@ -4,8 +4,9 @@ import logging
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, Protocol
 
-from grpo_proto.api_token import has_token
+from grpo_proto.api_token import token_refusal
 from grpo_proto.refusal import Refusal
+from grpo_proto.replies import refusal_reply
 
 from . import weight_state
 from .weight_state import Weights
@@ -57,7 +58,10 @@ class Guard:
             self._check_token(scope, path)
             waits = self._check_weights(path)
         except Refusal as refused:
-            await _refuse(scope["type"], refused, send)
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1008, "reason": refused.detail.type})
+            else:
+                await refusal_reply(refused)(scope, receive, send)
             return
         self.num_waiting += waits
         try:
@@ -66,21 +70,13 @@ class Guard:
             self.num_waiting -= waits
 
     def _check_token(self, scope: MutableMapping[str, Any], path: str) -> None:
-        """Raises Refusal: 401 without a token, 403 with another one. The comparison takes the same time for any."""
-        if not self.tokens or path in PUBLIC:
-            return
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), None)
-        if given is None:
-            raise Refusal(
-                401,
-                "unauthenticated",
-                "no token",
-                hint="send Authorization: Bearer $GRPO_API_TOKEN",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
-        if not has_token(self.tokens, given):
-            logger.warning("a request for %s with a wrong token was refused", path)
-            raise Refusal(403, "wrong_token", "the token is not this server's", hint="see GRPO_API_TOKEN")
+        """Raises Refusal 401."""
+        if self.tokens and path not in PUBLIC:
+            refused = token_refusal(self.tokens, scope["headers"])
+            if refused is not None:
+                if any(name == b"authorization" for name, _ in scope["headers"]):
+                    logger.warning("a request for %s with a wrong token was refused", path)
+                raise refused
 
     def _check_weights(self, path: str) -> bool:
         """Whether this request will wait for a commit. Raises Refusal: 503 while nobody is served, 429 for one more."""
@@ -98,13 +94,3 @@ class Guard:
                 429, "too_many_waiting", f"{self.num_waiting} requests wait for new weights already", RETRY_AFTER_S
             )
         return True
-
-
-async def _refuse(kind: str, refused: Refusal, send: Send) -> None:
-    if kind == "websocket":
-        await send({"type": "websocket.close", "code": 1008, "reason": refused.detail.type})
-        return
-    named = {"content-type": "application/json", **refused.headers}
-    headers = [(name.lower().encode(), value.encode()) for name, value in named.items()]
-    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
-    await send({"type": "http.response.body", "body": refused.json()})

@@ -10,6 +10,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from grpo_proto.errors import ErrorBody
 from grpo_proto.health import Health
 from grpo_proto.refusal import Refusal
+from grpo_proto.replies import health_reply
 from grpo_proto.rollout import RolloutInfo, RolloutRequest, RolloutResponse
 from grpo_proto.weights import (
     AbortRequest,
@@ -29,7 +30,7 @@ def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": ErrorBody} for status in statuses}
 
 
-ALWAYS = _errors(400, 401, 403, 413, 415, 422, 500, 503)
+ALWAYS = _errors(400, 401, 413, 415, 422, 500, 503)
 
 
 def make_router(service: Callable[[], Service], *, heartbeat_timeout_s: float) -> APIRouter:
@@ -41,14 +42,14 @@ def make_router(service: Callable[[], Service], *, heartbeat_timeout_s: float) -
         """Whether the process and its engine are alive."""
         parts = service()
         alive = health.livez(parts.engine, parts.pushes, heartbeat_timeout_s=heartbeat_timeout_s)
-        return _health(alive)
+        return health_reply(alive)
 
     @router.get("/readyz", response_model=Health, responses={503: {"model": Health}})
     async def readyz() -> Response:
         """Whether to send traffic here."""
         parts = service()
         alive = health.livez(parts.engine, parts.pushes, heartbeat_timeout_s=heartbeat_timeout_s)
-        return _health(health.readyz(alive, parts.pushes))
+        return health_reply(health.readyz(alive, parts.pushes))
 
     @router.get("/info")
     async def info() -> RolloutInfo:
@@ -103,11 +104,6 @@ def make_router(service: Callable[[], Service], *, heartbeat_timeout_s: float) -
         return await service().pushes.abort(body)
 
     return router
-
-
-def _health(state: Health) -> Response:
-    """200 or 503 with the same body."""
-    return Response(state.model_dump_json(), 200 if state.ok else 503, media_type="application/json")
 
 
 async def _disconnect(request: Request) -> None:

@@ -9,6 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 
 from grpo_proto.refusal import Refusal
+from grpo_proto.replies import refusal_reply
 
 from .engine import EngineDiedError
 
@@ -29,28 +30,29 @@ class WireRoute(APIRoute):
                     await _read_body(request)
                 return await handle(request)
             except Refusal as refused:
-                return answer(refused)
+                return refusal_reply(refused)
             except RequestValidationError as error:
-                return answer(_invalid(error))
+                return refusal_reply(_invalid(error))
             except EngineDiedError as error:
-                return answer(Refusal(503, "engine_died", str(error), retryable=True))
+                return refusal_reply(Refusal(503, "engine_died", str(error), retryable=True))
             except Exception:
                 logger.exception("%s %s failed", request.method, request.url.path)
-                return answer(Refusal(500, "internal", "an error of the server; its log says more", retryable=True))
+                return refusal_reply(
+                    Refusal(500, "internal", "an error of the server; its log says more", retryable=True)
+                )
 
         return handle_on_the_wire
-
-
-def answer(refused: Refusal) -> Response:
-    return Response(refused.json(), refused.status, refused.headers, media_type="application/json")
 
 
 async def _read_body(request: Request) -> None:
     """Read the body where FastAPI will find it. Raises Refusal: 415 for another type, 413 for too many bytes."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise Refusal(415, "content_type", f"the content type is {kind or 'missing'}", hint="send application/json")
-    too_large = Refusal(413, "too_large", f"the body is larger than {MAX_BODY_BYTES} bytes", hint="send fewer prompts")
+        raise Refusal(
+            415, "wrong_content_type", f"the content type is {kind or 'missing'}", hint="send application/json"
+        )
+    message = f"the body is larger than {MAX_BODY_BYTES} bytes"
+    too_large = Refusal(413, "body_too_large", message, hint="send fewer prompts")
     if int(request.headers.get("content-length", 0)) > MAX_BODY_BYTES:
         raise too_large
     chunks, num_bytes = [], 0
@@ -66,10 +68,12 @@ def _invalid(error: RequestValidationError) -> Refusal:
     """400 for what is no JSON, 422 with the place and the reason for a value that cannot be used."""
     problems = error.errors()
     if any(problem["type"] == "json_invalid" for problem in problems):
-        return Refusal(400, "malformed", f"the body is no JSON: {problems[0].get('ctx', {}).get('error', '')}")
+        return Refusal(400, "malformed_json", f"the body is no JSON: {problems[0].get('ctx', {}).get('error', '')}")
     places = [
         f"{'.'.join(str(part) for part in problem['loc'] if part != 'body') or 'body'}: {problem['msg']}"
         for problem in problems
     ]
     more = f" and {len(places) - 5} more" if len(places) > 5 else ""
-    return Refusal.invalid("invalid_request", "; ".join(places[:5]) + more)
+    kinds = {problem["type"] for problem in problems}
+    kind = "unknown_field" if "extra_forbidden" in kinds else "invalid_value"
+    return Refusal.invalid(kind, "; ".join(places[:5]) + more)

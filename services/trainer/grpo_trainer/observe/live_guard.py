@@ -5,13 +5,13 @@ name at 127.0.0.1 must not read it. Everybody else needs the token, as `Authoriz
 `Basic`, so that a browser can ask a person for it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from grpo_proto.api_token import TOKEN_VARIABLE, has_token
+from grpo_proto.api_token import TOKEN_VARIABLE, token_refusal
 from grpo_proto.loopback import is_loopback
 from grpo_proto.refusal import Refusal
 
-CHALLENGE = {"WWW-Authenticate": 'Basic realm="grpo-services: any name, the token as password", charset="UTF-8"'}
+CHALLENGE = 'Basic realm="grpo-services: any name, the token as password", charset="UTF-8"'
 
 
 class LiveGuard:
@@ -21,19 +21,17 @@ class LiveGuard:
         self._loopback = is_loopback(address)
         self._tokens = tokens
 
-    def refusal(self, *, host: str | None, authorization: bytes | None) -> Refusal | None:
-        """What to answer instead of the page, from the two headers of a request; None: it may be seen."""
+    def refusal(self, *, host: str | None, headers: Iterable[tuple[bytes, bytes]]) -> Refusal | None:
+        """What to answer instead of the page, from the `Host` and the headers of a request; None: it may be seen."""
         if self._loopback and is_loopback(host_name(host)):
             return None
-        if has_token(self._tokens, authorization or b""):
-            return None
         if self._tokens:
-            return Refusal(
-                401,
-                "unauthorized",
-                "the live page shows prompts and completions; the token is missing or wrong",
+            return token_refusal(
+                self._tokens,
+                headers,
+                challenge=CHALLENGE,
+                message="the live page shows prompts and completions; the token is missing or wrong",
                 hint=f"in a browser, give any name and ${TOKEN_VARIABLE} as password; else send it as a bearer token",
-                headers=CHALLENGE,
             )
         return Refusal(
             403,

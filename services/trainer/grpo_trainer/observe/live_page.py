@@ -11,6 +11,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from grpo_proto import ErrorBody
 from grpo_proto.refusal import Refusal
+from grpo_proto.replies import refusal_reply
 
 from .live_events import LiveEvents
 from .live_guard import LiveGuard
@@ -63,7 +64,7 @@ def add_live_page(app: FastAPI, events: LiveEvents, guard: LiveGuard) -> None:
             return refused
         if events.full:
             open_pages = f"{events.num_clients} pages are open, as many as the trainer serves"
-            return _answer(Refusal.busy(503, "busy", open_pages, 10.0, hint="close one of them"))
+            return refusal_reply(Refusal.busy(503, "busy", open_pages, 10.0, hint="close one of them"), PRIVATE)
         # Proxies like nginx would gather events into blocks.
         headers = {**PRIVATE, "X-Accel-Buffering": "no"}
         return StreamingResponse(events.stream(), media_type="text/event-stream", headers=headers)
@@ -76,11 +77,5 @@ _REFUSALS: Responses = {
 
 
 def _refusal(guard: LiveGuard, request: Request) -> Response | None:
-    given = [value for name, value in request.headers.raw if name == b"authorization"]
-    authorization = given[0] if len(given) == 1 else None
-    refused = guard.refusal(host=request.headers.get("host"), authorization=authorization)
-    return _answer(refused) if refused else None
-
-
-def _answer(refused: Refusal) -> Response:
-    return Response(refused.json(), refused.status, {**PRIVATE, **refused.headers}, media_type="application/json")
+    refused = guard.refusal(host=request.headers.get("host"), headers=request.headers.raw)
+    return refusal_reply(refused, PRIVATE) if refused else None

@@ -10,11 +10,11 @@ import sys
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from grpo_proto import PROTOCOL_VERSION, Health, TrainerInfo
 from grpo_proto.refusal import Refusal
+from grpo_proto.replies import health_reply, message_reply, refusal_reply
 
 from .. import __version__
 from .live_events import LiveEvents
@@ -43,20 +43,20 @@ def create_app(status: RunStatus, events: LiveEvents, guard: LiveGuard) -> FastA
     async def livez() -> Response:
         """200 while the loop's heartbeat is younger than its bound and its background threads live. While the run
         starts, each silent part, such as loading the model, has a limit in place of the heartbeat."""
-        return _health(status.problem())
+        return health_reply(Health.unless(status.problem()))
 
     @app.get("/readyz", response_model=Health, responses={503: {"model": Health}})
     async def readyz() -> Response:
         """200 while the run is alive and trains: from its first push to its end. Before, it says what it waits for."""
         state = status.snapshot()
         waits_for = str(state.start) if state.start else f"not training: {state.stage}"
-        return _health(status.problem() or (None if state.ready else waits_for))
+        return health_reply(Health.unless(status.problem() or (None if state.ready else waits_for)))
 
     @app.get("/info", response_model=TrainerInfo)
     async def info() -> Response:
         """What runs, and how far it is."""
         state = status.snapshot()
-        return _json(
+        return message_reply(
             TrainerInfo(
                 version=__version__,
                 protocol_version=PROTOCOL_VERSION,
@@ -86,23 +86,14 @@ def create_app(status: RunStatus, events: LiveEvents, guard: LiveGuard) -> FastA
             hint="the routes are GET / (the live page), /events, /livez, /readyz, /info and /metrics",
             headers=dict(error.headers or {}),
         )
-        return _json(refusal.body, status=refusal.status, headers=refusal.headers)
+        return refusal_reply(refusal)
 
     @app.exception_handler(Exception)
     async def broken(request: Request, error: Exception) -> Response:
         log.exception("%s %s failed", request.method, request.url.path, exc_info=error)
-        refusal = Refusal(500, "internal", f"{type(error).__name__} in the trainer; its log says more")
-        return _json(refusal.body, status=refusal.status)
+        return refusal_reply(Refusal(500, "internal", f"{type(error).__name__} in the trainer; its log says more"))
 
     return app
-
-
-def _health(problem: str | None) -> Response:
-    return _json(Health(ok=problem is None, detail=problem), status=200 if problem is None else 503)
-
-
-def _json(message: BaseModel, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(message.model_dump_json(), status_code=status, headers=headers or {}, media_type="application/json")
 
 
 def openapi_text() -> str:
