@@ -18,7 +18,7 @@ from .errors import ErrorBody, ErrorDetail, FatalError, ServiceError, error_clas
 ResponseT = TypeVar("ResponseT", bound=Response)
 
 MAX_ERROR_BYTES = 64 * 1024
-"""Of an answer that reports an error; the rest is not read."""
+"""Bytes read of an answer that reports an error; the rest is not read."""
 SHOWN_CHARS = 200
 """Characters quoted of a body that is not the expected message."""
 PLAIN = {"Accept-Encoding": "identity"}
@@ -38,7 +38,7 @@ class Answer:
 
     @property
     def retry_after_s(self) -> float | None:
-        """None for a date, and for what is no time."""
+        """Seconds of `Retry-After`; None without it, for a date, and for what is no time."""
         try:
             seconds = float(self.headers["Retry-After"])
         except (KeyError, ValueError):

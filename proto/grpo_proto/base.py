@@ -7,7 +7,7 @@ PROTOCOL_VERSION = 1
 
 
 class StopAtFirstFault(FailFast):
-    """Of a list whose first wrong entry is told and the others are not looked at: a body may hold millions of them.
+    """Check a list only up to its first wrong entry, which is told: a body may hold millions of them.
 
     `FailFast` itself cannot stand in a union: its members must be hashable.
     """

@@ -30,11 +30,11 @@ SLACK_S = 10.0
 WAITING_TOLD_S, WAITING_TOLD_AGAIN_S = 5.0, 30.0
 """How long a call may be tried again before that is logged, and how often after that."""
 MAX_INFO_BYTES = 16 * 2**20
-"""Of an answer to a GET: what a server says about itself."""
+"""Largest answer to a GET, in bytes: what a server says about itself."""
 MAX_ANSWER_BYTES = 256 * 2**20
-"""Of other answers. A reward server has 32 MiB for logs in one, and a quarter of a million scores are below 100 MiB."""
+"""Largest other answer, in bytes: a reward server's has up to 32 MiB of logs, and 250,000 scores below 100 MiB."""
 BYTES_PER_TOKEN = 256
-"""What the answer of a rollout server may have more for each token asked for: id, logprob and text take about 40, and
+"""Bytes that a rollout server's answer may have more for each token asked for: id, logprob and text take about 40, and
 the longest token of a vocabulary, 128 blanks, below 200."""
 
 log = logging.getLogger("grpo_proto.clients")

@@ -27,16 +27,16 @@ DEPARTED_LOOK_S = 1.0
 TCP_CLOSED = frozenset({7, 8})
 """States of Linux's TCP_INFO: closed, and close-wait, which is when the other end has closed."""
 MAX_FIELDS = 200
-"""Of the headers of a request. One takes as much time as a hundred bytes of a body, and fifty times its own memory."""
+"""Most header fields of a request. One takes as much time as 100 bytes of a body, and fifty times its own memory."""
 FREE_CHUNKS, LEAST_CHUNK_BYTES = 1_000, 128
-"""After so many chunks of a body they must have so many bytes on average: a chunk takes as long as 1,000 bytes."""
+"""Chunks of any size in a body, and the bytes that more must have on average: a chunk takes as long as 1,000 bytes."""
 LARGE_READ_BYTES = 32 * 1024
 """After so many bytes at once of one connection the others are next: uvloop would read 32 times as much before that."""
 
 log = logging.getLogger("grpo_proto.connection")
 
 _idle: WeakKeyDictionary[ServerState, dict["BoundedConnection", None]] = WeakKeyDictionary()
-"""Of each server the connections without a request under way, those first that are idle for longest."""
+"""Connections of each server without a request under way, those first that are idle for longest."""
 
 
 class BoundedConnection(HttpToolsProtocol):
@@ -47,17 +47,17 @@ class BoundedConnection(HttpToolsProtocol):
     """
 
     max_header_bytes: ClassVar[int] = 64 * 1024
-    """Also of what a body has beside its data: sizes and names of chunks, trailers."""
+    """Largest headers of a request; and most that a body has beside its data: sizes and names of chunks, trailers."""
     max_pipelined: ClassVar[int] = 16
     """Requests of one connection that wait for the answer to the one before."""
     header_limit_s: ClassVar[float] = 10.0
-    """From the beginning of the connection or of the request to the end of its headers."""
+    """Longest time from the beginning of the connection or of the request to the end of its headers."""
     body_limit_s: ClassVar[float | None] = None
-    """From the end of the headers to the end of the body; None: the application sees to it."""
+    """Longest time from the end of the headers to the end of the body; None: the application sees to it."""
     unread_limit_s: ClassVar[float] = 60.0
     """How long a client may read nothing of an answer that is larger than the network's buffers."""
     max_unread_bytes: ClassVar[int] = 256 * 2**20
-    """Of the answers of all connections of a server. Beyond, who has read nothing for longest is closed."""
+    """Most unread bytes of all answers of a server: beyond, the client who has read nothing for longest is cut off."""
     max_idle: ClassVar[int] = 2048
     """Connections of a server without a request under way, at most half of the files it may open. Not fewer than honest
     ones that may come between two looks of a busy server: none of their requests has been read yet."""
@@ -74,17 +74,17 @@ class BoundedConnection(HttpToolsProtocol):
     """The request that the application has."""
     _reading_headers = True
     _closes_after_body = False
-    """The client wants that. Closed before, with bytes unread, it would see a reset in place of an early refusal."""
+    """Whether the client wants that. Closed before, with bytes unread, it would see a reset, not an early refusal."""
     _field_bytes = _num_fields = 0
-    """Of the fields of the request that were read to their end."""
+    """Bytes and number of the fields of the request that were read to their end."""
     _num_chunks = _chunk_bytes = 0
-    """Of the body of the request."""
+    """Number and bytes of the chunks of the request's body."""
     _pieces: list[bytes]
-    """Of a body, in what is being parsed just now."""
+    """Pieces of a body in what is being parsed just now."""
     _framing_bytes = 0
-    """About: what came for this request and is no data of its body; many small chunks of data are forgiven."""
+    """About how many bytes came for this request that are no data of its body; small chunks of data are forgiven."""
     _body_bytes, _new_request = 0, False
-    """In what is being parsed just now."""
+    """Bytes of bodies in what is being parsed just now, and whether a request begins in it."""
     _unread_timer: asyncio.TimerHandle | None = None
     _unread_bytes = 0
     _moved_at_s = 0.0
@@ -158,7 +158,7 @@ class BoundedConnection(HttpToolsProtocol):
             self._stop_parsing()
 
     def _refuse_fields(self) -> None:
-        """Without a word where another answer is under way, or the request's own, whose trailers are too large."""
+        """Answer 431; close only where another answer is under way, or the request's own, with too large trailers."""
         if self.transport.is_closing():
             return
         if not self._reading_headers or not (self.cycle is None or self.cycle.response_complete):
@@ -171,7 +171,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._refuse(b"431 Request Header Fields Too Large", Refusal(431, "headers_too_large", message, hint=hint))
 
     def _stop_parsing(self) -> NoReturn:
-        """Also what has come already is not parsed to its end: that could take a hundred times as long as its bytes."""
+        """Parse nothing more, not even what has come already: that could take a hundred times as long as its bytes."""
         raise ConnectionAbortedError
 
     def on_headers_complete(self) -> None:

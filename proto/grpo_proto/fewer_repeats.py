@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 
 class FewerRepeats(logging.Filter):
-    """Of a line that comes again and again, one in `every_s` passes, and says how many did not.
+    """A line that comes again and again passes once in `every_s` seconds, and says how often it did not.
 
     Lines are the same when they come from the same log call. Those of other `levels` pass, always.
     """

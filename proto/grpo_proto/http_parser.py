@@ -7,7 +7,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 
 class Parser(httptools.HttpRequestParser):
-    """httptools', for which an offer that its connection does not take is none.
+    """httptools' parser; an offer to upgrade that its connection does not take is none for it.
 
     httptools stops behind the headers of such a request and drops its body, though the client has sent one, as
     `curl --http2` does. So a new parser gets the headers once more, without `Upgrade`, and what follows on them.
@@ -38,7 +38,7 @@ class Parser(httptools.HttpRequestParser):
             super(Parser, parser).feed_data(head)
 
     def _head_without_upgrade(self) -> bytes:
-        """Of the request whose headers have just been parsed."""
+        """First line and headers of the request whose headers have just been parsed, without `Upgrade`."""
         connection = self._connection
         lines = [b"%b %b HTTP/%b" % (self.get_method(), connection.url, self.get_http_version().encode())]
         lines += [b"%b: %b" % header for header in connection.headers if header[0] != b"upgrade"]

@@ -10,7 +10,7 @@ from .tracing import TraceParent
 
 ScoreStatus = Literal["ok", "unscorable", "timeout", "error"]
 MAX_REWARDS = 256
-"""In one request."""
+"""Most rewards in one request."""
 Seconds = Annotated[float, Field(gt=0, le=3600)]
 
 

@@ -73,7 +73,7 @@ class Completion(Response):
 
     token_ids: list[int]
     logprobs: list[float] | None = Field(
-        default=None, description="Of the distribution sampled from, after temperature and truncation."
+        default=None, description="Logprobs in the distribution sampled from, after temperature and truncation."
     )
     text: str
     finish_reason: FinishReason

@@ -109,7 +109,7 @@ def gpu_uuid() -> str | None:
 
 
 def nccl_version() -> str | None:
-    """Of the library in this process; None in a build of torch that has none.
+    """Version of the NCCL library in this process; None in a build of torch that has none.
 
     Asked of the library itself: torch tells the version of the header it was built with, and images replace the wheel
     beside it (2.29.7 is built in, 2.30.7 is loaded).
@@ -126,7 +126,7 @@ def nccl_version() -> str | None:
 
 @contextmanager
 def _errors_are_raised() -> Iterator[None]:
-    """For the making of an NCCL group, which reads this then: its waits block, and raise what went wrong.
+    """An NCCL group that is made in this context has waits that block, and raise what went wrong.
 
     Otherwise PyTorch has a watchdog for the group, which ends the whole process when a peer is gone. DeepSpeed's own
     group keeps its one.

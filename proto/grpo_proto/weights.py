@@ -13,7 +13,7 @@ from .base import Request, Response
 
 Backend = Literal["gloo", "nccl"]
 WeightStateName = Literal["initial", "loading", "current", "stale"]
-"""Of the weights of a rollout server: as loaded at its start, in a push, a whole policy, or none that may serve."""
+"""State of a rollout server's weights: as loaded at its start, in a push, a whole policy, or none that may serve."""
 DeadlineS = Annotated[float, Field(gt=0, le=3600)]
 Session = Annotated[int, Field(ge=1, description="Grows with every start of a trainer: epoch milliseconds.")]
 
@@ -142,7 +142,7 @@ class WeightState(Response):
     version: int
     session: int | None = None
     newest_session: int | None = None
-    """Of all that have been here, closed ones included: the next one has to be greater. None before the first."""
+    """Newest session that has been here, also a closed one: the next has to be greater. None before the first."""
     trainer_id: str | None = None
     reason: str | None = None
     last_push: LastPush | None = None

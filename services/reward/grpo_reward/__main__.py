@@ -31,7 +31,7 @@ MODULES = {
 }
 """Command → module with a `run`. `serve` is below."""
 NO_PLACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
-"""Of a file that stdout goes to."""
+"""Errors that say that the file that stdout goes to cannot be written any more."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -144,7 +144,7 @@ def create_app(
         return found
 
     def within_limits(message: ScoreRequest) -> ScoreRequest:
-        """With the time limits that the client did not name, which are no longer than this server's."""
+        """`message`, with time limits that the client did not name cut to this server's."""
         capped: dict[str, float] = {}
         for name, seconds in (("timeout_s", message.timeout_s), ("deadline_s", message.deadline_s)):
             if seconds <= settings.max_timeout_s:

@@ -46,7 +46,7 @@ _OF_THE_OTHER = {name: field for name, field in BATCH_FIELDS.items() if name != 
 """What a function of `completions` takes, and what it is called for a function of `completion`."""
 _NO_NUMBER = {"float_type", "int_type", "bool_type"}
 _NOT_OURS = {"value_error", "assertion_error", "finite_number"}
-"""Of pydantic's faults: what a validator of the author's says, and an infinite limit, which is one by default only."""
+"""Pydantic's faults that a default may have: what the author's validators say, and infinity, for having no limit."""
 CONTEXT = ("timeout_s", "trainer_state", "log_extra", "log_metric")
 """Parameters of a function of `completions` that belong to the request, as `step` does for all."""
 
@@ -83,7 +83,7 @@ class Reward:
     takes_all_columns: bool
     """A batch function with `**kwargs` gets every column that any sample has."""
     code_hash: str
-    """Of the file the function is written in."""
+    """Digest of the file the function is written in, and of those it imports relatively; see `code_hash.py`."""
 
 
 MARKED: list[Reward] = []

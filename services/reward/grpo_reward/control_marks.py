@@ -9,7 +9,7 @@ import re
 CHAT_MARK = re.compile(
     r"<[|\uff5c][^\s<>|\uff5c]{1,60}[|\uff5c]>|</?s>|<(?:start|end)_of_turn>|<[be]os>|\[/?(?:INST|SYSTEM_PROMPT)\]|<</?SYS>>"
 )
-"""Of the usual templates: Qwen, Llama, Phi, GLM, DeepSeek (full-width bars), Gemma, Mistral."""
+"""Control marks of the usual templates: Qwen, Llama, Phi, GLM, DeepSeek (full-width bars), Gemma, Mistral."""
 MAX_ENDINGS = 2
 
 

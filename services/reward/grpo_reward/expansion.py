@@ -16,26 +16,26 @@ from sympy.matrices.expressions import MatrixExpr
 from sympy.series.limits import Limit
 
 MAX_TERMS = 200
-"""When multiplied out; 465 take a second."""
+"""Most terms of an expression when multiplied out; 465 take a second."""
 MAX_DIGITS = 200_000
-"""Of a power of a number."""
+"""Most digits of a power of a number."""
 MAX_RANGE = 100_000
-"""Of a sum or product that is written with its sign."""
+"""Longest range of a sum or product that is written with its sign, from the lower to the upper limit."""
 SMALL, SMALL_TOLERANCE = 0.001, 0.001
 """Numbers below that size are compared to three digits: `math_verify` rounds to six decimals, whatever the size."""
 _INFINITE = 1e18
 _DIGITS, _MORE_DIGITS = 100, 10_000
-"""So that 1 is not lost beside the value of a power; and of what is left when equal terms are taken away."""
+"""Digits of a value, so that 1 is not lost beside that of a power; and of what is left without the equal terms."""
 _ENOUGH = 1e-80
 """Values that are as near to each other, in parts of their size, are taken for equal."""
 _NO_VALUE = (ExprWithLimits, Derivative, Subs, Limit, AppliedUndef, UnevaluatedExpr, MatrixExpr)
-"""They have no value at a point, or a costly one, or (a per cent) one that is not what counts."""
+"""Expressions that have no value at a point, or a costly one, or (a per cent) one that is not what counts."""
 _POINTS = (
     [Rational(17, 13), Rational(11, 17), Rational(23, 19), Rational(7, 11), Rational(29, 31), Rational(19, 14)],
     [Rational(5, 7), Rational(31, 23), Rational(13, 11), Rational(37, 41), Rational(43, 37), Rational(8, 13)],
     [Rational(9, 7), Rational(15, 17), Rational(12, 19), Rational(25, 21), Rational(33, 29), Rational(21, 26)],
 )
-"""Positive, so that no root or logarithm leaves the real numbers."""
+"""Values of the symbols, positive so that no root or logarithm leaves the real numbers."""
 
 
 def is_costly(expression: Any) -> bool:

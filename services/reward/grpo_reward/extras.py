@@ -18,15 +18,15 @@ log = logging.getLogger("grpo_reward")
 
 MAX_ANSWER_BYTES, MAX_HELD_BYTES = 32 * 2**20, 256 * 2**20
 OBJECT_BYTES, VALUE_BYTES = 232, 64
-"""What an object of JSON, and a list or a value, take in Python beside their text."""
+"""Bytes that an object of JSON, and a list or a value, take in Python beside their text."""
 MAX_KEPT_DETAIL_CHARS = 100
-"""Of a detail for which there is no place any more."""
+"""Characters kept of a detail for which there is no place any more."""
 MAX_REMEMBERED_BYTES = 4096
 """Scores with more than that are not kept for a later request."""
 
 
 def extra_bytes(score: RewardScore) -> int:
-    """About what detail, log and metrics take."""
+    """About how many bytes detail, log and metrics take."""
     size = len(score.detail or "")
     if score.log is None and score.metrics is None:
         return size
@@ -39,7 +39,7 @@ def extra_bytes(score: RewardScore) -> int:
 
 
 class Extras:
-    """Of all answers in the making. Belongs to one event loop."""
+    """What the scores of all answers in the making have to say. Belongs to one event loop."""
 
     def __init__(self, max_answer_bytes: int = MAX_ANSWER_BYTES, max_held_bytes: int = MAX_HELD_BYTES):
         self.max_answer_bytes, self.max_held_bytes = max_answer_bytes, max_held_bytes
@@ -47,7 +47,7 @@ class Extras:
 
     @contextlib.contextmanager
     def answer(self) -> Iterator["AnswerExtras"]:
-        """While one answer is made."""
+        """The extras of one answer, counted while it is made."""
         answer = AnswerExtras(self)
         try:
             yield answer

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic_core import ErrorDetails
 
 MAX_SHOWN_CHARS = 80
-"""Of what a client sent, in a message."""
+"""Longest text shown in a message of what a client sent, in characters."""
 
 NOUNS = {
     "bool_parsing": "true or false",
@@ -37,7 +37,7 @@ BOUNDS = {
 """Type of fault → what the limit is, and where pydantic says it."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _VARIANT = re.compile(r"(str|int|float|bool|none|list\[.*\]|dict\[.*\])")
-"""In a path, which of several types pydantic had tried: no field."""
+"""A part of a path that is no field: it names which of several types pydantic had tried."""
 
 
 def described(problems: Sequence[ErrorDetails]) -> list[str]:
@@ -65,7 +65,7 @@ def described(problems: Sequence[ErrorDetails]) -> list[str]:
 
 
 def _place(problem: ErrorDetails) -> tuple[int | str, ...]:
-    """Without pydantic's names of types, unless that is the name of an unknown field."""
+    """The path to the fault without pydantic's names of types, unless that is the name of an unknown field."""
     *before, last = problem["loc"] or ("",)
     kept = [part for part in before if isinstance(part, int) or not _VARIANT.fullmatch(part)]
     if isinstance(last, str) and problem["type"] != "extra_forbidden" and _VARIANT.fullmatch(last):
@@ -91,7 +91,7 @@ def _sentence(where: str, problem: ErrorDetails) -> str:
 
 
 def _size(kind: str, context: Mapping[str, Any], value: Any) -> str | None:
-    """Of a list or a text that is too long or too short."""
+    """The size of a list or a text that is too long or too short; None for any other fault."""
     if kind in ("too_long", "too_short"):
         length = context.get("actual_length")
         return "more entries" if length is None else f"{length} {'entry' if length == 1 else 'entries'}"
@@ -120,5 +120,6 @@ def shown(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """In one line, with no control character: what a reward or a server says must not steer terminals or forge logs."""
+    """`text` with no control character, on one line: what a reward or a server says must not steer terminals or forge
+    logs."""
     return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)

@@ -102,7 +102,7 @@ class Admission:
 
     @contextlib.contextmanager
     def place(self) -> Iterator["Place"]:
-        """For the time of one request. Raises Refusal 429 when all places are taken, before a body is read."""
+        """A place for the time of one request. Raises Refusal 429 when all are taken, before a body is read."""
         self._check_places()
         place = Place(self)
         try:
@@ -126,7 +126,7 @@ class Admission:
         self._arriving[place] = None
 
     def _give_up_slowest(self) -> bool:
-        """Of the bodies that are slow the one that holds most; False when none is slow."""
+        """Give up the slow body that holds most; False when none is slow."""
         now_s = asyncio.get_running_loop().time()
         slow = [place for place in self._arriving if place.is_slow(now_s)]
         if not slow:

@@ -45,7 +45,7 @@ class Memo:
     def _sample_key(
         reward_key: bytes, loaded: LoadedReward, sample: Mapping[str, Any], parts: dict[tuple[str, str], bytes]
     ) -> bytes:
-        """Of what the reward reads. `parts` are the digests of this sample so far: other rewards read the same."""
+        """Digest of what the reward reads; empty when a part has none. `parts`: those so far, shared by rewards."""
         columns = sample["columns"]
         read = [("", "completion", sample["completion"])]
         read += [("column", name, columns[name]) for name in loaded.columns if name in columns]
@@ -66,7 +66,7 @@ class Memo:
 
 
 def _digest(value: Any) -> bytes:
-    """Empty for text that is no valid Unicode: nothing is remembered of it."""
+    """Digest of `value`; empty for text that is no valid Unicode: nothing is remembered of it."""
     try:
         return hashlib.blake2b(to_json(value), digest_size=16).digest()
     except PydanticSerializationError:

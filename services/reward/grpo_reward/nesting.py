@@ -3,7 +3,7 @@
 from typing import Any
 
 MAX_LEVELS = 100
-"""Of JSON that travels on inside of something else than it came in: no parser takes 200."""
+"""Deepest nesting of JSON that travels on inside another body than it came in: no parser takes much more than 200."""
 
 
 def nesting(value: Any) -> int:

@@ -52,7 +52,7 @@ class Token(NamedTuple):
 
 
 def plain(text: str) -> str:
-    """Without markup; an emphasized letter stands in parentheses."""
+    """`text` without markup; an emphasized letter stands in parentheses."""
     text = _MARKUP.sub(r"\1", normal_form(text, "NFKC").replace("。", ".").replace("、", ","))
     return _STARS.sub("", _EMPHASIS.sub(r"(\2)", text)).strip().strip("{}").strip()
 

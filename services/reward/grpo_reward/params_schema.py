@@ -9,7 +9,7 @@ from pydantic.json_schema import PydanticJsonSchemaWarning
 
 
 def params_schema(params: type[BaseModel]) -> dict[str, Any]:
-    """Without defaults that are no JSON, such as a function. Raises what pydantic does for a type without a schema."""
+    """The schema, less defaults that are no JSON, like a function. Raises what pydantic does for a type without one."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PydanticJsonSchemaWarning)
         schema: dict[str, Any] = _in_json(params.model_json_schema())

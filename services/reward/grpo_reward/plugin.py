@@ -166,7 +166,7 @@ def any_installed() -> bool:
 
 
 def installed_rewards() -> Iterator[tuple[str, list[Reward]]]:
-    """Of every entry point of installed packages: where it is from, and its rewards. Raises PluginError."""
+    """Every entry point of installed packages: where it is from, and its rewards. Raises PluginError."""
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
         source = f"the entry point {point.name} = {point.value}"
         try:
@@ -250,7 +250,7 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _one_line(told: Any) -> str:
-    """Of an exception, whose class may be the plugin's own."""
+    """`told` on one line: the text of an exception, or an exception, whose class may be the plugin's own."""
     try:
         return " ".join(str(told).split())
     except BaseException:

@@ -111,7 +111,7 @@ def _at_most(model: type[BodyT], field: str, max_samples: int) -> type[BodyT]:
 
 @contextlib.contextmanager
 def collector_waits() -> Iterator[None]:
-    """For work that makes many objects at once, and does not wait for anything."""
+    """Keep the collector away from work that makes many objects at once, and does not wait for anything."""
     gc.disable()
     try:
         yield

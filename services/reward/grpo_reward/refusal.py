@@ -11,9 +11,9 @@ from grpo_proto.refusal import Refusal as Refusal
 from .faults import MAX_SHOWN_CHARS, described, shown
 
 MAX_COMPARED_NAMES, MAX_LISTED_NAMES = 200, 40
-"""In a hint: a sample may have hundreds of thousands of columns."""
+"""Most names compared, and listed, for a hint: a sample may have hundreds of thousands of columns."""
 MAX_DESCRIBED_FAULTS = 100
-"""Three are told; several may be about one field."""
+"""Most faults described: three are told, and several may be about one field."""
 
 
 EXAMPLES = {"rewards": '{"name": "accuracy"}', "samples": '{"completion": "…", "columns": {"solution": "…"}}'}
@@ -21,7 +21,7 @@ EXAMPLES = {"rewards": '{"name": "accuracy"}', "samples": '{"completion": "…",
 
 
 def shutting_down() -> Refusal:
-    """For what is not answered when the server ends."""
+    """The refusal of what is not answered when the server ends."""
     return Refusal(
         503,
         "shutting_down",
@@ -65,7 +65,7 @@ def invalid_request(error: ValidationError, known_fields: Iterable[str]) -> Refu
 
 
 def busy(message: str) -> Refusal:
-    """There is no place for it now."""
+    """The refusal of a request for which there is no place now."""
     return Refusal(
         429,
         "busy",

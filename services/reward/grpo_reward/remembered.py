@@ -7,9 +7,9 @@ from typing import Generic, TypeVar
 from cachetools import LRUCache
 
 MAX_SIZE = 1 << 19
-"""Of all texts that are remembered, each with BASE_SIZE more: what is made of one takes up to forty times as much."""
+"""Characters or bytes of all texts kept, BASE_SIZE more for each; what is made of one takes up to forty times that."""
 LEAST_VALUES = 8
-"""What is so large that fewer would have a place is not kept."""
+"""A value is not kept when fewer than so many of its size would have room."""
 BASE_SIZE = 1000
 
 KeyT = TypeVar("KeyT", bound=Hashable)

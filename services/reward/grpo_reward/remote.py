@@ -29,9 +29,9 @@ T = TypeVar("T")
 SWIFT_FIELDS = ("prompt_id", "request_id", "finish_reason", "rollout_infos", "trajectory_inputs")
 """What ms-swift passes beside the dataset's columns and no reward reads."""
 MAX_LOGGED_CHARS = 1000
-"""Of a detail: a server of ours has no longer ones."""
+"""Longest detail logged, in characters: a server of ours has no longer ones."""
 MAX_COLUMN_LEVELS = 196
-"""Of nested lists and objects in a value: the server's parser takes 200, and a value lies four deep in the body."""
+"""Deepest nesting of lists and objects in a value: the server's parser takes 200, and a value lies four deep."""
 
 
 class NoScoreError(Exception):
@@ -229,7 +229,7 @@ class RemoteReward:
 
 
 def _detail(results: Sequence["RewardScore"]) -> str:
-    """The first that there is."""
+    """The first detail that there is."""
     return printable(next((result.detail[:MAX_LOGGED_CHARS] for result in results if result.detail), ""))
 
 
@@ -330,7 +330,7 @@ class _Link:
 
 
 _links: dict[tuple[int, str, str | None], _Link] = {}
-"""By process, URL and token: a forked process must not use the sockets of its parent."""
+"""Links by process, URL and token: a forked process must not use the sockets of its parent."""
 _making = threading.Lock()
 
 
@@ -343,7 +343,7 @@ def _link(url: str, token: str | None) -> _Link:
 
 
 def _unlock() -> None:
-    """In a forked process another thread of the parent may have held the lock for ever."""
+    """Make a new lock in a forked process: a thread that is only in the parent may have held the old one."""
     global _making
     _making = threading.Lock()
 

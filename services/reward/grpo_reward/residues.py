@@ -16,9 +16,9 @@ from .vast_numbers import num_digits
 PRIMES = (4573438334503386407, 4264657628376921383, 3281618096932247147)
 """Random ones p for which (p - 1) / 2 is prime, too: the powers of no number but 1 and -1 come round soon."""
 MAX_PLAIN_DIGITS = 100
-"""Smaller numbers are compared as all others are."""
+"""Numbers of up to so many digits are compared as all others are."""
 MAX_EXPONENT_BITS = 1 << 16
-"""Of an exponent: as many steps for each prime."""
+"""Most bits of an exponent: each prime takes as many steps."""
 
 
 class _NoRemainderError(Exception):

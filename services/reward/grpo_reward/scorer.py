@@ -18,7 +18,7 @@ from .diagnostics import BeyondLimitsError, as_json, finite, sendable_log, senda
 from .faults import BOUNDS
 
 MAX_CALL_CHARS = 16 * 2**20
-"""Of what all samples of one call of a function of `completions` log, as JSON: they reach the server at once."""
+"""Most characters of JSON that all samples of one call of a function of `completions` log: they come at once."""
 MAX_DETAIL_CHARS = 1000
 PLUGIN_MODULES = "grpo_reward_plugin_"
 """The modules of plugin files are called this, and then as the file."""
@@ -109,7 +109,7 @@ def score_batch(
 
 
 def _bounded(outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """Without the log and the metrics of those for which MAX_CALL_CHARS leave no place."""
+    """`outcomes` without the log and the metrics of those for which MAX_CALL_CHARS leave no place."""
     found: list[Outcome] = []
     left = MAX_CALL_CHARS
     for one in outcomes:
@@ -168,12 +168,12 @@ class _Logged:
 
     @cached_property
     def _means(self) -> dict[str, Any]:
-        """Asked for once all is said."""
+        """Mean of every metric, asked for once all is said."""
         return {name: _mean(values) for name, values in self._metrics.items()}
 
 
 def _mean(values: list[Any]) -> Any:
-    """Of what was said of one metric; what is no number, if there is such a thing, to be told."""
+    """Mean of the values given for one metric; the first that is no number, if there is one, so that it is told."""
     for value in values:
         try:
             float(value)
@@ -267,7 +267,7 @@ def _shown(value: Any) -> str:
 
 
 def _kind(value: Any) -> str:
-    """In words for the author of a reward, who may have forgotten `return`."""
+    """What `value` is, in words for the author of a reward, who may have forgotten `return`."""
     return "None" if value is None else f"a {type(value).__name__}"
 
 

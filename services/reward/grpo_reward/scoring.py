@@ -19,13 +19,13 @@ from .metrics import Metrics
 from .refusal import Refusal, busy, nearest, shutting_down
 
 UNSCORED = "not scored within the request's deadline"
-"""How the detail of a score begins that there was no time for; a score that hung has another."""
+"""Beginning of the detail of a score that there was no time for; a score that hung has another."""
 LARGE_ANSWER_SCORES, BREATH_S = 4_000, 0.01
 """An answer of so many takes some milliseconds of the event loop; after each, others have their turn for so long."""
 MAX_LARGE_SCORES = 2**20
-"""Of all requests with so many and more at once: about a kilobyte each, and the collector goes through all of them."""
+"""Most scores of all large requests at once: about a kilobyte each, and the collector goes through all of them."""
 MAX_CHUNK_SCORES = 512
-"""However cheap: so many logs may be in memory before they are counted, for each worker."""
+"""Most scores of a chunk, however cheap: so many logs may be in memory before they are counted, for each worker."""
 
 
 class Scoring:
@@ -275,7 +275,7 @@ class _Piece:
         return chunk
 
     def _plain(self, sample: ScoreSample) -> dict[str, Any]:
-        """Only what the rewards read."""
+        """The sample with only what the rewards read."""
         columns = sample.columns
         if not self._all_columns and columns.keys() != self._columns:
             columns = {name: columns[name] for name in self._columns if name in columns}

@@ -99,7 +99,7 @@ async def _serve(
 
 
 def _announce(line: str) -> None:
-    """To stdout; where that cannot be written, as on a full disk, to the log: it is no reason not to serve."""
+    """Print to stdout; where that cannot be written, as on a full disk, log it: that is no reason not to serve."""
     try:
         print(line, flush=True)
     except OSError as error:

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 MAX_SPANS = 128
-"""For one request: they are made in the event loop, in some 0.1 ms each."""
+"""Most spans of one request: they are made in the event loop, in some 0.1 ms each."""
 
 MAX_NUMBER = 2**63 - 1
-"""Of an attribute."""
+"""Largest integer that an attribute of a span can hold."""
 
 
 class Answer:
@@ -50,7 +50,7 @@ class Tracing:
 
     @contextmanager
     def request(self, message: ScoreRequest, *, route: str, header: str | None) -> Iterator[Answer]:
-        """Around the scoring of `message`. `header`: the request's own traceparent."""
+        """A span around the scoring of `message`. `header`: the request's own traceparent."""
         answer = Answer()
         if self._provider is None:
             yield answer

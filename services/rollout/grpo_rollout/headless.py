@@ -20,7 +20,7 @@ SILENCE_S, PROBE_INTERVAL_S, MAX_LOST_PROBES = 15, 5, 3
 
 
 def run_workers(args: Namespace) -> int:
-    """Until a worker ends or the first machine is gone (1), or a signal comes (0, by SystemExit).
+    """Run the workers until one ends or the first machine is gone (1), or a signal comes (0, by SystemExit).
 
     An engine that has lost a part starts again as a whole.
     """
@@ -45,7 +45,7 @@ class FirstMachine:
         self.is_gone = False
 
     def watch(self) -> None:
-        """In a thread of its own. vLLM's limits bound how long the workers wait for the first machine's start."""
+        """Wait, in a thread, until the first machine is gone. How long workers wait for its start is up to vLLM."""
         with self._connected() as connection:
             try:
                 while connection.recv(1):

@@ -109,7 +109,7 @@ def check_options(args: argparse.Namespace, *, on_cpu: bool) -> None:
 
 
 def _check_machine(args: argparse.Namespace) -> None:
-    """Of an engine over several machines the first has the server, and the others have none."""
+    """Check that the first machine of an engine over several has the server, and the others have none."""
     if args.headless and args.node_rank == 0:
         raise StartError(
             "--headless is for the other machines of an engine over several, and this is the first",

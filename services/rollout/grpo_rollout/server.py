@@ -61,7 +61,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _stop_while_starting(*_: object) -> NoReturn:
-    """Until uvicorn runs and vLLM takes the signal over."""
+    """Signal handler until uvicorn runs and vLLM takes the signal over."""
     raise KeyboardInterrupt
 
 

@@ -19,7 +19,7 @@ second of two calls while the first is on its way, and that takes long where all
 
 
 def spin_briefly() -> None:
-    """For every message queue this process reads from now on. Does nothing where vLLM has a GPU."""
+    """Spin only briefly at every message queue this process reads from now on. Does nothing where vLLM has a GPU."""
     if current_platform.is_cpu():
         shm_broadcast.SpinCondition = partial(shm_broadcast.SpinCondition, busy_loop_s=SPIN_S)
         shm_broadcast.SHM_READER_RECHECK_INTERVAL_MS = NAP_MS

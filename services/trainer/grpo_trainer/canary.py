@@ -25,9 +25,9 @@ log = logging.getLogger(__name__)
 DEFAULT_BOUND = {
     ("cpu", "float32"): 1e-4, ("cpu", "bfloat16"): 0.02, ("cuda", "float32"): 0.01, ("cuda", "bfloat16"): 0.1,
 }  # fmt: skip
-"""By the trainer's device and the dtype of the weights. Two GPU engines are further apart: for Qwen2.5-0.5B-Instruct in
-bf16 the difference of a sampled token has a standard deviation of 0.05 (huggingface/trl#6789), for Qwen2.5-7B 0.04 in
-bf16 and 0.002 in float32 (ServiceNow/Fast-LLM#525)."""
+"""Bounds by the trainer's device and the dtype of the weights. Two GPU engines are further apart: for
+Qwen2.5-0.5B-Instruct in bf16 the difference of a sampled token has a standard deviation of 0.05
+(huggingface/trl#6789), for Qwen2.5-7B 0.04 in bf16 and 0.002 in float32 (ServiceNow/Fast-LLM#525)."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ class ColdStartModel(Section):
 
     name_or_path: str = Field(min_length=1, description="Hugging Face name or folder of the model and its tokenizer.")
     dtype: Literal["bfloat16", "float32"] = Field(
-        "bfloat16", description="Of the weights saved, and of the computation on a GPU. What is trained is float32."
+        "bfloat16", description="Dtype of the weights saved, and of computing on a GPU. What is trained is float32."
     )
     attn_implementation: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
     gradient_checkpointing: bool = Field(False, description="Recompute activations: less memory, slower backward.")

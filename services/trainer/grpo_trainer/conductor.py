@@ -154,7 +154,7 @@ class Conductor:
             await asyncio.sleep(1.0)
 
     async def _watch_reward_server(self) -> None:
-        """Only to show it: whether scoring goes on is up to the retries of the reward stage."""
+        """Probe the reward server only to show it: whether scoring goes on is up to the retries of the reward stage."""
         while True:
             try:
                 self.reward_health = await self.reward.client.livez()

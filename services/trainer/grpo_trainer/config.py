@@ -199,7 +199,9 @@ class OptimizerConfig(Section):
     learning_rate: float = Field(1e-6, ge=0.0)
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: int = Field(0, ge=0)
-    warmup_ratio: Share = Field(0.0, description="Of all updates; used when warmup_steps is 0.")
+    warmup_ratio: Share = Field(
+        0.0, description="Share of all updates with a growing learning rate; used when warmup_steps is 0."
+    )
     weight_decay: float = Field(0.0, ge=0.0)
     adam_beta1: Share = 0.9
     adam_beta2: Share = 0.999

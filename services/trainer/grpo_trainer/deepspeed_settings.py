@@ -45,7 +45,7 @@ def deepspeed_settings(model: ModelConfig, optimizer: OptimizerConfig, sharing: 
 
 
 def inference_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """For a frozen model sharded like the policy: no optimizer, so nothing to offload."""
+    """Settings of a frozen model sharded like the policy: no optimizer, so nothing to offload."""
     zero = {key: value for key, value in settings["zero_optimization"].items() if key != "offload_optimizer"}
     return settings | {"zero_optimization": zero}
 

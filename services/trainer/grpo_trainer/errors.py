@@ -39,12 +39,12 @@ class UnavailableError(TrainerError):
 
 
 def storage_error_class(error: OSError) -> type[TrainerError]:
-    """For a file: what is not there or not allowed stays so; a full disk or a file server that was away may not."""
+    """Class of a file's error: what is not there or not allowed stays so; a full disk, or a server away, may not."""
     return UsageError if error.errno in _LASTING else UnavailableError
 
 
 def model_error_class(name: str, error: BaseException) -> type[TrainerError]:
-    """For a model that could not be loaded: a folder will not get better, and the Hub may have been away."""
+    """Class of the error of a model that does not load: a folder will not get better; the Hub may have been away."""
     if isinstance(error, OSError) and error.errno is not None:
         return storage_error_class(error)
     is_path = name.startswith(("/", "./", "../", "~")) or Path(name).is_dir()

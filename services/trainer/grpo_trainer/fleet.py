@@ -63,9 +63,9 @@ class Replica:
     weights: WeightsClient
     info: RolloutInfo | None = None
     member: bool = False
-    """In the current weight group, with weights that committed."""
+    """Whether it is in the current weight group, with weights that committed."""
     live: bool = True
-    """Answered the last probe."""
+    """Whether it answered the last probe."""
     misfit: str | None = None
     """Why it cannot be used although it answered the last probe."""
     missed_probes: int = 0

@@ -161,12 +161,12 @@ class Journal:
             self.status.history.complete(step, late)
 
     def final_totals(self) -> RunTotals:
-        """Of the whole run, with what came after its last step."""
+        """Totals of the whole run, with what came after its last step."""
         self.totals.seconds_per_stage = self.clock.totals()
         return self.totals
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint; `RunTotals(**state)` is the way back."""
+        """Totals for a checkpoint; `RunTotals(**state)` is the way back."""
         return asdict(self.totals)
 
     def _enter_stage(self, name: str) -> None:

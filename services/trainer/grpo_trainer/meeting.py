@@ -51,13 +51,13 @@ class Meeting:
             time.sleep(2 * POLL_S)  # the store may go with rank 0, and who misses the message takes that for a failure
 
     def tell(self, message: dict[str, Any]) -> None:
-        """On rank 0: the others may join now. Raises RunError when the store is gone."""
+        """Tell the other ranks, on rank 0, that they may join now. Raises RunError when the store is gone."""
         if not self._set(message):
             raise RunError("the other ranks cannot be told to join: the store of torchrun is gone")
         self._told = True
 
     def hear(self, *, silence_s: float) -> dict[str, Any]:
-        """On the others: what rank 0 told.
+        """What rank 0 told; for the other ranks.
 
         Raises RunError when rank 0 is gone or tells nothing for `silence_s`, StopRequested when it was asked to stop.
         """

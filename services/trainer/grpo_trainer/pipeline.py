@@ -59,7 +59,7 @@ class PipelineLimits:
     max_steps: int
 
     def max_groups_out(self, version: int, *, training: bool) -> int:
-        """Not more than the steps that are left will use: step `version` is made, or wanted, by policy `version`."""
+        """Groups that may be out, all for steps to come: step `version` is made, or wanted, by policy `version`."""
         ahead = min(self.max_staleness, self.max_steps - version)
         return (ahead + (not training)) * self.groups_per_batch
 
@@ -100,7 +100,7 @@ class Pipeline:
         self._again = deque(sorted(cursor.unused))
         self._finished: deque[_Finished] = deque()
         self._taken: list[_Finished] = []
-        """Of the last batch. A trace that has ended already ignores another end."""
+        """Groups of the last batch. A trace that has ended already ignores another end."""
         self._taken_is_used = False
         self._out: set[int] = set()
         self._jobs: set[asyncio.Task[None]] = set()

@@ -98,7 +98,7 @@ class TrainingSample:
 
 
 def to_json(samples: Iterable[TrainingSample]) -> list[dict[str, Any]]:
-    """For `Ranks.broadcast_json`; `from_json` is the way back."""
+    """`samples` for `Ranks.broadcast_json`; `from_json` is the way back."""
     return [asdict(sample) for sample in samples]
 
 
@@ -128,7 +128,7 @@ class MicroBatch:
     update_tokens: int
     """Completion tokens of the whole optimizer update, over all micro-batches and ranks."""
     old_logprobs_N: "torch.Tensor | None" = None
-    """Of the policy that the batch started with; the first update that sees the micro-batch fills it in."""
+    """Logprobs under the policy that the batch started with; filled in before or by the first update that uses them."""
     ref_logprobs_N: "torch.Tensor | None" = None
 
     @property

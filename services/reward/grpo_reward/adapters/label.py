@@ -7,7 +7,7 @@ from typing import Any, TypeGuard
 from pydantic_core import from_json
 
 MAX_LABEL_CHARS = 2**20
-"""Of a label that is JSON: it is read on the event loop, as the body is."""
+"""Longest label that is JSON, in characters: it is read on the event loop, as the body is."""
 
 
 class LabelError(ValueError):

@@ -149,7 +149,7 @@ def _check(name: str, wrong: list[dict[str, Any]], detail: str) -> Check:
 
 
 def _is(score: RewardScore, expected: float | None) -> bool:
-    """With None expected: the reward has said that it is not its task."""
+    """Whether the score is the expected one; with None expected, whether the reward says that it is not its task."""
     if expected is None:
         return score.status == "unscorable"
     return score.score is not None and abs(score.score - expected) <= EQUAL_WITHIN

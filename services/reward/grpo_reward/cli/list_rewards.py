@@ -11,7 +11,7 @@ from .output import console, print_json, table
 from .scorers import KnownReward, known_reward, open_scorer
 
 MAX_VALUE_CHARS = 30
-"""Of a default, in the table of all rewards."""
+"""Longest default shown in the table of all rewards, in characters."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -39,7 +39,7 @@ async def _list(options: argparse.Namespace) -> int:
 
 
 def described(reward: KnownReward) -> dict[str, Any]:
-    """As JSON. What a running server does not tell is null."""
+    """The reward as JSON. What a running server does not tell is null."""
     description, loaded = reward.description, reward.loaded
     schema = description.params_schema
     return {
@@ -127,5 +127,5 @@ def _short(value: Any) -> str:
 
 
 def _value(value: Any) -> str:
-    """As it can be written behind `--param NAME=`."""
+    """`value` as it can be written behind `--param NAME=`."""
     return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)

@@ -18,7 +18,7 @@ NUMBER_COLUMNS = 100
 
 
 def console(least_columns: int = 0) -> Console:
-    """For stdout. Texts come from completions: no markup of theirs is obeyed."""
+    """A console for stdout. Texts come from completions: no markup of theirs is obeyed."""
     width = max(shutil.get_terminal_size().columns, least_columns) if sys.stdout.isatty() else PIPE_COLUMNS
     return Console(file=sys.stdout, width=width, markup=False, highlight=False, emoji=False)
 
@@ -30,7 +30,7 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 
 def say(message: str) -> None:
-    """To stderr."""
+    """Print to stderr."""
     print(printable(message), file=sys.stderr, flush=True)
 
 

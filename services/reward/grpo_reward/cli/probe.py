@@ -22,12 +22,12 @@ from .scorers import KnownReward, Scorer
 PATIENCE_S = 10.0
 """Least limit of a score in the checks that are not about time, before the first time-out."""
 MAX_HANGS = 3
-"""After so many a check is over."""
+"""Time-outs after which a check is over."""
 SLACK_S = 5.0
 """How much longer than a few scores a request may take: what has none then goes out again, with the shorter limit."""
 WAVE_GROWTH = 4
 LEFT_OUT = RewardScore(score=None, status="timeout", detail="left out")
-"""Of a sample that was not scored, because others hung before it."""
+"""Score of a sample that was not scored, because others hung before it."""
 
 
 @dataclass
@@ -42,13 +42,13 @@ class Patience:
     wave: int = 1
     """Samples of the next request."""
     hangs: int = 0
-    """In this check."""
+    """Time-outs in this check."""
     hung: dict[bytes, RewardScore] = field(default_factory=dict)
-    """What is not scored again."""
+    """Key of what hung, and is not scored again → its score."""
     _max_hangs: int = MAX_HANGS
 
     def begin(self, max_hangs: int = MAX_HANGS) -> None:
-        """Another check."""
+        """Begin another check."""
         self._max_hangs, self.hangs = max_hangs, 0
         if self.hung:
             # More may hang: in one large request they would use up what a check waits for before others are scored.
@@ -60,7 +60,7 @@ class Patience:
         return self.hangs >= self._max_hangs
 
     def timeout_s(self, is_about_time: bool) -> float:
-        """For the next request."""
+        """Time limit of a score in the next request, in seconds."""
         return self.limit_s if self.hung or is_about_time else max(self.limit_s, PATIENCE_S)
 
     def came_back(self, hung: bool) -> None:
@@ -72,7 +72,7 @@ class Patience:
         self.hung[key] = score
 
     def told(self, scores: Sequence[RewardScore]) -> str:
-        """For the end of a check's line."""
+        """How many samples were left out, in words for the end of a check's line."""
         left_out = sum(score is LEFT_OUT for score in scores)
         if not left_out:
             return ""
@@ -96,7 +96,7 @@ class Probe:
 
     @property
     def is_batch(self) -> bool:
-        """Then every sample gets a company of its own."""
+        """Whether the reward is a batch reward: then every sample gets a company of its own."""
         return self.known.batch
 
     async def score(self, samples: Sequence[ScoreSample], *, is_about_time: bool = False) -> list[RewardScore]:

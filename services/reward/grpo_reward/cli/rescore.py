@@ -76,7 +76,7 @@ def _only_file(options: argparse.Namespace, parser: CommandParser) -> Path:
 
 
 def _check_out(options: argparse.Namespace) -> None:
-    """Before anything is scored. Raises ConfigError."""
+    """Check `--out` before anything is scored. Raises ConfigError."""
     out: Path = options.out
     if not out.parent.is_dir():
         raise ConfigError(f"--out {out}: there is no folder {out.parent}")
@@ -124,7 +124,7 @@ async def _score(options: argparse.Namespace, specs: Sequence[RewardSpec]) -> in
 
 
 def _keep(out: Path | None, rows: Sequence[Row], results: Sequence[ScoreResult | None]) -> None:
-    """Of a file that is not scored to its end: nothing that came is lost without a word."""
+    """Write the scores of a file that is not scored to its end, or say how many: none is lost without a word."""
     scored = sum(result is not None for result in results)
     if not scored:
         return

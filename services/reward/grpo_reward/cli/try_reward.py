@@ -26,7 +26,7 @@ from .scorers import KnownReward, known_reward, known_rewards, open_scorer
 MAX_SAMPLES = 100
 """Samples of the checks that score everything several times."""
 NUM_MUTATED = 30
-"""Of them changed at random, so that not only right completions are looked at."""
+"""Copies of such samples that are changed at random and added: not only right completions are looked at."""
 MAX_SAME_ERROR = 3
 """Lines of a check about one error: a reward that always raises would fill the screen with it."""
 AFTER_GOLD = (

@@ -70,8 +70,8 @@ class Chunk:
     """Limit for one item."""
     batch: bool = False
     together: bool = False
-    """Of several requests: it ends with the first item that is late or dies, and what is open then is scored alone. The
-    others would wait behind that item, each for the next such one."""
+    """Whether its samples are of several requests. It then ends with the first item that is late or dies, and what is
+    open is scored alone: the others would wait behind that item, each for the next such one."""
     pace: Pace = field(default_factory=Pace)
     turn_s: float | None = None
     """A worker that had it for so long begins no further item: `score` comes back, and the rest waits for a turn."""

@@ -13,7 +13,7 @@ LOOK_S = 0.01
 MARK = "GRPO_REWARD_PROCESSES"
 """Environment variable whose value all processes of one executor inherit, wherever they end up in the tree."""
 _kill, _killpg = os.kill, os.killpg
-"""A plugin may replace them: guards for untrusted code do."""
+"""Kept from `os`, where a plugin may replace them: guards for untrusted code do."""
 
 
 class Process(NamedTuple):
@@ -23,7 +23,7 @@ class Process(NamedTuple):
 
 
 def processes() -> list[Process]:
-    """All of this machine, or of this container."""
+    """All processes of this machine, or of this container."""
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -36,7 +36,7 @@ def processes() -> list[Process]:
 
 
 def children() -> list[Process]:
-    """Those whose parent this process is."""
+    """The processes whose parent this process is."""
     return [process for process in processes() if process.parent == os.getpid()]
 
 
@@ -79,7 +79,7 @@ def kill_tree(pid: int, mark: str) -> None:
 
 
 def has_ended(pid: int) -> bool:
-    """Of a child, which stays to be waited for."""
+    """Whether a child has ended; it stays to be waited for."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 

@@ -31,7 +31,7 @@ def hide_this_process() -> None:
 
 
 def give_up_reading_other_processes() -> None:
-    """For root, who may read hidden ones as well: this process and its children no more."""
+    """Give up root's right to read hidden processes as well, for this process and its children."""
     for capability in _READING_CAPABILITIES.values():
         _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # so that executing something does not bring it back
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)

@@ -233,7 +233,7 @@ class ForkServer:
         self._pid = os.getpid()
         self._pipe: tuple[int, int] | None = None
         self._sessions = {os.getsid(0)} | {child.session for child in children()}
-        """Of what plugins started at their import, on purpose; a worker's children are in the worker's or their own."""
+        """Our session, and those plugins started at import on purpose; a worker's children are in its or their own."""
 
     def run(self) -> None:
         self._handlers = ignore_signals()

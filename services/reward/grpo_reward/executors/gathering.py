@@ -58,7 +58,7 @@ class GatheringExecutor(WrappedExecutor):
         await self._wait(gathered, chunk, first)
 
     async def _wait(self, gathered: _Gathered, chunk: Chunk, first: int) -> None:
-        """Until all have come back. Cancelled, this chunk takes what there is, and the others go on."""
+        """Wait until all have come back. Cancelled, this chunk takes what there is, and the others go on."""
         work = gathered.work
         if work is None:
             raise RuntimeError("gathered chunks have a task from their beginning")

@@ -1,4 +1,4 @@
-"""In this process, one item after the other: no time limits, no isolation. For tests, and to try a reward out."""
+"""Scoring in this process, one item after another: no time limits, no isolation. For tests, and to try a reward out."""
 
 import asyncio
 import time

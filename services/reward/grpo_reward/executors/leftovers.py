@@ -63,7 +63,7 @@ def _arithmetic() -> Any:
 
 
 def _errors_of_warnings() -> Any:
-    """Those of all modules; libraries that are imported late add filters of their own."""
+    """Filters for all modules that make warnings errors; libraries that are imported late add filters of their own."""
     return [filtered for filtered in warnings.filters if filtered[0] == "error" and filtered[3] is None]
 
 
@@ -85,7 +85,7 @@ def _arithmetic_of_arrays() -> Any:
 
 
 def _umask() -> int:
-    """It can be read by setting it only."""
+    """The process's umask, which can be read by setting it only."""
     os.umask(before := os.umask(0o077))
     return before
 
@@ -96,7 +96,7 @@ _ONE, _LESS_THAN_A_STEP, _LEAST_NORMAL = 1.0, 2.0**-53 * 1.5, sys.float_info.min
 _SWITCHES, _PRECISION = {"evaluate": True, "distribute": True, "exp_is_pow": False}, 53
 _FLOATING_POINT_ERRORS = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
 _DTYPE, _DEVICE = "torch.float32", "cpu"
-"""As they are after the import."""
+"""Settings of SymPy, mpmath, NumPy and PyTorch as they are after the import."""
 
 
 class _AuditHooks:
@@ -106,7 +106,7 @@ class _AuditHooks:
         self.num_added: int | None = None
 
     def count(self) -> None:
-        """From now on; asked again it goes on counting."""
+        """Count from now on; asked again it goes on counting."""
         if self.num_added is None:
             sys.addaudithook(self._see)
             self.num_added = 0

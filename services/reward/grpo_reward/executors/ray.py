@@ -35,15 +35,15 @@ from .ray_node import Head, Node, packed
 from .turns import num_spare
 
 JOIN_LIMIT_S = 90.0
-"""For the cluster to answer, or a new one to start."""
+"""How long the cluster may take to answer, or a new one to start."""
 LOAD_LIMIT_S = 150.0
-"""For a node to start its actor and load the rewards, more than `ProcessExecutor` allows for that."""
+"""How long a node may take to start its actor and load the rewards: more than `ProcessExecutor` allows for that."""
 PROBE_S = 1.0
 PROBE_LIMIT_S = 3.0
 SILENCE_S = 5.0
-"""Without any node that answers: Ray starts a dead actor anew in less."""
+"""How long there may be no node that answers: Ray starts a dead actor anew in less."""
 HEAD_LIMIT_S = 40.0
-"""Without the head: by 60 s, when Ray ends this process, what runs must have been answered."""
+"""How long the head may be silent: by 60 s, when Ray ends this process, what runs must have been answered."""
 LEAVE_LIMIT_S = 5.0
 ATTEMPTS = 3
 _log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class Member:
     silent: str | None = None
     """Why it gets nothing; None while it answers."""
     parked: int = 0
-    """Of its places, those that are kept back while it is silent."""
+    """Number of its places that are kept back while it is silent."""
     asked: set[asyncio.Timeout] = field(default_factory=set)
     """What waits for it."""
 

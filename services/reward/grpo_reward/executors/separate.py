@@ -41,7 +41,7 @@ class SeparateExecutor:
 
     @property
     def workers(self) -> int:
-        """For one chunk; each part has so many."""
+        """Most workers that a part has: a chunk goes to one part."""
         return max(part.workers for part in self.parts)
 
     @property

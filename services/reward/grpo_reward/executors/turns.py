@@ -18,17 +18,17 @@ from .base import Chunk, Executor
 from .wrapped import WrappedExecutor
 
 OVERTAKE_AFTER_S = 0.1
-"""Longer than a turn takes as a rule, short against a person's patience."""
+"""Wait after which a chunk may overtake: longer than most turns take, short against a person's patience."""
 QUICK_S = 15 * CHUNK_S
 """A chunk that should take CHUNK_S may take this, on a busy machine."""
 TURN_S = QUICK_S / 2
-"""After that a worker begins no further sample of a chunk, which turned out to be dearer than it should be."""
+"""Time after which a worker begins no further sample of a chunk, which turned out to be dearer than it should be."""
 AGAIN_S = (1.0, 4.0, 16.0, 64.0)
 """How long what was late, once, twice and so on, waits until it may overtake again."""
 MOSTLY = 0.5
-"""Of the last turns of a reward."""
+"""Share of late turns, among the last ones of a reward, from which on it is not quick."""
 LOOKED_AT = 32
-"""Of those that wait longest, and of the newest, the best overtakes; so many of each are compared."""
+"""Chunks compared of those that wait longest, and as many of the newest: the best one overtakes."""
 LOOK_S = 1.0
 """How often those who wait look for workers that have joined: nobody tells."""
 
@@ -48,7 +48,7 @@ class _Waiting:
     num_late: int | None
     """How often it was late at a spare worker; None when it may not go there."""
     again_s: float = 0.0
-    """Not there before."""
+    """Not at a spare worker before this time."""
 
 
 class TurnsExecutor(WrappedExecutor):
@@ -183,7 +183,7 @@ class TurnsExecutor(WrappedExecutor):
         return min(waiting.since_s, self._last_turn_s) + OVERTAKE_AFTER_S
 
     def _set_timer(self) -> None:
-        """For when somebody may overtake, at the latest after LOOK_S; none when nobody waits."""
+        """Set the timer for when somebody may overtake, at the latest after LOOK_S; none when nobody waits."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -195,7 +195,7 @@ class TurnsExecutor(WrappedExecutor):
         self._timer = asyncio.get_running_loop().call_at(when_s, self._give_turns)
 
     def _chosen(self, ready: Sequence[_Waiting]) -> _Waiting:
-        """Of those that were least often late the cheapest, the oldest or the newest, QUICK_S of spare time for each.
+        """The cheapest, the oldest or the newest of those least often late, by turns: QUICK_S of spare time for each.
 
         With one rule alone somebody could fill the spare worker for ever: with what looks cheap, with what is old, or
         with what is new.

@@ -48,7 +48,7 @@ class Worker:
         os.register_at_fork(after_in_parent=self._forked, after_in_child=self._cut_off)
 
     def run(self) -> None:
-        """Until the server closes the connection, or this worker is worn out."""
+        """Score chunks until the server closes the connection, or this worker is worn out."""
         send_frame(self._socket, b'{"hello":true}')
         while self._leaving is None:
             body = receive_frame(self._socket)
@@ -160,7 +160,7 @@ class Worker:
         self._leaving = self._leaving or "a reward forked"
 
     def _cut_off(self) -> None:
-        """In a child that a reward forked: it must not answer in the worker's name."""
+        """Runs in a child that a reward forked: it must not answer in the worker's name."""
         with contextlib.suppress(OSError):
             self._socket.close()
         self._progress = mmap.mmap(-1, PROGRESS.size)  # the worker's own says which item the worker is at

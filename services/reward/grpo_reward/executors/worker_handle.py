@@ -19,7 +19,7 @@ from .base import Chunk, InvalidParams
 from .frames import LENGTH, PROGRESS, PROGRESS_BYTES
 
 MAX_FRAME_BYTES = 512 * 2**20
-"""Of a message from a worker: no results are that large, but a reward can write to its worker's socket."""
+"""Largest message from a worker, in bytes: no results are that large, but a reward can write to its worker's socket."""
 START_LIMIT_S = 5.0
 """How long a worker may take until it has read a chunk, and, with `timeout_s` added, until it has begun an item."""
 

@@ -22,14 +22,14 @@ from ..vast_numbers import is_vast
 BOX = "\\boxed{"
 MAX_EXPONENT = 200_000
 MAX_DEPTH = 12
-"""Nested brackets: parsing LaTeX takes exponential time in them, 1.4 s at 20."""
+"""Most nested brackets: parsing LaTeX takes exponential time in them, 1.4 s at 20."""
 MAX_ANSWER_CHARS = 1000
-"""Of an answer, unless the solution is as long: a model that repeats itself is wrong, and not to be timed out."""
+"""Longest answer in characters, unless the solution is as long: a model that repeats itself gets 0, no time-out."""
 MAX_BOXES = 500
-"""In an answer: a model that repeats itself is wrong here, too."""
+"""Most boxes in a text: a model that repeats itself gets 0 here, too."""
 MAX_MEMO_CHARS = 2000
 MEMO_SIZE = 1 << 22
-"""Of the gold answers that are remembered parsed, and of the scores: some 4,000 of each, when they are short."""
+"""Size of the memory of parsed gold answers, and of that of scores, in characters: some 4,000 short ones in each."""
 
 _TOWER = re.compile(r"\d+(?:\s*(?:\^|\*\*)\s*[{(]*\s*\d+)+")
 _PRODUCT = re.compile(r"(?:\^|\*\*)\s*[{(]([^{}()]*(?:\\cdot|\\times|\*)[^{}()]*)")
@@ -201,7 +201,7 @@ def _without_units(text: str, gold: str) -> tuple[str, str]:
 
 
 def _bare(text: str) -> str:
-    """Without the dollar signs or the `\\text` that stand around it."""
+    """`text` without the dollar signs or the `\\text` that stand around it."""
     text = text.strip()
     text = text[1:-1].strip() if len(text) > 2 and text[0] == text[-1] == "$" and text.count("$") == 2 else text
     return _TEXT.sub(r"\1", text).strip()
@@ -257,7 +257,7 @@ def _exponent(tower: str) -> int:
 
 
 def _product(exponent: str) -> int:
-    """Of all whole numbers in it, cut off a little above MAX_EXPONENT."""
+    """Product of all whole numbers in `exponent`, cut off a little above MAX_EXPONENT."""
     product = 1
     for digits in re.findall(r"\d+", exponent):
         product = min(product * max(int(digits[:8]), 1), MAX_EXPONENT + 1)
@@ -271,7 +271,7 @@ def _boxes(text: str) -> list[str]:
 
 
 def _balanced(part: str) -> str:
-    """Up to the brace that closes the one before `part`; all of it when none does."""
+    """`part` up to the brace that closes the one before it; all of it when none does."""
     depth = 1
     for match in _BRACE.finditer(part):
         depth += 1 if match.group() == "{" else -1

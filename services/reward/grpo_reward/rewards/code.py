@@ -105,7 +105,7 @@ def code(
 
 
 def _cases(tests: list[Example | str] | str) -> list[tuple[dict[str, Any], Any]]:
-    """For each test what the sandbox is asked, and what has to come out: text, a list of values, or nothing (None)."""
+    """What the sandbox is asked for each test, and what has to come out: text, a list of values, or nothing (None)."""
     if isinstance(tests, str):
         try:
             listed = json.loads(tests)
@@ -193,5 +193,5 @@ def _is_equal(value: str, literal: Any) -> bool:
 
 
 def _lines(text: str) -> list[str]:
-    """Without white space at their ends, the `\\r` of `\\r\\n` too. Unlike for `splitlines` only `\\n` ends a line."""
+    """Lines without white space at their ends, `\\r` before `\\n` too. Unlike for `splitlines` only `\\n` ends one."""
     return [line.rstrip() for line in text.rstrip().split("\n")]

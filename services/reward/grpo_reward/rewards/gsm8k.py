@@ -85,7 +85,7 @@ def _last_number(text: str) -> Decimal | Fraction | None:
 
 
 def _plain(text: str) -> str:
-    """Without what may stand between a sign and its digits; with ASCII digits."""
+    """`text` without what may stand between a sign and its digits; with ASCII digits."""
     if not text.isascii():
         text = "".join(str(unicodedata.decimal(c)) if c.isdecimal() else c for c in text)
     text = _CURRENCY.sub(lambda match: f"{match['letter']} " if match["letter"] else "", _MINUS.sub("-", text))

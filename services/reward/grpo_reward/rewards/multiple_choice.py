@@ -8,7 +8,7 @@ from .format import THINK_CLOSING
 from .math_boxed import last_box
 
 MAX_CHARS = 20_000
-"""Of an answer; of a text without one that is longer, its end is read."""
+"""Longest answer in characters; of a longer text without an answer the end is read."""
 
 
 @reward

@@ -183,7 +183,7 @@ def _printable(text: object) -> str:
 
 
 def _threads(handle: int) -> int:
-    """Of the process that `handle` stands for; its number there may be another one than here."""
+    """Threads of the process behind `handle`, 0 when it has ended; its id in /proc may be another one than here."""
     try:
         with open(f"/proc/self/fdinfo/{handle}") as description:
             pid = next(line.split()[1] for line in description if line.startswith("Pid:"))

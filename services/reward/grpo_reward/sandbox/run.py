@@ -28,7 +28,7 @@ class Run:
     stdout: str
     detail: str | None
     values: list[str] | None
-    """Of each of a test's expressions, as literals of Python, up to the one that raised; `<…>` for what has none."""
+    """Values of a test's expressions as literals of Python, up to the one that raised; `<…>` for what has none."""
 
 
 def missing_barriers() -> list[str]:

@@ -112,7 +112,7 @@ class BackgroundSink:
             self._failed("close", error)
 
     def _write_all(self, sink: MetricSink) -> None:
-        """Until the end. Of a server that is away each step has many tries, with pauses; the others wait."""
+        """Write steps until the end. For a server that is away each has many tries, with pauses; the others wait."""
         failures = tries = 0  # in a row, and of this step
         while (item := self._next()) is not None:
             step, metrics = item

@@ -25,12 +25,12 @@ ZERO_SPREAD = 0.95
 CUT_OFF = 0.9
 """Share of completions cut off: most policies cut off some, none that answers cuts off nearly all."""
 NO_ENTROPY = 1e-3
-"""In nats per token: the policy says the same whatever is sampled. Runs that learn end at some hundredths."""
+"""Entropy in nats per token: below it the policy always says the same. Runs that learn end at some hundredths."""
 FAR_FROM_REFERENCE = 5.0
 """KL in nats per token: a policy that learns stays below one, beyond this its text is no language any more."""
 FALLEN_TO = 0.5
-"""Of the best reward so far, a mean over `WINDOW` steps. Entropy and KL alone do not tell a collapse from a task that
-has been learnt."""
+"""Share of the best reward so far, a mean over `WINDOW` steps, below which a reward has fallen. Entropy and KL alone
+do not tell a collapse from a task that has been learnt."""
 MISSING = 0.05
 """Share of a reward's scores: a few time-outs happen, one in twenty is a fault in the reward."""
 FAULTS = ("error", "timeout")

@@ -22,7 +22,7 @@ PING_S = 10.0
 RETRY_MS = 2000
 
 END = None
-"""In a client's queue: its stream is over."""
+"""Last entry in a client's queue: its stream is over."""
 
 Queue = asyncio.Queue[bytes | None]
 

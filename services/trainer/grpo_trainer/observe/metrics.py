@@ -129,13 +129,13 @@ def merge_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def mean(values: Iterable[float]) -> float | None:
-    """None of nothing."""
+    """Arithmetic mean; None when there are no values."""
     numbers = list(values)
     return math.fsum(numbers) / len(numbers) if numbers else None
 
 
 def standard_deviation(values: Iterable[float]) -> float | None:
-    """Of a sample: the sum of squares is divided by n - 1. None of fewer than two values."""
+    """Standard deviation of a sample: the sum of squares is divided by n - 1. None for fewer than two values."""
     numbers = list(values)
     if len(numbers) < 2:
         return None

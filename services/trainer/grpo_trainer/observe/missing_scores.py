@@ -26,7 +26,7 @@ class MissingScores:
 
 
 def missing_scores(groups: Iterable[Group], reward_names: Sequence[str]) -> list[MissingScores]:
-    """In the order of `reward_names`, the most frequent reason first."""
+    """Scores that rewards did not give, in the order of `reward_names`, the most frequent reason first."""
     samples = [sample for group in groups for sample in group.samples]
     found = []
     for name in reward_names:

@@ -101,8 +101,8 @@ class _LastStep:
         self._step: int | None = None
 
     def numbers(self) -> dict[str, float]:
-        """As metrics.jsonl names them; what the step did not measure is absent. Those of an evaluation stay until the
-        next one."""
+        """The last step's numbers as metrics.jsonl names them; what it did not measure is absent. Those of an
+        evaluation stay until the next one."""
         found = self._history.since(self._sequence)
         if found is None:  # more steps since then than are kept one by one
             self._sequence, curves = self._history.whole()

@@ -311,7 +311,7 @@ def _mismatch_traces(curves: Curves, statistic: str) -> Iterator[Trace]:
 
 
 def _lost_traces(curves: Curves) -> Iterator[Trace]:
-    """Only what happened: bars of 0 say nothing."""
+    """Bars of what was lost, if anything was: bars of 0 say nothing."""
     for (metric, name), color in zip(LOST.items(), (ORANGE, PURPLE, BROWN, RED, BLUE, GREY), strict=True):
         if (series := curves.get(metric)) and any(series.values):
             yield _bars(series, name, color)

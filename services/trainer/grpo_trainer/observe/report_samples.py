@@ -13,7 +13,7 @@ from .run_files import COMPLETIONS_FILE
 MAX_STEPS = 7
 PROMPTS_PER_STEP = 2
 MAX_CHARACTERS = 4000
-"""Of one text on the page. The end of a longer one is kept as well: there is the answer."""
+"""Longest text on the page, in characters. The end of a longer one is kept as well: there is the answer."""
 
 
 @dataclass(frozen=True)

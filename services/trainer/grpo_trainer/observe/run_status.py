@@ -46,7 +46,7 @@ class Snapshot:
     policy_version: int = 0
     stage: str = "starting"
     stage_since_s: float = 0.0
-    """When it began, in seconds since the epoch."""
+    """When the stage began, in seconds since the epoch."""
     start: StartPhase | None = None
     """None once the loop has begun."""
     ready: bool = False
@@ -100,7 +100,7 @@ class RunStatus:
 
     @property
     def heartbeat_bound_s(self) -> float:
-        """Of the stage that the loop is in."""
+        """Longest time between heartbeats in the stage that the loop is in, in seconds."""
         return self._silent_stages.get(self._state.stage, self._heartbeat_bound_s)
 
     def beat(self) -> None:
@@ -121,7 +121,7 @@ class RunStatus:
         self._update(stage=doing, stage_since_s=now_s, start=phase)
 
     def still_waiting(self, doing: str, reason: str | None) -> None:
-        """From the wait itself, once a second or so: it goes on, for `doing`, and why."""
+        """Called by the wait itself, once a second or so: it goes on, for `doing`, and why."""
         with self._lock:
             self._touch()
             if self._state.start is not None:
@@ -236,7 +236,7 @@ class RunStatus:
             return replace(self._state, heartbeat_age_s=age_s, heartbeat_timestamp_s=self._beat_epoch)
 
     def has_heartbeat(self) -> bool:
-        """Not while a silent part of the start is inside its limit: an old heartbeat means nothing then."""
+        """False while a silent part of the start is inside its limit: an old heartbeat means nothing then."""
         start = self.snapshot().start
         return start is None or not start.silent or self.problem() is not None
 

@@ -112,7 +112,7 @@ class _Server(uvicorn.Server):
         self._stopped = asyncio.Event()
 
     def stop(self) -> None:
-        """From another thread: shut down."""
+        """Shut down; called from another thread."""
         self.should_exit = True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._stopped.set)

@@ -69,7 +69,7 @@ class StageClock:
             self._tell()
 
     def move(self, seconds: float, *, origin: str, to: str) -> None:
-        """Of the time counted as `origin`, `seconds` were `to`: for waits whose parts are known only afterwards."""
+        """Count `seconds` of the time of `origin` as `to` instead: for waits whose parts are known only afterwards."""
         moved = min(seconds, self._seconds.get(origin, 0.0))
         self._seconds[origin] = self._seconds.get(origin, 0.0) - moved
         self._seconds[to] = self._seconds.get(to, 0.0) + moved

@@ -21,7 +21,7 @@ class Servers:
     asked_for_samples: int
     """Requests in flight."""
     reward_answers: bool
-    """To the last probe; True before the first one."""
+    """Whether it answered the last probe; True before the first one."""
     sampling_since_s: float | None = None
     """Since when the group that has waited longest waits for its samples."""
     scoring_since_s: float | None = None
@@ -51,7 +51,7 @@ def standing_still(
 
 
 def standing_still_shown(status: RunStatus, conductor: "Conductor") -> dict[str, Any] | None:
-    """For the live page. Reading is a few attributes, and no lock of the event loop."""
+    """What the live page shows of it. Reading is a few attributes, and no lock of the event loop."""
     state, replicas, health = status.snapshot(), conductor.fleet.replicas, conductor.reward_health
     servers = Servers(
         with_policy=sum(replica.member for replica in replicas),

@@ -35,7 +35,7 @@ class GroupTrace(Protocol):
 
 
 class NoTrace:
-    """Without tracing, and for groups that are not trained on."""
+    """Trace that records nothing: without tracing, and for groups that are not trained on."""
 
     trace_id = traceparent = None
 
