@@ -65,7 +65,7 @@ async def test_a_server_that_is_too_busy_to_be_checked_stays(status: int | None,
         expelled.append(replica.url)
 
     replica = SimpleNamespace(url="http://busy", rollouts=SimpleNamespace(rollouts=too_late))
-    fleet: Any = SimpleNamespace(members=[replica], expel=expel)
+    fleet: Any = SimpleNamespace(members=[replica], expel=expel, session=1)
     rows = [PromptRow(0, [1], "p", {})]
     assert await sample_probes(fleet, rows, CanaryConfig(), session=1, version=1, temperature=1.0) == []
     assert expelled == ([] if stays else ["http://busy"])

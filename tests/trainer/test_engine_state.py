@@ -1,5 +1,6 @@
 """A run goes on only as it was laid out; whoever asks for another is told before anything is written or waited for."""
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from tests.trainer.made_run_file import write_run_file
 
 from grpo_trainer.checkpoint import begin_checkpoint, describe_files, finish_checkpoint, list_files
 from grpo_trainer.config import RunConfig
+from grpo_trainer.engine import _failing_afterwards
 from grpo_trainer.engine_state import STATE_TAG, layout, read_engine_state, write_engine_state
 from grpo_trainer.errors import UsageError
 from grpo_trainer.observe.run_status import RunStatus
@@ -68,3 +70,23 @@ def test_its_configuration_stays_what_it_was(run_file: Path, tmp_path: Path):
     with pytest.raises(UsageError, match="zero_stage 2, and this run has 0"):
         run(config, resume=True, status=RunStatus("test", heartbeat_bound_s=600), stop=StopSignal())
     assert kept.read_text() == "as it was\n"
+
+
+def test_a_rank_whose_disk_is_full_meets_the_others_before_it_fails():
+    met: list[str] = []
+
+    class Files:
+        def save(self, path: str) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    files = Files()
+
+    def save() -> None:
+        with _failing_afterwards((files, "save")):
+            files.save("weights")
+            met.append("the barrier")
+
+    with pytest.raises(OSError, match="No space left"):
+        save()
+    assert met == ["the barrier"]
+    assert "save" not in vars(files)

@@ -5,6 +5,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -195,3 +196,22 @@ def test_a_batch_that_is_given_up_ends_without_a_trace(
         gc.collect()
         time.sleep(0.1)
     assert caplog.records == []
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_every_rank_hears_that_a_server_serves_another_policy(rank: int, monkeypatch: pytest.MonkeyPatch):
+    def compare(*_: object, **__: object) -> None:
+        raise RunError("it serves another policy", "same dtype?")
+
+    for name, found in (("wait_for", []), ("own_logprobs", []), ("bound_for", 0.1), ("stage", nullcontext())):
+        monkeypatch.setattr(loop, name, lambda *_, found=found, **__: found)
+    monkeypatch.setattr(loop, "compare", compare)
+    hears = iter([[], {"message": "it serves another policy", "hint": "same dtype?"}])  # the samples, what was found
+    ranks = SimpleNamespace(broadcast_json=(lambda message: message) if rank == 0 else (lambda _: next(hears)))
+    rank0 = SimpleNamespace(journal=SimpleNamespace(add=None)) if rank == 0 else None
+    engine = SimpleNamespace(device=SimpleNamespace(type="cpu"))
+    run: Any = SimpleNamespace(config=None, engine=engine, ranks=ranks, pad_token_id=0, rank0=rank0)
+    with pytest.raises(RunError, match="serves another policy") as failure:
+        loop.check_canary(run, version=3)
+    assert not isinstance(failure.value, ServersError)
+    assert list(hears) == ([] if rank else [[], {"message": "it serves another policy", "hint": "same dtype?"}])

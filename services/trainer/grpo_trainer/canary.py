@@ -59,7 +59,8 @@ async def sample_probes(
         if isinstance(answer, InfrastructureError) and answer.status is not None:
             log.warning("the canary has not checked %s: %s", replica.url, answer)
         elif isinstance(answer, InfrastructureError | ConflictError):
-            await fleet.expel(replica, answer)
+            if fleet.session == session:  # else all have been pushed to again meanwhile
+                await fleet.expel(replica, answer)
         elif isinstance(answer, BaseException):
             raise answer
     return [

@@ -1,8 +1,8 @@
 """Checkpoints that are complete or absent.
 
 A checkpoint is written into a temporary folder, described by `manifest.json` (every file with size and SHA-256), synced
-and renamed. One without a manifest that holds is skipped on resume, with a warning. Everything a run needs to go on is
-in it: weights, optimizer and random generators of every rank in `engine/`; step, prompt cursor and totals in
+and renamed. On resume one without a manifest that holds is put aside, with a warning. Everything a run needs to go on
+is in it: weights, optimizer and random generators of every rank in `engine/`; step, prompt cursor and totals in
 `state.json`. No policy version is kept: a resumed run pushes before it samples.
 """
 
@@ -88,8 +88,8 @@ def find_latest(run_dir: Path) -> tuple[Path, dict[str, Any]] | None:
         folder = checkpoint_folder(run_dir, step)
         problem = verify(folder)
         if problem is None:
-            for one in damaged:  # it takes no place of a whole one; the next checkpoint removes it
-                one.rename(one.with_name(f".tmp-{one.name}"))
+            for one in damaged:
+                _put_aside(one)
             return folder, json.loads((folder / STATE).read_text())
         log.warning("skipping the checkpoint %s: %s", folder, problem)
         damaged.append(folder)
@@ -101,10 +101,27 @@ def find_latest(run_dir: Path) -> tuple[Path, dict[str, Any]] | None:
     return None
 
 
+def _put_aside(folder: Path) -> None:
+    """A damaged one takes no place of a whole one; the next checkpoint removes it. Raises TrainerError."""
+    aside = folder.with_name(f".tmp-{folder.name}")
+    log.warning("it is %s from now on, and is removed when the next checkpoint is written", aside)
+    shutil.rmtree(aside, ignore_errors=True)  # what a crash left of the same step
+    try:
+        folder.rename(aside)
+    except OSError as error:
+        raise storage_error_class(error)(f"{folder} is damaged and cannot be put aside: {error.strerror}") from error
+
+
 def verify(folder: Path) -> str | None:
-    """What is wrong with a checkpoint; None when it is whole. Raises UnavailableError when the disk is away."""
+    """What is wrong with a checkpoint; None when it is whole. Raises UnavailableError when the disk is away, and
+    UsageError when this user may not read it: that is no damage."""
     try:
         return _damage(folder)
+    except PermissionError as error:
+        raise UsageError(
+            f"{error.filename or folder} may not be read by us",
+            hint="give the run folder to the user of the run",
+        ) from error
     except OSError as error:
         if storage_error_class(error) is UnavailableError:
             raise UnavailableError(f"{error.filename or folder} cannot be read now: {error.strerror}") from error

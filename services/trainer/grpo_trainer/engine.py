@@ -179,7 +179,8 @@ class TrainingEngine:
 
         All ranks call it; who wants to read the folder waits for all of them.
         """
-        with _failing_afterwards((self._engine.checkpoint_engine, "save"), (self._engine, "_copy_recovery_script")):
+        files = self._engine.checkpoint_engine
+        with _failing_afterwards((files, "makedirs"), (files, "save"), (self._engine, "_copy_recovery_script")):
             self._engine.save_checkpoint(str(folder), tag=STATE_TAG, save_latest=False)
         torch.save(random_state(), folder / STATE_TAG / f"random-{self.rank}.pt")
         if self.rank == 0:

@@ -25,6 +25,10 @@ class TrainerError(Exception):
         self.message, self.hint = message, hint
         super().__init__(f"{message} ({hint})" if hint else message)
 
+    def told(self) -> dict[str, str | None]:
+        """For the other ranks, as JSON; `RunError(**told)` is the way back."""
+        return {"message": self.message, "hint": self.hint}
+
 
 class UsageError(TrainerError):
     """The configuration, a file or the data is wrong: nothing outside can mend it."""

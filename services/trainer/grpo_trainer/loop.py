@@ -134,7 +134,7 @@ def wait_for(run: Run, ask: Callable[[Conductor], Coroutine[Any, Any, ResultT]],
             failure = failure_of(task) if verdict == "done" else None
         verdict, failure = run.ranks.broadcast_json([verdict, failure])
         if failure is not None:
-            raise ServersError(failure["message"], failure["hint"])
+            raise ServersError(**failure)
         if verdict == "push":
             with suppress(StopRequested):  # the next look hears it, too, and gives the task up
                 push_policy(run, version=version)
@@ -146,7 +146,7 @@ def failure_of(task: "asyncio.Task[Any]") -> dict[str, str | None] | None:
     """What the servers did not do, for the other ranks; a mistake of our own is no such failure."""
     match task.exception():
         case RunError() as error:
-            return {"message": error.message, "hint": error.hint}
+            return error.told()
         case ServiceError() as error:
             return {"message": str(error), "hint": None}
         case _:
@@ -204,9 +204,9 @@ def check_canary(run: Run, *, version: int) -> None:
                 bound = bound_for(run.config, run.engine.device.type)
                 run.rank0.journal.add(compare(probes, own, bound=bound, version=version))
             except RunError as error:
-                failure = {"message": error.message, "hint": error.hint}
+                failure = error.told()
         if (failure := run.ranks.broadcast_json(failure)) is not None:
-            raise RunError(failure["message"], failure["hint"])
+            raise RunError(**failure)
 
 
 def evaluate(run: Run, step: int) -> None:

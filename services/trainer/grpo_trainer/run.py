@@ -140,7 +140,7 @@ def open_checkpoint(
 ) -> tuple[Path, dict[str, Any]] | tuple[None, None]:
     """Make the run folder; the checkpoint to go on from and its state, if there is one. Rank 0 only.
 
-    Raises UsageError when the checkpoint is of another layout, before anything is written or waited for.
+    Raises UsageError when the checkpoint is of another layout, before anything is waited for.
     """
     with stop.interruptible():  # a large checkpoint is verified for many minutes
         found = open_run_folder(config.run_dir, resume=resume)

@@ -59,7 +59,7 @@ class MlflowSink:
 def allowed(name: str) -> str:
     """A name that MLflow takes: it refuses a whole step for one that it does not, such as a reward's `pass@1`."""
     parts = re.sub(r"[^:/\w.\- ]", "_", name).split("/")
-    return "/".join(part for part in parts if part not in ("", ".", ".."))[:MAX_NAME_CHARS]
+    return "/".join(part for part in parts if part not in ("", ".", ".."))[:MAX_NAME_CHARS].rstrip("/") or "_"
 
 
 def _flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

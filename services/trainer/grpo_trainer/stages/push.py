@@ -133,7 +133,9 @@ class WeightPusher:
         reason = str(error) or type(error).__name__
         if self.session is not None:
             session, self.session = self.session, None
-            reason = "; ".join([*self.loop.run(session.abandon(reason)), reason])
+            said = self.loop.run(session.abandon(reason))
+            # Members that refused a call have said why, and what they say here is of an older push.
+            reason = reason if isinstance(error, MemberFailed) else "; ".join([*said, reason])
         log.warning("push failed: %s", reason)
         failed = set(error.failures) if isinstance(error, MemberFailed) else {r.url for r in self.fleet.replicas}
         for replica in self.fleet.replicas:
