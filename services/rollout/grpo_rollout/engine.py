@@ -24,7 +24,7 @@ class EngineDiedError(Exception):
 
 
 class WorkerError(Exception):
-    """A worker answered a call with an error."""
+    """The engine or a worker answered a call with an error."""
 
 
 async def abort_all(client: Any) -> None:
@@ -50,6 +50,7 @@ class Engine:
         """Await `work`, or raise EngineDiedError as soon as the engine is gone.
 
         A caller that is cancelled leaves `work` running: the engine will answer it, and somebody has to take that.
+        Raises WorkerError for what failed inside the engine, which vLLM tells by a bare Exception.
         """
         task = asyncio.ensure_future(work)
         death = asyncio.ensure_future(self.died.wait())
@@ -60,7 +61,12 @@ class Engine:
         if not task.done():
             task.cancel()
             raise EngineDiedError("the engine process has died")
-        return task.result()
+        try:
+            return task.result()
+        except Exception as error:
+            if type(error) is Exception:
+                raise WorkerError(str(error)) from error
+            raise
 
     async def workers(self, call: str, *args: Any) -> list[Any]:
         """Call the receiver of every worker; the answers by rank. Never with a time-out: see `receiver.py`.
@@ -109,7 +115,7 @@ class Engine:
         self.client.output_processor.propagate_error(EngineDeadError())
 
     async def _take_heartbeats(self) -> None:
-        """A round trip through the engine's loop and its workers' queue. It waits behind a long step, as work does."""
+        """A round trip through the engine's loop; no worker is asked. It waits behind a long step, as work does."""
         while True:
             try:
                 await self.call(self.client.is_paused())

@@ -35,6 +35,10 @@ def prepare_environment() -> None:
     if log_format == "json":
         os.environ.setdefault("VLLM_LOGGING_CONFIG_PATH", str(Path(__file__).with_name("json_logging.json")))
     os.environ.setdefault("OTEL_SERVICE_NAME", "grpo-rollout")
+    # FlashInfer's sampler is compiled by nvcc when it is first used. vLLM's warm-up asks for logprobs, which with our
+    # logprobs_mode it cannot give, so that would be at a stranger's first request without a seed: in the middle of a
+    # training the engine stands still, and without nvcc it dies. A trainer's requests never use it.
+    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     plugins = [name for name in os.environ.get("VLLM_PLUGINS", "").split(",") if name]
     if PLUGIN_NAME not in plugins:
         os.environ["VLLM_PLUGINS"] = ",".join([*plugins, PLUGIN_NAME])

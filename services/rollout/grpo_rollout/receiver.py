@@ -51,7 +51,23 @@ class ReceiverExtension:
             return {"ok": getattr(receiver, call)(*args)}
         except Exception as error:
             logger.exception("%s failed", call)
+            end_if_gpu_is_lost(receiver.worker.device)
             return {"error": f"{type(error).__name__}: {error}"}
+
+
+def end_if_gpu_is_lost(device: torch.device) -> None:
+    """End this process when CUDA does nothing for it any more, as after an illegal access or a broken link.
+
+    Only a new process gets the GPU back. vLLM would notice at its next step, and a server that failed to take weights
+    makes none: it would be alive and of no use for ever. A query waits for nothing, not for a broadcast either.
+    """
+    if device.type != "cuda":
+        return
+    try:
+        torch.cuda.current_stream(device).query()
+    except Exception:
+        logger.critical("CUDA fails for good in this process: it ends, and the server with it", exc_info=True)
+        os._exit(1)
 
 
 class IncomingPush:
@@ -234,6 +250,7 @@ class Receiver:
 
         Returns whether the process group it came through can still be used.
         """
+        end_if_gpu_is_lost(self.worker.device)
         if self.push is not None and self.push.number == number:
             self.drop_push()
         return self.group is not None
