@@ -1,8 +1,8 @@
-import time
 import tracemalloc
 
 import math_verify
 import pytest
+from tests.reward.cpu_time import at_most_cpu_s
 
 from grpo_reward.rewards import accuracy as module
 from grpo_reward.rewards.accuracy import accuracy
@@ -265,9 +265,8 @@ def test_running_out_of_memory_is_no_verdict(monkeypatch):
 )
 @pytest.mark.parametrize("form", ["<answer>{}</answer>", "<answer>${}$</answer>", "so it is \\boxed{{{}}}."])
 def test_what_would_take_seconds_is_wrong_at_once(form, answer):
-    started = time.process_time()
-    assert accuracy(form.format(answer), solution="$42$").score == 0.0
-    assert time.process_time() - started < 1.0
+    with at_most_cpu_s(1.0):
+        assert accuracy(form.format(answer), solution="$42$").score == 0.0
 
 
 def test_an_answer_that_is_long_or_large_like_its_solution_is_compared():
@@ -292,9 +291,8 @@ def test_an_answer_that_is_long_or_large_like_its_solution_is_compared():
     ],
 )
 def test_large_powers_are_compared_without_multiplying_them_out(answer, solution, score):
-    started = time.process_time()
-    assert accuracy(f"<answer>{answer}</answer>", solution=solution).score == score
-    assert time.process_time() - started < 1.0
+    with at_most_cpu_s(1.0):
+        assert accuracy(f"<answer>{answer}</answer>", solution=solution).score == score
 
 
 def test_values_at_a_point_decide_only_where_math_verify_looks_at_values():
@@ -331,10 +329,9 @@ def test_equal_text_is_not_parsed(completion, solution, monkeypatch):
 
 def test_a_long_solution_does_not_let_expensive_answers_pass():
     solution = "First we add, then we take away. " * 50 + "So it is \\boxed{4}."
-    started = time.process_time()
-    assert accuracy("<answer>$9^{9^9}$</answer>", solution=solution).score == 0.0
-    assert accuracy("<answer>4</answer>", solution=solution).score == 1.0
-    assert time.process_time() - started < 1.0
+    with at_most_cpu_s(1.0):
+        assert accuracy("<answer>$9^{9^9}$</answer>", solution=solution).score == 0.0
+        assert accuracy("<answer>4</answer>", solution=solution).score == 1.0
 
 
 def test_a_bare_factorial_as_solution_is_one():

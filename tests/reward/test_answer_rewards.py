@@ -1,10 +1,10 @@
 """The rewards that compare an answer with a gold one."""
 
-import time
 import unicodedata
 
 import pytest
 from pydantic import TypeAdapter
+from tests.reward.cpu_time import at_most_cpu_s
 
 from grpo_reward import Score
 from grpo_reward.normal_form import normal_form
@@ -263,9 +263,8 @@ def test_the_longest_number_that_gsm8k_reads_is_logged_in_part():
     ["1 " * 100_000, "1" * 200_000, "1or " * 50_000, "1" + " " * 200_000, "\\frac{" + "1" * 100_000, ".1" * 50_000],
 )
 def test_hostile_numbers_take_no_time(text):
-    started = time.process_time()
-    assert gsm8k(f"#### {text}", answer="7").score == gsm8k(text, answer="7", strict=False).score == 0.0
-    assert time.process_time() - started < 1.0
+    with at_most_cpu_s(1.0):
+        assert gsm8k(f"#### {text}", answer="7").score == gsm8k(text, answer="7", strict=False).score == 0.0
 
 
 class TestNormalForm:

@@ -1,9 +1,9 @@
 """The rewards that look at the form of a completion alone."""
 
 import re
-import time
 
 import pytest
+from tests.reward.cpu_time import at_most_cpu_s
 
 from grpo_reward.rewards.react_format import react_format
 from grpo_reward.rewards.reasoning_steps import reasoning_steps
@@ -57,9 +57,8 @@ def test_react_format(text, score):
 
 @pytest.mark.parametrize("text", ["<think>" * 20_000, "<think>" + "Action:" * 20_000, "<think>a</think>" * 10_000])
 def test_hostile_forms_take_no_time(text):
-    started = time.process_time()
-    assert (react_format(text), tag_count(text) <= 0.5) == (0.0, True)
-    assert time.process_time() - started < 1.0
+    with at_most_cpu_s(1.0):
+        assert (react_format(text), tag_count(text) <= 0.5) == (0.0, True)
 
 
 def test_regex():

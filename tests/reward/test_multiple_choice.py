@@ -1,8 +1,7 @@
 """Which letter a completion chooses: how it is put, what only looks like one, and when several make it none."""
 
-import time
-
 import pytest
+from tests.reward.cpu_time import at_most_cpu_s
 
 from grpo_reward.option_tokens import Tokens
 from grpo_reward.rewards.multiple_choice import multiple_choice
@@ -194,9 +193,10 @@ def test_an_option_that_is_refused_is_not_chosen():
     ids=lambda text: text[:8],
 )
 def test_hostile_choices_take_no_time(text):
-    started = time.process_time()
-    assert multiple_choice(text, solution="B").score == multiple_choice(f"<answer>{text}", solution="B").score == 0.0
-    assert time.process_time() - started < 1.0
+    with at_most_cpu_s(1.0):
+        assert (
+            multiple_choice(text, solution="B").score == multiple_choice(f"<answer>{text}", solution="B").score == 0.0
+        )
 
 
 @pytest.mark.parametrize("solution", ["Paris", "", "A good one", "A, C", "B and C", "AC", "D-Day", "E = mc^2"])
@@ -278,9 +278,8 @@ def test_a_letter_at_the_end_and_before_a_dash(text, letter):
 )  # fmt: skip
 @pytest.mark.parametrize("before", ["<answer>", "The answer is ", "it's "])
 def test_hostile_rows_of_letters_take_no_time(before, text):
-    started = time.process_time()
-    multiple_choice(f"{before}{text}</answer>", solution="D")
-    assert time.process_time() - started < 1.0
+    with at_most_cpu_s(1.0):
+        multiple_choice(f"{before}{text}</answer>", solution="D")
 
 
 def test_of_a_long_text_the_end_is_read():
