@@ -287,7 +287,6 @@ def test_trackers_hear_of_a_failure_that_ends_the_other_ranks_first():
     )
     sink = background_sink.BackgroundSink("slow", lambda: tracker, failed=lambda *_: None)
     sink.write(1, {})
-    time.sleep(0.1)
     threading.Timer(0.2, lambda: setattr(stop, "requested", True)).start()  # torchrun's, when another rank is gone
     background_sink.finish([sink], stop, failure="nobody answers")
     assert (told, sink.lost_steps) == ([("slow", "nobody answers")], 0)

@@ -15,9 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from .errors import UnavailableError, UsageError, storage_error_class
 
 log = logging.getLogger(__name__)
+
+WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)
+"""What a full disk may be: torch says RuntimeError, and safetensors what it has of its own."""
 
 STATE, MANIFEST = "state.json", "manifest.json"
 PREFIX, TEMPORARY = "checkpoint-", ".tmp-checkpoint-"
@@ -25,6 +30,10 @@ PREFIX, TEMPORARY = "checkpoint-", ".tmp-checkpoint-"
 
 def checkpoint_folder(run_dir: Path, step: int) -> Path:
     return run_dir / "checkpoints" / f"{PREFIX}{step}"
+
+
+def temporary_folder(run_dir: Path, step: int) -> Path:
+    return run_dir / "checkpoints" / f"{TEMPORARY}{step}"
 
 
 def remove_unfinished(run_dir: Path) -> None:
@@ -36,7 +45,7 @@ def remove_unfinished(run_dir: Path) -> None:
 def begin_checkpoint(run_dir: Path, step: int) -> Path:
     """An empty temporary folder for step `step`. Rank 0 only."""
     remove_unfinished(run_dir)
-    folder = run_dir / "checkpoints" / f"{TEMPORARY}{step}"
+    folder = temporary_folder(run_dir, step)
     folder.mkdir(parents=True)
     return folder
 
@@ -59,7 +68,7 @@ def finish_checkpoint(
 
     Then all but the newest `keep` are removed. Raises OSError, as on a full disk.
     """
-    temporary, final = run_dir / "checkpoints" / f"{TEMPORARY}{step}", checkpoint_folder(run_dir, step)
+    temporary, final = temporary_folder(run_dir, step), checkpoint_folder(run_dir, step)
     _write_synced(temporary / STATE, json.dumps(state, indent=1).encode())
     files = files | describe_files(temporary, [STATE])
     _write_synced(temporary / MANIFEST, json.dumps({"step": step, "files": files}, indent=1).encode())
@@ -83,16 +92,16 @@ def find_latest(run_dir: Path) -> tuple[Path, dict[str, Any]] | None:
     Raises UsageError when there are checkpoints but none is whole: starting from the beginning would hide that.
     """
     steps = list_steps(run_dir)
-    damaged: list[Path] = []
+    damaged: list[int] = []
     for step in reversed(steps):
         folder = checkpoint_folder(run_dir, step)
         problem = verify(folder)
         if problem is None:
             for one in damaged:
-                _put_aside(one)
+                _put_aside(run_dir, one)
             return folder, json.loads((folder / STATE).read_text())
         log.warning("skipping the checkpoint %s: %s", folder, problem)
-        damaged.append(folder)
+        damaged.append(step)
     if steps:
         raise UsageError(
             f"none of the {len(steps)} checkpoints in {run_dir / 'checkpoints'} is whole",
@@ -101,9 +110,9 @@ def find_latest(run_dir: Path) -> tuple[Path, dict[str, Any]] | None:
     return None
 
 
-def _put_aside(folder: Path) -> None:
+def _put_aside(run_dir: Path, step: int) -> None:
     """A damaged one takes no place of a whole one; the next checkpoint removes it. Raises TrainerError."""
-    aside = folder.with_name(f".tmp-{folder.name}")
+    folder, aside = checkpoint_folder(run_dir, step), temporary_folder(run_dir, step)
     log.warning("it is %s from now on, and is removed when the next checkpoint is written", aside)
     shutil.rmtree(aside, ignore_errors=True)  # what a crash left of the same step
     try:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .checkpoint import write_atomically
+from .checkpoint import WRITE_ERRORS, write_atomically
 from .cold_start_config import ColdStartConfig
 from .cold_start_data import load_examples
 from .errors import RunError, UsageError, model_error_class, storage_error_class
@@ -182,7 +182,6 @@ def _progress_lines() -> Any:
 
 def _save(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
     """Whole or not at all: a save that is cut off leaves no half model under the right name."""
-    from safetensors import SafetensorError
 
     def write(part: Path) -> None:
         model.save_pretrained(part)
@@ -190,5 +189,5 @@ def _save(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", folder
 
     try:
         write_atomically(folder, write)
-    except (OSError, RuntimeError, SafetensorError) as error:  # a full disk is any of them
+    except WRITE_ERRORS as error:
         raise RunError(f"{folder} cannot be written: {error}", hint="free some space") from error

@@ -6,9 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 from .checkpoint import (
+    WRITE_ERRORS,
     begin_checkpoint,
     describe_files,
     finish_checkpoint,
@@ -55,8 +54,7 @@ def _on_all_ranks(ranks: Ranks, work: Callable[[], Any], *, what: str, hint: str
     result, problem = None, ""
     try:
         result = work()
-    # A full disk: torch says RuntimeError, and safetensors what it has of its own.
-    except (OSError, RuntimeError, SafetensorError) as error:
+    except WRITE_ERRORS as error:
         problem = f"rank {ranks.rank}: {error}"[:1000]
     said = ranks.gather_json([result, problem])
     problems = [problem for _, problem in said if problem]

@@ -101,7 +101,10 @@ class RunStatus:
     @property
     def heartbeat_bound_s(self) -> float:
         """Longest time between heartbeats in the stage that the loop is in, in seconds."""
-        return self._silent_stages.get(self._state.stage, self._heartbeat_bound_s)
+        return self._bound_s_in(self._state.stage)
+
+    def _bound_s_in(self, stage: str) -> float:
+        return self._silent_stages.get(stage, self._heartbeat_bound_s)
 
     def beat(self) -> None:
         """The loop is alive: for long waits inside a stage."""
@@ -252,7 +255,7 @@ class RunStatus:
             with self._lock:
                 late = time.monotonic() > self._phase_ends_monotonic
             return f"it takes too long: {state.start}" if late else None
-        bound_s = self._silent_stages.get(state.stage, self._heartbeat_bound_s)
+        bound_s = self._bound_s_in(state.stage)
         if state.heartbeat_age_s > bound_s:
             return (
                 f"no heartbeat for {state.heartbeat_age_s:.0f} s (bound {bound_s:g} s), "
