@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import logging
-import time
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -173,15 +173,19 @@ def test_a_batch_that_is_given_up_ends_without_a_trace(
 ):
     """All servers are lost, the push fails, and so does, later, what waited for samples."""
 
+    pushing, failed = threading.Event(), threading.Event()
+
     async def next_batch() -> None:
-        await asyncio.sleep(0.2)
+        await asyncio.to_thread(pushing.wait, 20.0)
+        failed.set()
         raise RunError("no rollout server could sample within 300 s")
 
     async def event() -> asyncio.Event:
         return asyncio.Event()
 
     def push(*_: object, **__: object) -> None:
-        time.sleep(0.4)
+        pushing.set()
+        assert failed.wait(20.0)
         raise ServersError("could not be pushed")
 
     monkeypatch.setattr(loop, "push_policy", push)
@@ -193,8 +197,8 @@ def test_a_batch_that_is_given_up_ends_without_a_trace(
         run: Any = SimpleNamespace(ranks=Ranks(0, 1), rank0=SimpleNamespace(conductor=conductor))
         with pytest.raises(ServersError, match="could not be pushed"):
             loop.wait_for(run, lambda _: next_batch(), version=3)
+        events.run(asyncio.sleep(0))  # the task has ended by now
         gc.collect()
-        time.sleep(0.1)
     assert caplog.records == []
 
 
