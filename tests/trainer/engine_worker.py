@@ -24,6 +24,7 @@ from grpo_proto.transport import plan_manifest, view_tensor
 from grpo_trainer import engine as engine_module
 from grpo_trainer.batching import build_updates
 from grpo_trainer.config import AlgorithmConfig, DeepSpeedConfig, ModelConfig, OptimizerConfig
+from grpo_trainer.ending import end_process
 from grpo_trainer.engine import TrainingEngine
 from grpo_trainer.errors import RunError, UsageError
 from grpo_trainer.samples import MicroBatch, TrainingSample
@@ -288,7 +289,7 @@ def main() -> None:
             (folder / f"results-{world_size}-{rank}.json").write_text(json.dumps(results))
             raise
     (folder / f"results-{world_size}-{rank}.json").write_text(json.dumps(results))
-    torch.distributed.destroy_process_group()
+    end_process(0)
 
 
 if __name__ == "__main__":

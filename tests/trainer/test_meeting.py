@@ -33,7 +33,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from grpo_trainer import checkpoint, run
-from grpo_trainer.__main__ import main
+from grpo_trainer.__main__ import command
 
 out, busy_s = Path(sys.argv[1]), float(sys.argv[2])
 said = {"verified": 0, "loaded": None}
@@ -68,7 +68,6 @@ def train(parts, *, step):
     said.update(step=step, ranks=parts.ranks.world_size, handled=handled, heard=parts.ranks.broadcast_json(step))
     (out / f"rank-{os.environ['RANK']}.json").write_text(json.dumps(said))
     dist.barrier()
-    dist.destroy_process_group()
     return step
 
 checkpoint.verify = counting
@@ -80,7 +79,7 @@ def TrainingEngine(*_, **__):
 
 run.TrainingEngine = TrainingEngine
 run.show_servers = run.write_report_and_summary = lambda *_, **__: None
-sys.exit(main(sys.argv[3:]))
+command(sys.argv[3:])
 """
 
 
@@ -232,8 +231,8 @@ def test_when_rank_0_alone_is_stopped_the_others_do_not_wait_for_ever(run_file: 
     """torchrun waits for all ranks when one of them ends well."""
     program = tmp_path / "rank.py"
     program.write_text(
-        "import os, sys\nfrom grpo_trainer.__main__ import main\n"
-        "print(f'rank {os.environ[\"RANK\"]} is {os.getpid()};', flush=True)\nsys.exit(main(sys.argv[1:]))\n"
+        "import os\nfrom grpo_trainer.__main__ import command\n"
+        "print(f'rank {os.environ[\"RANK\"]} is {os.getpid()};', flush=True)\ncommand()\n"
     )
     with Started("torchrun", [program, run_file], tmp_path) as started:
         started.until_said(*ALL_WAIT)

@@ -13,7 +13,6 @@ heard = [ranks.broadcast_json(message if ranks.is_first else None)
          for message in (None, [], {"text": "ä" * 100_000}, [1.5, 2])]
 said = ranks.gather_json(None if ranks.is_first else ["rank 1 speaks, ünïcode" * 1000])
 print(json.dumps([ranks.rank, heard, said]))
-dist.destroy_process_group()
 """
 
 

@@ -70,7 +70,6 @@ try:
 except RunError as error:
     said = error.message
 print(json.dumps(said))
-dist.destroy_process_group()
 """
 
 
@@ -111,7 +110,6 @@ try:
 except RunError as error:
     said = error.message
 print(json.dumps(said))
-dist.destroy_process_group()
 """
 
 
@@ -162,7 +160,6 @@ try:
 except RunError as error:
     said = error.message
 print(json.dumps(said))
-dist.destroy_process_group()
 """
 
 

@@ -51,8 +51,8 @@ def run(config, *, resume, status, stop):
     return 0
 
 sys.modules["grpo_trainer.run"] = types.SimpleNamespace(run=run)
-from grpo_trainer.__main__ import main
-sys.exit(main(sys.argv[1:]))
+from grpo_trainer.__main__ import command
+command(sys.argv[1:])
 """
 
 FILES_READ: dict[str, Callable[[Path], object]] = {

@@ -18,8 +18,8 @@ checkpoint.py, saving.py, run_folder.py
                              what a run leaves, and goes on from
 canary.py, evaluation.py     is the served policy the trained one; held-out rows
 journal.py, observe/         all that a run shows of itself
-event_loop.py, stop_signal.py, errors.py
-                             the thread that speaks HTTP, SIGTERM, and how a run ends early
+event_loop.py, stop_signal.py, errors.py, ending.py
+                             the thread that speaks HTTP, SIGTERM, how a run ends early, and how its process does
 cold_start.py, cold_start_config.py, cold_start_data.py
                              supervised fine-tuning before the first run
 """

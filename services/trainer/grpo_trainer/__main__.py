@@ -3,7 +3,9 @@
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
+from .ending import end_process
 from .errors import TrainerError
 
 USAGE = """\
@@ -19,6 +21,16 @@ exit status: 0 done, or stopped by SIGTERM with a checkpoint
              3 a server did not come up in time or does not fit, the Hub gave nothing, a port is taken: try again later
              143 several ranks: stopped by SIGTERM, with a checkpoint if they came to it
 """
+
+
+def command(argv: Sequence[str] | None = None) -> NoReturn:
+    """`main` as a process of its own, whose end no thread of Gloo's turns into an abort."""
+    try:
+        status = main(argv)
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    end_process(status)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,4 +81,4 @@ def _say(error: TrainerError) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

@@ -1,0 +1,45 @@
+"""A process that was in a Gloo group ends with the status it means to end with."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.trainer.gloo_ranks import outputs_of_two_ranks
+
+A_THREAD_OF_GLOO_WANTS_THE_GIL = """
+import sys, time, torch
+own, all_of_them = torch.ones(3), [torch.empty(3) for _ in range(2)]
+dist.barrier()
+sys.setswitchinterval(30)  # so that nobody gets the GIL before this thread gives it up, at the end of its program
+dist.all_gather(all_of_them, own, async_op=True)
+gathered_by = time.monotonic() + 1.0
+while time.monotonic() < gathered_by:
+    pass
+"""
+
+
+def test_a_thread_of_gloo_that_still_frees_its_tensors_does_not_abort_the_process(tmp_path: Path):
+    assert outputs_of_two_ranks(A_THREAD_OF_GLOO_WANTS_THE_GIL, tmp_path) == ["", ""]
+
+
+def end_of(program: str) -> tuple[int, str, str]:
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    return result.returncode, result.stdout, result.stderr
+
+
+def test_all_that_python_does_at_its_end_is_done():
+    program = """
+import atexit, threading, time
+from grpo_trainer.ending import end_process
+atexit.register(print, "registered", end="")
+threading.Thread(target=lambda: (time.sleep(0.2), print("thread", end=" "))).start()
+end_process(3)
+"""
+    assert end_of(program) == (3, "thread registered", "")
+
+
+def test_what_nobody_expected_is_printed_and_ends_with_1():
+    program = "from grpo_trainer import __main__\n__main__.main = lambda argv: 1 / 0\n__main__.command()"
+    status, said, errors = end_of(program)
+    assert (status, said) == (1, "")
+    assert errors.splitlines()[-1] == "ZeroDivisionError: division by zero"
