@@ -29,6 +29,9 @@ SLACK_S = 10.0
 """How much longer than the deadline in a request the client waits for the answer that reports it."""
 WAITING_TOLD_S, WAITING_TOLD_AGAIN_S = 5.0, 30.0
 """How long a call may be tried again before that is logged, and how often after that."""
+KEEP_CONNECTION_S = 3.0
+"""How long an idle connection is kept. The servers keep one for 5 s (uvicorn's rule and vLLM's): a client that kept it
+as long would now and then send into its end, and a weights call is not repeated."""
 MAX_INFO_BYTES = 16 * 2**20
 """Largest answer to a GET, in bytes: what a server says about itself."""
 MAX_ANSWER_BYTES = 256 * 2**20
@@ -80,7 +83,7 @@ class ServiceClient:
         self._http = httpx.AsyncClient(
             base_url=self.base_url,
             headers={"Authorization": f"Bearer {token}"} if token else {},
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=KEEP_CONNECTION_S),
             transport=transport,
             trust_env=False,
             verify=trusted_certificates() if self.base_url.startswith("https://") else True,

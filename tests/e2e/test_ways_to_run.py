@@ -1,5 +1,6 @@
 """Several ranks, overlap of sampling and training, several updates on one batch."""
 
+import re
 import signal
 from pathlib import Path
 
@@ -14,6 +15,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 def metrics_of(stack: Stack, run_dir: Path, *flags: object) -> list[dict[str, float]]:
     result = stack.train(run_dir, *flags, timeout_s=280)
     assert result.returncode == 0, result.stdout
+    assert not re.search("deprecated|Loading weights|Writing model", result.stdout), result.stdout
     return read_jsonl(run_dir / "metrics.jsonl")  # type: ignore[return-value]
 
 

@@ -1,11 +1,13 @@
 """The clients against a network that misbehaves: what is repeated, what is not, and as what an error arrives."""
 
 import asyncio
+import inspect
 import json
 from collections.abc import Callable
 
 import httpx
 import pytest
+import uvicorn
 
 from grpo_proto import (
     ConflictError,
@@ -18,6 +20,7 @@ from grpo_proto import (
     WeightsClient,
     clients,
 )  # fmt: skip
+from grpo_proto.clients import KEEP_CONNECTION_S
 
 from .messages import EXAMPLES
 
@@ -297,3 +300,8 @@ async def test_no_answer_about_health_is_an_error():
     async with Network(httpx.Response(401, json=BUSY)).client(RolloutClient) as client:
         with pytest.raises(FatalError):
             await client.livez()
+
+
+def test_a_client_gives_an_idle_connection_up_well_before_its_server():
+    servers_s = inspect.signature(uvicorn.Config).parameters["timeout_keep_alive"].default
+    assert servers_s >= KEEP_CONNECTION_S + 1.0

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import resource
+import select
 import signal
 import time
 from pathlib import Path
@@ -45,6 +46,23 @@ async def test_a_lost_fork_server_is_started_again_and_nothing_is_lost(misbehavi
     assert machinery.executor._forkserver.pid != keeper
     assert (machinery.executor.failed, machinery.executor.problem) == (None, None)
     await machinery.executor.stop()
+
+
+async def test_a_worker_that_is_given_up_as_the_fork_server_is_lost_is_not_replaced_twice(misbehaving):
+    machinery = Machinery(misbehaving)
+    executor = machinery.executor
+    await executor.start()
+    pids = await machinery.processes()
+    os.kill(executor._forkserver.pid, signal.SIGKILL)
+    assert select.select([executor._control], [], [], PATIENCE_S)[0]  # its end is there, and the loop has not seen it
+    executor._retire(next(iter(executor._living.values())), "cancelled")
+    assert await machinery.statuses("", "") == ["ok", "ok"]
+    async with asyncio.timeout(PATIENCE_S):
+        while len(executor._tasks) > 2:  # noqa: ASYNC110 - all but those that listen and ping, which never end
+            await asyncio.sleep(0.02)
+    assert len(executor._living) == 2
+    assert await gone(*pids)
+    await executor.stop()
 
 
 async def test_a_server_that_was_stopped_itself_does_not_blame_its_fork_server(misbehaving, monkeypatch):

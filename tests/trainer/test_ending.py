@@ -1,9 +1,11 @@
 """A process that was in a Gloo group ends with the status it means to end with."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tests.trainer.gloo_ranks import outputs_of_two_ranks
 
 A_THREAD_OF_GLOO_WANTS_THE_GIL = """
@@ -36,6 +38,28 @@ threading.Thread(target=lambda: (time.sleep(0.2), print("thread", end=" "))).sta
 end_process(3)
 """
     assert end_of(program) == (3, "thread registered", "")
+
+
+C_PRINTS = """
+import ctypes
+from grpo_trainer.ending import end_process
+ctypes.CDLL(None).printf(b"from C")
+end_process(0)
+"""
+
+
+def test_what_c_libraries_have_printed_is_written():
+    assert end_of(C_PRINTS) == (0, "from C", "")
+
+
+@pytest.mark.parametrize(("output", "status"), [(">&-", 0), ("2>&-", 0), (">/dev/full", 120)])
+def test_output_that_is_closed_is_none_and_output_that_is_lost_is_told(output: str, status: int):
+    """Each is what Python's own end gives."""
+    program = "print('hello'); from grpo_trainer.ending import end_process; end_process(0)"
+    command = ["sh", "-c", f'"$0" -c "$1" {output}', sys.executable, program]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    result = subprocess.run(command, capture_output=True, timeout=60, check=False, env=environment)
+    assert result.returncode == status, result.stderr
 
 
 def test_what_nobody_expected_is_printed_and_ends_with_1():

@@ -74,3 +74,25 @@ def test_leaving_cancels_what_still_runs():
         loop.start(serve())
         loop.run(asyncio.sleep(0.01))
     assert ended
+
+
+def test_a_background_task_that_was_ended_has_nothing_to_say():
+    """What it uses is closed after it."""
+    closed = False
+
+    async def serve() -> None:
+        while not closed:  # noqa: ASYNC110 - it asks again and again, as a watcher does
+            await asyncio.sleep(0.001)
+        raise RuntimeError("it uses what is closed")
+
+    async def close() -> None:
+        nonlocal closed
+        closed = True
+        await asyncio.sleep(0.05)
+
+    with EventLoopThread() as loop:
+        loop.start(serve())
+        loop.run(asyncio.sleep(0.01))
+        loop.end_background()
+        loop.run(close())
+        loop.check()

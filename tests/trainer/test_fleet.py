@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from grpo_proto import PROTOCOL_VERSION, RolloutClient, RolloutInfo, WeightState
+from grpo_trainer import fleet as fleet_module
 from grpo_trainer.config import RolloutConfig
 from grpo_trainer.errors import UnavailableError
 from grpo_trainer.event_loop import EventLoopThread
@@ -205,4 +206,33 @@ async def test_a_request_that_waited_for_a_member_meets_it_in_the_new_session():
     await fleet.expel(fleet.replicas[0], "test")
     assert await fleet.least_busy(0.01) is None
     assert fleet.replicas[0].lost.is_set()
+    await fleet.close()
+
+
+async def test_an_answer_from_before_a_push_does_not_expel_who_was_pushed_to(monkeypatch: pytest.MonkeyPatch):
+    """A push broke off and was made again while a lost node kept the watcher's round open."""
+    monkeypatch.setattr(fleet_module, "PROBE_INTERVAL_S", 0.01)
+    fleet = Fleet(urls(2), min_replicas=1)
+    pushed, lost_node = fleet.replicas
+    asked, node_gives_up = asyncio.Event(), asyncio.Event()
+    come(pushed, weights=WeightState(state="stale", version=1, reason="the push broke off"))
+
+    async def hang(request: httpx.Request) -> httpx.Response:
+        asked.set()
+        await node_gives_up.wait()
+        raise httpx.ConnectError("no route", request=request)
+
+    lost_node.rollouts = RolloutClient(lost_node.url, transport=httpx.MockTransport(hang))
+    watching = asyncio.create_task(fleet.watch())
+    await asyncio.wait_for(asked.wait(), 10)
+    await asyncio.sleep(0.1)  # the other has answered by now
+    await fleet.admit([pushed], session=2)
+    come(pushed, weights=WeightState(state="current", version=1))
+    node_gives_up.set()
+    async with asyncio.timeout(10):
+        while lost_node.missed_probes == 0:  # noqa: ASYNC110 - until a round that began after the push is over
+            await asyncio.sleep(0.01)
+    assert fleet.members == [pushed]
+    assert not fleet.needs_push.is_set()
+    watching.cancel()
     await fleet.close()

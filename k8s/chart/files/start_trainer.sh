@@ -82,10 +82,11 @@ tell() {
       echo "error: the trainer does not answer: it is killed in $SILENT_GRACE_S s unless it says that it goes on" >&2
       (
         until_s=$(($(date +%s) + SILENT_GRACE_S))
-        while [ "$(date +%s)" -lt "$until_s" ]; do
+        while :; do
           sleep 5
           probe
           case $? in 3 | 4) ;; *) exit 0 ;; esac
+          [ "$(date +%s)" -lt "$until_s" ] || break
         done
         kill -KILL "$child"
       ) >/dev/null 2>&1 &

@@ -101,6 +101,7 @@ class Conductor:
         try:
             self.loop.run(self.pipeline.stop(), timeout_s=30.0)
             self.pusher.leave()
+            self.loop.end_background()
             self.loop.run(self.fleet.close())
             self.loop.run(self.reward.client.close())
         finally:

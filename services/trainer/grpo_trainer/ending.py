@@ -7,18 +7,28 @@ not help for as long as anything, DeepSpeed for one, holds one of them. (pytorch
 """
 
 import atexit
+import ctypes
 import os
 import sys
 import threading
-from contextlib import suppress
 from typing import NoReturn
+
+OUTPUT_LOST = 120
 
 
 def end_process(status: int) -> NoReturn:
-    """End with `status`: threads are waited for, what was registered for the end is called, output is written."""
+    """End with `status`: threads are waited for, what was registered for the end is called, output is written.
+
+    As with Python, status 0 becomes 120 when output cannot be written, to a full disk or to nobody.
+    """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # nobody reads it any more
+        if stream is None or stream.closed:
+            continue
+        try:
             stream.flush()
+        except OSError:
+            status = status or OUTPUT_LOST
+    ctypes.CDLL(None).fflush(None)  # what C libraries, NCCL for one, have printed
     os._exit(status)

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.utils import logger as deepspeed_logger
 from transformers import AutoTokenizer
+from transformers.utils import logging as transformers_logging
 
 from grpo_proto import Manifest
 from grpo_proto.transport import dtype_name
@@ -71,6 +72,7 @@ class TrainingEngine:
         self.device = join_process_group(timeout_s=sharing.timeout_s)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         seed_everything(seed)
+        _quieten_libraries()
         settings = deepspeed_settings(model, optimizer, sharing)
         sharding = settings if self.zero_stage == 3 else None
         self.policy = load_policy(model, temperature=temperature, zero3=sharding)
@@ -261,10 +263,16 @@ def _failing_afterwards(*methods: tuple[Any, str]) -> Iterator[None]:
         raise failures[0]
 
 
-def _initialize(policy: Policy, settings: dict[str, Any], optimizer: torch.optim.Optimizer | None) -> DeepSpeedEngine:
+def _quieten_libraries() -> None:
+    """Of what they say between the lines of a run, nothing helps who reads it."""
     deepspeed_logger.setLevel(logging.WARNING)
-    # DeepSpeed still calls torch's collectives by their old names, and torch says so at every one.
+    # DeepSpeed still calls torch's collectives by their old names, under ZeRO-3 while the model is loaded already.
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
+    # Bars of loading and saving: off a terminal a mess, on one a second bar.
+    transformers_logging.disable_progress_bar()
+
+
+def _initialize(policy: Policy, settings: dict[str, Any], optimizer: torch.optim.Optimizer | None) -> DeepSpeedEngine:
     # Some of its memory reports are plain prints.
     with contextlib.redirect_stdout(io.StringIO()):
         return deepspeed.initialize(model=policy, optimizer=optimizer, config=settings)[0]

@@ -63,6 +63,11 @@ class EventLoopThread:
         """Start a background task; if it dies, the next `run` or `check` raises its error."""
         self._background.append(asyncio.run_coroutine_threadsafe(coroutine, self.loop))
 
+    def end_background(self) -> None:
+        """Before what the background tasks use is closed: from here on none of them runs, or has anything to say."""
+        for future in self._background:
+            future.cancel()
+
     def cancel(self, task: "asyncio.Task[Any]") -> None:
         """Cancel a task of this loop, without waiting for its end."""
         self.loop.call_soon_threadsafe(task.cancel)

@@ -187,7 +187,10 @@ class Fleet:
         """Probe all servers for ever; see the module's text."""
         while True:
             await asyncio.sleep(PROBE_INTERVAL_S)
+            session = self.session
             answers = await asyncio.gather(*(self._probe(replica) for replica in self.replicas))
+            if self.session != session:  # pushed to meanwhile: what they said is of before
+                continue
             for replica, answer in zip(self.replicas, answers, strict=True):
                 await self._take_in(replica, answer)
             if not self.members and any(replica.live for replica in self.replicas):

@@ -186,6 +186,7 @@ def _in_daemon_thread(join: Callable[[], WeightGroup]) -> "Future[WeightGroup]":
     future: Future[WeightGroup] = Future()
 
     def run() -> None:
+        future.set_running_or_notify_cancel()  # who gives up does not take it away from this thread
         try:
             future.set_result(join())
         except Exception as error:

@@ -224,12 +224,15 @@ class ProcessExecutor:
         self._living.pop(worker.number, None)
         self._tell({"kill": worker.number})
         worker.close()
-        if not self._stopping and not self.failed:
-            self._on_restart(cause)
+        if self._stopping or self.failed:
+            return
+        self._on_restart(cause)
+        if not self._reviving:  # or the fork server was lost by telling it: all workers are started anew, this one too
             self._background(self._spawn())
 
     async def _spawn(self) -> None:
-        """Start one worker, however often it takes."""
+        """Start one worker, however often it takes, unless the fork server is lost: the next starts all of them."""
+        forkserver = self._forkserver
         for attempt in range(sys.maxsize):
             await asyncio.sleep(SPAWN_BACKOFF_S[min(attempt, len(SPAWN_BACKOFF_S) - 1)])
             self._spawned += 1
@@ -258,7 +261,7 @@ class ProcessExecutor:
             self._living.pop(worker.number, None)
             self._tell({"kill": worker.number})
             worker.close()
-            if self.failed:
+            if self.failed or self._reviving or self._forkserver is not forkserver:
                 return
             if self._stillborn >= MAX_STILLBORN and self._last_release > -math.inf:  # a worker was ready once
                 self._lose(f"{self._stillborn} workers ended before they had begun")
@@ -327,6 +330,8 @@ class ProcessExecutor:
         while self._pings * PING_INTERVAL_S <= PING_LIMIT_S:
             self._pings += 1
             self._tell({"ping": self._pings})
+            if self._reviving:  # the next fork server has a task of its own
+                return
             await asyncio.sleep(PING_INTERVAL_S)
         self._lose(f"the fork server has not answered for {PING_LIMIT_S:g} s")
 

@@ -21,8 +21,9 @@ TRIES = 40
 FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 15.0
 """After a failed write, doubled from one to the next. Steps wait meanwhile: a server that is started again misses none.
 """
-FINISH_S = 30.0
-"""How long the end of a run waits for all trackers together."""
+FINISH_S = 25.0
+"""How long the end of a run waits for all trackers together. torchrun kills rank 0 half a minute after another rank has
+failed, and the run has to be closed before that."""
 HANGS_S = 15.0
 """A tracker that is in one call for so long when the run ends is not waited for: a stop would take longer by it."""
 POLL_S = 0.1
