@@ -18,10 +18,19 @@ ROLLOUT_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "V
 """Small enough that several engines fit beside each other on a machine without a GPU."""
 
 
+_reserved: list[socket.socket] = []
+
+
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """A port for a listener with SO_REUSEADDR, which every server here sets; connecting is refused until it is there.
+
+    It stays bound for as long as the tests run, without a listener: nobody else who asks for a free port gets it.
+    """
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    _reserved.append(reserved)
+    return int(reserved.getsockname()[1])
 
 
 class Service:

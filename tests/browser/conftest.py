@@ -28,6 +28,9 @@ sync_api = pytest.importorskip("playwright.sync_api") if os.environ.get("GRPO_RE
 if sync_api is None:
     from playwright import sync_api
 
+TIMEOUT_MS = 20_000
+sync_api.expect.set_options(timeout=TIMEOUT_MS)  # the default time-out of a context is not that of `expect`
+
 
 @pytest.fixture(scope="module")
 def browser() -> "Iterator[sync_api.Browser]":
@@ -72,7 +75,7 @@ def visit(browser: "sync_api.Browser") -> Iterator[Callable[..., Visit]]:
     def open_page(url: str, size: dict[str, int] = DESKTOP, **options: object) -> Visit:
         context = browser.new_context(viewport=size, **options)
         contexts.append(context)
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(TIMEOUT_MS)
         visit = Visit(context.new_page())
         visit.page.goto(url)
         return visit

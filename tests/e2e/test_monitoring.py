@@ -137,25 +137,35 @@ def ask(server: Service, query: str) -> list[dict]:
 
 
 def test_prometheus_gets_every_service_and_names_the_run(prometheus: Service):
-    up = {one["metric"]["job"]: (one["metric"]["run"], one["value"][1]) for one in ask(prometheus, "up")}
+    """Within a minute: a single scrape may be late on a busy machine."""
+    seen = ask(prometheus, "max_over_time(up[1m])")
+    up = {one["metric"]["job"]: (one["metric"]["run"], one["value"][1]) for one in seen}
     assert up == dict.fromkeys(("reward", "rollout", "trainer"), ("compose", "1"))
 
 
 def test_every_panel_shows_something_of_a_run_that_is_well(prometheus: Service):
-    empty = {name for name, query in dashboard_queries().items() if not ask(prometheus, query)}
-    assert empty <= EMPTY_IN_A_RUN_THAT_IS_WELL
+    """A scrape that is late takes the series of its service away until the next one, so empty ones are asked again."""
+    deadline, empty = time.monotonic() + 30, dashboard_queries()
+    while True:
+        empty = {name: query for name, query in empty.items() if not ask(prometheus, query)}
+        if empty.keys() <= EMPTY_IN_A_RUN_THAT_IS_WELL:
+            return
+        assert time.monotonic() < deadline, empty
+        time.sleep(0.5)
 
 
 def test_every_alert_is_evaluated_and_none_fires_in_a_run_that_is_well(prometheus: Service):
+    """One may be pending for a moment, after a scrape that was late."""
     deadline = time.monotonic() + 30
     while True:
         answer = httpx.get(f"{prometheus.url}/api/v1/rules", trust_env=False, timeout=10.0).raise_for_status().json()
         rules = [rule for group in answer["data"]["groups"] for rule in group["rules"]]
-        if rules and all(rule["health"] != "unknown" for rule in rules):
+        assert [rule["name"] for rule in rules if rule["state"] == "firing"] == []
+        pending = {rule["name"] for rule in rules if rule["state"] == "pending"}
+        evaluated = rules and all(rule["health"] != "unknown" for rule in rules)
+        if evaluated and pending <= PENDING_WITH_A_MODEL_THAT_NEVER_ENDS:
             break
         assert time.monotonic() < deadline, rules
         time.sleep(0.5)
     assert {rule["name"] for rule in rules} == set(alert_queries())
     assert {rule["name"]: rule.get("lastError") for rule in rules if rule["health"] != "ok"} == {}
-    assert [rule["name"] for rule in rules if rule["state"] == "firing"] == []
-    assert {rule["name"] for rule in rules if rule["state"] == "pending"} <= PENDING_WITH_A_MODEL_THAT_NEVER_ENDS

@@ -22,11 +22,9 @@ def misbehaving() -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The processes that these tests start share their compiled modules; compiling SymPy takes most of a start."""
-    folder = tmp_path_factory.mktemp("compiled")
+def _compiled_once() -> Iterator[None]:
+    """The processes that these tests start keep their compiled modules; compiling SymPy takes most of a start."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(os.environ, "PYTHONPYCACHEPREFIX", str(folder))
         patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
         yield
 

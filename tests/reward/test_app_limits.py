@@ -269,7 +269,7 @@ class TestDrain:
         quick = asyncio.create_task(server.score([{"name": "min_length"}], sample))
         slow = asyncio.create_task(server.score([{"name": "format"}], sample))
         await server.executor.busy(2)
-        server.scoring.drain(0.2)
+        server.scoring.drain(30)
         assert (await server.http.get("/readyz")).status_code == 503
         assert (await server.http.get("/livez")).status_code == 200
         assert error_of(await server.score([{"name": "min_length"}], sample), 503)[0] == "shutting_down"

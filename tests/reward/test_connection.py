@@ -4,9 +4,10 @@ import json
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from tests.reward.real_server import LATE, PATIENCE_S, Server
 
@@ -44,6 +45,23 @@ def all_of(connection: socket.socket) -> bytes:
     return bytes(received)
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def is_closed(server: Server) -> bool:
+    """Whether it takes no more connections."""
+    try:
+        connected(server).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 CLOSE = b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 """At the end of what is sent, so that the connection ends."""
 CHUNKED = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
@@ -97,11 +115,17 @@ def test_what_is_no_http_is_refused_in_our_shape(server, rubbish):
 )
 def test_a_server_told_twice_to_end_refuses_what_is_in_work(misbehaving: Path, signals, missing_bytes):
     server = Server("--plugin", str(misbehaving), "--grace-s", "600")
-    late = request(b"", json.dumps(LATE).encode())
+    late, body = request(b"Expect: 100-continue\r\n", b""), json.dumps(LATE).encode()
+    late = late.replace(b"Content-Length: 0", b"Content-Length: %d" % len(body))
     with connected(server) as connection:
-        connection.sendall(late[: len(late) - missing_bytes])
-        time.sleep(0.5)
-        for _ in range(signals):
+        connection.sendall(late)
+        assert connection.recv(len(CONTINUE), socket.MSG_WAITALL) == CONTINUE
+        connection.sendall(body[: len(body) - missing_bytes])
+        if not missing_bytes:
+            wait_until(lambda: "queue_depth 1.0" in httpx.get(f"{server.url}/metrics", trust_env=False).text)
+        server.process.send_signal(signal.SIGINT)
+        wait_until(lambda: is_closed(server))  # it has begun to end
+        for _ in range(signals - 1):
             server.process.send_signal(signal.SIGINT)
             time.sleep(0.01)
         head, _, body = all_of(connection).partition(b"\r\n\r\n")

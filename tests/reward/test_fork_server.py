@@ -66,10 +66,11 @@ async def test_a_worker_that_is_given_up_as_the_fork_server_is_lost_is_not_repla
 
 
 async def test_a_server_that_was_stopped_itself_does_not_blame_its_fork_server(misbehaving, monkeypatch):
-    monkeypatch.setattr("grpo_reward.executors.process.PING_INTERVAL_S", 0.1)
-    monkeypatch.setattr("grpo_reward.executors.process.PING_LIMIT_S", 0.5)
     machinery = Machinery(misbehaving)
     await machinery.executor.start()
+    # Not before: what is forked while it starts may hold up its answers.
+    monkeypatch.setattr("grpo_reward.executors.process.PING_INTERVAL_S", 0.1)
+    monkeypatch.setattr("grpo_reward.executors.process.PING_LIMIT_S", 1.5)
     keeper = machinery.executor._forkserver.pid
     time.sleep(2)  # noqa: ASYNC251 - for the event loop it is as if the process were stopped
     await asyncio.sleep(0.3)

@@ -156,10 +156,10 @@ class Started:
             on_restart=lambda cause: self.restarts.update([cause]),
         )  # fmt: skip
 
-    async def score(self, reward: str, *completions: str, timeout_s: float = 10.0) -> list[RewardScore]:
+    async def score(self, reward: str, *completions: str, timeout_s: float = 60.0) -> list[RewardScore]:
         samples = [{"completion": text, "columns": {}, "prompt": None} for text in completions]
         chunk = Chunk([RewardSpec(name=reward)], samples, None, timeout_s)
-        async with asyncio.timeout(60.0):
+        async with asyncio.timeout(120.0):
             await self.executor.score(chunk)
         return [score for score in chunk.scores if score is not None]
 

@@ -161,8 +161,8 @@ async def test_a_library_that_resets_the_wake_up_in_every_child_stops_no_worker(
 
 async def test_a_start_without_workers_says_why(tmp_path):
     path, _ = plugin(tmp_path, NO_MORE_PROCESSES)
-    with pytest.raises(ExecutorUnavailable, match=r"no worker could be started \(.*no more processes\) within 3 s"):
-        await Machinery(path, start_limit_s=3.0).executor.start()
+    with pytest.raises(ExecutorUnavailable, match=r"no worker could be started \(.*no more processes\) within 10 s"):
+        await Machinery(path, start_limit_s=10.0).executor.start()
 
 
 async def test_a_manager_made_at_the_import_serves_all_workers_until_the_end(tmp_path):

@@ -8,7 +8,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import httpx
@@ -129,13 +128,12 @@ class TestTiedCompiled:
     async def test_the_probes_answer_while_a_push_hangs(self, tied_compiled: Server):
         async with tied_compiled.trainer() as trainer, httpx.AsyncClient(trust_env=False) as http:
             await trainer.join()
-            # The engine's loop is blocked in a receive from now on.
-            await trainer.begin(1, manifest_of(tied_compiled.model(1)), bucket_timeout_s=3.0)
+            # The engine's loop is blocked in a receive from now on; a probe that waited for it would find it over.
+            await trainer.begin(1, manifest_of(tied_compiled.model(1)), bucket_timeout_s=60.0)
             for _ in range(20):
-                asked_s = time.monotonic()
                 assert (await http.get(f"{tied_compiled.url}/livez")).status_code == 200
-                assert time.monotonic() - asked_s < 1.0
                 await asyncio.sleep(0.05)
+            assert (await trainer.state()).state == "loading"
 
     async def test_sigterm_ends_it_cleanly_in_the_middle_of_sampling(self, tied_compiled: Server):
         await tied_compiled.heal()

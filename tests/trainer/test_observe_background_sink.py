@@ -260,8 +260,18 @@ class TestWhileTheServerOfATracker:
             tracking.answers.clear()
             sinks = self.sinks(tmp_path)
             self.write(sinks, 1)
-            threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
-            sinks.close(stop)
+            (sink,) = sinks._background
+
+            def stop_once_it_ends() -> None:
+                wait_until(lambda: sink._ending, "the run did not end")
+                os.kill(os.getpid(), signal.SIGTERM)
+
+            stopping = threading.Thread(target=stop_once_it_ends)
+            stopping.start()
+            try:
+                sinks.close(stop)
+            finally:
+                stopping.join()  # before the handlers are gone
             assert stop.requested
         finally:
             for number, handler in zip(STOP_SIGNALS, before, strict=True):

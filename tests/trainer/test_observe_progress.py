@@ -130,9 +130,9 @@ def test_the_status_counts_and_dates_what_the_loop_tells():
 
 
 def test_silence_and_dead_threads_are_problems():
-    status = RunStatus("demo", max_steps=10, heartbeat_bound_s=0.05)
+    status = RunStatus("demo", max_steps=10, heartbeat_bound_s=60.0)
     assert status.problem() is None
-    threading.Event().wait(0.1)
+    status._beat_monotonic -= 1000
     assert "no heartbeat" in (status.problem() or "")
     status.beat()
     assert status.problem() is None

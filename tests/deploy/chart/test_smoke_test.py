@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.processes import free_port
+from tests.processes import free_port, reward_command, service
 
 from .rendering import CHART, find, objects_of, render_texts, values_of
 
@@ -60,17 +60,11 @@ def _stand_in(answers: dict[str, Any], certificate: Path | None = None) -> Itera
 
 
 @pytest.fixture(scope="module")
-def reward_server() -> Iterator[str]:
-    port = free_port()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "grpo_reward", "serve", "--port", str(port), "--workers", "1"],
-        env=os.environ | {"GRPO_API_TOKEN": TOKEN},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    yield f"http://127.0.0.1:{port}"
-    process.terminate()
-    process.wait(timeout=30)
+def reward_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    port, log = free_port(), tmp_path_factory.mktemp("reward") / "log"
+    with service(reward_command(port), log, port=port, environment={"GRPO_API_TOKEN": TOKEN}) as running:
+        running.wait_until_live()  # a first start may take longer than the smoke test waits
+        yield running.url
 
 
 def _run(limit_s: str = "20", **urls: str) -> subprocess.CompletedProcess[str]:

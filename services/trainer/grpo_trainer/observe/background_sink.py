@@ -170,10 +170,11 @@ def finish(sinks: Sequence[BackgroundSink], stop: StopSignal, *, failure: str | 
     A stop signal ends the wait. Where a stop ended the run, a second signal ends the process, as everywhere. A failure
     ends all ranks, and torchrun sends the signal to this one as soon as another one is gone.
     """
+    heeds_stop = failure is None and not stop.requested  # before anybody can see that the run ends
     awaited = [sink for sink in sinks if not sink.hangs()]
     for sink in sinks:
         sink.end(failure)
-    deadline, heeds_stop = time.monotonic() + FINISH_S, failure is None and not stop.requested
+    deadline = time.monotonic() + FINISH_S
     while any(sink.is_busy() for sink in awaited) and time.monotonic() < deadline:
         if heeds_stop and stop.requested:
             break
