@@ -186,30 +186,25 @@ async def test_idle_workers_that_are_killed_are_replaced(machinery):
 
 async def test_under_a_storm_of_kills_every_request_gets_its_scores(machinery):
     """The killed die while they are idle, before, at and after the moment in which they are given something."""
-    found: list[list[str]] = [[], [], []]
+    ended = asyncio.Event()
 
     async def storm() -> None:
-        """A kill comes when what the one before may have hit has its scores: twice is the fault of the sample."""
-        while True:
-            killed = dict(machinery.executor._living)
-            for number in killed:
-                machinery.executor._tell({"kill": number})
+        while not ended.is_set():
+            for handle in list(machinery.executor._living.values()):
+                machinery.executor._tell({"kill": handle.number})
             await asyncio.sleep(0.1)
-            while killed.keys() & machinery.executor._living.keys():  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-            before = [len(statuses) for statuses in found]
-            while any(len(statuses) == had for statuses, had in zip(found, before, strict=True)):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
 
-    async def client(statuses: list[str]) -> None:
+    async def client() -> list[str]:
+        found: list[str] = []
         while machinery.restarts["death"] < 30:
-            statuses += await machinery.statuses("")
+            found += await machinery.statuses("")
+        return found
 
     async with asyncio.timeout(PATIENCE_S):
         killing = asyncio.create_task(storm())
-        await asyncio.gather(*map(client, found))
-        killing.cancel()
-        await asyncio.wait([killing])
+        found = await asyncio.gather(*(client() for _ in range(3)))
+        ended.set()
+        await killing
     assert {status for statuses in found for status in statuses} == {"ok"}
 
 
