@@ -19,13 +19,18 @@ while time.monotonic() < gathered_by:
     pass
 """
 
+BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+"""So that output waits for the end of the process."""
+
 
 def test_a_thread_of_gloo_that_still_frees_its_tensors_does_not_abort_the_process(tmp_path: Path):
     assert outputs_of_two_ranks(A_THREAD_OF_GLOO_WANTS_THE_GIL, tmp_path) == ["", ""]
 
 
 def end_of(program: str) -> tuple[int, str, str]:
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False, env=BUFFERED
+    )
     return result.returncode, result.stdout, result.stderr
 
 
@@ -57,8 +62,7 @@ def test_output_that_is_closed_is_none_and_output_that_is_lost_is_told(output: s
     """Each is what Python's own end gives."""
     program = "print('hello'); from grpo_trainer.ending import end_process; end_process(0)"
     command = ["sh", "-c", f'"$0" -c "$1" {output}', sys.executable, program]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    result = subprocess.run(command, capture_output=True, timeout=60, check=False, env=environment)
+    result = subprocess.run(command, capture_output=True, timeout=60, check=False, env=BUFFERED)
     assert result.returncode == status, result.stderr
 
 
