@@ -4,12 +4,13 @@ import json
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 from tests.reward.real_server import LATE, PATIENCE_S, Server
+from tests.waiting import wait_until
 
 BODY = json.dumps({"rewards": [{"name": "min_length"}], "samples": [{"completion": "x"}]}).encode()
 UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n"
@@ -43,13 +44,6 @@ def all_of(connection: socket.socket) -> bytes:
     while part := connection.recv(1 << 16):
         received += part
     return bytes(received)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 def is_closed(server: Server) -> bool:
@@ -122,9 +116,10 @@ def test_a_server_told_twice_to_end_refuses_what_is_in_work(misbehaving: Path, s
         assert connection.recv(len(CONTINUE), socket.MSG_WAITALL) == CONTINUE
         connection.sendall(body[: len(body) - missing_bytes])
         if not missing_bytes:
-            wait_until(lambda: "queue_depth 1.0" in httpx.get(f"{server.url}/metrics", trust_env=False).text)
+            metrics = f"{server.url}/metrics"
+            wait_until(lambda: "queue_depth 1.0" in httpx.get(metrics, trust_env=False).text, "nothing is in work")
         server.process.send_signal(signal.SIGINT)
-        wait_until(lambda: is_closed(server))  # it has begun to end
+        wait_until(lambda: is_closed(server), "it did not begin to end")
         for _ in range(signals - 1):
             server.process.send_signal(signal.SIGINT)
             time.sleep(0.01)

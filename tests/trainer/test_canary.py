@@ -1,8 +1,6 @@
 """The canary: agreement passes, a served policy that computes something else stops the run."""
 
 import math
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -10,6 +8,7 @@ from grpo_proto import ErrorDetail, InfrastructureError, RolloutRequest
 from grpo_trainer.canary import Probe, bound_for, compare, sample_probes
 from grpo_trainer.config import CanaryConfig, RunConfig
 from grpo_trainer.errors import RunError
+from grpo_trainer.fleet import Fleet
 from grpo_trainer.samples import PromptRow, TrainingSample
 
 
@@ -59,14 +58,11 @@ async def test_a_server_that_is_too_busy_to_be_checked_stays(status: int | None,
         detail = ErrorDetail(type="deadline", message="too late", retryable=True)
         raise InfrastructureError(detail, url="http://busy", status=status)
 
-    expelled: list[str] = []
-
-    async def expel(replica: SimpleNamespace, _: Exception) -> None:
-        expelled.append(replica.url)
-
-    replica = SimpleNamespace(url="http://busy", rollouts=SimpleNamespace(rollouts=too_late))
-    fleet: Any = SimpleNamespace(members=[replica], expel=expel, session=1)
+    fleet = Fleet(["http://busy"], min_replicas=1)
+    await fleet.admit(fleet.replicas, session=1)
+    fleet.replicas[0].rollouts.rollouts = too_late  # type: ignore[assignment,method-assign]
     rows = [PromptRow(0, [1], "p", {})]
     assert await sample_probes(fleet, rows, CanaryConfig(), session=1, version=1, temperature=1.0) == []
-    assert expelled == ([] if stays else ["http://busy"])
+    assert fleet.members == (fleet.replicas if stays else [])
     assert ("has not checked http://busy" in caplog.text) == stays
+    await fleet.close()

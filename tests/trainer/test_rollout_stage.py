@@ -57,9 +57,8 @@ async def test_a_server_of_another_trainer_gets_no_more_requests_until_a_push():
     fleet, server, stage, sampling = await begun()
     server.session = 2
     server.sampled.set()
-    async with asyncio.timeout(10):
-        while fleet.members:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await asyncio.wait_for(fleet.replicas[0].lost.wait(), 10)
+    assert fleet.members == []
     assert stage.lost_requests == 1
     sampling.cancel()
     await fleet.close()

@@ -59,8 +59,7 @@ async def sample_probes(
         if isinstance(answer, InfrastructureError) and answer.status is not None:
             log.warning("the canary has not checked %s: %s", replica.url, answer)
         elif isinstance(answer, InfrastructureError | ConflictError):
-            if fleet.session == session:  # else all have been pushed to again meanwhile
-                await fleet.expel(replica, answer)
+            await fleet.expel(replica, answer, session=session)
         elif isinstance(answer, BaseException):
             raise answer
     return [

@@ -226,9 +226,15 @@ class Fleet:
             self.needs_push.clear()
             self._changed.notify_all()
 
-    async def expel(self, replica: Replica, reason: object) -> None:
-        """No more traffic until a push has brought it back."""
+    async def expel(self, replica: Replica, reason: object, *, session: int | None = None) -> None:
+        """No more traffic until a push has brought it back.
+
+        `session`: the one whose request gave the reason. Nothing is done when another is open: it was pushed to again
+        meanwhile, and that ends the requests of the session before.
+        """
         async with self._changed:
+            if session not in (None, self.session):
+                return
             if replica.member:
                 log.warning("rollout server %s gets no more traffic until the next push: %s", replica.url, reason)
             replica.member = False

@@ -98,17 +98,17 @@ class RolloutStage:
                 if _complete(response, request):
                     return response
                 last = RunError(f"{replica.url} sent completions that were aborted")
-                await self._expel(replica, request, last)
+                await self.fleet.expel(replica, last, session=request.session)
             except InfrastructureError as error:
                 last = error
                 if error.status == 429:
                     await asyncio.sleep(min(error.retry_after_s or 1.0, left_s))
                     continue
-                await self._expel(replica, request, error)
+                await self.fleet.expel(replica, error, session=request.session)
             except ConflictError as error:
                 # The server is another trainer's by now, or has lost our weights: it needs a push, not another request.
                 last = error
-                await self._expel(replica, request, error)
+                await self.fleet.expel(replica, error, session=request.session)
             finally:
                 replica.in_flight -= 1
             self.lost_requests += 1
@@ -117,11 +117,6 @@ class RolloutStage:
             f"no rollout server could sample within {self.retry_for_s:g} s; the last error: {last}",
             hint="look at the rollout servers' logs; then start the run again with --resume",
         )
-
-    async def _expel(self, replica: Replica, request: RolloutRequest, reason: Exception) -> None:
-        """Not when it was pushed to meanwhile, in another session: that ends the requests of the session before."""
-        if request.session == self.fleet.session:
-            await self.fleet.expel(replica, reason)
 
 
 async def _unless_lost(replica: Replica, request: RolloutRequest) -> RolloutResponse:
