@@ -13,7 +13,12 @@ TORCH := $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS),--torch-backend=c
 DISTRIBUTIONS := proto services/reward services/rollout services/trainer
 SETUP_STAMP := $(VENV)/.installed
 
-.PHONY: help setup lock schema format check test test-compose bench demo clean
+# Most tests wait for processes, and twice as many workers as cores keep both busy.
+WORKERS ?= $(shell echo $$((2 * $$(nproc) > 8 ? 8 : 2 * $$(nproc))))
+PYTEST := $(BIN)/python -m pytest tests -n $(WORKERS)
+ENGINES := vllm or e2e or ray or browser or deepspeed or processes
+
+.PHONY: help setup lock schema format check quick test faults test-compose bench demo clean
 
 help:  ## these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -58,8 +63,14 @@ check: $(SETUP_STAMP)  ## formatter, linter, types, architecture
 	$(BIN)/python k8s/make_values_schema.py --check
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 
-test: $(SETUP_STAMP)  ## every test
-	$(BIN)/python -m pytest tests
+quick: $(SETUP_STAMP)  ## the tests without an engine, a cluster, a browser or a trainer process: 90 s at most
+	$(PYTEST) -m "not ($(ENGINES) or faults)"
+
+test: $(SETUP_STAMP)  ## every test that breaks nothing: 12 minutes at most on two cores
+	$(PYTEST) -m "not faults"
+
+faults: $(SETUP_STAMP)  ## what kills, freezes, cuts or fills real services: 10 minutes at most
+	$(PYTEST) -m faults
 
 test-compose: $(SETUP_STAMP)  ## the images and `docker compose --profile cpu up`, for real: root, ten minutes
 	$(BIN)/python -m tests.deploy.compose.try_stack

@@ -31,6 +31,9 @@ class Receiver:
     url: str
     spans: list[ReceivedSpan] = field(default_factory=list)
 
+    def of(self, trace_id: str) -> list[ReceivedSpan]:
+        return [span for span in list(self.spans) if span.trace_id == trace_id]
+
     def take(self, body: bytes) -> None:
         request = ExportTraceServiceRequest.FromString(body)
         for resource_spans in request.resource_spans:

@@ -11,11 +11,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import psutil
 
 BIN = Path(sys.executable).parent
 
 ROLLOUT_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1"}
 """Small enough that several engines fit beside each other on a machine without a GPU."""
+
+
+def gone_within(processes: list[psutil.Process], timeout_s: float) -> bool:
+    return not psutil.wait_procs(processes, timeout=timeout_s)[1]
 
 
 _reserved: list[socket.socket] = []
@@ -51,6 +56,14 @@ class Service:
                 pass
             time.sleep(0.25)
         raise AssertionError(f"{self.url} did not come up within {timeout_s} s:\n{self.tail()}")
+
+    def children(self) -> list[psutil.Process]:
+        """Its engine and workers, not Python's resource tracker, which ends by itself."""
+        found = psutil.Process(self.process.pid).children(recursive=True)
+        return [child for child in found if "resource_tracker" not in " ".join(child.cmdline())]
+
+    def engine(self) -> psutil.Process:
+        return next(child for child in self.children() if "EngineCore" in " ".join(child.cmdline()))
 
     def tail(self, lines: int = 40) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])

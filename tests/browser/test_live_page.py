@@ -13,6 +13,8 @@ from grpo_trainer.observe.server import StatusServer, serve_status
 from .conftest import NETWORK, PHONE, sync_api
 from .made_run import HOSTILE, MAX_STEPS, advance, make_groups, make_metrics, show_servers, write_metrics
 
+pytestmark = pytest.mark.browser
+
 expect = sync_api.expect
 EVERYWHERE = "0.0.0.0"  # noqa: S104
 
@@ -28,7 +30,7 @@ def test_it_shows_the_run(running: StatusServer, visit, screenshots: Path):
     for title in ("Reward", "Accuracy", "Seconds per stage", "Staleness"):
         chart = page.get_by_role("img", name=re.compile(f"^{title} over the steps; last values: .*[0-9]"))
         expect(chart).to_be_visible()
-        assert chart.locator("path").count() > 0
+        expect(chart.locator("path")).not_to_have_count(0)
     expect(page.locator("#waits-words")).to_contain_text(
         re.compile(r"The trainer waits \d+\s% of the time for samples")
     )

@@ -12,6 +12,8 @@ from grpo_trainer.observe.server import StatusServer, serve_status
 from .conftest import NETWORK, PHONE, sync_api
 from .made_run import MAX_STEPS, advance, make_metrics, show_servers, write_metrics
 
+pytestmark = pytest.mark.browser
+
 expect = sync_api.expect
 SELECT = """selector => {
     const range = document.createRange();
@@ -264,9 +266,9 @@ def test_entropy_kl_and_the_optimizer_have_charts_of_their_own(running: StatusSe
     expect(seen.page.locator("#more-charts .chart")).to_have_count(8)
     for title in ("Entropy", "KL", "Reward spread", "Off-policy", "Optimizer"):
         drawn = seen.page.get_by_role("img", name=re.compile(f"^{title} over the steps; last values: .*[0-9]"))
-        assert drawn.locator("path").count() > 0
+        expect(drawn.locator("path")).not_to_have_count(0)
     own = seen.page.get_by_role("img", name=re.compile("^Optimizer"))
-    assert own.locator("text").count() > 0, "the steps"
+    expect(own.locator("text"), "the steps").not_to_have_count(0)
     assert own.locator("text[text-anchor=end]").count() == 0, "no axis fits all of them"
     paths = own.locator("path").evaluate_all("nodes => nodes.map((node) => node.getBBox().height)")
     assert min(paths) > 20, "none of them is flat"

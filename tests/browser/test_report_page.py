@@ -10,6 +10,8 @@ from grpo_trainer.observe.report import write_report
 from .conftest import DESKTOP, PHONE, sync_api
 from .made_run import HOSTILE, make_groups, write_metrics
 
+pytestmark = pytest.mark.browser
+
 expect = sync_api.expect
 
 

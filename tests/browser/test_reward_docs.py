@@ -10,6 +10,8 @@ from tests.processes import Service, free_port, reward_command, service
 
 from .conftest import PHONE, Visit, sync_api
 
+pytestmark = pytest.mark.browser
+
 expect = sync_api.expect
 TOKEN = "a-token-of-this-test"
 CREDENTIALS = {"username": "any", "password": TOKEN}

@@ -1,7 +1,7 @@
 """The three real services, on a model that is made here."""
 
+import itertools
 import json
-import os
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.otlp_receiver import Receiver, otlp_receiver
 from tests.processes import (
-    BIN,
     ROLLOUT_ENVIRONMENT,
     Service,
     free_port,
@@ -20,9 +20,13 @@ from tests.processes import (
     service,
 )
 from tests.tiny_model import save_tiny_model
+from tests.warm_python import Forked, warm_python
 
 PLUGIN = Path(__file__).with_name("letters_reward.py")
 TRAINER_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GRPO_LOG_LEVEL": "INFO", "WANDB_MODE": "offline"}
+TRACING = {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf", "OTEL_BSP_SCHEDULE_DELAY": "200"}
+"""vLLM speaks gRPC unless told otherwise; spans come after 0.2 s instead of 5."""
+_numbers = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -34,33 +38,27 @@ class Stack:
     rollout: Service
     reward: Service
     run_file: Path
-
-    def command(self, run_dir: Path, *flags: object) -> list[str]:
-        return [str(BIN / "grpo-train"), str(self.run_file), "--run_dir", str(run_dir), *(str(flag) for flag in flags)]
+    receiver: Receiver
+    """Of what both servers trace; the trainer does when a test has it do so."""
 
     def train(self, run_dir: Path, *flags: object, timeout_s: float = 200.0) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            self.command(run_dir, *flags),
-            env=os.environ | TRAINER_ENVIRONMENT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
+        """A run to its end, and all that it printed."""
+        log = self.folder / f"run-{next(_numbers)}.log"
+        trainer = self.start_trainer(run_dir, log, *flags)
+        try:
+            trainer.wait(timeout_s)
+        finally:
+            trainer.kill()
+        return subprocess.CompletedProcess(["grpo-train"], trainer.wait(10.0), log.read_text())
 
-    def start_trainer(self, run_dir: Path, log: Path, *flags: object) -> "subprocess.Popen[bytes]":
-        with log.open("ab") as output:
-            return subprocess.Popen(
-                self.command(run_dir, *flags),
-                env=os.environ | TRAINER_ENVIRONMENT,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+    def start_trainer(
+        self, run_dir: Path, log: Path, *flags: object, environment: dict[str, str] | None = None
+    ) -> Forked:
+        words = ("-m", "grpo_trainer", self.run_file, "--run_dir", run_dir, *flags)
+        return warm_python(*words, output=log, environment=TRAINER_ENVIRONMENT | (environment or {}))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("stack")
     model = save_tiny_model(folder / "model")
@@ -95,21 +93,22 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             }
         )
     )
-    with (
-        service(
-            rollout_command(model, rollout_port, "--dtype", "float32", "--enforce-eager"),
-            folder / "rollout.log",
-            port=rollout_port,
-            environment=ROLLOUT_ENVIRONMENT,
-        ) as rollout,
-        service(reward_command(reward_port, "--plugin", PLUGIN), folder / "reward.log", port=reward_port) as reward,
-    ):
-        reward.wait_until_live(60)
-        rollout.wait_until_live()
-        yield Stack(folder, model, rollout, reward, run_file)
+    with otlp_receiver() as receiver:
+        traced = ("--otlp-traces-endpoint", f"{receiver.url}/v1/traces")
+        sampling = rollout_command(model, rollout_port, "--dtype", "float32", "--enforce-eager", *traced)
+        scoring = reward_command(reward_port, "--plugin", PLUGIN, "--otlp-endpoint", receiver.url)
+        with (
+            service(
+                sampling, folder / "rollout.log", port=rollout_port, environment=ROLLOUT_ENVIRONMENT | TRACING
+            ) as rollout,
+            service(scoring, folder / "reward.log", port=reward_port, environment=TRACING) as reward,
+        ):
+            reward.wait_until_live(60)
+            rollout.wait_until_live()
+            yield Stack(folder, model, rollout, reward, run_file, receiver)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def undisturbed(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("runs") / "undisturbed"
     result = stack.train(run_dir, "--max_steps", 4)

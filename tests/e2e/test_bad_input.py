@@ -10,7 +10,7 @@ from tests.e2e.conftest import PLUGIN, Stack
 from tests.processes import free_port
 from tests.tiny_model import save_tiny_model
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.xdist_group("stack")]
 
 
 def refuse(stack: Stack, tmp_path: Path, *flags: object) -> str:

@@ -1,7 +1,9 @@
 """One GRPO loop through three real services."""
 
 import json
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import httpx
@@ -9,15 +11,26 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.e2e.conftest import Stack, read_jsonl
+from tests.e2e.conftest import TRAINER_ENVIRONMENT, Stack, read_jsonl
+from tests.processes import BIN
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.xdist_group("stack")]
 
 
 @pytest.fixture(scope="module")
 def finished_run(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """By the command itself; the other runs are forks of a process that has imported the libraries."""
     run_dir = tmp_path_factory.mktemp("runs") / "loop"
-    result = stack.train(run_dir, "--logging.report_to", "tensorboard", "--algorithm.beta", 0.01)
+    flags = ("--run_dir", run_dir, "--logging.report_to", "tensorboard", "--algorithm.beta", "0.01")
+    result = subprocess.run(
+        [BIN / "grpo-train", stack.run_file, *flags],
+        env=os.environ | TRAINER_ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=200,
+        check=False,
+    )
     assert result.returncode == 0, result.stdout
     return run_dir
 
@@ -73,3 +86,18 @@ def test_the_run_ends_with_a_summary_and_a_page(finished_run: Path):
 def test_the_server_holds_the_last_version(finished_run: Path, stack: Stack):
     state = httpx.get(f"{stack.rollout.url}/v1/weights", trust_env=False).json()
     assert (state["state"], state["version"]) == ("current", 4)
+
+
+def test_no_secret_is_written_anywhere(stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    secrets = {"GRPO_API_TOKEN": "token-of-the-services", "HF_TOKEN": "hf_of-somebody", "WANDB_API_KEY": "f" * 40}
+    for name, value in secrets.items():
+        monkeypatch.setenv(name, value)
+    said = stack.train(tmp_path / "refused", "--reward.url", "http://somebody:password-in-a-url@127.0.0.1:9").stdout
+    assert "reward.url: no user and no password in a URL: put the token into GRPO_API_TOKEN" in said
+    finished = stack.train(tmp_path / "run", "--max_steps", 1)
+    assert finished.returncode == 0, finished.stdout
+    written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(written) > 10
+    written += [text.encode() for text in (said, finished.stdout)]
+    for secret in (*secrets.values(), "password-in-a-url"):
+        assert not any(secret.encode() in content for content in written), secret

@@ -15,7 +15,7 @@ from tests.e2e.conftest import Stack
 from tests.monitored import MONITORING, alert_queries, dashboard_queries, needs_prometheus, selectors, shown
 from tests.processes import Service, free_port, service
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400), pytest.mark.xdist_group("stack")]
 
 OF_PROMETHEUS = {"up"}
 LABELS_OF_PROMETHEUS = {"job", "instance", "run"}

@@ -8,8 +8,9 @@ import pytest
 
 from tests.e2e.conftest import Stack, read_jsonl
 from tests.e2e.runs import wait_for_step
+from tests.processes import free_port
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.xdist_group("stack")]
 
 
 def metrics_of(stack: Stack, run_dir: Path, *flags: object) -> list[dict[str, float]]:
@@ -21,14 +22,29 @@ def metrics_of(stack: Stack, run_dir: Path, *flags: object) -> list[dict[str, fl
 
 @pytest.mark.parametrize("zero_stage", [2, 3])
 def test_two_ranks_push_one_policy(stack: Stack, tmp_path: Path, zero_stage: int):
+    """Each started by its environment, as some clusters do."""
     flags = ("--deepspeed.nproc_per_node", 2, "--deepspeed.zero_stage", zero_stage, "--max_steps", 2)
-    steps = metrics_of(stack, tmp_path / "run", *flags)
+    meet = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    logs = [tmp_path / f"rank-{rank}.log" for rank in range(2)]
+    ranks = [
+        stack.start_trainer(
+            tmp_path / "run", log, *flags, environment=meet | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        )
+        for rank, log in enumerate(logs)
+    ]
+    try:
+        assert [rank.wait(280) for rank in ranks] == [0, 0], "\n".join(log.read_text() for log in logs)
+    finally:
+        for rank in ranks:
+            rank.kill()
+    steps = read_jsonl(tmp_path / "run" / "metrics.jsonl")
     assert [step["step"] for step in steps] == [0, 1, 2]
     assert all(step["canary/logprob_difference_max"] <= 1e-4 for step in steps)
     assert steps[2]["reward"] != steps[1]["reward"]
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
 
 
+@pytest.mark.faults
 def test_two_ranks_that_are_stopped_go_on_from_their_checkpoint(stack: Stack, tmp_path: Path):
     run_dir, log = tmp_path / "run", tmp_path / "trainer.log"
     flags = ("--deepspeed.nproc_per_node", 2, "--checkpoint.save_total_limit", 2)

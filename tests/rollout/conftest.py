@@ -1,12 +1,12 @@
-"""Real rollout servers, shared: starting one costs half a minute. Each covers one of tied/untied × eager/compiled."""
+"""Real rollout servers, and what tests do with them. Starting one costs half a minute, so tests share them."""
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 
 import httpx
-import pytest
 import torch
 from transformers import Qwen2ForCausalLM
 
@@ -113,35 +113,12 @@ async def in_flight(server: Server, request: RolloutRequest) -> AsyncIterator[as
     await until_running(server, 0)
 
 
-StartServer = Callable[..., Service]
-
-
-@pytest.fixture(scope="session")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
-    """Start a server without waiting for it. All are stopped at the end."""
-    with ExitStack() as stack:
-
-        def start_server(name: str, *flags: str, tied: bool, dtype: torch.dtype, token: str | None = None) -> Service:
-            folder = tmp_path_factory.mktemp(name)
-            model = save_tiny_model(folder / "model", tied=tied, dtype=dtype)
-            port = free_port()
-            environment = ROLLOUT_ENVIRONMENT | ({"GRPO_API_TOKEN": token} if token else {})
-            command = rollout_command(model, port, *flags)
-            return stack.enter_context(service(command, folder / "log", port=port, environment=environment))
-
-        yield start_server
-
-
-@pytest.fixture(scope="session")
-def server(start: StartServer) -> Server:
-    """Tied, eager, bfloat16: what most tests use."""
-    running = start("tied-eager", "--enforce-eager", tied=True, dtype=torch.bfloat16)
-    running.wait_until_live()
-    return Server(running, tied=True, dtype=torch.bfloat16)
-
-
-@pytest.fixture
-async def fresh(server: Server) -> Server:
-    """The shared server, serving weights of seed 1 in nobody's session."""
-    await server.heal()
-    return server
+@contextmanager
+def started(folder: Path, *flags: str, tied: bool, dtype: torch.dtype, token: str | None = None) -> Iterator[Server]:
+    """A server on a model of its own, which may not be live yet. It is stopped at the end."""
+    model = save_tiny_model(folder / "model", tied=tied, dtype=dtype)
+    port = free_port()
+    environment = ROLLOUT_ENVIRONMENT | ({"GRPO_API_TOKEN": token} if token else {})
+    command = rollout_command(model, port, *flags)
+    with service(command, folder / "log", port=port, environment=environment) as running:
+        yield Server(running, tied=tied, dtype=dtype, token=token)

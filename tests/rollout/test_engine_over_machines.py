@@ -13,7 +13,7 @@ from tests.rollout.conftest import Server, logprob_error
 from tests.rollout.pushing import Trainer
 from tests.tiny_model import save_tiny_model
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900), pytest.mark.xdist_group("engine")]
 FP32_BOUND = 1e-4
 NUM_WORKERS = 2
 
@@ -49,6 +49,7 @@ async def test_a_push_reaches_the_workers_of_both(machines: tuple[Server, Servic
             assert logprob_error(server.model(0), answer) > 0.5
 
 
+@pytest.mark.faults
 def test_the_others_end_when_the_first_machine_is_gone(machines: tuple[Server, Service]):
     """They would wait for its next step, and keep their GPUs."""
     server, workers = machines

@@ -4,6 +4,10 @@ import json
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.vllm
+
 
 def test_after_a_layer_that_found_no_memory_the_next_push_is_whole():
     """Of a layer that came in full vLLM would keep the meta device's parameters, which load no more and say nothing."""

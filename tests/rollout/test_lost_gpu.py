@@ -1,21 +1,29 @@
 """A GPU that is lost, and what fails inside the engine: told, and the end of the process where nothing else helps.
 
-The programs run in processes of their own, because importing vLLM warns, and warnings are errors in tests.
+The program runs in a process of its own, because importing vLLM warns, and warnings are errors in tests.
 """
 
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 
-LOST = """
+pytestmark = pytest.mark.vllm
+
+PROGRAM = """
+import asyncio, os, sys
 from types import SimpleNamespace
 import torch
+from grpo_rollout.engine import Engine
 from grpo_rollout.receiver import Receiver, ReceiverExtension
 
 class Stream:
+    lost = False
+
     def query(self):
-        if {lost}:
+        if self.lost:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         return False  # work is under way
 
@@ -23,17 +31,11 @@ torch.cuda.current_stream = lambda device: Stream()
 runner = SimpleNamespace(model=torch.nn.Linear(1, 1), reset_lora_state=lambda: None)
 worker = SimpleNamespace(vllm_config=None, model_config=None, device=torch.device("cuda:0"), model_runner=runner)
 worker._grpo_receiver = Receiver(worker)
-print(ReceiverExtension.grpo_weights(worker, "{call}", 1))
-"""
-FAILS_INSIDE = """
-import asyncio
-from types import SimpleNamespace
-from grpo_rollout.engine import Engine, WorkerError
 
 async def fail(error):
     raise error
 
-async def main():
+async def inside():
     engine = Engine(SimpleNamespace())
     for error in (Exception("Call to pause_scheduler method failed: CUDA error"), ValueError("not the engine's")):
         try:
@@ -41,30 +43,61 @@ async def main():
         except Exception as told:
             print(type(told).__name__, told)
 
-asyncio.run(main())
+def scenario(lost, call):
+    if call == "inside":
+        return asyncio.run(inside())
+    Stream.lost = lost
+    print(ReceiverExtension.grpo_weights(worker, call, 1))
+
+for lost, call in ((True, "receive"), (True, "recover"), (False, "receive"), (False, "recover"), (False, "inside")):
+    if os.fork() == 0:
+        for descriptor, name in ((1, "output"), (2, "errors")):
+            os.dup2(os.open(f"{sys.argv[1]}/{call}-{lost}.{name}", os.O_CREAT | os.O_WRONLY), descriptor)
+        scenario(lost, call)
+        sys.stdout.flush()
+        os._exit(0)
+    print(call, lost, os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
 """
 
 
-def run(program: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+@dataclass(frozen=True)
+class Ended:
+    status: int
+    output: str
+    errors: str
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Ended]:
+    """How a call to a worker ended, in a fork of a process that has imported vLLM."""
+    folder = tmp_path_factory.mktemp("lost-gpu")
+    command = [sys.executable, "-c", PROGRAM, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    statuses = dict(line.rsplit(" ", 1) for line in done.stdout.splitlines())
+
+    def ended(call: str, *, lost: bool = False) -> Ended:
+        output, errors = ((folder / f"{call}-{lost}.{name}").read_text() for name in ("output", "errors"))
+        return Ended(int(statuses[f"{call} {lost}"]), output, errors)
+
+    return ended
 
 
 @pytest.mark.parametrize("call", ["receive", "recover"])
-def test_a_worker_whose_gpu_is_lost_ends(call: str):
+def test_a_worker_whose_gpu_is_lost_ends(ended: Callable[..., Ended], call: str):
     """vLLM would notice at its next step, and a server without weights makes none."""
-    lost = run(LOST.format(lost=True, call=call))
-    assert (lost.returncode, lost.stdout) == (1, "")
-    assert "CUDA fails for good in this process" in lost.stderr
+    lost = ended(call, lost=True)
+    assert (lost.status, lost.output) == (1, "")
+    assert "CUDA fails for good in this process" in lost.errors
 
 
-def test_a_push_that_fails_on_a_sound_gpu_ends_nothing():
-    failed = run(LOST.format(lost=False, call="receive"))
-    assert failed.returncode == 0, failed.stderr
-    assert "'error'" in failed.stdout
-    assert run(LOST.format(lost=False, call="recover")).stdout == "{'ok': False}\n"
+def test_a_push_that_fails_on_a_sound_gpu_ends_nothing(ended: Callable[..., Ended]):
+    failed = ended("receive")
+    assert failed.status == 0, failed.errors
+    assert "'error'" in failed.output
+    assert ended("recover").output == "{'ok': False}\n"
 
 
-def test_what_fails_inside_the_engine_is_told_as_such():
+def test_what_fails_inside_the_engine_is_told_as_such(ended: Callable[..., Ended]):
     """vLLM tells it by a bare Exception; it would be an error of the server, and the push would stay under way."""
-    lines = run(FAILS_INSIDE).stdout.splitlines()
+    lines = ended("inside").output.splitlines()
     assert lines == ["WorkerError Call to pause_scheduler method failed: CUDA error", "ValueError not the engine's"]

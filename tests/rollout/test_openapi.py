@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.vllm
+
 COMMITTED = Path(__file__).parents[2] / "services/rollout/openapi.json"
 
 

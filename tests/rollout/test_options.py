@@ -116,6 +116,7 @@ def test_usage(capsys: pytest.CaptureFixture[str]):
     assert "grpo-rollout serve MODEL" in capsys.readouterr().out
 
 
+@pytest.mark.vllm
 def test_json_lines_for_vllm_and_its_processes(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("GRPO_LOG_FORMAT", "json")
     program = """

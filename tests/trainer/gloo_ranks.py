@@ -1,30 +1,30 @@
 """Two processes in a Gloo group that run one program."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.warm_python import warm_python
 
 MEET = """
 import os
 import torch.distributed as dist
 dist.init_process_group("gloo", init_method="file://{meeting}", rank=int(os.environ["RANK"]), world_size=2)
 """
-
-END = """
-from grpo_trainer.ending import end_process
-end_process(0)
-"""
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_ADDR2LINE": "1"}
 
 
-def outputs_of_two_ranks(program: str, tmp_path: Path) -> list[str]:
+def meeting_program(program: str, folder: Path) -> str:
+    """The text of `program` after what makes it one of two ranks, by its variable RANK, that meet in `folder`."""
+    return MEET.format(meeting=folder / "meeting") + program
+
+
+def outputs_of_two_ranks(program: str, folder: Path) -> list[str]:
     """What each rank of `program` prints, which finds the group initialised. Both have to end with status 0."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_ADDR2LINE": "1"}
-    command = [sys.executable, "-c", MEET.format(meeting=tmp_path / "meeting") + program + END]
+    file = folder / "program.py"
+    file.write_text(meeting_program(program, folder))
+    outputs, errors = ([folder / f"{name}-{rank}" for rank in range(2)] for name in ("output", "errors"))
     ranks = [
-        subprocess.Popen(command, env=environment | {"RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
+        warm_python(file, output=outputs[rank], errors=errors[rank], environment=ENVIRONMENT | {"RANK": str(rank)})
         for rank in range(2)
     ]
-    outputs = [process.communicate(timeout=120)[0] for process in ranks]
-    assert [process.returncode for process in ranks] == [0, 0]
-    return outputs
+    assert [process.wait(120.0) for process in ranks] == [0, 0], [error.read_text() for error in errors]
+    return [output.read_text() for output in outputs]

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.trainer.gloo_ranks import outputs_of_two_ranks
+from tests.trainer.gloo_ranks import ENVIRONMENT, meeting_program
 
 A_THREAD_OF_GLOO_WANTS_THE_GIL = """
 import sys, time, torch
@@ -19,12 +19,25 @@ while time.monotonic() < gathered_by:
     pass
 """
 
+END = """
+from grpo_trainer.ending import end_process
+end_process(0)
+"""
+
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 """So that output waits for the end of the process."""
 
 
+@pytest.mark.deepspeed
 def test_a_thread_of_gloo_that_still_frees_its_tensors_does_not_abort_the_process(tmp_path: Path):
-    assert outputs_of_two_ranks(A_THREAD_OF_GLOO_WANTS_THE_GIL, tmp_path) == ["", ""]
+    program = meeting_program(A_THREAD_OF_GLOO_WANTS_THE_GIL, tmp_path) + END
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", program], env=os.environ | ENVIRONMENT | {"RANK": str(rank)}, stdout=subprocess.PIPE
+        )
+        for rank in range(2)
+    ]
+    assert [(rank.communicate(timeout=120)[0], rank.returncode) for rank in ranks] == [(b"", 0)] * 2
 
 
 def end_of(program: str) -> tuple[int, str, str]:

@@ -3,16 +3,16 @@
 import errno
 import json
 import os
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.processes import free_port
 from tests.tiny_model import make_model, make_tokenizer
 from tests.trainer.made_samples import MAX_COMPLETION_LENGTH, make_samples
+from tests.warm_python import warm_python
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from grpo_trainer.batching import build_updates
@@ -24,11 +24,11 @@ from grpo_trainer.logprobs import Policy
 from grpo_trainer.model import load_policy, switch_dropout_off
 from grpo_trainer.stages.loss import old_logprobs, policy_loss
 
-ROOT = Path(__file__).parents[2]
 STAGES = [0, 2, 3]
 DTYPES = ["float32", "bfloat16"]
 
 pytestmark = [
+    pytest.mark.deepspeed,
     pytest.mark.timeout(600),
     # Third-party: DeepSpeed compiles with torch's old names, imported with the engine's modules.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -48,18 +48,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_ranks(folder: Path, world_size: int) -> list[dict[str, Any]]:
     """What each rank saw, scenario by scenario."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
-    finished = subprocess.run(
-        [*launcher, str(Path(__file__).with_name("engine_worker.py")), str(folder)],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr[-4000:]
+    worker, port = Path(__file__).with_name("engine_worker.py"), str(free_port())
+    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(world_size), "CUDA_VISIBLE_DEVICES": ""}
+    logs = [folder / f"log-{world_size}-{rank}" for rank in range(world_size)]
+    ranks = [
+        warm_python(worker, folder, output=log, environment=meet | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank, log in enumerate(logs)
+    ]
+    try:
+        ends = [process.wait(500.0) for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    assert ends == [0] * world_size, "\n".join(log.read_text()[-4000:] for log in logs)
     return [json.loads((folder / f"results-{world_size}-{rank}.json").read_text()) for rank in range(world_size)]
 
 

@@ -161,7 +161,8 @@ class TestWhileTheServerOfATracker:
     def test_is_started_again_it_misses_nothing(
         self, tracking: TrackingServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
-        monkeypatch.setattr(background_sink, "FIRST_PAUSE_S", 0.001)
+        for name in ("FIRST_PAUSE_S", "LAST_PAUSE_S"):
+            monkeypatch.setattr(background_sink, name, 0.001)
         sinks = self.sinks(tmp_path)
         tracking.refusals = background_sink.TRIES - 1
         self.write(sinks, *range(1, 51))

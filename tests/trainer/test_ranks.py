@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from tests.trainer.gloo_ranks import outputs_of_two_ranks
 
 PROGRAM = """
@@ -16,6 +17,7 @@ print(json.dumps([ranks.rank, heard, said]))
 """
 
 
+@pytest.mark.deepspeed
 def test_every_rank_hears_rank_0_and_all_hear_each(tmp_path: Path):
     messages = [None, [], {"text": "ä" * 100_000}, [1.5, 2]]
     for rank, output in enumerate(outputs_of_two_ranks(PROGRAM, tmp_path)):

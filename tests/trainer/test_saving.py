@@ -73,6 +73,7 @@ print(json.dumps(said))
 """
 
 
+@pytest.mark.deepspeed
 def test_every_rank_learns_that_rank_0_could_not_write(tmp_path: Path):
     (tmp_path / "run").mkdir()
     outputs = outputs_of_two_ranks(PROGRAM.format(run_dir=tmp_path / "run"), tmp_path)
@@ -113,6 +114,7 @@ print(json.dumps(said))
 """
 
 
+@pytest.mark.deepspeed
 @pytest.mark.parametrize(
     ("where", "rank"), [("begin_checkpoint", 0), ("engine", 1), ("finish_checkpoint", 0), ("nowhere", None)]
 )
@@ -163,6 +165,7 @@ print(json.dumps(said))
 """
 
 
+@pytest.mark.deepspeed
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_rank_with_a_full_disk_keeps_nobody_waiting_inside_deepspeed(stage: int, tmp_path: Path):
     """DeepSpeed's ranks meet after they have written: one that failed before would be waited for until its limit."""

@@ -95,6 +95,7 @@ def test_other_ranks_serve_nothing(run_file: Path):
     assert before_torch(run_file, "1")[1:] == ["('ConnectionRefusedError', '')"] * 4
 
 
+@pytest.mark.deepspeed
 class TestWaitingForServers:
     def test_it_says_for_whom_and_ends_with_3(self, run_file: Path, tmp_path: Path):
         port, rollout, reward = free_port(), free_port(), f"http://127.0.0.1:{free_port()}"
@@ -315,6 +316,7 @@ class TestExitStatus:
             with pytest.raises(UnavailableError, match="cannot be listened on: Address already in use"):
                 weight_session._listen(config, 1.0)
 
+    @pytest.mark.deepspeed
     @pytest.mark.parametrize(("rank_0", "status"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 9)", 1)])
     def test_several_ranks_end_as_the_first_that_failed(self, tmp_path: Path, rank_0: str, status: int):
         """torchrun itself would end with 1 whatever happened."""
@@ -328,6 +330,7 @@ class TestExitStatus:
         assert "error: rank 0 ended with " in done.stderr
         assert "Traceback" not in done.stderr
 
+    @pytest.mark.deepspeed
     def test_ranks_that_are_told_to_stop_have_time_to_save(self, tmp_path: Path):
         """torchrun would kill them after 30 s; a step and a checkpoint of a large model take longer."""
         program = tmp_path / "rank.py"

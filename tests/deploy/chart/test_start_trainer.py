@@ -15,6 +15,8 @@ from tests.processes import free_port
 
 from .rendering import CHART
 
+pytestmark = pytest.mark.processes
+
 SCRIPT = CHART / "files" / "start_trainer.sh"
 
 # What grpo-train does with signals: SIGTERM saves and ends with 0. `how` says what else happens.

@@ -9,6 +9,8 @@ from grpo_proto import ErrorBody
 from grpo_rollout.options import DEFAULT_BODY_TIMEOUT_S
 from tests.rollout.conftest import Server, logprob_error
 
+pytestmark = [pytest.mark.vllm, pytest.mark.faults, pytest.mark.timeout(300), pytest.mark.xdist_group("engine")]
+
 HEADERS, BODIES = 200, 60
 DRIP_S = 0.5
 PATIENCE_S = DEFAULT_BODY_TIMEOUT_S + 60.0
@@ -50,7 +52,6 @@ class Loris:
         self.closed_after_s = time.monotonic() - started_s
 
 
-@pytest.mark.timeout(300)
 async def test_sampling_and_pushes_go_on_while_others_drip(fresh: Server):
     headers = [Loris(fresh.url, UNFINISHED_HEAD, b"a") for _ in range(HEADERS)]
     bodies = [Loris(fresh.url, HEAD % ROUTES[number % len(ROUTES)], b" ") for number in range(BODIES)]

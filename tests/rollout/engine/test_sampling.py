@@ -13,7 +13,7 @@ from grpo_proto.rollout import Prompt, RolloutRequest, Sampling
 from tests.rollout.conftest import Server, in_flight, logprob_error, long_request, until_running
 from tests.tiny_model import CHAT_TEMPLATE, make_tokenizer
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900), pytest.mark.xdist_group("engine")]
 
 
 class TestAnswer:

@@ -25,7 +25,7 @@ from tests.rollout.conftest import Server, logprob_error, long_request, until_ru
 from tests.rollout.pushing import SMALL_BUCKET_BYTES, Trainer, manifest_of, new_session
 from tests.tiny_model import make_model
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900), pytest.mark.xdist_group("engine")]
 BF16_BOUND = 0.02
 
 
@@ -171,6 +171,7 @@ class TestRefusedBeforeAnyByte:
                 await trainer.clients[0].begin(request)
 
 
+@pytest.mark.faults
 class TestBrokenPushes:
     async def test_cut_inside_a_fused_layer_then_healed(self, fresh: Server):
         manifest, num_buckets = cut_inside_fused_layer(fresh)

@@ -1,0 +1,40 @@
+"""How the tests are spread over processes, and where their seconds went."""
+
+from collections import Counter
+
+import pytest
+
+NUM_SLOWEST = 10
+
+LONG_GROUPS = ("stack", "network", "engine", "engines", "ray", "tests/deploy/chart/test_start_trainer.py")
+"""They begin first: at the end, one of them alone would be waited for.
+
+Most of them share engines, of which at most four are alive. Without faults: one each of `stack` and `engine`, a pair of
+`engines`; with them alone: two of `stack`, one each of `network` and `engine`.
+"""
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test without an `xdist_group` may share fixtures of its module, so its file is its group."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.relative_to(item.config.rootpath).as_posix()))
+    items.sort(key=_place)
+
+
+def _place(item: pytest.Item) -> int:
+    marker = item.get_closest_marker("xdist_group")
+    assert marker is not None
+    return LONG_GROUPS.index(marker.args[0]) if marker.args[0] in LONG_GROUPS else len(LONG_GROUPS)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    seconds: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.partition("::")[0]] += report.duration
+    terminalreporter.section(f"{NUM_SLOWEST} slowest files")
+    for name, duration_s in seconds.most_common(NUM_SLOWEST):
+        terminalreporter.write_line(f"{duration_s:7.1f} s  {name}")

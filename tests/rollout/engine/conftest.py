@@ -1,0 +1,22 @@
+"""The server that most tests of sampling and pushes share: tied, eager, bfloat16."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.rollout.conftest import Server, started
+
+
+@pytest.fixture(scope="package")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with started(tmp_path_factory.mktemp("tied-eager"), "--enforce-eager", tied=True, dtype=torch.bfloat16) as server:
+        server.running.wait_until_live()
+        yield server
+
+
+@pytest.fixture
+async def fresh(server: Server) -> Server:
+    """The shared server, serving weights of seed 1 in nobody's session."""
+    await server.heal()
+    return server
