@@ -13,9 +13,13 @@ TORCH := $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS),--torch-backend=c
 DISTRIBUTIONS := proto services/reward services/rollout services/trainer
 SETUP_STAMP := $(VENV)/.installed
 
-# Most tests wait for processes, and twice as many workers as cores keep both busy.
+# What is started many times stays compiled, for the tests and the processes in them.
+unexport PYTHONDONTWRITEBYTECODE
+
+# Most tests wait for processes, and twice as many workers as cores keep both busy. The quick ones compute more.
 WORKERS ?= $(shell echo $$((2 * $$(nproc) > 8 ? 8 : 2 * $$(nproc))))
-PYTEST := $(BIN)/python -m pytest tests -n $(WORKERS)
+QUICK_WORKERS ?= $(shell echo $$(($$(nproc) >= 8 ? 8 : $$(nproc) + 1)))
+PYTEST := $(BIN)/python -m pytest tests --ignore tests/test_architecture.py
 ENGINES := vllm or e2e or ray or browser or deepspeed or processes
 
 .PHONY: help setup lock schema format check quick test faults test-compose bench demo clean
@@ -64,13 +68,13 @@ check: $(SETUP_STAMP)  ## formatter, linter, types, architecture
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 
 quick: $(SETUP_STAMP)  ## the tests without an engine, a cluster, a browser or a trainer process: 90 s at most
-	$(PYTEST) -m "not ($(ENGINES) or faults)"
+	$(PYTEST) -n $(QUICK_WORKERS) -m "not ($(ENGINES) or faults)"
 
 test: $(SETUP_STAMP)  ## every test that breaks nothing: 12 minutes at most on two cores
-	$(PYTEST) -m "not faults"
+	$(PYTEST) -n $(WORKERS) -m "not faults"
 
 faults: $(SETUP_STAMP)  ## what kills, freezes, cuts or fills real services: 10 minutes at most
-	$(PYTEST) -m faults
+	$(PYTEST) -n $(WORKERS) -m faults
 
 test-compose: $(SETUP_STAMP)  ## the images and `docker compose --profile cpu up`, for real: root, ten minutes
 	$(BIN)/python -m tests.deploy.compose.try_stack

@@ -6,7 +6,10 @@ import pytest
 
 NUM_SLOWEST = 10
 
-LONG_GROUPS = ("stack", "network", "engine", "engines", "ray", "tests/deploy/chart/test_start_trainer.py")
+LONG_GROUPS = (
+    *("stack", "network", "engine", "engines", "ray"),
+    *("tests/deploy/chart/test_start_trainer.py", "tests/reward/test_properties.py", "tests/proto/test_connection.py"),
+)
 """They begin first: at the end, one of them alone would be waited for.
 
 Most of them share engines, of which at most four are alive. Without faults: one each of `stack` and `engine`, a pair of

@@ -16,6 +16,8 @@ from grpo_proto import ErrorBody, connection
 from grpo_proto.connection import FREE_CHUNKS, LARGE_READ_BYTES, LEAST_CHUNK_BYTES, MAX_FIELDS, BoundedConnection
 from grpo_proto.listening import listening_socket
 
+pytestmark = pytest.mark.processes
+
 PATIENCE_S = 20.0
 LEFT = threading.Event()
 """/long saw that its client had gone."""

@@ -5,6 +5,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
+
+processor_time = pytest.mark.xdist_group("processor-time")
+"""Of tests with such a bound: one after the other, so that none slows another down."""
+
 
 @contextmanager
 def at_most_cpu_s(limit_s: float) -> Iterator[None]:

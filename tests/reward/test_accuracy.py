@@ -2,7 +2,7 @@ import tracemalloc
 
 import math_verify
 import pytest
-from tests.reward.cpu_time import at_most_cpu_s
+from tests.reward.cpu_time import at_most_cpu_s, processor_time
 
 from grpo_reward.rewards import accuracy as module
 from grpo_reward.rewards.accuracy import accuracy
@@ -264,6 +264,7 @@ def test_running_out_of_memory_is_no_verdict(monkeypatch):
     ids=lambda text: text[:12],
 )
 @pytest.mark.parametrize("form", ["<answer>{}</answer>", "<answer>${}$</answer>", "so it is \\boxed{{{}}}."])
+@processor_time
 def test_what_would_take_seconds_is_wrong_at_once(form, answer):
     with at_most_cpu_s(1.0):
         assert accuracy(form.format(answer), solution="$42$").score == 0.0
@@ -290,6 +291,7 @@ def test_an_answer_that_is_long_or_large_like_its_solution_is_compared():
         ("$(x+1)^{100}$", "$(1+x)^{100}$", 1.0),
     ],
 )
+@processor_time
 def test_large_powers_are_compared_without_multiplying_them_out(answer, solution, score):
     with at_most_cpu_s(1.0):
         assert accuracy(f"<answer>{answer}</answer>", solution=solution).score == score
@@ -327,6 +329,7 @@ def test_equal_text_is_not_parsed(completion, solution, monkeypatch):
     assert accuracy(completion, solution=solution).score == 1.0
 
 
+@processor_time
 def test_a_long_solution_does_not_let_expensive_answers_pass():
     solution = "First we add, then we take away. " * 50 + "So it is \\boxed{4}."
     with at_most_cpu_s(1.0):

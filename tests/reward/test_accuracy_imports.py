@@ -4,6 +4,10 @@
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.processes
+
 PROGRAM = r"""
 import resource, sys
 from grpo_reward.rewards.accuracy import accuracy

@@ -4,7 +4,7 @@ import unicodedata
 
 import pytest
 from pydantic import TypeAdapter
-from tests.reward.cpu_time import at_most_cpu_s
+from tests.reward.cpu_time import at_most_cpu_s, processor_time
 
 from grpo_reward import Score
 from grpo_reward.normal_form import normal_form
@@ -262,6 +262,7 @@ def test_the_longest_number_that_gsm8k_reads_is_logged_in_part():
     "text",
     ["1 " * 100_000, "1" * 200_000, "1or " * 50_000, "1" + " " * 200_000, "\\frac{" + "1" * 100_000, ".1" * 50_000],
 )
+@processor_time
 def test_hostile_numbers_take_no_time(text):
     with at_most_cpu_s(1.0):
         assert gsm8k(f"#### {text}", answer="7").score == gsm8k(text, answer="7", strict=False).score == 0.0

@@ -9,7 +9,7 @@ from tests.reward.machinery import Machinery
 from grpo_proto import RewardSpec
 from grpo_reward.executors.base import Chunk
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest_asyncio.fixture(loop_scope="module")

@@ -16,6 +16,8 @@ from grpo_reward.__main__ import main
 from grpo_reward.cli import scorers
 from grpo_reward.executors.inline import InlineExecutor
 
+pytestmark = pytest.mark.processes
+
 PATIENCE_S = 60.0
 COMMAND = [sys.executable, "-m", "grpo_reward"]
 

@@ -13,6 +13,8 @@ from grpo_reward.cli import benchmark, probe, requests
 from grpo_reward.cli.options import CommandFailed
 from grpo_reward.cli.rows import Row
 
+pytestmark = pytest.mark.processes
+
 PLUGIN = """
 from grpo_reward import reward
 

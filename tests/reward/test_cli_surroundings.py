@@ -14,6 +14,8 @@ from threading import Thread
 
 import pytest
 
+pytestmark = pytest.mark.processes
+
 PATIENCE_S = 60.0
 COMMAND = [sys.executable, "-m", "grpo_reward"]
 
@@ -59,6 +61,7 @@ def shell(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     "command", ["list", "list --json", "score $1 --rewards format", "score $1 --rewards format --json"]
 )
@@ -67,12 +70,14 @@ def test_a_full_disk_is_one_line(command, rows):
     assert (ended.returncode, ended.stderr) == (1, "error: the output cannot be written: No space left on device\n")
 
 
+@pytest.mark.faults
 def test_scores_that_cannot_be_kept_are_shown_all_the_same(rows):
     ended = shell("run score $1 --rewards format --out /dev/full", rows)
     assert (ended.returncode, ended.stderr) == (1, "error: /dev/full cannot be written: No space left on device\n")
     assert "500 samples" in ended.stdout
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("command", ["--help", "list", "list --json", "score --help"])
 def test_a_reader_that_leaves_is_no_error(command):
     ended = shell(f"run {command} | true")
@@ -158,6 +163,7 @@ def test_what_is_no_url_is_wrong_usage(url):
     assert ended.stderr.count("\n") == 1
 
 
+@pytest.mark.faults
 def test_an_interrupt_keeps_what_was_scored(plugin, rows, tmp_path):
     kept = tmp_path / "kept.jsonl"
     arguments = ["score", rows, "--rewards", "slow", "--plugin", plugin, "--workers", "2", "--out", str(kept)]

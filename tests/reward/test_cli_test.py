@@ -16,6 +16,8 @@ from grpo_reward.cli.fuzzing import cheap_names
 from grpo_reward.cli.ideas import empty_ideas, mutated
 from grpo_reward.executors.inline import InlineExecutor
 
+pytestmark = pytest.mark.processes
+
 # What people write: an answer taken by a pattern and handed to eval, a substring, a counter, the order of a set.
 PLUGIN = """
 import re, time

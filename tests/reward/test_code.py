@@ -5,10 +5,12 @@ import subprocess
 import sys
 
 import pytest
-from tests.reward.cpu_time import at_most_cpu_s
+from tests.reward.cpu_time import at_most_cpu_s, processor_time
 
 from grpo_reward.rewards.code import Example, code
 from grpo_reward.scorer import checked_params, score_sample
+
+pytestmark = pytest.mark.processes
 
 ADD = "def add(a, b):\n    return a + b\n"
 ZERO = "def add(a, b):\n    return 0\n"
@@ -194,6 +196,7 @@ def test_more_memory_than_the_worker_has_is_what_the_worker_has():
     assert ended.stdout == "1.0\n", ended.stderr
 
 
+@processor_time
 def test_blanks_behind_a_fence_take_no_time():
     with at_most_cpu_s(1.0):
         assert code("```" + " " * 200_000 + "x", tests=["assert True"]).score == 0.0

@@ -12,6 +12,8 @@ import pytest
 from tests.reward.real_server import LATE, PATIENCE_S, Server
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.processes
+
 BODY = json.dumps({"rewards": [{"name": "min_length"}], "samples": [{"completion": "x"}]}).encode()
 UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n"
 """As `curl --http2` sends them."""

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from tests.reward.cpu_time import at_most_cpu_s
+from tests.reward.cpu_time import at_most_cpu_s, processor_time
 
 from grpo_reward.control_marks import without_marks
 
@@ -37,6 +37,7 @@ def test_a_tokenizer_has_marks_of_its_own():
     assert without_marks("a<pad>b<|im_end|>", re.compile("<pad>")) == "a< pad>b<|im_end|>"
 
 
+@processor_time
 def test_a_long_text_takes_linear_time():
     with at_most_cpu_s(5.0):
         for text in ("<|" * 500_000, "<|e|>" * 200_000, "<|" + "x" * 10**6, "<|e|>" + " " * 10**6 + "x"):

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from tests.reward.cpu_time import at_most_cpu_s
+from tests.reward.cpu_time import at_most_cpu_s, processor_time
 
 from grpo_reward.rewards.countdown import countdown
 from grpo_reward.scorer import checked_params, score_sample
@@ -104,6 +104,7 @@ def test_expensive_answers_are_cheap(answer, nums):
     assert score(answer, nums, 98) == 0.0
 
 
+@processor_time
 def test_many_opening_tags_take_linear_time():
     text = "<answer>" * 50_000 + "\n" + "<answer>" * 50_000
     with at_most_cpu_s(2.0):  # the regular expression of the recipes takes minutes

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from tests.reward.cpu_time import at_most_cpu_s
+from tests.reward.cpu_time import at_most_cpu_s, processor_time
 
 from grpo_reward.rewards.react_format import react_format
 from grpo_reward.rewards.reasoning_steps import reasoning_steps
@@ -56,6 +56,7 @@ def test_react_format(text, score):
 
 
 @pytest.mark.parametrize("text", ["<think>" * 20_000, "<think>" + "Action:" * 20_000, "<think>a</think>" * 10_000])
+@processor_time
 def test_hostile_forms_take_no_time(text):
     with at_most_cpu_s(1.0):
         assert (react_format(text), tag_count(text) <= 0.5) == (0.0, True)

@@ -1,7 +1,7 @@
 import re
 
 import pytest
-from tests.reward.cpu_time import at_most_cpu_s
+from tests.reward.cpu_time import at_most_cpu_s, processor_time
 
 from grpo_reward.rewards.format import format_reward
 
@@ -143,6 +143,7 @@ def test_where_it_differs_from_the_usual_expressions(text, swift, walk_through, 
         "<think>" + "\u200b" * 200_000 + "</think><answer>a</answer>",
     ],
 )
+@processor_time
 def test_hostile_texts_take_no_time(text):
     with at_most_cpu_s(1.0):
         assert format_reward(text) == format_reward(text, strict=False) == 0.0

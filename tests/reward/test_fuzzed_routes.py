@@ -17,6 +17,8 @@ from tests.processes import free_port, reward_command, service
 
 from grpo_proto import ErrorBody
 
+pytestmark = pytest.mark.processes
+
 CHECKS = (
     not_a_server_error,
     status_code_conformance,

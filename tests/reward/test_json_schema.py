@@ -4,7 +4,7 @@ import json
 import socket
 
 import pytest
-from tests.reward.cpu_time import at_most_cpu_s
+from tests.reward.cpu_time import at_most_cpu_s, processor_time
 
 from grpo_reward.rewards.json_schema import json_schema
 from grpo_reward.scorer import InvalidParamsError, checked_params, score_sample
@@ -168,6 +168,7 @@ def test_references_inside_of_a_schema(schema):
         ("[1,]", "no JSON"),
     ],
 )
+@processor_time
 def test_hostile_texts_score_0_in_no_time(text, problem):
     with at_most_cpu_s(2.0):
         found = json_schema(text, schema={})

@@ -13,7 +13,7 @@ from grpo_proto import RewardScore, RewardSpec
 from grpo_reward.executors.base import Chunk
 from grpo_reward.executors.process import ProcessExecutor
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
 
 PLUGIN = """
 import asyncio, builtins, decimal, gc, json, os, resource, signal, socket, subprocess, sys, _thread, time, warnings

@@ -1,7 +1,7 @@
 """Which letter a completion chooses: how it is put, what only looks like one, and when several make it none."""
 
 import pytest
-from tests.reward.cpu_time import at_most_cpu_s
+from tests.reward.cpu_time import at_most_cpu_s, processor_time
 
 from grpo_reward.option_tokens import Tokens
 from grpo_reward.rewards.multiple_choice import multiple_choice
@@ -192,6 +192,7 @@ def test_an_option_that_is_refused_is_not_chosen():
     ],
     ids=lambda text: text[:8],
 )
+@processor_time
 def test_hostile_choices_take_no_time(text):
     with at_most_cpu_s(1.0):
         assert (
@@ -277,6 +278,7 @@ def test_a_letter_at_the_end_and_before_a_dash(text, letter):
     ids=lambda text: text[:8],
 )  # fmt: skip
 @pytest.mark.parametrize("before", ["<answer>", "The answer is ", "it's "])
+@processor_time
 def test_hostile_rows_of_letters_take_no_time(before, text):
     with at_most_cpu_s(1.0):
         multiple_choice(f"{before}{text}</answer>", solution="D")

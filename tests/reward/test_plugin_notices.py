@@ -14,7 +14,7 @@ from grpo_reward.executors.process import ProcessExecutor
 from grpo_reward.plugin import PluginError, rewards_of_plugin
 from grpo_reward.registry import load_rewards
 
-pytestmark = pytest.mark.usefixtures("fresh_modules")
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("fresh_modules")]
 
 MARKED = "from grpo_reward import reward\n@reward\ndef one(completion):\n    return 1.0\n"
 PLAIN = "def two(completions, **kwargs):\n    return [2.0] * len(completions)\n"

@@ -13,7 +13,7 @@ from tests.reward.machinery import PATIENCE_S, Machinery, fork_server, gone, is_
 
 from grpo_reward.executors.base import ExecutorUnavailable
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.processes, pytest.mark.asyncio]
 
 MANAGER = """
 import multiprocessing, os
@@ -161,8 +161,8 @@ async def test_a_library_that_resets_the_wake_up_in_every_child_stops_no_worker(
 
 async def test_a_start_without_workers_says_why(tmp_path):
     path, _ = plugin(tmp_path, NO_MORE_PROCESSES)
-    with pytest.raises(ExecutorUnavailable, match=r"no worker could be started \(.*no more processes\) within 10 s"):
-        await Machinery(path, start_limit_s=10.0).executor.start()
+    with pytest.raises(ExecutorUnavailable, match=r"no worker could be started \(.*no more processes\) within 3 s"):
+        await Machinery(path, start_limit_s=3.0).executor.start()
 
 
 async def test_a_manager_made_at_the_import_serves_all_workers_until_the_end(tmp_path):
@@ -190,6 +190,7 @@ async def test_what_a_plugin_started_and_what_that_started_lives_until_the_end(t
     assert await gone(*started)
 
 
+@pytest.mark.faults
 async def test_what_a_plugin_started_ends_also_when_the_keeper_is_killed(tmp_path):
     path, pids = plugin(tmp_path, HELPERS)
     machinery = Machinery(path)
@@ -206,6 +207,7 @@ async def test_what_a_plugin_started_ends_also_when_the_keeper_is_killed(tmp_pat
     assert await gone(*again)
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     "what",
     ["time.sleep(1000)", "pass", "sys.exit(3)", "raise LookupError", "os.setsid(); time.sleep(1000)"],
@@ -241,6 +243,7 @@ async def test_a_plugin_that_forks_all_the_time_does_not_hold_up_the_check_of_th
     assert await gone(*map(int, pids.read_text().split()))
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 async def test_a_server_that_is_killed_while_a_plugin_is_imported_leaves_no_process_behind(tmp_path, number):
     path, pids = plugin(

@@ -15,7 +15,7 @@ from tests.reward.machinery import PATIENCE_S, Machinery, gone
 from grpo_proto import RewardSpec
 from grpo_reward.executors.base import Chunk, InvalidParams
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -168,6 +168,7 @@ async def test_of_the_environment_a_reward_sees_a_short_list_and_what_it_was_giv
     assert not {"GRPO_API_TOKEN", "AWS_SECRET_ACCESS_KEY"} & set(environment)
 
 
+@pytest.mark.faults
 async def test_idle_workers_that_are_killed_are_replaced(machinery):
     before = await machinery.processes()
     assert len(before) == 2
@@ -184,6 +185,7 @@ async def test_idle_workers_that_are_killed_are_replaced(machinery):
     assert not before & after
 
 
+@pytest.mark.faults
 async def test_under_a_storm_of_kills_every_request_gets_its_scores(machinery):
     """The killed die while they are idle, before, at and after the moment in which they are given something."""
     ended = asyncio.Event()
@@ -241,6 +243,7 @@ async def test_a_reward_that_talks_to_the_server_fills_no_memory(machinery):
     assert peak_mib() - before < 100
 
 
+@pytest.mark.faults
 async def test_workers_killed_at_work_lose_nothing(machinery):
     before = await machinery.processes()
     work = [asyncio.create_task(machinery.statuses(*["slow"] * 4)) for _ in range(2)]

@@ -10,6 +10,8 @@ from tests.reward.real_server import PATIENCE_S, Server
 
 from grpo_proto import DataError, RewardClient, RewardSpec, ScoreRequest, ScoreSample
 
+pytestmark = pytest.mark.processes
+
 TOKEN = "secret"
 LARGE = b'"' + b"x" * (20 * 2**20) + b'"'
 JSON = {"Content-Type": "application/json", "Authorization": f"Bearer {TOKEN}"}
@@ -49,6 +51,7 @@ def drip(connection: socket.socket) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.faults
 def test_a_body_that_goes_on_without_end_after_its_refusal_is_cut(url):
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), PATIENCE_S) as connection:

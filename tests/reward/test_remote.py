@@ -22,6 +22,8 @@ from grpo_reward import RemoteReward, remote
 from grpo_reward.adapters.label import LabelError
 from grpo_reward.remote import NoScoreError
 
+pytestmark = pytest.mark.processes
+
 COUNTDOWN = "<answer>44 + 19 + 35</answer>"
 
 

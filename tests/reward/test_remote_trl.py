@@ -8,21 +8,15 @@ from types import ModuleType
 
 import pyarrow.parquet
 import pytest
-from datasets import Dataset
 from tests.reward.real_server import Server
 from tests.tiny_model import make_tokenizer, save_tiny_model
-from trl import import_utils as trl_import_utils
 
 from grpo_reward import RemoteReward
 from grpo_reward.rewards.countdown import countdown
 from grpo_reward.rewards.format import format_reward
 
-# TRL would import vLLM, which takes long, and warn that it does not know its version. Nothing here uses it.
-trl_import_utils.is_vllm_available = lambda min_version=None: False
-
-from trl import GRPOConfig, GRPOTrainer  # noqa: E402
-
 pytestmark = [
+    pytest.mark.processes,
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
@@ -46,7 +40,14 @@ def plugin() -> ModuleType:
     return module
 
 
-def test_two_steps_with_a_tiny_model(url, tmp_path):
+def test_two_steps_with_a_tiny_model(url, tmp_path, monkeypatch):
+    from datasets import Dataset
+    from trl import import_utils as trl_import_utils
+
+    # TRL would import vLLM, which takes long, and warn that it does not know its version. Nothing here uses it.
+    monkeypatch.setattr(trl_import_utils, "is_vllm_available", lambda min_version=None: False)
+    from trl import GRPOConfig, GRPOTrainer
+
     data = [{"prompt": "Reach it.", "nums": [3, 5], "target": 8}, {"prompt": "Again.", "nums": [7], "target": 0}]
     trainer = GRPOTrainer(
         model=str(save_tiny_model(tmp_path / "model", tied=True)),

@@ -19,6 +19,8 @@ from grpo_reward.executors.process import ProcessExecutor
 from grpo_reward.rewards.reward_model import reward_model
 from grpo_reward.scorer import checked_params, score_batch
 
+pytestmark = pytest.mark.processes
+
 __all__ = ["server"]
 
 CHAT = [{"role": "user", "content": "2 + 2?"}]

@@ -16,6 +16,8 @@ from grpo_reward.sandbox import run as sandbox
 from grpo_reward.sandbox import system_calls
 from grpo_reward.sandbox.run import Run, SandboxError, missing_barriers, run_tests
 
+pytestmark = pytest.mark.processes
+
 SECRET = "only the server knows"
 
 FORBIDDEN = {

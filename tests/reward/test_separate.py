@@ -18,7 +18,7 @@ from grpo_reward.executors.wrapped import WrappedExecutor
 from grpo_reward.metrics import Metrics
 from grpo_reward.scoring import Scoring
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
 
 PLUGIN = """
 import decimal
@@ -123,6 +123,7 @@ async def test_what_one_plugin_leaves_behind_reaches_no_other_of_the_same_reques
         assert [result.rewards["exact"].score for result in answer.results] == [1.0] * 3
 
 
+@pytest.mark.faults
 async def test_a_lost_fork_server_of_plugins_stops_no_built_in_reward(executor, monkeypatch):
     monkeypatch.setattr("grpo_reward.executors.process.LOSS_PAUSES_S", (4.0,))
     built_in, plugins = executor.parts

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -14,6 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.reward.real_server import COMMAND, LATE, PATIENCE_S, Server, all_gone, descendants, keeper_of_plugins, run
+
+pytestmark = pytest.mark.processes
 
 
 async def test_serves_misbehaves_survives_and_ends(real_server):
@@ -68,6 +69,7 @@ async def test_serves_misbehaves_survives_and_ends(real_server):
     assert "Traceback" not in "".join(real_server.output)
 
 
+@pytest.mark.faults
 async def test_nothing_is_left_after_kill_9(real_server):
     body = LATE | {"samples": [{"completion": "fork and loop"}] * 2}
     async with httpx.AsyncClient(base_url=real_server.url, trust_env=False, timeout=PATIENCE_S) as client:
@@ -83,6 +85,7 @@ async def test_nothing_is_left_after_kill_9(real_server):
     assert all_gone(children)
 
 
+@pytest.mark.faults
 def test_a_reward_that_kills_the_fork_server_again_and_again_does_not_end_the_server(real_server):
     children = descendants(real_server.process.pid)
     keeper = keeper_of_plugins(real_server.process.pid)
@@ -232,6 +235,7 @@ os.execv({sys.executable!r}, {[*COMMAND, "--port", "0", "--workers", "1"]!r})
     assert answer["results"][0]["rewards"]["code"]["status"] == "ok", answer
 
 
+@pytest.mark.faults
 def test_a_standard_output_that_is_full_does_not_stop_it():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -268,55 +272,6 @@ def test_an_allowed_url_that_is_none_is_told_at_the_start():
     assert "--allowed-url: 'judge.example/v1' cannot be called: it must begin with http://" in ended.stderr
 
 
-def test_a_ray_cluster_carries_the_same_work(misbehaving):
-    """One node, started by the server itself: limits, deaths, refusals and the deadline are as without Ray."""
-    swift = misbehaving.with_name("swift_plugin.py")
-    plugins = [f"{misbehaving}:misbehave", f"{misbehaving}:typed", f"{swift}:ends"]
-    folders = set(Path("/tmp").glob("grpo-reward-*"))  # noqa: S108 - where Ray's actors put theirs
-    server = Server("--executor", "ray", "--plugin", *plugins, RAY_ADDRESS="local")
-    try:
-        with httpx.Client(base_url=server.url, trust_env=False, timeout=PATIENCE_S) as client:
-
-            def statuses(*texts: str, **more: object) -> list[str]:
-                body = {"rewards": [{"name": "misbehave"}], "samples": [{"completion": text} for text in texts], **more}
-                answer = client.post("/v1/score", json=body).json()
-                return [result["rewards"]["misbehave"]["status"] for result in answer["results"]]
-
-            assert client.get("/info").json()["workers"] == 2
-            texts = ("", "loop", "exit at once", "none", "nan")
-            assert statuses(*texts, timeout_s=1) == ["ok", "timeout", "error", "unscorable", "error"]
-            assert statuses("loop", "loop", "loop", deadline_s=1) == ["timeout"] * 3
-            assert statuses("", "") == ["ok", "ok"]  # what was cut off does not occupy the workers
-            wrong = {"rewards": [{"name": "min_length", "params": {"min_chars": -1}}], "samples": [{"completion": ""}]}
-            assert client.post("/v1/score", json=wrong).json()["error"]["type"] == "invalid_param"
-            prompt = [{"role": "user", "content": "hello"}]
-            sample = {"completion": "", "columns": {"gold": 1}, "prompt": prompt}
-            typed = client.post("/v1/score", json={"rewards": [{"name": "typed"}], "samples": [sample]}).json()
-            assert typed["results"][0]["rewards"]["typed"]["log"]["prompt"] == prompt
-            ends = {"rewards": [{"name": "ends"}], "samples": [{"completion": "is 4", "columns": {"solution": "4"}}]}
-            assert client.post("/v1/score", json=ends).json()["results"][0]["total"] == 1.0
-            assert "batch_misbehave" not in client.get("/info").json()["rewards"]
-        children = descendants(server.process.pid)
-        assert server.stop() == 0
-        assert all_gone(children)
-        assert set(Path("/tmp").glob("grpo-reward-*")) <= folders, "the plugins' copies"  # noqa: S108
-    finally:
-        if server.process.poll() is None:
-            server.stop(signal.SIGKILL)
-
-
-def test_a_ray_cluster_that_is_gone_is_told():
-    program = "import sys; from grpo_reward.executors import ray; ray.JOIN_LIMIT_S = 2.0; from grpo_reward.__main__ "
-    program += "import main; main(sys.argv[1:])"
-    done = subprocess.run(
-        [sys.executable, "-c", program, "serve", "--port", "0", "--executor", "ray"],
-        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-        env={**os.environ, "RAY_ADDRESS": "192.0.2.1:6379"},
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert "error: no Ray cluster answered within 2 s: set RAY_ADDRESS" in done.stderr
-
-
 def test_version_and_usage():
     version = subprocess.run([*COMMAND[:-1], "--version"], capture_output=True, text=True, timeout=PATIENCE_S)
     assert version.stdout.startswith("grpo-reward ")
@@ -325,6 +280,7 @@ def test_version_and_usage():
     assert "usage: grpo-reward serve" in nothing.stderr
 
 
+@pytest.mark.faults
 def test_a_standard_error_that_nobody_reads_does_not_stop_it(tmp_path: Path):
     plugin = tmp_path / "talk.py"
     plugin.write_text(

@@ -10,7 +10,10 @@ import time
 from collections.abc import Iterator
 
 import httpx
+import pytest
 from tests.reward.real_server import PATIENCE_S
+
+pytestmark = pytest.mark.faults
 
 
 def closed(connection: socket.socket) -> bool:

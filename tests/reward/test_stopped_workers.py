@@ -12,7 +12,7 @@ from tests.reward.machinery import PATIENCE_S, Machinery, fork_server, gone
 
 from grpo_reward.executors import worker_handle
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.faults, pytest.mark.asyncio(loop_scope="module")]
 
 SLOW_TO_BEGIN = """
 import time

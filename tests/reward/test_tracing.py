@@ -7,6 +7,8 @@ import pytest
 from tests.otlp_receiver import ReceivedSpan, Receiver, otlp_receiver
 from tests.processes import Service, free_port, reward_command, service
 
+pytestmark = pytest.mark.processes
+
 GROUPS = {f"{number:032x}": f"{number:016x}" for number in (1, 2)}
 HEADER = f"00-{3:032x}-{3:016x}-01"
 NOT_SAMPLED = f"00-{4:032x}-{4:016x}-00"

@@ -17,6 +17,8 @@ from grpo_reward.executors.base import Chunk, Pace
 from grpo_reward.executors.process import ProcessExecutor
 from grpo_reward.executors.turns import QUICK_S, TurnsExecutor
 
+pytestmark = pytest.mark.processes
+
 LIMIT_S = 60.0
 NAP = """
 import time

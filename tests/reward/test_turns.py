@@ -357,16 +357,12 @@ async def test_what_was_gathered_has_its_place_among_those_who_waited_with_it(tu
     assert inner.ended == ["hang", "gathered", "later"]
 
 
-@pytest.mark.parametrize("num_samples", [1, 64])
-def test_a_server_whose_workers_all_wait_for_ten_minutes_scores_what_is_quick(misbehaving: Path, num_samples: int):
+@pytest.mark.processes
+def test_a_server_whose_workers_all_wait_for_ten_minutes_scores_what_is_quick(misbehaving: Path):
     """Twice as many requests as workers, each with a program that sleeps."""
-    quick = {
-        "rewards": [{"name": "countdown"}, {"name": "accuracy"}],
-        "samples": [
-            {"completion": "<answer>3 + 4</answer>", "columns": {"nums": [3, 4], "target": 7, "solution": "$7$"}}
-        ]
-        * num_samples,
-    }
+    sample = {"completion": "<answer>3 + 4</answer>", "columns": {"nums": [3, 4], "target": 7, "solution": "$7$"}}
+    rewards = [{"name": "countdown"}, {"name": "accuracy"}]
+    quick = [{"rewards": rewards, "samples": [sample] * num_samples} for num_samples in (1, 64)]
     server = Server("--plugin", str(misbehaving), "--grace-s", "0.3")
     try:
         asyncio.run(_quick_beside_slow(server.url, [SLEEPING, LATE], quick))
@@ -374,12 +370,12 @@ def test_a_server_whose_workers_all_wait_for_ten_minutes_scores_what_is_quick(mi
         server.stop()
 
 
-async def _quick_beside_slow(url: str, slow: list[dict[str, object]], quick: dict[str, object]) -> None:
+async def _quick_beside_slow(url: str, slow: list[dict[str, object]], quick: list[dict[str, object]]) -> None:
     async with httpx.AsyncClient(base_url=url, timeout=LIMIT_S) as client:
         waiting = [asyncio.create_task(client.post("/v1/score", json=body)) for body in slow * 2]
         await asyncio.sleep(0.5)
-        for _ in range(3):
-            answer = (await client.post("/v1/score", json=quick)).raise_for_status().json()
+        for body in quick * 3:
+            answer = (await client.post("/v1/score", json=body)).raise_for_status().json()
             assert {score["status"] for result in answer["results"] for score in result["rewards"].values()} == {"ok"}
         assert [task.result().text for task in waiting if task.done()] == []
         for task in waiting:

@@ -245,6 +245,7 @@ async def left_alone(*tasks: asyncio.Task[None]) -> None:
     await asyncio.wait(tasks)
 
 
+@pytest.mark.faults
 async def test_workers_and_the_fork_server_are_killed_while_what_hangs_holds_the_workers(machinery):
     executor = await machinery(workers=2, spare=1)
     of_turns = TurnsExecutor(executor, Costs())
@@ -290,6 +291,7 @@ async def test_workers_and_the_fork_server_are_killed_while_what_hangs_holds_the
     assert [score.score for score in chunk.scores] == [1.0, 2.0, 3.0]
 
 
+@pytest.mark.faults
 async def test_who_waited_while_the_fork_server_was_started_again_still_overtakes(machinery):
     executor = await machinery(workers=1, spare=1)
     of_turns = TurnsExecutor(executor, Costs())
@@ -306,6 +308,7 @@ async def test_who_waited_while_the_fork_server_was_started_again_still_overtake
     await left_alone(hanging)
 
 
+@pytest.mark.faults
 async def test_workers_lost_just_after_they_had_finished_are_not_given_to_others(machinery, monkeypatch):
     """Each would count as a death of what it is given."""
     executor = await machinery(workers=8)

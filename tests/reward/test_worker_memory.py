@@ -11,6 +11,8 @@ from grpo_reward.executors.base import Chunk
 from grpo_reward.executors.process import ProcessExecutor
 from grpo_reward.rewards.json_schema import json_schema
 
+pytestmark = pytest.mark.processes
+
 
 def large(number: int) -> dict[str, object]:
     """JSON nearly as long as any that is remembered, and of all of that length among the largest in memory."""

@@ -49,6 +49,7 @@ def config(tmp_path: Path, model: Path, dataset: str, *, data: dict | None = Non
     return ColdStartConfig.model_validate(content)
 
 
+@pytest.mark.deepspeed
 class TestTraining:
     def test_it_learns_and_saves_a_model_that_loads(self, tmp_path, model_folder, capsys):
         dataset = write(tmp_path / "rows.jsonl", *[ROW] * 8)

@@ -153,6 +153,7 @@ class TestFiles:
             env_prefix="TEST_RUN__",
         )
 
+    @pytest.mark.processes
     def test_the_run_samples_from_the_prompts_of_the_cold_start(self, data, base_model):
         tokenizer = AutoTokenizer.from_pretrained(base_model)
         run = self.run(data, base_model)
@@ -163,6 +164,7 @@ class TestFiles:
         assert learned[0] == rows[0].token_ids[0]
         assert learned[-1] == rows[0].token_ids[-1]
 
+    @pytest.mark.processes
     def test_completions_of_the_cold_start_fit(self, data, base_model):
         run = self.run(data, base_model)
         examples = load_examples(self.cold_start(data, base_model).data, AutoTokenizer.from_pretrained(base_model))

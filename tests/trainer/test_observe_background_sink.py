@@ -18,6 +18,8 @@ from grpo_trainer.observe import background_sink
 from grpo_trainer.observe.sinks import MetricSinks, open_sinks
 from grpo_trainer.stop_signal import STOP_SIGNALS, StopSignal
 
+pytestmark = pytest.mark.processes
+
 
 class TrackingServer(ThreadingHTTPServer):
     """As much of MLflow's server as a run speaks to. It can be told to answer nothing, or to refuse steps."""

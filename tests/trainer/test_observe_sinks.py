@@ -57,9 +57,9 @@ def test_wandb_offline_continues_the_same_run(tmp_path: Path, monkeypatch: pytes
         assert sinks.failures == {"wandb": 0}
     folders = sorted((tmp_path / "wandb").glob("offline-run-*"))
     identity = (tmp_path / "wandb_id.txt").read_text().strip()
-    assert folders
-    assert all(folder.name.endswith(identity) for folder in folders)
-    assert len(list((tmp_path / "wandb").glob(f"offline-run-*/run-{identity}.wandb"))) >= 1
+    assert len(folders) == 2
+    for folder in folders:  # after its identity there is a number when both starts were in one second
+        assert (folder / f"run-{identity}.wandb").exists()
     steps = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert steps == [1, 2]
 

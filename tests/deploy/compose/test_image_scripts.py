@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.processes
+
 DOCKER = Path(__file__).resolve().parents[3] / "docker"
 
 

@@ -22,7 +22,7 @@ NO_INDEX = "http://127.0.0.1:9/simple"
 
 Install = Callable[[Path, str, str], subprocess.CompletedProcess[str]]
 
-pytestmark = pytest.mark.skipif(not UV.exists(), reason="no uv")
+pytestmark = [pytest.mark.processes, pytest.mark.skipif(not UV.exists(), reason="no uv")]
 
 
 def _wheel(folder: Path, name: str) -> str:
