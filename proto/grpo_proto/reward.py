@@ -78,7 +78,8 @@ class ScoreResult(Response):
 
     id: str
     total: float | None = Field(
-        description="The weighted sum of the scores that exist; null when none does, or when the sum is not finite."
+        description="The weighted sum of the scores that exist, of rewards with a weight; null when none does, when "
+        "one of them ended in timeout or error, or when the sum is not finite."
     )
     rewards: dict[str, RewardScore]
 

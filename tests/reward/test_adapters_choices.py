@@ -43,13 +43,14 @@ class TestNoScore:
         (message,) = [record.getMessage() for record in caplog.records]
         assert message.isprintable()
 
-    async def test_the_sample_and_the_detail_are_named(self, server):
+    async def test_the_sample_and_the_detail_are_named(self, server, monkeypatch):
+        monkeypatch.setattr("grpo_proto.totals.PAUSES_S", (0.0,))
         body = {"query": ["<answer>1</answer>"] * 2, "labels": ["1", "?!"]}
         _, message, _ = error_of(await server.post("/get_reward?rewards=format,accuracy", body))
         detail = "(the column solution has no answer that can be parsed)"
         assert message == f"no score for samples[1]: accuracy is unscorable {detail}"
         body = {"query": ["raise"] * 5}
-        _, message, _ = error_of(await server.post("/get_reward?rewards=misbehave", body))
+        _, message, _ = error_of(await server.post("/get_reward?rewards=misbehave&unscorable=0", body), 503)
         assert message.count("misbehave is error (") == 3
         assert message.endswith("(and 2 more)")
 
@@ -121,7 +122,7 @@ class TestChoice:
 
     async def test_limits(self, server):
         server.executor.gate.clear()
-        _, message, _ = error_of(await self.score(server, "rewards=format&deadline_s=0.05"))
+        _, message, _ = error_of(await self.score(server, "rewards=format&deadline_s=0.05"), 503)
         assert "deadline of 0.05 s" in message
 
 

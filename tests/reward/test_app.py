@@ -11,14 +11,12 @@ from tests.reward.app_server import JSON, error_of
 from grpo_proto import (
     PROTOCOL_VERSION,
     RewardClient,
-    RewardScore,
     RewardSpec,
     ScoreRequest,
     ScoreSample,
 )  # fmt: skip
 from grpo_reward.executors.base import Chunk
 from grpo_reward.reading import Reader
-from grpo_reward.scoring import total_score
 
 
 class TestScore:
@@ -343,21 +341,6 @@ async def test_of_a_key_that_stands_twice_the_last_counts(server):
     )
     answer = await server.http.post("/v1/score", content=body, headers=JSON)
     assert [result["id"] for result in answer.json()["results"]] == ["1"]
-
-
-def test_totals():
-    def total(*parts: tuple[float, float | None]) -> float | None:
-        scores = [RewardScore(score=score, status="ok" if score is not None else "error") for _, score in parts]
-        return total_score([weight for weight, _ in parts], scores)
-
-    assert total((1.0, 1.0), (0.1, 1.0)) == 1.1
-    assert total((1.0, None), (0.1, 1.0)) == 0.1
-    assert total((1.0, None), (0.1, None)) is None
-    assert total((1.0, 0.0)) == 0.0
-    assert total((-2.0, 1.5)) == -3.0
-    assert total((1e308, 1e308)) is None
-    assert total((1e308, 1.0), (1e308, 1.0)) is None
-    assert total((1e308, 1e308), (-1e308, 1e308)) is None
 
 
 @pytest.mark.parametrize("num_chars", [2**20, 2**16])

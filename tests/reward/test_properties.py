@@ -2,17 +2,16 @@
 
 import asyncio
 import json
-import math
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from grpo_proto import RewardScore, ScoreRequest
+from grpo_proto import ScoreRequest
 from grpo_reward.executors.inline import InlineExecutor
 from grpo_reward.metrics import Metrics
-from grpo_reward.scoring import Scoring, total_score
+from grpo_reward.scoring import Scoring
 
 PIECES = [
     "<think>", "</think>", "<answer>", "</answer>", "<tool_call>", "</tool_call>", "\\boxed{", "}", "{", "(", ")", "[",
@@ -146,22 +145,3 @@ def test_a_score_does_not_depend_on_the_company(name: str, scoring: Scoring):
         assert [result.rewards[name] for result in together] == [alone[text] for text in texts]
 
     holds()
-
-
-@quick
-@given(
-    weights=st.lists(st.floats(-10, 10), min_size=1, max_size=5),
-    scores=st.lists(st.one_of(st.none(), st.floats(-1e3, 1e3)), min_size=5, max_size=5),
-)
-def test_a_total_is_the_sum_of_what_there_is_and_null_without_anything(
-    weights: list[float], scores: list[float | None]
-):
-    pairs = list(zip(weights, scores, strict=False))
-    found = [RewardScore(score=score, status="ok" if score is not None else "timeout") for _, score in pairs]
-    there = [weight * score for weight, score in pairs if score is not None]
-    total = total_score([weight for weight, _ in pairs], found)
-    if there:
-        assert total is not None
-        assert math.isclose(total, math.fsum(there), abs_tol=1e-9)
-    else:
-        assert total is None

@@ -128,20 +128,26 @@ class TestTrl:
 
     def test_no_score_is_none_and_counted(self, url, caplog):
         with caplog.at_level(logging.WARNING):
-            scores = RemoteReward(url, "misbehave", timeout_s=0.3)(["", "none", "raise", "loop"])
-        assert scores == [1.0, None, None, None]
+            scores = RemoteReward(url, "misbehave")(["", "none", "none"])
+        assert scores == [1.0, None, None]
         (message,) = [record.getMessage() for record in caplog.records]
-        assert message.startswith("misbehave: 3 of 4 samples have no score: 1 unscorable, 1 error, 1 timeout; ")
+        assert message.startswith("misbehave: 2 of 3 samples have no score: 2 unscorable")
         assert RemoteReward(url, "misbehave", unscorable=-1.0)(["", "none"]) == [1.0, -1.0]
 
-    def test_nothing_but_errors_to_begin_with_ends_the_training(self, url):
-        """As of a column of the wrong type: TRL would train on, with a loss of 0."""
-        reward = RemoteReward(url, "accuracy")
-        with pytest.raises(NoScoreError, match="every one of the first 2 samples is an error: column solution: "):
-            reward([COUNTDOWN] * 2, solution=[1, 2])
-        assert RemoteReward(url, "accuracy", unscorable=0.0)([COUNTDOWN], solution=[1]) == [0.0]
-        assert reward([COUNTDOWN] * 2, solution=["98", 1]) == [1.0, None]
-        assert reward([COUNTDOWN] * 2, solution=[1, 2]) == [None, None]
+    @pytest.mark.parametrize("unscorable", [None, 0.0])
+    def test_what_broke_and_breaks_again_is_no_score_of_anybodys(self, url, monkeypatch, unscorable):
+        """As of a column of the wrong type: the trainer would train on what is left."""
+        monkeypatch.setattr("grpo_proto.totals.PAUSES_S", (0.0,))
+        reward = RemoteReward(url, "accuracy", unscorable=unscorable)
+        with pytest.raises(NoScoreError, match=r"accuracy broke for 1 of 2 samples, .*: error, column solution: "):
+            reward([COUNTDOWN] * 2, solution=["98", 1])
+        late = RemoteReward(url, "misbehave", unscorable=unscorable, timeout_s=0.3)
+        with pytest.raises(NoScoreError, match=r"misbehave broke for 1 of 2 samples, .*: timeout, "):
+            late(["", "loop"])
+
+    def test_what_breaks_once_is_scored_again(self, url, tmp_path):
+        reward = RemoteReward(url, "misbehave", params={"folder": str(tmp_path)})
+        assert reward(["", "raise the first time"]) == [1.0, 1.0]
 
     def test_values_may_be_numbered_from_anywhere(self, url):
         class Series(list):

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from grpo_proto import RewardScore
+from grpo_proto import RewardScore, RewardSpec
+from grpo_proto.totals import missing_because
 from grpo_trainer.observe.live_history import MAX_NEW_STEPS
 from grpo_trainer.observe.metrics import accuracy, count_tokens, merge_updates, rollout_metrics
 from grpo_trainer.observe.missing_scores import MissingScores, missing_scores
@@ -38,6 +39,7 @@ def make_sample(
         versions=[(3, length)] if versions is None else versions,
         rewards=rewards,
         total_reward=total,
+        unscored_because=missing_because([RewardSpec(name=name) for name in rewards], rewards),
         advantage=None if total is None else advantage,
     )
 
@@ -137,7 +139,7 @@ def test_staleness_is_that_of_the_oldest_token():
     assert metrics["samples/dropped_stale"] == 8
 
 
-def test_a_sample_is_left_out_once_and_only_without_any_score():
+def test_a_sample_is_left_out_once_and_only_without_a_total():
     none, late = RewardScore(score=None, status="unscorable"), RewardScore(score=None, status="timeout")
     broken, fine = RewardScore(score=None, status="error", detail="ValueError"), RewardScore(score=1.0, status="ok")
     samples = [

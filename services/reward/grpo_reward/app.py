@@ -26,6 +26,7 @@ from grpo_proto import (
     ScoreSample,
 )
 from grpo_proto.replies import health_reply, message_reply, refusal_reply
+from grpo_proto.totals import score_broken_again
 
 from . import __version__
 from .adapters.base import Adapter, PeerRequest, scored
@@ -209,7 +210,12 @@ def create_app(
                 choice = choose(query, settings.adapter_rewards, executor.rewards, adapter.options)
                 with collector_waits():
                     message = choice.score_request(adapter.samples(body, choice))
-                found = await answer_of(request, within_limits(message))
+                message = within_limits(message)
+                found = await answer_of(request, message)
+                left_s = message.deadline_s - found.elapsed_s
+                found = await score_broken_again(
+                    message, found, functools.partial(answer_of, request), retry_for_s=left_s
+                )
                 with collector_waits():
                     # What is sent back may hold NaN, which Python's JSON has and no other.
                     return to_json(adapter.answer(body, choice, scored(found, choice)), inf_nan_mode="null")

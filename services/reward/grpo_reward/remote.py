@@ -12,6 +12,7 @@ import reprlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .adapters.completion import A_COMPLETION, completion_text, value_and_type
@@ -20,7 +21,7 @@ from .diagnostics import finite
 from .faults import printable
 
 if TYPE_CHECKING:
-    from grpo_proto import RewardScore
+    from grpo_proto import RewardScore, ScoreRequest, ScoreResponse
 
 log = logging.getLogger("grpo_reward")
 
@@ -35,7 +36,7 @@ MAX_COLUMN_LEVELS = 196
 
 
 class NoScoreError(Exception):
-    """The server answered, but this sample has no score, and verl has no way to leave a sample out."""
+    """The server answered, but something broke; or a sample has no score, and verl has no way to leave it out."""
 
 
 class RemoteReward:
@@ -50,11 +51,11 @@ class RemoteReward:
         deadline_s: limit for one call; the server's own when None: 60, or less.
         retry_for_s: how long a server that is away or busy is tried again, before the call raises.
         columns: which columns to send; all when None. Needed when a dataset has some that are not JSON.
-        unscorable: the number that stands for a missing score. Without it TRL and ms-swift get None, and verl an error.
-            ValueError unless it is finite.
+        unscorable: the number that stands for the score of a sample that is not the reward's task. Without it TRL and
+            ms-swift get None, and verl an error. ValueError unless it is finite.
 
     Raises, when called: `grpo_proto.ServiceError` (unreachable, refused), TypeError or ValueError for arguments that
-    cannot be sent, NoScoreError when there is no score to begin with, but errors alone: nothing would be trained.
+    cannot be sent, NoScoreError when a sample ended in `timeout` or `error` and did so again: something broke.
     """
 
     def __init__(
@@ -82,7 +83,6 @@ class RemoteReward:
             raise ValueError(f"unscorable is {reprlib.repr(unscorable)}, not a finite number")
         self._token = token
         self._logged: dict[str, None] = {}
-        self._has_scored = False
         self.__name__ = reward  # trainers log under it
 
     def __repr__(self) -> str:
@@ -139,7 +139,6 @@ class RemoteReward:
         ]
         results = self._score(samples, step=getattr(trainer_state, "global_step", None))
         self._warn(results)
-        self._refuse_errors_alone(results)
         if log_extra is not None:
             self._log_extra(results, log_extra)
         if log_metric is not None:
@@ -179,6 +178,7 @@ class RemoteReward:
 
     def _score(self, samples: list[dict[str, Any]], step: int | None) -> list["RewardScore"]:
         from grpo_proto import ScoreRequest
+        from grpo_proto.totals import BROKEN
 
         limits = {"timeout_s": self.timeout_s, "deadline_s": self.deadline_s}
         request = ScoreRequest.model_validate(
@@ -186,8 +186,19 @@ class RemoteReward:
             | {name: seconds for name, seconds in limits.items() if seconds is not None}
         )
         link = _link(self.url, self._token)
-        answer = link.call(link.client.score(request, retry_for_s=self.retry_for_s))
-        return [result.rewards[self.reward] for result in answer.results]
+        results = [result.rewards[self.reward] for result in link.call(self._answer(link, request)).results]
+        if broken := [result for result in results if result.status in BROKEN]:
+            raise NoScoreError(
+                f"{self.reward} broke for {len(broken)} of {len(results)} samples, three times more: "
+                f"{broken[0].status}, {_detail(broken)}"
+            )
+        return results
+
+    async def _answer(self, link: "_Link", request: "ScoreRequest") -> "ScoreResponse":
+        from grpo_proto.totals import score_broken_again
+
+        score = partial(link.client.score, retry_for_s=self.retry_for_s)
+        return await score_broken_again(request, await score(request), score, retry_for_s=self.retry_for_s)
 
     def _chosen(self, columns: dict[str, Any], count: int) -> dict[str, Any]:
         """The columns to send. Raises ValueError naming one that is missing or does not have one value per sample."""
@@ -209,12 +220,6 @@ class RemoteReward:
             log.warning(
                 "%s: %d of %d samples have no score: %s%s", self.reward, len(missing), len(results), statuses, detail
             )
-
-    def _refuse_errors_alone(self, results: Sequence["RewardScore"]) -> None:
-        """A column of a wrong type, say. Once there was a score, completions are more likely to be the cause."""
-        self._has_scored = self._has_scored or any(result.status != "error" for result in results)
-        if not self._has_scored and results and self.unscorable is None:
-            raise NoScoreError(f"every one of the first {len(results)} samples is an error: {_detail(results)}")
 
     def _log_extra(self, results: Sequence["RewardScore"], log_extra: Callable[[str, list[Any]], None]) -> None:
         """A column that was there once is there in every later batch: TRL puts them side by side with the rewards."""

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 from grpo_proto import RewardScore, RewardSpec, ScoreRequest, ScoreResponse, ScoreResult, ScoreSample
+from grpo_proto.totals import total_score
 
 from .cancellation import leaves_no_circle
 from .costs import Costs
@@ -116,15 +117,16 @@ class Scoring:
         # TaskGroup of Python 3.11, once cancelled, is in a cycle with frames that see this list: large requests would
         # stay until the collector comes by.
         pieces.clear()
-        names, weights = [spec.name for spec in request.rewards], [spec.weight for spec in request.rewards]
+        names = [spec.name for spec in request.rewards]
         rows = zip(*(columns[name] for name in names), strict=True)
         results = [
             ScoreResult(
                 id=sample.id or str(position),
-                total=total_score(weights, row),
-                rewards=dict(zip(names, row, strict=True)),
+                total=total_score(request.rewards, scores),
+                rewards=scores,
             )
             for position, (sample, row) in enumerate(zip(request.samples, rows, strict=True))
+            for scores in [dict(zip(names, row, strict=True))]
         ]
         for name, column in columns.items():
             self._metrics.count_scores(name, column)
@@ -293,15 +295,6 @@ class _Piece:
         scores = [score or unscored for chunk in self._chunks for score in chunk.scores]
         scores += [unscored] * (len(self._request.samples) * width - len(scores))
         return {spec.name: scores[position::width] for position, spec in enumerate(self.specs)}
-
-
-def total_score(weights: Sequence[float], scores: Sequence[RewardScore]) -> float | None:
-    """Σ weight · score over the rewards that have one; None when none has, or when the sum is not finite."""
-    total, any_score = 0.0, False
-    for weight, score in zip(weights, scores, strict=True):
-        if score.score is not None:
-            total, any_score = total + weight * score.score, True
-    return total if any_score and math.isfinite(total) else None
 
 
 def _check_params(spec: RewardSpec, loaded: LoadedReward) -> None:

@@ -44,6 +44,8 @@ class Sample:
     versions: list[tuple[int, int]]
     rewards: dict[str, RewardScore] = field(default_factory=dict)
     total_reward: float | None = None
+    unscored_because: tuple[str, RewardScore] | None = None
+    """The reward with a weight, and what became of it, that left the sample without a total."""
     advantage: float | None = None
     """None when the sample has no score: it takes no part in the loss."""
 
@@ -59,8 +61,8 @@ class Sample:
     def left_out_because(self, *, mask_truncated: bool) -> DropReason | None:
         """Why it takes no part in the loss; None when it does. Of several reasons the gravest one."""
         if self.advantage is None:
-            statuses = {result.status for result in self.rewards.values()}
-            return "error" if "error" in statuses else "timeout" if "timeout" in statuses else "unscorable"
+            status = self.unscored_because[1].status if self.unscored_because else "unscorable"
+            return status if status != "ok" else "unscorable"
         if mask_truncated and self.truncated:
             return "truncated"
         return None if self.token_ids else "empty"

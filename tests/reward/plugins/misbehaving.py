@@ -54,6 +54,11 @@ def misbehave(completion: str, *, folder: str = "") -> float | Score | None:
             if not marker.exists():
                 marker.touch()
                 os._exit(7)
+        case "raise the first time":
+            marker = Path(folder, "raised")
+            if not marker.exists():
+                marker.touch()
+                raise ValueError("once")
         case text if text.startswith("the eleventh dies"):
             counted.append(text)
             if len(counted) > 10:

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from grpo_proto import ScoreResponse, ScoreSample
+from grpo_proto.totals import BROKEN
 
 from ..faults import printable
 from ..reading import check_number_of_values
@@ -72,24 +73,27 @@ def labelled_columns(labels: Sequence[Any], needed: Sequence[str]) -> list[dict[
 
 
 def scored(response: ScoreResponse, choice: Choice) -> list[Scored]:
-    """Every sample with every score. Raises Refusal 422 when one is missing and the query says nothing of it.
+    """Every sample with every score. Raises Refusal: 422 when one is unscorable and the query says nothing of it, 503
+    when one broke, which a client may try again.
 
-    A total without the missing score, as `/v1/score` gives, would look like a wrong answer to a client without null.
+    A total without the missing score would look like a wrong answer to a client without null.
     The peers log a status but not its body, so the cause is written to the log of this server as well.
     """
     found: list[Scored] = []
     missing: list[str] = []
+    broke = False
     hint = "choose smaller weights"
     for position, result in enumerate(response.results):
         scores: dict[str, float] = {}
         for name, reward in result.rewards.items():
-            score = reward.score if reward.score is not None else choice.unscorable
+            score = choice.unscorable if reward.status == "unscorable" else reward.score
             if score is not None:
                 scores[name] = score
             else:
                 detail = f" ({reward.detail})" if reward.detail else ""
                 missing.append(f"samples[{position}]: {name} is {reward.status}{detail}")
-                hint = "this protocol has no null; with ?unscorable=NUMBER a missing score is NUMBER"
+                broke = broke or reward.status in BROKEN
+                hint = "this protocol has no null; with ?unscorable=NUMBER a score that is unscorable is NUMBER"
         if len(scores) < len(choice.rewards):
             continue
         total = sum(spec.weight * scores[spec.name] for spec in choice.rewards)
@@ -100,5 +104,7 @@ def scored(response: ScoreResponse, choice: Choice) -> list[Scored]:
         rest = f" (and {len(missing) - 3} more)" if len(missing) > 3 else ""
         message = "no score for " + "; ".join(missing[:3]) + rest
         log.warning("%s", printable(message))
+        if broke:
+            raise Refusal(503, "no_score", message, hint="something broke, three times: try again", retryable=True)
         raise Refusal(422, "no_score", message, hint=hint)
     return found

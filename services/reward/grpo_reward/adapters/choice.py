@@ -21,7 +21,8 @@ from ..refusal import Refusal, invalid_request, nearest
 
 OPTIONS = {
     "rewards": "What to score with: names, each with `:weight` if it is not 1. Without it --adapter-rewards counts.",
-    "unscorable": "The score of a reward that has none; without it such a request is refused with 422.",
+    "unscorable": "The score of a reward that says unscorable; without it such a request is refused with 422. What "
+    "broke is scored again, and then refused with 503.",
     "timeout_s": "Limit for one sample and one reward.",
     "deadline_s": "Limit for the whole request.",
 }

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+from functools import partial
 from pathlib import Path
 
 from grpo_proto import (
@@ -14,6 +15,7 @@ from grpo_proto import (
     ScoreRequest,
     ScoreSample,
 )
+from grpo_proto.totals import missing_because, score_broken_again
 
 from ..config import RewardConfig
 from ..errors import RunError, UnavailableError, UsageError, storage_error_class
@@ -65,7 +67,7 @@ class RewardStage:
                 )
 
     async def score(self, groups: list[Group], *, step: int) -> None:
-        """Score every sample. Raises RunError when the server stays away for longer than `retry_for_s`."""
+        """Score every sample; once more what broke. Raises RunError when the server stays away for `retry_for_s`."""
         pairs = [(group, sample) for group in groups for sample in group.samples]
         request = ScoreRequest(
             rewards=self.specs,
@@ -85,8 +87,11 @@ class RewardStage:
             timeout_s=self.config.timeout_s,
             deadline_s=self.config.deadline_s,
         )
+        score = partial(self.client.score, retry_for_s=self.config.retry_for_s)
         try:
-            response = await self.client.score(request, retry_for_s=self.config.retry_for_s)
+            response = await score_broken_again(
+                request, await score(request), score, retry_for_s=self.config.retry_for_s
+            )
         except InfrastructureError as error:
             raise RunError(
                 f"the reward server could not score within {self.config.retry_for_s:g} s: {error}",
@@ -94,6 +99,8 @@ class RewardStage:
             ) from error
         for (_, sample), result in zip(pairs, response.results, strict=True):
             sample.rewards, sample.total_reward = result.rewards, result.total
+            if result.total is None:
+                sample.unscored_because = missing_because(self.specs, result.rewards)
 
 
 def _check_file(file: Path, served: RewardDescription, url: str) -> None:
@@ -116,9 +123,7 @@ def check_enough_scored(groups: list[Group], min_share: float) -> None:
     if scored < min_share * len(samples):
         details = [
             f"{name} {score.status}: {score.detail}"
-            for sample in samples
-            for name, score in sample.rewards.items()
-            if score.status != "ok"
+            for name, score in (sample.unscored_because for sample in samples if sample.unscored_because)
         ]
         raise RunError(
             f"only {scored} of {len(samples)} samples could be scored, reward.min_scored_share is {min_share:g}; "
