@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import httpx
 from pydantic import ValidationError
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential_jitter
 
 from .answer import PLAIN, Answer, ResponseT, read_answer
 from .api_token import TOKEN_VARIABLE
@@ -129,11 +129,20 @@ class ServiceClient:
         timeout_s: float,
         max_bytes: int = MAX_ANSWER_BYTES,
     ) -> ResponseT:
-        """Repeat after infrastructure errors, with back-off and jitter, until `retry_for_s` have passed.
+        """Repeat after infrastructure errors, with back-off and jitter, until `retry_for_s` after the first of them.
 
         A server that is away for longer than a busy one would be is told of, and told of again.
         """
         told_s = WAITING_TOLD_S - WAITING_TOLD_AGAIN_S
+        first_failure_s: float | None = None
+
+        def is_over(state: RetryCallState) -> bool:
+            """A first try may take as long as it wants: a request that is lost after ten minutes is sent again, too."""
+            nonlocal first_failure_s
+            since_start_s = state.seconds_since_start or 0.0
+            if first_failure_s is None:
+                first_failure_s = since_start_s
+            return since_start_s - first_failure_s >= retry_for_s
 
         def tell(state: RetryCallState) -> None:
             nonlocal told_s
@@ -144,7 +153,7 @@ class ServiceClient:
 
         attempts = AsyncRetrying(
             retry=retry_if_exception_type(InfrastructureError),
-            stop=stop_after_delay(retry_for_s),
+            stop=is_over,
             wait=wait_exponential_jitter(multiplier=0.2, max=10.0),
             before_sleep=tell,
             reraise=True,
@@ -180,7 +189,8 @@ class ServiceClient:
                 ) as response:
                     return await read_answer(response, max_bytes, self._url(path))
         except (httpx.TimeoutException, TimeoutError) as error:
-            detail = ErrorDetail(type="no_answer", message=f"no answer within {timeout_s:g} s", retryable=True)
+            kind = "unreachable" if isinstance(error, httpx.ConnectTimeout) else "no_answer"
+            detail = ErrorDetail(type=kind, message=f"no answer within {timeout_s:g} s", retryable=True)
             raise InfrastructureError(detail, url=self._url(path)) from error
         except httpx.TransportError as error:
             reason = str(error) or type(error).__name__

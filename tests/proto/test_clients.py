@@ -305,3 +305,17 @@ async def test_no_answer_about_health_is_an_error():
 def test_a_client_gives_an_idle_connection_up_well_before_its_server():
     servers_s = inspect.signature(uvicorn.Config).parameters["timeout_keep_alive"].default
     assert servers_s >= KEEP_CONNECTION_S + 1.0
+
+
+async def test_the_time_for_further_tries_begins_with_the_first_failure():
+    """A request that is lost after ten minutes is sent again as one that is lost at once."""
+    lost = 0
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        nonlocal lost
+        await asyncio.sleep(0.5 if not lost else 0.0)
+        lost += 1
+        return httpx.Response(200, text=EXAMPLES["RewardInfo"].model_dump_json()) if lost > 1 else TROUBLE[3]
+
+    async with RewardClient(URL, transport=httpx.MockTransport(answer)) as client:
+        assert await client.info(retry_for_s=0.4) == EXAMPLES["RewardInfo"]

@@ -130,7 +130,8 @@ def test_the_page_reads_it_of_the_conductor():
     conductor = SimpleNamespace(
         fleet=SimpleNamespace(replicas=[replica]),
         reward_health=None,
-        pipeline=SimpleNamespace(oldest_since_s={"sampling": 1000.04, "scoring": None}.get),
+        pipeline=SimpleNamespace(oldest_since_s={"sampling": 900.0, "scoring": None}.get),
+        rollout=SimpleNamespace(failing_since_s=1000.04),
         config=CONFIG,
     )
     shown = standing_still_shown(status, conductor)  # type: ignore[arg-type]

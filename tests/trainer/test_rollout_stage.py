@@ -2,7 +2,19 @@
 
 import asyncio
 
-from grpo_proto import Completion, ConflictError, ErrorDetail, RolloutGroup, RolloutRequest, RolloutResponse, Sampling
+import pytest
+
+from grpo_proto import (
+    Completion,
+    ConflictError,
+    ErrorDetail,
+    InfrastructureError,
+    RolloutGroup,
+    RolloutRequest,
+    RolloutResponse,
+    Sampling,
+)
+from grpo_trainer.errors import RunError
 from grpo_trainer.fleet import Fleet, Replica
 from grpo_trainer.samples import PromptRow
 from grpo_trainer.stages.rollout import RolloutJob, RolloutStage
@@ -62,3 +74,55 @@ async def test_a_server_of_another_trainer_gets_no_more_requests_until_a_push():
     assert stage.lost_requests == 1
     sampling.cancel()
     await fleet.close()
+
+
+class TwoServers:
+    """Of two members, the one that is asked first does as `first` says; the other samples, after `pause_s`."""
+
+    def __init__(self, *first: InfrastructureError, pause_s: float = 0.0):
+        self.fleet = Fleet(["http://127.0.0.1:1", "http://127.0.0.1:2"], min_replicas=1)
+        self.errors, self.pause_s = list(first), pause_s
+        for replica in self.fleet.replicas:
+            replica.rollouts.rollouts = self.rollouts  # type: ignore[method-assign]
+
+    async def rollouts(self, request: RolloutRequest) -> RolloutResponse:
+        await asyncio.sleep(self.pause_s)
+        if self.errors:
+            raise self.errors.pop(0)
+        return RolloutResponse(groups=[GROUP], server_id="s")
+
+    async def sample(self, *, retry_for_s: float) -> RolloutStage:
+        stage = RolloutStage(self.fleet, run_id="run", deadline_s=60, retry_for_s=retry_for_s)
+        await self.fleet.admit(self.fleet.replicas, session=1)
+        try:
+            await asyncio.wait_for(stage.sample(JOB, n=1, sampling=Sampling()), 10)
+        finally:
+            assert stage.failing_since_s is None
+            await self.fleet.close()
+        return stage
+
+
+def failure(kind: str, status: int | None) -> InfrastructureError:
+    return InfrastructureError(ErrorDetail(type=kind, message=kind), url="http://127.0.0.1:1", status=status)
+
+
+async def test_a_request_that_is_lost_after_a_long_time_is_asked_for_elsewhere():
+    """The time in which it is tried again begins with its first failure, not when it was sent."""
+    servers = TwoServers(failure("unreachable", None), pause_s=0.3)
+    assert (await servers.sample(retry_for_s=0.2)).lost_requests == 1
+    assert len(servers.fleet.members) == 1
+
+
+@pytest.mark.parametrize("late", [("deadline", 504), ("no_answer", None)])
+async def test_who_is_late_keeps_its_place(late: tuple[str, int | None]):
+    servers = TwoServers(failure(*late), failure(*late))
+    assert (await servers.sample(retry_for_s=60)).lost_requests == 2
+    assert servers.fleet.members == servers.fleet.replicas
+
+
+async def test_what_is_late_three_times_ends_the_run_and_names_the_deadline():
+    servers = TwoServers(*[failure("deadline", 504)] * 3)
+    with pytest.raises(RunError, match="1 sequences was not finished within 60 s, 3 times") as caught:
+        await servers.sample(retry_for_s=60)
+    assert "rollout.request_deadline_s" in (caught.value.hint or "")
+    assert servers.fleet.members == servers.fleet.replicas

@@ -91,7 +91,9 @@ class RolloutConfig(Section):
     startup_timeout_s: Seconds = Field(
         900.0, description="How long to wait for min_replicas servers to come up; the run stops with fewer."
     )
-    retry_for_s: Seconds = Field(300.0, description="How long a lost group is tried again before the run stops.")
+    retry_for_s: Seconds = Field(
+        300.0, description="How long a group is tried again after it was first lost, before the run stops."
+    )
     min_replicas: int = Field(
         1,
         ge=1,
@@ -132,7 +134,9 @@ class RewardConfig(Section):
     )
     timeout_s: Seconds = Field(10.0, description="Limit for one sample and one reward.")
     deadline_s: Seconds = Field(120.0, description="Limit for one batch.")
-    retry_for_s: Seconds = Field(300.0, description="How long to wait for a server that is away.")
+    retry_for_s: Seconds = Field(
+        300.0, description="How long a server that is away, and what broke, is tried again after the first failure."
+    )
     startup_timeout_s: Seconds = Field(300.0, description="How long to wait for the server to come up.")
     min_scored_share: Share = Field(0.5, description="Stop when fewer samples of a batch than this could be scored.")
 

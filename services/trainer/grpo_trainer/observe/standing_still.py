@@ -24,6 +24,8 @@ class Servers:
     """Whether it answered the last probe; True before the first one."""
     sampling_since_s: float | None = None
     """Since when the group that has waited longest waits for its samples."""
+    failing_since_s: float | None = None
+    """Since when the group whose requests fail for the longest time is sent again and again."""
     scoring_since_s: float | None = None
     """Since when the group that has waited longest waits for its scores."""
 
@@ -40,7 +42,7 @@ def standing_still(
     if stage == "push" and servers.answering == 0:
         return nobody, stage_since_s + config.weights.push_deadline_s
     if stage == "wait" and servers.with_policy == 0:
-        return nobody, _after(servers.sampling_since_s, config.rollout.retry_for_s)
+        return nobody, _after(servers.failing_since_s or servers.sampling_since_s, config.rollout.retry_for_s)
     if stage == "score" and not servers.reward_answers:
         return no_reward, _after(servers.scoring_since_s, config.reward.retry_for_s)
     if stage == "eval" and servers.with_policy == 0:
@@ -59,6 +61,7 @@ def standing_still_shown(status: RunStatus, conductor: "Conductor") -> dict[str,
         asked_for_samples=sum(replica.in_flight for replica in replicas),
         reward_answers=health is None or health.ok,
         sampling_since_s=conductor.pipeline.oldest_since_s("sampling"),
+        failing_since_s=conductor.rollout.failing_since_s,
         scoring_since_s=conductor.pipeline.oldest_since_s("scoring"),
     )
     found = standing_still(state.stage, state.stage_since_s, servers, conductor.config)

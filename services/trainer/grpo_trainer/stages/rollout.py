@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from dataclasses import dataclass
 
 from grpo_proto import (
@@ -53,14 +54,26 @@ class RolloutStage:
     `lost_requests` counts the attempts that failed, since this process began.
     """
 
+    MAX_LATE = 3
+    """Times that one request may be late."""
+
     def __init__(self, fleet: Fleet, *, run_id: str, deadline_s: float, retry_for_s: float):
         self.fleet, self.run_id = fleet, run_id
         self.deadline_s, self.retry_for_s = deadline_s, retry_for_s
         self.lost_requests = 0
         self._requests = 0
+        self._failing_since_s: dict[str, float] = {}
+
+    @property
+    def failing_since_s(self) -> float | None:
+        """Since when (seconds of the epoch) the request that fails for the longest time does; None when none does."""
+        return min(self._failing_since_s.values(), default=None)
 
     async def sample(self, job: RolloutJob, *, n: int, sampling: Sampling) -> list[Group]:
-        """One group of `n` samples for each row. Raises RunError when no server could do it within `retry_for_s`."""
+        """One group of `n` samples for each row.
+
+        Raises RunError when no server could do it within `retry_for_s` after the first failure, or in time.
+        """
         self._requests += 1
         traces = job.traces or [NO_TRACE] * len(job.rows)
         request = RolloutRequest(
@@ -75,18 +88,25 @@ class RolloutStage:
             sampling=sampling,
             deadline_s=self.deadline_s,
         )
-        response = await self._send(request)
+        try:
+            response = await self._send(request)
+        finally:
+            self._failing_since_s.pop(request.request_id, None)
         return [
             Group(position, row, _samples(position, group), trace)
             for position, row, group, trace in zip(job.positions, job.rows, response.groups, traces, strict=True)
         ]
 
     async def _send(self, request: RolloutRequest) -> RolloutResponse:
-        """Try one server after the other. A server that failed gets no traffic until a push has brought it back."""
+        """Try one server after the other. A server that failed gets no traffic until a push has brought it back.
+
+        One that is only late keeps its place: its watcher sees whether it lives.
+        """
         loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + self.retry_for_s
+        give_up_at: float | None = None
         last: Exception | None = None
-        while (left_s := give_up_at - loop.time()) > 0:
+        late = 0
+        while (left_s := self.retry_for_s if give_up_at is None else give_up_at - loop.time()) > 0:
             replica = await self.fleet.least_busy(left_s)
             if replica is None:
                 break
@@ -102,9 +122,14 @@ class RolloutStage:
             except InfrastructureError as error:
                 last = error
                 if error.status == 429:
+                    give_up_at = give_up_at or loop.time() + self.retry_for_s
                     await asyncio.sleep(min(error.retry_after_s or 1.0, left_s))
                     continue
-                await self.fleet.expel(replica, error, session=request.session)
+                if error.status == 504 or error.detail.type == "no_answer":
+                    late += 1
+                    self._check_late(late, request, error)
+                else:
+                    await self.fleet.expel(replica, error, session=request.session)
             except ConflictError as error:
                 # The server is another trainer's by now, or has lost our weights: it needs a push, not another request.
                 last = error
@@ -112,11 +137,24 @@ class RolloutStage:
             finally:
                 replica.in_flight -= 1
             self.lost_requests += 1
+            give_up_at = give_up_at or loop.time() + self.retry_for_s
+            self._failing_since_s.setdefault(request.request_id, time.time())
             log.warning("a rollout request is lost and is sent again: %s", last)
         raise RunError(
             f"no rollout server could sample within {self.retry_for_s:g} s; the last error: {last}",
             hint="look at the rollout servers' logs; then start the run again with --resume",
         )
+
+    def _check_late(self, late: int, request: RolloutRequest, error: InfrastructureError) -> None:
+        """Raise RunError when one request was late too often: it will be late everywhere."""
+        if late < self.MAX_LATE:
+            return
+        num_sequences = len(request.prompts) * request.n
+        raise RunError(
+            f"a rollout request of {num_sequences} sequences was not finished within {self.deadline_s:g} s, "
+            f"{late} times: {error}",
+            hint="raise rollout.request_deadline_s, or lower rollout.prompts_per_request",
+        ) from error
 
 
 async def _unless_lost(replica: Replica, request: RolloutRequest) -> RolloutResponse:
