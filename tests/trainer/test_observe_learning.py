@@ -134,7 +134,7 @@ def config(tmp_path: Path) -> RunConfig:
             "run_dir": str(tmp_path / "run"),
             "model": {"name_or_path": "any"},
             "data": {"dataset": "any"},
-            "reward": {"url": "http://127.0.0.1:1", "reward_funcs": ["right", "raises"]},
+            "reward": {"url": "http://127.0.0.1:1", "reward_funcs": ["right", "raises"], "reward_weights": [1, 0]},
             "logging": {"report_to": [], "progress": False},
         }
     )
@@ -147,7 +147,8 @@ def test_the_journal_logs_signs_and_counts_only_samples_that_took_no_part(
         raises = RewardScore(score=None, status="error", detail="ValueError")
         right = RewardScore(score=score, status="ok" if score is not None else "timeout")
         rewards = {"right": right, "raises": raises}
-        return Sample(name, [1], [-0.1], "text", "stop", [(1, 1)], rewards, score, score and 0.5)
+        because = None if score is not None else ("right", right)
+        return Sample(name, [1], [-0.1], "text", "stop", [(1, 1)], rewards, score, score and 0.5, because)
 
     status = RunStatus("demo", heartbeat_bound_s=60.0)
     with Journal(config, status, StopSignal(), max_steps=9, resumed_step=None, totals=RunTotals()) as journal:
@@ -156,8 +157,8 @@ def test_the_journal_logs_signs_and_counts_only_samples_that_took_no_part(
             batch = Batch([Group(step, PromptRow(0, [1], "p", {}), samples)], 0.0, 0.0)
             journal.batch_arrived(batch, {}, Counts(), lost_requests=0, version=1)
             journal.finish_step(step)
-    assert status.snapshot().dropped == {"error": WINDOW}, "the reward that raises lets the others be trained on"
-    assert status.history.recent()["left_out"] == {"error": WINDOW}
+    assert status.snapshot().dropped == {"timeout": WINDOW}, "a reward without a weight that raises drops nothing"
+    assert status.history.recent()["left_out"] == {"timeout": WINDOW}
     assert status.history.recent()["missing"] == [
         {"reward": "right", "status": "timeout", "count": 1, "of": 3},
         {"reward": "raises", "status": "error", "count": 3, "of": 3},

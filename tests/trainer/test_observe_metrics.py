@@ -95,6 +95,7 @@ def test_every_status_of_a_sample_is_counted_and_only_scores_enter_means():
     )
     assert (metrics["samples/timeout"], metrics["samples/error"]) == (1, 1)
     assert metrics["rewards/countdown/mean"] == 1.0
+    assert metrics["rewards/countdown/timed_out"] == 1 / 3
     assert metrics["rewards/format/mean"] == 0.75
     assert metrics["rewards/format/num_tags"] == 3.0
     assert "rewards/countdown/std" not in metrics, "one score has no deviation"
@@ -105,6 +106,7 @@ def test_numbers_of_a_reward_take_no_place_of_its_scores():
     metrics = metrics_of(make_group(make_sample(0.5, rewards=own)))
     assert {name: value for name, value in metrics.items() if name.startswith("rewards/")} == {
         "rewards/countdown/mean": 0.5,
+        "rewards/countdown/timed_out": 0.0,
         "rewards/countdown/mean_reported": 42.0,
         "rewards/countdown/tests/mean_reported": 120.0,
         "rewards/countdown/depth": 3.0,

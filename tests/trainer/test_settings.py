@@ -105,6 +105,18 @@ def test_a_wrong_flag_is_named_with_what_to_change(run_file: Path, argv: list[st
         read(run_file, *argv)
 
 
+@pytest.mark.parametrize("setting", ["top_p", "top_k", "min_p", "repetition_penalty"])
+def test_truncated_sampling_is_refused_where_the_servers_logprobs_enter_the_loss(run_file: Path, setting: str):
+    value = {"top_p": "0.9", "top_k": "20", "min_p": "0.1", "repetition_penalty": "1.2"}[setting]
+    truncated = [f"--rollout.{setting}", value]
+    uncorrected = ["--algorithm.importance_sampling_correction", "false"]
+    with pytest.raises(UsageError, match=rf"rollout\.{setting} {value}: .*importance_sampling_correction true"):
+        read(run_file, *truncated)
+    with pytest.raises(UsageError, match=rf"rollout\.{setting} {value}: .*algorithm\.max_staleness 1"):
+        read(run_file, *truncated, *uncorrected, "--algorithm.max_staleness", "1")
+    assert read(run_file, *truncated, *uncorrected).rollout.distorting == [f"rollout.{setting} {value}"]
+
+
 def test_an_unknown_key_in_a_file_names_the_nearest_one(run_file: Path, tmp_path: Path):
     later = tmp_path / "later.yaml"
     later.write_text("rollout: {num_generation: 4}\n")

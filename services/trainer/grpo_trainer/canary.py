@@ -3,6 +3,9 @@
 A digest proves that the bytes arrived, not that they are used: an engine may keep a second, older copy of a weight. So
 every server samples a few fixed prompts with fixed seeds, and the trainer compares the logprobs it reports with its own
 forward pass over the same tokens.
+
+It samples without top_p, top_k, min_p and penalties, whatever the run samples with: only then are both logprobs of one
+distribution.
 """
 
 import asyncio

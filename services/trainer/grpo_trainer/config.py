@@ -117,6 +117,13 @@ class RolloutConfig(Section):
     def groups_per_batch(self) -> int:
         return self.generation_batch_size // self.num_generations
 
+    @property
+    def distorting(self) -> list[str]:
+        """Settings with which the server samples from, and reports logprobs of, another distribution than the policy's
+        at `temperature`, which the trainer computes."""
+        neutral = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+        return [f"rollout.{name} {getattr(self, name):g}" for name, none in neutral.items() if getattr(self, name) != none]
+
 
 class RewardConfig(Section):
     """What is rewarded, and the server that computes it."""
@@ -340,6 +347,24 @@ class RunConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     logging: LoggingConfig = LoggingConfig()
     server: ServerConfig = ServerConfig()
+
+    @model_validator(mode="after")
+    def _ratios_of_one_distribution(self) -> Self:
+        """Where a server's logprob enters the loss it must be one of the policy's, or every ratio is biased."""
+        if not self.rollout.distorting:
+            return self
+        enters = []
+        if self.algorithm.importance_sampling_correction:
+            enters.append("algorithm.importance_sampling_correction true")
+        if self.algorithm.max_staleness:
+            enters.append(f"algorithm.max_staleness {self.algorithm.max_staleness}")
+        if enters:
+            raise ValueError(
+                f"{', '.join(self.rollout.distorting)}: the servers' logprobs are then of another distribution than "
+                f"the policy's, and {' and '.join(enters)} would compare the two; sample without it, or set "
+                "algorithm.importance_sampling_correction false and algorithm.max_staleness 0"
+            )
+        return self
 
     @model_validator(mode="after")
     def _whole_mini_batches(self) -> Self:

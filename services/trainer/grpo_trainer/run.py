@@ -70,6 +70,11 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
     conductor = None
     if first_rank:
         write_resolved(config, config.run_dir / "run.yaml")
+        if config.rollout.distorting:
+            log.warning(
+                "%s: the policy is trained as if it had sampled without, from all tokens",
+                ", ".join(config.rollout.distorting),
+            )
         conductor = open_parts.enter_context(
             Conductor(
                 config,

@@ -44,10 +44,10 @@ class Sample:
     versions: list[tuple[int, int]]
     rewards: dict[str, RewardScore] = field(default_factory=dict)
     total_reward: float | None = None
-    unscored_because: tuple[str, RewardScore] | None = None
-    """The reward with a weight, and what became of it, that left the sample without a total."""
     advantage: float | None = None
     """None when the sample has no score: it takes no part in the loss."""
+    unscored_because: tuple[str, RewardScore] | None = None
+    """The reward with a weight, and what became of it, that left the sample without a total."""
 
     @property
     def oldest_version(self) -> int | None:

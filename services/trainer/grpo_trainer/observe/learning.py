@@ -93,7 +93,7 @@ def sentence_of(sign: str, steps: Sequence[StepSeen], *, best_reward: float) -> 
     why = f", for instance: {clean(lost.detail, MAX_DETAIL)}" if lost.detail else ""
     return (
         f"reward {clean(lost.reward, MAX_DETAIL)} fails: in the last step {lost.count} of {lost.of} scores are missing "
-        f"({lost.status}){why}. A sample with another score is trained on without it; mend the reward"
+        f"({lost.status}){why}. Where it has a weight, these samples are trained on no more; mend the reward"
     )
 
 

@@ -44,13 +44,14 @@ def reward_metrics(groups: Sequence[Group], reward_names: Sequence[str]) -> dict
     for name in reward_names:
         results = [sample.rewards[name] for sample in samples if name in sample.rewards]
         scores = [result.score for result in results if result.score is not None]
+        metrics |= optional(f"rewards/{name}/timed_out", mean(float(result.status == "timeout") for result in results))
         metrics |= optional(f"rewards/{name}/mean", mean(scores))
         metrics |= optional(f"rewards/{name}/std", standard_deviation(scores))
         reported = [result.metrics for result in results if result.metrics]
         for key in sorted({key for numbers in reported for key in numbers}):
             average = mean(numbers[key] for numbers in reported if key in numbers)
-            # Those two names are ours, here and wherever curves of rewards are looked for.
-            own = f"{key}_reported" if key.rpartition("/")[2] in ("mean", "std") else key
+            # Those names are ours, here and wherever curves of rewards are looked for.
+            own = f"{key}_reported" if key.rpartition("/")[2] in ("mean", "std", "timed_out") else key
             metrics |= optional(f"rewards/{name}/{own}", average)
     return metrics
 
@@ -89,7 +90,7 @@ def sample_counts(samples: Sequence[Sample], *, mask_truncated: bool, dropped_st
     """How many samples took part, why others were left out, and how many lack a score of a reward.
 
     `samples/dropped_<reason>` count every sample that took no part once, those too old to be used among them.
-    `samples/<status>` count a sample once for every status of its rewards: with another score it is trained on.
+    `samples/<status>` count a sample once for every status of its rewards, those of weight 0 among them.
     """
     statuses = [{result.status for result in sample.rewards.values()} for sample in samples]
     left_out = Counter(sample.left_out_because(mask_truncated=mask_truncated) for sample in samples)

@@ -1,4 +1,4 @@
-"""Which rewards gave no score, how often and why. A sample with another score is trained on all the same."""
+"""Which rewards gave no score, how often and why. What it means for a total: `grpo_proto.totals`."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
