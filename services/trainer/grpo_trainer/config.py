@@ -122,7 +122,9 @@ class RolloutConfig(Section):
         """Settings with which the server samples from, and reports logprobs of, another distribution than the policy's
         at `temperature`, which the trainer computes."""
         neutral = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-        return [f"rollout.{name} {getattr(self, name):g}" for name, none in neutral.items() if getattr(self, name) != none]
+        return [
+            f"rollout.{name} {getattr(self, name):g}" for name, none in neutral.items() if getattr(self, name) != none
+        ]
 
 
 class RewardConfig(Section):
