@@ -143,6 +143,11 @@ def _errors_are_raised() -> Iterator[None]:
             os.environ[name] = before
 
 
+def joined_key(session: int, rank: int) -> str:
+    """What a worker sets in the store when it has reached it: who is missing is told from who cannot be connected."""
+    return f"grpo-joined/{session}/{rank}"
+
+
 class Transfer:
     """A broadcast under way. Nobody may touch its bucket before `wait` has returned."""
 

@@ -131,6 +131,15 @@ class LastPush(Response):
     digest: str
 
 
+class PushFailure(Response):
+    """How far a push had come on a server when it broke off: of several servers, the one at fault is behind."""
+
+    num_buckets: int
+    """Loaded by every worker."""
+    failed_to_load: bool
+    """A bucket came, and a worker could not load it. False where the next bucket did not come."""
+
+
 class WeightState(Response):
     """Rollout server → anybody: what it serves. `GET /v1/weights`, and the answer of every weights call.
 
@@ -146,3 +155,5 @@ class WeightState(Response):
     trainer_id: str | None = None
     reason: str | None = None
     last_push: LastPush | None = None
+    push_failure: PushFailure | None = None
+    """Of the last push, if it broke off and the workers have told; None while they are still in it."""

@@ -35,7 +35,7 @@ from grpo_proto import (
     TrainerInfo,
     WeightState,
 )
-from grpo_proto.weights import LastPush
+from grpo_proto.weights import LastPush, PushFailure
 
 SESSION = 1795172400000
 _message = Message(role="user", content="Using the numbers [44, 19, 35], create an equation that equals 98.")
@@ -69,6 +69,7 @@ _group = RolloutGroup(prompt_token_ids=[1, 2], completions=[_completion])
 _tensor = TensorSpec(name="lm_head.weight", dtype="bfloat16", shape=[4, 8], bucket=0, offset=16)
 _manifest = Manifest(tensors=[_tensor], bucket_bytes=[80])
 _push = LastPush(seconds=0.35, bytes=80, digest="ab" * 32)
+_failure = PushFailure(num_buckets=3, failed_to_load=True)
 _state = WeightState(
     state="stale",
     version=12,
@@ -77,6 +78,7 @@ _state = WeightState(
     trainer_id="run-1",
     reason="cut off",
     last_push=_push,
+    push_failure=_failure,
 )
 _rendezvous = Rendezvous(host="10.0.0.1", port=29500)
 _error = ErrorDetail(type="busy", message="64 requests are being scored", hint="wait", retryable=True)
@@ -96,6 +98,7 @@ EXAMPLES: dict[str, BaseModel] = {
         _tensor,
         _manifest,
         _push,
+        _failure,
         _state,
         _rendezvous,
         _error,

@@ -13,18 +13,19 @@ from tests.processes import free_port
 from torch.distributed import TCPStore
 
 from grpo_proto import AbortRequest, ErrorDetail, InfrastructureError, SessionRequest, WeightState
-from grpo_proto.transport import WeightGroup
+from grpo_proto.transport import WeightGroup, joined_key
 from grpo_trainer import weight_session
+from grpo_trainer.blame import MemberFailed
 from grpo_trainer.config import WeightsConfig
-from grpo_trainer.weight_session import MemberFailed, WeightSession
+from grpo_trainer.weight_session import WeightSession
 
 
-def member(answer: Callable[[SessionRequest], Any]) -> Any:
+def member(answer: Callable[[SessionRequest], Any], url: str = "http://rollout:8000") -> Any:
     async def session(request: SessionRequest) -> Any:
         return await asyncio.to_thread(answer, request)
 
     info = SimpleNamespace(world_size=1, weights=SimpleNamespace(session=None, newest_session=None))
-    return SimpleNamespace(url="http://rollout:8000", info=info, weights=SimpleNamespace(session=session))
+    return SimpleNamespace(url=url, info=info, weights=SimpleNamespace(session=session))
 
 
 async def meet(config: WeightsConfig, answer: Callable[[SessionRequest], Any]) -> WeightSession:
@@ -53,6 +54,20 @@ def test_a_meeting_that_hangs_keeps_no_fixed_port_from_the_next_one(monkeypatch:
                 asyncio.run(meet(config, did_not_come))
     finally:
         over.set()
+
+
+def test_who_did_not_reach_the_rendezvous_is_told_from_who_waited_for_it():
+    def waited(request: SessionRequest) -> None:
+        store = TCPStore("127.0.0.1", request.rendezvous.port, is_master=False, timeout=timedelta(seconds=10))
+        store.set(joined_key(request.session, request.rank_offset), "")
+        did_not_come(request)
+
+    members = [member(waited, "http://waited"), member(did_not_come, "http://missing")]
+    opening = WeightSession.open(members, WeightsConfig(bucket_timeout_s=2.0), trainer_id="trainer", backend="gloo")
+    with pytest.raises(MemberFailed) as failed:
+        asyncio.run(opening)
+    assert failed.value.decided
+    assert set(failed.value.failures) == {"http://missing"}
 
 
 def test_after_a_meeting_buckets_travel():
@@ -86,4 +101,8 @@ def test_what_a_member_gave_a_push_up_for_is_told():
 
     group = SimpleNamespace(close=lambda: None)
     session = WeightSession(1, [gives("OutOfMemoryError"), gives(None)], group, WeightsConfig())  # type: ignore[arg-type]
-    assert asyncio.run(session.abandon("connection closed")) == ["http://OutOfMemoryError: OutOfMemoryError"]
+    told = asyncio.run(session.abandon("connection closed"))
+    assert {url: answer.reason for url, answer in told.items() if isinstance(answer, WeightState)} == {
+        "http://OutOfMemoryError": "OutOfMemoryError",
+        "http://None": "connection closed",
+    }

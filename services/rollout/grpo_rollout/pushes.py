@@ -18,6 +18,7 @@ from grpo_proto.weights import (
     CloseRequest,
     CommitRequest,
     Manifest,
+    PushFailure,
     SessionRequest,
     WeightState,
 )
@@ -30,6 +31,8 @@ from .weight_state import Push, Weights
 logger = logging.getLogger("vllm.grpo_rollout.pushes")
 
 JOIN_POLL_S = 0.02
+ABORT_WAITS_S = 5.0
+"""For the workers' account of a push that is given up. One that waits for a bucket may take longer."""
 JOIN_GRACE_S = 1.0
 """A worker that gives up at the deadline says why; one that cannot is not waited for."""
 
@@ -160,11 +163,27 @@ class Pushes:
             while num_loaded < num_buckets and self.weights.push is push:
                 num_loaded = min(await self.engine.workers("receive", push.number))
         except (WorkerError, EngineDiedError) as error:
+            await self._tell_failure(push)
             self.fail(push, f"the push of version {push.version} broke off: {error}")
         except BaseException as error:
             self.fail(push, f"receiving version {push.version} ended by {error!r}")
             raise
+        else:
+            if num_loaded < num_buckets:
+                await self._tell_failure(push)
         return reception
+
+    async def _tell_failure(self, push: Push) -> None:
+        """Ask the workers how far they came. Says nothing when one cannot tell any more."""
+        try:
+            told = await self.engine.workers("account", push.number)
+        except (WorkerError, EngineDiedError):
+            return
+        failure = PushFailure(
+            num_buckets=min(account["num_loaded"] for account in told),
+            failed_to_load=any(account["failed_to_load"] for account in told),
+        )
+        self.weights = weight_state.tell_failure(self.weights, push, failure)
 
     async def commit(self, request: CommitRequest) -> WeightState:
         """Verify and serve. Raises Refusal: 409, 422 for another digest, 504 when the buckets do not come in time."""
@@ -211,6 +230,8 @@ class Pushes:
         self._renew(request.session)
         if self.weights.push is not None:
             self.fail(self.weights.push, request.reason)
+        if self._receiving is not None:
+            await asyncio.wait((self._receiving,), timeout=ABORT_WAITS_S)
         return self.message()
 
     def fail(self, push: Push, reason: str) -> None:

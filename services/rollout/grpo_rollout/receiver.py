@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 import time
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -26,6 +27,7 @@ from grpo_proto.transport import (
     WeightGroup,
     address_towards,
     gpu_uuid,
+    joined_key,
     nccl_version,
     view_tensor,
 )
@@ -70,6 +72,15 @@ def end_if_gpu_is_lost(device: torch.device) -> None:
         os._exit(1)
 
 
+@dataclass
+class Account:
+    """How far a push came on this worker; outlives it."""
+
+    push: int
+    num_loaded: int = 0
+    failed_to_load: bool = False
+
+
 class IncomingPush:
     """One push: its manifest, the staging buffers used in turn, the digest of what has come."""
 
@@ -83,7 +94,7 @@ class IncomingPush:
         self.staging = staging
         self.digest = Digest(max(manifest.bucket_bytes), staging[0].device)
         self.transfers: dict[int, Transfer] = {}
-        self.num_loaded = 0
+        self.account = Account(number)
 
     def buffer(self, bucket: int) -> torch.Tensor:
         return self.staging[bucket % 2][: self.bucket_bytes[bucket]]
@@ -99,6 +110,7 @@ class Receiver:
         self.joining: threading.Thread | None = None
         self.join_error: str | None = None
         self.push: IncomingPush | None = None
+        self.latest: Account | None = None
         self.reload_open = False
         self.packed_heads: dict[torch.nn.Module, Any] = {}
         # Kept from push to push: the first touch of a fresh buffer costs more than the transfer into it.
@@ -133,10 +145,12 @@ class Receiver:
                 if self.worker.device.type == "cuda":
                     torch.cuda.set_device(self.worker.device)
                 store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
+                rank = rank_offset + self.worker.rank
+                store.set(joined_key(session, rank), "")
                 group = WeightGroup(
                     store,
                     session=session,
-                    rank=rank_offset + self.worker.rank,
+                    rank=rank,
                     world_size=world_size,
                     backend=backend,
                     timeout_s=timeout_s,
@@ -180,6 +194,7 @@ class Receiver:
         manifest = Manifest.model_validate_json(manifest_json)
         self._make_staging(max(manifest.bucket_bytes), device)
         self.push = IncomingPush(number, manifest, self.staging, bucket_timeout_s)
+        self.latest = self.push.account
         with set_current_vllm_config(self.worker.vllm_config), torch.no_grad():
             self.reload_open = True
             self.packed_heads = {
@@ -201,12 +216,12 @@ class Receiver:
         """
         push = self._running(number)
         until_s = time.monotonic() + RECEIVE_S
-        while push.num_loaded < len(push.bucket_bytes):
-            self._receive_bucket(push, push.num_loaded)
-            push.num_loaded += 1
+        while push.account.num_loaded < len(push.bucket_bytes):
+            self._receive_bucket(push, push.account.num_loaded)
+            push.account.num_loaded += 1
             if time.monotonic() >= until_s:
                 break
-        return push.num_loaded
+        return push.account.num_loaded
 
     def _receive_bucket(self, push: IncomingPush, bucket: int) -> None:
         """Wait for a bucket and load it. The next one already comes in meanwhile."""
@@ -219,6 +234,13 @@ class Receiver:
         del push.transfers[bucket]
         if bucket + 1 < len(push.bucket_bytes):
             self._start_transfer(push, bucket + 1)
+        try:
+            self._load(push, bucket)
+        except Exception:
+            push.account.failed_to_load = True
+            raise
+
+    def _load(self, push: IncomingPush, bucket: int) -> None:
         buffer = push.buffer(bucket)
         push.digest.add(buffer)
         with set_current_vllm_config(self.worker.vllm_config), torch.no_grad(), disable_mtp_completeness_check():
@@ -244,6 +266,12 @@ class Receiver:
             raise RuntimeError(f"nothing was loaded into {', '.join(missing[:5])} ({len(missing)} layers)")
         self.worker.model_runner.reset_lora_state()
         return digest
+
+    def account(self, number: int) -> dict[str, int | bool]:
+        """How far push `number`, which broke off, had come here, and whether a bucket that came could not be loaded."""
+        if self.latest is None or self.latest.push != number:
+            raise RuntimeError(f"push {number} is not the latest one here")
+        return {"num_loaded": self.latest.num_loaded, "failed_to_load": self.latest.failed_to_load}
 
     def recover(self, number: int) -> bool:
         """After anything that went wrong with push `number`: make the model ready for the next one to begin.

@@ -12,7 +12,7 @@ trainer. A fenced-off trainer learns of it by a 409 at its next call.
 from dataclasses import dataclass, replace
 
 from grpo_proto.refusal import Refusal
-from grpo_proto.weights import LastPush, WeightState, WeightStateName
+from grpo_proto.weights import LastPush, PushFailure, WeightState, WeightStateName
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class Weights:
     push: Push | None = None
     num_pushes: int = 0
     last_push: LastPush | None = None
+    push_failure: PushFailure | None = None
 
     @property
     def serves(self) -> bool:
@@ -72,6 +73,7 @@ class Weights:
             trainer_id=self.trainer_id,
             reason=reason,
             last_push=self.last_push,
+            push_failure=self.push_failure,
         )
 
 
@@ -121,10 +123,15 @@ def renew(weights: Weights, *, session: int, now_s: float) -> Weights:
 
 def require_session(weights: Weights, session: int) -> None:
     """Raises Refusal (409) when `session` is not the current one: its trainer has been fenced off or has left."""
-    if weights.session != session:
-        holder = f"belongs to session {weights.session}" if weights.session is not None else "has no session"
+    if weights.session is None:
         raise Refusal.conflict(
-            "fenced", f"session {session} is not the current one: the server {holder}", "join with a new session"
+            "no_session", f"session {session} is over: the server has none", "join with a new session"
+        )
+    if weights.session != session:
+        raise Refusal.conflict(
+            "fenced",
+            f"session {session} is over: the server belongs to session {weights.session} of {weights.trainer_id}",
+            "two trainers, or two processes of one run, use this server: end one of them",
         )
 
 
@@ -164,7 +171,8 @@ def begin(weights: Weights, *, version: int, deadline_s: float, now_s: float) ->
         deadline_at_s=now_s + deadline_s,
         served_before=weights.serves,
     )
-    return replace(weights, state="loading", reason=None, push=push, num_pushes=push.number), push
+    loading = replace(weights, state="loading", reason=None, push=push, push_failure=None, num_pushes=push.number)
+    return loading, push
 
 
 def check_commit(weights: Weights, *, version: int, digest: str) -> Push | None:
@@ -212,6 +220,11 @@ def commit(weights: Weights, push: Push, *, digest: str, num_bytes: int, seconds
 def fail(weights: Weights, reason: str) -> Weights:
     """Whatever was served or loading is no longer to be trusted."""
     return replace(weights, state="stale", reason=reason, push=None)
+
+
+def tell_failure(weights: Weights, push: Push, failure: PushFailure) -> Weights:
+    """How far `push`, which broke off, had come. Nothing when another one has begun since."""
+    return replace(weights, push_failure=failure) if weights.num_pushes == push.number else weights
 
 
 def set_group(weights: Weights, session: int, *, has_group: bool) -> Weights:

@@ -16,6 +16,7 @@ data.py, sources.py, prompts.py, recipes/
                              rows → prompts; tokenizer.py
 checkpoint.py, saving.py, run_folder.py
                              what a run leaves, and goes on from
+blame.py, absences.py        a push that failed: who is at fault, and which server is left out for a while
 canary.py, evaluation.py     is the served policy the trained one; held-out rows
 journal.py, observe/         all that a run shows of itself
 event_loop.py, stop_signal.py, errors.py, ending.py

@@ -27,22 +27,18 @@ from grpo_proto import (
     WeightState,
 )
 from grpo_proto.listening import listening_socket
-from grpo_proto.transport import WeightGroup
+from grpo_proto.transport import WeightGroup, joined_key
 from grpo_proto.weights import Backend
 
+from .blame import MemberFailed, who_kept_it_from_forming
 from .config import WeightsConfig
 from .errors import UnavailableError, UsageError
 from .fleet import Replica
 
 log = logging.getLogger(__name__)
 
-
-class MemberFailed(Exception):  # noqa: N818 - it says who failed, the push decides whether that is an error
-    """Some members of the session did not do their part."""
-
-    def __init__(self, failures: dict[str, BaseException]):
-        self.failures = failures
-        super().__init__("; ".join(f"{url}: {error}" for url, error in failures.items()))
+MAX_REASON = 1000
+"""Characters of why a push is given up that a server is told."""
 
 
 class WeightSession:
@@ -94,6 +90,9 @@ class WeightSession:
         try:
             await _all(members, calls)
             group = await asyncio.wrap_future(ours)
+        except MemberFailed as error:
+            came = await asyncio.to_thread(_who_came, store, requests, members)
+            raise who_kept_it_from_forming(error.failures, came) from error
         finally:
             del store  # it listens no longer
         log.info("weight session %d with %s over %s", number, ", ".join(r.url for r in members), backend)
@@ -113,26 +112,26 @@ class WeightSession:
         request = CommitRequest(session=self.number, version=version, digest=digest, deadline_s=deadline_s)
         await _all(self.members, [replica.weights.commit(request) for replica in self.members])
 
-    async def abandon(self, reason: str) -> list[str]:
+    async def abandon(self, reason: str) -> dict[str, WeightState | ServiceError]:
         """Leave the group, so that nobody waits in it; tell all members to give the push up; end the session.
 
-        Returns the reasons of members that had given it up before: out of memory is told there, and looks like a lost
-        connection here. Members that do not answer are beyond telling.
+        Returns what they answer, by URL.
         """
         self.group.close()
-        request = AbortRequest(session=self.number, reason=reason[:1000])
+        request = AbortRequest(session=self.number, reason=reason[:MAX_REASON])
         answers = await asyncio.gather(
             *(replica.weights.abort(request, timeout_s=self.config.bucket_timeout_s) for replica in self.members),
             return_exceptions=True,
         )
-        said = []
+        await self._end()
+        told: dict[str, WeightState | ServiceError] = {}
         for replica, answer in zip(self.members, answers, strict=True):
             if isinstance(answer, ServiceError):
                 log.info("abort of session %d: %s", self.number, answer)
-            elif isinstance(answer, WeightState) and answer.reason not in (None, request.reason):
-                said.append(f"{replica.url}: {answer.reason}")
-        await self._end()
-        return said
+            elif not isinstance(answer, WeightState):
+                raise answer
+            told[replica.url] = answer
+        return told
 
     async def close(self) -> None:
         """Leave the group and tell the members."""
@@ -146,6 +145,17 @@ class WeightSession:
             *(replica.weights.close_session(request, timeout_s=10.0) for replica in self.members),
             return_exceptions=True,
         )
+
+
+def _who_came(store: TCPStore, requests: Sequence[SessionRequest], members: Sequence[Replica]) -> list[str]:
+    """Members all of whose workers have reached the rendezvous."""
+    came = []
+    for request, replica in zip(requests, members, strict=True):
+        size = replica.info.world_size if replica.info else 0
+        ranks = range(request.rank_offset, request.rank_offset + size)
+        if store.check([joined_key(request.session, rank) for rank in ranks]):
+            came.append(replica.url)
+    return came
 
 
 def next_number(members: Sequence[Replica], *, now_s: float, after: int) -> int:

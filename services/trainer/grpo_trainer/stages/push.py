@@ -6,14 +6,17 @@ it tells the others before and after every attempt, so that none sits alone in a
 
 import logging
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from grpo_proto import ConflictError, DataError, FatalError, Manifest, ServiceError
+from grpo_proto import Manifest, ServiceError, WeightState
 from grpo_proto.transport import Digest, Transfer, gpu_uuid, nccl_version
 from grpo_proto.weights import Backend
 
+from ..absences import Absences
+from ..blame import MemberFailed, is_final, who_broke_it_off
 from ..config import WeightsConfig
 from ..engine import TrainingEngine
 from ..errors import RunError, ServersError, TrainerError, UsageError
@@ -22,7 +25,7 @@ from ..fleet import Fleet, Replica
 from ..outgoing import plan_push
 from ..ranks import Ranks
 from ..stop_signal import StopRequested, StopSignal
-from ..weight_session import MemberFailed, WeightSession
+from ..weight_session import MAX_REASON, WeightSession
 
 log = logging.getLogger(__name__)
 
@@ -54,19 +57,20 @@ class WeightPusher:
     ):
         self.fleet, self.loop, self.config, self.trainer_id, self.stop = fleet, loop, config, trainer_id, stop
         self.session: WeightSession | None = None
+        self.absences = Absences()
         self._last_number = 0
+        self._try_each_alone = False
         self._under_way: Transfer | None = None
 
     def open(self, version: int, manifest: Manifest, deadline_s: float) -> Failure | None:
         """Have a session with every server that answers, and begin the push on all of them."""
+        members: list[Replica] = []
         try:
-            members = self.loop.run(self.fleet.reachable())
+            members = self._members(deadline_s)
             session = self._session_with(members, deadline_s)
             self.loop.run(session.begin(version, manifest, deadline_s=deadline_s))
         except MemberFailed as error:
-            # A refusal before any byte (another trainer's lease, another model) is not mended by asking again.
-            final = any(isinstance(e, ConflictError | DataError | FatalError) for e in error.failures.values())
-            return self._give_up(error, final=final)
+            return self._give_up(error, final=self._is_final(error, members))
         except (TrainerError, ServiceError, RuntimeError, TimeoutError) as error:
             return self._give_up(error, final=isinstance(error, UsageError))
         return None
@@ -77,7 +81,8 @@ class WeightPusher:
         try:
             self.loop.run(session.commit(version, digest, deadline_s=deadline_s))
         except MemberFailed as error:
-            return self._give_up(error, final=any(isinstance(e, ConflictError) for e in error.failures.values()))
+            return self._give_up(error, final=self._is_final(error, session.members))
+        self.absences.committed(session.members)
         self.loop.run(self.fleet.admit(session.members, session=session.number))
         return None
 
@@ -113,10 +118,35 @@ class WeightPusher:
             raise RunError("a push went on without an open weight session")
         return self.session
 
+    def _members(self, deadline_s: float) -> list[Replica]:
+        """The servers that answer, but for those that are left out."""
+        members = self._without_absent(self.loop.run(self.fleet.reachable()))
+        if self._try_each_alone and len(members) > 1:
+            self._try_each_alone = False
+            failures: dict[str, Exception] = {}
+            for replica in members:
+                try:
+                    self._open_with([replica], deadline_s)
+                except (MemberFailed, ServiceError, RuntimeError, TimeoutError) as error:
+                    failures[replica.url] = error
+                self.leave()
+            if len(failures) < len(members):  # else the fault is on this side
+                for replica in members:
+                    if replica.url in failures:
+                        self.absences.leave_out(replica, failures[replica.url])
+            members = self._without_absent(members)
+        return members
+
+    def _without_absent(self, replicas: list[Replica]) -> list[Replica]:
+        return self.absences.chosen(replicas, minimum=self.fleet.min_replicas)
+
     def _session_with(self, members: list[Replica], deadline_s: float) -> WeightSession:
         if self.session is not None and self.session.members == members and all(m.member for m in members):
             return self.session
         self.leave()
+        return self._open_with(members, deadline_s)
+
+    def _open_with(self, members: list[Replica], deadline_s: float) -> WeightSession:
         opening = WeightSession.open(
             members,
             self.config,
@@ -128,20 +158,35 @@ class WeightPusher:
         self._last_number = self.session.number
         return self.session
 
+    def _is_final(self, error: MemberFailed, members: Sequence[Replica]) -> bool:
+        all_failed_before = all(self.absences.failed_before(replica) for replica in members)
+        return is_final(error, num_members=len(members), all_failed_before=all_failed_before)
+
     def _give_up(self, error: Exception, *, final: bool) -> Failure:
         """Nobody serves half a policy; the members that failed are looked at anew."""
         reason = str(error) or type(error).__name__
-        if self.session is not None:
-            session, self.session = self.session, None
-            said = self.loop.run(session.abandon(reason))
-            # Members that refused a call have said why, and what they say here is of an older push.
-            reason = reason if isinstance(error, MemberFailed) else "; ".join([*said, reason])
+        told = self._abandon(reason)
+        if isinstance(error, MemberFailed):
+            at_fault: Mapping[str, object] = error.failures if error.decided else {}
+            self._try_each_alone = not error.decided
+        else:
+            # Out of memory on a server looks like a lost connection here.
+            said = [f"{url}: {a.reason}" for url, a in told.items() if isinstance(a, WeightState) and a.reason]
+            reason = "; ".join([*(s for s in said if not s.endswith(reason[:MAX_REASON])), reason])
+            at_fault = who_broke_it_off(told)
+            self._try_each_alone = bool(told) and not at_fault
         log.warning("push failed: %s", reason)
-        failed = set(error.failures) if isinstance(error, MemberFailed) else {r.url for r in self.fleet.replicas}
         for replica in self.fleet.replicas:
-            if replica.url in failed:
+            if replica.url in at_fault:
+                self.absences.failed(replica, at_fault[replica.url])
+            if not isinstance(error, MemberFailed) or replica.url in error.failures:
                 self.loop.run(self.fleet.expel(replica, reason))
         return Failure(reason, final)
+
+    def _abandon(self, reason: str) -> dict[str, WeightState | ServiceError]:
+        """End the session, if one is open; what its members say."""
+        session, self.session = self.session, None
+        return self.loop.run(session.abandon(reason)) if session is not None else {}
 
 
 def push(

@@ -1,0 +1,92 @@
+"""One of two rollout servers fails pushes: the run goes on with the other, and takes it back."""
+
+import json
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Stack, read_jsonl
+from tests.e2e.runs import wait_for_rows
+from tests.processes import ROLLOUT_ENVIRONMENT, free_port, rollout_command, service
+from tests.warm_python import Forked
+
+pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.timeout(900), pytest.mark.xdist_group("stack")]
+
+SMALL_BUCKETS = ("--weights.bucket_mib", 1, "--weights.bucket_timeout_s", 5)
+FAULTY = Path(__file__).with_name("faulty_worker")
+
+
+def wait_for(log: Path, text: str, trainer: Forked, *, after: int = 0, timeout_s: float = 120.0) -> int:
+    """The place behind the first `text` in the log from `after` on."""
+    deadline = time.monotonic() + timeout_s
+    while (found := log.read_text().find(text, after)) < 0:
+        assert trainer.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, f"no {text!r} in {log.read_text()[after:]}"
+        time.sleep(0.05)
+    return found + len(text)
+
+
+def end(trainer: Forked, run_dir: Path, log: Path) -> None:
+    """Nothing is missing and nothing was trained on twice."""
+    trainer.send_signal(signal.SIGTERM)
+    assert trainer.wait(120) == 0, log.read_text()
+    lines = read_jsonl(run_dir / "completions.jsonl")
+    steps = [step["step"] for step in read_jsonl(run_dir / "metrics.jsonl") if "loss" in step]
+    assert steps == list(range(1, len(steps) + 1))
+    assert Counter(line["step"] for line in lines) == dict.fromkeys(steps, 32)
+    assert all(version == line["step"] for line in lines for version, _ in line["versions"])
+
+
+def test_an_engine_killed_at_any_point_of_a_push_leaves_the_run_to_the_other(stack: Stack, tmp_path: Path):
+    port, run_dir, log, fault = free_port(), tmp_path / "run", tmp_path / "trainer.log", tmp_path / "fault"
+    urls = [stack.rollout.url, f"http://127.0.0.1:{port}"]
+    command = rollout_command(stack.model, port, "--dtype", "float32", "--enforce-eager")
+    environment = ROLLOUT_ENVIRONMENT | {"PYTHONPATH": str(FAULTY), "GRPO_TEST_FAULT": str(fault)}
+    trainer, seen = None, 0
+    log.touch()
+    try:
+        for point in ("begin", "load", "finish"):
+            with service(command, tmp_path / f"{point}.log", port=port, environment=environment) as mortal:
+                mortal.wait_until_live()
+                if trainer is None:
+                    flags = ("--max_steps", 1000, "--rollout.urls", json.dumps(urls), *SMALL_BUCKETS)
+                    trainer = stack.start_trainer(run_dir, log, *flags)
+                seen = wait_for(log, f"with {', '.join(urls)} over gloo", trainer, after=seen)
+                fault.write_text(point)
+                assert mortal.process.wait(60.0) == 1, mortal.log.read_text()
+            assert not fault.exists()
+            seen = wait_for(log, f"with {urls[0]} over gloo", trainer, after=seen)
+            wait_for_rows(run_dir, (run_dir / "metrics.jsonl").read_bytes().count(b"\n") + 1, trainer)
+        end(trainer, run_dir, log)
+    finally:
+        if trainer is not None:
+            trainer.kill()
+
+
+def test_a_server_nobody_can_connect_to_is_left_out_by_name_and_taken_back(stack: Stack, tmp_path: Path):
+    port, run_dir, log, fault = free_port(), tmp_path / "run", tmp_path / "trainer.log", tmp_path / "fault"
+    urls = [stack.rollout.url, f"http://127.0.0.1:{port}"]
+    command = rollout_command(stack.model, port, "--dtype", "float32", "--enforce-eager")
+    environment = ROLLOUT_ENVIRONMENT | {"PYTHONPATH": str(FAULTY), "GRPO_TEST_FAULT": str(fault)}
+    fault.write_text("closed")
+    log.touch()
+    with service(command, tmp_path / "closed.log", port=port, environment=environment) as closed:
+        closed.wait_until_live()
+        flags = ("--max_steps", 1000, "--rollout.urls", json.dumps(urls), *SMALL_BUCKETS)
+        trainer = stack.start_trainer(run_dir, log, *flags)
+        try:
+            seen = wait_for(log, f"rollout server {urls[1]} fails pushes and is left out of this one", trainer)
+            seen = wait_for(log, f"with {urls[0]} over gloo", trainer, after=seen)
+            seen = wait_for(
+                log, f"rollout server {urls[1]} fails pushes and is left out of 2 of them", trainer, after=seen
+            )
+            fault.unlink()
+            wait_for(log, f"with {', '.join(urls)} over gloo", trainer, after=seen)
+            wait_for_rows(run_dir, (run_dir / "metrics.jsonl").read_bytes().count(b"\n") + 1, trainer)
+            assert f"rollout server {urls[0]} fails pushes" not in log.read_text()
+            end(trainer, run_dir, log)
+        finally:
+            trainer.kill()
