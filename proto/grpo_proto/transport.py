@@ -9,6 +9,7 @@ import hashlib
 import math
 import os
 import socket
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -124,23 +125,28 @@ def nccl_version() -> str | None:
     return ".".join(map(str, torch.cuda.nccl.version()))
 
 
+_process_wide = threading.Lock()
+
+
 @contextmanager
-def _errors_are_raised() -> Iterator[None]:
+def nccl_errors_are_raised() -> Iterator[None]:
     """An NCCL group that is made in this context has waits that block, and raise what went wrong.
 
     Otherwise PyTorch has a watchdog for the group, which ends the whole process when a peer is gone. DeepSpeed's own
-    group keeps its one.
+    group keeps its one. PyTorch knows the setting as a variable of the whole process only: one at a time is in here, or
+    a second one would take the first one's value for the one of before, and leave it behind.
     """
     name = "TORCH_NCCL_BLOCKING_WAIT"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+    with _process_wide:
+        before = os.environ.get(name)
+        os.environ[name] = "1"
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = before
 
 
 def joined_key(session: int, rank: int) -> str:
@@ -196,7 +202,7 @@ class WeightGroup:
         if backend == "nccl":
             from torch.distributed import ProcessGroupNCCL
 
-            with _errors_are_raised():
+            with nccl_errors_are_raised():
                 self._group = ProcessGroupNCCL(prefixed, rank, world_size, timeout)
             self._connect(timeout_s)
         else:

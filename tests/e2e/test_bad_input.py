@@ -1,11 +1,14 @@
 """Each mistake ends in one readable message that names what to change, with an exit status other than 0."""
 
 import json
+import os
 import socket
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from grpo_trainer.run_lock import only_trainer_in
 from tests.e2e.conftest import PLUGIN, Stack
 from tests.processes import free_port
 from tests.tiny_model import save_tiny_model
@@ -107,6 +110,12 @@ def test_a_folder_that_holds_another_run(stack: Stack, tmp_path: Path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").write_text("{}\n")
     assert "--resume" in refuse(stack, tmp_path)
+
+
+def test_a_folder_that_another_trainer_uses(stack: Stack, tmp_path: Path):
+    (tmp_path / "run").mkdir()
+    with only_trainer_in(tmp_path / "run", timeout_s=0, interruptible=nullcontext):
+        assert f"is in use by process {os.getpid()} on" in refuse(stack, tmp_path, "--lock_timeout_s", 1)
 
 
 def test_a_dry_run_says_what_would_happen(stack: Stack, tmp_path: Path):

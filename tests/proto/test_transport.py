@@ -14,7 +14,15 @@ import torch
 from torch.distributed import TCPStore
 
 from grpo_proto.listening import listening_socket
-from grpo_proto.transport import ALIGNMENT_BYTES, Digest, WeightGroup, address_towards, plan_manifest, view_tensor
+from grpo_proto.transport import (
+    ALIGNMENT_BYTES,
+    Digest,
+    WeightGroup,
+    address_towards,
+    nccl_errors_are_raised,
+    plan_manifest,
+    view_tensor,
+)
 
 SESSIONS = itertools.count(1)
 
@@ -234,6 +242,21 @@ class TestGroup:
 def test_a_store_that_is_not_there_is_given_up_in_time():
     with pytest.raises(RuntimeError):
         TCPStore("127.0.0.1", 1, is_master=False, timeout=timedelta(seconds=1))
+
+
+def test_groups_that_are_made_at_once_leave_no_setting_behind(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("TORCH_NCCL_BLOCKING_WAIT", raising=False)
+    both_began = threading.Barrier(2)
+
+    def make(longer_s: float) -> None:
+        both_began.wait(10.0)
+        with nccl_errors_are_raised():
+            assert os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "1"
+            time.sleep(longer_s)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(make, (0.1, 0.2)))
+    assert "TORCH_NCCL_BLOCKING_WAIT" not in os.environ
 
 
 class TestNccl:

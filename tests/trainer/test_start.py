@@ -27,7 +27,7 @@ from grpo_trainer import __main__, launch, weight_session
 from grpo_trainer.config import RunConfig, WeightsConfig
 from grpo_trainer.errors import RunError, UnavailableError, UsageError, model_error_class
 from grpo_trainer.prompts import text_or_file
-from grpo_trainer.run_folder import open_run_folder
+from grpo_trainer.run_folder import make_run_folder
 from grpo_trainer.settings import read_config
 from grpo_trainer.stages.reward import _check_file
 
@@ -208,7 +208,7 @@ class TestExitStatus:
         assert model_error_class(str(tmp_path), away) is UnavailableError
         monkeypatch.setattr(Path, "mkdir", lambda *_, **__: (_ for _ in ()).throw(away))
         with pytest.raises(UnavailableError, match="cannot be made"):
-            open_run_folder(tmp_path / "run", resume=False)
+            make_run_folder(tmp_path / "run")
 
     @pytest.mark.parametrize(("code", "kind"), [("ESTALE", UnavailableError), ("EACCES", UsageError)])
     @pytest.mark.parametrize("read", FILES_READ.values(), ids=FILES_READ)

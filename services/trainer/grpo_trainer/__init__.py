@@ -14,7 +14,7 @@ __main__.py → start.py → run.py
 config.py, settings.py       what a run file may say, and where each value comes from; dry_run.py: what it would do
 data.py, sources.py, prompts.py, recipes/
                              rows → prompts; tokenizer.py
-checkpoint.py, saving.py, run_folder.py
+checkpoint.py, saving.py, run_folder.py, run_lock.py
                              what a run leaves, and goes on from
 blame.py, absences.py        a push that failed: who is at fault, and which server is left out for a while
 canary.py, evaluation.py     is the served policy the trained one; held-out rows

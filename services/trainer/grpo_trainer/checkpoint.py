@@ -12,6 +12,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -86,16 +87,20 @@ def list_steps(run_dir: Path) -> list[int]:
     return sorted(int(name.removeprefix(PREFIX)) for name in names if name.removeprefix(PREFIX).isdigit())
 
 
-def find_latest(run_dir: Path) -> tuple[Path, dict[str, Any]] | None:
+def find_latest(
+    run_dir: Path, *, reading: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> tuple[Path, dict[str, Any]] | None:
     """The newest whole checkpoint and its state; None when there is none. Broken ones are skipped with a warning.
 
+    `reading` is held while a checkpoint is only read, which takes minutes for a large one.
     Raises UsageError when there are checkpoints but none is whole: starting from the beginning would hide that.
     """
     steps = list_steps(run_dir)
     damaged: list[int] = []
     for step in reversed(steps):
         folder = checkpoint_folder(run_dir, step)
-        problem = verify(folder)
+        with reading():
+            problem = verify(folder)
         if problem is None:
             for one in damaged:
                 _put_aside(run_dir, one)

@@ -336,6 +336,7 @@ class RunConfig(Section):
         None, ge=1, description="Generation batches, each followed by one push; num_train_epochs when absent."
     )
     num_train_epochs: Positive = 1.0
+    lock_timeout_s: float = Field(60.0, ge=0, description="How long to wait for another trainer to leave run_dir.")
     model: ModelConfig
     data: DataConfig
     rollout: RolloutConfig = RolloutConfig()

@@ -24,7 +24,8 @@ from .observe.summary import RunTotals, write_report_and_summary
 from .pipeline import Cursor
 from .process_group import join_process_group, own_device
 from .ranks import join_ranks
-from .run_folder import open_run_folder, trainer_id
+from .run_folder import find_start, make_run_folder, trainer_id
+from .run_lock import only_trainer_in
 from .saving import save_model
 from .schedule import number_of_steps
 from .settings import write_resolved
@@ -34,6 +35,8 @@ from .tokenizer import load_tokenizer
 
 log = logging.getLogger(__name__)
 
+LOCK_SLACK_S = 60.0
+"""For a file server that takes its time to say that a lock is held."""
 SILENCE_S = 24 * 3600.0
 """How long ranks wait for rank 0, which may wait for a server; its own deadlines are shorter."""
 
@@ -54,9 +57,16 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
     first_rank = environment_rank() == 0
     own_device()  # a GPU that is missing is told before anything is waited for
     warnings = open_parts.enter_context(recent_warnings())
-    status.enter_phase("reading the data", limit_s=config.server.loading_s)
     meeting = open_parts.enter_context(Meeting(connect_s=config.deepspeed.timeout_s))
-    folder, state = open_checkpoint(config, resume=resume, stop=stop) if first_rank else (None, None)
+    folder, state = None, None
+    if first_rank:
+        make_run_folder(config.run_dir)
+        status.enter_phase("waiting for another trainer in this run_dir", limit_s=config.lock_timeout_s + LOCK_SLACK_S)
+        open_parts.enter_context(
+            only_trainer_in(config.run_dir, timeout_s=config.lock_timeout_s, interruptible=stop.interruptible)
+        )
+        status.enter_phase("reading the data", limit_s=config.server.loading_s)
+        folder, state = open_checkpoint(config, resume=resume, stop=stop)
     step = state["step"] if state else 0
     if state:  # before the loads and the waits: who looks at the run meanwhile sees what it did
         status.know_run(max_steps=0, step=step)
@@ -143,12 +153,11 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
 def open_checkpoint(
     config: RunConfig, *, resume: bool, stop: StopSignal
 ) -> tuple[Path, dict[str, Any]] | tuple[None, None]:
-    """Make the run folder; the checkpoint to go on from and its state, if there is one. Rank 0 only.
+    """The checkpoint to go on from and its state, if there is one. Rank 0 only.
 
     Raises UsageError when the checkpoint is of another layout, before anything is waited for.
     """
-    with stop.interruptible():  # a large checkpoint is verified for many minutes
-        found = open_run_folder(config.run_dir, resume=resume)
+    found = find_start(config.run_dir, resume=resume, reading=stop.interruptible)
     if found is not None:
         stage, dtype = config.deepspeed.zero_stage, config.model.dtype
         own = layout(zero_stage=stage, world_size=environment_world_size(), dtype=dtype)

@@ -3,9 +3,12 @@
 run.yaml            the resolved configuration        checkpoints/   see checkpoint.py
 trainer_id          who this run is to the servers    model/         the final policy, for transformers and vLLM
 metrics.jsonl, completions.jsonl, tensorboard/, report.html, summary.json
+.lock               held by the trainer that uses the folder, see run_lock.py
 """
 
 import uuid
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +17,7 @@ from .errors import UsageError, storage_error_class
 from .observe.atomic_file import write_text_atomically
 
 
-def open_run_folder(run_dir: Path, *, resume: bool) -> tuple[Path, dict[str, Any]] | None:
-    """Make the folder, or continue in it: the newest whole checkpoint and its state when resuming, else None.
-
-    Raises UsageError when a new run would write into an older one's folder.
-    """
+def make_run_folder(run_dir: Path) -> None:
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / "checkpoints").mkdir(exist_ok=True)
@@ -26,8 +25,17 @@ def open_run_folder(run_dir: Path, *, resume: bool) -> tuple[Path, dict[str, Any
         raise storage_error_class(error)(
             f"run_dir {run_dir} cannot be made: {error.strerror}", hint="choose another run_dir"
         ) from error
+
+
+def find_start(
+    run_dir: Path, *, resume: bool, reading: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> tuple[Path, dict[str, Any]] | None:
+    """The newest whole checkpoint and its state when resuming, else None. For `reading` see `find_latest`.
+
+    Raises UsageError when a new run would write into an older one's folder.
+    """
     if resume:
-        return find_latest(run_dir)
+        return find_latest(run_dir, reading=reading)
     if list_steps(run_dir) or (run_dir / "metrics.jsonl").exists():
         raise UsageError(
             f"run_dir {run_dir} already holds a run",
