@@ -34,6 +34,7 @@ from .weights import (
     CommitRequest,
     Manifest,
     Rendezvous,
+    RenewRequest,
     SessionRequest,
     TensorSpec,
     WeightState,
@@ -47,8 +48,8 @@ __version__ = "0.1.0"
 __all__ = [
     "PROTOCOL_VERSION", "AbortRequest", "BeginRequest", "CloseRequest", "CommitRequest", "Completion", "ConflictError",
     "DataError", "ErrorBody", "ErrorDetail", "FatalError", "Health", "InfrastructureError", "Manifest", "Message",
-    "Prompt", "Rendezvous", "Request", "Response", "RewardClient", "RewardDescription", "RewardInfo", "RewardList",
-    "RewardScore", "RewardSpec", "RolloutClient", "RolloutGroup", "RolloutInfo", "RolloutRequest", "RolloutResponse",
+    "Prompt", "Rendezvous", "RenewRequest", "Request", "Response", "RewardClient", "RewardDescription", "RewardInfo",
+    "RewardList", "RewardScore", "RewardSpec", "RolloutClient", "RolloutGroup", "RolloutInfo", "RolloutRequest", "RolloutResponse",
     "Sampling", "ScoreRequest", "ScoreResponse", "ScoreResult", "ScoreSample", "ServiceClient", "ServiceError",
     "SessionRequest", "TensorSpec", "TrainerInfo", "WeightState", "WeightsClient", "error_class",
 ]  # fmt: skip

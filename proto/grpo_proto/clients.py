@@ -23,7 +23,7 @@ from .errors import ErrorDetail, FatalError, InfrastructureError
 from .health import Health
 from .reward import RewardInfo, RewardList, ScoreRequest, ScoreResponse
 from .rollout import RolloutInfo, RolloutRequest, RolloutResponse
-from .weights import AbortRequest, BeginRequest, CloseRequest, CommitRequest, SessionRequest, WeightState
+from .weights import AbortRequest, BeginRequest, CloseRequest, CommitRequest, RenewRequest, SessionRequest, WeightState
 
 SLACK_S = 10.0
 """How much longer than the deadline in a request the client waits for the answer that reports it."""
@@ -256,6 +256,9 @@ class WeightsClient(ServiceClient):
 
     async def close_session(self, request: CloseRequest, *, timeout_s: float = 30.0) -> WeightState:
         return await self._weights("DELETE", "session", request, timeout_s)
+
+    async def renew(self, request: RenewRequest, *, timeout_s: float = 10.0) -> WeightState:
+        return await self._weights("POST", "renew", request, timeout_s)
 
     async def begin(self, request: BeginRequest) -> WeightState:
         return await self._weights("POST", "begin", request, request.bucket_timeout_s)

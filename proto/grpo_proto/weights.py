@@ -125,6 +125,15 @@ class CloseRequest(Request):
     session: Session
 
 
+class RenewRequest(Request):
+    """Trainer → rollout server: the lease starts again. `POST /v1/weights/renew`.
+
+    Every weights call renews it; this one does nothing else, for an update that takes longer than the lease.
+    """
+
+    session: Session
+
+
 class LastPush(Response):
     seconds: float
     bytes: int

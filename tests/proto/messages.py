@@ -16,6 +16,7 @@ from grpo_proto import (
     Message,
     Prompt,
     Rendezvous,
+    RenewRequest,
     RewardDescription,
     RewardInfo,
     RewardList,
@@ -158,6 +159,7 @@ EXAMPLES: dict[str, BaseModel] = {
         BeginRequest(session=SESSION, version=13, kind="lora", manifest=_manifest, peft_config={"r": 8}),
         CommitRequest(session=SESSION, version=13, digest="ab" * 32),
         AbortRequest(session=SESSION),
+        RenewRequest(session=SESSION),
         CloseRequest(session=SESSION),
     )
 }

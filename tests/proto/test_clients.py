@@ -75,6 +75,7 @@ SAFE: dict[str, tuple[type, Callable, str]] = {
 }
 UNSAFE: dict[str, tuple[Callable, str, str]] = {
     "session": (lambda c: c.session(EXAMPLES["SessionRequest"]), "POST", "/v1/weights/session"),
+    "renew": (lambda c: c.renew(EXAMPLES["RenewRequest"]), "POST", "/v1/weights/renew"),
     "close_session": (lambda c: c.close_session(EXAMPLES["CloseRequest"]), "DELETE", "/v1/weights/session"),
     "begin": (lambda c: c.begin(EXAMPLES["BeginRequest"]), "POST", "/v1/weights/begin"),
     "commit": (lambda c: c.commit(EXAMPLES["CommitRequest"]), "POST", "/v1/weights/commit"),

@@ -158,6 +158,25 @@ def continued(folder: Path, stage: int, dtype: str) -> dict[str, Any]:
     }
 
 
+def heard(folder: Path) -> dict[str, int]:
+    """Heartbeats of an update of three micro-batches or more, of a push and of a checkpoint."""
+    engine, beats = new_engine(folder, stage=2), []
+    engine.beat = lambda: beats.append(None)
+    updates = updates_of(engine, make_samples(9, seed=1), budget=30)
+    place = folder / "heard"
+    place.mkdir(exist_ok=True)
+    counts = {"micro_batches": len(updates[0])}
+    for name, work in (
+        ("update", lambda: engine.update(updates[0])),
+        ("push", lambda: pushed(engine)),
+        ("save", lambda: engine.save(place)),
+    ):
+        beats.clear()
+        work()
+        counts[name] = len(beats)
+    return counts
+
+
 def other_layout(folder: Path) -> dict[str, Any]:
     """A checkpoint of ZeRO 2 refused by ZeRO 3, and a folder without one."""
     checkpoint = folder / f"checkpoint-{torch.distributed.get_world_size()}-2-float32"
@@ -268,6 +287,7 @@ def scenarios(folder: Path, world_size: int) -> dict[str, Scenario]:
         found["exported 3 float32"] = partial(exported, folder, 3, "float32", True)
         found["exported 3 bfloat16"] = partial(exported, folder, 3, "bfloat16", False)
         found["other_layout"] = partial(other_layout, folder)
+        found["heard"] = partial(heard, folder)
     return found
 
 

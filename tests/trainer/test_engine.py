@@ -184,6 +184,14 @@ def test_old_logprobs_are_those_before_the_first_update_of_the_batch(two_ranks: 
         assert seen["losses"][2] < seen["losses"][0], "the second pass has not learnt from the first"
 
 
+def test_a_long_update_push_or_checkpoint_is_heard_of_meanwhile(two_ranks: list[dict[str, Any]]):
+    for result in two_ranks:
+        seen = result["heard"]
+        assert seen["update"] == seen["micro_batches"] > 2
+        assert seen["push"] > 2, "a beat for each bucket"
+        assert seen["save"] >= 2, "the model's file, and the optimizer's of this rank"
+
+
 def test_a_checkpoint_of_another_layout_is_refused_with_its_name(two_ranks: list[dict[str, Any]]):
     other_stage, no_checkpoint = two_ranks[0]["other_layout"]["messages"]
     assert "written with zero_stage 2, and this run has 3" in other_stage

@@ -207,6 +207,7 @@ def test_a_batch_that_is_given_up_ends_without_a_trace(
         conductor = object.__new__(Conductor)
         conductor.loop, conductor.stop = events, StopSignal()
         conductor.fleet = SimpleNamespace(needs_push=events.run(event()))  # type: ignore[assignment]
+        conductor.pusher = SimpleNamespace(lease=SimpleNamespace(taken_over=None))  # type: ignore[assignment]
         events.loop.call_soon_threadsafe(conductor.fleet.needs_push.set)
         run: Any = SimpleNamespace(ranks=Ranks(0, 1), rank0=SimpleNamespace(conductor=conductor))
         with pytest.raises(ServersError, match="could not be pushed"):
@@ -233,3 +234,26 @@ def test_every_rank_hears_that_a_server_serves_another_policy(rank: int, monkeyp
         loop.check_canary(run, version=3)
     assert not isinstance(failure.value, ServersError)
     assert list(hears) == ([] if rank else [[], {"message": "it serves another policy", "hint": "same dtype?"}])
+
+
+def test_servers_that_another_trainer_took_over_end_the_wait_and_name_it():
+    async def event() -> asyncio.Event:
+        return asyncio.Event()
+
+    ended = threading.Event()
+
+    async def next_batch() -> None:
+        try:
+            await asyncio.sleep(600)
+        finally:
+            ended.set()
+
+    with EventLoopThread() as events:
+        conductor = object.__new__(Conductor)
+        conductor.loop, conductor.stop = events, StopSignal()
+        conductor.fleet = SimpleNamespace(needs_push=events.run(event()))  # type: ignore[assignment]
+        conductor.pusher = SimpleNamespace(lease=SimpleNamespace(taken_over="run-2 has it"))  # type: ignore[assignment]
+        run: Any = SimpleNamespace(ranks=Ranks(0, 1), rank0=SimpleNamespace(conductor=conductor))
+        with pytest.raises(ServersError, match="run-2 has it"):
+            loop.wait_for(run, lambda _: next_batch(), version=3)
+        assert ended.wait(10.0), "nothing goes on for a run that has ended"

@@ -24,6 +24,7 @@ WITHOUT_WEIGHTS = PUBLIC | {
     "/health", "/ping", "/version", "/load", "/docs", "/redoc", "/openapi.json", "/v1/models",
     "/tokenize", "/detokenize", "/tokenizer_info",
     "/v1/weights", "/v1/weights/session", "/v1/weights/begin", "/v1/weights/commit", "/v1/weights/abort",
+    "/v1/weights/renew",
 }  # fmt: skip
 RETRY_AFTER_S = 1.0
 

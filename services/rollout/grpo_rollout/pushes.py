@@ -19,6 +19,7 @@ from grpo_proto.weights import (
     CommitRequest,
     Manifest,
     PushFailure,
+    RenewRequest,
     SessionRequest,
     WeightState,
 )
@@ -118,6 +119,11 @@ class Pushes:
         async with self._workers_lock:
             if self.weights.session is None:
                 await self.engine.workers("leave")
+        return self.message()
+
+    def renew(self, request: RenewRequest) -> WeightState:
+        """Start the lease again. Raises Refusal (409) for another session."""
+        self._renew(request.session)
         return self.message()
 
     async def begin(self, request: BeginRequest) -> WeightState:

@@ -17,6 +17,7 @@ from grpo_proto.weights import (
     BeginRequest,
     CloseRequest,
     CommitRequest,
+    RenewRequest,
     SessionRequest,
     WeightState,
 )
@@ -87,6 +88,11 @@ def make_router(service: Callable[[], Service], *, heartbeat_timeout_s: float) -
     async def close_session(body: CloseRequest) -> WeightState:
         """Leave the process group."""
         return await service().pushes.close_session(body)
+
+    @router.post("/v1/weights/renew", responses=ALWAYS | _errors(409))
+    async def renew(body: RenewRequest) -> WeightState:
+        """Start the lease again. 409: the session is over, `fenced` names who has the server."""
+        return service().pushes.renew(body)
 
     @router.post("/v1/weights/begin", responses=ALWAYS | _errors(409))
     async def begin(body: BeginRequest) -> WeightState:

@@ -4,7 +4,8 @@ loop.py                      one step, stage by stage; every rank runs it
 samples.py                   the data, in the order it changes, and the legend of the dimension suffixes
 stages/                      prompt, rollout, reward, advantage, loss, push
 conductor.py, pipeline.py    rank 0: all that talks to servers; groups in flight, staleness, carry-over
-fleet.py, weight_session.py  which servers have our weights, and the process group with them
+fleet.py, weight_session.py, lease.py
+                             which servers have our weights, the process group with them, and for how long
 batching.py, logprobs.py, reduction.py
                              samples → micro-batches → logprobs and entropy → metrics of all ranks
 engine.py                    DeepSpeed; its parts: model.py, schedule.py, deepspeed_settings.py, engine_state.py,

@@ -57,9 +57,16 @@ def list_files(folder: Path) -> list[str]:
     return sorted(name for name in paths if name not in (STATE, MANIFEST))
 
 
-def describe_files(folder: Path, names: list[str]) -> dict[str, dict[str, Any]]:
-    """Size and SHA-256 of each, read back from a synced file. A terabyte takes minutes: ranks share the files."""
-    return {name: _describe(folder / name) for name in names}
+def describe_files(
+    folder: Path, names: list[str], *, beat: Callable[[], None] = lambda: None
+) -> dict[str, dict[str, Any]]:
+    """Size and SHA-256 of each, read back from a synced file. A terabyte takes minutes: ranks share the files, and
+    `beat` hears of each."""
+    described = {}
+    for name in names:
+        described[name] = _describe(folder / name)
+        beat()
+    return described
 
 
 def finish_checkpoint(

@@ -80,7 +80,14 @@ class Conductor:
             cursor,
             self.tracing,
         )
-        self.pusher = WeightPusher(self.fleet, self.loop, config.weights, trainer_id=trainer_id, stop=stop)
+        self.pusher = WeightPusher(
+            self.fleet,
+            self.loop,
+            config.weights,
+            trainer_id=trainer_id,
+            stop=stop,
+            has_heartbeat=lambda: status.problem() is None,
+        )
         self.evaluation = Evaluation(
             self.rollout,
             self.reward,
@@ -124,6 +131,7 @@ class Conductor:
         )
         self.loop.start(self.fleet.watch())
         self.loop.start(self._watch_reward_server())
+        self.loop.start(self.pusher.lease.keep())
 
     @property
     def _waiting_for_reward(self) -> str:
@@ -186,14 +194,15 @@ class Conductor:
 
         return self.loop.run(create())
 
-    def wait(self, task: "asyncio.Task[Any]") -> Literal["done", "push", "stop"]:
-        """Wait until `task` is done, the servers need another push before it can be, or a stop is asked for.
+    def wait(self, task: "asyncio.Task[Any]") -> Literal["done", "push", "lost", "stop"]:
+        """Wait until `task` is done, the servers need another push before it can be, or are lost to another trainer, or
+        a stop is asked for.
 
         The task has deadlines of its own. While the event loop answers, the status hears a heartbeat, and whether a
         batch waits for samples or only for scores.
         """
 
-        async def look() -> Literal["done", "push", "waiting"]:
+        async def look() -> Literal["done", "push", "lost", "waiting"]:
             losing = asyncio.create_task(self.fleet.needs_push.wait())
             try:
                 await asyncio.wait({task, losing}, return_when=asyncio.FIRST_COMPLETED, timeout=BEAT_INTERVAL_S)
@@ -201,6 +210,8 @@ class Conductor:
                 losing.cancel()
             if task.done():
                 return "done"
+            if self.pusher.lease.taken_over is not None:
+                return "lost"
             return "push" if self.fleet.needs_push.is_set() else "waiting"
 
         try:
@@ -208,7 +219,9 @@ class Conductor:
                 while (verdict := self.loop.run(look())) == "waiting":
                     self.status.beat()
                     self.status.lacks("score" if self.pipeline.lacks_only_scores else "wait")
-                return verdict
+            if verdict == "lost":
+                self.loop.cancel(task)
+            return verdict
         except StopRequested:
             self.loop.cancel(task)
             return "stop"

@@ -322,8 +322,8 @@ class ServerConfig(Section):
     )
     saving_s: Seconds = Field(
         3600.0,
-        description="Unhealthy when writing a checkpoint or the final model takes longer: nothing is heard of it "
-        "meanwhile.",
+        description="Unhealthy when writing one file of a checkpoint, or the final model, takes longer: nothing is "
+        "heard of it meanwhile.",
     )
 
 

@@ -52,8 +52,8 @@ deepspeed.ops.__compatible_ops__ = {}
 class TrainingEngine:
     """The policy in training, and the reference model if `beta` > 0.
 
-    `total_updates` is the length of the learning-rate schedule, in optimizer updates. Raises UsageError when the model
-    cannot be loaded.
+    `total_updates` is the length of the learning-rate schedule, in optimizer updates. `beat` hears of every
+    micro-batch, bucket and file of a checkpoint. Raises UsageError when the model cannot be loaded.
     """
 
     def __init__(
@@ -66,7 +66,9 @@ class TrainingEngine:
         temperature: float,
         total_updates: int,
         seed: int,
+        beat: Callable[[], None] = lambda: None,
     ):
+        self.beat = beat
         self.model_config, self.optimizer_config, self.algorithm = model, optimizer, algorithm
         self.zero_stage, self.total_updates = sharing.zero_stage, total_updates
         self.device = join_process_group(timeout_s=sharing.timeout_s)
@@ -103,7 +105,11 @@ class TrainingEngine:
         model = self._reference if reference else self._engine
         if model is None:
             raise ValueError("there is no reference model: beta is 0")
-        return [model(batch.input_ids_BL, batch.row_N, batch.column_N)[0] for batch in micro_batches]
+        found = []
+        for batch in micro_batches:
+            found.append(model(batch.input_ids_BL, batch.row_N, batch.column_N)[0])
+            self.beat()
+        return found
 
     def prepare(self, updates: Sequence[Sequence[MicroBatch]]) -> None:
         """Before the first update of a generation batch: fill in what has to be known of the weights as they are now.
@@ -139,6 +145,7 @@ class TrainingEngine:
             loss, of_batch = policy_loss(logprobs_N, entropy_N, batch, self.algorithm)
             tally.merge(of_batch)
             self._engine.backward(loss * self.world_size, scale_wrt_gas=False)
+            self.beat()
         self._engine.step()
         self.updates_done += 1
         grad_norm = self._clip.grad_norm if self._clip else self._engine.get_global_grad_norm()
@@ -174,7 +181,9 @@ class TrainingEngine:
 
         `device` is the model's own when None; a Gloo broadcast needs `cpu`.
         """
-        return self._outgoing.fill(manifest, device or self.device)
+        for bucket in self._outgoing.fill(manifest, device or self.device):
+            self.beat()
+            yield bucket
 
     def save(self, folder: Path) -> None:
         """Write model, optimizer, update counts and every rank's random state into the folder `folder`.
@@ -182,7 +191,8 @@ class TrainingEngine:
         All ranks call it; who wants to read the folder waits for all of them.
         """
         files = self._engine.checkpoint_engine
-        with _failing_afterwards((files, "makedirs"), (files, "save"), (self._engine, "_copy_recovery_script")):
+        methods = (files, "makedirs"), (files, "save"), (self._engine, "_copy_recovery_script")
+        with _failing_afterwards(*methods, afterwards=self.beat):
             self._engine.save_checkpoint(str(folder), tag=STATE_TAG, save_latest=False)
         torch.save(random_state(), folder / STATE_TAG / f"random-{self.rank}.pt")
         if self.rank == 0:
@@ -238,9 +248,9 @@ class TrainingEngine:
 
 
 @contextlib.contextmanager
-def _failing_afterwards(*methods: tuple[Any, str]) -> Iterator[None]:
+def _failing_afterwards(*methods: tuple[Any, str], afterwards: Callable[[], None]) -> Iterator[None]:
     """What these raise is raised at the end: DeepSpeed's ranks meet after their writing, and would wait there for one
-    whose disk is full until the limit of a collective."""
+    whose disk is full until the limit of a collective. `afterwards` is called after each."""
     failures: list[Exception] = []
 
     def held_back(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -249,6 +259,8 @@ def _failing_afterwards(*methods: tuple[Any, str]) -> Iterator[None]:
                 return method(*arguments, **named)
             except (OSError, RuntimeError) as error:
                 failures.append(error)
+            finally:
+                afterwards()
 
         return call
 

@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
 
+ONE_TRAINER = "the servers of a run are its own: end the other trainer, or give each its servers"
+
 
 @dataclass(frozen=True)
 class Rank0:
@@ -132,6 +134,8 @@ def wait_for(run: Run, ask: Callable[[Conductor], Coroutine[Any, Any, ResultT]],
         if run.rank0 and task:
             verdict = run.rank0.conductor.wait(task)
             failure = failure_of(task) if verdict == "done" else None
+            if verdict == "lost":
+                failure = {"message": run.rank0.conductor.pusher.lease.taken_over, "hint": ONE_TRAINER}
         verdict, failure = run.ranks.broadcast_json([verdict, failure])
         if failure is not None:
             raise ServersError(**failure)

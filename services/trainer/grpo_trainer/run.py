@@ -120,6 +120,7 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
         temperature=config.rollout.temperature,
         total_updates=max_steps * config.algorithm.steps_per_generation * config.algorithm.num_iterations,
         seed=config.seed,
+        beat=status.beat,
     )
     if folder is not None:
         status.enter_phase("loading the checkpoint", limit_s=config.server.loading_s)

@@ -40,7 +40,7 @@ def save_checkpoint(
         folder = Path(on_first(lambda: str(begin_checkpoint(run_dir, step))))
         on_all(lambda: engine.save(folder / "engine"))
         own = on_first(lambda: list_files(folder))[ranks.rank :: ranks.world_size]
-        described = on_all(lambda: describe_files(folder, own))
+        described = on_all(lambda: describe_files(folder, own, beat=engine.beat))
         files = {name: file for part in described for name, file in part.items()}
         on_first(lambda: str(finish_checkpoint(run_dir, step, state or {}, files, keep=keep)))
     except RunError:

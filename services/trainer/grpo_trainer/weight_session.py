@@ -22,6 +22,7 @@ from grpo_proto import (
     CommitRequest,
     Manifest,
     Rendezvous,
+    RenewRequest,
     ServiceError,
     SessionRequest,
     WeightState,
@@ -111,6 +112,17 @@ class WeightSession:
     async def commit(self, version: int, digest: str, *, deadline_s: float) -> None:
         request = CommitRequest(session=self.number, version=version, digest=digest, deadline_s=deadline_s)
         await _all(self.members, [replica.weights.commit(request) for replica in self.members])
+
+    async def renew(self) -> list[ServiceError]:
+        """Start the lease on all members again. Returns what those say that do not."""
+        request = RenewRequest(session=self.number)
+        answers = await asyncio.gather(
+            *(replica.weights.renew(request) for replica in self.members), return_exceptions=True
+        )
+        unexpected = [a for a in answers if isinstance(a, BaseException) and not isinstance(a, ServiceError)]
+        if unexpected:
+            raise unexpected[0]
+        return [answer for answer in answers if isinstance(answer, ServiceError)]
 
     async def abandon(self, reason: str) -> dict[str, WeightState | ServiceError]:
         """Leave the group, so that nobody waits in it; tell all members to give the push up; end the session.

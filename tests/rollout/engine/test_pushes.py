@@ -18,6 +18,7 @@ from grpo_proto.weights import (
     CloseRequest,
     CommitRequest,
     Rendezvous,
+    RenewRequest,
     SessionRequest,
     WeightState,
 )
@@ -300,6 +301,20 @@ class TestSessions:
             await asyncio.sleep(0.6)
             second.session = new_session()
             await second.join()
+            await second.push(fresh.model(1), 1)
+
+    async def test_a_lease_that_is_renewed_does_not_end(self, fresh: Server):
+        async with fresh.trainer(trainer_id="first") as first, fresh.trainer(trainer_id="second") as second:
+            await first.join(take_over=True, lease_s=0.5)
+            for _ in range(4):
+                await asyncio.sleep(0.25)
+                await first.clients[0].renew(RenewRequest(session=first.session))
+            second.session = new_session()
+            with refused(409, "session_held"):
+                await second.join()
+            await second.join(take_over=True)
+            with refused(409, "fenced"):
+                await first.clients[0].renew(RenewRequest(session=first.session))
             await second.push(fresh.model(1), 1)
 
     async def test_a_restarted_trainer_needs_no_restarted_server(self, fresh: Server):

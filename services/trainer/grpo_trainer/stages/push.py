@@ -6,7 +6,7 @@ it tells the others before and after every attempt, so that none sits alone in a
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +22,7 @@ from ..engine import TrainingEngine
 from ..errors import RunError, ServersError, TrainerError, UsageError
 from ..event_loop import EventLoopThread
 from ..fleet import Fleet, Replica
+from ..lease import Lease
 from ..outgoing import plan_push
 from ..ranks import Ranks
 from ..stop_signal import StopRequested, StopSignal
@@ -53,17 +54,27 @@ class WeightPusher:
     """Rank 0's side of all pushes of a run: the open session and its members."""
 
     def __init__(
-        self, fleet: Fleet, loop: EventLoopThread, config: WeightsConfig, *, trainer_id: str, stop: StopSignal
+        self,
+        fleet: Fleet,
+        loop: EventLoopThread,
+        config: WeightsConfig,
+        *,
+        trainer_id: str,
+        stop: StopSignal,
+        has_heartbeat: Callable[[], bool],
     ):
         self.fleet, self.loop, self.config, self.trainer_id, self.stop = fleet, loop, config, trainer_id, stop
         self.session: WeightSession | None = None
         self.absences = Absences()
+        self.lease = Lease(lambda: self.session, has_heartbeat, lease_s=config.lease_s)
         self._last_number = 0
         self._try_each_alone = False
         self._under_way: Transfer | None = None
 
     def open(self, version: int, manifest: Manifest, deadline_s: float) -> Failure | None:
         """Have a session with every server that answers, and begin the push on all of them."""
+        if self.lease.taken_over is not None:
+            return Failure(self.lease.taken_over, final=True)
         members: list[Replica] = []
         try:
             members = self._members(deadline_s)
