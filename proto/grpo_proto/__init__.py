@@ -46,12 +46,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "PROTOCOL_VERSION", "AbortRequest", "BeginRequest", "CloseRequest", "CommitRequest", "Completion", "ConflictError",
-    "DataError", "ErrorBody", "ErrorDetail", "FatalError", "Health", "InfrastructureError", "Manifest", "Message",
-    "Prompt", "Rendezvous", "RenewRequest", "Request", "Response", "RewardClient", "RewardDescription", "RewardInfo",
-    "RewardList", "RewardScore", "RewardSpec", "RolloutClient", "RolloutGroup", "RolloutInfo", "RolloutRequest", "RolloutResponse",
-    "Sampling", "ScoreRequest", "ScoreResponse", "ScoreResult", "ScoreSample", "ServiceClient", "ServiceError",
-    "SessionRequest", "TensorSpec", "TrainerInfo", "WeightState", "WeightsClient", "error_class",
+    "PROTOCOL_VERSION", "AbortRequest", "BeginRequest", "CloseRequest", "CommitRequest", "Completion",
+    "ConflictError", "DataError", "ErrorBody", "ErrorDetail", "FatalError", "Health", "InfrastructureError",
+    "Manifest", "Message", "Prompt", "Rendezvous", "RenewRequest", "Request", "Response", "RewardClient",
+    "RewardDescription", "RewardInfo", "RewardList", "RewardScore", "RewardSpec", "RolloutClient", "RolloutGroup",
+    "RolloutInfo", "RolloutRequest", "RolloutResponse", "Sampling", "ScoreRequest", "ScoreResponse", "ScoreResult",
+    "ScoreSample", "ServiceClient", "ServiceError", "SessionRequest", "TensorSpec", "TrainerInfo", "WeightState",
+    "WeightsClient", "error_class",
 ]  # fmt: skip
 
 

@@ -77,7 +77,10 @@ class TestWeights:
             assert (response.status_code, error(response)) == (503, "weights_stale")
             assert "the push broke off" in response.text
 
-    @pytest.mark.parametrize("path", ["/livez", "/info", "/metrics", "/v1/weights/begin", "/v1/weights/renew", "/v1/models", "/tokenize"])
+    @pytest.mark.parametrize(
+        "path",
+        ["/livez", "/info", "/metrics", "/v1/weights/begin", "/v1/weights/renew", "/v1/models", "/tokenize"],
+    )
     async def test_stale_still_answers_what_samples_nothing(self, path: str):
         async with client(STALE) as http:
             assert (await http.get(path)).status_code == 200
