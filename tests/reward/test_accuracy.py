@@ -80,7 +80,7 @@ BARE = [
     ("11\\sqrt2", "11", 0.0), ("x=5", "5", 1.0), ("5", "x=5", 1.0), ("(1,2)", "(1, 2)", 1.0), ("(1,2)", "2", 0.0),
     ("2000", "2e3", 1.0), ("2", "2e3", 0.0), ("12", "12 cm", 1.0), ("3", "3 \\text{ cm}", 1.0), ("4", "4 apples", 1.0),
     ("4", "the answer is 4", 1.0), ("0.5", "50\\%", 1.0), ("1000", "1,000", 1.0), ("3", "\\frac{3}{4}", 0.0),
-    ("12:30", "12", None), ("512", "2**3**2", 1.0),
+    ("12:30", "12", 0.0), ("512", "2**3**2", 1.0),
 ]  # fmt: skip
 
 
@@ -111,6 +111,55 @@ def test_a_list_without_dollar_signs_is_read_as_a_whole(gold: str, answer: str, 
     else:
         assert accuracy(f"\\boxed{{{answer}}}", solution=gold).score == expected
     assert accuracy(f"<answer>{answer}</answer>", solution=gold).score == expected
+
+
+SAME, OTHER = 1.0, 0.0
+UNITS_AND_TEXT = [
+    ("5 km", "5 m", OTHER), ("5 kg", "5 g", OTHER), ("5 h", "5 min", OTHER), ("5 km", "5000 m", OTHER),
+    ("5 km", "5 kilometers", SAME), ("5 km", "5 Kilometres", SAME), ("5 m/s", "5 meters per second", SAME),
+    ("5 m/s", "5 m s^{-1}", SAME), ("5 m/s", "5 km/h", OTHER), ("5 m/s", "5 m/s^2", OTHER),
+    ("9.8 m/s^2", "9.8 m/s/s", SAME), ("60 mph", "60 miles per hour", SAME), ("60 mph", "60 km/h", OTHER),
+    ("3 m^2", "3 square meters", SAME), ("3 m^2", "3 m", OTHER), ("3 cm^3", "3 cubic centimeters", SAME),
+    ("20 ft^2", "20 sq ft", SAME), ("20 ft^2", "20 square feet", SAME), ("5 in", "5 inches", SAME),
+    ("5 in", "5 ft", OTHER), ("2 h", "2 hours", SAME), ("2 hr", "2 hrs", SAME), ("30 s", "30 sec", SAME),
+    ("30 s", "30 seconds", SAME), ("30 min", "30 minutes", SAME), ("7 mW", "7 MW", OTHER), ("7 kWh", "7 kW", OTHER),
+    ("3 N*m", "3 N \\cdot m", SAME), ("10 lb", "10 pounds", SAME), ("10 lb", "10 oz", OTHER),
+    ("4 L", "4 liters", SAME), ("4 L", "4 mL", OTHER), ("5 km", "6 km", OTHER), ("1/2 km", "0.5 km", SAME),
+    ("5\\text{ cm}", "5 cm", SAME), ("5\\text{ cm}", "5\\,\\mathrm{mm}", OTHER), ("5 km", "5", SAME),
+    ("3\\text{ cm}^2", "3", SAME), ("3m^2", "3", OTHER), ("2\\pi \\text{ m}", "2\\pi", SAME), ("42", "= 42", SAME),
+    ("42", "$= 42$", SAME), ("42", "= 43", OTHER), ("12:30", "12:30", SAME), ("12:30", "12:3", OTHER),
+    ("12:30", "0.4", OTHER), ("12:30", "12", OTHER), ("3:4", "3 : 4", SAME), ("3:4", "0.75", OTHER),
+    ("1:02:03", "1:02:03", SAME), ("12:30", "$12:30$", SAME),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("one", "other", "expected"), UNITS_AND_TEXT)
+def test_units_and_times_are_compared_alike_in_both_directions(one: str, other: str, expected: float):
+    assert accuracy(f"<answer>{other}</answer>", solution=one).score == expected
+    assert accuracy(f"<answer>{one}</answer>", solution=other).score == expected
+    if "=" not in other:
+        assert accuracy(f"so \\boxed{{{other}}}", solution=one.join("$$") if "\\" in one else one).score == expected
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "\\int_0^1 \\sin(x^3) e^{x^2} dx",
+        "\\int_0^\\infty \\frac{\\sin(x^2)}{1+x^5} dx",
+        "\\lim_{x \\to 0} x^{x^{x^{x}}}",
+    ],
+)
+def test_an_answer_that_takes_for_ever_scores_0_within_2_s(answer: str):
+    with at_most_cpu_s(2.0):
+        assert accuracy(f"<answer>${answer}$</answer>", solution="$5$").score == 0.0
+    assert accuracy("<answer>5</answer>", solution="$5$").score == 1.0, "nothing is left behind"
+
+
+def test_a_solution_that_takes_for_ever_is_no_answers_fault():
+    result = accuracy("<answer>$5$</answer>", solution="$\\int_0^1 \\sin(x^3) e^{x^2} dx$")
+    assert (result.score, result.detail) == (
+        None, "the column solution takes too long to be compared with anything"
+    )  # fmt: skip
 
 
 MATRIX = "\\begin{pmatrix} 1 & 2 \\\\ 3 & 4 \\end{pmatrix}"

@@ -20,15 +20,15 @@ async def machinery() -> AsyncIterator[Machinery]:
     await machinery.executor.stop()
 
 
-async def test_an_integral_that_takes_for_ever_is_cut_off_and_the_rest_is_scored(machinery):
+async def test_an_integral_that_takes_for_ever_scores_0_in_time_and_costs_no_worker(machinery):
     # An expression that the guard of `accuracy` does not know, as it stands for all of its kind.
     solution = {"solution": "$5$"}
     texts = [f"<answer>${text}$</answer>" for text in ("5", "\\int_0^1 \\sin(x^3) e^{x^2} dx", "5", "6")]
     samples = [{"completion": text, "columns": solution} for text in texts]
-    chunk = Chunk([RewardSpec(name="accuracy")], samples, None, 1.5)
+    chunk = Chunk([RewardSpec(name="accuracy")], samples, None, 20.0)
     await machinery.executor.score(chunk)
-    assert [score.score for score in chunk.scores] == [1.0, None, 1.0, 0.0]
-    assert (chunk.scores[1].status, machinery.restarts) == ("timeout", {"timeout": 1})
+    assert [score.score for score in chunk.scores] == [1.0, 0.0, 1.0, 0.0]
+    assert (chunk.scores[1].log, machinery.restarts) == ({"too_costly": True}, {})
 
 
 async def test_a_pattern_with_many_brackets_fills_no_log(machinery, capfd):

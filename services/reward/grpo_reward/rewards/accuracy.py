@@ -16,7 +16,9 @@ from ..author import Score, reward
 from ..expansion import differ, difference, has_no_value, is_costly
 from ..remembered import KeyT, Remembered, ValueT
 from ..residues import equal_by_residues, has_large_power
+from ..time_limit import TooCostly, limited
 from ..typography import latex_of
+from ..units import number_and_unit
 from ..vast_numbers import is_vast
 
 BOX = "\\boxed{"
@@ -27,6 +29,10 @@ MAX_ANSWER_CHARS = 1000
 """Longest answer in characters, unless the solution is as long: a model that repeats itself gets 0, no time-out."""
 MAX_BOXES = 500
 """Most boxes in a text: a model that repeats itself gets 0 here, too."""
+COMPARISON_CPU_S = 0.9
+"""For one answer, and once for its solution: together below 2 s. Ordinary comparisons take milliseconds."""
+TOO_COSTLY = -1.0
+"""In place of a score, where the comparison was ended."""
 MAX_MEMO_CHARS = 2000
 MEMO_SIZE = 1 << 22
 """Size of the memory of parsed gold answers, and of that of scores, in characters: some 4,000 short ones in each."""
@@ -52,10 +58,10 @@ _GROUP = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _FACTORIAL = re.compile(r"\A\s*\d{1,5}\s*!\s*\Z")
 _POWER_OF_TEN = re.compile(r"\A\s*[-+]?\d+(?:\.\d+)?[eE][-+]?\d{1,2}\s*\Z", re.ASCII)
 _CLOCK_OR_RATIO = re.compile(r"\d\s*:\s*\d")
+_ONLY_CLOCK_OR_RATIO = re.compile(r"\A\s*\d+(?:\s*:\s*\d+)+\s*\Z")
 MAX_FORMULA_CHARS = 300
 _EMPHASIS = re.compile(r"\A(\*\*|__|`)([^*_`\n]+)\1\Z")
-_UNIT = r"(?:[kcmdnMG]?(?:m|g|s|L|l|N|J|W|V|A|Pa|Hz|mol|Wh|eV|cal)|h|hrs?|min|sec|K|ft|in|yd|mi|lb|oz)(?:\^\{?-?\d\}?)?"
-_WITH_UNIT = re.compile(rf"\A([-+]?[\d,]*\.?\d+)\s*{_UNIT}(?:(?:\s*(?:[/*]|\\cdot)\s*|\s+){_UNIT})*\Z", re.ASCII)
+_EQUALS = re.compile(r"\A(\s*\$?\s*)=\s*(?![=>])")
 
 _ANYWHERE = (LatexExtractionConfig(), ExprExtractionConfig())
 _BOXED = (LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False),)
@@ -76,7 +82,9 @@ def accuracy(completion: str, *, solution: str, unparsable: float | None = None)
     formula of one line without words is read as one also without dollar signs, in `solution` and in the block;
     math_verify takes its first number, 2 for `2\\pi r`. So is a list, `3, 5, 7` or `1 or -2`, of which math_verify
     takes the last number. `2,3` without a blank is 2.3 there, and here, unless it answers a `solution` that is a list.
-    Units after a number (`5 m/s`) do not count beside a number without one.
+    Units that a blank sets off from their number (`5 m/s`) do not count beside a number without one. Of two with units
+    both have to agree, in their usual spellings (`5 meters per second`); nothing is converted, and `5m` is a formula.
+    `12:30` is compared as text.
 
     With a decimal point in either, values are equal to six decimals, and those below 0.001 to three digits.
 
@@ -90,6 +98,9 @@ def accuracy(completion: str, *, solution: str, unparsable: float | None = None)
     by three large primes are. Where there are no values (sets, equations, `\\sum`), what is so large scores 0 at once.
     So do towers such as `9^{9^9}` or `e^{e^{e^{20}}}`, factorials of six digits or of factorials, more than 12 nested
     brackets or 1000 characters, unless the solution has such a thing, too; and so do answers of more than 500 boxes.
+    An answer that still takes more than 0.9 s of processor time scores 0, with `too_costly` in its log: a time-out
+    would take the sample out of the training, and a policy would learn to hide wrong answers so. When the solution
+    itself takes as long, the sample is unscorable.
 
     Source: math_verify, with the choices of TRL's `accuracy_reward` (an unparsable gold answer is no score) and
     ms-swift's `<answer>` block. The order of arguments is verify(gold, answer): it is not symmetric.
@@ -101,20 +112,36 @@ def accuracy(completion: str, *, solution: str, unparsable: float | None = None)
         )
     answer = answer_block(completion)
     if answer is None:
-        return Score(_memoized(gold, latex_of(completion), False))
-    return Score(_memoized(gold, _EMPHASIS.sub(r"\2", latex_of(answer)), True))
+        score = _memoized(gold, latex_of(completion), False)
+    else:
+        score = _memoized(gold, _EQUALS.sub(r"\1", _EMPHASIS.sub(r"\2", latex_of(answer))), True)
+    if score != TOO_COSTLY:
+        return Score(score)
+    if _memoized(gold, "7", True) == TOO_COSTLY:
+        return Score(None, detail="the column solution takes too long to be compared with anything")
+    return Score(0.0, log={"too_costly": True})
 
 
 def _block_or_all(solution: str) -> str:
     block = answer_block(solution)
-    return latex_of(solution.strip() if block is None else block)
+    return _EQUALS.sub(r"\1", latex_of(solution.strip() if block is None else block))
 
 
 def _memoized(gold: str, text: str, tagged: bool) -> float:
     """The samples of a group often give the same answer; long texts are not worth their memory."""
     if len(text) > MAX_MEMO_CHARS:
-        return _compare(gold, text, tagged)
-    return _once(_scores, (gold, text, tagged), lambda: _compare(gold, text, tagged), lambda _: len(gold) + len(text))
+        return _compare_in_time(gold, text, tagged)
+    return _once(
+        _scores, (gold, text, tagged), lambda: _compare_in_time(gold, text, tagged), lambda _: len(gold) + len(text)
+    )
+
+
+def _compare_in_time(gold: str, text: str, tagged: bool) -> float:
+    _parsed_gold(gold)  # whose time is not the answer's
+    try:
+        return limited(lambda: _compare(gold, text, tagged), cpu_s=COMPARISON_CPU_S)
+    except TooCostly:
+        return TOO_COSTLY
 
 
 def _parsed_gold(gold: str) -> list[Any]:
@@ -146,6 +173,8 @@ _scores: Remembered[tuple[str, str, bool], float] = Remembered(MEMO_SIZE)
 
 
 def _parse_gold(gold: str) -> list[Any]:
+    if _ONLY_CLOCK_OR_RATIO.search(gold):
+        return [gold]
     if _CLOCK_OR_RATIO.search(gold) and not _DELIMITED.search(gold):
         return []  # of 12:30 the parser takes 12
     if _FACTORIAL.search(gold):
@@ -160,6 +189,10 @@ def _compare(gold: str, text: str, tagged: bool) -> float:
     whole = tagged or (text.count(BOX) == 1 and f"{BOX}{parts[0]}}}" in text)
     if whole and _bare(parts[0]) == _bare(gold):
         return 1.0
+    if _ONLY_CLOCK_OR_RATIO.search(gold) or (whole and _ONLY_CLOCK_OR_RATIO.search(_bare(parts[0]))):
+        return float(whole and "".join(_bare(parts[0]).split()) == "".join(_bare(gold).split()))
+    if whole and _other_units(parts[0], gold):
+        return 0.0
     if any(len(part) > max(MAX_ANSWER_CHARS, len(gold)) for part in parts):
         return 0.0
     if max(map(_depth, parts)) > max(MAX_DEPTH, *map(_depth, _boxes(gold))):
@@ -169,8 +202,10 @@ def _compare(gold: str, text: str, tagged: bool) -> float:
     if any(map(_has_tower, parts)) and not _is_large_gold(gold):
         return 0.0
     where = _ANYWHERE if tagged else _BOXED
+    if whole:
+        number, gold = _without_units(parts[0], gold)
+        text = number if tagged else text.replace(f"{BOX}{parts[0]}}}", f"{BOX}{number}}}")
     if tagged:
-        text, gold = _without_units(text, gold)
         text = f"${text}$" if _TWO_OR_ONE.search(text) and _LISTED.search(gold) else _as_formula(text)
     answers = parse(text, where, extraction_mode="first_match", parsing_timeout=None)
     return float(any(_equal(expected, answer) for expected in _parsed_gold(gold) for answer in answers))
@@ -190,13 +225,19 @@ def _as_formula(text: str) -> str:
     return text if _WORD.search(_TEXT_COMMAND.sub(" ", formula)) else f"${formula}$"
 
 
+def _other_units(text: str, gold: str) -> bool:
+    """`5 m` beside `5 km`: nothing is converted, and math_verify sees the numbers alone."""
+    answer, expected = (number_and_unit(_bare(side)) for side in (text, _boxes(gold)[0] if BOX in gold else gold))
+    return answer is not None and expected is not None and answer[1] != expected[1]
+
+
 def _without_units(text: str, gold: str) -> tuple[str, str]:
-    """`5 m/s` is 5 beside a number, in either; as a formula it would be 5·m/s. Two with units are compared as such."""
-    answer, expected = (_WITH_UNIT.search(_bare(side)) for side in (text, gold))
-    if answer and not expected and all(getattr(value, "is_number", True) for value in _parsed_gold(gold)):
-        return answer.group(1), gold
-    if expected and not answer and not _DELIMITED.search(gold):
-        return text, expected.group(1)
+    """`5 m/s` is 5, beside a number and beside `5 meters per second`; as a formula it would be 5·m/s."""
+    answer, expected = (number_and_unit(_bare(side)) for side in (text, gold))
+    if answer and (expected or all(getattr(value, "is_number", True) for value in _parsed_gold(gold))):
+        text = answer[0]
+    if expected and not _DELIMITED.search(gold):
+        gold = expected[0]
     return text, gold
 
 

@@ -1,60 +1,125 @@
 """One letter out of several."""
 
+import re
+
 from ..answer import answer_block
 from ..author import Score, reward
-from ..chosen_option import chosen_option, first_option
-from ..option_tokens import plain
+from ..normal_form import normal_form
 from .format import THINK_CLOSING
 from .math_boxed import last_box
 
 MAX_CHARS = 20_000
 """Longest answer in characters; of a longer text without an answer the end is read."""
 
+_MARKUP = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathsf|bf|rm)\s*\{([^{}]*)\}|[$`\"“”]|\\[()\[\]]")
+_EMPHASIS = re.compile(r"(?<![*_\w])([*_]{1,3}|')\s?\(?([A-Za-z])[).:]?\s?\1(?![*_\w])")
+_STARS = re.compile(r"[*_]{1,3}")
+_ENDS = re.compile(r"\n|(?<=[\w)\]])[.!?;。](?=\s|$)")
+"""Of a statement. The dot of `B. Paris` is none: see `_statements`."""
+_LABEL = re.compile(
+    r"\s*(?:option\s+|choice\s+)?(?:[(\[]\s?([a-z])\s?[)\]]|([a-z])(?=[).:]|\s*$)|([a-z])(?=\s[-–—]\s))", re.I
+)
+_LETTER = re.compile(
+    r"(?P<marked>(?<!\w)[(\[]\s?[A-Za-z]\s?[)\]]|(?<![\w(\[])[A-Za-z]\)(?!\w))"
+    r"|(?<![^\W\u4e00-\u9fff])(?<!['’&/+*^=<>\\.(-])(?P<bare>[A-Z])(?![\w'’&/+*^<>(-]|\s*=|\.\w)"
+)
+_WORD_BEHIND = re.compile(r"\s+(?!(?:because|since|is|as|which|or|and|but)\b)[a-z]")
+_DENIED_BEFORE = re.compile(
+    r"(?:\bnot|n['’]t|\bcannot be|\bnor|\bneither)\s+(?:think\s+|believe\s+)?(?:the\s+)?(?:option\s+)?$", re.I
+)
+_DENIED_BEHIND = re.compile(r"[)\]]?\s+(?:(?:is|are)\s+(?:not|wrong|incorrect|false)|isn['’]t|cannot|can['’]t)\b", re.I)
+_CUE = re.compile(r"\banswer\b|\b(?:correct|right|best)\s+(?:option|choice|one|letter)\b|答案", re.I)
+
 
 @reward
 def multiple_choice(completion: str, *, solution: str) -> Score:
     """1 when the chosen letter is that of `solution`, else 0; unscorable when `solution` does not begin with one.
 
-    The choice is looked for in `<answer>…</answer>`, without one in what follows `</think>`, without that in all of the
-    completion, and there in this order:
+    Where it is looked for: in `<answer>…</answer>`, without one in the last `\\boxed{…}`, without that in what follows
+    `</think>`, or in all of the completion. A box inside of `<answer>` is the answer.
 
-    1. the last `\\boxed{…}`;
-    2. in `<answer>` and in a box, the letter it begins with: `B`, `(B)`, `B.`, `B) Paris`, `B Paris`;
-    3. the letter after the last "answer is", "answer:", "correct option is" or `答案`;
-    4. a letter at the end, after a colon or a word such as "think";
-    5. outside of `<answer>` a letter alone on the last line, or the only one that is marked: `(B)`, `**B**`,
-       "option B", `B.` at the start of a line.
+    What decides there: the last statement (line or sentence) that names a letter. Without tag and box it is the last
+    one that speaks of the answer ("the answer is B", "correct option: B", `答案`), and if none does, the last line. Two
+    letters in that statement are no choice.
 
-    `**B**`, `\\text{B}` and the full-width form are B. "A" and "I" are words as well, and count only where they are
-    marked, alone, or followed by no word ("A good one: B" is B). Several letters ("A or B", `(A) (B)`, "A, but B is
-    also right", "B but maybe C", "B) Paris or C) Rome") and a letter that is denied ("not B") are no choice, and in
-    `<answer>` and in a box a copy of the options, line by line, is none. What is said of other letters in a reason
-    ("because (A) is wrong") leaves the choice. The case of a letter does not matter. Of a text without `<answer>` the
-    last 20,000 characters are read; an `<answer>` or a box that is longer is no choice.
+    What is a letter: `(B)`, `[B]`, `B)`, `**B**`, and a capital that stands alone, but not in a formula. A and I
+    before a word in lower case are words. A statement that begins with a letter and a mark (`B. Vitamin C`, `B) x`,
+    `B: x`, `B - x`) names that one, and others only where they are marked, too. `b` counts where it is marked or
+    all there is. "not B" and "B is wrong" name nothing. Of a text without `<answer>` the last 20,000 characters are
+    read; an `<answer>` that is longer is no choice.
 
-    Source: the usual form of MMLU and GPQA answers, and where public harnesses look for them.
+    Source: the usual form of MMLU and GPQA answers.
     """
     gold = _gold(solution)
     if gold is None:
         return Score(None, detail="the column solution does not begin with a letter")
-    block = answer_block(completion)
-    text = completion.rpartition(THINK_CLOSING)[2] if block is None else block
-    chosen = _chosen(text, is_answer=block is not None)
+    chosen = _chosen(completion)
     return Score(float(chosen == gold), log={"choice": chosen})
 
 
 def _gold(solution: str) -> str | None:
     block = answer_block(solution)
     text = solution if block is None else block
-    return first_option(plain(last_box(text) or text))
+    named = [_named(statement) for statement in _statements(_plain(last_box(text) or text))]
+    letters = {letter for some in named for letter in some}
+    return letters.pop() if len(letters) == 1 and named[0] and _begins_with_letter(last_box(text) or text) else None
 
 
-def _chosen(text: str, *, is_answer: bool) -> str | None:
-    if is_answer and len(text) > MAX_CHARS:
+def _begins_with_letter(text: str) -> bool:
+    return re.match(r"\(?\[?[A-Za-z]\b", _plain(text)) is not None
+
+
+def _chosen(completion: str) -> str | None:
+    block = answer_block(completion)
+    text = completion.rpartition(THINK_CLOSING)[2] if block is None else block
+    if block is not None and len(text) > MAX_CHARS:
         return None
     text = text[-MAX_CHARS:]
     box = last_box(text)
-    if box and (letter := _chosen(box, is_answer=True)):
+    if box and (letter := _last_named(_statements(_plain(box)))):
         return letter
-    # A box without a choice has been read: what stands around it may still have one.
-    return chosen_option(plain(text.replace(f"{{{box}}}", "{}") if box else text), is_answer=is_answer)
+    statements = _statements(_plain(text.replace(f"{{{box}}}", "{}") if box else text))
+    if block is None:
+        statements = [statement for statement in statements if _CUE.search(statement)] or statements[-1:]
+    return _last_named(statements)
+
+
+def _plain(text: str) -> str:
+    """`text` without markup; an emphasized letter stands in parentheses."""
+    text = _MARKUP.sub(r"\1", normal_form(text, "NFKC").replace("。", ". ").replace("、", ","))
+    return _STARS.sub("", _EMPHASIS.sub(r"(\2)", text)).strip().strip("{}").strip()
+
+
+def _statements(text: str) -> list[str]:
+    """Lines and sentences. A letter with a dot begins a statement, and ends none that is only that letter."""
+    found, start = [], 0
+    for end in _ENDS.finditer(text):
+        if end.group() != "\n" and end.start() - start <= 3 and len(text[start : end.start()].strip()) == 1:
+            continue
+        found.append(text[start : end.start()])
+        start = end.end()
+    return [statement.strip() for statement in [*found, text[start:]] if statement.strip()]
+
+
+def _last_named(statements: list[str]) -> str | None:
+    for statement in reversed(statements):
+        letters = _named(statement)
+        if letters:
+            return letters.pop() if len(letters) == 1 else None
+    return None
+
+
+def _named(statement: str) -> set[str]:
+    """The letters that a statement names."""
+    label = _LABEL.match(statement)
+    named = set()
+    if label and not _DENIED_BEHIND.match(statement, label.end()):
+        named.add(next(filter(None, label.groups())).upper())
+    for found in _LETTER.finditer(statement, label.end() if label else 0):
+        bare = found["bare"]
+        if bare and (label or (bare in "AI" and _WORD_BEHIND.match(statement, found.end()))):
+            continue
+        before = statement[max(0, found.start() - 20) : found.start()]
+        if not _DENIED_BEFORE.search(before) and not _DENIED_BEHIND.match(statement, found.end()):
+            named.add(found.group().strip("()[] ").upper())
+    return named
