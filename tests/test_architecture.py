@@ -17,7 +17,7 @@ PACKAGES = {
 HEAVY = {
     "deepspeed": {"grpo_trainer": ["engine.py"]},
     "vllm": {"grpo_rollout": [""]},
-    "ray": {"grpo_reward": ["executors/ray.py", "executors/ray_node.py"]},
+    "ray": {"grpo_reward": ["executors/ray.py", "executors/ray_cluster.py", "executors/ray_node.py"]},
     "trl": {"grpo_trainer": ["cold_start.py"]},
 }
 MAX_LINES = 400

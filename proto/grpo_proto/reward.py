@@ -89,6 +89,9 @@ class ScoreResponse(Response):
 
     results: list[ScoreResult]
     elapsed_s: float
+    code_hashes: dict[str, str] = Field(
+        default_factory=dict, description="`code_hash` of each reward that these scores are of."
+    )
 
 
 class RewardDescription(Response):
@@ -98,9 +101,12 @@ class RewardDescription(Response):
     documentation: str
     params_schema: dict[str, Any] = Field(description="JSON schema of `params`, with defaults.")
     columns: list[str] = Field(description="Dataset columns every sample must have.")
-    code_hash: str = Field(description="SHA-256 of the reward's file, and of the files that it imports relatively.")
+    code_hash: str = Field(description="SHA-256 of the reward's file and those it imports from its own folder.")
     batch: bool = Field(
         default=False, description="Whether it scores all samples of a request in one call, and may compare them."
+    )
+    unavailable: str | None = Field(
+        default=None, description="Why this server does not compute it: a request for it is refused. None: it does."
     )
 
 

@@ -82,8 +82,8 @@ async def test_what_is_quick_is_scored_while_all_workers_of_the_node_are_held(se
 
 
 def test_a_ray_cluster_that_is_gone_is_told():
-    program = "import sys; from grpo_reward.executors import ray; ray.JOIN_LIMIT_S = 2.0; from grpo_reward.__main__ "
-    program += "import main; main(sys.argv[1:])"
+    program = "import sys; from grpo_reward.executors import ray_cluster; ray_cluster.JOIN_LIMIT_S = 2.0; "
+    program += "from grpo_reward.__main__ import main; main(sys.argv[1:])"
     done = subprocess.run(
         [sys.executable, "-c", program, "serve", "--port", "0", "--executor", "ray"],
         capture_output=True, text=True, timeout=PATIENCE_S, check=False,

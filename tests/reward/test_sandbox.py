@@ -14,7 +14,7 @@ import pytest
 
 from grpo_reward.sandbox import run as sandbox
 from grpo_reward.sandbox import system_calls
-from grpo_reward.sandbox.run import Run, SandboxError, missing_barriers, run_tests
+from grpo_reward.sandbox.run import Run, SandboxError, barriers_here, run_tests
 
 pytestmark = pytest.mark.processes
 
@@ -322,7 +322,7 @@ def test_a_broken_sandbox_says_nothing_about_the_program(monkeypatch: pytest.Mon
     monkeypatch.setattr(sandbox, "LAUNCHER", launcher)
     texts = {
         "1 / 0": "ZeroDivisionError: division by zero, exit status 1$",
-        'print(\'{"missing": ["all of it"]}\')': "ran 0 of 1 tests: all of it$",
+        'print(\'{"missing": ["all of it"], "open": ["files"]}\')': "ran 0 of 1 .* leaves open .*: files;",
         "import os; os.kill(os.getpid(), 9)": "^the sandbox was killed by signal 9$",
     }
     for text, message in texts.items():
@@ -333,7 +333,7 @@ def test_a_broken_sandbox_says_nothing_about_the_program(monkeypatch: pytest.Mon
 
 def test_without_namespaces_the_other_barriers_hold(file: Path):
     """As in a container that forbids them: in a user namespace that may have none below it."""
-    if any("unshare" in reason for reason in missing_barriers()):
+    if any("unshare" in reason for reason in barriers_here().missing):
         pytest.skip("this machine has no namespaces: all other tests here ran without them")
     sources = [source_of(what, file) for what in FORBIDDEN]
     script = f"""
@@ -343,10 +343,10 @@ assert ctypes.CDLL(None).unshare(0x10000000) == 0
 for name, text in (("setgroups", "deny"), ("uid_map", f"0 {{user}} 1"), ("gid_map", f"0 {{group}} 1")):
     open(f"/proc/self/{{name}}", "w").write(text)
 open("/proc/sys/user/max_user_namespaces", "w").write("0")
-from grpo_reward.sandbox.run import missing_barriers, run_tests
+from grpo_reward.sandbox.run import barriers_here, run_tests
 limits = dict(test_timeout_s=20.0, total_timeout_s=60.0, memory_bytes=512 << 20)
 ended = [run_tests(source, [{{"stdin": ""}}], **limits)[0].ended for source in {sources!r}]
-print(json.dumps([missing_barriers(), ended, run_tests("print(2)", [{{"stdin": ""}}], **limits)[0].stdout]))
+print(json.dumps([barriers_here().missing, ended, run_tests("print(2)", [{{"stdin": ""}}], **limits)[0].stdout]))
 """
     answer = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=240, env=dict(os.environ), check=False

@@ -305,3 +305,26 @@ def test_a_standard_error_that_nobody_reads_does_not_stop_it(tmp_path: Path):
             assert process.wait(PATIENCE_S) == 0
         finally:
             process.kill()
+
+
+def test_the_keys_of_judge_and_reward_model_reach_no_plugin(misbehaving: Path):
+    keys = {"JUDGE_API_KEY": "judge's", "REWARD_MODEL_API_KEY": "model's", "MY_KEY": "mine"}
+    named = ("--worker-env", "MY_KEY", "JUDGE_API_KEY")
+    server = Server("--plugin", str(misbehaving), *named, **keys)
+    try:
+        body = {"rewards": [{"name": "misbehave"}], "samples": [{"completion": "environment"}]}
+        answer = httpx.post(f"{server.url}/v1/score", json=body, timeout=PATIENCE_S, trust_env=False).json()
+        seen = answer["results"][0]["rewards"]["misbehave"]["log"]["environment"]
+        assert {name: seen.get(name) for name in keys} == {
+            "JUDGE_API_KEY": None, "REWARD_MODEL_API_KEY": None, "MY_KEY": "mine"
+        }  # fmt: skip
+        of_plugins = {keeper_of_plugins(server.process.pid), *descendants(keeper_of_plugins(server.process.pid))}
+        told = [
+            name.encode() in Path(f"/proc/{pid}/environ").read_bytes()
+            for pid in descendants(server.process.pid) - of_plugins
+            for name in keys
+        ]
+        assert told, "the workers of the built-in rewards"
+        assert all(told)
+    finally:
+        server.stop()

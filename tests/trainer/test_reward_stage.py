@@ -16,13 +16,18 @@ from grpo_proto import (
 )
 from grpo_proto.totals import total_score
 from grpo_trainer.config import RewardConfig
-from grpo_trainer.errors import RunError, TrainerError, UnavailableError, UsageError
+from grpo_trainer.errors import RunError, ServersError, TrainerError, UnavailableError, UsageError
+from grpo_trainer.reward_code import RewardCode
 from grpo_trainer.samples import Group, PromptRow, Sample
 from grpo_trainer.stages.reward import RewardStage, check_enough_scored
 
 
-def a_server(*, protocol_version: int = PROTOCOL_VERSION, name: str = "countdown") -> RewardClient:
-    described = RewardDescription(name=name, documentation="", params_schema={}, columns=["nums"], code_hash="0")
+def a_server(
+    *, protocol_version: int = PROTOCOL_VERSION, name: str = "countdown", unavailable: str | None = None
+) -> RewardClient:
+    described = RewardDescription(
+        name=name, documentation="", params_schema={}, columns=["nums"], code_hash="0", unavailable=unavailable
+    )
     said = {
         "/info": RewardInfo(version="0", protocol_version=protocol_version, rewards={name: "0"}, workers=1),
         "/v1/rewards": RewardList(rewards=[described]),
@@ -37,6 +42,7 @@ def a_server(*, protocol_version: int = PROTOCOL_VERSION, name: str = "countdown
         (a_server(), {"nums": [1]}, None, ""),
         (a_server(protocol_version=PROTOCOL_VERSION + 1), {"nums": [1]}, UnavailableError, "speaks protocol"),
         (a_server(name="another"), {"nums": [1]}, UnavailableError, "has no reward countdown; it has another"),
+        (a_server(unavailable="no Landlock"), {"nums": [1]}, UnavailableError, "not compute countdown: no Landlock"),
         (a_server(), {"target": 1}, UsageError, "countdown needs the column nums; the dataset has target"),
     ],
 )
@@ -81,3 +87,48 @@ async def test_what_broke_is_scored_again_and_then_left_out_with_its_reason(monk
     assert [sample.left_out_because(mask_truncated=False) for sample in group.samples[2:]] == ["error"]
     with pytest.raises(RunError, match=r"only 2 of 3 samples .* for instance right error: it is error"):
         check_enough_scored([group], 1.0)
+
+
+class TestChangedCode:
+    @staticmethod
+    def served(*hashes: str) -> httpx.MockTransport:
+        """A server whose answers are by this code, one after the other."""
+        codes = iter(hashes)
+
+        def answer(request: httpx.Request) -> httpx.Response:
+            message = ScoreRequest.model_validate_json(request.content)
+            ok = RewardScore(score=1.0, status="ok")
+            results = [ScoreResult(id=sample.id or "", total=1.0, rewards={"right": ok}) for sample in message.samples]
+            found = ScoreResponse(results=results, elapsed_s=0.0, code_hashes={"right": next(codes)})
+            return httpx.Response(200, text=found.model_dump_json())
+
+        return httpx.MockTransport(answer)
+
+    @staticmethod
+    async def score(transport: httpx.MockTransport, *steps: int, code: RewardCode, accept: bool = False) -> None:
+        config = RewardConfig(reward_funcs=["right"], accept_changed_code=accept)
+        async with RewardClient("http://127.0.0.1:1", transport=transport) as client:
+            stage = RewardStage(client, config, code=code)
+            for step in steps:
+                group = Group(step, PromptRow(0, [1], "p", {}), [Sample("a", [1], [-0.1], "a", "stop", [(0, 1)])])
+                await stage.score([group], step=step)
+
+    async def test_it_ends_the_run_with_status_2_both_hashes_and_the_flag_that_accepts_it(self):
+        for code in (RewardCode(accept=False), RewardCode({"right": "old"}, accept=False)):
+            with pytest.raises(ServersError, match="right was old and is new") as ended:
+                await self.score(self.served("old", "new"), 1, 2, code=code)
+            assert ended.value.exit_status == 2
+            assert "--reward.accept_changed_code true" in (ended.value.hint or "")
+
+    async def test_at_the_start_of_a_resumed_run_too(self):
+        code = RewardCode({"countdown": "before"}, accept=False)
+        async with a_server() as client:
+            stage = RewardStage(client, RewardConfig(reward_funcs=["countdown"]), code=code)
+            with pytest.raises(UsageError, match="countdown was before and is 0"):
+                await stage.check([PromptRow(0, [1], "prompt", {"nums": [1]})])
+
+    async def test_accepted_it_changes_between_two_steps_and_never_within_one(self, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr("grpo_trainer.stages.reward.PAUSE_S", 0.0)
+        code = RewardCode({"right": "old"}, accept=True)
+        await self.score(self.served("old", "new", "old", "new"), 1, 1, 2, code=code, accept=True)
+        assert code.hashes == {"right": "new"}

@@ -32,7 +32,7 @@ from typing import Any, TypeVar, overload
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
-from .code_hash import code_hash
+from grpo_proto.code_hash import code_hash
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 

@@ -50,7 +50,13 @@ class Settings(BaseSettings):
     )
     worker_env: Annotated[list[str], NoDecode] = Field(
         default_factory=list,
-        description="Environment variables that rewards may see, such as JUDGE_API_KEY; in the environment by ','.",
+        description="Environment variables that rewards may see; in the environment by ','. JUDGE_API_KEY and "
+        "REWARD_MODEL_API_KEY need not be named, and plugins never see them.",
+    )
+    code_sandbox: Literal["closed", "open"] = Field(
+        default="closed",
+        description="closed: the reward code is refused where its sandbox leaves files, network or processes open to "
+        "programs; open: it runs them all the same.",
     )
     memo: int = Field(
         default=0, ge=0, le=10**9, description="Scores to remember, so that the same sample is not scored twice."

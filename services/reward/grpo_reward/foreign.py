@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from grpo_proto.code_hash import code_hash
+
 from .author import CONTEXT, Reward, params_model
-from .code_hash import code_hash
 from .scorer import finished
 
 TRL_GIVEN = {"completions", "prompts", "completion_ids", "trainer_state", "log_extra", "log_metric"}

@@ -130,7 +130,8 @@ class Scoring:
         ]
         for name, column in columns.items():
             self._metrics.count_scores(name, column)
-        return ScoreResponse(results=results, elapsed_s=elapsed_s)
+        hashes = {spec.name: self._executor.rewards[spec.name].description.code_hash for spec in request.rewards}
+        return ScoreResponse(results=results, elapsed_s=elapsed_s, code_hashes=hashes)
 
     def _check(self, request: ScoreRequest) -> None:
         if self.draining:
@@ -142,6 +143,10 @@ class Scoring:
             if loaded is None:
                 hint = nearest(spec.name, self._executor.rewards)
                 raise Refusal(422, "unknown_reward", f"there is no reward {shown(spec.name)}", hint=hint)
+            if loaded.description.unavailable is not None:
+                raise Refusal(
+                    422, "reward_unavailable", f"{spec.name} is not computed here: {loaded.description.unavailable}"
+                )
             _check_params(spec, loaded)
             for position, sample in enumerate(request.samples):
                 _check_sample(loaded, position, sample)

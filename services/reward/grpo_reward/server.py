@@ -11,8 +11,9 @@ from grpo_proto.log_lines import formatter
 from .background_log import BackgroundHandler, OddRequests
 from .config import ENV_PREFIX, Settings
 from .executors.base import Executor, ExecutorUnavailable
-from .executors.environment import hide_this_process
+from .executors.environment import KEYS_OF_BUILT_IN, hide_this_process
 from .metrics import Metrics
+from .sandbox.run import SANDBOX_VARIABLE
 
 LAST_LINES_S = 1.0
 
@@ -108,7 +109,8 @@ def environment_of_rewards(settings: Settings) -> dict[str, str]:
             parsed_url(url)
         except UrlNotAllowedError as error:
             raise ExecutorUnavailable(f"--allowed-url: {error}") from None
-    environment = {name: os.environ[name] for name in settings.worker_env}
+    environment = {name: os.environ[name] for name in (*settings.worker_env, *KEYS_OF_BUILT_IN) if name in os.environ}
+    environment[SANDBOX_VARIABLE] = settings.code_sandbox
     if settings.allowed_url:
         environment[f"{ENV_PREFIX}ALLOWED_URL"] = ",".join(settings.allowed_url)
     if settings.reward_model:

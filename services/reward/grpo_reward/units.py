@@ -79,8 +79,8 @@ def _unit_of(text: str) -> Unit | None:
             sign = -1
         elif part["power"] or word.lower() in ("squared", "cubed"):
             exponent = int(part["exponent"]) if part["power"] else _POWERS[word.lower()]
-            for symbol, power in last:
-                powers[symbol] += power * (exponent - 1)
+            for name, power in last:
+                powers[name] += power * (exponent - 1)
             last = ()
         elif word.lower() in _POWERS:
             pending = _POWERS[word.lower()]

@@ -19,6 +19,7 @@ checkpoint.py, saving.py, run_folder.py, run_lock.py
                              what a run leaves, and goes on from
 blame.py, absences.py        a push that failed: who is at fault, and which server is left out for a while
 canary.py, evaluation.py     is the served policy the trained one; held-out rows
+reward_code.py               is the code of the rewards still that of the run
 journal.py, observe/         all that a run shows of itself
 event_loop.py, stop_signal.py, errors.py, ending.py
                              the thread that speaks HTTP, SIGTERM, how a run ends early, and how its process does

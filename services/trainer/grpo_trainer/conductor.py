@@ -20,6 +20,7 @@ from .fleet import Fleet
 from .observe.run_status import RunStatus
 from .observe.tracing import Tracing
 from .pipeline import Batch, Cursor, Pipeline, PipelineLimits
+from .reward_code import RewardCode
 from .samples import PromptRow
 from .stages.prompt import PromptStage
 from .stages.push import PushResult, WeightPusher
@@ -47,6 +48,7 @@ class Conductor:
         eval_rows: Sequence[PromptRow],
         prompts: PromptStage,
         cursor: Cursor,
+        reward_code: RewardCode,
         trainer_id: str,
         max_steps: int,
         stop: StopSignal,
@@ -57,7 +59,7 @@ class Conductor:
         self.tracing = Tracing(config.logging.otlp_endpoint, run=config.logging.run_name or config.run_dir.name)
         self.loop = EventLoopThread()
         self.fleet = Fleet(config.rollout.urls, min_replicas=config.rollout.min_replicas)
-        self.reward = RewardStage(RewardClient(config.reward.url), config.reward)
+        self.reward = RewardStage(RewardClient(config.reward.url), config.reward, code=reward_code)
         self.rollout = RolloutStage(
             self.fleet,
             run_id=trainer_id,

@@ -130,6 +130,10 @@ class RolloutConfig(Section):
 class RewardConfig(Section):
     """What is rewarded, and the server that computes it."""
 
+    accept_changed_code: bool = Field(
+        False, description="Go on when the code of a reward is another than the run began with."
+    )
+
     url: ServerUrl = "http://127.0.0.1:8001"
     reward_funcs: list[str] = Field(
         min_length=1,

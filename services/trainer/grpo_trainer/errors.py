@@ -9,6 +9,7 @@ TrainerError
 
 import errno
 from pathlib import Path
+from typing import Any
 
 _LASTING = {
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP,
@@ -17,17 +18,18 @@ _LASTING = {
 
 
 class TrainerError(Exception):
-    """`message` says what is wrong, `hint` what to change."""
+    """`message` says what is wrong, `hint` what to change; `exit_status` where it is not that of the class."""
 
     exit_status = 1
 
-    def __init__(self, message: str, hint: str | None = None):
+    def __init__(self, message: str, hint: str | None = None, *, exit_status: int | None = None):
         self.message, self.hint = message, hint
+        self.exit_status = exit_status or self.exit_status
         super().__init__(f"{message} ({hint})" if hint else message)
 
-    def told(self) -> dict[str, str | None]:
+    def told(self) -> dict[str, Any]:
         """For the other ranks, as JSON; `RunError(**told)` is the way back."""
-        return {"message": self.message, "hint": self.hint}
+        return {"message": self.message, "hint": self.hint, "exit_status": self.exit_status}
 
 
 class UsageError(TrainerError):

@@ -242,7 +242,9 @@ def save(run: Run, step: int) -> None:
     with stage(run, "save"):
         state = None
         if run.rank0:
-            state = checkpoint_state(step, run.rank0.conductor.cursor(), run.rank0.journal.state())
+            conductor = run.rank0.conductor
+            code = conductor.reward.code.hashes
+            state = checkpoint_state(step, conductor.cursor(), run.rank0.journal.state(), code)
         save_checkpoint(step, run.config, run.engine, run.ranks, state)
 
 

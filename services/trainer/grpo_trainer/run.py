@@ -24,6 +24,7 @@ from .observe.summary import RunTotals, write_report_and_summary
 from .pipeline import Cursor
 from .process_group import join_process_group, own_device
 from .ranks import join_ranks
+from .reward_code import RewardCode
 from .run_folder import find_start, make_run_folder, trainer_id
 from .run_lock import only_trainer_in
 from .saving import save_model
@@ -92,6 +93,9 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
                 eval_rows=eval_rows,
                 prompts=PromptStage(rows, seed=config.seed, shuffle=config.data.shuffle),
                 cursor=Cursor(**state["cursor"]) if state else Cursor(),
+                reward_code=RewardCode(
+                    state.get("reward_code") if state else None, accept=config.reward.accept_changed_code
+                ),
                 trainer_id=trainer_id(config.run_dir),
                 max_steps=max_steps,
                 stop=stop,

@@ -78,5 +78,5 @@ def save_model(config: RunConfig, engine: TrainingEngine, ranks: Ranks) -> None:
     _on_all_ranks(ranks, write, what="the final model", hint=hint)
 
 
-def checkpoint_state(step: int, cursor: Cursor, totals: dict[str, Any]) -> dict[str, Any]:
-    return {"step": step, "cursor": asdict(cursor), "totals": totals}
+def checkpoint_state(step: int, cursor: Cursor, totals: dict[str, Any], reward_code: dict[str, str]) -> dict[str, Any]:
+    return {"step": step, "cursor": asdict(cursor), "totals": totals, "reward_code": reward_code}

@@ -4,11 +4,15 @@ import ctypes
 import os
 from collections.abc import Mapping
 
+from ..sandbox.run import SANDBOX_VARIABLE
+
 _NAMES = {
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH",
     "SSL_CERT_FILE", "SSL_CERT_DIR", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE",
-    "CUDA_VISIBLE_DEVICES",
+    "CUDA_VISIBLE_DEVICES", SANDBOX_VARIABLE,
 }  # fmt: skip
+KEYS_OF_BUILT_IN = ("JUDGE_API_KEY", "REWARD_MODEL_API_KEY")
+"""What `judge` and `reward_model` call others with. No code of a plugin runs in their processes."""
 _PREFIXES = ("LC_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_")
 
 PR_SET_DUMPABLE, PR_CAPBSET_DROP = 4, 24

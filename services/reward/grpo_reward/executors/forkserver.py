@@ -29,19 +29,20 @@ import warnings
 from json import dumps, loads
 from os import fork, killpg, waitpid  # by name: guards for untrusted code, put up at a plugin's import, replace them
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypedDict, cast
 
 from ..author import Reward
 from ..params_schema import params_schema
 from ..plugin import PluginError, forks_end_here
 from ..registry import built_in_rewards, plugin_rewards
-from ..sandbox.run import START_S, SandboxError, missing_barriers
+from ..sandbox.run import START_S, SandboxError, barriers_here, refusal_of
 from .descendants import children, go_on, has_ended, kill, kill_group
 from .environment import give_up_reading_other_processes
 from .frames import PACKET_BYTES, PROGRESS_BYTES
 from .worker import Worker, limit_resources, quiet_standard_streams
 
 MAX_DOCUMENTATION_CHARS, MAX_FAILURE_CHARS = 16_000, 4_000
+SANDBOXED = "code"
 SANDBOX_CHECK_S = START_S + 5.0
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -126,13 +127,15 @@ def load(control: socket.socket, plugins: list[Path] | None) -> dict[str, Reward
             rewards = built_in_rewards()
         else:
             rewards = plugin_rewards(plugins, lambda text: _say(control, {"notice": text[:MAX_FAILURE_CHARS]}))
+        state = check.answer() if check is not None else SandboxState(unavailable=None, notice=None)
         for reward in rewards.values():
-            _say(control, {"reward": checked_size(describe(reward) | {"of_plugin": plugins is not None})})
+            described = describe(reward, unavailable=state["unavailable"] if reward.name == SANDBOXED else None)
+            _say(control, {"reward": checked_size(described | {"of_plugin": plugins is not None})})
     except (PluginError, TypeError) as error:
         _say(control, {"failed": str(error)[:MAX_FAILURE_CHARS]})
         return None
-    if check is not None and (text := check.notice()):
-        _say(control, {"notice": text})
+    if state["notice"]:
+        _say(control, {"notice": state["notice"]})
     # What plugins may have left behind for those that come after them.
     signal.setitimer(signal.ITIMER_REAL, 0.0)
     socket.setdefaulttimeout(None)
@@ -142,8 +145,15 @@ def load(control: socket.socket, plugins: list[Path] | None) -> dict[str, Reward
     return rewards
 
 
+class SandboxState(TypedDict):
+    """Of the sandbox of `code`: why there is none, and what the operator should know of it."""
+
+    unavailable: str | None
+    notice: str | None
+
+
 class SandboxCheck:
-    """`sandbox_notice` in a process beside the imports, forked before them.
+    """`sandbox_state` in a process beside the imports, forked before them.
 
     Not in a thread: a plugin that forks meanwhile would keep copies of the thread's pipes open, and it would wait.
     """
@@ -156,13 +166,13 @@ class SandboxCheck:
             try:
                 _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
                 if os.getppid() == parent:
-                    os.write(write, dumps(sandbox_notice()).encode())
+                    os.write(write, dumps(sandbox_state()).encode())
             finally:
                 os._exit(0)
         os.close(write)
 
-    def notice(self) -> str | None:
-        """Waits for the answer; the process is gone afterwards."""
+    def answer(self) -> SandboxState:
+        """Waits for it; the process is gone afterwards."""
         poll = select.poll()
         poll.register(self._answer, select.POLLIN)
         body = os.read(self._answer, PACKET_BYTES) if poll.poll(SANDBOX_CHECK_S * 1000) else b""
@@ -171,20 +181,35 @@ class SandboxCheck:
             if not body:
                 kill(self._pid)
             waitpid(self._pid, 0)
-        text: str | None = loads(body) if body else "the check of the sandbox of the reward code gave no answer"
-        return text and text[:MAX_FAILURE_CHARS]
+        if body:
+            return cast(SandboxState, loads(body))
+        return _no_sandbox("the check of its sandbox gave no answer")
 
 
-def sandbox_notice() -> str | None:
-    """What the operator should know of the sandbox of `code`; None when it is whole."""
+def sandbox_state() -> SandboxState:
+    """Both None when the sandbox is whole."""
     try:
-        missing = missing_barriers()
+        barriers = barriers_here()
     except SandboxError as error:
-        return f"the reward code cannot score here: {error}"
-    return f"the sandbox of the reward code is not whole here: {'; '.join(missing)}" if missing else None
+        return _no_sandbox(str(error))
+    if (refusal := refusal_of(barriers)) is not None:
+        return _no_sandbox(refusal)
+    if barriers.open:
+        given_up = f"the sandbox of the reward code is given up: open to programs are {', '.join(barriers.open)}"
+        return {"unavailable": None, "notice": given_up[:MAX_FAILURE_CHARS]}
+    parts = "; ".join(barriers.missing)
+    notice = (
+        f"the sandbox of the reward code has fewer layers here, all it closes is closed: {parts}" if parts else None
+    )
+    return {"unavailable": None, "notice": notice and notice[:MAX_FAILURE_CHARS]}
 
 
-def describe(reward: Reward) -> dict[str, Any]:
+def _no_sandbox(reason: str) -> SandboxState:
+    reason = reason[: MAX_FAILURE_CHARS // 2]
+    return {"unavailable": reason, "notice": f"the reward code is unavailable: {reason}"}
+
+
+def describe(reward: Reward, *, unavailable: str | None = None) -> dict[str, Any]:
     """What `LoadedReward` holds. Raises PluginError when the params have no JSON schema."""
     try:
         schema = params_schema(reward.params)
@@ -198,6 +223,7 @@ def describe(reward: Reward) -> dict[str, Any]:
             "columns": reward.required_columns,
             "code_hash": reward.code_hash,
             "batch": reward.batch,
+            "unavailable": unavailable,
         },
         "fields": sorted(set(reward.fields.values())),
         "required_fields": reward.required_fields,

@@ -16,26 +16,24 @@ whoever started it starts it anew.
 import asyncio
 import contextlib
 import logging
-import os
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import ray
-from ray.exceptions import AuthenticationError, RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from grpo_proto import RewardScore
 
+from .availability import refused, unavailable, without_reasons
 from .base import Chunk, ExecutorUnavailable, InvalidParams, LoadedReward
+from .ray_cluster import beside, join_cluster
 from .ray_node import Head, Node, packed
 from .turns import num_spare
 
-JOIN_LIMIT_S = 90.0
-"""How long the cluster may take to answer, or a new one to start."""
 LOAD_LIMIT_S = 150.0
 """How long a node may take to start its actor and load the rewards: more than `ProcessExecutor` allows for that."""
 PROBE_S = 1.0
@@ -128,7 +126,7 @@ class RayExecutor:
     async def start(self) -> None:
         """Raises ExecutorUnavailable when there is no cluster, or a node cannot load the rewards."""
         self._plugins_sent = [packed(plugin) for plugin in self._plugins]
-        await _join_cluster()
+        await join_cluster()
         nodes = [node for node in ray.nodes() if _cores(node)]
         if not nodes:
             raise ExecutorUnavailable("the Ray cluster has no node with a CPU")
@@ -153,7 +151,7 @@ class RayExecutor:
             ray.kill(actor)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_LIMIT_S):
-                await _beside(ray.shutdown)
+                await beside(ray.shutdown)
 
     async def score(self, chunk: Chunk) -> None:
         rows = chunk.open_rows()
@@ -319,8 +317,12 @@ class RayExecutor:
                 loaded = {key: LoadedReward.model_validate(reward) for key, reward in answer["rewards"].items()}
             except ValueError:
                 loaded = {}  # another version describes them otherwise
-            if not loaded or (self._rewards and loaded != self._rewards):
+            if not loaded or (self._rewards and without_reasons(loaded) != without_reasons(self._rewards)):
                 raise ExecutorUnavailable("the nodes have different rewards: install the same version everywhere")
+            refusals = refused(name, loaded)
+            if refusals and self._problem is None and not refusals.keys() <= refused(name, self._rewards).keys():
+                # What runs must not lose a reward because a node has joined.
+                raise ExecutorUnavailable("; ".join(refusals.values()))
         except (RayError, TimeoutError) as error:
             ray.kill(actor)
             raise ExecutorUnavailable(
@@ -329,7 +331,9 @@ class RayExecutor:
         except ExecutorUnavailable:
             ray.kill(actor)
             raise
-        self._rewards = loaded
+        self._rewards = {
+            key: unavailable(reward, refusals.get(key)) for key, reward in (self._rewards or loaded).items()
+        }
         self._members[node["NodeID"]] = member
         for _ in range(count + num_spare(count)):
             self._places.put_nowait(member)
@@ -344,53 +348,3 @@ def _expire(timeouts: set[asyncio.Timeout]) -> None:
     for timeout in timeouts:
         if not timeout.expired():
             timeout.reschedule(now)
-
-
-async def _join_cluster() -> None:
-    """Raises ExecutorUnavailable. In a thread `ray.init` leaves our signal handlers alone."""
-    own = {} if os.environ.get("RAY_ADDRESS") not in (None, "", "local") else {"include_dashboard": False}
-    try:
-        async with asyncio.timeout(JOIN_LIMIT_S):
-            # The cluster's processes are that thread's children, and Linux has them killed when it ends.
-            await _beside(lambda: ray.init(log_to_driver=False, logging_level="ERROR", **own), stay=True)
-    except TimeoutError:
-        raise ExecutorUnavailable(
-            f"no Ray cluster answered within {JOIN_LIMIT_S:g} s: set RAY_ADDRESS to one that runs, or to local for "
-            "one of its own; without it, Ray takes the last one that was started here, which may be gone"
-        ) from None
-    except (ConnectionError, RayError, ValueError) as error:
-        # Ray says why only in the traceback that its error's cause quotes.
-        if isinstance(error, AuthenticationError) or AuthenticationError.__name__ in str(error.__cause__):
-            raise ExecutorUnavailable(
-                "the Ray cluster asks for a token, and this server has none or another: set RAY_AUTH_MODE=token and "
-                "RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH) to the token that the cluster was started with"
-            ) from error
-        raise ExecutorUnavailable(f"no Ray cluster: {error}") from error
-
-
-async def _beside(call: Callable[[], Any], *, stay: bool = False) -> None:
-    """Run `call` in a thread that nobody waits for at the end; with `stay` it lives as long as the process."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
-
-    def tell(error: Exception | None) -> None:
-        if done.done():
-            return
-        if error is None:
-            done.set_result(None)
-        else:
-            done.set_exception(error)
-
-    def work() -> None:
-        error: Exception | None = None
-        try:
-            call()
-        except Exception as raised:
-            error = raised
-        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(tell, error)
-        if stay:
-            threading.Event().wait()
-
-    threading.Thread(target=work, name="ray", daemon=True).start()
-    await done

@@ -11,15 +11,20 @@ from typing import Any
 
 from ..plugin import any_installed
 from .base import Chunk, Executor, ExecutorUnavailable, LoadedReward
+from .environment import KEYS_OF_BUILT_IN
 from .process import ProcessExecutor
 
 
-def worker_processes(*, plugins: Sequence[Path], **options: Any) -> Executor:
-    """A `ProcessExecutor` with `options` for the built-in rewards and, where there are others, one for those."""
-    built_in = ProcessExecutor(**options)
+def worker_processes(*, plugins: Sequence[Path], environment: Mapping[str, str], **options: Any) -> Executor:
+    """A `ProcessExecutor` with `options` for the built-in rewards and, where there are others, one for those.
+
+    The keys of `judge` and `reward_model` are for the built-in ones alone.
+    """
+    built_in = ProcessExecutor(environment=environment, **options)
     if not plugins and not any_installed():
         return built_in
-    return SeparateExecutor(built_in, ProcessExecutor(plugins=plugins, **options))
+    for_plugins = {name: value for name, value in environment.items() if name not in KEYS_OF_BUILT_IN}
+    return SeparateExecutor(built_in, ProcessExecutor(plugins=plugins, environment=for_plugins, **options))
 
 
 def each_part(executor: Executor, wrap: Callable[[Executor], Executor]) -> Executor:

@@ -62,7 +62,7 @@ async def judge(
     x from 0 to `scale`; the score is x / `scale`. `url` ends before `/chat/completions`, as in `http://host:8000/v1`.
 
     The operator has to allow the URL: `grpo-reward serve --allowed-url http://host:8000`. A key comes from the
-    environment variable JUDGE_API_KEY (`--worker-env JUDGE_API_KEY`); it goes to every allowed URL that is asked for.
+    environment variable JUDGE_API_KEY, which no plugin sees; it goes to every allowed URL that is asked for.
 
     No score, never 0, when there is no grade: no answer within `request_timeout_s` (429, 5xx and lost connections are
     repeated until then), a refusal, an answer cut off at `max_tokens`, a last line that is no grade, a grade outside

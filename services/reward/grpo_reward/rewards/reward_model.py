@@ -40,7 +40,7 @@ async def reward_model(
 
     - `url`: a vLLM server, `vllm serve MODEL --runner pooling`; `{url}/classify` is called once per sample,
       `max_concurrency` at a time, with `model` if that is given. The operator has to allow the URL
-      (`--allowed-url`); a key comes from the environment variable REWARD_MODEL_API_KEY (`--worker-env`). No score where
+      (`--allowed-url`); a key comes from the environment variable REWARD_MODEL_API_KEY. No score where
       no answer comes within `request_timeout_s`; `detail` tells why.
     - without `url`, the model that the operator has loaded: `grpo-reward serve --reward-model FOLDER_OR_HUB_NAME`, with
       `pip install 'grpo-reward[model]'`. It runs on the CPU with `num_threads`. All workers share one copy of the

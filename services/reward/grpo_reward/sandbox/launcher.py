@@ -63,9 +63,11 @@ def main() -> int:
 def _keep(request: dict[str, Any], no_namespaces: str | None) -> None:
     """Run the tests one after the other."""
     no_landlock, no_seccomp = _probe()
-    _say({"missing": [reason for reason in (no_namespaces, no_landlock, no_seccomp) if reason]})
-    if no_namespaces and no_seccomp:
-        return  # nothing would stand between the program and the network
+    stand_open = _open_to_programs(no_namespaces, no_landlock, no_seccomp)
+    missing = [reason for reason in (no_namespaces, no_landlock, no_seccomp) if reason]
+    _say({"missing": missing, "open": stand_open})
+    if stand_open and not request["may_be_open"]:
+        return
     gc.disable()
     until = time.monotonic() + request["total_timeout_s"]
     for test in request["tests"]:
@@ -74,6 +76,15 @@ def _keep(request: dict[str, Any], no_namespaces: str | None) -> None:
             _say(_run(request, test, timeout_s))
         else:
             _say({"ended": "timeout", "stdout": "", "detail": "the time for all tests was over", "values": None})
+
+
+def _open_to_programs(no_namespaces: str | None, no_landlock: str, no_seccomp: str) -> list[str]:
+    """What no barrier closes, with the reasons. seccomp lets a program start no process, signal none but its own, and
+    open no socket, as namespaces do; only Landlock keeps it from reading files."""
+    found = [f"files ({no_landlock})"] if no_landlock else []
+    if no_namespaces and no_seccomp:
+        found += [f"{what} ({no_namespaces}; {no_seccomp})" for what in ("network", "processes")]
+    return found
 
 
 def _probe() -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 LAUNCHER = Path(__file__).with_name("launcher.py")
+SANDBOX_VARIABLE = "GRPO_REWARD_CODE_SANDBOX"
 START_S = 10.0
 """How long the launcher may take beside the tests, on a busy machine."""
 
@@ -31,10 +32,34 @@ class Run:
     """Values of a test's expressions as literals of Python, up to the one that raised; `<…>` for what has none."""
 
 
-def missing_barriers() -> list[str]:
-    """What of the sandbox this machine cannot do, with reasons; empty when it is whole. Raises SandboxError."""
+@dataclass(frozen=True)
+class Barriers:
+    """What of the sandbox this machine cannot do, and what of it therefore stands open to a program; with reasons."""
+
+    missing: list[str]
+    open: list[str]
+    """Of files, network and processes those that no other barrier closes."""
+
+
+def barriers_here() -> Barriers:
+    """Raises SandboxError."""
     nothing = {"source": "", "tests": [], "test_timeout_s": 1.0, "total_timeout_s": 1.0}
     return _ask({**nothing, "memory_bytes": 1 << 30, "max_output_bytes": 1}, START_S)[0]
+
+
+def may_be_open() -> bool:
+    """Whether the operator has given the sandbox up."""
+    return os.environ.get(SANDBOX_VARIABLE) == "open"
+
+
+def refusal_of(barriers: Barriers) -> str | None:
+    """Why no program is run here, and what to change; None when it is."""
+    if not barriers.open or may_be_open():
+        return None
+    return (
+        f"the sandbox leaves open to programs here: {', '.join(barriers.open)}; "
+        "mend that, or give it up with --code-sandbox open"
+    )
 
 
 def run_tests(
@@ -59,18 +84,18 @@ def run_tests(
         "memory_bytes": memory_bytes,
         "max_output_bytes": max_output_bytes,
     }
-    missing, runs = _ask(request, START_S + total_timeout_s)
+    barriers, runs = _ask(request, START_S + total_timeout_s)
     if len(runs) != len(tests):
-        reason = "; ".join(missing) if missing else "the launcher ended early"
+        reason = refusal_of(barriers) or "the launcher ended early"
         raise SandboxError(f"the sandbox ran {len(runs)} of {len(tests)} tests: {reason}")
     return runs
 
 
-def _ask(request: Mapping[str, Any], timeout_s: float) -> tuple[list[str], list[Run]]:
+def _ask(request: Mapping[str, Any], timeout_s: float) -> tuple[Barriers, list[Run]]:
     try:
         answer = subprocess.run(  # noqa: S603 - our own launcher
             [sys.executable, "-I", "-S", str(LAUNCHER)],
-            input=json.dumps(request).encode(),
+            input=json.dumps({**request, "may_be_open": may_be_open()}).encode(),
             capture_output=True,
             env={"LANG": "C.UTF-8", "PATH": os.defpath},
             cwd="/",
@@ -83,8 +108,8 @@ def _ask(request: Mapping[str, Any], timeout_s: float) -> tuple[list[str], list[
         raise SandboxError(f"the sandbox was killed by signal {-answer.returncode}")
     lines = io.BytesIO(answer.stdout)
     try:
-        missing: list[str] = json.loads(next(lines, b""))["missing"]
-        return missing, [_run_of(json.loads(line)) for line in lines]
+        barriers = Barriers(**json.loads(next(lines, b"")))
+        return barriers, [_run_of(json.loads(line)) for line in lines]
     except (IndexError, KeyError, TypeError, ValueError) as error:
         last = answer.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         raise SandboxError(f"the sandbox broke: {last or error}, exit status {answer.returncode}") from error

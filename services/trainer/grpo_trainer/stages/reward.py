@@ -1,7 +1,8 @@
 """Reward: samples get scores from the reward server."""
 
-import hashlib
+import asyncio
 import logging
+import time
 from functools import partial
 from pathlib import Path
 
@@ -13,15 +14,21 @@ from grpo_proto import (
     RewardDescription,
     RewardSpec,
     ScoreRequest,
+    ScoreResponse,
     ScoreSample,
 )
+from grpo_proto.code_hash import code_hash
 from grpo_proto.totals import missing_because, score_broken_again
 
 from ..config import RewardConfig
-from ..errors import RunError, UnavailableError, UsageError, storage_error_class
+from ..errors import RunError, ServersError, UnavailableError, UsageError, storage_error_class
+from ..reward_code import RewardCode
 from ..samples import Group, PromptRow
 
 log = logging.getLogger(__name__)
+
+PAUSE_S = 1.0
+ACCEPT = "serve the code that the run began with, or accept the new one: --resume --reward.accept_changed_code true"
 
 
 def reward_specs(config: RewardConfig) -> list[RewardSpec]:
@@ -35,8 +42,9 @@ def reward_specs(config: RewardConfig) -> list[RewardSpec]:
 class RewardStage:
     """Scores groups in place: `rewards` and `total_reward` of every sample."""
 
-    def __init__(self, client: RewardClient, config: RewardConfig):
+    def __init__(self, client: RewardClient, config: RewardConfig, *, code: RewardCode | None = None):
         self.client, self.config = client, config
+        self.code = code or RewardCode(accept=config.accept_changed_code)
         self.specs = reward_specs(config)
 
     async def check(self, rows: list[PromptRow]) -> None:
@@ -57,6 +65,10 @@ class RewardStage:
                     f"the reward server {self.client.base_url} has no reward {spec.name}; it has {', '.join(known)}",
                     hint="change reward.reward_funcs, or start it with --plugin FILE.py",
                 )
+            if (reason := known[spec.name].unavailable) is not None:
+                raise UnavailableError(
+                    f"the reward server {self.client.base_url} does not compute {spec.name}: {reason}"
+                )
             if spec.name in self.config.files:
                 _check_file(self.config.files[spec.name], known[spec.name], self.client.base_url)
             missing = [column for column in known[spec.name].columns if column not in rows[0].columns]
@@ -65,6 +77,12 @@ class RewardStage:
                     f"reward {spec.name} needs the column {missing[0]}; the dataset has {', '.join(rows[0].columns)}",
                     hint="add the column to the dataset, or take the reward out of reward.reward_funcs",
                 )
+
+        hashes = {spec.name: known[spec.name].code_hash for spec in self.specs}
+        if (change := self.code.change(hashes)) is not None:
+            if not self.code.accept:
+                raise UsageError(change, hint=ACCEPT)
+            self.code.adopt(hashes)
 
     async def score(self, groups: list[Group], *, step: int) -> None:
         """Score every sample; once more what broke. Raises RunError when the server stays away for `retry_for_s`."""
@@ -87,7 +105,7 @@ class RewardStage:
             timeout_s=self.config.timeout_s,
             deadline_s=self.config.deadline_s,
         )
-        score = partial(self.client.score, retry_for_s=self.config.retry_for_s)
+        score = partial(self._score, step=step)
         try:
             response = await score_broken_again(
                 request, await score(request), score, retry_for_s=self.config.retry_for_s
@@ -102,13 +120,34 @@ class RewardStage:
             if result.total is None:
                 sample.unscored_because = missing_because(self.specs, result.rewards)
 
+    async def _score(self, request: ScoreRequest, *, step: int) -> ScoreResponse:
+        """Raises ServersError, with the status of a wrong configuration, when the code has changed."""
+        give_up_s = time.monotonic() + self.config.retry_for_s
+        while True:
+            response = await self.client.score(request, retry_for_s=self.config.retry_for_s)
+            change = self.code.change(response.code_hashes)
+            if change is not None and not self.code.accept:
+                raise ServersError(change, hint=ACCEPT, exit_status=UsageError.exit_status)
+            if self.code.fits_step(step, response.code_hashes):
+                self.code.adopt(response.code_hashes)
+                return response
+            if time.monotonic() >= give_up_s:
+                raise ServersError(
+                    f"two versions of the rewards answer, and step {step} got no more scores of the first one within "
+                    f"{self.config.retry_for_s:g} s",
+                    hint="go on with --resume when the reward servers are of one version",
+                )
+            await asyncio.sleep(PAUSE_S)
+
 
 def _check_file(file: Path, served: RewardDescription, url: str) -> None:
     """Raise UnavailableError when the server's reward is not the one in `file`."""
     try:
-        own_hash = hashlib.sha256(file.read_bytes()).hexdigest()
+        own_hash = code_hash(file)
     except OSError as error:
         raise storage_error_class(error)(f"reward {served.name} is to come from {file}: {error.strerror}") from error
+    except SyntaxError as error:
+        raise UsageError(f"reward {served.name} is to come from {file}: {error}") from error
     if own_hash != served.code_hash:
         raise UnavailableError(
             f"the reward server {url} has {served.name} from another file than {file}, or from an older version of it",

@@ -8,7 +8,8 @@ from pathlib import Path
 
 
 def code_hash(file: Path) -> str:
-    """SHA-256 in hexadecimal of a reward's source file, and of those that it imports relatively, theirs too.
+    """SHA-256 in hexadecimal of a reward's source file, and of those that it imports from its own folder, theirs too:
+    relatively, or by plain `import helper` where the folder is no package.
 
     A file that imports none so has its own digest, the one that `sha256sum` prints: that is every plugin of one file.
     Libraries are not in it: the operator pins them.
@@ -36,10 +37,15 @@ def _imported(file: Path) -> frozenset[Path]:
 
 def _candidates(file: Path) -> Iterator[Path]:
     """Where the modules of `from .module import name` may be: `name` may be a module, too."""
+    in_package = (file.parent / "__init__.py").exists()
     for node in ast.walk(ast.parse(file.read_bytes())):
-        if isinstance(node, ast.ImportFrom) and node.level:
-            folder = file.parents[node.level - 1]
+        places: list[Path] = []
+        if isinstance(node, ast.ImportFrom) and (node.level or not in_package):
+            folder = file.parents[max(node.level - 1, 0)]
             module = folder.joinpath(*node.module.split(".")) if node.module else folder
-            for place in (module, *(module / name.name for name in node.names)):
-                yield place.with_suffix(".py")
-                yield place / "__init__.py"
+            places = [module, *(module / name.name for name in node.names)]
+        elif isinstance(node, ast.Import) and not in_package:
+            places = [file.parent.joinpath(*name.name.split(".")) for name in node.names]
+        for place in places:
+            yield place.with_suffix(".py")
+            yield place / "__init__.py"

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_reward.code_hash import _imported, code_hash
+from grpo_proto.code_hash import _imported, code_hash
 
 pytestmark = pytest.mark.usefixtures("forget_imports")
 
@@ -31,6 +31,10 @@ def test_a_file_alone_has_the_digest_that_sha256sum_prints(tmp_path):
         "from .between import words",
         "from .folder import words",
         "from .folder.deep import words",
+        "import helper",
+        "from helper import words",
+        "import folder.deep as deep",
+        "from folder import deep",
     ],
 )
 def test_a_change_in_what_it_imports_is_a_change(tmp_path: Path, statement: str):
@@ -47,6 +51,14 @@ def test_a_change_in_what_it_imports_is_a_change(tmp_path: Path, statement: str)
     for name in ("helper.py", "folder/__init__.py", "folder/deep.py"):
         (tmp_path / name).write_text("words = 2\n")
     assert code_hash(file) != before
+
+
+def test_a_plain_import_inside_a_package_is_a_librarys(tmp_path: Path):
+    (tmp_path / "__init__.py").write_text("")
+    (tmp_path / "json.py").write_text("")
+    file = tmp_path / "mine.py"
+    file.write_text("import json\n")
+    assert code_hash(file) == hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def test_a_built_in_reward_depends_on_its_helpers():
