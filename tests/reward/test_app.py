@@ -39,6 +39,8 @@ class TestScore:
         )
         body = response.json()
         assert body.pop("elapsed_s") > 0
+        hashes = {name: reward.description.code_hash for name, reward in server.executor.rewards.items()}
+        assert body.pop("code_hashes") == {name: hashes[name] for name in ("countdown", "format")}
         log = {"expression": "44 + 19 + 35"}
         countdown, form = {"score": 1.0, "status": "ok", "log": log}, {"score": 1.0, "status": "ok"}
         assert body == {"results": [{"id": "s-1", "total": 1.1, "rewards": {"countdown": countdown, "format": form}}]}

@@ -1,15 +1,18 @@
 """The canary: agreement passes, a served policy that computes something else stops the run."""
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from grpo_proto import ErrorDetail, InfrastructureError, RolloutRequest
-from grpo_trainer.canary import Probe, bound_for, compare, sample_probes
+from grpo_trainer.canary import Probe, bound_for, compare, own_logprobs, sample_probes
 from grpo_trainer.config import CanaryConfig, RunConfig
 from grpo_trainer.errors import RunError
 from grpo_trainer.fleet import Fleet
-from grpo_trainer.samples import PromptRow, TrainingSample
+from grpo_trainer.samples import MicroBatch, PromptRow, TrainingSample
 
 
 def probe(url: str, *logprobs: float) -> Probe:
@@ -66,3 +69,18 @@ async def test_a_server_that_is_too_busy_to_be_checked_stays(status: int | None,
     assert fleet.members == (fleet.replicas if stays else [])
     assert ("has not checked http://busy" in caplog.text) == stays
     await fleet.close()
+
+
+def test_the_trainers_own_logprobs_keep_to_the_budget_of_a_micro_batch_and_come_in_order():
+    seen: list[tuple[int, ...]] = []
+
+    def logprobs(micro_batches: list[MicroBatch]) -> list[torch.Tensor]:
+        seen.extend(tuple(batch.input_ids_BL.shape) for batch in micro_batches)
+        return [batch.input_ids_BL[batch.row_N, batch.column_N].float() for batch in micro_batches]
+
+    engine: Any = SimpleNamespace(device="cpu", logprobs=logprobs)
+    samples = [TrainingSample([9] * 3, list(range(1, 1 + n)), [], 0.0, True) for n in (4, 1, 6, 2) * 5]
+    own = own_logprobs(engine, samples, tokens_per_micro_batch=24, pad_token_id=0)
+    assert own == [list(map(float, sample.token_ids)) for sample in samples]
+    assert all(rows * columns <= 24 for rows, columns in seen)
+    assert own_logprobs(engine, [], tokens_per_micro_batch=24, pad_token_id=0) == []

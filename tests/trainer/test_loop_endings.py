@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from grpo_proto import ErrorDetail, FatalError
 from grpo_trainer import loop
@@ -21,6 +22,7 @@ from grpo_trainer.ranks import Ranks
 from grpo_trainer.stages import push as stage
 from grpo_trainer.stop_signal import StopRequested, StopSignal
 
+FOUND = {"message": "it serves another policy", "hint": "same dtype?", "exit_status": 1}
 FAILURE = stage.Failure("no rollout server answers", final=False)
 
 
@@ -53,10 +55,10 @@ class Clock:
 
 @pytest.fixture
 def attempt(monkeypatch: pytest.MonkeyPatch) -> Callable[[Pusher], None]:
-    monkeypatch.setattr(stage, "plan_push", lambda *_: None)
+    monkeypatch.setattr(stage, "plan_push", lambda *_, **__: None)
     monkeypatch.setattr(stage, "PAUSE_BETWEEN_ATTEMPTS_S", 0.25)
     monkeypatch.setattr(stage, "time", Clock())
-    engine: Any = SimpleNamespace(named_parameters_for_push=list)
+    engine: Any = SimpleNamespace(named_parameters_for_push=list, device=torch.device("cpu"))
     config = WeightsConfig(push_deadline_s=1.0)
     return lambda pusher: stage.push(3, engine, Ranks(0, 1), pusher, config)  # type: ignore[arg-type, return-value]
 
@@ -225,15 +227,16 @@ def test_every_rank_hears_that_a_server_serves_another_policy(rank: int, monkeyp
     for name, found in (("wait_for", []), ("own_logprobs", []), ("bound_for", 0.1), ("stage", nullcontext())):
         monkeypatch.setattr(loop, name, lambda *_, found=found, **__: found)
     monkeypatch.setattr(loop, "compare", compare)
-    hears = iter([[], {"message": "it serves another policy", "hint": "same dtype?"}])  # the samples, what was found
+    hears = iter([[], FOUND])  # the samples, what was found
     ranks = SimpleNamespace(broadcast_json=(lambda message: message) if rank == 0 else (lambda _: next(hears)))
     rank0 = SimpleNamespace(journal=SimpleNamespace(add=None)) if rank == 0 else None
     engine = SimpleNamespace(device=SimpleNamespace(type="cpu"))
-    run: Any = SimpleNamespace(config=None, engine=engine, ranks=ranks, pad_token_id=0, rank0=rank0)
+    config = SimpleNamespace(deepspeed=SimpleNamespace(tokens_per_micro_batch=64))
+    run: Any = SimpleNamespace(config=config, engine=engine, ranks=ranks, pad_token_id=0, rank0=rank0)
     with pytest.raises(RunError, match="serves another policy") as failure:
         loop.check_canary(run, version=3)
     assert not isinstance(failure.value, ServersError)
-    assert list(hears) == ([] if rank else [[], {"message": "it serves another policy", "hint": "same dtype?"}])
+    assert list(hears) == ([] if rank else [[], FOUND])
 
 
 def test_servers_that_another_trainer_took_over_end_the_wait_and_name_it():

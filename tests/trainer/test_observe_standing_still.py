@@ -118,6 +118,7 @@ def test_the_wait_says_when_it_is_for_scores_and_an_evaluation_stays_one(
         conductor = object.__new__(Conductor)
         conductor.loop, conductor.status, conductor.stop = loop, status, StopSignal()
         conductor.fleet = SimpleNamespace(needs_push=asyncio.Event())  # type: ignore[assignment]
+        conductor.pusher = SimpleNamespace(lease=SimpleNamespace(taken_over=None))  # type: ignore[assignment]
         conductor.pipeline = SimpleNamespace(lacks_only_scores=only_scores)  # type: ignore[assignment]
         assert conductor.wait(conductor.start(asyncio.to_thread(done.wait, 20))) == "done"
     assert stages[:3] == [stage, says, says]

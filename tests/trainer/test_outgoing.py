@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from grpo_proto.transport import plan_manifest, view_tensor
-from grpo_trainer.outgoing import MIB, OutgoingBuckets, plan_push
+from grpo_trainer.outgoing import LARGEST_MIB, MIB, OutgoingBuckets, bucket_limit_s, plan_push
 
 PARAMETERS = {f"w{number}": torch.full((100,), float(number)) for number in range(5)}
 TRIPLES = [(name, "float32", list(tensor.shape)) for name, tensor in PARAMETERS.items()]
@@ -27,6 +27,15 @@ def no_gathering(log: list[int]):
 def test_buckets_are_a_sixteenth_of_the_weights_within_bounds(total_mib: int, bucket_mib: int | None, largest_mib: int):
     tensors = [(f"w{number}", "uint8", [MIB]) for number in range(total_mib)]
     assert max(plan_push(tensors, bucket_mib).bucket_bytes) == largest_mib * MIB
+
+
+def test_buckets_of_a_large_model_grow_over_nccl_and_their_time_out_with_them():
+    tensors = [(f"w{number}", "uint8", [64 * MIB]) for number in range(100)] + [("head", "uint8", [640 * MIB])]
+    manifest = plan_push(tensors, None, largest_mib=LARGEST_MIB["nccl"])
+    assert sorted(set(manifest.bucket_bytes)) == [256 * MIB, 640 * MIB]
+    assert bucket_limit_s(manifest, 30.0, push_deadline_s=1000.0) == 300.0
+    assert bucket_limit_s(manifest, 30.0, push_deadline_s=200.0) == 200.0
+    assert bucket_limit_s(plan_push(tensors[:4], None), 30.0, push_deadline_s=200.0) == 30.0
 
 
 def test_every_bucket_holds_its_tensors_until_the_next_but_one_is_asked_for():

@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from grpo_trainer.config import RunConfig
+from grpo_trainer.doubts import doubts
 from grpo_trainer.errors import UsageError
 from grpo_trainer.settings import read_config, write_resolved
 
@@ -115,6 +116,20 @@ def test_truncated_sampling_is_refused_where_the_servers_logprobs_enter_the_loss
     with pytest.raises(UsageError, match=rf"rollout\.{setting} {value}: .*algorithm\.max_staleness 1"):
         read(run_file, *truncated, *uncorrected, "--algorithm.max_staleness", "1")
     assert read(run_file, *truncated, *uncorrected).rollout.distorting == [f"rollout.{setting} {value}"]
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "named"),
+    [
+        ("reward.timeout_s", 120, "reward.timeout_s 120 is not below reward.deadline_s 120"),
+        ("weights.bucket_timeout_s", 300, "weights.bucket_timeout_s 300 is not below weights.push_deadline_s 300"),
+        ("weights.lease_s", 30, "weights.bucket_timeout_s 30 is not below weights.lease_s 30"),
+    ],
+)
+def test_pairs_of_time_outs_that_cannot_work_together_are_named(run_file: Path, flag: str, value: int, named: str):
+    assert doubts(read(run_file)) == []
+    [doubt] = doubts(read(run_file, f"--{flag}", str(value)))
+    assert named in doubt
 
 
 def test_an_unknown_key_in_a_file_names_the_nearest_one(run_file: Path, tmp_path: Path):

@@ -12,7 +12,8 @@ engine.py                    DeepSpeed; its parts: model.py, schedule.py, deepsp
                              outgoing.py (weights → buckets), random_state.py
 __main__.py → start.py → run.py
                              how a run begins; several ranks: launch.py, meeting.py, process_group.py, ranks.py
-config.py, settings.py       what a run file may say, and where each value comes from; dry_run.py: what it would do
+config.py, settings.py       what a run file may say, and where each value comes from; doubts.py, dry_run.py: what
+                             seldom is meant, what it would do
 data.py, sources.py, prompts.py, recipes/
                              rows → prompts; tokenizer.py
 checkpoint.py, saving.py, run_folder.py, run_lock.py

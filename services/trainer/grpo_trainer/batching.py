@@ -88,7 +88,7 @@ def plan_updates(
             lightest = loads.index(min(loads))
             members[lightest].append(i)
             loads[lightest] += samples[i].num_tokens
-        packed = [_pack(samples, indices, tokens_per_micro_batch) for indices in members]
+        packed = [pack(samples, indices, tokens_per_micro_batch) for indices in members]
         count = max(len(micro_batches) for micro_batches in packed)
         plan.append([_spread(micro_batches, count) for micro_batches in packed])
     return plan
@@ -174,7 +174,8 @@ def _members(update: list[list[list[int]]]) -> list[int]:
     return [i for micro_batches in update for indices in micro_batches for i in indices]
 
 
-def _pack(samples: Sequence[TrainingSample], longest_first: list[int], budget: int) -> list[list[int]]:
+def pack(samples: Sequence[TrainingSample], longest_first: list[int], budget: int) -> list[list[int]]:
+    """`longest_first` as micro-batches of rows × longest row ≤ `budget` tokens, as `plan_updates` says."""
     packed: list[list[int]] = []
     for i in longest_first:
         longest = samples[packed[-1][0]].num_tokens if packed else 0

@@ -12,11 +12,10 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from grpo_proto import ConflictError, InfrastructureError, Prompt, RolloutRequest, RolloutResponse, Sampling
 
-from .batching import collate
+from .batching import collate, pack
 from .config import CanaryConfig, RunConfig
 from .engine import TrainingEngine
 from .errors import RunError
@@ -83,21 +82,26 @@ async def sample_probes(
     ]
 
 
-def own_logprobs(engine: TrainingEngine, samples: Sequence[TrainingSample], *, pad_token_id: int) -> list[list[float]]:
-    """The trainer's logprobs of the same tokens. All ranks call it, each with all samples: they are few and short."""
-    if not samples:
-        return []
-    everything = collate(
-        samples,
-        range(len(samples)),
-        [0.0] * len(samples),
-        update_tokens=0,
-        pad_token_id=pad_token_id,
-        device=engine.device,
-    )
-    flat = engine.logprobs([everything])[0].tolist()
-    ends = list(accumulate(len(sample.token_ids) for sample in samples))
-    return [flat[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+def own_logprobs(
+    engine: TrainingEngine, samples: Sequence[TrainingSample], *, tokens_per_micro_batch: int, pad_token_id: int
+) -> list[list[float]]:
+    """The trainer's logprobs of the same tokens. All ranks call it, each with all samples: they are few and short.
+
+    With many servers they are many more than a micro-batch holds.
+    """
+    longest_first = sorted(range(len(samples)), key=lambda i: (-samples[i].num_tokens, i))
+    packed = pack(samples, longest_first, tokens_per_micro_batch)
+    micro_batches = [
+        collate(
+            samples, indices, [0.0] * len(samples), update_tokens=0, pad_token_id=pad_token_id, device=engine.device
+        )
+        for indices in packed
+    ]
+    found: dict[int, list[float]] = {}
+    for indices, logprobs_N in zip(packed, engine.logprobs(micro_batches), strict=True):
+        lengths = [len(samples[i].token_ids) for i in indices]
+        found |= dict(zip(indices, (part.tolist() for part in logprobs_N.split(lengths)), strict=True))
+    return [found[i] for i in range(len(samples))]
 
 
 def compare(

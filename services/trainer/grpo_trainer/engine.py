@@ -248,7 +248,7 @@ class TrainingEngine:
 
 
 @contextlib.contextmanager
-def _failing_afterwards(*methods: tuple[Any, str], afterwards: Callable[[], None]) -> Iterator[None]:
+def _failing_afterwards(*methods: tuple[Any, str], afterwards: Callable[[], None] = lambda: None) -> Iterator[None]:
     """What these raise is raised at the end: DeepSpeed's ranks meet after their writing, and would wait there for one
     whose disk is full until the limit of a collective. `afterwards` is called after each."""
     failures: list[Exception] = []

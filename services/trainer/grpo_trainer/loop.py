@@ -201,7 +201,8 @@ def check_canary(run: Run, *, version: int) -> None:
     with stage(run, "eval"):
         probes = wait_for(run, Conductor.probes, version=version) or []
         samples = from_json(run.ranks.broadcast_json(to_json(probe.sample for probe in probes)))
-        own = own_logprobs(run.engine, samples, pad_token_id=run.pad_token_id)
+        budget = run.config.deepspeed.tokens_per_micro_batch
+        own = own_logprobs(run.engine, samples, tokens_per_micro_batch=budget, pad_token_id=run.pad_token_id)
         failure = None
         if run.rank0:
             try:

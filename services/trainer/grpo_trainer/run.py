@@ -10,6 +10,7 @@ from grpo_proto import ServiceError
 from .conductor import Conductor
 from .config import RunConfig
 from .data import load_prompt_rows
+from .doubts import doubts
 from .engine import TrainingEngine
 from .engine_state import layout, read_engine_state
 from .errors import RunError
@@ -72,20 +73,18 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
     if state:  # before the loads and the waits: who looks at the run meanwhile sees what it did
         status.know_run(max_steps=0, step=step)
         status.history.restore(config.run_dir, through_step=step)
-    tokenizer = load_tokenizer(config.model)
-    rows = load_prompt_rows(config.data, tokenizer, split="train")
-    eval_rows = load_prompt_rows(config.data, tokenizer, split="eval")
-    max_steps = number_of_steps(config, len(rows))
-    status.know_run(max_steps=max_steps, step=step)
 
-    conductor = None
+    conductor, max_steps, pad_token_id = None, 0, 0
     if first_rank:
+        tokenizer = load_tokenizer(config.model)
+        pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+        rows = load_prompt_rows(config.data, tokenizer, split="train")
+        eval_rows = load_prompt_rows(config.data, tokenizer, split="eval")
+        max_steps = number_of_steps(config, len(rows))
+        status.know_run(max_steps=max_steps, step=step)
         write_resolved(config, config.run_dir / "run.yaml")
-        if config.rollout.distorting:
-            log.warning(
-                "%s: the policy is trained as if it had sampled without, from all tokens",
-                ", ".join(config.rollout.distorting),
-            )
+        for doubt in doubts(config):
+            log.warning("%s", doubt)
         conductor = open_parts.enter_context(
             Conductor(
                 config,
@@ -110,10 +109,13 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
     with stop.ending_at_once() if meeting.has_others else nullcontext():
         if first_rank:
             status.enter_phase("waiting for the other ranks", limit_s=config.deepspeed.timeout_s)
-            meeting.tell({"folder": str(folder) if folder else None, "step": step})
-        else:
+            told = {"step": step, "max_steps": max_steps, "pad_token_id": pad_token_id}
+            meeting.tell(told | {"folder": str(folder) if folder else None})
+        else:  # which so need neither the data nor the tokenizer
             told = meeting.hear(silence_s=SILENCE_S)
             folder, step = Path(told["folder"]) if told["folder"] else None, told["step"]
+            max_steps, pad_token_id = told["max_steps"], told["pad_token_id"]
+            status.know_run(max_steps=max_steps, step=step)
         join_process_group(timeout_s=config.deepspeed.timeout_s)
     status.enter_phase("loading the model", limit_s=config.server.loading_s)
     engine = TrainingEngine(
@@ -140,7 +142,6 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
         )
         rank0 = Rank0(conductor, journal)
 
-    pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     parts = Run(config, engine, ranks, max_steps, pad_token_id, rank0)
     finished = train(parts, step=step)
     if finished < max_steps:

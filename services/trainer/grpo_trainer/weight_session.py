@@ -99,12 +99,12 @@ class WeightSession:
         log.info("weight session %d with %s over %s", number, ", ".join(r.url for r in members), backend)
         return cls(number, members, group, config)
 
-    async def begin(self, version: int, manifest: Manifest, *, deadline_s: float) -> None:
+    async def begin(self, version: int, manifest: Manifest, *, bucket_timeout_s: float, deadline_s: float) -> None:
         request = BeginRequest(
             session=self.number,
             version=version,
             manifest=manifest,
-            bucket_timeout_s=self.config.bucket_timeout_s,
+            bucket_timeout_s=bucket_timeout_s,
             deadline_s=deadline_s,
         )
         await _all(self.members, [replica.weights.begin(request) for replica in self.members])

@@ -7,6 +7,7 @@ it. Each of the two has its workers, its fork server and its turns, so that neit
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ..plugin import any_installed
@@ -15,7 +16,9 @@ from .environment import KEYS_OF_BUILT_IN
 from .process import ProcessExecutor
 
 
-def worker_processes(*, plugins: Sequence[Path], environment: Mapping[str, str], **options: Any) -> Executor:
+def worker_processes(
+    *, plugins: Sequence[Path], environment: Mapping[str, str] = MappingProxyType({}), **options: Any
+) -> Executor:
     """A `ProcessExecutor` with `options` for the built-in rewards and, where there are others, one for those.
 
     The keys of `judge` and `reward_model` are for the built-in ones alone.

@@ -23,7 +23,7 @@ from ..errors import RunError, ServersError, TrainerError, UsageError
 from ..event_loop import EventLoopThread
 from ..fleet import Fleet, Replica
 from ..lease import Lease
-from ..outgoing import plan_push
+from ..outgoing import LARGEST_MIB, bucket_limit_s, plan_push
 from ..ranks import Ranks
 from ..stop_signal import StopRequested, StopSignal
 from ..weight_session import MAX_REASON, WeightSession
@@ -68,6 +68,7 @@ class WeightPusher:
         self.absences = Absences()
         self.lease = Lease(lambda: self.session, has_heartbeat, lease_s=config.lease_s)
         self._last_number = 0
+        self._bucket_s = config.bucket_timeout_s
         self._try_each_alone = False
         self._under_way: Transfer | None = None
 
@@ -79,7 +80,10 @@ class WeightPusher:
         try:
             members = self._members(deadline_s)
             session = self._session_with(members, deadline_s)
-            self.loop.run(session.begin(version, manifest, deadline_s=deadline_s))
+            self._bucket_s = bucket_limit_s(
+                manifest, self.config.bucket_timeout_s, push_deadline_s=self.config.push_deadline_s
+            )
+            self.loop.run(session.begin(version, manifest, bucket_timeout_s=self._bucket_s, deadline_s=deadline_s))
         except MemberFailed as error:
             return self._give_up(error, final=self._is_final(error, members))
         except (TrainerError, ServiceError, RuntimeError, TimeoutError) as error:
@@ -103,7 +107,7 @@ class WeightPusher:
         if failure is not None:
             return failure
         try:
-            self._under_way = self._open_session().group.start_broadcast(bucket, timeout_s=self.config.bucket_timeout_s)
+            self._under_way = self._open_session().group.start_broadcast(bucket, timeout_s=self._bucket_s)
         except RuntimeError as error:
             return self._give_up(error, final=False)
         return None
@@ -211,7 +215,9 @@ def push(
     for.
     """
     started = time.monotonic()
-    manifest = plan_push(engine.named_parameters_for_push(), config.bucket_mib)
+    backend = "nccl" if engine.device.type == "cuda" and config.backend != "gloo" else "gloo"
+    parameters = engine.named_parameters_for_push()
+    manifest = plan_push(parameters, config.bucket_mib, largest_mib=LARGEST_MIB[backend])
     attempts = 0
     while True:
         attempts += 1
