@@ -34,6 +34,7 @@ from grpo_proto.transport import (
 from grpo_proto.weights import Backend, Manifest, TensorSpec
 
 from .layers import copy_pending_views, forget_loaded, unloaded_layers
+from .staging import Staging
 
 logger = logging.getLogger("vllm.grpo_rollout.receiver")
 
@@ -82,22 +83,18 @@ class Account:
 
 
 class IncomingPush:
-    """One push: its manifest, the staging buffers used in turn, the digest of what has come."""
+    """One push: its manifest, the digest of what has come."""
 
-    def __init__(self, number: int, manifest: Manifest, staging: list[torch.Tensor], bucket_timeout_s: float):
+    def __init__(self, number: int, manifest: Manifest, device: torch.device, bucket_timeout_s: float):
         self.number = number
         self.bucket_bytes = manifest.bucket_bytes
         self.bucket_timeout_s = bucket_timeout_s
         self.tensors: list[list[TensorSpec]] = [[] for _ in manifest.bucket_bytes]
         for spec in manifest.tensors:
             self.tensors[spec.bucket].append(spec)
-        self.staging = staging
-        self.digest = Digest(max(manifest.bucket_bytes), staging[0].device)
+        self.digest = Digest(max(manifest.bucket_bytes), device)
         self.transfers: dict[int, Transfer] = {}
         self.account = Account(number)
-
-    def buffer(self, bucket: int) -> torch.Tensor:
-        return self.staging[bucket % 2][: self.bucket_bytes[bucket]]
 
 
 class Receiver:
@@ -113,8 +110,7 @@ class Receiver:
         self.latest: Account | None = None
         self.reload_open = False
         self.packed_heads: dict[torch.nn.Module, Any] = {}
-        # Kept from push to push: the first touch of a fresh buffer costs more than the transfer into it.
-        self.staging: list[torch.Tensor] = []
+        self.staging = Staging()
         # Said at every push about layers that have nothing to load; `unloaded_layers` finds those that have.
         reload_logger = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
         reload_logger.addFilter(lambda record: "Failed to load weights" not in str(record.msg))
@@ -192,8 +188,8 @@ class Receiver:
         on_device = self.group.backend == "nccl"
         device = self.worker.device if on_device else torch.device("cpu")
         manifest = Manifest.model_validate_json(manifest_json)
-        self._make_staging(max(manifest.bucket_bytes), device)
-        self.push = IncomingPush(number, manifest, self.staging, bucket_timeout_s)
+        self.staging.prepare(manifest, device)
+        self.push = IncomingPush(number, manifest, device, bucket_timeout_s)
         self.latest = self.push.account
         with set_current_vllm_config(self.worker.vllm_config), torch.no_grad():
             self.reload_open = True
@@ -203,11 +199,6 @@ class Receiver:
                 if isinstance(module, VocabParallelEmbedding) and hasattr(module, "cpu_linear")
             }
             initialize_layerwise_reload(self.model)
-
-    def _make_staging(self, num_bytes: int, device: torch.device) -> None:
-        """Two buffers: one is loaded while the other is filled."""
-        if not self.staging or self.staging[0].numel() < num_bytes or self.staging[0].device.type != device.type:
-            self.staging = [torch.zeros(num_bytes, dtype=torch.uint8, device=device) for _ in range(2)]
 
     def receive(self, number: int) -> int:
         """Load one bucket, waiting at most its time-out for it, and those that come in the `RECEIVE_S` after the call.
@@ -224,7 +215,7 @@ class Receiver:
         return push.account.num_loaded
 
     def _receive_bucket(self, push: IncomingPush, bucket: int) -> None:
-        """Wait for a bucket and load it. The next one already comes in meanwhile."""
+        """Wait for a bucket and load it. The next one already comes in meanwhile, where there is room for it."""
         try:
             self._start_transfer(push, bucket)
             push.transfers[bucket].wait()
@@ -232,7 +223,7 @@ class Receiver:
             self.leave()
             raise RuntimeError(f"bucket {bucket} of {len(push.bucket_bytes)} did not come: {error}") from error
         del push.transfers[bucket]
-        if bucket + 1 < len(push.bucket_bytes):
+        if bucket + 1 < len(push.bucket_bytes) and self.staging.overlap(bucket, bucket + 1):
             self._start_transfer(push, bucket + 1)
         try:
             self._load(push, bucket)
@@ -241,18 +232,18 @@ class Receiver:
             raise
 
     def _load(self, push: IncomingPush, bucket: int) -> None:
-        buffer = push.buffer(bucket)
+        buffer = self.staging.buffer(bucket)
         push.digest.add(buffer)
         with set_current_vllm_config(self.worker.vllm_config), torch.no_grad(), disable_mtp_completeness_check():
             self.model.load_weights((spec.name, view_tensor(buffer, spec)) for spec in push.tensors[bucket])
             # The buffer is about to be used again, but a fused layer keeps its parts until the last has come.
-            copy_pending_views(self.model, push.staging[bucket % 2])
+            copy_pending_views(self.model, buffer)
 
     def _start_transfer(self, push: IncomingPush, bucket: int) -> None:
         if bucket not in push.transfers:
             if self.group is None:
                 raise RuntimeError("the process group is gone")
-            buffer = push.buffer(bucket)
+            buffer = self.staging.buffer(bucket)
             push.transfers[bucket] = self.group.start_broadcast(buffer, timeout_s=push.bucket_timeout_s)
 
     def finish(self, number: int) -> str:
@@ -262,6 +253,7 @@ class Receiver:
         digest = push.digest.hexdigest()
         self._finalize()
         self.push = None
+        self.staging.release()
         if missing:
             raise RuntimeError(f"nothing was loaded into {', '.join(missing[:5])} ({len(missing)} layers)")
         self.worker.model_runner.reset_lora_state()
