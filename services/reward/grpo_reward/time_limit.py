@@ -11,7 +11,8 @@ from typing import TypeVar
 ResultT = TypeVar("ResultT")
 
 AGAIN_S = 0.2
-"""After the limit the work is ended again and again: a library may swallow it once."""
+"""After the limit the work is ended again and again: a library may swallow it once, and what is raised while Python
+collects garbage (a `__del__`, somebody's callback) is printed and lost."""
 
 
 class TooCostly(BaseException):

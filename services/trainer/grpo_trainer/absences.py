@@ -54,7 +54,7 @@ class Absences:
         record.pushes_left = 2**record.times_left_out
         record.times_left_out += 1
         log.warning(
-            "rollout server %s fails pushes and is left out of %s: %s",
+            "rollout server %s fails pushes and is left out of %s, while rollout.min_replicas others are there: %s",
             replica.url,
             "this one" if record.pushes_left == 1 else f"{record.pushes_left} of them",
             reason,
