@@ -167,10 +167,11 @@ def test_what_is_no_url_is_wrong_usage(url):
 def test_an_interrupt_keeps_what_was_scored(plugin, rows, tmp_path):
     kept = tmp_path / "kept.jsonl"
     arguments = ["score", rows, "--rewards", "slow", "--plugin", plugin, "--workers", "2", "--out", str(kept)]
-    # A group of its own, as a shell makes one: Ctrl-C goes to all of it.
+    # A group of its own, as a shell makes one: Ctrl-C goes to all of it. Tests in the background of a shell ignore it.
     with subprocess.Popen(
-        [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
+        [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as process:  # fmt: skip
         calls, until_s = Path(f"{plugin}.calls"), time.monotonic() + PATIENCE_S
         while not (calls.exists() and calls.stat().st_size > 100) and time.monotonic() < until_s:
             time.sleep(0.02)
