@@ -162,6 +162,17 @@ async def test_a_sample_is_not_blamed_for_another_that_kills_the_fork_server(mac
     assert machinery.restarts == {"lost": 4}
 
 
+async def test_a_late_keeper_does_not_change_who_is_blamed(machinery):
+    keeper, victim = machinery.executor._forkserver.pid, fork_server(machinery.executor)
+    os.kill(keeper, signal.SIGSTOP)
+    work = asyncio.create_task(machinery.statuses("kill the parent", ""))
+    assert await gone(victim)
+    await asyncio.sleep(1.5)  # longer than the wait for a worker's own status
+    os.kill(keeper, signal.SIGCONT)
+    assert await work == ["error", "ok"]
+    assert machinery.restarts == {"lost": 4}
+
+
 def links_of(pid: int) -> set[str]:
     """What the descriptors of a process lead to, the standard streams left aside."""
     return {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if int(link.name) > 2}

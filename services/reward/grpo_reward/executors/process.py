@@ -173,6 +173,8 @@ class ProcessExecutor:
         worker = await self._free_worker()
         try:
             ending = await worker.run(chunk, items)
+            if ending.kind == "death":
+                await self._reported(worker)
         except (InvalidParams, PydanticSerializationError):
             self._release(worker)  # it has nothing of this chunk in work
             raise
@@ -194,6 +196,17 @@ class ProcessExecutor:
                 blame.lost(ending, items, with_fork_server=worker.retired)
                 self._retire(worker, ending.kind)
         return False
+
+    async def _reported(self, worker: WorkerHandle) -> None:
+        """Wait until the fork server reports that a worker has ended, or is lost with all workers.
+
+        Which of the two decides who is blamed. A keeper short of processor time closes its socket seconds after the
+        death of the fork server and the workers.
+        """
+        self._tell({"kill": worker.number})  # one that only closed its connection lives on
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PING_LIMIT_S):
+                await asyncio.shield(worker.exit_status)
 
     async def _free_worker(self) -> WorkerHandle:
         while not self._idle:
@@ -317,7 +330,7 @@ class ProcessExecutor:
         worker = self._living.get(number)
         if worker is None:
             return
-        worker.exit_status.set_result(status)
+        worker.ended(status)
         if worker.idle:
             self._retire(worker, "death")
         else:
@@ -344,7 +357,8 @@ class ProcessExecutor:
         pause_s = LOSS_PAUSES_S[min(len(self._losses), len(LOSS_PAUSES_S)) - 1]
         when = f" in {pause_s:g} s; that was {len(self._losses)} times within {LOSSES_S:g} s" if pause_s else ""
         log.error("%s, and its workers with it: it is started again%s", reason, when)
-        for _ in self._living:
+        # Count all workers, also those that just then wait to be started: all are started anew.
+        for _ in range(self.workers + self._spare if self._living else 0):
             self._on_restart("lost")
         self._reviving = True
         for task in self._tasks - {asyncio.current_task()}:
@@ -384,6 +398,7 @@ class ProcessExecutor:
         for worker in list(self._living.values()):
             worker.retired = True
             worker.close()
+            worker.ended(None)
         self._living.clear()
         self._idle.clear()
         self._freed.set()

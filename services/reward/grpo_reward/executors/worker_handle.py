@@ -66,8 +66,8 @@ class WorkerHandle(asyncio.Protocol):
         self.number = number
         self.retired = False
         self.idle = False
-        self.exit_status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        """Set when the fork server has collected it."""
+        self.exit_status: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        """Set when the fork server has collected it; to None when it was dropped together with the fork server."""
         with contextlib.ExitStack() as opened:
             self.ours, self.theirs = socket.socketpair()
             opened.callback(self.ours.close)
@@ -88,6 +88,10 @@ class WorkerHandle(asyncio.Protocol):
         self._chunks = 0
         self._last_item = -1
         """What was in work when the connection was closed from here."""
+
+    def ended(self, status: int | None) -> None:
+        if not self.exit_status.done():
+            self.exit_status.set_result(status)
 
     async def connect(self) -> None:
         self.ours.setblocking(False)
@@ -236,5 +240,7 @@ class WorkerHandle(asyncio.Protocol):
             async with asyncio.timeout(1.0):
                 status = await asyncio.shield(self.exit_status)
         except TimeoutError:
+            status = None
+        if status is None:
             return "it closed its connection"
         return f"it was killed by signal {-status}" if status < 0 else f"it exited with status {status}"
