@@ -122,10 +122,10 @@ async def test_workers_come_back_when_there_are_descriptors_again(tmp_path: Path
     async with workers(tmp_path, spare=0) as executor:
         tries, handle = itertools.count(), process.WorkerHandle
 
-        def none_left(number: int) -> process.WorkerHandle:
+        def none_left(number: int, **named: object) -> process.WorkerHandle:
             if next(tries) < 3:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            return handle(number)
+            return handle(number, **named)
 
         monkeypatch.setattr(process, "WorkerHandle", none_left)
         late = naps(5.0, timeout_s=0.05)

@@ -195,7 +195,7 @@ class Scoring:
             return
         if isinstance(error, InvalidParams):
             raise Refusal(422, "invalid_param", f"params of {error}", hint="GET /v1/rewards has their schema")
-        raise Refusal(503, "not_ready", str(error), retryable=True)
+        raise shutting_down() if self.draining else Refusal(503, "not_ready", str(error), retryable=True)
 
     @leaves_no_circle
     async def _lane(self, pieces: Sequence["_Piece"], extras: AnswerExtras) -> None:

@@ -16,6 +16,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -173,8 +174,6 @@ class ProcessExecutor:
         worker = await self._free_worker()
         try:
             ending = await worker.run(chunk, items)
-            if ending.kind == "death":
-                await self._reported(worker)
         except (InvalidParams, PydanticSerializationError):
             self._release(worker)  # it has nothing of this chunk in work
             raise
@@ -196,17 +195,6 @@ class ProcessExecutor:
                 blame.lost(ending, items, with_fork_server=worker.retired)
                 self._retire(worker, ending.kind)
         return False
-
-    async def _reported(self, worker: WorkerHandle) -> None:
-        """Wait until the fork server reports that a worker has ended, or is lost with all workers.
-
-        Which of the two decides who is blamed. A keeper short of processor time closes its socket seconds after the
-        death of the fork server and the workers.
-        """
-        self._tell({"kill": worker.number})  # one that only closed its connection lives on
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(PING_LIMIT_S):
-                await asyncio.shield(worker.exit_status)
 
     async def _free_worker(self) -> WorkerHandle:
         while not self._idle:
@@ -235,7 +223,7 @@ class ProcessExecutor:
             self._idle.remove(worker)
         self._last_release = time.monotonic()
         self._living.pop(worker.number, None)
-        self._tell({"kill": worker.number})
+        worker.kill()
         worker.close()
         if self._stopping or self.failed:
             return
@@ -250,7 +238,7 @@ class ProcessExecutor:
             await asyncio.sleep(SPAWN_BACKOFF_S[min(attempt, len(SPAWN_BACKOFF_S) - 1)])
             self._spawned += 1
             try:
-                worker = WorkerHandle(self._spawned)
+                worker = WorkerHandle(self._spawned, kill=partial(self._tell, {"kill": self._spawned}))
             except OSError as error:  # connections may have taken all descriptors
                 self._unspawned = str(error)
                 continue
@@ -272,7 +260,7 @@ class ProcessExecutor:
             self._stillborn += not worker.retired  # or it was not begun, or went with the fork server
             worker.retired = True
             self._living.pop(worker.number, None)
-            self._tell({"kill": worker.number})
+            worker.kill()
             worker.close()
             if self.failed or self._reviving or self._forkserver is not forkserver:
                 return
@@ -334,8 +322,7 @@ class ProcessExecutor:
         if worker.idle:
             self._retire(worker, "death")
         else:
-            # Its last words may still be in the socket. A child that it forked may hold the other end open, so the end
-            # of the connection is not waited for.
+            # Do not wait for the end of the connection: a child that it forked may hold it open. Read its last words.
             asyncio.get_running_loop().call_later(0.2, worker.connection_lost, None)
 
     async def _ping(self) -> None:
@@ -357,8 +344,7 @@ class ProcessExecutor:
         pause_s = LOSS_PAUSES_S[min(len(self._losses), len(LOSS_PAUSES_S)) - 1]
         when = f" in {pause_s:g} s; that was {len(self._losses)} times within {LOSSES_S:g} s" if pause_s else ""
         log.error("%s, and its workers with it: it is started again%s", reason, when)
-        # Count all workers, also those that just then wait to be started: all are started anew.
-        for _ in range(self.workers + self._spare if self._living else 0):
+        for _ in range(self.workers + self._spare if self._living else 0):  # all are started anew
             self._on_restart("lost")
         self._reviving = True
         for task in self._tasks - {asyncio.current_task()}:

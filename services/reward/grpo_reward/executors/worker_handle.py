@@ -7,6 +7,7 @@ import mmap
 import os
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -22,6 +23,11 @@ MAX_FRAME_BYTES = 512 * 2**20
 """Largest message from a worker, in bytes: no results are that large, but a reward can write to its worker's socket."""
 START_LIMIT_S = 5.0
 """How long a worker may take until it has read a chunk, and, with `timeout_s` added, until it has begun an item."""
+
+CLOSED_S = 1.0
+"""How long a worker whose connection has ended may live on before it is killed."""
+REPORT_LIMIT_S = 15.0
+"""How long the fork server may take to report the end of a worker; a silent one is lost by then."""
 
 
 class Refused(BaseModel):
@@ -59,11 +65,11 @@ class Ending:
 class WorkerHandle(asyncio.Protocol):
     """Waits for: messages, the end of the connection. Unblocked by: the event loop (`data_received`).
 
-    Raises OSError when there are no descriptors left.
+    `kill` asks the fork server to kill this worker. Raises OSError when there are no descriptors left.
     """
 
-    def __init__(self, number: int):
-        self.number = number
+    def __init__(self, number: int, *, kill: Callable[[], None] = lambda: None):
+        self.number, self.kill = number, kill
         self.retired = False
         self.idle = False
         self.exit_status: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
@@ -236,11 +242,15 @@ class WorkerHandle(asyncio.Protocol):
         return self._progress.closed or PROGRESS.unpack_from(self._progress)[0] == self._chunks
 
     async def _cause_of_death(self) -> str:
-        try:
-            async with asyncio.timeout(1.0):
+        """Wait until the fork server has reported the worker's end, or is lost with all workers: that decides who is to
+        blame. A keeper short of processor time closes its socket seconds after the deaths of both."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSED_S):
                 status = await asyncio.shield(self.exit_status)
-        except TimeoutError:
-            status = None
-        if status is None:
-            return "it closed its connection"
-        return f"it was killed by signal {-status}" if status < 0 else f"it exited with status {status}"
+            if status is not None:
+                return f"it was killed by signal {-status}" if status < 0 else f"it exited with status {status}"
+        self.kill()  # one that only closed its connection lives on
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REPORT_LIMIT_S):
+                await asyncio.shield(self.exit_status)
+        return "it closed its connection"
