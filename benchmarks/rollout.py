@@ -3,7 +3,8 @@
     python benchmarks/rollout.py [--turns 7] [--prompts 32] [--samples 8] [--max-tokens 64]
 
 The in-process side calls `generate` once per prompt with n samples and final outputs only, the leanest way there is,
-with vLLM's default of detokenizing. The goal is 0.9 of its tokens/s. Meanwhile, and during pushes, a third process asks
+with vLLM's default of detokenizing. The goal is 0.9 of its tokens/s. The same prompts in requests of one show what
+`rollout.prompts_per_request` 1 costs. Meanwhile, and during pushes, a third process asks
 the server's /livez fifty times a second; the 99th percentile should stay below 100 ms.
 """
 
@@ -99,21 +100,26 @@ def probe_process(url: str, commands: Connection) -> None:
         commands.send(latencies_ms)
 
 
-async def over_http(url: str, num_prompts: int, n: int, max_tokens: int) -> float:
-    """Tokens per second, from the request to the parsed answer."""
-    request = RolloutRequest(
-        request_id=str(time.time_ns()),
-        n=n,
-        prompts=[
-            Prompt(token_ids=token_ids, seed=number) for number, token_ids in enumerate(prompts_token_ids(num_prompts))
-        ],
-        sampling=Sampling(max_tokens=max_tokens),
-    )
+async def over_http(url: str, num_prompts: int, n: int, max_tokens: int, *, prompts_per_request: int) -> float:
+    """Tokens per second, from the requests, sent at once, to the last parsed answer."""
+    prompts = [
+        Prompt(token_ids=token_ids, seed=number) for number, token_ids in enumerate(prompts_token_ids(num_prompts))
+    ]
+    requests = [
+        RolloutRequest(
+            request_id=f"{time.time_ns()}-{start}",
+            n=n,
+            prompts=prompts[start : start + prompts_per_request],
+            sampling=Sampling(max_tokens=max_tokens),
+        )
+        for start in range(0, num_prompts, prompts_per_request)
+    ]
     async with RolloutClient(url) as client:
         started = time.perf_counter()
-        answer = await client.rollouts(request)
+        answers = await asyncio.gather(*map(client.rollouts, requests))
         seconds = time.perf_counter() - started
-    return sum(len(completion.token_ids) for group in answer.groups for completion in group.completions) / seconds
+    groups = [group for answer in answers for group in answer.groups]
+    return sum(len(completion.token_ids) for group in groups for completion in group.completions) / seconds
 
 
 async def push_many(url: str, count: int) -> float:
@@ -171,14 +177,15 @@ def main() -> None:
             probe = children.enter_context(closing(Child(probe_process, server.url)))
             for _ in range(2):
                 engine.ask(work)
-                asyncio.run(over_http(server.url, *work))
-            inline, http, sampling_ms = [], [], []
+                asyncio.run(over_http(server.url, *work, prompts_per_request=options.prompts))
+            inline, http, single, sampling_ms = [], [], [], []
             for _ in range(options.turns):
                 tokens, seconds = engine.ask(work)
                 inline.append(tokens / seconds)
                 probe.commands.send("start")
-                http.append(asyncio.run(over_http(server.url, *work)))
+                http.append(asyncio.run(over_http(server.url, *work, prompts_per_request=options.prompts)))
                 sampling_ms += probe.ask("stop")
+                single.append(asyncio.run(over_http(server.url, *work, prompts_per_request=1)))
             probe.commands.send("start")
             push_s = asyncio.run(push_many(server.url, 30))
             pushing_ms = probe.ask("stop")
@@ -189,6 +196,10 @@ def main() -> None:
     print("| rollouts | AsyncLLM tokens/s | POST /v1/rollouts tokens/s | ratio (median of pairs) |")
     print("|---|---:|---:|---:|")
     print(f"| {work[0]} × {work[1]} × {work[2]} | {inline_rate:,.0f} | {http_rate:,.0f} | {ratio:.2f} |")
+    ratio = statistics.median(one / all_ for one, all_ in zip(single, http, strict=True))
+    print("| requests | all prompts in one, tokens/s | a request for each prompt, tokens/s | ratio (median of pairs) |")
+    print("|---|---:|---:|---:|")
+    print(f"| 1 or {work[0]} | {http_rate:,.0f} | {statistics.median(single):,.0f} | {ratio:.2f} |")
     print("| /livez | probes | p99 | slowest |")
     print("|---|---:|---:|---:|")
     for name, latencies_ms in (("while sampling", sampling_ms), (f"during 30 pushes of {push_s:.3f} s", pushing_ms)):

@@ -63,7 +63,7 @@ class Settings(BaseSettings):
     )
     max_body_mib: int = Field(default=16, ge=1, le=1024, description="Largest request body.")
     max_samples: int = Field(default=4096, ge=1, le=10**6, description="Most samples in one request.")
-    max_pending_requests: int = Field(default=64, ge=1, le=10**6, description="More at once are refused with 429.")
+    max_pending_requests: int = Field(default=1024, ge=1, le=10**6, description="More at once are refused with 429.")
     body_timeout_s: float = Field(default=30.0, gt=0, le=3600, description="Limit for receiving a body.")
     max_timeout_s: float = Field(
         default=600.0, gt=0, le=3600, description="Largest timeout_s and deadline_s that a request may ask for."

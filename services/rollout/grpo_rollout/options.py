@@ -11,7 +11,7 @@ from grpo_proto.loopback import is_loopback
 PLUGIN_NAME = "grpo_rollout"
 RECEIVER = "grpo_rollout.receiver.ReceiverExtension"
 DEFAULT_HEARTBEAT_TIMEOUT_S = 60.0
-DEFAULT_MAX_WAITING = 64
+DEFAULT_MAX_WAITING = 1024
 DEFAULT_BODY_TIMEOUT_S = 30.0
 
 

@@ -86,7 +86,9 @@ class RolloutConfig(Section):
     min_p: Share = 0.0
     repetition_penalty: float = Field(1.0, gt=0.0, le=2.0)
     stop: list[str] = Field(default_factory=list)
-    prompts_per_request: int = Field(16, ge=1, description="Groups sampled by one HTTP request.")
+    prompts_per_request: int = Field(
+        1, ge=1, description="Groups sampled, and scored, by one request: more wait for the slowest of their sequences."
+    )
     request_deadline_s: Seconds = Field(600.0, description="Limit for sampling the groups of one request.")
     startup_timeout_s: Seconds = Field(
         900.0, description="How long to wait for min_replicas servers to come up; the run stops with fewer."
