@@ -33,10 +33,11 @@ def compute(step_s: float) -> None:
     import torch
 
     from grpo_proto import RewardScore
-    from grpo_trainer.config import ServerConfig
+    from grpo_trainer.algorithm.sequences import Group, Sample
+    from grpo_trainer.config.run_config import ServerConfig
+    from grpo_trainer.data.prompt_row import PromptRow
     from grpo_trainer.observe.run_status import RunStatus
     from grpo_trainer.observe.server import serve_status
-    from grpo_trainer.samples import Group, PromptRow, Sample
 
     rng = random.Random(0)
 

@@ -36,15 +36,15 @@ from tests.processes import ROLLOUT_ENVIRONMENT, free_port, rollout_command, ser
 from tests.tiny_model import make_tokenizer
 from torch.distributed import TCPStore
 
-from grpo_proto.transport import DEFAULT_BUCKET_BYTES, Digest, WeightGroup, dtype_name
-from grpo_proto.weights import Manifest
-from grpo_trainer.config import WeightsConfig
-from grpo_trainer.event_loop import EventLoopThread
-from grpo_trainer.fleet import Fleet
-from grpo_trainer.outgoing import OutgoingBuckets, plan_push
-from grpo_trainer.ranks import Ranks
-from grpo_trainer.stages.push import PushResult, WeightPusher, push
-from grpo_trainer.stop_signal import StopSignal
+from grpo_proto.transport import DEFAULT_BUCKET_BYTES, Digest, WeightGroup
+from grpo_trainer.config.run_config import WeightsConfig
+from grpo_trainer.engine.export import Export
+from grpo_trainer.ranks.ranks import Ranks
+from grpo_trainer.ranks.stop_signal import StopSignal
+from grpo_trainer.servers.event_loop import EventLoopThread
+from grpo_trainer.servers.fleet import Fleet
+from grpo_trainer.servers.push import PushResult, WeightPusher, push
+from grpo_trainer.servers.push_plan import plan_push
 
 TIMEOUT_S = 120.0
 WARM_UP_TURNS = 3
@@ -174,32 +174,24 @@ class ReferenceLoad:
             return time.perf_counter() - started
 
 
-class PlainModel:
-    """What the push asks of the training engine, for tensors that nobody trains: no DeepSpeed, the same buckets."""
-
-    device = torch.device("cpu")
-
-    def __init__(self, tensors: dict[str, torch.Tensor]):
-        self.tensors = tensors
-        self.outgoing = OutgoingBuckets(tensors, lambda _: nullcontext(), fills=True)
-
-    def named_parameters_for_push(self) -> list[tuple[str, str, list[int]]]:
-        return [(name, dtype_name(tensor.dtype), list(tensor.shape)) for name, tensor in self.tensors.items()]
-
-    def outgoing_buckets(self, manifest: Manifest, *, device: torch.device | str) -> Iterator[torch.Tensor]:
-        return self.outgoing.fill(manifest, device)
+def export_of(tensors: dict[str, torch.Tensor]) -> Export:
+    """What the training engine exports, for tensors that nobody trains: no DeepSpeed, the same buckets."""
+    cpu = torch.device("cpu")
+    return Export("full", tensors, device=cpu, gather=lambda _: nullcontext(), sharded=False, fills=True)
 
 
 @contextmanager
 def trainer_push(url: str, tensors: dict[str, torch.Tensor]) -> Iterator[Callable[[int], PushResult]]:
     """The trainer's own push, to the server at `url`."""
-    engine: Any = PlainModel(tensors)
+    export = export_of(tensors)
     config = WeightsConfig()
     with EventLoopThread() as loop:
         fleet = Fleet([url], min_replicas=1)
         loop.run(fleet.wait_until_live(TIMEOUT_S))
-        pusher = WeightPusher(fleet, loop, config, trainer_id="benchmark", stop=StopSignal())
-        yield lambda version: push(version, engine, Ranks(0, 1), pusher, config)
+        pusher = WeightPusher(
+            fleet, loop, config, trainer_id="benchmark", stop=StopSignal(), has_heartbeat=lambda: True
+        )
+        yield lambda version: push(version, export, Ranks(0, 1), pusher, config)
         pusher.leave()
         loop.run(fleet.close())
 
@@ -237,7 +229,7 @@ def whole_push(transfers: Transfers, megabytes: int, turns: int) -> str:
             others = set(psutil.Process().children(recursive=True))
             engine = LLM(str(folder), enforce_eager=True, max_model_len=256, worker_extension_cls="push.ReferenceLoad")
             engine_processes = [p for p in psutil.Process().children(recursive=True) if p not in others]
-            sizes = plan_push(PlainModel(tensors).named_parameters_for_push(), None).bucket_bytes
+            sizes = plan_push(export_of(tensors).listed(), None).bucket_bytes
             raw, loads, pushes = [], [], []
             with trainer_push(server.url, tensors) as push_version:
                 for version in range(1, WARM_UP_TURNS + turns + 1):

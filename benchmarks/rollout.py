@@ -29,8 +29,8 @@ from tests.processes import ROLLOUT_ENVIRONMENT, free_port, rollout_command, ser
 from tests.rollout.pushing import Trainer
 from tests.tiny_model import make_model, save_tiny_model
 
-from grpo_proto.clients import RolloutClient
-from grpo_proto.rollout import Prompt, RolloutRequest, Sampling
+from grpo_proto.client.clients import RolloutClient
+from grpo_proto.messages.rollout import Prompt, RolloutRequest, Sampling
 
 PROBE_PERIOD_S = 0.02
 

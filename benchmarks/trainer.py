@@ -103,10 +103,10 @@ def save_model(folder: Path) -> None:
 
 
 def our_step(folder: Path, sequences: list[tuple[list[int], list[int], float]]) -> Callable[[], Any]:
-    from grpo_trainer.batching import build_updates
-    from grpo_trainer.config import AlgorithmConfig, DeepSpeedConfig, ModelConfig, OptimizerConfig
-    from grpo_trainer.engine import TrainingEngine
-    from grpo_trainer.samples import TrainingSample
+    from grpo_trainer.algorithm.batching import build_updates
+    from grpo_trainer.algorithm.sequences import TrainingSample
+    from grpo_trainer.config.run_config import AlgorithmConfig, DeepSpeedConfig, ModelConfig, OptimizerConfig
+    from grpo_trainer.engine.training_engine import TrainingEngine
 
     algorithm, sharing = AlgorithmConfig(), DeepSpeedConfig()
     engine = TrainingEngine(
@@ -205,7 +205,7 @@ def head_variant(
     name: str, head: torch.nn.Linear, hidden: torch.Tensor, targets: torch.Tensor
 ) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
     if name == "ours":
-        from grpo_trainer.logprobs import TokenHead
+        from grpo_trainer.engine.output_head import TokenHead
 
         ours = TokenHead(head, temperature=1.0, chunk_tokens=HEAD_CHUNK)
         return lambda: ours(hidden, targets)

@@ -7,10 +7,10 @@ volume), so that rollout server and trainer find the same bytes. A folder or fil
 import sys
 from pathlib import Path
 
-from grpo_trainer.config import RunConfig
+from grpo_trainer.config.run_config import RunConfig
+from grpo_trainer.config.settings import read_config
+from grpo_trainer.data.sources import read_rows
 from grpo_trainer.errors import TrainerError, UsageError, model_error_class
-from grpo_trainer.settings import read_config
-from grpo_trainer.sources import read_rows
 
 
 def prepare_model(name_or_path: str) -> None:

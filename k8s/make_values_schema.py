@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_reward.config import Settings
-from grpo_trainer.config import RunConfig
+from grpo_trainer.config.run_config import RunConfig
 
 HERE = Path(__file__).parent
 SCHEMA = HERE / "chart" / "values.schema.json"

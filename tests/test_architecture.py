@@ -15,10 +15,10 @@ PACKAGES = {
 }
 # The files in which a heavy library may be imported, as paths inside the package; "" is all of it.
 HEAVY = {
-    "deepspeed": {"grpo_trainer": ["engine.py"]},
+    "deepspeed": {"grpo_trainer": ["engine/training_engine.py"]},
     "vllm": {"grpo_rollout": [""]},
     "ray": {"grpo_reward": ["executors/ray.py", "executors/ray_cluster.py", "executors/ray_node.py"]},
-    "trl": {"grpo_trainer": ["cold_start.py"]},
+    "trl": {"grpo_trainer": ["cold_start/command.py"]},
 }
 MAX_LINES = 400
 
@@ -35,7 +35,47 @@ def imported_modules(path: Path) -> Iterator[str]:
             yield node.module
 
 
-@pytest.mark.parametrize("name", ["", "observe"])
+# What each folder of the trainer may import, besides itself and the files of GROUND. `run → loop → {servers, journal →
+# observe, checkpoint, engine} → {algorithm, ranks} → data → config`; the files at the top put the parts together.
+BELOW_PARTS = {"algorithm", "ranks", "data", "config"}
+ARROWS = {
+    "servers": BELOW_PARTS,
+    "engine": BELOW_PARTS,
+    "checkpoint": BELOW_PARTS,
+    "observe": BELOW_PARTS,
+    "cold_start": BELOW_PARTS,
+    "algorithm": {"data", "config"},
+    "ranks": {"data", "config"},
+    "data": {"config"},
+    "config": set[str](),
+}
+GROUND = {"errors", "atomic_file", "group_trace"}
+
+
+def trainer_imports(path: Path) -> set[str]:
+    """The folders, and the files at the top, that a file of the trainer imports from."""
+    inside = path.relative_to(PACKAGES["grpo_trainer"]).with_suffix("").parts
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level > 0:
+            target = [*inside[: len(inside) - node.level], *(node.module or "").split(".")]
+            found.add(target[0])
+    return found - {""}
+
+
+@pytest.mark.parametrize("folder", ARROWS)
+def test_a_folder_of_the_trainer_imports_only_from_those_below_it(folder: str):
+    for path in (PACKAGES["grpo_trainer"] / folder).rglob("*.py"):
+        assert trainer_imports(path) <= {folder, *ARROWS[folder], *GROUND}, path
+
+
+def test_every_folder_of_the_trainer_has_its_arrows():
+    assert {path.parent.name for path in PACKAGES["grpo_trainer"].glob("*/__init__.py")} == set(ARROWS)
+    for name in GROUND:
+        assert trainer_imports(PACKAGES["grpo_trainer"] / f"{name}.py") <= GROUND
+
+
+@pytest.mark.parametrize("name", ["", *ARROWS])
 def test_the_map_of_a_folder_names_every_file(name: str):
     folder = PACKAGES["grpo_trainer"] / name
     map_of_folder = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""

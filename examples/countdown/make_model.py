@@ -16,7 +16,7 @@ from tokenizers import AddedToken
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from grpo_trainer.recipes.countdown import QUESTION
+from grpo_trainer.data.recipes.countdown import QUESTION
 
 PAD, EOS = "<|pad|>", "<|end|>"
 TAGS = ["<think>", "</think>", "<answer>", "</answer>"]

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from grpo_trainer.config import DataConfig
-from grpo_trainer.data import load_prompt_rows
+from grpo_trainer.config.run_config import DataConfig
+from grpo_trainer.data.rows import load_prompt_rows
 
 NUM_ROWS = 5
 

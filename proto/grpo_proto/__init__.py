@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from .base import PROTOCOL_VERSION, Message, Request, Response
-from .errors import (
+from .messages.base import PROTOCOL_VERSION, Message, Request, Response
+from .messages.errors import (
     ConflictError,
     DataError,
     ErrorBody,
@@ -13,8 +13,8 @@ from .errors import (
     ServiceError,
     error_class,
 )
-from .health import Health
-from .reward import (
+from .messages.health import Health
+from .messages.reward import (
     RewardDescription,
     RewardInfo,
     RewardList,
@@ -25,9 +25,9 @@ from .reward import (
     ScoreResult,
     ScoreSample,
 )
-from .rollout import Completion, Prompt, RolloutGroup, RolloutInfo, RolloutRequest, RolloutResponse, Sampling
-from .trainer import TrainerInfo
-from .weights import (
+from .messages.rollout import Completion, Prompt, RolloutGroup, RolloutInfo, RolloutRequest, RolloutResponse, Sampling
+from .messages.trainer import TrainerInfo
+from .messages.weights import (
     AbortRequest,
     BeginRequest,
     CloseRequest,
@@ -41,7 +41,7 @@ from .weights import (
 )
 
 if TYPE_CHECKING:
-    from .clients import RewardClient, RolloutClient, ServiceClient, WeightsClient
+    from .client.clients import RewardClient, RolloutClient, ServiceClient, WeightsClient
 
 __version__ = "0.1.0"
 
@@ -59,7 +59,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """The clients when somebody asks for one: a server needs the messages alone, and httpx takes long to import."""
     if name in ("RewardClient", "RolloutClient", "ServiceClient", "WeightsClient"):
-        from . import clients
+        from .client import clients
 
         return getattr(clients, name)
     raise AttributeError(f"module {__name__} has no attribute {name}")

@@ -9,7 +9,7 @@ import hmac
 import os
 from collections.abc import Iterable, Sequence
 
-from .refusal import Refusal
+from .server.refusal import Refusal
 
 TOKEN_VARIABLE = "GRPO_API_TOKEN"  # noqa: S105 (the name, not a token)
 ALSO_VARIABLE = "GRPO_API_TOKEN_ALSO"

@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from .reward import RewardScore, RewardSpec, ScoreRequest, ScoreResponse, ScoreResult
+from .messages.reward import RewardScore, RewardSpec, ScoreRequest, ScoreResponse, ScoreResult
 
 BROKEN = ("timeout", "error")
 """Statuses that are no answer: something broke."""

@@ -17,7 +17,7 @@ from datetime import timedelta
 import torch
 from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroup, ProcessGroupGloo, TCPStore, Work
 
-from .weights import DTYPE_BYTES, Backend, Manifest, TensorSpec
+from .messages.weights import DTYPE_BYTES, Backend, Manifest, TensorSpec
 
 ALIGNMENT_BYTES = 16
 DEFAULT_BUCKET_BYTES = 64 * 2**20

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from grpo_proto import RewardScore
+from grpo_trainer.algorithm.sequences import Group, Sample
+from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.observe.jsonl import StepFile
 from grpo_trainer.observe.missing_scores import MissingScores
 from grpo_trainer.observe.run_files import METRICS_FILE
 from grpo_trainer.observe.run_status import RunStatus
-from grpo_trainer.samples import Group, PromptRow, Sample
 
 MAX_STEPS = 160
 HOSTILE = "<script>window.hacked = true</script><img src=x onerror='window.hacked = true'> \ud83d & </pre>"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_trainer.run_lock import only_trainer_in
+from grpo_trainer.checkpoint.run_lock import only_trainer_in
 from tests.e2e.conftest import PLUGIN, Stack
 from tests.processes import free_port
 from tests.tiny_model import save_tiny_model

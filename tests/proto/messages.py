@@ -36,7 +36,7 @@ from grpo_proto import (
     TrainerInfo,
     WeightState,
 )
-from grpo_proto.weights import LastPush, PushFailure
+from grpo_proto.messages.weights import LastPush, PushFailure
 
 SESSION = 1795172400000
 _message = Message(role="user", content="Using the numbers [44, 19, 35], create an equation that equals 98.")

@@ -9,7 +9,7 @@ import pytest
 from grpo_proto import ErrorBody
 from grpo_proto.api_token import TokenError, has_token, server_tokens, token_refusal
 from grpo_proto.loopback import is_loopback
-from grpo_proto.refusal import Refusal
+from grpo_proto.server.refusal import Refusal
 
 TOKEN = b"correct-horse-battery"
 TOKENS = ["the-old-one", "correct-horse-battery"]
@@ -100,7 +100,8 @@ def test_a_refusal_is_the_error_body_of_all_services():
 def test_they_bring_no_web_framework_with_them():
     """A reward server starts in a second, and a client has no server."""
     program = (
-        "import sys, grpo_proto, grpo_proto.api_token, grpo_proto.loopback, grpo_proto.refusal, grpo_proto.clients\n"
+        "import sys, grpo_proto, grpo_proto.api_token, grpo_proto.loopback\n"
+        "import grpo_proto.server.refusal, grpo_proto.client.clients\n"
         "print([name for name in ('fastapi', 'starlette', 'uvicorn', 'httptools', 'torch') if name in sys.modules])"
     )
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "[]\n"

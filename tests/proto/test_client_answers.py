@@ -10,8 +10,9 @@ import brotli
 import httpx
 import pytest
 
-from grpo_proto import FatalError, InfrastructureError, RewardClient, RolloutClient, ServiceError, clients
-from grpo_proto.answer import Answer
+from grpo_proto import FatalError, InfrastructureError, RewardClient, RolloutClient, ServiceError
+from grpo_proto.client import clients
+from grpo_proto.client.answer import Answer
 
 from .messages import EXAMPLES
 

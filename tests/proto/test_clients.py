@@ -18,9 +18,9 @@ from grpo_proto import (
     RolloutClient,
     ServiceError,
     WeightsClient,
-    clients,
 )  # fmt: skip
-from grpo_proto.clients import KEEP_CONNECTION_S
+from grpo_proto.client import clients
+from grpo_proto.client.clients import KEEP_CONNECTION_S
 
 from .messages import EXAMPLES
 

@@ -12,9 +12,10 @@ import httpx
 import pytest
 import uvicorn
 
-from grpo_proto import ErrorBody, connection
-from grpo_proto.connection import FREE_CHUNKS, LARGE_READ_BYTES, LEAST_CHUNK_BYTES, MAX_FIELDS, BoundedConnection
-from grpo_proto.listening import listening_socket
+from grpo_proto import ErrorBody
+from grpo_proto.server import connection
+from grpo_proto.server.connection import FREE_CHUNKS, LARGE_READ_BYTES, LEAST_CHUNK_BYTES, MAX_FIELDS, BoundedConnection
+from grpo_proto.server.listening import listening_socket
 
 pytestmark = pytest.mark.processes
 

@@ -8,7 +8,7 @@ import pytest
 
 ASK = """
 import resource
-from grpo_proto.listening import ask_for_files, most_files
+from grpo_proto.server.listening import ask_for_files, most_files
 resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
 ask_for_files(300)
 print(most_files())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, ValidationError
 
-import grpo_proto
+import grpo_proto.messages as messages_of_the_wire
 from grpo_proto import (
     BeginRequest,
     Manifest,
@@ -22,8 +22,8 @@ from grpo_proto import (
     TensorSpec,
     error_class,
 )
-from grpo_proto.errors import ConflictError, DataError, FatalError, InfrastructureError
 from grpo_proto.fingerprint import chat_template_fingerprint, tokenizer_fingerprint
+from grpo_proto.messages.errors import ConflictError, DataError, FatalError, InfrastructureError
 
 from .messages import EXAMPLES
 
@@ -36,10 +36,8 @@ def golden_text(message: BaseModel) -> str:
 
 def test_every_message_of_the_wire_has_an_example_and_a_golden_file():
     messages = set()
-    for info in pkgutil.iter_modules(grpo_proto.__path__):
-        if info.name == "transport":  # tensors, no messages
-            continue
-        module = importlib.import_module(f"grpo_proto.{info.name}")
+    for info in pkgutil.iter_modules(messages_of_the_wire.__path__):
+        module = importlib.import_module(f"grpo_proto.messages.{info.name}")
         for name, value in vars(module).items():
             if inspect.isclass(value) and issubclass(value, Request | Response) and value.__module__ == module.__name__:
                 messages.add(name)

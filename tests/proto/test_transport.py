@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.distributed import TCPStore
 
-from grpo_proto.listening import listening_socket
+from grpo_proto.server.listening import listening_socket
 from grpo_proto.transport import (
     ALIGNMENT_BYTES,
     Digest,

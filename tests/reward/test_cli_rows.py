@@ -11,8 +11,9 @@ from grpo_reward.cli.options import CommandFailed
 from grpo_reward.cli.requests import cut
 from grpo_reward.cli.rows import Row, read_rows
 from grpo_reward.config import ConfigError
+from grpo_trainer.algorithm.sequences import Group, Sample
+from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.observe.completions import CompletionLog
-from grpo_trainer.samples import Group, PromptRow, Sample
 
 
 def file_of(folder: Path, *lines: dict[str, Any] | str) -> Path:

@@ -8,7 +8,7 @@ from grpo_proto import ScoreSample
 from grpo_reward.cli.comparison import advantage_changes, agreement, most_different, old_scores
 from grpo_reward.cli.rows import Row
 from grpo_reward.cli.statistics import advantages, average_ranks, mean, percentile, spearman, std
-from grpo_trainer.stages.advantage import group_advantages
+from grpo_trainer.algorithm.advantages import group_advantages
 
 
 def row(number: int, group: str | None = "g", total: float | None = None, **scores: float | None) -> Row:

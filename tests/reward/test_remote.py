@@ -17,7 +17,7 @@ import torch
 from tests.reward.real_server import PATIENCE_S, Server
 
 from grpo_proto import DataError, FatalError, InfrastructureError, RewardScore
-from grpo_proto.listening import listening_socket
+from grpo_proto.server.listening import listening_socket
 from grpo_reward import RemoteReward, remote
 from grpo_reward.adapters.label import LabelError
 from grpo_reward.remote import NoScoreError

@@ -55,7 +55,7 @@ def echoing(limit: str) -> Iterator[tuple[tuple[str, int], bytes]]:
     """A server with another limit for unread answers, and a request whose answer is as large as itself."""
     program = f"""
 import sys
-from grpo_proto.connection import BoundedConnection as limits
+from grpo_proto.server.connection import BoundedConnection as limits
 from grpo_reward.__main__ import main
 {limit}
 main(sys.argv[1:])

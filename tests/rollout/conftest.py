@@ -10,8 +10,8 @@ import httpx
 import torch
 from transformers import Qwen2ForCausalLM
 
-from grpo_proto.clients import RolloutClient
-from grpo_proto.rollout import Prompt, RolloutRequest, RolloutResponse, Sampling
+from grpo_proto.client.clients import RolloutClient
+from grpo_proto.messages.rollout import Prompt, RolloutRequest, RolloutResponse, Sampling
 from tests.processes import ROLLOUT_ENVIRONMENT, Service, free_port, rollout_command, service
 from tests.rollout.pushing import Trainer
 from tests.tiny_model import make_model, save_tiny_model

@@ -7,9 +7,8 @@ from datetime import timedelta
 import torch
 from torch.distributed import TCPStore
 
-from grpo_proto.clients import WeightsClient
-from grpo_proto.transport import Digest, WeightGroup, plan_manifest, view_tensor
-from grpo_proto.weights import (
+from grpo_proto.client.clients import WeightsClient
+from grpo_proto.messages.weights import (
     BeginRequest,
     CommitRequest,
     Manifest,
@@ -18,6 +17,7 @@ from grpo_proto.weights import (
     TensorSpec,
     WeightState,
 )
+from grpo_proto.transport import Digest, WeightGroup, plan_manifest, view_tensor
 
 SMALL_BUCKET_BYTES = 40_000
 """Small enough to cut the tiny model into many buckets, and its fused layers with them."""

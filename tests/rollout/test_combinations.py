@@ -16,7 +16,7 @@ import httpx
 import pytest
 import torch
 
-from grpo_proto.errors import FatalError
+from grpo_proto.messages.errors import FatalError
 from tests.processes import BIN, ROLLOUT_ENVIRONMENT, free_port, gone_within, rollout_command
 from tests.rollout.conftest import Server, logprob_error, long_request, started, until_running
 from tests.rollout.pushing import Trainer, manifest_of

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import httpx
 import pytest
 
-from grpo_proto.errors import ErrorBody
+from grpo_proto.messages.errors import ErrorBody
 from grpo_rollout.guard import Guard
 from grpo_rollout.weight_state import Push, Weights
 

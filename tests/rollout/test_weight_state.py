@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from grpo_proto.refusal import Refusal
+from grpo_proto.server.refusal import Refusal
 from grpo_rollout import weight_state
 from grpo_rollout.weight_state import Push, Weights
 

@@ -21,13 +21,13 @@ from tests.trainer.made_samples import MAX_COMPLETION_LENGTH, make_samples
 from transformers import AutoModelForCausalLM
 
 from grpo_proto.transport import plan_manifest, view_tensor
-from grpo_trainer import engine as engine_module
-from grpo_trainer.batching import build_updates
-from grpo_trainer.config import AlgorithmConfig, DeepSpeedConfig, ModelConfig, OptimizerConfig
-from grpo_trainer.ending import end_process
-from grpo_trainer.engine import TrainingEngine
+from grpo_trainer.algorithm.batching import build_updates
+from grpo_trainer.algorithm.sequences import MicroBatch, TrainingSample
+from grpo_trainer.config.run_config import AlgorithmConfig, DeepSpeedConfig, ModelConfig, OptimizerConfig
+from grpo_trainer.engine import training_engine as engine_module
+from grpo_trainer.engine.training_engine import TrainingEngine
 from grpo_trainer.errors import RunError, UsageError
-from grpo_trainer.samples import MicroBatch, TrainingSample
+from grpo_trainer.ranks.process_exit import end_process
 
 ADAMW = engine_module.adamw
 GRADIENT_SCALE = 1000.0
@@ -85,9 +85,9 @@ def weights(engine: TrainingEngine) -> dict[str, torch.Tensor]:
 
 def pushed(engine: TrainingEngine) -> dict[str, torch.Tensor]:
     """All parameters by way of the buckets of a push; only rank 0's are filled."""
-    manifest = plan_manifest(engine.named_parameters_for_push(), 40_000)
+    manifest = plan_manifest(engine.export.listed(), 40_000)
     found = {}
-    for number, buffer in enumerate(engine.outgoing_buckets(manifest)):
+    for number, buffer in enumerate(engine.export.buckets(manifest, engine.device)):
         for spec in manifest.tensors:
             if spec.bucket == number:
                 # What a rank other than 0 helps to gather is not there to be looked at.

@@ -7,14 +7,14 @@ from tests.warm_python import warm_python
 MEET = """
 import os
 import torch.distributed as dist
-dist.init_process_group("gloo", init_method="file://{meeting}", rank=int(os.environ["RANK"]), world_size=2)
+dist.init_process_group("gloo", init_method="file://{rendezvous}", rank=int(os.environ["RANK"]), world_size=2)
 """
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_ADDR2LINE": "1"}
 
 
 def meeting_program(program: str, folder: Path) -> str:
     """The text of `program` after what makes it one of two ranks, by its variable RANK, that meet in `folder`."""
-    return MEET.format(meeting=folder / "meeting") + program
+    return MEET.format(rendezvous=folder / "rendezvous") + program
 
 
 def outputs_of_two_ranks(program: str, folder: Path) -> list[str]:

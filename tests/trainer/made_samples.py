@@ -2,7 +2,7 @@
 
 import random
 
-from grpo_trainer.samples import TrainingSample
+from grpo_trainer.algorithm.sequences import TrainingSample
 
 MAX_COMPLETION_LENGTH = 14
 

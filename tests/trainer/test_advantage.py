@@ -3,7 +3,7 @@ import statistics
 
 import pytest
 
-from grpo_trainer.stages.advantage import STD_EPSILON, group_advantages
+from grpo_trainer.algorithm.advantages import STD_EPSILON, group_advantages
 
 REWARDS = [[1.0, 0.0, 0.5], [0.2, 0.4, 0.9]]
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 from tests.trainer.made_samples import MAX_COMPLETION_LENGTH, make_samples
 
-from grpo_trainer.batching import Plan, build_updates, collate, plan_updates, token_weights
-from grpo_trainer.config import AlgorithmConfig
-from grpo_trainer.samples import TrainingSample
+from grpo_trainer.algorithm.batching import Plan, build_updates, collate, plan_updates, token_weights
+from grpo_trainer.algorithm.sequences import TrainingSample
+from grpo_trainer.config.run_config import AlgorithmConfig
 
 LOSS_TYPES = ["grpo", "bnpo", "dr_grpo", "dapo"]
 

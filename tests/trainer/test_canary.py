@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from grpo_proto import ErrorDetail, InfrastructureError, RolloutRequest
-from grpo_trainer.canary import Probe, bound_for, compare, own_logprobs, sample_probes
-from grpo_trainer.config import CanaryConfig, RunConfig
+from grpo_trainer.algorithm.sequences import MicroBatch, TrainingSample
+from grpo_trainer.config.run_config import CanaryConfig, RunConfig
+from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.errors import RunError
-from grpo_trainer.fleet import Fleet
-from grpo_trainer.samples import MicroBatch, PromptRow, TrainingSample
+from grpo_trainer.servers.canary import Probe, bound_for, compare, own_logprobs, sample_probes
+from grpo_trainer.servers.fleet import Fleet
 
 
 def probe(url: str, *logprobs: float) -> Probe:

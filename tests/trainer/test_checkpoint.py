@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from grpo_trainer.checkpoint import (
+from grpo_trainer.checkpoint.files import (
     begin_checkpoint,
     checkpoint_folder,
     describe_files,
@@ -134,6 +134,6 @@ def test_an_old_one_that_cannot_be_removed_ends_nothing(tmp_path: Path, monkeypa
         if not ignore_errors:
             raise OSError(errno.ENOTEMPTY, "Directory not empty")  # NFS, where somebody reads a file of it
 
-    monkeypatch.setattr("grpo_trainer.checkpoint.shutil.rmtree", rmtree)
+    monkeypatch.setattr("grpo_trainer.checkpoint.files.shutil.rmtree", rmtree)
     save(tmp_path, 2, keep=1)
     assert find_latest(tmp_path) is not None

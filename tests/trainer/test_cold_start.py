@@ -10,11 +10,11 @@ import yaml
 from tests.tiny_model import make_tokenizer, save_tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from grpo_trainer.cold_start import main, run_cold_start
-from grpo_trainer.cold_start_config import ColdStartConfig
-from grpo_trainer.cold_start_data import load_examples
-from grpo_trainer.config import DataConfig
-from grpo_trainer.data import load_prompt_rows
+from grpo_trainer.cold_start.command import main, run_cold_start
+from grpo_trainer.cold_start.examples import load_examples
+from grpo_trainer.config.cold_start import ColdStartConfig
+from grpo_trainer.config.run_config import DataConfig
+from grpo_trainer.data.rows import load_prompt_rows
 from grpo_trainer.errors import UnavailableError, UsageError
 
 COMPLETION = "<think>1+2=3</think><answer>1+2</answer>"

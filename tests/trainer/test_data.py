@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from tests.tiny_model import make_tokenizer
 
-from grpo_trainer.config import DataConfig
-from grpo_trainer.data import load_prompt_rows
+from grpo_trainer.config.run_config import DataConfig
+from grpo_trainer.data.order import PromptStage, epoch_order, sampling_seed
+from grpo_trainer.data.rows import load_prompt_rows
 from grpo_trainer.errors import UsageError
-from grpo_trainer.stages.prompt import PromptStage, epoch_order, sampling_seed
 
 COUNTDOWN = {"nums": [44, 19, 35], "target": 98, "level": "easy"}
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
+from grpo_trainer.data.sources import json_value, read_rows
 from grpo_trainer.errors import UnavailableError, UsageError
-from grpo_trainer.sources import json_value, read_rows
 
 ROWS = [
     {"nums": [44, 19, 35], "target": 98, "note": "three, numbers"},

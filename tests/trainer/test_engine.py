@@ -15,14 +15,14 @@ from tests.trainer.made_samples import MAX_COMPLETION_LENGTH, make_samples
 from tests.warm_python import warm_python
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from grpo_trainer.batching import build_updates
-from grpo_trainer.config import AlgorithmConfig, ModelConfig
-from grpo_trainer.engine import TrainingEngine
-from grpo_trainer.engine_state import read_engine_state
+from grpo_trainer.algorithm.batching import build_updates
+from grpo_trainer.algorithm.loss import old_logprobs, policy_loss
+from grpo_trainer.config.run_config import AlgorithmConfig, ModelConfig
+from grpo_trainer.engine.model import load_policy, switch_dropout_off
+from grpo_trainer.engine.output_head import Policy
+from grpo_trainer.engine.state import read_engine_state
+from grpo_trainer.engine.training_engine import TrainingEngine
 from grpo_trainer.errors import UnavailableError, UsageError
-from grpo_trainer.logprobs import Policy
-from grpo_trainer.model import load_policy, switch_dropout_off
-from grpo_trainer.stages.loss import old_logprobs, policy_loss
 
 STAGES = [0, 2, 3]
 DTYPES = ["float32", "bfloat16"]

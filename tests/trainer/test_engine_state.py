@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 from tests.trainer.made_run_file import write_run_file
 
-from grpo_trainer.checkpoint import begin_checkpoint, describe_files, finish_checkpoint, list_files
-from grpo_trainer.config import RunConfig
-from grpo_trainer.engine import _failing_afterwards
-from grpo_trainer.engine_state import STATE_TAG, layout, read_engine_state, write_engine_state
+from grpo_trainer.checkpoint.files import begin_checkpoint, describe_files, finish_checkpoint, list_files
+from grpo_trainer.config.run_config import RunConfig
+from grpo_trainer.config.settings import read_config
+from grpo_trainer.engine.state import STATE_TAG, layout, read_engine_state, write_engine_state
+from grpo_trainer.engine.training_engine import _failing_afterwards
 from grpo_trainer.errors import UsageError
 from grpo_trainer.observe.run_status import RunStatus
+from grpo_trainer.ranks.stop_signal import StopSignal
 from grpo_trainer.run import open_checkpoint, run
-from grpo_trainer.settings import read_config
-from grpo_trainer.stop_signal import StopSignal
 
 COUNTS = {"updates_done": 3, "skipped_updates": 0}
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo_trainer.config import RunConfig
-from grpo_trainer.settings import read_config
+from grpo_trainer.config.run_config import RunConfig
+from grpo_trainer.config.settings import read_config
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FULL_SIZE = EXAMPLES / "countdown_3b"

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from grpo_proto import RewardScore
+from grpo_trainer.algorithm.sequences import Group, Sample
+from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.observe.jsonl import StepFile
 from grpo_trainer.observe.live_groups import MAX_COMPLETIONS, MAX_GROUPS, MAX_TEXT, groups_shown
 from grpo_trainer.observe.live_history import MAX_NEW_STEPS, MAX_POINTS, MAX_REWARD_CURVES, LiveHistory
@@ -15,7 +17,6 @@ from grpo_trainer.observe.live_warnings import MAX_WARNINGS, recent_warnings
 from grpo_trainer.observe.missing_scores import MissingScores
 from grpo_trainer.observe.run_files import METRICS_FILE
 from grpo_trainer.observe.run_status import RunStatus
-from grpo_trainer.samples import Group, PromptRow, Sample
 
 
 def sample(text: str, total: float | None, *, advantage: float | None = None, detail: str | None = None) -> Sample:

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from grpo_proto import ErrorBody
-from grpo_trainer.config import ServerConfig
+from grpo_trainer.config.run_config import ServerConfig
 from grpo_trainer.errors import UsageError
 from grpo_trainer.observe import live_page, server
 from grpo_trainer.observe.live_events import MAX_CLIENTS

@@ -14,13 +14,13 @@ import torch
 
 from grpo_proto import ErrorDetail, FatalError
 from grpo_trainer import loop
-from grpo_trainer.conductor import Conductor
-from grpo_trainer.config import WeightsConfig
+from grpo_trainer.config.run_config import WeightsConfig
 from grpo_trainer.errors import RunError, ServersError
-from grpo_trainer.event_loop import EventLoopThread
-from grpo_trainer.ranks import Ranks
-from grpo_trainer.stages import push as stage
-from grpo_trainer.stop_signal import StopRequested, StopSignal
+from grpo_trainer.ranks.ranks import Ranks
+from grpo_trainer.ranks.stop_signal import StopRequested, StopSignal
+from grpo_trainer.servers import push as stage
+from grpo_trainer.servers.event_loop import EventLoopThread
+from grpo_trainer.servers.orchestrator import Orchestrator
 
 FOUND = {"message": "it serves another policy", "hint": "same dtype?", "exit_status": 1}
 FAILURE = stage.Failure("no rollout server answers", final=False)
@@ -58,9 +58,9 @@ def attempt(monkeypatch: pytest.MonkeyPatch) -> Callable[[Pusher], None]:
     monkeypatch.setattr(stage, "plan_push", lambda *_, **__: None)
     monkeypatch.setattr(stage, "PAUSE_BETWEEN_ATTEMPTS_S", 0.25)
     monkeypatch.setattr(stage, "time", Clock())
-    engine: Any = SimpleNamespace(named_parameters_for_push=list, device=torch.device("cpu"))
+    export: Any = SimpleNamespace(kind="full", listed=list, device=torch.device("cpu"))
     config = WeightsConfig(push_deadline_s=1.0)
-    return lambda pusher: stage.push(3, engine, Ranks(0, 1), pusher, config)  # type: ignore[arg-type, return-value]
+    return lambda pusher: stage.push(3, export, Ranks(0, 1), pusher, config)  # type: ignore[arg-type, return-value]
 
 
 def test_a_stop_ends_the_attempts(attempt: Callable[[Pusher], None]):
@@ -170,8 +170,8 @@ async def test_every_rank_hears_what_the_servers_did_not_do(error: Exception, me
 
     task = asyncio.create_task(fail())
     await asyncio.wait({task})
-    conductor = SimpleNamespace(start=lambda _: task, wait=lambda *_, **__: "done")
-    rank0: Any = SimpleNamespace(conductor=conductor)
+    orchestrator = SimpleNamespace(start=lambda _: task, wait=lambda *_, **__: "done")
+    rank0: Any = SimpleNamespace(orchestrator=orchestrator)
     told: list[Any] = []
     hears: dict[int, Callable[[Any], Any]] = {
         0: lambda message: told.append(message) or message,
@@ -206,12 +206,12 @@ def test_a_batch_that_is_given_up_ends_without_a_trace(
 
     monkeypatch.setattr(loop, "push_policy", push)
     with EventLoopThread() as events, caplog.at_level(logging.ERROR, "asyncio"):
-        conductor = object.__new__(Conductor)
-        conductor.loop, conductor.stop = events, StopSignal()
-        conductor.fleet = SimpleNamespace(needs_push=events.run(event()))  # type: ignore[assignment]
-        conductor.pusher = SimpleNamespace(lease=SimpleNamespace(taken_over=None))  # type: ignore[assignment]
-        events.loop.call_soon_threadsafe(conductor.fleet.needs_push.set)
-        run: Any = SimpleNamespace(ranks=Ranks(0, 1), rank0=SimpleNamespace(conductor=conductor))
+        orchestrator = object.__new__(Orchestrator)
+        orchestrator.loop, orchestrator.stop = events, StopSignal()
+        orchestrator.fleet = SimpleNamespace(needs_push=events.run(event()))  # type: ignore[assignment]
+        orchestrator.pusher = SimpleNamespace(lease=SimpleNamespace(taken_over=None))  # type: ignore[assignment]
+        events.loop.call_soon_threadsafe(orchestrator.fleet.needs_push.set)
+        run: Any = SimpleNamespace(ranks=Ranks(0, 1), rank0=SimpleNamespace(orchestrator=orchestrator))
         with pytest.raises(ServersError, match="could not be pushed"):
             loop.wait_for(run, lambda _: next_batch(), version=3)
         events.run(asyncio.sleep(0))  # the task has ended by now
@@ -252,11 +252,11 @@ def test_servers_that_another_trainer_took_over_end_the_wait_and_name_it():
             ended.set()
 
     with EventLoopThread() as events:
-        conductor = object.__new__(Conductor)
-        conductor.loop, conductor.stop = events, StopSignal()
-        conductor.fleet = SimpleNamespace(needs_push=events.run(event()))  # type: ignore[assignment]
-        conductor.pusher = SimpleNamespace(lease=SimpleNamespace(taken_over="run-2 has it"))  # type: ignore[assignment]
-        run: Any = SimpleNamespace(ranks=Ranks(0, 1), rank0=SimpleNamespace(conductor=conductor))
+        orchestrator = object.__new__(Orchestrator)
+        orchestrator.loop, orchestrator.stop = events, StopSignal()
+        orchestrator.fleet = SimpleNamespace(needs_push=events.run(event()))  # type: ignore[assignment]
+        orchestrator.pusher = SimpleNamespace(lease=SimpleNamespace(taken_over="run-2 has it"))  # type: ignore[assignment]
+        run: Any = SimpleNamespace(ranks=Ranks(0, 1), rank0=SimpleNamespace(orchestrator=orchestrator))
         with pytest.raises(ServersError, match="run-2 has it"):
             loop.wait_for(run, lambda _: next_batch(), version=3)
         assert ended.wait(10.0), "nothing goes on for a run that has ended"

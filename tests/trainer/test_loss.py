@@ -8,12 +8,12 @@ import torch
 from tests.tiny_model import make_model
 from tests.trainer.made_samples import MAX_COMPLETION_LENGTH, make_samples
 
-from grpo_trainer.batching import build_updates, collate, token_weights
-from grpo_trainer.config import AlgorithmConfig
-from grpo_trainer.logprobs import Policy
-from grpo_trainer.reduction import Tally
-from grpo_trainer.samples import MicroBatch, TrainingSample
-from grpo_trainer.stages.loss import old_logprobs, policy_loss
+from grpo_trainer.algorithm.batching import build_updates, collate, token_weights
+from grpo_trainer.algorithm.loss import old_logprobs, policy_loss
+from grpo_trainer.algorithm.reduction import Tally
+from grpo_trainer.algorithm.sequences import MicroBatch, TrainingSample
+from grpo_trainer.config.run_config import AlgorithmConfig
+from grpo_trainer.engine.output_head import Policy
 
 
 def micro_batch(samples: list[TrainingSample], weight: float = 1.0) -> MicroBatch:

@@ -7,13 +7,13 @@ import pytest
 import torch
 from tests.trainer.trl_reference import MAX_COMPLETION_LENGTH, NUM_GENERATIONS, Completions, TrlReference, perturb
 
-from grpo_trainer.batching import build_updates
-from grpo_trainer.config import AlgorithmConfig
-from grpo_trainer.logprobs import Policy
-from grpo_trainer.reduction import Tally
-from grpo_trainer.samples import MicroBatch, TrainingSample
-from grpo_trainer.stages.advantage import group_advantages
-from grpo_trainer.stages.loss import old_logprobs, policy_loss
+from grpo_trainer.algorithm.advantages import group_advantages
+from grpo_trainer.algorithm.batching import build_updates
+from grpo_trainer.algorithm.loss import old_logprobs, policy_loss
+from grpo_trainer.algorithm.reduction import Tally
+from grpo_trainer.algorithm.sequences import MicroBatch, TrainingSample
+from grpo_trainer.config.run_config import AlgorithmConfig
+from grpo_trainer.engine.output_head import Policy
 
 pytestmark = [
     # Third-party: TRL marks its own rollout hook, transformers and torch deprecate what TRL calls.

@@ -13,10 +13,10 @@ from types import SimpleNamespace
 import pytest
 from tests.waiting import wait_until
 
-from grpo_trainer.config import LoggingConfig
+from grpo_trainer.config.run_config import LoggingConfig
 from grpo_trainer.observe import background_sink
 from grpo_trainer.observe.sinks import MetricSinks, open_sinks
-from grpo_trainer.stop_signal import STOP_SIGNALS, StopSignal
+from grpo_trainer.ranks.stop_signal import STOP_SIGNALS, StopSignal
 
 pytestmark = pytest.mark.processes
 

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from grpo_proto import RewardScore
-from grpo_trainer.config import LoggingConfig
+from grpo_trainer.algorithm.sequences import Group, Sample
+from grpo_trainer.config.run_config import LoggingConfig
+from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.observe.completions import CompletionLog
 from grpo_trainer.observe.jsonl import StepFile, read_records
 from grpo_trainer.observe.sinks import MetricSinks, open_sinks
-from grpo_trainer.samples import Group, PromptRow, Sample
-from grpo_trainer.stop_signal import StopSignal
+from grpo_trainer.ranks.stop_signal import StopSignal
 
 
 def lines(path: Path) -> list[dict]:

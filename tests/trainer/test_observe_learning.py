@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from grpo_proto import RewardScore
-from grpo_trainer.config import RunConfig
+from grpo_trainer.algorithm.sequences import Group, Sample
+from grpo_trainer.config.run_config import RunConfig
+from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.errors import RunError
 from grpo_trainer.journal import Journal
 from grpo_trainer.observe.jsonl import StepFile
@@ -19,9 +21,8 @@ from grpo_trainer.observe.prometheus import RunMetrics
 from grpo_trainer.observe.run_files import METRICS_FILE
 from grpo_trainer.observe.run_status import RunStatus
 from grpo_trainer.observe.summary import RunTotals
-from grpo_trainer.pipeline import Batch, Counts
-from grpo_trainer.samples import Group, PromptRow, Sample
-from grpo_trainer.stop_signal import StopRequested, StopSignal
+from grpo_trainer.ranks.stop_signal import StopRequested, StopSignal
+from grpo_trainer.servers.pipeline import Batch, Counts
 
 GOOD = {
     "reward": 0.4,

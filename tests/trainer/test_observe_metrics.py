@@ -8,13 +8,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from grpo_proto import RewardScore, RewardSpec
 from grpo_proto.totals import missing_because
+from grpo_trainer.algorithm.scores import accuracy
+from grpo_trainer.algorithm.sequences import DROP_REASONS, Group, Sample
+from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.observe.live_history import MAX_NEW_STEPS
-from grpo_trainer.observe.metrics import accuracy, count_tokens, merge_updates, rollout_metrics
+from grpo_trainer.observe.metrics import count_tokens, merge_updates, rollout_metrics
 from grpo_trainer.observe.missing_scores import MissingScores, missing_scores
 from grpo_trainer.observe.prometheus import LEARNING, RunMetrics
 from grpo_trainer.observe.run_status import RunStatus
 from grpo_trainer.observe.stage_clock import STAGES, StageClock
-from grpo_trainer.samples import DROP_REASONS, Group, PromptRow, Sample
 
 OK = {"countdown": RewardScore(score=1.0, status="ok"), "format": RewardScore(score=1.0, status="ok")}
 

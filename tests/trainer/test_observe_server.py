@@ -15,7 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from grpo_proto import ErrorBody, Health, TrainerInfo
-from grpo_trainer.config import ServerConfig
+from grpo_trainer.config.run_config import ServerConfig
 from grpo_trainer.errors import UnavailableError, UsageError
 from grpo_trainer.observe.live_view import LiveView
 from grpo_trainer.observe.routes import openapi_text

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from grpo_trainer.config import LoggingConfig
+from grpo_trainer.config.run_config import LoggingConfig
 from grpo_trainer.errors import UsageError
 from grpo_trainer.observe.jsonl import StepFile
 from grpo_trainer.observe.run_identity import run_identity
 from grpo_trainer.observe.sinks import MLFLOW_PATIENCE, MetricSinks, open_sinks
-from grpo_trainer.stop_signal import StopSignal
+from grpo_trainer.ranks.stop_signal import StopSignal
 
 
 def test_tensorboard_shows_a_resumed_run_as_one_curve(tmp_path: Path):

@@ -7,12 +7,13 @@ from types import SimpleNamespace
 import pytest
 from tests.trainer.test_pipeline import FakeReward, FakeRollout, make
 
-from grpo_trainer.conductor import Conductor
-from grpo_trainer.event_loop import EventLoopThread
+from grpo_trainer.algorithm.sequences import Group
+from grpo_trainer.live_sources import standing_still_shown
 from grpo_trainer.observe.run_status import RunStatus
-from grpo_trainer.observe.standing_still import Servers, standing_still, standing_still_shown
-from grpo_trainer.samples import Group
-from grpo_trainer.stop_signal import StopSignal
+from grpo_trainer.observe.standing_still import Servers, standing_still
+from grpo_trainer.ranks.stop_signal import StopSignal
+from grpo_trainer.servers.event_loop import EventLoopThread
+from grpo_trainer.servers.orchestrator import Orchestrator
 
 CONFIG = SimpleNamespace(
     rollout=SimpleNamespace(retry_for_s=300.0),
@@ -104,7 +105,7 @@ async def test_a_job_that_fails_waits_for_nothing_any_more():
 def test_the_wait_says_when_it_is_for_scores_and_an_evaluation_stays_one(
     stage: str, only_scores: bool, says: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("grpo_trainer.conductor.BEAT_INTERVAL_S", 0.01)
+    monkeypatch.setattr("grpo_trainer.servers.orchestrator.BEAT_INTERVAL_S", 0.01)
     status, done, stages = RunStatus("demo", max_steps=9, heartbeat_bound_s=60.0), threading.Event(), []
     status.enter_stage(stage)
 
@@ -115,27 +116,27 @@ def test_the_wait_says_when_it_is_for_scores_and_an_evaluation_stays_one(
 
     monkeypatch.setattr(status, "beat", beat)
     with EventLoopThread() as loop:
-        conductor = object.__new__(Conductor)
-        conductor.loop, conductor.status, conductor.stop = loop, status, StopSignal()
-        conductor.fleet = SimpleNamespace(needs_push=asyncio.Event())  # type: ignore[assignment]
-        conductor.pusher = SimpleNamespace(lease=SimpleNamespace(taken_over=None))  # type: ignore[assignment]
-        conductor.pipeline = SimpleNamespace(lacks_only_scores=only_scores)  # type: ignore[assignment]
-        assert conductor.wait(conductor.start(asyncio.to_thread(done.wait, 20))) == "done"
+        orchestrator = object.__new__(Orchestrator)
+        orchestrator.loop, orchestrator.status, orchestrator.stop = loop, status, StopSignal()
+        orchestrator.fleet = SimpleNamespace(needs_push=asyncio.Event())  # type: ignore[assignment]
+        orchestrator.pusher = SimpleNamespace(lease=SimpleNamespace(taken_over=None))  # type: ignore[assignment]
+        orchestrator.pipeline = SimpleNamespace(lacks_only_scores=only_scores)  # type: ignore[assignment]
+        assert orchestrator.wait(orchestrator.start(asyncio.to_thread(done.wait, 20))) == "done"
     assert stages[:3] == [stage, says, says]
 
 
-def test_the_page_reads_it_of_the_conductor():
+def test_the_page_reads_it_of_the_orchestrator():
     status = RunStatus("demo", max_steps=9, heartbeat_bound_s=60.0)
     status.enter_stage("wait")
     replica = SimpleNamespace(member=False, live=False, missed_probes=3, in_flight=0)
-    conductor = SimpleNamespace(
+    orchestrator = SimpleNamespace(
         fleet=SimpleNamespace(replicas=[replica]),
         reward_health=None,
         pipeline=SimpleNamespace(oldest_since_s={"sampling": 900.0, "scoring": None}.get),
         rollout=SimpleNamespace(failing_since_s=1000.04),
         config=CONFIG,
     )
-    shown = standing_still_shown(status, conductor)  # type: ignore[arg-type]
+    shown = standing_still_shown(status, orchestrator)  # type: ignore[arg-type]
     assert shown == {"because": "no rollout server answers", "until_s": 1300.0}
     replica.live = replica.member = True
-    assert standing_still_shown(status, conductor) is None  # type: ignore[arg-type]
+    assert standing_still_shown(status, orchestrator) is None  # type: ignore[arg-type]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo_trainer.config import RunConfig
-from grpo_trainer.observe.atomic_file import write_text_atomically
+from grpo_trainer.atomic_file import write_text_atomically
+from grpo_trainer.config.run_config import RunConfig
 from grpo_trainer.observe.summary import RunTotals, write_report_and_summary, write_summary
 
 

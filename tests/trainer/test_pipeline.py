@@ -6,12 +6,13 @@ import pytest
 from tests.otlp_receiver import otlp_receiver
 
 from grpo_proto import Sampling
+from grpo_trainer.algorithm.sequences import Group, Sample
+from grpo_trainer.data.order import PromptStage, sampling_seed
+from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.errors import RunError
-from grpo_trainer.observe.tracing import Tracing
-from grpo_trainer.pipeline import Cursor, Pipeline, PipelineLimits
-from grpo_trainer.samples import Group, PromptRow, Sample
-from grpo_trainer.stages.prompt import PromptStage, sampling_seed
-from grpo_trainer.stages.rollout import RolloutJob
+from grpo_trainer.servers.pipeline import Cursor, Pipeline, PipelineLimits
+from grpo_trainer.servers.rollout import RolloutJob
+from grpo_trainer.servers.tracing import Tracing
 
 
 class FakeRollout:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from grpo_trainer.errors import UnavailableError, UsageError
-from grpo_trainer.process_group import own_device, tell_of_idle_gpus
+from grpo_trainer.ranks.process_group import own_device, tell_of_idle_gpus
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from grpo_proto.transport import gpu_uuid, nccl_version
-from grpo_trainer.config import WeightsConfig
+from grpo_trainer.config.run_config import WeightsConfig
 from grpo_trainer.errors import UsageError
-from grpo_trainer.fleet import Fleet, Replica
-from grpo_trainer.stages.push import _send, choose_backend
+from grpo_trainer.servers.fleet import Fleet, Replica
+from grpo_trainer.servers.push import _send, choose_backend
 
 from .test_fleet import info
 
@@ -92,18 +92,18 @@ def test_under_zero3_a_broadcast_over_nccl_ends_before_the_next_gather(backend: 
     """That gather waits for all that the GPU does, without end for a broadcast to a server that is gone."""
     happened: list[str] = []
 
-    def buckets(manifest: object, *, device: object) -> Iterator[torch.Tensor]:
+    def buckets(manifest: object, device: object) -> Iterator[torch.Tensor]:
         for number in (1, 2):
             happened.append(f"gather {number}")
             yield torch.zeros(8, dtype=torch.uint8)
 
-    engine = SimpleNamespace(zero_stage=zero_stage, device="cpu", outgoing_buckets=buckets)
+    export = SimpleNamespace(sharded=zero_stage == 3, device="cpu", buckets=buckets)
     pusher = SimpleNamespace(
         session=SimpleNamespace(group=SimpleNamespace(backend=backend)),
         send=lambda bucket: happened.append("send"),
         arrived=lambda: happened.append("arrived"),
     )
-    failure, _ = _send(engine, SimpleNamespace(bucket_bytes=[8, 8]), pusher)  # type: ignore[arg-type]
+    failure, _ = _send(export, SimpleNamespace(bucket_bytes=[8, 8]), pusher)  # type: ignore[arg-type]
     assert failure is None
     between = ["arrived"] if in_turns else []
     assert happened == ["gather 1", "send", *between, "gather 2", "send", *between, "arrived"]

@@ -3,10 +3,10 @@
 import pytest
 
 from grpo_proto import ConflictError, DataError, ErrorDetail, InfrastructureError, ServiceError, WeightState
-from grpo_proto.weights import PushFailure
-from grpo_trainer.absences import Absences
-from grpo_trainer.blame import MemberFailed, is_final, who_broke_it_off, who_kept_it_from_forming
-from grpo_trainer.fleet import Fleet, Replica
+from grpo_proto.messages.weights import PushFailure
+from grpo_trainer.servers.absences import Absences
+from grpo_trainer.servers.blame import MemberFailed, is_final, who_broke_it_off, who_kept_it_from_forming
+from grpo_trainer.servers.fleet import Fleet, Replica
 
 from .test_fleet import info
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from grpo_trainer.random_state import random_state, restore_random_state
+from grpo_trainer.engine.random_state import random_state, restore_random_state
 
 
 def test_a_rank_goes_on_with_its_own_state_on_whichever_gpu_it_has(monkeypatch: pytest.MonkeyPatch):

@@ -8,7 +8,7 @@ from tests.trainer.gloo_ranks import outputs_of_two_ranks
 
 PROGRAM = """
 import json
-from grpo_trainer.ranks import join_ranks
+from grpo_trainer.ranks.ranks import join_ranks
 ranks = join_ranks(silence_s=60)
 heard = [ranks.broadcast_json(message if ranks.is_first else None)
          for message in (None, [], {"text": "ä" * 100_000}, [1.5, 2])]

@@ -1,7 +1,7 @@
 """Recipes: the seeds' prompts, word for word, and templates of one's own."""
 
-from grpo_trainer.config import DataConfig
-from grpo_trainer.recipes import RECIPES, Recipe, with_system
+from grpo_trainer.config.run_config import DataConfig
+from grpo_trainer.data.recipes import RECIPES, Recipe, with_system
 
 
 def test_every_recipe_of_the_run_file_is_there():

@@ -1,6 +1,6 @@
 import torch
 
-from grpo_trainer.reduction import Tally
+from grpo_trainer.algorithm.reduction import Tally
 
 
 def record(tally: Tally, values: list[float]) -> None:

@@ -15,11 +15,12 @@ from grpo_proto import (
     ScoreResult,
 )
 from grpo_proto.totals import total_score
-from grpo_trainer.config import RewardConfig
+from grpo_trainer.algorithm.sequences import Group, Sample
+from grpo_trainer.config.run_config import RewardConfig
+from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.errors import RunError, ServersError, TrainerError, UnavailableError, UsageError
-from grpo_trainer.reward_code import RewardCode
-from grpo_trainer.samples import Group, PromptRow, Sample
-from grpo_trainer.stages.reward import RewardStage, check_enough_scored
+from grpo_trainer.servers.reward import RewardStage, check_enough_scored
+from grpo_trainer.servers.reward_code import RewardCode
 
 
 def a_server(
@@ -128,7 +129,7 @@ class TestChangedCode:
                 await stage.check([PromptRow(0, [1], "prompt", {"nums": [1]})])
 
     async def test_accepted_it_changes_between_two_steps_and_never_within_one(self, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr("grpo_trainer.stages.reward.PAUSE_S", 0.0)
+        monkeypatch.setattr("grpo_trainer.servers.reward.PAUSE_S", 0.0)
         code = RewardCode({"right": "old"}, accept=True)
         await self.score(self.served("old", "new", "old", "new"), 1, 1, 2, code=code, accept=True)
         assert code.hashes == {"right": "new"}

@@ -14,10 +14,10 @@ from grpo_proto import (
     RolloutResponse,
     Sampling,
 )
+from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.errors import RunError
-from grpo_trainer.fleet import Fleet, Replica
-from grpo_trainer.samples import PromptRow
-from grpo_trainer.stages.rollout import RolloutJob, RolloutStage
+from grpo_trainer.servers.fleet import Fleet, Replica
+from grpo_trainer.servers.rollout import RolloutJob, RolloutStage
 
 GROUP = RolloutGroup(
     prompt_token_ids=[1], completions=[Completion(token_ids=[2], text="", finish_reason="stop", versions=[(1, 1)])]

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from grpo_trainer.checkpoint.run_lock import only_trainer_in
 from grpo_trainer.errors import UnavailableError
-from grpo_trainer.run_lock import only_trainer_in
-from grpo_trainer.stop_signal import StopRequested, StopSignal
+from grpo_trainer.ranks.stop_signal import StopRequested, StopSignal
 
 HOLDS = """
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from grpo_trainer.run_lock import only_trainer_in
+from grpo_trainer.checkpoint.run_lock import only_trainer_in
 with only_trainer_in(Path(sys.argv[1]), timeout_s=0, interruptible=nullcontext):
     print("held", flush=True)
     sys.stdin.read()

@@ -10,10 +10,10 @@ import pytest
 from safetensors import SafetensorError
 from tests.trainer.gloo_ranks import outputs_of_two_ranks
 
-from grpo_trainer.checkpoint import find_latest
+from grpo_trainer.checkpoint.files import find_latest
+from grpo_trainer.checkpoint.saving import save_checkpoint, save_model
 from grpo_trainer.errors import RunError
-from grpo_trainer.ranks import Ranks
-from grpo_trainer.saving import save_checkpoint, save_model
+from grpo_trainer.ranks.ranks import Ranks
 
 ALONE = Ranks(rank=0, world_size=1)
 
@@ -59,8 +59,8 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 from grpo_trainer.errors import RunError
-from grpo_trainer.ranks import join_ranks
-from grpo_trainer.saving import save_model
+from grpo_trainer.ranks.ranks import join_ranks
+from grpo_trainer.checkpoint.saving import save_model
 from tests.trainer.test_saving import Engine
 ranks = join_ranks(silence_s=60)
 said = ""
@@ -86,9 +86,9 @@ CHECKPOINT_PROGRAM = """
 import json, time
 from pathlib import Path
 from types import SimpleNamespace
-from grpo_trainer import saving
+from grpo_trainer.checkpoint import saving
 from grpo_trainer.errors import RunError
-from grpo_trainer.ranks import join_ranks
+from grpo_trainer.ranks.ranks import join_ranks
 ranks = join_ranks(silence_s=60)
 full = OSError(28, "No space left on device")
 
@@ -134,9 +134,10 @@ from pathlib import Path
 from types import SimpleNamespace
 import torch
 from torch.distributed.distributed_c10d import _set_pg_timeout
-from grpo_trainer import engine, saving
+from grpo_trainer.checkpoint import saving
+from grpo_trainer.engine import training_engine as engine
 from grpo_trainer.errors import RunError
-from grpo_trainer.ranks import join_ranks
+from grpo_trainer.ranks.ranks import join_ranks
 _set_pg_timeout(timedelta(seconds=20), dist.group.WORLD)
 os.environ |= {{"WORLD_SIZE": "2", "LOCAL_RANK": os.environ["RANK"], "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}}
 model = torch.nn.Linear(8, 8)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import get_scheduler
 
-from grpo_trainer.config import OptimizerConfig
-from grpo_trainer.schedule import learning_rate
+from grpo_trainer.config.run_config import OptimizerConfig
+from grpo_trainer.engine.schedule import learning_rate
 
 
 @pytest.mark.parametrize("warmup", [0, 3])

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from grpo_trainer.config import RunConfig
-from grpo_trainer.doubts import doubts
+from grpo_trainer.config.doubts import doubts
+from grpo_trainer.config.run_config import RunConfig
+from grpo_trainer.config.settings import read_config, write_resolved
 from grpo_trainer.errors import UsageError
-from grpo_trainer.settings import read_config, write_resolved
 
 MINIMAL = {
     "run_dir": "runs/test",

@@ -23,13 +23,15 @@ from transformers import AutoConfig, AutoTokenizer, Qwen2Config
 
 from grpo_proto import PROTOCOL_VERSION, RewardDescription, RolloutInfo, WeightState
 from grpo_proto.fingerprint import tokenizer_fingerprint
-from grpo_trainer import __main__, launch, weight_session
-from grpo_trainer.config import RunConfig, WeightsConfig
+from grpo_trainer import __main__
+from grpo_trainer.checkpoint.run_folder import make_run_folder
+from grpo_trainer.config.run_config import RunConfig, WeightsConfig
+from grpo_trainer.config.settings import read_config
+from grpo_trainer.data.prompts import text_or_file
 from grpo_trainer.errors import RunError, UnavailableError, UsageError, model_error_class
-from grpo_trainer.prompts import text_or_file
-from grpo_trainer.run_folder import make_run_folder
-from grpo_trainer.settings import read_config
-from grpo_trainer.stages.reward import _check_file
+from grpo_trainer.ranks import launch
+from grpo_trainer.servers import weight_session
+from grpo_trainer.servers.reward import _check_file
 
 PATIENCE_S = 120.0
 

@@ -9,7 +9,8 @@ import pytest
 from tests.otlp_receiver import otlp_receiver
 
 from grpo_trainer.errors import UsageError
-from grpo_trainer.observe.tracing import NO_TRACE, Tracing
+from grpo_trainer.group_trace import NO_TRACE
+from grpo_trainer.servers.tracing import Tracing
 
 STAGES = ["sample", "score", "wait", "train"]
 

@@ -14,10 +14,10 @@ from torch.distributed import TCPStore
 
 from grpo_proto import AbortRequest, ErrorDetail, InfrastructureError, SessionRequest, WeightState
 from grpo_proto.transport import WeightGroup, joined_key
-from grpo_trainer import weight_session
-from grpo_trainer.blame import MemberFailed
-from grpo_trainer.config import WeightsConfig
-from grpo_trainer.weight_session import WeightSession
+from grpo_trainer.config.run_config import WeightsConfig
+from grpo_trainer.servers import weight_session
+from grpo_trainer.servers.blame import MemberFailed
+from grpo_trainer.servers.weight_session import WeightSession
 
 
 def member(answer: Callable[[SessionRequest], Any], url: str = "http://rollout:8000") -> Any:

@@ -25,7 +25,7 @@ from grpo_proto import (
     ScoreResponse,
     ScoreSample,
 )
-from grpo_proto.replies import health_reply, message_reply, refusal_reply
+from grpo_proto.server.replies import health_reply, message_reply, refusal_reply
 from grpo_proto.totals import score_broken_again
 
 from . import __version__

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from grpo_proto.api_token import token_refusal
-from grpo_proto.listening import most_files
-from grpo_proto.replies import refusal_reply
+from grpo_proto.server.listening import most_files
+from grpo_proto.server.replies import refusal_reply
 
 from .adapters.peers import ADAPTERS
 from .metrics import Metrics

@@ -16,7 +16,7 @@ from typing import Any, Self
 import httpx
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_before_delay, wait_exponential_jitter
 
-from grpo_proto.certificates import trusted_certificates
+from grpo_proto.client.certificates import trusted_certificates
 
 from .author import Score
 

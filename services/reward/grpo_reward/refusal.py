@@ -6,7 +6,7 @@ from itertools import islice
 
 from pydantic import ValidationError
 
-from grpo_proto.refusal import Refusal as Refusal
+from grpo_proto.server.refusal import Refusal as Refusal
 
 from .faults import MAX_SHOWN_CHARS, described, shown
 

@@ -5,8 +5,8 @@ import os
 import signal
 import sys
 
-from grpo_proto.listening import listening_socket
 from grpo_proto.log_lines import formatter
+from grpo_proto.server.listening import listening_socket
 
 from .background_log import BackgroundHandler, OddRequests
 from .config import ENV_PREFIX, Settings

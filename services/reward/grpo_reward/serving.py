@@ -11,8 +11,8 @@ from types import FrameType
 import uvicorn
 
 from grpo_proto.api_token import server_tokens
-from grpo_proto.connection import BoundedConnection
-from grpo_proto.listening import ask_for_files
+from grpo_proto.server.connection import BoundedConnection
+from grpo_proto.server.listening import ask_for_files
 
 from .adapters.choice import choose
 from .adapters.peers import ADAPTERS

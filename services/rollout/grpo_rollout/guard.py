@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, Protocol
 
 from grpo_proto.api_token import token_refusal
-from grpo_proto.refusal import Refusal
-from grpo_proto.replies import refusal_reply
+from grpo_proto.server.refusal import Refusal
+from grpo_proto.server.replies import refusal_reply
 
 from . import weight_state
 from .weight_state import Weights

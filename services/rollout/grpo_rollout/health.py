@@ -5,10 +5,10 @@ from typing import Any
 
 from vllm.version import __version__ as vllm_version
 
-from grpo_proto.base import PROTOCOL_VERSION
 from grpo_proto.fingerprint import chat_template_fingerprint, tokenizer_fingerprint
-from grpo_proto.health import Health
-from grpo_proto.rollout import RolloutInfo
+from grpo_proto.messages.base import PROTOCOL_VERSION
+from grpo_proto.messages.health import Health
+from grpo_proto.messages.rollout import RolloutInfo
 from grpo_proto.transport import dtype_name
 
 from . import __version__

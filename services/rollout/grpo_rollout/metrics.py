@@ -4,7 +4,7 @@ from typing import get_args
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from grpo_proto.weights import WeightStateName
+from grpo_proto.messages.weights import WeightStateName
 
 PUSHES = Counter("grpo_rollout_pushes", "Weight pushes by outcome.", ["outcome"])
 PUSH_SECONDS = Histogram(

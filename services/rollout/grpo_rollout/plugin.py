@@ -12,8 +12,8 @@ from grpo_proto.api_token import server_tokens
 from .guard import Guard
 from .lifeline import die_with_parent
 from .options import DEFAULT_HEARTBEAT_TIMEOUT_S, DEFAULT_MAX_WAITING
+from .parts import Service, build_service
 from .routes import make_router
-from .service import Service, build_service
 from .short_spin import spin_briefly
 from .tile_unit import request_tile_unit
 

@@ -11,8 +11,7 @@ import time
 import uuid
 from typing import NamedTuple
 
-from grpo_proto.refusal import Refusal
-from grpo_proto.weights import (
+from grpo_proto.messages.weights import (
     AbortRequest,
     BeginRequest,
     CloseRequest,
@@ -23,10 +22,11 @@ from grpo_proto.weights import (
     SessionRequest,
     WeightState,
 )
+from grpo_proto.server.refusal import Refusal
 
 from . import metrics, weight_state
 from .engine import Engine, EngineDiedError, WorkerError
-from .tensor_list import Expected, check_manifest
+from .manifest_check import Expected, check_manifest
 from .weight_state import Push, Weights
 
 logger = logging.getLogger("vllm.grpo_rollout.pushes")

@@ -21,6 +21,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+from grpo_proto.messages.weights import Backend, Manifest, TensorSpec
 from grpo_proto.transport import (
     Digest,
     Transfer,
@@ -31,9 +32,8 @@ from grpo_proto.transport import (
     nccl_version,
     view_tensor,
 )
-from grpo_proto.weights import Backend, Manifest, TensorSpec
 
-from .layers import copy_pending_views, forget_loaded, unloaded_layers
+from .reload import copy_pending_views, forget_loaded, unloaded_layers
 from .staging import Staging
 
 logger = logging.getLogger("vllm.grpo_rollout.receiver")

@@ -17,9 +17,9 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from grpo_proto.base import Message
-from grpo_proto.refusal import Refusal
-from grpo_proto.rollout import Prompt, RolloutRequest
+from grpo_proto.messages.base import Message
+from grpo_proto.messages.rollout import Prompt, RolloutRequest
+from grpo_proto.server.refusal import Refusal
 
 from . import metrics, weight_state
 from .engine import Engine, EngineDiedError

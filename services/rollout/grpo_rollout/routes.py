@@ -7,12 +7,10 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 
-from grpo_proto.errors import ErrorBody
-from grpo_proto.health import Health
-from grpo_proto.refusal import Refusal
-from grpo_proto.replies import health_reply
-from grpo_proto.rollout import RolloutInfo, RolloutRequest, RolloutResponse
-from grpo_proto.weights import (
+from grpo_proto.messages.errors import ErrorBody
+from grpo_proto.messages.health import Health
+from grpo_proto.messages.rollout import RolloutInfo, RolloutRequest, RolloutResponse
+from grpo_proto.messages.weights import (
     AbortRequest,
     BeginRequest,
     CloseRequest,
@@ -21,10 +19,12 @@ from grpo_proto.weights import (
     SessionRequest,
     WeightState,
 )
+from grpo_proto.server.refusal import Refusal
+from grpo_proto.server.replies import health_reply
 
 from . import __version__, health, metrics
-from .routing import WireRoute
-from .service import Service
+from .parts import Service
+from .wire_route import WireRoute
 
 
 def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:

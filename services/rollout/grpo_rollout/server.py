@@ -18,7 +18,7 @@ from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.utils.system_utils import decorate_logs
 
-from grpo_proto.connection import BoundedConnection
+from grpo_proto.server.connection import BoundedConnection
 
 from .engine import abort_all
 from .headless import run_workers

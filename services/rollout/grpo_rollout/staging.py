@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from grpo_proto.weights import Manifest
+from grpo_proto.messages.weights import Manifest
 
 
 def turn_bytes(manifest: Manifest) -> int:

@@ -11,8 +11,8 @@ trainer. A fenced-off trainer learns of it by a 409 at its next call.
 
 from dataclasses import dataclass, replace
 
-from grpo_proto.refusal import Refusal
-from grpo_proto.weights import LastPush, PushFailure, WeightState, WeightStateName
+from grpo_proto.messages.weights import LastPush, PushFailure, WeightState, WeightStateName
+from grpo_proto.server.refusal import Refusal
 
 
 @dataclass(frozen=True)

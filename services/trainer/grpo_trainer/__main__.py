@@ -5,8 +5,8 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from .ending import end_process
 from .errors import TrainerError
+from .ranks.process_exit import end_process
 
 USAGE = """\
 usage: grpo-train RUN.yaml [MORE.yaml …] [--section.key VALUE …]   train
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0 if words else 2
     try:
         if words[0] == "cold-start":
-            from .cold_start import main as cold_start
+            from .cold_start.command import main as cold_start
 
             return cold_start(words[1:])
         return _train(words)
@@ -55,9 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _train(words: list[str]) -> int:
-    from .config import RunConfig
-    from .launch import needs_launch, relaunch
-    from .settings import read_config
+    from .config.run_config import RunConfig
+    from .config.settings import read_config
+    from .ranks.launch import needs_launch, relaunch
 
     flags = {flag: flag in words for flag in ("--dry-run", "--resume")}
     rest = [word for word in words if word not in flags]

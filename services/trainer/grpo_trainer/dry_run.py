@@ -9,19 +9,19 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from grpo_proto import RewardClient, ServiceError
 from grpo_proto.fingerprint import tokenizer_fingerprint
-from grpo_proto.weights import DTYPE_BYTES
+from grpo_proto.messages.weights import DTYPE_BYTES
 
-from .config import RunConfig
-from .data import load_prompt_rows
-from .deepspeed_settings import deepspeed_settings
+from .config.run_config import RunConfig
+from .data.prompt_row import PromptRow
+from .data.rows import load_prompt_rows
+from .data.tokenizer import load_tokenizer
+from .engine.deepspeed_settings import deepspeed_settings
+from .engine.schedule import number_of_steps
 from .errors import model_error_class
-from .fleet import Fleet
 from .observe.server import checked_tokens
-from .outgoing import plan_push
-from .samples import PromptRow
-from .schedule import number_of_steps
-from .stages.reward import RewardStage
-from .tokenizer import load_tokenizer
+from .servers.fleet import Fleet
+from .servers.push_plan import plan_push
+from .servers.reward import RewardStage
 
 GIB = 2**30
 Line = tuple[str, str]

@@ -6,7 +6,8 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict
 from typing import Any, Self
 
-from .config import RunConfig
+from .algorithm.sequences import DROP_REASONS
+from .config.run_config import RunConfig
 from .observe.completions import CompletionLog
 from .observe.learning import LearningWatch
 from .observe.live_warnings import redacting
@@ -17,10 +18,9 @@ from .observe.run_status import RunStatus
 from .observe.sinks import open_sinks
 from .observe.stage_clock import StageClock
 from .observe.summary import RunTotals
-from .pipeline import Batch, Counts
-from .samples import DROP_REASONS
-from .stages.push import PushResult
-from .stop_signal import StopRequested, StopSignal
+from .ranks.stop_signal import StopRequested, StopSignal
+from .servers.pipeline import Batch, Counts
+from .servers.push import PushResult
 
 log = logging.getLogger(__name__)
 

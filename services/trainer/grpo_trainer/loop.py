@@ -1,32 +1,32 @@
 """GRPO on one page: prompt → rollout → reward → advantage → loss → push.
 
-Every rank runs this loop. Rank 0 has a Conductor, which speaks to the servers, and a Journal, which writes things down;
-the others learn by broadcast what they need. After step k the servers have policy version k + 1.
+Every rank runs this loop. Rank 0 has an Orchestrator, which speaks to the servers, and a Journal, which writes things
+down; the others learn by broadcast what they need. After step k the servers have policy version k + 1.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from grpo_proto import ServiceError
 
-from .batching import build_updates
-from .canary import bound_for, compare, own_logprobs
-from .conductor import Conductor
-from .config import RunConfig
-from .engine import TrainingEngine
+from .algorithm.advantages import training_samples
+from .algorithm.batching import build_updates
+from .algorithm.sequences import MicroBatch, TrainingSample, from_json, to_json
+from .checkpoint.saving import save_checkpoint
+from .config.run_config import RunConfig
+from .engine.training_engine import TrainingEngine
 from .errors import RunError, ServersError
 from .journal import Journal
 from .observe.metrics import merge_updates
-from .ranks import Ranks
-from .samples import MicroBatch, TrainingSample, from_json, to_json
-from .saving import checkpoint_state, save_checkpoint
-from .stages.advantage import training_samples
-from .stages.push import push
-from .stop_signal import StopRequested
+from .ranks.ranks import Ranks
+from .ranks.stop_signal import StopRequested
+from .servers.canary import bound_for, compare, own_logprobs
+from .servers.orchestrator import Orchestrator
+from .servers.push import push
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ ONE_TRAINER = "the servers of a run are its own: end the other trainer, or give 
 class Rank0:
     """What only rank 0 has."""
 
-    conductor: Conductor
+    orchestrator: Orchestrator
     journal: Journal
 
 
@@ -108,11 +108,11 @@ def train(run: Run, *, step: int) -> int:
 def sample_and_score(run: Run, *, version: int) -> list[TrainingSample] | None:
     """Prompt → rollout → reward → advantage, on rank 0. Returns the samples on every rank; None: asked to stop."""
     with stage(run, "wait"):
-        batch = wait_for(run, Conductor.next_batch, version=version)
+        batch = wait_for(run, Orchestrator.next_batch, version=version)
     message = None
     if run.rank0 and batch is not None:
         samples, reward_metrics = training_samples(batch.groups, run.config.algorithm, version=version)
-        counts, lost = run.rank0.conductor.pipeline.counts, run.rank0.conductor.rollout.lost_requests
+        counts, lost = run.rank0.orchestrator.pipeline.counts, run.rank0.orchestrator.rollout.lost_requests
         run.rank0.journal.batch_arrived(batch, reward_metrics, counts, lost_requests=lost, version=version)
         message = to_json(samples)
     message = run.ranks.broadcast_json(message)
@@ -121,7 +121,7 @@ def sample_and_score(run: Run, *, version: int) -> list[TrainingSample] | None:
     return None if message is None else from_json(message)
 
 
-def wait_for(run: Run, ask: Callable[[Conductor], Coroutine[Any, Any, ResultT]], *, version: int) -> ResultT | None:
+def wait_for(run: Run, ask: Callable[[Orchestrator], Coroutine[Any, Any, ResultT]], *, version: int) -> ResultT | None:
     """What rank 0 gets from the servers; None on the other ranks, and when the run was asked to stop.
 
     When all servers have lost their weights meanwhile, every rank takes part in pushing them again. Raises
@@ -129,13 +129,13 @@ def wait_for(run: Run, ask: Callable[[Conductor], Coroutine[Any, Any, ResultT]],
     """
     task, verdict, failure = None, None, None
     if run.rank0:
-        task = run.rank0.conductor.start(ask(run.rank0.conductor))
+        task = run.rank0.orchestrator.start(ask(run.rank0.orchestrator))
     while True:
         if run.rank0 and task:
-            verdict = run.rank0.conductor.wait(task)
+            verdict = run.rank0.orchestrator.wait(task)
             failure = failure_of(task) if verdict == "done" else None
             if verdict == "lost":
-                failure = {"message": run.rank0.conductor.pusher.lease.taken_over, "hint": ONE_TRAINER}
+                failure = {"message": run.rank0.orchestrator.pusher.lease.taken_over, "hint": ONE_TRAINER}
         verdict, failure = run.ranks.broadcast_json([verdict, failure])
         if failure is not None:
             raise ServersError(**failure)
@@ -179,17 +179,17 @@ def optimize(run: Run, updates: list[list[MicroBatch]]) -> None:
         passes = range(run.config.algorithm.num_iterations)
         results = [run.engine.update(update) for _ in passes for update in updates]
     if run.rank0:
-        run.rank0.conductor.pipeline.batch_used()
+        run.rank0.orchestrator.pipeline.batch_used()
         run.rank0.journal.add(merge_updates(results))
 
 
 def push_policy(run: Run, *, version: int) -> None:
     """Push: the servers sample by `version` from here on."""
     with stage(run, "push"):
-        pusher = run.rank0.conductor.pusher if run.rank0 else None
-        result = push(version, run.engine, run.ranks, pusher, run.config.weights)
+        pusher = run.rank0.orchestrator.pusher if run.rank0 else None
+        result = push(version, run.engine.export, run.ranks, pusher, run.config.weights)
         if run.rank0:
-            run.rank0.conductor.policy_pushed(result)
+            run.rank0.orchestrator.policy_pushed(result)
             run.rank0.journal.pushed(result)
 
 
@@ -199,7 +199,7 @@ def check_canary(run: Run, *, version: int) -> None:
     That is no ServersError: a policy that was trained on its samples is not saved.
     """
     with stage(run, "eval"):
-        probes = wait_for(run, Conductor.probes, version=version) or []
+        probes = wait_for(run, Orchestrator.probes, version=version) or []
         samples = from_json(run.ranks.broadcast_json(to_json(probe.sample for probe in probes)))
         budget = run.config.deepspeed.tokens_per_micro_batch
         own = own_logprobs(run.engine, samples, tokens_per_micro_batch=budget, pad_token_id=run.pad_token_id)
@@ -218,7 +218,7 @@ def evaluate(run: Run, step: int) -> None:
     """Held-out accuracy; the other ranks wait for rank 0."""
     if run.config.eval.eval_steps and run.config.data.eval_dataset:
         with stage(run, "eval"):
-            metrics = wait_for(run, lambda conductor: conductor.evaluation_of(step), version=step + 1)
+            metrics = wait_for(run, lambda orchestrator: orchestrator.evaluation_of(step), version=step + 1)
         if metrics is not None and run.rank0:
             run.rank0.journal.evaluated(step, metrics)
         elif run.rank0:
@@ -243,9 +243,13 @@ def save(run: Run, step: int) -> None:
     with stage(run, "save"):
         state = None
         if run.rank0:
-            conductor = run.rank0.conductor
-            code = conductor.reward.code.hashes
-            state = checkpoint_state(step, conductor.cursor(), run.rank0.journal.state(), code)
+            orchestrator = run.rank0.orchestrator
+            state = {
+                "step": step,
+                "cursor": asdict(orchestrator.cursor()),
+                "totals": run.rank0.journal.state(),
+                "reward_code": orchestrator.reward.code.hashes,
+            }
         save_checkpoint(step, run.config, run.engine, run.ranks, state)
 
 

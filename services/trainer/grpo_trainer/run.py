@@ -7,33 +7,33 @@ from typing import Any
 
 from grpo_proto import ServiceError
 
-from .conductor import Conductor
-from .config import RunConfig
-from .data import load_prompt_rows
-from .doubts import doubts
-from .engine import TrainingEngine
-from .engine_state import layout, read_engine_state
+from .checkpoint.run_folder import find_start, make_run_folder, trainer_id
+from .checkpoint.run_lock import only_trainer_in
+from .checkpoint.saving import save_model
+from .config.doubts import doubts
+from .config.run_config import RunConfig
+from .config.settings import write_resolved
+from .data.order import PromptStage
+from .data.rows import load_prompt_rows
+from .data.tokenizer import load_tokenizer
+from .engine.schedule import number_of_steps
+from .engine.state import layout, read_engine_state
+from .engine.training_engine import TrainingEngine
 from .errors import RunError
 from .journal import Journal
-from .launch import environment_rank, environment_world_size
+from .live_sources import show_servers
 from .loop import Rank0, Run, stage, train
-from .meeting import Meeting
-from .observe.live_sources import show_servers
 from .observe.live_warnings import recent_warnings
 from .observe.run_status import RunStatus
 from .observe.summary import RunTotals, write_report_and_summary
-from .pipeline import Cursor
-from .process_group import join_process_group, own_device
-from .ranks import join_ranks
-from .reward_code import RewardCode
-from .run_folder import find_start, make_run_folder, trainer_id
-from .run_lock import only_trainer_in
-from .saving import save_model
-from .schedule import number_of_steps
-from .settings import write_resolved
-from .stages.prompt import PromptStage
-from .stop_signal import StopRequested, StopSignal
-from .tokenizer import load_tokenizer
+from .ranks.launch import environment_rank, environment_world_size
+from .ranks.process_group import join_process_group, own_device
+from .ranks.ranks import join_ranks
+from .ranks.rendezvous import Rendezvous
+from .ranks.stop_signal import StopRequested, StopSignal
+from .servers.orchestrator import Orchestrator
+from .servers.pipeline import Cursor
+from .servers.reward_code import RewardCode
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
     first_rank = environment_rank() == 0
     own_device()  # a GPU that is missing is told before anything is waited for
     warnings = open_parts.enter_context(recent_warnings())
-    meeting = open_parts.enter_context(Meeting(connect_s=config.deepspeed.timeout_s))
+    rendezvous = open_parts.enter_context(Rendezvous(connect_s=config.deepspeed.timeout_s))
     folder, state = None, None
     if first_rank:
         make_run_folder(config.run_dir)
@@ -74,7 +74,7 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
         status.know_run(max_steps=0, step=step)
         status.history.restore(config.run_dir, through_step=step)
 
-    conductor, max_steps, pad_token_id = None, 0, 0
+    orchestrator, max_steps, pad_token_id = None, 0, 0
     if first_rank:
         tokenizer = load_tokenizer(config.model)
         pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
@@ -85,8 +85,8 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
         write_resolved(config, config.run_dir / "run.yaml")
         for doubt in doubts(config):
             log.warning("%s", doubt)
-        conductor = open_parts.enter_context(
-            Conductor(
+        orchestrator = open_parts.enter_context(
+            Orchestrator(
                 config,
                 rows=rows,
                 eval_rows=eval_rows,
@@ -101,18 +101,18 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
                 status=status,
             )
         )
-        open_parts.enter_context(status.watching("the event loop", conductor.loop.is_alive))
-        show_servers(status, config, conductor, warnings)
-        conductor.connect(tokenizer)
+        open_parts.enter_context(status.watching("the event loop", orchestrator.loop.is_alive))
+        show_servers(status, config, orchestrator, warnings)
+        orchestrator.connect(tokenizer)
 
     # Ranks wait for each other in libraries, where no handler runs, and there is nothing to save yet.
-    with stop.ending_at_once() if meeting.has_others else nullcontext():
+    with stop.ending_at_once() if rendezvous.has_others else nullcontext():
         if first_rank:
             status.enter_phase("waiting for the other ranks", limit_s=config.deepspeed.timeout_s)
             told = {"step": step, "max_steps": max_steps, "pad_token_id": pad_token_id}
-            meeting.tell(told | {"folder": str(folder) if folder else None})
+            rendezvous.tell(told | {"folder": str(folder) if folder else None})
         else:  # which so need neither the data nor the tokenizer
-            told = meeting.hear(silence_s=SILENCE_S)
+            told = rendezvous.hear(silence_s=SILENCE_S)
             folder, step = Path(told["folder"]) if told["folder"] else None, told["step"]
             max_steps, pad_token_id = told["max_steps"], told["pad_token_id"]
             status.know_run(max_steps=max_steps, step=step)
@@ -135,12 +135,12 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
     if ranks.broadcast_json(stop.requested):  # while it loaded: a push would be for nothing
         raise StopRequested
     rank0 = None
-    if conductor:
+    if orchestrator:
         totals = RunTotals(**state["totals"]) if state else RunTotals()
         journal = open_parts.enter_context(
             Journal(config, status, stop, max_steps=max_steps, resumed_step=step if state else None, totals=totals)
         )
-        rank0 = Rank0(conductor, journal)
+        rank0 = Rank0(orchestrator, journal)
 
     parts = Run(config, engine, ranks, max_steps, pad_token_id, rank0)
     finished = train(parts, step=step)

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from .config import RunConfig
-from .launch import environment_rank
+from .config.run_config import RunConfig
 from .observe.run_log import configure_logging
 from .observe.run_status import RunStatus
 from .observe.server import serve_status
-from .stop_signal import StopSignal
+from .ranks.launch import environment_rank
+from .ranks.stop_signal import StopSignal
 
 
 def start(config: RunConfig, *, resume: bool) -> int:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from grpo_proto.listening import listening_socket
+from grpo_proto.server.listening import listening_socket
 from grpo_reward.config import read_settings
-from grpo_trainer.config import RunConfig
+from grpo_trainer.config.run_config import RunConfig
 
 from .rendering import CASES, CHART, Object, containers, find, merged, objects_of, pods, render, values_of
 from .test_run_file import run_file

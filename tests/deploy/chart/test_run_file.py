@@ -8,8 +8,8 @@ import yaml
 
 from grpo_proto.api_token import server_tokens
 from grpo_reward.config import read_settings
-from grpo_trainer.config import RunConfig
-from grpo_trainer.settings import read_config
+from grpo_trainer.config.run_config import RunConfig
+from grpo_trainer.config.settings import read_config
 
 from .rendering import CASES, ROOT, Object, find, merged, objects_of, render, values_of
 

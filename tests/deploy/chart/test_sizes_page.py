@@ -9,9 +9,9 @@ import yaml
 from tests.processes import free_port
 from tests.tiny_model import save_tiny_model
 
-from grpo_trainer.config import RunConfig
+from grpo_trainer.config.run_config import RunConfig
+from grpo_trainer.config.settings import read_config
 from grpo_trainer.dry_run import dry_run
-from grpo_trainer.settings import read_config
 
 from .rendering import ROOT, values_of
 

@@ -220,7 +220,7 @@ def test_on_the_network_of_the_host_another_port_is_one_for_server_probe_and_cli
 
 
 def test_the_run_file_keys_in_the_environment_exist() -> None:
-    from grpo_trainer.config import RunConfig
+    from grpo_trainer.config.run_config import RunConfig
 
     for file in FILES:
         for service in document(file)["services"].values():

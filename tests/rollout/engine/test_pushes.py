@@ -9,10 +9,9 @@ import time
 import pytest
 import torch
 
-from grpo_proto.clients import WeightsClient
-from grpo_proto.errors import ConflictError, DataError, InfrastructureError, ServiceError
-from grpo_proto.transport import plan_manifest
-from grpo_proto.weights import (
+from grpo_proto.client.clients import WeightsClient
+from grpo_proto.messages.errors import ConflictError, DataError, InfrastructureError, ServiceError
+from grpo_proto.messages.weights import (
     AbortRequest,
     BeginRequest,
     CloseRequest,
@@ -22,6 +21,7 @@ from grpo_proto.weights import (
     SessionRequest,
     WeightState,
 )
+from grpo_proto.transport import plan_manifest
 from tests.rollout.conftest import Server, logprob_error, long_request, until_running
 from tests.rollout.pushing import SMALL_BUCKET_BYTES, Trainer, manifest_of, new_session
 from tests.tiny_model import make_model

@@ -6,10 +6,10 @@ import time
 import httpx
 import pytest
 
-from grpo_proto.base import Message
-from grpo_proto.errors import ConflictError, DataError, ErrorBody, InfrastructureError
 from grpo_proto.fingerprint import chat_template_fingerprint, tokenizer_fingerprint
-from grpo_proto.rollout import Prompt, RolloutRequest, Sampling
+from grpo_proto.messages.base import Message
+from grpo_proto.messages.errors import ConflictError, DataError, ErrorBody, InfrastructureError
+from grpo_proto.messages.rollout import Prompt, RolloutRequest, Sampling
 from tests.rollout.conftest import Server, in_flight, logprob_error, long_request, until_running
 from tests.tiny_model import CHAT_TEMPLATE, make_tokenizer
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel
 
 from grpo_proto import ScoreSample
-from grpo_proto.base import StopAtFirstFault
+from grpo_proto.messages.base import StopAtFirstFault
 
 from ..refusal import Refusal
 from .base import Adapter, PeerRequest, Scored, labelled_columns

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from grpo_proto import RewardSpec
-from grpo_proto.reward import Seconds
+from grpo_proto.messages.reward import Seconds
 
 from ..config import ConfigError
 from ..refusal import nearest
@@ -65,7 +65,7 @@ class CommandParser(argparse.ArgumentParser):
                 raise ConfigError(f"unknown option {flag}: {nearest(flag, known)} ({self.prog} --help)")
         options = self.parse_args(_one_plugin_each(arguments))
         if options.url is not None:
-            from grpo_proto.clients import checked_url
+            from grpo_proto.client.clients import checked_url
 
             for flag in ("plugin", "workers"):
                 if getattr(options, flag) is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from grpo_proto import RewardSpec, ScoreResult
-from grpo_proto.reward import ScoreStatus
+from grpo_proto.messages.reward import ScoreStatus
 
 from ..config import ConfigError
 from .comparison import advantage_changes, agreement, most_different, old_scores

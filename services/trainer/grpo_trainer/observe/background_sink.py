@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from ..stop_signal import StopSignal
+from ..ranks.stop_signal import StopSignal
 
 log = logging.getLogger(__name__)
 

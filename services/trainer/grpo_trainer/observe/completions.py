@@ -6,7 +6,7 @@ from typing import Any
 
 from grpo_proto import RewardScore
 
-from ..samples import Group
+from ..algorithm.sequences import Group
 from .jsonl import StepFile
 from .run_files import COMPLETIONS_FILE
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from .atomic_file import write_text_atomically
+from ..atomic_file import write_text_atomically
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from grpo_proto import RewardScore
 
-from ..samples import Group, Sample
+from ..algorithm.sequences import Group, Sample
 from .report_samples import prompt_text, shorten
 
 MAX_GROUPS = 3

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from grpo_proto.api_token import TOKEN_VARIABLE, token_refusal
 from grpo_proto.loopback import is_loopback
-from grpo_proto.refusal import Refusal
+from grpo_proto.server.refusal import Refusal
 
 CHALLENGE = 'Basic realm="grpo-services: any name, the token as password", charset="UTF-8"'
 

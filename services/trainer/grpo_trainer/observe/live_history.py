@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ..samples import Group
+from ..algorithm.sequences import Group
 from .curves import merge_of, numbers_of
 from .jsonl import read_records
 from .live_groups import clean, finite, groups_shown

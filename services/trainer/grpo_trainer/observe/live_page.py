@@ -10,8 +10,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response, StreamingResponse
 
 from grpo_proto import ErrorBody
-from grpo_proto.refusal import Refusal
-from grpo_proto.replies import refusal_reply
+from grpo_proto.server.refusal import Refusal
+from grpo_proto.server.replies import refusal_reply
 
 from .live_events import LiveEvents
 from .live_guard import LiveGuard

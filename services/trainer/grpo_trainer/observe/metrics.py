@@ -8,10 +8,8 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from ..samples import DROP_REASONS, Group, Sample
-
-CORRECT_SCORE = 1.0
-"""A completion is correct when the accuracy reward gives it at least this."""
+from ..algorithm.scores import accuracy, mean, standard_deviation
+from ..algorithm.sequences import DROP_REASONS, Group, Sample
 
 
 def rollout_metrics(
@@ -54,12 +52,6 @@ def reward_metrics(groups: Sequence[Group], reward_names: Sequence[str]) -> dict
             own = f"{key}_reported" if key.rpartition("/")[2] in ("mean", "std", "timed_out") else key
             metrics |= optional(f"rewards/{name}/{own}", average)
     return metrics
-
-
-def accuracy(groups: Iterable[Group], accuracy_reward: str) -> float | None:
-    """Share of correct completions among those that the accuracy reward could score; None when it scored none."""
-    rewards = [sample.rewards.get(accuracy_reward) for group in groups for sample in group.samples]
-    return mean(float(result.score >= CORRECT_SCORE) for result in rewards if result and result.score is not None)
 
 
 def length_metrics(samples: Sequence[Sample]) -> dict[str, float]:
@@ -127,21 +119,6 @@ def merge_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
         else:
             merged[key] = sum(values) / len(values)
     return merged
-
-
-def mean(values: Iterable[float]) -> float | None:
-    """Arithmetic mean; None when there are no values."""
-    numbers = list(values)
-    return math.fsum(numbers) / len(numbers) if numbers else None
-
-
-def standard_deviation(values: Iterable[float]) -> float | None:
-    """Standard deviation of a sample: the sum of squares is divided by n - 1. None for fewer than two values."""
-    numbers = list(values)
-    if len(numbers) < 2:
-        return None
-    center = math.fsum(numbers) / len(numbers)
-    return math.sqrt(math.fsum((number - center) ** 2 for number in numbers) / (len(numbers) - 1))
 
 
 def optional(key: str, value: float | None) -> dict[str, float]:

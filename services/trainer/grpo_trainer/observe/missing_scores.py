@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ..samples import Group
+from ..algorithm.sequences import Group
 
 
 @dataclass(frozen=True)

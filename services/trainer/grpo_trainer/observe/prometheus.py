@@ -7,7 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from ..samples import DROP_REASONS
+from ..algorithm.sequences import DROP_REASONS
 from .live_history import LiveHistory
 from .run_status import STALENESS_BUCKETS, RunStatus, Snapshot
 from .stage_clock import STAGES

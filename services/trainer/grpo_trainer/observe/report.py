@@ -13,7 +13,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
-from .atomic_file import write_text_atomically
+from ..atomic_file import write_text_atomically
 from .curves import read_curves
 from .report_charts import make_charts
 from .report_facts import config_text, facts_of, headlines_of, read_config

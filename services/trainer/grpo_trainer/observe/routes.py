@@ -13,8 +13,8 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from grpo_proto import PROTOCOL_VERSION, Health, TrainerInfo
-from grpo_proto.refusal import Refusal
-from grpo_proto.replies import health_reply, message_reply, refusal_reply
+from grpo_proto.server.refusal import Refusal
+from grpo_proto.server.replies import health_reply, message_reply, refusal_reply
 
 from .. import __version__
 from .live_events import LiveEvents

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
-from ..samples import DropReason, Group
+from ..algorithm.sequences import DropReason, Group
 from .live_history import LiveHistory
 from .missing_scores import MissingScores
 

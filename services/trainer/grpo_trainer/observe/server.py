@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import uvicorn
 
 from grpo_proto.api_token import TOKEN_VARIABLE, TokenError, server_tokens
-from grpo_proto.connection import BoundedConnection
-from grpo_proto.listening import listening_socket
 from grpo_proto.loopback import is_loopback
+from grpo_proto.server.connection import BoundedConnection
+from grpo_proto.server.listening import listening_socket
 
-from ..config import ServerConfig
+from ..config.run_config import ServerConfig
 from ..errors import UnavailableError, UsageError
 from .live_events import LiveEvents
 from .live_guard import LiveGuard

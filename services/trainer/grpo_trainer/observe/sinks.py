@@ -11,9 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..config import LoggingConfig
+from ..config.run_config import LoggingConfig
 from ..errors import UsageError
-from ..stop_signal import StopSignal
+from ..ranks.stop_signal import StopSignal
 from .background_sink import BackgroundSink, MetricSink, finish
 from .jsonl import StepFile
 from .run_files import METRICS_FILE

@@ -1,13 +1,8 @@
 """Whether a run that has begun gets nowhere because its servers are gone, and when it ends by itself."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
-from .run_status import RunStatus
-
-if TYPE_CHECKING:  # only for the types: parts do not know the conductor
-    from ..conductor import Conductor
-    from ..config import RunConfig
+from ..config.run_config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -31,7 +26,7 @@ class Servers:
 
 
 def standing_still(
-    stage: str, stage_since_s: float, servers: Servers, config: "RunConfig"
+    stage: str, stage_since_s: float, servers: Servers, config: RunConfig
 ) -> tuple[str, float | None] | None:
     """(what does not answer, when the run ends by itself); None while the run moves on. The end is None when unknown.
 
@@ -50,22 +45,6 @@ def standing_still(
     if stage == "eval" and not servers.reward_answers and servers.asked_for_samples == 0:
         return no_reward, None
     return None
-
-
-def standing_still_shown(status: RunStatus, conductor: "Conductor") -> dict[str, Any] | None:
-    """What the live page shows of it. Reading is a few attributes, and no lock of the event loop."""
-    state, replicas, health = status.snapshot(), conductor.fleet.replicas, conductor.reward_health
-    servers = Servers(
-        with_policy=sum(replica.member for replica in replicas),
-        answering=sum(replica.live or replica.missed_probes < 2 for replica in replicas),  # one is no outage
-        asked_for_samples=sum(replica.in_flight for replica in replicas),
-        reward_answers=health is None or health.ok,
-        sampling_since_s=conductor.pipeline.oldest_since_s("sampling"),
-        failing_since_s=conductor.rollout.failing_since_s,
-        scoring_since_s=conductor.pipeline.oldest_since_s("scoring"),
-    )
-    found = standing_still(state.stage, state.stage_since_s, servers, conductor.config)
-    return None if found is None else {"because": found[0], "until_s": found[1] and round(found[1], 1)}
 
 
 def _after(since_s: float | None, limit_s: float) -> float | None:

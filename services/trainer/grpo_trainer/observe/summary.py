@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..config import RunConfig
-from .atomic_file import write_text_atomically
+from ..atomic_file import write_text_atomically
+from ..config.run_config import RunConfig
 from .run_files import SUMMARY_FILE
 
 log = logging.getLogger(__name__)

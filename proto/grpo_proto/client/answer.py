@@ -1,0 +1,130 @@
+"""Reading an answer of a server that may send anything: within a limit, and with an error that says what came.
+
+A wrong URL may lead to a page, a redirect, a file of gigabytes or a stream without end. An answer is read piece by
+piece up to a limit. It is never unpacked: a few compressed bytes may stand for gigabytes, so plain ones are asked for.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import httpx
+from pydantic import ValidationError
+
+from ..messages.base import PROTOCOL_VERSION, Response
+from ..messages.errors import ErrorBody, ErrorDetail, FatalError, ServiceError, error_class
+
+ResponseT = TypeVar("ResponseT", bound=Response)
+
+MAX_ERROR_BYTES = 64 * 1024
+"""Bytes read of an answer that reports an error; the rest is not read."""
+SHOWN_CHARS = 200
+"""Characters quoted of a body that is not the expected message."""
+PLAIN = {"Accept-Encoding": "identity"}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Status, headers and the body as far as it was read."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes | bytearray
+
+    @property
+    def text(self) -> str:
+        return self.body.decode(errors="replace")
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """Seconds of `Retry-After`; None without it, for a date, and for what is no time."""
+        try:
+            seconds = float(self.headers["Retry-After"])
+        except (KeyError, ValueError):
+            return None
+        return seconds if math.isfinite(seconds) and seconds >= 0 else None
+
+    def message(self, kind: type[ResponseT], url: str) -> ResponseT:
+        """Raises ServiceError when the answer is an error, or no `kind`."""
+        if not 200 <= self.status < 300:
+            raise self._error(url)
+        try:
+            return kind.model_validate_json(self.body)
+        except ValidationError as error:
+            # Without what came in: it may be all of the body.
+            problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
+            place = ".".join(map(str, problem["loc"]))
+            reason = f"{place}: {problem['msg']}" if place else problem["msg"]
+            detail = ErrorDetail(
+                type="malformed_answer",
+                message=f"the answer is no {kind.__name__}: {reason[:300]}; {self._what_came()}",
+                hint=f"is a grpo-services server of protocol {PROTOCOL_VERSION} listening there?",
+            )
+            raise FatalError(detail, url=url, status=self.status) from error
+
+    def _what_came(self) -> str:
+        if not self.body:
+            return "it is empty"
+        media_type = self.headers.get("Content-Type", "no content type")[:SHOWN_CHARS]
+        return f"it is {media_type} and begins with {self.text[:SHOWN_CHARS]!r}"
+
+    def _error(self, url: str) -> ServiceError:
+        if 300 <= self.status < 400:
+            target = self.headers.get("Location", "no place")[:300]
+            detail = ErrorDetail(
+                type="redirected",
+                message=f"the answer is a redirect to {target}, which is not followed",
+                hint="give the URL of the server itself",
+            )
+            return FatalError(detail, url=url, status=self.status)
+        try:
+            detail = ErrorBody.model_validate_json(self.body).error
+        except ValidationError:
+            detail = ErrorDetail(
+                type="unexpected_answer",
+                message=f"{httpx.codes.get_reason_phrase(self.status) or self.status}; {self._what_came()}",
+                hint="is a grpo-services server listening there?",
+            )
+        kind = error_class(self.status)
+        return kind(detail, url=url, status=self.status, retry_after_s=self.retry_after_s)
+
+
+async def read_answer(response: httpx.Response, max_bytes: int, url: str) -> Answer:
+    """Raises FatalError for an answer larger than `max_bytes` or compressed. Of an error the beginning is read.
+
+    The caller closes the response, with the connection when the answer was not read to its end.
+    """
+    encoding = response.headers.get("Content-Encoding", "identity")
+    if encoding.lower() != "identity":
+        raise FatalError(
+            ErrorDetail(
+                type="answer_compressed",
+                message=f"the answer is compressed ({encoding[:SHOWN_CHARS]}), though plain bytes were asked for",
+                hint="is it a server of ours? A proxy before it must heed Accept-Encoding",
+            ),
+            url=url,
+            status=response.status_code,
+        )
+    length = response.headers.get("Content-Length", "")
+    too_large = response.is_success and length.isdigit() and int(length[:20]) > max_bytes
+    body = bytearray()
+    if not too_large:
+        async for piece in response.aiter_bytes():  # there is nothing to unpack
+            body += piece
+            if not response.is_success and len(body) >= MAX_ERROR_BYTES:
+                break
+            if len(body) > max_bytes:
+                too_large = True
+                break
+    if too_large:
+        raise FatalError(
+            ErrorDetail(
+                type="answer_too_large",
+                message=f"the answer is larger than {max_bytes:,} bytes, and nothing that was asked for is",
+                hint="is the URL right?",
+            ),
+            url=url,
+            status=response.status_code,
+        )
+    return Answer(response.status_code, response.headers, body)

@@ -1,0 +1,281 @@
+"""Typed HTTP clients of the two servers: deadlines on every call, retries only where a repeat is safe.
+
+What is repeated after an infrastructure error: every GET, `score` (it has no effects) and `rollouts` (a repeated
+`request_id` aborts the older request). A weights call is never repeated blindly: its caller looks at the state first.
+"""
+
+import asyncio
+import logging
+import os
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
+
+import httpx
+from pydantic import ValidationError
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential_jitter
+
+from ..api_token import TOKEN_VARIABLE
+from ..messages.base import Request
+from ..messages.errors import ErrorDetail, FatalError, InfrastructureError
+from ..messages.health import Health
+from ..messages.reward import RewardInfo, RewardList, ScoreRequest, ScoreResponse
+from ..messages.rollout import RolloutInfo, RolloutRequest, RolloutResponse
+from ..messages.weights import (
+    AbortRequest,
+    BeginRequest,
+    CloseRequest,
+    CommitRequest,
+    RenewRequest,
+    SessionRequest,
+    WeightState,
+)
+from .answer import PLAIN, Answer, ResponseT, read_answer
+from .certificates import trusted_certificates
+
+SLACK_S = 10.0
+"""How much longer than the deadline in a request the client waits for the answer that reports it."""
+WAITING_TOLD_S, WAITING_TOLD_AGAIN_S = 5.0, 30.0
+"""How long a call may be tried again before that is logged, and how often after that."""
+KEEP_CONNECTION_S = 3.0
+"""How long an idle connection is kept. The servers keep one for 5 s (uvicorn's rule and vLLM's): a client that kept it
+as long would now and then send into its end, and a weights call is not repeated."""
+MAX_INFO_BYTES = 16 * 2**20
+"""Largest answer to a GET, in bytes: what a server says about itself."""
+MAX_ANSWER_BYTES = 256 * 2**20
+"""Largest other answer, in bytes: a reward server's has up to 32 MiB of logs, and 250,000 scores below 100 MiB."""
+BYTES_PER_TOKEN = 256
+"""Bytes that a rollout server's answer may have more for each token asked for: id, logprob and text take about 40, and
+the longest token of a vocabulary, 128 blanks, below 200."""
+
+log = logging.getLogger("grpo_proto.client.clients")
+
+
+def checked_url(url: str) -> str:
+    """`url` itself. Raises ValueError unless it has a scheme of ours, a host, and a port that there can be."""
+    try:
+        parts = urlsplit(url)
+        wrong = parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0
+    except ValueError as error:
+        raise ValueError(f"{url!r:.300} is no URL: {error}") from None
+    if wrong:
+        raise ValueError(f"{url!r:.300} is no URL of a server, such as http://127.0.0.1:8001")
+    return url
+
+
+class ServiceClient:
+    """A connection pool to one server. Use it as an asynchronous context manager.
+
+    Args:
+        base_url: such as `http://127.0.0.1:8000`.
+        token: bearer token; `GRPO_API_TOKEN` of the environment when None.
+        probe_timeout_s: limit for the GET routes, which answer from memory.
+        transport: replaces the network, for tests.
+
+    Raises ValueError for what is no URL of a server.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        token: str | None = None,
+        probe_timeout_s: float = 5.0,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ):
+        self.base_url = checked_url(base_url).rstrip("/")
+        token = (token if token is not None else os.environ.get(TOKEN_VARIABLE, "")).strip()
+        self.probe_timeout_s = probe_timeout_s
+        # trust_env is off: a proxy of the environment is for the world outside, never for our own servers. Of what it
+        # switches off with that, the file of certificates is wanted.
+        self._http = httpx.AsyncClient(
+            base_url=self.base_url,
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=KEEP_CONNECTION_S),
+            transport=transport,
+            trust_env=False,
+            verify=trusted_certificates() if self.base_url.startswith("https://") else True,
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def livez(self) -> Health:
+        return await self._health("/livez")
+
+    async def readyz(self) -> Health:
+        return await self._health("/readyz")
+
+    async def _health(self, path: str) -> Health:
+        """A 503 is an answer here, not an error; no answer at all is one."""
+        answer = await self._send("GET", path, None, self.probe_timeout_s, MAX_INFO_BYTES)
+        if answer.status in (200, 503):
+            try:
+                return Health.model_validate_json(answer.body)
+            except ValidationError:
+                return Health(ok=answer.status == 200, detail=answer.text[:200])
+        return answer.message(Health, self._url(path))
+
+    async def _get(self, path: str, answer: type[ResponseT], *, retry_for_s: float = 0.0) -> ResponseT:
+        return await self._retry(retry_for_s, "GET", path, None, answer, self.probe_timeout_s, MAX_INFO_BYTES)
+
+    async def _retry(
+        self,
+        retry_for_s: float,
+        method: str,
+        path: str,
+        body: Request | None,
+        answer: type[ResponseT],
+        timeout_s: float,
+        max_bytes: int = MAX_ANSWER_BYTES,
+    ) -> ResponseT:
+        """Repeat after infrastructure errors, with back-off and jitter, until `retry_for_s` after the first of them.
+
+        A server that is away for longer than a busy one would be is told of, and told of again.
+        """
+        told_s = WAITING_TOLD_S - WAITING_TOLD_AGAIN_S
+        first_failure_s: float | None = None
+
+        def is_over(state: RetryCallState) -> bool:
+            """A first try may take as long as it wants: a request that is lost after ten minutes is sent again, too."""
+            nonlocal first_failure_s
+            since_start_s = state.seconds_since_start or 0.0
+            if first_failure_s is None:
+                first_failure_s = since_start_s
+            return since_start_s - first_failure_s >= retry_for_s
+
+        def tell(state: RetryCallState) -> None:
+            nonlocal told_s
+            waited_s = state.seconds_since_start or 0.0
+            if state.outcome is not None and waited_s >= told_s + WAITING_TOLD_AGAIN_S:
+                told_s = waited_s
+                log.warning("%s; tried again for %.0f of %g s", state.outcome.exception(), waited_s, retry_for_s)
+
+        attempts = AsyncRetrying(
+            retry=retry_if_exception_type(InfrastructureError),
+            stop=is_over,
+            wait=wait_exponential_jitter(multiplier=0.2, max=10.0),
+            before_sleep=tell,
+            reraise=True,
+        )
+        async for attempt in attempts:
+            with attempt:
+                return await self._call(method, path, body, answer, timeout_s, max_bytes)
+        raise AssertionError("unreachable: the last attempt re-raises")
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        body: Request | None,
+        answer: type[ResponseT],
+        timeout_s: float,
+        max_bytes: int = MAX_ANSWER_BYTES,
+    ) -> ResponseT:
+        return (await self._send(method, path, body, timeout_s, max_bytes)).message(answer, self._url(path))
+
+    async def _send(
+        self, method: str, path: str, body: Request | None, timeout_s: float, max_bytes: int = MAX_ANSWER_BYTES
+    ) -> Answer:
+        """Whatever the server answers, in `timeout_s` and at most `max_bytes`."""
+        content = body.model_dump_json(exclude=body.left_open()).encode() if body is not None else None
+        headers = PLAIN | ({"Content-Type": "application/json"} if content is not None else {})
+        timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, self.probe_timeout_s))
+        try:
+            # httpx waits that long for each part of an answer; a server that drips would never be late.
+            async with asyncio.timeout(timeout_s):
+                async with self._http.stream(
+                    method, path, content=content, headers=headers, timeout=timeout
+                ) as response:
+                    return await read_answer(response, max_bytes, self._url(path))
+        except (httpx.TimeoutException, TimeoutError) as error:
+            kind = "unreachable" if isinstance(error, httpx.ConnectTimeout) else "no_answer"
+            detail = ErrorDetail(type=kind, message=f"no answer within {timeout_s:g} s", retryable=True)
+            raise InfrastructureError(detail, url=self._url(path)) from error
+        except httpx.TransportError as error:
+            reason = str(error) or type(error).__name__
+            detail = ErrorDetail(
+                type="unreachable", message=reason, hint="is the server running there?", retryable=True
+            )
+            raise InfrastructureError(detail, url=self._url(path)) from error
+
+    def _url(self, path: str) -> str:
+        return f"{self.base_url}{path}"
+
+
+class RewardClient(ServiceClient):
+    """The reward server's routes."""
+
+    async def info(self, *, retry_for_s: float = 0.0) -> RewardInfo:
+        return await self._get("/info", RewardInfo, retry_for_s=retry_for_s)
+
+    async def rewards(self, *, retry_for_s: float = 0.0) -> RewardList:
+        return await self._get("/v1/rewards", RewardList, retry_for_s=retry_for_s)
+
+    async def score(self, request: ScoreRequest, *, retry_for_s: float = 0.0) -> ScoreResponse:
+        """Score a batch. Raises FatalError when the answer does not match the samples one to one, or lacks a reward."""
+        timeout_s = request.deadline_s + SLACK_S
+        response = await self._retry(retry_for_s, "POST", "/v1/score", request, ScoreResponse, timeout_s)
+        expected = [sample.id or str(position) for position, sample in enumerate(request.samples)]
+        names = {reward.name for reward in request.rewards}
+        if [result.id for result in response.results] != expected:
+            message = f"{len(expected)} samples went out; the {len(response.results)} results do not match them"
+        elif any(not names <= result.rewards.keys() for result in response.results):
+            message = f"a result does not have all of {', '.join(sorted(names)):.200}"
+        else:
+            return response
+        detail = ErrorDetail(
+            type="mismatched_results",
+            message=message,
+            hint="a reward server answers with one result for every sample, in their order, with every reward",
+        )
+        raise FatalError(detail, url=self._url("/v1/score"), status=200)
+
+
+class RolloutClient(ServiceClient):
+    """The rollout server's routes for sampling."""
+
+    async def info(self, *, retry_for_s: float = 0.0) -> RolloutInfo:
+        return await self._get("/info", RolloutInfo, retry_for_s=retry_for_s)
+
+    async def rollouts(self, request: RolloutRequest, *, retry_for_s: float = 0.0) -> RolloutResponse:
+        timeout_s = request.deadline_s + SLACK_S
+        num_tokens = len(request.prompts) * request.n * request.sampling.max_tokens
+        max_bytes = MAX_ANSWER_BYTES + BYTES_PER_TOKEN * num_tokens
+        return await self._retry(retry_for_s, "POST", "/v1/rollouts", request, RolloutResponse, timeout_s, max_bytes)
+
+
+class WeightsClient(ServiceClient):
+    """The rollout server's routes for weights. None of its POSTs is ever repeated by itself."""
+
+    async def state(self) -> WeightState:
+        return await self._get("/v1/weights", WeightState)
+
+    async def session(self, request: SessionRequest) -> WeightState:
+        return await self._weights("POST", "session", request, request.deadline_s)
+
+    async def close_session(self, request: CloseRequest, *, timeout_s: float = 30.0) -> WeightState:
+        return await self._weights("DELETE", "session", request, timeout_s)
+
+    async def renew(self, request: RenewRequest, *, timeout_s: float = 10.0) -> WeightState:
+        return await self._weights("POST", "renew", request, timeout_s)
+
+    async def begin(self, request: BeginRequest) -> WeightState:
+        return await self._weights("POST", "begin", request, request.bucket_timeout_s)
+
+    async def commit(self, request: CommitRequest) -> WeightState:
+        return await self._weights("POST", "commit", request, request.deadline_s)
+
+    async def abort(self, request: AbortRequest, *, timeout_s: float = 30.0) -> WeightState:
+        return await self._weights("POST", "abort", request, timeout_s)
+
+    async def _weights(self, method: str, call: str, body: Request, deadline_s: float) -> WeightState:
+        return await self._call(method, f"/v1/weights/{call}", body, WeightState, deadline_s + SLACK_S)

@@ -1,0 +1,126 @@
+"""The messages of the reward server."""
+
+from collections import Counter
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+
+from ..tracing import TraceParent
+from .base import Message, Request, Response, StopAtFirstFault
+
+ScoreStatus = Literal["ok", "unscorable", "timeout", "error"]
+MAX_REWARDS = 256
+"""Most rewards in one request."""
+Seconds = Annotated[float, Field(gt=0, le=3600)]
+
+
+class RewardSpec(Request):
+    """One reward to compute: its registered name, its weight in the total and its parameters."""
+
+    name: str = Field(min_length=1)
+    weight: float = Field(default=1.0, description="Factor of this reward's score in the total.")
+    params: dict[str, Any] = Field(
+        default_factory=dict, description="Parameters of the reward; `GET /v1/rewards` lists them."
+    )
+
+
+class ScoreSample(Request):
+    """One completion to score, with the dataset's columns under their own names."""
+
+    id: str | None = Field(default=None, description="Echoed in the result; the sample's position when absent.")
+    completion: str
+    prompt: str | Annotated[list[Message], StopAtFirstFault()] | None = None
+    columns: dict[str, Any] = Field(default_factory=dict)
+    completion_token_ids: Annotated[list[int], StopAtFirstFault()] | None = None
+    truncated: bool | None = Field(default=None, description="True when the completion ended at its length limit.")
+    traceparent: TraceParent | None = Field(
+        default=None,
+        # Not sent when there is none: a server that does not know the field would refuse it.
+        exclude_if=lambda value: value is None,
+        description="W3C Trace Context: the server's span of this sample goes below it.",
+    )
+
+
+class ScoreRequest(Request):
+    """Trainer → reward server: score every sample with every reward. `POST /v1/score`."""
+
+    rewards: list[RewardSpec] = Field(min_length=1, max_length=MAX_REWARDS)
+    samples: list[ScoreSample]
+    step: int | None = Field(default=None, ge=0, description="Training step, for rewards that follow a schedule.")
+    timeout_s: Seconds = Field(default=10.0, description="Limit for one sample and one reward.")
+    deadline_s: Seconds = Field(default=60.0, description="Limit for the whole request.")
+
+    def left_open(self) -> set[str]:
+        """Time limits that nobody named: a server may allow less than the defaults."""
+        return {"timeout_s", "deadline_s"} - self.model_fields_set
+
+    @field_validator("rewards")
+    @classmethod
+    def _distinct_names(cls, rewards: list[RewardSpec]) -> list[RewardSpec]:
+        repeated = sorted(name[:80] for name, count in Counter(reward.name for reward in rewards).items() if count > 1)
+        if repeated:
+            raise ValueError(f"each reward once, but {', '.join(repeated)} came several times")
+        return rewards
+
+
+class RewardScore(Response):
+    """One reward of one sample. `score` is null unless `status` is `ok`: null is never 0."""
+
+    score: float | None
+    status: ScoreStatus
+    detail: str | None = Field(default=None, description="Why there is no score, or what was left out beside it.")
+    log: dict[str, Any] | None = Field(default=None, description="Columns for the completion log.")
+    metrics: dict[str, float] | None = Field(default=None, description="Numbers to average over the batch.")
+
+
+class ScoreResult(Response):
+    """All rewards of one sample."""
+
+    id: str
+    total: float | None = Field(
+        description="The weighted sum of the scores that exist, of rewards with a weight; null when none does, when "
+        "one of them ended in timeout or error, or when the sum is not finite."
+    )
+    rewards: dict[str, RewardScore]
+
+
+class ScoreResponse(Response):
+    """Reward server → trainer: one result for every sample, in the order of the samples."""
+
+    results: list[ScoreResult]
+    elapsed_s: float
+    code_hashes: dict[str, str] = Field(
+        default_factory=dict, description="`code_hash` of each reward that these scores are of."
+    )
+
+
+class RewardDescription(Response):
+    """What a reward is, and what it needs."""
+
+    name: str
+    documentation: str
+    params_schema: dict[str, Any] = Field(description="JSON schema of `params`, with defaults.")
+    columns: list[str] = Field(description="Dataset columns every sample must have.")
+    code_hash: str = Field(description="SHA-256 of the reward's file and those it imports from its own folder.")
+    batch: bool = Field(
+        default=False, description="Whether it scores all samples of a request in one call, and may compare them."
+    )
+    unavailable: str | None = Field(
+        default=None, description="Why this server does not compute it: a request for it is refused. None: it does."
+    )
+
+
+class RewardList(Response):
+    """Reward server → anybody. `GET /v1/rewards`."""
+
+    rewards: list[RewardDescription]
+
+
+class RewardInfo(Response):
+    """Reward server → anybody. `GET /info`."""
+
+    service: Literal["reward"] = "reward"
+    version: str
+    protocol_version: int
+    rewards: dict[str, str] = Field(description="Reward name → SHA-256 of its source.")
+    workers: int

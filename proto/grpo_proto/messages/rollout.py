@@ -1,0 +1,117 @@
+"""The messages that sample groups."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from ..tracing import TraceParent
+from .base import Message, Request, Response, StopAtFirstFault
+from .weights import WeightState
+
+FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
+TokenId = Annotated[int, Field(ge=0)]
+
+
+class Prompt(Request):
+    """One prompt: token ids as they are, or messages for the server's chat template."""
+
+    token_ids: Annotated[list[TokenId] | None, StopAtFirstFault()] = Field(default=None, min_length=1)
+    messages: Annotated[list[Message] | None, StopAtFirstFault()] = Field(default=None, min_length=1)
+    seed: int | None = Field(default=None, ge=0, lt=2**63, description="Makes this prompt's completions reproducible.")
+
+    traceparent: TraceParent | None = Field(
+        default=None,
+        # Not sent when there is none: a server that does not know the field would refuse it.
+        exclude_if=lambda value: value is None,
+        description="W3C Trace Context: the engine's span of this prompt goes below it.",
+    )
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> "Prompt":
+        if (self.token_ids is None) == (self.messages is None):
+            raise ValueError("a prompt has either token_ids or messages")
+        return self
+
+
+class Sampling(Request):
+    """How to sample. `temperature` 0 is greedy; `top_k` 0 means no limit."""
+
+    temperature: float = Field(default=1.0, ge=0.0)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    top_k: int = Field(default=0, ge=0)
+    min_p: float = Field(default=0.0, ge=0.0, le=1.0)
+    repetition_penalty: float = Field(default=1.0, gt=0.0, le=2.0)
+    max_tokens: int = Field(default=1024, ge=1)
+    stop: list[str] = Field(default_factory=list)
+    logprobs: bool = Field(default=True, description="Return the logprob of every sampled token.")
+
+
+class RolloutRequest(Request):
+    """Trainer → rollout server: `n` completions for each prompt. `POST /v1/rollouts`.
+
+    With `session` the answer comes from that trainer's weights, at `min_version` or newer, or it is a 409.
+    Without it the caller is a stranger and gets whatever is served.
+    """
+
+    request_id: str = Field(min_length=1, max_length=200, description="A repeat aborts the older request: newest wins.")
+    prompts: list[Prompt] = Field(min_length=1, max_length=4096)
+    n: int = Field(default=1, ge=1, le=1024, description="Completions per prompt.")
+    sampling: Sampling = Field(default_factory=Sampling)
+    session: int | None = None
+    min_version: int | None = Field(default=None, ge=0)
+    deadline_s: float = Field(default=600.0, gt=0, le=86400)
+
+    @model_validator(mode="after")
+    def _version_needs_session(self) -> "RolloutRequest":
+        if self.min_version is not None and self.session is None:
+            raise ValueError("min_version counts within a session: send the session too")
+        return self
+
+
+class Completion(Response):
+    """One sampled completion. `token_ids` and `logprobs` have the same length T."""
+
+    token_ids: list[int]
+    logprobs: list[float] | None = Field(
+        default=None, description="Logprobs in the distribution sampled from, after temperature and truncation."
+    )
+    text: str
+    finish_reason: FinishReason
+    versions: list[tuple[int, int]] = Field(
+        description="Run-length: (policy version, number of tokens), T tokens in all."
+    )
+
+
+class RolloutGroup(Response):
+    """The completions of one prompt."""
+
+    prompt_token_ids: list[int]
+    completions: list[Completion]
+
+
+class RolloutResponse(Response):
+    """Rollout server → trainer: one group for every prompt, in the order of the prompts."""
+
+    groups: list[RolloutGroup]
+    session: int | None = None
+    server_id: str
+
+
+class RolloutInfo(Response):
+    """Rollout server → anybody. `GET /info`."""
+
+    service: Literal["rollout"] = "rollout"
+    version: str
+    protocol_version: int
+    engine: str = Field(description="Name and version of the inference engine.")
+    server_id: str = Field(description="New at every start of the server.")
+    model: str
+    dtype: str
+    tokenizer_fingerprint: str = Field(description="See `grpo_proto.fingerprint`.")
+    chat_template_fingerprint: str | None
+    max_model_len: int
+    world_size: int = Field(description="Workers that take part in a weight group.")
+    device: Literal["cpu", "cuda"]
+    gpus: list[str] = Field(default_factory=list, description="UUIDs of its workers' GPUs.")
+    nccl_version: str | None = Field(None, description="Members of a weight group over NCCL need the same one.")
+    weights: WeightState

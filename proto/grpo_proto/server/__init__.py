@@ -1,0 +1,1 @@
+"""What the servers share: the socket, the connection, and how they say no."""

@@ -1,0 +1,23 @@
+"""What a server answers, as starlette's Response: a message, a refusal, its health. Needs starlette."""
+
+from collections.abc import Mapping
+
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from ..messages.health import Health
+from .refusal import Refusal
+
+
+def message_reply(message: BaseModel, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(message.model_dump_json(), status, headers, media_type="application/json")
+
+
+def refusal_reply(refusal: Refusal, headers: Mapping[str, str] | None = None) -> Response:
+    """`headers` are those that every answer of a route has, a refusal's own come on top."""
+    return message_reply(refusal.body, refusal.status, {**(headers or {}), **refusal.headers})
+
+
+def health_reply(health: Health) -> Response:
+    """200 or 503 with the same body."""
+    return message_reply(health, 200 if health.ok else 503)

@@ -1,0 +1,79 @@
+"""The model's own list of tensors, and the check of a manifest against it, before any byte moves.
+
+vLLM loads a partial list without complaint: layers that got nothing keep their old tensors. So a push has to name
+every tensor of the model, with the shape and the dtype that are served, and nothing else.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from grpo_proto.messages.weights import DIGEST_ALGORITHM, Manifest
+from grpo_proto.server.refusal import Refusal
+from grpo_proto.transport import ALIGNMENT_BYTES, dtype_name
+
+SHOWN = 5
+
+
+class Expected(NamedTuple):
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def model_tensors(hf_config: Any, dtype: torch.dtype) -> dict[str, Expected]:
+    """Name → dtype and shape of every parameter, under the names of the checkpoint, without tied ones.
+
+    Taken from transformers' own class, built on the meta device: nothing is allocated, and a trainer that uses the
+    same class has the same list. Of tensors tied together only the first is named, as `named_parameters` does.
+    Raises whatever transformers raises for an architecture it does not know.
+    """
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(hf_config, dtype=dtype)
+    return {
+        name: Expected(dtype_name(parameter.dtype), tuple(parameter.shape))
+        for name, parameter in model.named_parameters()
+    }
+
+
+def check_manifest(manifest: Manifest, expected: Mapping[str, Expected]) -> None:
+    """Raises Refusal (422) naming what differs from the model's own list, or what is wrong with the buckets."""
+    if manifest.digest_algorithm != DIGEST_ALGORITHM:
+        raise Refusal.invalid(
+            "digest_algorithm", f"digest {manifest.digest_algorithm} is asked for, {DIGEST_ALGORITHM} is known"
+        )
+    given = {spec.name: Expected(spec.dtype, tuple(spec.shape)) for spec in manifest.tensors}
+    problems = [f"{name} is missing" for name in expected if name not in given]
+    problems += [f"{name} is unknown" for name in given if name not in expected]
+    for name, tensor in given.items():
+        wanted = expected.get(name, tensor)
+        if tensor.shape != wanted.shape:
+            problems.append(f"{name} has shape {list(tensor.shape)} and must have {list(wanted.shape)}")
+        elif tensor.dtype != wanted.dtype:
+            problems.append(f"{name} has dtype {tensor.dtype} and is served as {wanted.dtype}")
+    if problems:
+        more = f" and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
+        raise Refusal.invalid(
+            "manifest_mismatch",
+            "the manifest is not the model's list of tensors: " + "; ".join(problems[:SHOWN]) + more,
+            "push every parameter once (of tied ones the first), in the dtype that GET /info shows",
+        )
+    _check_layout(manifest)
+
+
+def _check_layout(manifest: Manifest) -> None:
+    """Buckets must be aligned, hold no overlapping tensors, and be no larger than what they hold."""
+    ends = [0] * len(manifest.bucket_bytes)
+    for spec in sorted(manifest.tensors, key=lambda spec: (spec.bucket, spec.offset)):
+        if spec.offset % ALIGNMENT_BYTES or spec.offset < ends[spec.bucket]:
+            raise Refusal.invalid(
+                "manifest_layout",
+                f"{spec.name} at offset {spec.offset} of bucket {spec.bucket} overlaps or is not aligned",
+                f"lay tensors out one after the other, at multiples of {ALIGNMENT_BYTES} bytes",
+            )
+        ends[spec.bucket] = spec.offset + spec.num_bytes
+    for bucket, (size, end) in enumerate(zip(manifest.bucket_bytes, ends, strict=True)):
+        if size != -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES or size == 0:
+            raise Refusal.invalid("manifest_layout", f"bucket {bucket} has {size} bytes and its tensors end at {end}")

@@ -1,0 +1,81 @@
+"""The parts of one rollout server, put together. The routes and the guard reach them from here."""
+
+import logging
+import time
+from argparse import Namespace
+from dataclasses import dataclass
+
+from vllm.engine.protocol import EngineClient
+from vllm.inputs.engine import tokens_input
+from vllm.renderers.chat_utils import load_chat_template
+
+from grpo_proto.messages.rollout import Prompt, RolloutRequest, Sampling
+
+from . import metrics
+from .engine import Engine
+from .health import InfoCard
+from .manifest_check import Expected, model_tensors
+from .pushes import Pushes
+from .rollouts import Rollouts, sampling_params
+
+logger = logging.getLogger("vllm.grpo_rollout.parts")
+
+
+@dataclass(frozen=True)
+class Service:
+    engine: Engine
+    pushes: Pushes
+    rollouts: Rollouts
+    info: InfoCard
+
+
+async def build_service(client: EngineClient, args: Namespace) -> Service:
+    """Everything our routes need, on top of a running engine."""
+    engine = Engine(client)
+    engine.start()
+    await engine.set_version(0)
+    await warm_up(engine)
+    world_size = engine.client.vllm_config.parallel_config.world_size
+    pushes = Pushes(engine, world_size=world_size, expected=_model_tensors(engine))
+    metrics.show_state(pushes.weights.state, pushes.weights.version)
+    tokenizer = engine.client.get_tokenizer()
+    chat_template = load_chat_template(args.chat_template)
+    max_model_len = engine.client.model_config.max_model_len
+    return Service(
+        engine=engine,
+        pushes=pushes,
+        rollouts=Rollouts(
+            engine, pushes, tokenizer=tokenizer, chat_template=chat_template, max_model_len=max_model_len
+        ),
+        info=InfoCard(
+            engine,
+            tokenizer=tokenizer,
+            chat_template=chat_template,
+            server_id=pushes.server_id,
+            workers=await engine.workers("device"),
+        ),
+    )
+
+
+async def warm_up(engine: Engine) -> None:
+    """Sample once as clients will. vLLM compiles its sampler at the first request, and again at another batch size;
+    on a CPU that takes ten seconds, and nobody should wait for it behind a server that says it is ready."""
+    started_s = time.monotonic()
+    for n in (1, 3):
+        request = RolloutRequest(
+            request_id="warm-up", prompts=[Prompt(token_ids=[0], seed=0)], n=n, sampling=Sampling(max_tokens=2)
+        )
+        params = sampling_params(request, 0, room=2)
+        async for _ in engine.client.generate(tokens_input([0]), params, f"warm-up-{n}"):
+            pass
+    logger.info("warmed up in %.1f s", time.monotonic() - started_s)
+
+
+def _model_tensors(engine: Engine) -> dict[str, Expected] | None:
+    """None when transformers does not know the architecture: the server samples all the same, and refuses pushes."""
+    config = engine.client.model_config
+    try:
+        return model_tensors(config.hf_text_config, config.dtype)
+    except Exception:
+        logger.exception("cannot list the tensors of %s: pushes will be refused", config.model)
+        return None

@@ -1,0 +1,79 @@
+"""The route class of our routes: every error leaves as the wire's error body, whatever raised it."""
+
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+
+from grpo_proto.server.refusal import Refusal
+from grpo_proto.server.replies import refusal_reply
+
+from .engine import EngineDiedError
+
+logger = logging.getLogger("vllm.grpo_rollout.routes")
+
+MAX_BODY_BYTES = 256 * 2**20
+
+
+class WireRoute(APIRoute):
+    """FastAPI's route, with our limits on the body and our errors."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_on_the_wire(request: Request) -> Response:
+            try:
+                if request.method in ("POST", "DELETE"):
+                    await _read_body(request)
+                return await handle(request)
+            except Refusal as refused:
+                return refusal_reply(refused)
+            except RequestValidationError as error:
+                return refusal_reply(_invalid(error))
+            except EngineDiedError as error:
+                return refusal_reply(Refusal(503, "engine_died", str(error), retryable=True))
+            except Exception:
+                logger.exception("%s %s failed", request.method, request.url.path)
+                return refusal_reply(
+                    Refusal(500, "internal", "an error of the server; its log says more", retryable=True)
+                )
+
+        return handle_on_the_wire
+
+
+async def _read_body(request: Request) -> None:
+    """Read the body where FastAPI will find it. Raises Refusal: 415 for another type, 413 for too many bytes."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise Refusal(
+            415, "wrong_content_type", f"the content type is {kind or 'missing'}", hint="send application/json"
+        )
+    message = f"the body is larger than {MAX_BODY_BYTES} bytes"
+    too_large = Refusal(413, "body_too_large", message, hint="send fewer prompts")
+    if int(request.headers.get("content-length", 0)) > MAX_BODY_BYTES:
+        raise too_large
+    chunks, num_bytes = [], 0
+    async for chunk in request.stream():
+        num_bytes += len(chunk)
+        if num_bytes > MAX_BODY_BYTES:
+            raise too_large
+        chunks.append(chunk)
+    request._body = b"".join(chunks)
+
+
+def _invalid(error: RequestValidationError) -> Refusal:
+    """400 for what is no JSON, 422 with the place and the reason for a value that cannot be used."""
+    problems = error.errors()
+    if any(problem["type"] == "json_invalid" for problem in problems):
+        return Refusal(400, "malformed_json", f"the body is no JSON: {problems[0].get('ctx', {}).get('error', '')}")
+    places = [
+        f"{'.'.join(str(part) for part in problem['loc'] if part != 'body') or 'body'}: {problem['msg']}"
+        for problem in problems
+    ]
+    more = f" and {len(places) - 5} more" if len(places) > 5 else ""
+    kinds = {problem["type"] for problem in problems}
+    kind = "unknown_field" if "extra_forbidden" in kinds else "invalid_value"
+    return Refusal.invalid(kind, "; ".join(places[:5]) + more)

@@ -1,0 +1,30 @@
+"""Statistics of scores, in which null is never 0: what has no score is in none, and those of nothing are None."""
+
+import math
+from collections.abc import Iterable
+
+from .sequences import Group
+
+CORRECT_SCORE = 1.0
+"""A completion is correct when the accuracy reward gives it at least this."""
+
+
+def accuracy(groups: Iterable[Group], accuracy_reward: str) -> float | None:
+    """Share of correct completions among those that the accuracy reward could score; None when it scored none."""
+    rewards = [sample.rewards.get(accuracy_reward) for group in groups for sample in group.samples]
+    return mean(float(result.score >= CORRECT_SCORE) for result in rewards if result and result.score is not None)
+
+
+def mean(values: Iterable[float]) -> float | None:
+    """Arithmetic mean; None when there are no values."""
+    numbers = list(values)
+    return math.fsum(numbers) / len(numbers) if numbers else None
+
+
+def standard_deviation(values: Iterable[float]) -> float | None:
+    """Standard deviation of a sample: the sum of squares is divided by n - 1. None for fewer than two values."""
+    numbers = list(values)
+    if len(numbers) < 2:
+        return None
+    center = math.fsum(numbers) / len(numbers)
+    return math.sqrt(math.fsum((number - center) ** 2 for number in numbers) / (len(numbers) - 1))

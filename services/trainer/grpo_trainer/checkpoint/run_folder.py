@@ -1,0 +1,52 @@
+"""The run folder: what lies where, whose it is, and whether it may be used.
+
+run.yaml            the resolved configuration        checkpoints/   see checkpoint.py
+trainer_id          who this run is to the servers    model/         the final policy, for transformers and vLLM
+metrics.jsonl, completions.jsonl, tensorboard/, report.html, summary.json
+.lock               held by the trainer that uses the folder, see run_lock.py
+"""
+
+import uuid
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from ..atomic_file import write_text_atomically
+from ..errors import UsageError, storage_error_class
+from .files import find_latest, list_steps
+
+
+def make_run_folder(run_dir: Path) -> None:
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        (run_dir / "checkpoints").mkdir(exist_ok=True)
+    except OSError as error:
+        raise storage_error_class(error)(
+            f"run_dir {run_dir} cannot be made: {error.strerror}", hint="choose another run_dir"
+        ) from error
+
+
+def find_start(
+    run_dir: Path, *, resume: bool, reading: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> tuple[Path, dict[str, Any]] | None:
+    """The newest whole checkpoint and its state when resuming, else None. For `reading` see `find_latest`.
+
+    Raises UsageError when a new run would write into an older one's folder.
+    """
+    if resume:
+        return find_latest(run_dir, reading=reading)
+    if list_steps(run_dir) or (run_dir / "metrics.jsonl").exists():
+        raise UsageError(
+            f"run_dir {run_dir} already holds a run",
+            hint="continue it with --resume, or choose another run_dir",
+        )
+    return None
+
+
+def trainer_id(run_dir: Path) -> str:
+    """The same at every start of this run: a restarted trainer replaces its own older session on the servers."""
+    file = run_dir / "trainer_id"
+    if not file.exists():
+        write_text_atomically(file, f"{run_dir.name}-{uuid.uuid4().hex[:12]}\n")
+    return file.read_text().strip()

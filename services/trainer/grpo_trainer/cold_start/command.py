@@ -1,0 +1,193 @@
+"""`grpo-train cold-start FILE.yaml`: supervised fine-tuning with TRL's SFTTrainer, before a run.
+
+The tokens it learns from are made as the run makes them (`cold_start_data.py`), so the policy meets in sampling exactly
+the prompts it has seen here. Several GPUs: `torchrun --nproc-per-node 8 -m grpo_trainer cold-start FILE.yaml`.
+"""
+
+import logging
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..atomic_file import WRITE_ERRORS, write_folder_atomically
+from ..config.cold_start import ColdStartConfig
+from ..config.settings import read_config
+from ..errors import RunError, UsageError, model_error_class, storage_error_class
+from .examples import load_examples
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+log = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Read the configuration from files and flags, run, return the exit status. Raises TrainerError."""
+    config = read_config(
+        ColdStartConfig, argv, program="grpo-train cold-start FILE.yaml", env_prefix="GRPO_COLD_START__"
+    )
+    folder = run_cold_start(config)
+    print(f"cold start saved in {folder}")
+    return 0
+
+
+def run_cold_start(config: ColdStartConfig) -> Path:
+    """Fine-tune, and save model and tokenizer in `output_dir`, which is complete or absent. Returns the folder."""
+    import torch
+
+    _check_output(config.output_dir)
+    _no_bars()
+    on_cpu = _on_cpu(config, gpu_present=torch.cuda.is_available())
+    model, tokenizer = _load(config)
+    examples = load_examples(config.data, tokenizer)
+    started = time.monotonic()
+    trainer = _trainer(config, model, tokenizer, examples, on_cpu=on_cpu)
+    loss = trainer.train().training_loss
+    if not loss < float("inf"):
+        raise RunError(f"the loss is {loss}: nothing was saved", hint="lower learning_rate")
+    log.info("%d steps in %.0f s", trainer.state.global_step, time.monotonic() - started)
+    if trainer.is_world_process_zero():
+        # The trainer switched it off for itself; who samples from the model wants it.
+        model.config.use_cache = True
+        _save(model.to(getattr(torch, config.model.dtype)), tokenizer, config.output_dir)
+    return config.output_dir
+
+
+def _check_output(folder: Path) -> None:
+    """Before the work, not after it: an older model is not overwritten, and the folder can be made."""
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UsageError(f"output_dir {folder} is there already", hint="remove it, or choose another output_dir")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise storage_error_class(error)(f"output_dir {folder} cannot be made: {error.strerror}") from error
+
+
+def _no_bars() -> None:
+    """Bars of loading and saving help nobody, and off a terminal a bar is a mess."""
+    import datasets
+    from transformers.utils import logging as transformers_logging
+
+    datasets.disable_progress_bars()
+    transformers_logging.disable_progress_bar()
+
+
+def _on_cpu(config: ColdStartConfig, *, gpu_present: bool) -> bool:
+    if config.device == "cuda" and not gpu_present:
+        raise UsageError("device is cuda, and torch finds no GPU here", hint="set device to auto or cpu")
+    return config.device == "cpu" or not gpu_present
+
+
+def _load(config: ColdStartConfig) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase"]:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+
+    set_seed(config.seed)
+    name, trusted = config.model.name_or_path, config.model.trust_remote_code
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trusted)
+        model = AutoModelForCausalLM.from_pretrained(
+            name,
+            # Adam's small updates are lost in bfloat16 weights.
+            dtype=torch.float32,
+            attn_implementation=config.model.attn_implementation,
+            trust_remote_code=trusted,
+        )
+    except (OSError, ValueError) as error:
+        raise model_error_class(name, error)(
+            f"model.name_or_path {name} cannot be loaded: {str(error).strip().splitlines()[0]}",
+            hint="give a folder with config.json, weights and tokenizer, or a Hugging Face name",
+        ) from error
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return model, tokenizer
+
+
+def _trainer(
+    config: ColdStartConfig,
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    examples: Sequence[Any],
+    *,
+    on_cpu: bool,
+) -> Any:
+    from datasets import Dataset
+    from transformers import PrinterCallback, ProgressCallback
+
+    with warnings.catch_warnings():
+        # TRL imports modules of torch and transformers whose deprecations are not ours to mend.
+        warnings.simplefilter("ignore")
+        from trl import SFTConfig, SFTTrainer
+
+    on_terminal = sys.stderr.isatty()
+    arguments = SFTConfig(
+        # Nothing is written there: checkpoints and reports are off.
+        output_dir=str(config.output_dir),
+        save_strategy="no",
+        report_to="none",
+        max_steps=config.max_steps or -1,
+        num_train_epochs=config.num_train_epochs,
+        per_device_train_batch_size=config.per_device_train_batch_size,
+        gradient_accumulation_steps=config.gradient_accumulation_steps,
+        learning_rate=config.learning_rate,
+        lr_scheduler_type=config.lr_scheduler_type,
+        warmup_steps=config.warmup_steps,
+        weight_decay=config.weight_decay,
+        adam_beta2=config.adam_beta2,
+        max_grad_norm=config.max_grad_norm,
+        gradient_checkpointing=config.model.gradient_checkpointing,
+        # All rows were checked; TRL would cut them off without a word.
+        max_length=None,
+        completion_only_loss=True,
+        use_cpu=on_cpu,
+        bf16=not on_cpu and config.model.dtype == "bfloat16",
+        seed=config.seed,
+        logging_steps=config.logging_steps,
+        disable_tqdm=not on_terminal,
+        dataloader_pin_memory=not on_cpu,
+    )
+    trainer = SFTTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=Dataset.from_list(list(examples)),
+        processing_class=tokenizer,
+    )
+    if not on_terminal:
+        trainer.remove_callback(PrinterCallback)
+        trainer.remove_callback(ProgressCallback)
+        trainer.add_callback(_progress_lines())
+    return trainer
+
+
+def _progress_lines() -> Any:
+    """A callback that writes `step 50/300  loss 0.412  18 s left` instead of a bar."""
+    from transformers import TrainerCallback
+
+    class ProgressLines(TrainerCallback):  # type: ignore[misc]
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            self.started = time.monotonic()
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
+            if not state.is_world_process_zero or not logs or "loss" not in logs:
+                return
+            left_s = (time.monotonic() - self.started) / state.global_step * (state.max_steps - state.global_step)
+            loss = float(logs["loss"])
+            print(f"step {state.global_step}/{state.max_steps}  loss {loss:.4f}  {left_s:.0f} s left", flush=True)
+
+    return ProgressLines()
+
+
+def _save(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
+    """Whole or not at all: a save that is cut off leaves no half model under the right name."""
+
+    def write(part: Path) -> None:
+        model.save_pretrained(part)
+        tokenizer.save_pretrained(part)
+
+    try:
+        write_folder_atomically(folder, write)
+    except WRITE_ERRORS as error:
+        raise RunError(f"{folder} cannot be written: {error}", hint="free some space") from error

@@ -1,0 +1,7 @@
+"""What a run file may say, and where each value comes from.
+
+run_config.py   the sections of a run file
+cold_start.py   the file of a cold start
+settings.py     files, environment and flags → one of the two
+doubts.py       what is allowed and seldom meant
+"""

@@ -1,0 +1,180 @@
+"""Rows become prompts: messages or text, and the token ids that the servers and the trainer both use.
+
+Which prompts are messages and which are text:
+- what a recipe or a `prompt_template` makes is a user's message, with `system` before it if there is one;
+- with recipe `none` a row's list of messages stays messages, and its text stays text, unless `system` is given: then
+  the text is a user's message, too.
+
+How they become token ids: text as it is, with the special tokens that the tokenizer adds by itself. Messages by the
+tokenizer's chat template, up to where the assistant begins. A tokenizer without a chat template, as a base model may
+have, gets the messages' texts, each followed by a line break.
+"""
+
+import difflib
+import errno
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import jinja2
+
+from ..errors import UsageError, storage_error_class
+from .recipes import RECIPES, Message, Recipe, with_system
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from ..config.cold_start import ColdStartData
+    from ..config.run_config import DataConfig
+
+Prompt = str | list[Message]
+
+
+@dataclass(frozen=True)
+class PromptMaker:
+    """How the rows of one dataset become prompts. The fields are those of a `data` section."""
+
+    recipe: str = "none"
+    prompt_column: str = "prompt"
+    prompt_template: str | None = None
+    system: str | None = None
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: "DataConfig | ColdStartData") -> Self:
+        return cls(
+            recipe=config.recipe,
+            prompt_column=config.prompt_column,
+            prompt_template=config.prompt_template,
+            system=config.system,
+            chat_template_kwargs=config.chat_template_kwargs,
+        )
+
+    def prompts(self, rows: Sequence[Mapping[str, Any]], *, dataset: str) -> list[Prompt]:
+        """One prompt for each row. Raises UsageError for a missing column, naming the nearest one and the row."""
+        recipe = self._resolved_recipe()
+        if recipe is not None:
+            check_columns(rows, recipe.columns, dataset=dataset, needed_by=self._needed_by())
+            return [recipe.messages(row) for row in rows]
+        check_columns(rows, [self.prompt_column], dataset=dataset, needed_by="data.prompt_column")
+        system = text_or_file(self.system, "system")
+        return [
+            _prompt_as_given(row[self.prompt_column], system, f"dataset {dataset}, row {number}: {self.prompt_column}")
+            for number, row in enumerate(rows, start=1)
+        ]
+
+    def token_ids(
+        self, prompts: Sequence[Prompt], tokenizer: "PreTrainedTokenizerBase", *, dataset: str
+    ) -> list[list[int]]:
+        """Token ids of each prompt, ready to be continued by the assistant."""
+        texts = [
+            prompt if isinstance(prompt, str) else self._rendered(prompt, tokenizer, f"dataset {dataset}, row {number}")
+            for number, prompt in enumerate(prompts, start=1)
+        ]
+        has_template = tokenizer.chat_template is not None
+        return _tokenized(texts, tokenizer, [isinstance(prompt, str) or not has_template for prompt in prompts])
+
+    def _resolved_recipe(self) -> Recipe | None:
+        base = RECIPES.get(self.recipe)
+        question = text_or_file(self.prompt_template, "prompt_template")
+        system = text_or_file(self.system, "system")
+        if base is None and question is None:
+            return None
+        return Recipe(
+            question=question if question is not None else base.question if base else "",
+            system=system if system is not None else base.system if base else None,
+        )
+
+    def _needed_by(self) -> str:
+        return "data.prompt_template" if self.prompt_template is not None else f"recipe {self.recipe}"
+
+    def _rendered(self, messages: list[Message], tokenizer: "PreTrainedTokenizerBase", where: str) -> str:
+        if tokenizer.chat_template is None:
+            return "".join(message["content"] + "\n" for message in messages)
+        try:
+            text = tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, **self.chat_template_kwargs
+            )
+        except jinja2.TemplateError as error:
+            raise UsageError(
+                f"{where}: the tokenizer's chat template refuses the messages: {error}",
+                hint="change data.system, data.chat_template_kwargs or the roles in the dataset",
+            ) from error
+        return str(text)
+
+
+def _tokenized(texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase", is_plain: Sequence[bool]) -> list[list[int]]:
+    """Plain text gets the tokenizer's own special tokens; a chat template has written them already."""
+    token_ids: list[list[int]] = [[] for _ in texts]
+    for plain in (True, False):
+        numbers = [number for number, flag in enumerate(is_plain) if flag is plain]
+        if numbers:
+            # In one call: a fast tokenizer spreads a list over the cores.
+            batch = tokenizer([texts[number] for number in numbers], add_special_tokens=plain, verbose=False)
+            for number, ids in zip(numbers, batch["input_ids"], strict=True):
+                token_ids[number] = ids
+    return token_ids
+
+
+def _prompt_as_given(value: Any, system: str | None, where: str) -> Prompt:
+    if isinstance(value, str):
+        return with_system(system, [{"role": "user", "content": value}]) if system else value
+    messages = [_message(item, where) for item in value] if isinstance(value, list) else []
+    if not messages:
+        raise UsageError(
+            f"{where} is neither text nor a list of messages",
+            hint='messages are written as [{"role": "user", "content": "…"}]',
+        )
+    if messages[-1]["role"] == "assistant":
+        raise UsageError(
+            f"{where} ends with the assistant's message, so the answer would be part of the prompt",
+            hint="end the prompt with the user's message, or name another data.prompt_column",
+        )
+    return with_system(system, messages)
+
+
+def _message(item: Any, where: str) -> Message:
+    if not isinstance(item, Mapping) or not all(isinstance(item.get(key), str) for key in ("role", "content")):
+        raise UsageError(
+            f"{where} holds a message without a text `role` and a text `content`: {str(item)[:80]}",
+            hint='messages are written as {"role": "user", "content": "…"}',
+        )
+    return {"role": item["role"], "content": item["content"]}
+
+
+def check_columns(rows: Sequence[Mapping[str, Any]], needed: Sequence[str], *, dataset: str, needed_by: str) -> None:
+    """Every row has every needed column, with a value. Raises UsageError naming the nearest column, or the row."""
+    known = list(dict.fromkeys(name for row in rows for name in row))
+    for name in needed:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=2, cutoff=0.5)
+            nearest = f"; the nearest: {', '.join(close)}" if close else ""
+            raise UsageError(
+                f"dataset {dataset} has no column {name}, which {needed_by} needs{nearest}",
+                hint=f"its columns are {', '.join(known) or 'none'}",
+            )
+        for number, row in enumerate(rows, start=1):
+            if row.get(name) is None:
+                raise UsageError(
+                    f"dataset {dataset}, row {number} has no value in column {name}, which {needed_by} needs",
+                    hint="fill it in or leave the row out",
+                )
+
+
+def text_or_file(value: str | None, key: str) -> str | None:
+    """A setting that is a text, or the path of a file that holds it (without its final line break)."""
+    if value is None or "\n" in value or len(value) > 1000:
+        return value
+    path = Path(value).expanduser()
+    try:
+        if path.is_file():
+            return path.read_text(encoding="utf-8").removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"data.{key}: {path} cannot be read as text: {error}") from error
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:  # a text of one line, longer than any file's name
+            raise storage_error_class(error)(f"data.{key}: {path} cannot be read: {error.strerror}") from error
+    if " " not in value and path.suffix in (".txt", ".md", ".jinja", ".prompt"):
+        raise UsageError(f"data.{key}: there is no file {value}", hint="give an existing file, or the text itself")
+    return value

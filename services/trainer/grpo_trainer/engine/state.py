@@ -1,0 +1,39 @@
+"""`engine.json` of a checkpoint: how the run was laid out, and how far its engine was."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ..errors import UsageError, storage_error_class
+
+STATE_TAG = "state"
+"""DeepSpeed's name for a checkpoint within its folder."""
+
+
+def layout(*, zero_stage: int, world_size: int, dtype: str) -> dict[str, Any]:
+    """What has to be the same for a checkpoint to fit."""
+    return {"zero_stage": zero_stage, "world_size": world_size, "dtype": dtype}
+
+
+def write_engine_state(folder: Path, layout: dict[str, Any], counts: dict[str, int]) -> None:
+    (folder / STATE_TAG / "engine.json").write_text(json.dumps(layout | counts))
+
+
+def read_engine_state(folder: Path, layout: dict[str, Any]) -> dict[str, Any]:
+    """The counts of the engine in `folder`, and what `layout` it was written with, which is the same.
+
+    Raises UsageError for another ZeRO stage, world size or dtype, and UnavailableError when the disk is away.
+    """
+    try:
+        saved: dict[str, Any] = json.loads((folder / STATE_TAG / "engine.json").read_text())
+    except OSError as error:
+        raise storage_error_class(error)(f"{folder} holds no engine state that can be read: {error}") from error
+    except ValueError as error:
+        raise UsageError(f"{folder} holds no engine state: {error}") from error
+    for name, value in layout.items():
+        if saved[name] != value:
+            raise UsageError(
+                f"the checkpoint {folder} was written with {name} {saved[name]}, and this run has {value}",
+                hint="resume with the layout the checkpoint was written with, or choose another run_dir",
+            )
+    return saved

@@ -1,0 +1,275 @@
+"""The engine: one model on all ranks, its optimizer updates, its weights out, its state to disk and back.
+
+DeepSpeed ZeRO 0, 2 and 3 on GPUs over NCCL or without GPUs over Gloo: one code path. Every method but
+`write_hf` is a collective: all ranks call it, with the same number of micro-batches.
+
+What DeepSpeed would decide by itself and is decided here:
+- gradients of all micro-batches are summed, in float32 (DeepSpeed averages over ranks, hence the loss × world size);
+- the learning rate is a function of the update's number (`schedule`);
+- an update without a finite gradient is skipped on all ranks, in every ZeRO stage and dtype.
+"""
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from deepspeed.runtime.engine import DeepSpeedEngine
+from deepspeed.utils import logger as deepspeed_logger
+from transformers import AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from ..algorithm.loss import old_logprobs, policy_loss
+from ..algorithm.reduction import Tally
+from ..algorithm.sequences import MicroBatch
+from ..config.run_config import AlgorithmConfig, DeepSpeedConfig, ModelConfig, OptimizerConfig
+from ..errors import RunError, storage_error_class
+from ..ranks.process_group import join_process_group
+from .deepspeed_settings import ClipBareOptimizer, adamw, deepspeed_settings, inference_settings
+from .export import Export
+from .model import load_policy
+from .output_head import Policy
+from .random_state import random_state, restore_random_state, seed_everything
+from .schedule import learning_rate
+from .state import STATE_TAG, layout, read_engine_state, write_engine_state
+
+log = logging.getLogger(__name__)
+
+# Compile no ops. On a machine without a GPU DeepSpeed would build one at every first start, for inference only: up to
+# two minutes, and it needs g++ and ninja. (This is DeepSpeed's own cache of what can be built.)
+deepspeed.ops.__compatible_ops__ = {}
+
+
+class TrainingEngine:
+    """The policy in training, and the reference model if `beta` > 0.
+
+    `total_updates` is the length of the learning-rate schedule, in optimizer updates. `beat` hears of every
+    micro-batch, bucket and file of a checkpoint. Raises UsageError when the model cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        optimizer: OptimizerConfig,
+        sharing: DeepSpeedConfig,
+        algorithm: AlgorithmConfig,
+        *,
+        temperature: float,
+        total_updates: int,
+        seed: int,
+        beat: Callable[[], None] = lambda: None,
+    ):
+        self.beat = beat
+        self.model_config, self.optimizer_config, self.algorithm = model, optimizer, algorithm
+        self.zero_stage, self.total_updates = sharing.zero_stage, total_updates
+        self.device = join_process_group(timeout_s=sharing.timeout_s)
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        seed_everything(seed)
+        _quieten_libraries()
+        settings = deepspeed_settings(model, optimizer, sharing)
+        sharding = settings if self.zero_stage == 3 else None
+        self.policy = load_policy(model, temperature=temperature, zero3=sharding)
+        self._engine = _initialize(self.policy, settings, adamw(self.policy, optimizer))
+        self._clip = ClipBareOptimizer.attach(self._engine.optimizer, settings, optimizer.max_grad_norm)
+        self.export = Export(
+            "full",
+            dict(self.policy.model.named_parameters()),
+            device=self.device,
+            gather=self._gathered,
+            sharded=self.zero_stage == 3,
+            fills=self.rank == 0,
+            beat=beat,
+        )
+        self._reference: Policy | DeepSpeedEngine | None = None
+        if algorithm.beta > 0:
+            self._reference = self._load_reference(model, temperature, sharding)
+        self.updates_done = 0
+        self.skipped_updates = 0
+        self._skipped_in_a_row = 0
+
+    def _load_reference(
+        self, config: ModelConfig, temperature: float, sharding: dict[str, Any] | None
+    ) -> Policy | DeepSpeedEngine:
+        """A frozen copy of the model the run started from; sharded like the policy under ZeRO-3, whole otherwise."""
+        reference = load_policy(config, temperature=temperature, zero3=sharding).requires_grad_(False)
+        if sharding is None:
+            return reference.to(self.device)
+        return _initialize(reference, inference_settings(sharding), None)
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def logprobs(self, micro_batches: Sequence[MicroBatch], *, reference: bool = False) -> list[torch.Tensor]:
+        """log π of the completion tokens of each micro-batch [N], of the policy or of the reference model."""
+        model = self._reference if reference else self._engine
+        if model is None:
+            raise ValueError("there is no reference model: beta is 0")
+        found = []
+        for batch in micro_batches:
+            found.append(model(batch.input_ids_BL, batch.row_N, batch.column_N)[0])
+            self.beat()
+        return found
+
+    def prepare(self, updates: Sequence[Sequence[MicroBatch]]) -> None:
+        """Before the first update of a generation batch: fill in what has to be known of the weights as they are now.
+
+        That is the reference's logprobs, and the old logprobs of all updates but the first, which sees the weights
+        unchanged and takes its own.
+        """
+        if self._reference is not None:
+            for micro_batches in updates:
+                for batch, logprobs_N in zip(micro_batches, self.logprobs(micro_batches, reference=True), strict=True):
+                    batch.ref_logprobs_N = logprobs_N
+        for micro_batches in updates[1:]:
+            for batch, logprobs_N in zip(micro_batches, self.logprobs(micro_batches), strict=True):
+                batch.old_logprobs_N = old_logprobs(batch, logprobs_N)
+
+    def update(self, micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
+        """One optimizer update. Returns its metrics over all ranks: those of `policy_loss`, `grad_norm` before the
+        clip, `learning_rate`, and `update_skipped`, 1 when the gradient was not finite. Numbers that are not finite are
+        left out.
+
+        Raises RunError after more than `max_skipped_updates` skipped updates in a row.
+        """
+        rate = learning_rate(self.optimizer_config, update=self.updates_done, total_updates=self.total_updates)
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = rate
+        tally = Tally()
+        for batch in micro_batches:
+            logprobs_N, entropy_N = self._engine(batch.input_ids_BL, batch.row_N, batch.column_N)
+            if batch.old_logprobs_N is None:
+                batch.old_logprobs_N = old_logprobs(batch, logprobs_N)
+            if self.algorithm.entropy_coef == 0.0:
+                entropy_N = entropy_N.detach()
+            loss, of_batch = policy_loss(logprobs_N, entropy_N, batch, self.algorithm)
+            tally.merge(of_batch)
+            self._engine.backward(loss * self.world_size, scale_wrt_gas=False)
+            self.beat()
+        self._engine.step()
+        self.updates_done += 1
+        grad_norm = self._clip.grad_norm if self._clip else self._engine.get_global_grad_norm()
+        metrics = tally.reduce() | {"grad_norm": float(grad_norm), "learning_rate": rate}
+        self._count_skipped(skipped=not torch.isfinite(torch.tensor(metrics["grad_norm"])), metrics=metrics)
+        return {name: value for name, value in metrics.items() if abs(value) < float("inf")}
+
+    def _count_skipped(self, *, skipped: bool, metrics: dict[str, float]) -> None:
+        metrics["update_skipped"] = float(skipped)
+        self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
+        self.skipped_updates += skipped
+        if not skipped:
+            return
+        log.warning("update %d skipped: its gradient is not finite (loss %s)", self.updates_done, metrics.get("loss"))
+        if self._skipped_in_a_row > self.optimizer_config.max_skipped_updates:
+            raise RunError(
+                f"{self._skipped_in_a_row} updates in a row had no finite gradient (loss {metrics.get('loss')})",
+                hint="lower optimizer.learning_rate, set algorithm.delta, or look at the last completions.jsonl rows; "
+                "the last checkpoint is kept",
+            )
+
+    def save(self, folder: Path) -> None:
+        """Write model, optimizer, update counts and every rank's random state into the folder `folder`.
+
+        All ranks call it; who wants to read the folder waits for all of them.
+        """
+        files = self._engine.checkpoint_engine
+        methods = (files, "makedirs"), (files, "save"), (self._engine, "_copy_recovery_script")
+        with _failing_afterwards(*methods, afterwards=self.beat):
+            self._engine.save_checkpoint(str(folder), tag=STATE_TAG, save_latest=False)
+        torch.save(random_state(), folder / STATE_TAG / f"random-{self.rank}.pt")
+        if self.rank == 0:
+            write_engine_state(folder, self._layout, self._counts)
+
+    def load(self, folder: Path) -> None:
+        """Continue from what `save` wrote, to the bit.
+
+        Raises UsageError for another ZeRO stage, world size or dtype, and UnavailableError when the disk is away.
+        """
+        try:
+            self._load(folder)
+        except OSError as error:
+            raise storage_error_class(error)(f"{folder} holds no engine state that can be read: {error}") from error
+
+    def _load(self, folder: Path) -> None:
+        saved = read_engine_state(folder, self._layout)
+        self._engine.load_checkpoint(str(folder), tag=STATE_TAG)
+        self.updates_done, self.skipped_updates = saved["updates_done"], saved["skipped_updates"]
+        restore_random_state(torch.load(folder / STATE_TAG / f"random-{self.rank}.pt", weights_only=True))
+
+    def whole_state(self) -> dict[str, torch.Tensor]:
+        """The policy's state dict in memory of the host, on rank 0; on the others it is empty."""
+        model = self.policy.model
+        state: dict[str, torch.Tensor] = {}
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            with self._gathered([tensor]):
+                if self.rank == 0:
+                    state[name] = tensor.detach().cpu().clone()
+        return {name: state[name] for name in model.state_dict() if name in state}
+
+    def write_hf(self, folder: Path, state: dict[str, torch.Tensor]) -> None:
+        """`state` as `transformers` and the rollout server load it: safetensors, configuration, tokenizer.
+
+        One rank calls it, no collective.
+        """
+        self.policy.model.save_pretrained(folder, state_dict=state)
+        source = self.model_config
+        AutoTokenizer.from_pretrained(source.name_or_path, trust_remote_code=source.trust_remote_code).save_pretrained(
+            folder
+        )
+
+    @property
+    def _layout(self) -> dict[str, Any]:
+        return layout(zero_stage=self.zero_stage, world_size=self.world_size, dtype=self.model_config.dtype)
+
+    @property
+    def _counts(self) -> dict[str, int]:
+        return {"updates_done": self.updates_done, "skipped_updates": self.skipped_updates}
+
+    def _gathered(self, tensors: list[torch.Tensor]) -> Any:
+        return deepspeed.zero.GatheredParameters(tensors, enabled=self.zero_stage == 3)
+
+
+@contextlib.contextmanager
+def _failing_afterwards(*methods: tuple[Any, str], afterwards: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """What these raise is raised at the end: DeepSpeed's ranks meet after their writing, and would wait there for one
+    whose disk is full until the limit of a collective. `afterwards` is called after each."""
+    failures: list[Exception] = []
+
+    def held_back(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            try:
+                return method(*arguments, **named)
+            except (OSError, RuntimeError) as error:
+                failures.append(error)
+            finally:
+                afterwards()
+
+        return call
+
+    for owner, name in methods:
+        setattr(owner, name, held_back(getattr(owner, name)))
+    try:
+        yield
+    finally:
+        for owner, name in methods:
+            delattr(owner, name)
+    if failures:
+        raise failures[0]
+
+
+def _quieten_libraries() -> None:
+    """Of what they say between the lines of a run, nothing helps who reads it."""
+    deepspeed_logger.setLevel(logging.WARNING)
+    # DeepSpeed still calls torch's collectives by their old names, under ZeRO-3 while the model is loaded already.
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
+    # Bars of loading and saving: off a terminal a mess, on one a second bar.
+    transformers_logging.disable_progress_bar()
+
+
+def _initialize(policy: Policy, settings: dict[str, Any], optimizer: torch.optim.Optimizer | None) -> DeepSpeedEngine:
+    # Some of its memory reports are plain prints.
+    with contextlib.redirect_stdout(io.StringIO()):
+        return deepspeed.initialize(model=policy, optimizer=optimizer, config=settings)[0]

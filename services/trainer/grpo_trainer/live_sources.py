@@ -1,0 +1,88 @@
+"""What the live page shows of the servers and of the configuration: plain facts, no credentials."""
+
+from collections.abc import Callable
+from typing import Any
+
+from .config.run_config import RunConfig
+from .observe.live_groups import clean
+from .observe.live_warnings import RecentWarnings
+from .observe.run_status import RunStatus
+from .observe.standing_still import Servers, standing_still
+from .servers.fleet import Replica
+from .servers.orchestrator import Orchestrator
+
+MAX_REPLICAS = 64
+MAX_REASON = 200
+
+
+def show_servers(status: RunStatus, config: RunConfig, orchestrator: Orchestrator, warnings: RecentWarnings) -> None:
+    """Let the live page read what the orchestrator knows. Reading takes no lock of the event loop."""
+    facts = run_facts(config)
+    sources: dict[str, Callable[[], Any]] = {
+        "facts": lambda: facts,
+        "replicas": lambda: replicas_shown(orchestrator.fleet.replicas),
+        "reward_server": lambda: reward_shown(orchestrator),
+        "stands_still": lambda: standing_still_shown(status, orchestrator),
+        "warnings": warnings.shown,
+    }
+    for name, source in sources.items():
+        status.show(name, source)
+
+
+def run_facts(config: RunConfig) -> dict[str, Any]:
+    return {
+        "model": config.model.name_or_path,
+        "num_generations": config.rollout.num_generations,
+        "generation_batch_size": config.rollout.generation_batch_size,
+        "max_staleness": config.algorithm.max_staleness,
+        "rewards": config.reward.names,
+        "accuracy_reward": config.reward.decides_accuracy,
+        "log_completions": config.logging.log_completions,
+    }
+
+
+def replicas_shown(replicas: list[Replica]) -> dict[str, Any]:
+    """The first `MAX_REPLICAS` of them, and counts of all."""
+    return {
+        "count": len(replicas),
+        "serving": sum(replica.member for replica in replicas),
+        "shown": [_replica(replica) for replica in replicas[:MAX_REPLICAS]],
+    }
+
+
+def _replica(replica: Replica) -> dict[str, Any]:
+    weights = replica.info.weights if replica.info else None
+    return {
+        "url": replica.url,
+        "live": replica.live,
+        "member": replica.member,
+        "state": weights.state if weights else None,
+        "version": weights.version if weights else None,
+        "reason": clean(weights.reason, MAX_REASON) if weights and weights.reason else None,
+        "in_flight": replica.in_flight,
+    }
+
+
+def reward_shown(orchestrator: Orchestrator) -> dict[str, Any]:
+    health = orchestrator.reward_health
+    return {
+        "url": orchestrator.config.reward.url,
+        "live": health.ok if health else None,
+        "detail": clean(health.detail, MAX_REASON) if health and health.detail else None,
+    }
+
+
+def standing_still_shown(status: RunStatus, orchestrator: Orchestrator) -> dict[str, Any] | None:
+    """What the live page shows of it. Reading is a few attributes, and no lock of the event loop."""
+    state, replicas, health = status.snapshot(), orchestrator.fleet.replicas, orchestrator.reward_health
+    servers = Servers(
+        with_policy=sum(replica.member for replica in replicas),
+        answering=sum(replica.live or replica.missed_probes < 2 for replica in replicas),  # one is no outage
+        asked_for_samples=sum(replica.in_flight for replica in replicas),
+        reward_answers=health is None or health.ok,
+        sampling_since_s=orchestrator.pipeline.oldest_since_s("sampling"),
+        failing_since_s=orchestrator.rollout.failing_since_s,
+        scoring_since_s=orchestrator.pipeline.oldest_since_s("scoring"),
+    )
+    found = standing_still(state.stage, state.stage_since_s, servers, orchestrator.config)
+    return None if found is None else {"because": found[0], "until_s": found[1] and round(found[1], 1)}

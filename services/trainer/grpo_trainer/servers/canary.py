@@ -1,0 +1,145 @@
+"""The canary: does the policy that is served compute what the policy that is trained computes?
+
+A digest proves that the bytes arrived, not that they are used: an engine may keep a second, older copy of a weight. So
+every server samples a few fixed prompts with fixed seeds, and the trainer compares the logprobs it reports with its own
+forward pass over the same tokens.
+
+It samples without top_p, top_k, min_p and penalties, whatever the run samples with: only then are both logprobs of one
+distribution.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from grpo_proto import ConflictError, InfrastructureError, Prompt, RolloutRequest, RolloutResponse, Sampling
+
+from ..algorithm.batching import collate, pack
+from ..algorithm.sequences import MicroBatch, TrainingSample
+from ..config.run_config import CanaryConfig, RunConfig
+from ..data.prompt_row import PromptRow
+from ..errors import RunError
+from .fleet import Fleet
+
+log = logging.getLogger(__name__)
+
+DEFAULT_BOUND = {
+    ("cpu", "float32"): 1e-4, ("cpu", "bfloat16"): 0.02, ("cuda", "float32"): 0.01, ("cuda", "bfloat16"): 0.1,
+}  # fmt: skip
+"""Bounds by the trainer's device and the dtype of the weights. Two GPU engines are further apart: for
+Qwen2.5-0.5B-Instruct in bf16 the difference of a sampled token has a standard deviation of 0.05
+(huggingface/trl#6789), for Qwen2.5-7B 0.04 in bf16 and 0.002 in float32 (ServiceNow/Fast-LLM#525)."""
+
+
+class Scores(Protocol):
+    """The policy that is trained, as the canary asks it."""
+
+    device: torch.device
+
+    def logprobs(self, micro_batches: Sequence[MicroBatch]) -> list[torch.Tensor]: ...
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What one server sampled for one prompt."""
+
+    url: str
+    sample: TrainingSample
+
+
+async def sample_probes(
+    fleet: Fleet, rows: Sequence[PromptRow], config: CanaryConfig, *, session: int, version: int, temperature: float
+) -> list[Probe]:
+    """Every member samples every prompt. One that does not answer gets no more traffic, and has no probe.
+
+    Nor has one that answers that it had no time: other requests may wait there before these.
+    """
+    request = RolloutRequest(
+        request_id=f"canary-{session}-{version}",
+        session=session,
+        min_version=version,
+        prompts=[Prompt(token_ids=row.token_ids, seed=number) for number, row in enumerate(rows)],
+        sampling=Sampling(temperature=temperature, max_tokens=config.max_tokens),
+        deadline_s=120.0,
+    )
+    members = fleet.members
+    answers = await asyncio.gather(*(replica.rollouts.rollouts(request) for replica in members), return_exceptions=True)
+    for replica, answer in zip(members, answers, strict=True):
+        if isinstance(answer, InfrastructureError) and answer.status is not None:
+            log.warning("the canary has not checked %s: %s", replica.url, answer)
+        elif isinstance(answer, InfrastructureError | ConflictError):
+            await fleet.expel(replica, answer, session=session)
+        elif isinstance(answer, BaseException):
+            raise answer
+    return [
+        Probe(
+            replica.url,
+            TrainingSample(
+                prompt_token_ids=group.prompt_token_ids,
+                token_ids=completion.token_ids,
+                rollout_logprobs=completion.logprobs or [],
+                advantage=0.0,
+                fresh=True,
+            ),
+        )
+        for replica, answer in zip(members, answers, strict=True)
+        if isinstance(answer, RolloutResponse)
+        for group in answer.groups
+        for completion in group.completions
+    ]
+
+
+def own_logprobs(
+    engine: Scores, samples: Sequence[TrainingSample], *, tokens_per_micro_batch: int, pad_token_id: int
+) -> list[list[float]]:
+    """The trainer's logprobs of the same tokens. All ranks call it, each with all samples: they are few and short.
+
+    With many servers they are many more than a micro-batch holds.
+    """
+    longest_first = sorted(range(len(samples)), key=lambda i: (-samples[i].num_tokens, i))
+    packed = pack(samples, longest_first, tokens_per_micro_batch)
+    micro_batches = [
+        collate(
+            samples, indices, [0.0] * len(samples), update_tokens=0, pad_token_id=pad_token_id, device=engine.device
+        )
+        for indices in packed
+    ]
+    found: dict[int, list[float]] = {}
+    for indices, logprobs_N in zip(packed, engine.logprobs(micro_batches), strict=True):
+        lengths = [len(samples[i].token_ids) for i in indices]
+        found |= dict(zip(indices, (part.tolist() for part in logprobs_N.split(lengths)), strict=True))
+    return [found[i] for i in range(len(samples))]
+
+
+def compare(
+    probes: Sequence[Probe], own_logprobs: Sequence[Sequence[float]], *, bound: float, version: int
+) -> dict[str, float]:
+    """Mean and largest absolute difference per token. Raises RunError when a server's mean is beyond `bound`."""
+    by_server: dict[str, list[float]] = {}
+    for probe, own in zip(probes, own_logprobs, strict=True):
+        differences = [abs(a - b) for a, b in zip(probe.sample.rollout_logprobs, own, strict=True)]
+        by_server.setdefault(probe.url, []).extend(differences)
+    for url, differences in by_server.items():
+        mean = sum(differences) / max(len(differences), 1)
+        if not mean <= bound:  # a NaN is beyond every bound
+            raise RunError(
+                f"{url} serves another policy than version {version} that was pushed to it: its logprobs differ by "
+                f"{mean:.4g} on average (at most {max(differences, default=0.0):.4g}), the bound is {bound:g}",
+                hint="same dtype and engine flags on both sides? the bound is canary.max_logprob_difference",
+            )
+    everything = [difference for differences in by_server.values() for difference in differences]
+    if not everything:
+        return {}
+    return {
+        "canary/logprob_difference_mean": sum(everything) / len(everything),
+        "canary/logprob_difference_max": max(everything),
+    }
+
+
+def bound_for(config: RunConfig, device: str) -> float:
+    """The configured bound, or the one for the trainer's device and the dtype of the weights."""
+    return config.canary.max_logprob_difference or DEFAULT_BOUND[device, config.model.dtype]

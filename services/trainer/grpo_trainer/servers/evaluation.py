@@ -1,0 +1,68 @@
+"""Held-out evaluation: greedy, and sampled at temperature 1, through the servers that also feed the training."""
+
+import asyncio
+from collections.abc import Sequence
+
+from grpo_proto import Sampling
+
+from ..algorithm.scores import accuracy, mean
+from ..algorithm.sequences import Group
+from ..config.run_config import EvalConfig
+from ..data.prompt_row import PromptRow
+from .reward import RewardStage
+from .rollout import RolloutJob, RolloutStage
+
+ROWS_PER_JOB = 64
+
+
+class Evaluation:
+    """The held-out rows and how to score them. Seeds depend on the row alone, so evaluations can be compared."""
+
+    def __init__(
+        self,
+        rollout: RolloutStage,
+        reward: RewardStage,
+        rows: Sequence[PromptRow],
+        config: EvalConfig,
+        *,
+        max_tokens: int,
+        accuracy_reward: str,
+    ):
+        self.rollout, self.reward, self.accuracy_reward = rollout, reward, accuracy_reward
+        self.rows = list(rows[: config.max_rows])
+        self.max_tokens, self.num_generations = max_tokens, config.num_generations_eval
+
+    async def run(self, *, version: int, step: int) -> dict[str, float]:
+        """`eval_accuracy` (sampled), `eval_greedy`, `eval_reward` and mean length; what nothing scored is absent."""
+        sampled = Sampling(temperature=1.0, max_tokens=self.max_tokens, logprobs=False)
+        greedy = Sampling(temperature=0.0, max_tokens=self.max_tokens, logprobs=False)
+        sampled_groups, greedy_groups = await asyncio.gather(
+            self._groups(sampled, self.num_generations, version, step),
+            self._groups(greedy, 1, version, step),
+        )
+        samples = [sample for group in sampled_groups for sample in group.samples]
+        metrics = {
+            "eval_accuracy": accuracy(sampled_groups, self.accuracy_reward),
+            "eval_greedy": accuracy(greedy_groups, self.accuracy_reward),
+            "eval_reward": mean(s.total_reward for s in samples if s.total_reward is not None),
+            "eval_completions/mean_length": mean(len(s.token_ids) for s in samples),
+        }
+        return {name: value for name, value in metrics.items() if value is not None}
+
+    async def _groups(self, sampling: Sampling, n: int, version: int, step: int) -> list[Group]:
+        jobs = [
+            self._job(range(first, min(first + ROWS_PER_JOB, len(self.rows))), sampling, n, version, step)
+            for first in range(0, len(self.rows), ROWS_PER_JOB)
+        ]
+        return [group for groups in await asyncio.gather(*jobs) for group in groups]
+
+    async def _job(self, numbers: range, sampling: Sampling, n: int, version: int, step: int) -> list[Group]:
+        job = RolloutJob(
+            positions=list(numbers),
+            rows=[self.rows[number] for number in numbers],
+            seeds=list(numbers),
+            min_version=version,
+        )
+        groups = await self.rollout.sample(job, n=n, sampling=sampling)
+        await self.reward.score(groups, step=step)
+        return groups

@@ -1,0 +1,273 @@
+"""Rank 0's half of the loop: everything that talks to a server. The other ranks have none.
+
+It owns the event loop's thread, in which sampling and scoring go on while the main thread trains.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from typing import Any, Literal, Protocol, Self, TypeVar
+
+from grpo_proto import Health, InfrastructureError, RewardClient, ServiceError
+from grpo_proto.fingerprint import tokenizer_fingerprint
+
+from ..config.run_config import RunConfig
+from ..data.order import PromptStage
+from ..data.prompt_row import PromptRow
+from ..errors import UnavailableError
+from ..ranks.stop_signal import StopRequested, StopSignal
+from .canary import Probe, sample_probes
+from .evaluation import Evaluation
+from .event_loop import EventLoopThread
+from .fleet import Fleet
+from .pipeline import Batch, Cursor, Pipeline, PipelineLimits
+from .push import PushResult, WeightPusher
+from .reward import RewardStage
+from .reward_code import RewardCode
+from .rollout import RolloutStage, training_sampling
+from .tracing import Tracing
+
+log = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
+
+BEAT_INTERVAL_S = 1.0
+"""As often as the live page looks."""
+REWARD_PROBE_INTERVAL_S = 5.0
+
+
+class Status(Protocol):
+    """Whom rank 0 tells what it waits for; `observe/run_status.py` has it."""
+
+    def enter_phase(self, doing: str, *, limit_s: float, silent: bool = True) -> None: ...
+
+    def still_waiting(self, doing: str, reason: str | None) -> None: ...
+
+    def beat(self) -> None: ...
+
+    def lacks(self, stage: Literal["wait", "score"]) -> None: ...
+
+    def problem(self) -> str | None: ...
+
+
+class Orchestrator:
+    """Use as a context manager. `connect` waits for the servers and checks that they fit this run."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        rows: Sequence[PromptRow],
+        eval_rows: Sequence[PromptRow],
+        prompts: PromptStage,
+        cursor: Cursor,
+        reward_code: RewardCode,
+        trainer_id: str,
+        max_steps: int,
+        stop: StopSignal,
+        status: Status,
+    ):
+        self.config, self.stop, self.status = config, stop, status
+        self.rows = rows
+        self.tracing = Tracing(config.logging.otlp_endpoint, run=config.logging.run_name or config.run_dir.name)
+        self.loop = EventLoopThread()
+        self.fleet = Fleet(config.rollout.urls, min_replicas=config.rollout.min_replicas)
+        self.reward = RewardStage(RewardClient(config.reward.url), config.reward, code=reward_code)
+        self.rollout = RolloutStage(
+            self.fleet,
+            run_id=trainer_id,
+            deadline_s=config.rollout.request_deadline_s,
+            retry_for_s=config.rollout.retry_for_s,
+        )
+        self.pipeline = Pipeline(
+            self.rollout,
+            self.reward,
+            prompts,
+            training_sampling(config.rollout),
+            PipelineLimits(
+                groups_per_batch=config.rollout.groups_per_batch,
+                max_staleness=config.algorithm.max_staleness,
+                groups_per_job=config.rollout.prompts_per_request,
+                num_generations=config.rollout.num_generations,
+                min_scored_share=config.reward.min_scored_share,
+                max_steps=max_steps,
+            ),
+            cursor,
+            self.tracing,
+        )
+        self.pusher = WeightPusher(
+            self.fleet,
+            self.loop,
+            config.weights,
+            trainer_id=trainer_id,
+            stop=stop,
+            has_heartbeat=lambda: status.problem() is None,
+        )
+        self.evaluation = Evaluation(
+            self.rollout,
+            self.reward,
+            eval_rows,
+            config.eval,
+            max_tokens=config.rollout.max_completion_length,
+            accuracy_reward=config.reward.decides_accuracy,
+        )
+        self.push_result: PushResult | None = None
+        self.reward_health: Health | None = None
+        """The reward server's last answer, for people; None before the first one."""
+
+    def __enter__(self) -> Self:
+        self.loop.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            self.loop.run(self.pipeline.stop(), timeout_s=30.0)
+            self.pusher.leave()
+            self.loop.end_background()
+            self.loop.run(self.fleet.close())
+            self.loop.run(self.reward.client.close())
+        finally:
+            self.loop.__exit__(*error)
+            self.tracing.close()
+
+    def connect(self, tokenizer: Any) -> None:
+        """Wait for the servers; raise UnavailableError when one is missing or does not fit."""
+        config, status = self.config, self.status
+        with self.stop.interruptible():
+            limit_s = config.rollout.startup_timeout_s
+            status.enter_phase(_waiting_for_rollout(config.rollout.urls), limit_s=limit_s, silent=False)
+            self.loop.run(self.fleet.wait_until_live(limit_s, still_missing=self._tell_missing))
+            limit_s = config.reward.startup_timeout_s
+            status.enter_phase(self._waiting_for_reward, limit_s=limit_s, silent=False)
+            self.loop.run(self._wait_for_reward_server(limit_s))
+        self.fleet.check_compatible(
+            tokenizer=tokenizer_fingerprint(tokenizer.get_vocab(), eos_token_id=tokenizer.eos_token_id),
+            max_tokens=max(len(row.token_ids) for row in self.rows) + config.rollout.max_completion_length,
+        )
+        self.loop.start(self.fleet.watch())
+        self.loop.start(self._watch_reward_server())
+        self.loop.start(self.pusher.lease.keep())
+
+    @property
+    def _waiting_for_reward(self) -> str:
+        return f"waiting for the reward server at {self.config.reward.url}"
+
+    def _tell_missing(self, missing: dict[str, str]) -> None:
+        """The first of the missing servers has its reason told."""
+        self.status.still_waiting(_waiting_for_rollout(list(missing)), next(iter(missing.values())))
+
+    async def _wait_for_reward_server(self, timeout_s: float) -> None:
+        """Ask until it answers, and fits. Raises UnavailableError when it does not, or something else answers there."""
+        url, loop = self.config.reward.url, asyncio.get_running_loop()
+        deadline, told = loop.time() + timeout_s, False
+        while True:
+            try:
+                return await self.reward.check(list(self.rows[:1]))
+            except InfrastructureError as error:
+                if loop.time() >= deadline:
+                    raise UnavailableError(
+                        f"the reward server {url} did not come up within {timeout_s:g} s: {error}",
+                        hint="start it with `grpo-reward serve`, or change reward.url",
+                    ) from error
+                if not told:
+                    log.info("waiting for the reward server %s: %s", url, error)
+                self.status.still_waiting(self._waiting_for_reward, error.detail.message)
+                told = True
+            except ServiceError as error:
+                raise UnavailableError(f"no reward server answers at {url}: {error}", hint="see reward.url") from error
+            await asyncio.sleep(1.0)
+
+    async def _watch_reward_server(self) -> None:
+        """Probe the reward server only to show it: whether scoring goes on is up to the retries of the reward stage."""
+        while True:
+            try:
+                self.reward_health = await self.reward.client.livez()
+            except ServiceError as error:
+                self.reward_health = Health(ok=False, detail=str(error))
+            await asyncio.sleep(REWARD_PROBE_INTERVAL_S)
+
+    def policy_pushed(self, result: PushResult) -> None:
+        """From now on everything is sampled by this version."""
+        self.push_result = result
+        self.loop.run(self.pipeline.policy_updated(result.version))
+
+    def next_batch(self) -> Coroutine[Any, Any, Batch]:
+        """The scored groups of the next step."""
+        return self.pipeline.next_batch()
+
+    def evaluation_of(self, step: int) -> Coroutine[Any, Any, dict[str, float]]:
+        return self.evaluation.run(version=self._pushed().version, step=step)
+
+    def start(self, coroutine: Coroutine[Any, Any, ResultT]) -> "asyncio.Task[ResultT]":
+        """Let it run in the event loop; `wait` waits for it."""
+
+        async def create() -> "asyncio.Task[ResultT]":
+            task = asyncio.create_task(coroutine)
+            # Nobody may look at it any more, and asyncio would log a stack trace.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            return task
+
+        return self.loop.run(create())
+
+    def wait(self, task: "asyncio.Task[Any]") -> Literal["done", "push", "lost", "stop"]:
+        """Wait until `task` is done, the servers need another push before it can be, or are lost to another trainer, or
+        a stop is asked for.
+
+        The task has deadlines of its own. While the event loop answers, the status hears a heartbeat, and whether a
+        batch waits for samples or only for scores.
+        """
+
+        async def look() -> Literal["done", "push", "lost", "waiting"]:
+            losing = asyncio.create_task(self.fleet.needs_push.wait())
+            try:
+                await asyncio.wait({task, losing}, return_when=asyncio.FIRST_COMPLETED, timeout=BEAT_INTERVAL_S)
+            finally:
+                losing.cancel()
+            if task.done():
+                return "done"
+            if self.pusher.lease.taken_over is not None:
+                return "lost"
+            return "push" if self.fleet.needs_push.is_set() else "waiting"
+
+        try:
+            with self.stop.interruptible():
+                while (verdict := self.loop.run(look())) == "waiting":
+                    self.status.beat()
+                    self.status.lacks("score" if self.pipeline.lacks_only_scores else "wait")
+            if verdict == "lost":
+                self.loop.cancel(task)
+            return verdict
+        except StopRequested:
+            self.loop.cancel(task)
+            return "stop"
+
+    def cursor(self) -> Cursor:
+        """Where the run stands in its prompts, read by the event loop's thread, which changes it."""
+
+        async def read() -> Cursor:
+            return self.pipeline.cursor()
+
+        return self.loop.run(read())
+
+    def probes(self) -> Coroutine[Any, Any, list[Probe]]:
+        """What every server samples for the canary."""
+        pushed = self._pushed()
+        return sample_probes(
+            self.fleet,
+            self.rows[: self.config.canary.num_prompts],
+            self.config.canary,
+            session=pushed.session,
+            version=pushed.version,
+            temperature=self.config.rollout.temperature,
+        )
+
+    def _pushed(self) -> PushResult:
+        if self.push_result is None:
+            raise RuntimeError("nothing is sampled before the first push")
+        return self.push_result
+
+
+def _waiting_for_rollout(urls: Sequence[str]) -> str:
+    if len(urls) == 1:
+        return f"waiting for the rollout server at {urls[0]}"
+    return f"waiting for {len(urls)} rollout servers: {', '.join(urls)}"

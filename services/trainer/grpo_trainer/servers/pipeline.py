@@ -1,0 +1,269 @@
+"""Groups in flight, the staleness bound and the carry-over buffer.
+
+Groups dispatched and neither used, dropped nor failed never exceed (max_staleness + 1) × groups_per_batch, and while
+a batch is trained on, max_staleness × groups_per_batch: what is sampled by now and used after that many more batches is
+as old as it may be, and more would be dropped. With `max_staleness` 0 the groups of a batch are dispatched when it is
+asked for: exactly synchronous GRPO. Above 0 a finished group that is not needed yet is carried over.
+
+Waits for: finished groups (`next_batch`), room below the bound (`_fill`). Unblocked by: a job's end, `policy_updated`.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Literal
+
+from grpo_proto import Sampling
+
+from ..algorithm.sequences import Group
+from ..data.order import PromptStage
+from ..errors import RunError
+from ..group_trace import GroupTrace
+from .reward import RewardStage, check_enough_scored
+from .rollout import RolloutJob, RolloutStage
+from .tracing import Tracing
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Batch:
+    """The groups of one step, and where their time went."""
+
+    groups: list[Group]
+    rollout_s: float
+    """Waiting until the last group was sampled."""
+    reward_s: float
+    """Waiting for rewards after that: the part of scoring that sampling did not hide."""
+
+
+@dataclass
+class Counts:
+    """Groups, since this process began. issued = used + dropped_stale + waiting + in flight."""
+
+    issued: int = 0
+    used: int = 0
+    dropped_stale: int = 0
+
+
+@dataclass(frozen=True)
+class PipelineLimits:
+    groups_per_batch: int
+    max_staleness: int
+    groups_per_job: int
+    num_generations: int
+    min_scored_share: float
+    max_steps: int
+
+    def max_groups_out(self, version: int, *, training: bool) -> int:
+        """Groups that may be out, all for steps to come: step `version` is made, or wanted, by policy `version`."""
+        ahead = min(self.max_staleness, self.max_steps - version)
+        return (ahead + (not training)) * self.groups_per_batch
+
+
+@dataclass
+class _Finished:
+    group: Group
+    sampled_at: float
+
+
+@dataclass
+class Cursor:
+    """Where the run stands in its prompts: what a checkpoint needs so that none is repeated or skipped."""
+
+    next_position: int = 0
+    unused: list[int] = field(default_factory=list)
+    """Dispatched but not used: sampled again after a resume."""
+
+
+class Pipeline:
+    """Rank 0's source of batches. Lives in the event loop's thread; `next_batch` and friends are coroutines."""
+
+    def __init__(
+        self,
+        rollout: RolloutStage,
+        reward: RewardStage,
+        prompts: PromptStage,
+        sampling: Sampling,
+        limits: PipelineLimits,
+        cursor: Cursor,
+        tracing: Tracing,
+    ):
+        self.tracing = tracing
+        self.rollout, self.reward, self.prompts, self.sampling, self.limits = rollout, reward, prompts, sampling, limits
+        self.counts = Counts()
+        self.version = 0
+        self._next_position = cursor.next_position
+        self._again = deque(sorted(cursor.unused))
+        self._finished: deque[_Finished] = deque()
+        self._taken: list[_Finished] = []
+        """Groups of the last batch. A trace that has ended already ignores another end."""
+        self._taken_is_used = False
+        self._out: set[int] = set()
+        self._jobs: set[asyncio.Task[None]] = set()
+        self._sampling_since_s: dict[int, float] = {}
+        self._scoring_since_s: dict[int, float] = {}
+        self._wanted = 0
+        self._training = False
+        self._changed = asyncio.Event()
+        self._failure: BaseException | None = None
+
+    @property
+    def lacks_only_scores(self) -> bool:
+        """Enough groups for the batch are sampled, and some of them wait for their rewards."""
+        sampled = len(self._finished) + len(self._scoring_since_s)
+        return len(self._finished) < self._wanted <= sampled
+
+    def oldest_since_s(self, doing: Literal["sampling", "scoring"]) -> float | None:
+        """Since when the group that has waited longest waits for samples or scores, in seconds since the epoch."""
+        since_s = self._sampling_since_s if doing == "sampling" else self._scoring_since_s
+        return min(list(since_s.values()), default=None)
+
+    def cursor(self) -> Cursor:
+        """What a checkpoint needs; for the event loop's thread."""
+        taken = [] if self._taken_is_used else self._taken
+        waiting = [finished.group.position for finished in [*taken, *self._finished]]
+        return Cursor(self._next_position, sorted([*self._out, *waiting, *self._again]))
+
+    def batch_used(self) -> None:
+        """The last batch was trained on. Until then a stop may come, and a checkpoint counts its groups as unused."""
+        self._taken_is_used = True
+
+    async def policy_updated(self, version: int) -> None:
+        """A push committed: from now on groups are sampled by `version`."""
+        self._training &= version == self.version  # pushed again while the batch was taken: it is yet to be trained on
+        self.version = version
+        if self.limits.max_staleness > 0:
+            self._fill()
+
+    async def next_batch(self) -> Batch:
+        """The groups of the next step, none staler than the bound.
+
+        Raises what a job raised, and RunError, before a group is used, when too few samples have a score.
+        """
+        started = time.monotonic()
+        self._wanted = self.limits.groups_per_batch
+        while True:
+            self._drop_stale()
+            self._fill()
+            if self._failure is not None:
+                raise self._failure
+            if len(self._finished) >= self.limits.groups_per_batch:
+                break
+            self._changed.clear()
+            await self._changed.wait()
+        first = islice(self._finished, self.limits.groups_per_batch)
+        check_enough_scored([finished.group for finished in first], self.limits.min_scored_share)
+        taken = [self._finished.popleft() for _ in range(self.limits.groups_per_batch)]
+        self._wanted, self._training = 0, True
+        self.counts.used += len(taken)
+        if self.limits.max_staleness > 0:
+            self._fill()
+        # In the order of the prompts: the batch must not depend on which request came back first.
+        taken.sort(key=lambda finished: finished.group.position)
+        for finished in taken:
+            finished.group.trace.enter("train")
+        self._taken, self._taken_is_used = taken, False
+        ready = time.monotonic()
+        last_sampled = max(max(finished.sampled_at for finished in taken), started)
+        return Batch([finished.group for finished in taken], last_sampled - started, ready - last_sampled)
+
+    async def stop(self) -> None:
+        """Cancel what is in flight; the servers abort what their client leaves."""
+        for job in self._jobs:
+            job.cancel()
+        await asyncio.gather(*self._jobs, return_exceptions=True)
+        for finished in self._taken:
+            finished.group.trace.end("trained" if self._taken_is_used else "unused")
+        for finished in self._finished:
+            finished.group.trace.end("unused")
+
+    def _drop_stale(self) -> None:
+        oldest = self.version - self.limits.max_staleness
+        fresh = [finished for finished in self._finished if not finished.group.is_older_than(oldest)]
+        if dropped := len(self._finished) - len(fresh):
+            self.counts.dropped_stale += dropped
+            log.info("%d groups dropped: sampled by a policy older than version %d", dropped, oldest)
+            for finished in self._finished:
+                if finished.group.is_older_than(oldest):
+                    finished.group.trace.end("stale")
+            self._finished = deque(fresh)
+
+    def _fill(self) -> None:
+        """Dispatch as much as the bound allows; with bound 0 only what the batch asked for still lacks."""
+        while True:
+            out = len(self._out) + len(self._finished)
+            room = self.limits.max_groups_out(self.version, training=self._training) - out
+            if self.limits.max_staleness == 0:
+                room = min(room, self._wanted - out)
+            if room <= 0:
+                return
+            positions = [self._take_position() for _ in range(min(room, self.limits.groups_per_job))]
+            # The step that will train on them unless some are dropped: groups are used in their turn.
+            step = self.version + self._training + out // self.limits.groups_per_batch
+            self._out.update(positions)
+            self.counts.issued += len(positions)
+            job = asyncio.create_task(self._work(positions, step))
+            self._jobs.add(job)
+            job.add_done_callback(self._done)
+
+    def _take_position(self) -> int:
+        if self._again:
+            return self._again.popleft()
+        self._next_position += 1
+        return self._next_position - 1
+
+    async def _work(self, positions: Sequence[int], step: int) -> None:
+        traces = [self.tracing.group(position) for position in positions]
+        job = RolloutJob(
+            positions=list(positions),
+            rows=[self.prompts.row_at(position) for position in positions],
+            seeds=[self.prompts.seed_at(position) for position in positions],
+            min_version=self.version,
+            traces=traces,
+        )
+        try:
+            self._sampling_since_s |= dict.fromkeys(positions, time.time())
+            _enter("sample", traces)
+            groups = await self.rollout.sample(job, n=self.limits.num_generations, sampling=self.sampling)
+            sampled_at = time.monotonic()
+            self._move_on(positions)
+            self._scoring_since_s |= dict.fromkeys(positions, time.time())
+            _enter("score", traces)
+            await self.reward.score(groups, step=step)
+            _enter("wait", traces)
+        except BaseException as error:
+            for trace in traces:
+                trace.end(type(error).__name__, failed=isinstance(error, Exception))
+            if isinstance(error, RunError) and not self._wanted:  # nobody waits for them, and a push may mend it
+                log.warning("%d groups are sampled again later: %s", len(positions), error)
+                self._out.difference_update(positions)
+                self._again = deque(sorted([*self._again, *positions]))
+                self.counts.issued -= len(positions)
+                return
+            raise
+        finally:
+            self._move_on(positions)
+        self._out.difference_update(positions)
+        self._finished.extend(_Finished(group, sampled_at) for group in groups)
+
+    def _move_on(self, positions: Sequence[int]) -> None:
+        """They do not sample or score any more."""
+        for position in positions:
+            self._sampling_since_s.pop(position, None)
+            self._scoring_since_s.pop(position, None)
+
+    def _done(self, job: asyncio.Task[None]) -> None:
+        self._jobs.discard(job)
+        if not job.cancelled() and (error := job.exception()) is not None and self._failure is None:
+            self._failure = error
+        self._changed.set()
+
+
+def _enter(stage: str, traces: Sequence[GroupTrace]) -> None:
+    for trace in traces:
+        trace.enter(stage)

@@ -1,0 +1,314 @@
+"""Push: the new policy goes to every rollout server, and is in use there only once it is verified.
+
+Every rank takes part, because gathering a sharded parameter is a collective. Rank 0 talks to the servers and decides;
+it tells the others before and after every attempt, so that none sits alone in a gather.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from grpo_proto import Manifest, ServiceError, WeightState
+from grpo_proto.messages.weights import Backend, Kind
+from grpo_proto.transport import Digest, Transfer, gpu_uuid, nccl_version
+
+from ..config.run_config import WeightsConfig
+from ..errors import RunError, ServersError, TrainerError, UsageError
+from ..ranks.ranks import Ranks
+from ..ranks.stop_signal import StopRequested, StopSignal
+from .absences import Absences
+from .blame import MemberFailed, is_final, who_broke_it_off
+from .event_loop import EventLoopThread
+from .fleet import Fleet, Replica
+from .lease import Lease
+from .push_plan import LARGEST_MIB, bucket_limit_s, plan_push
+from .weight_session import MAX_REASON, WeightSession
+
+log = logging.getLogger(__name__)
+
+PAUSE_BETWEEN_ATTEMPTS_S = 1.0
+
+
+class Export(Protocol):
+    """What is pushed: named tensors, which every rank helps to gather. `engine/export.py` has it."""
+
+    kind: Kind
+    device: torch.device
+    sharded: bool
+
+    def listed(self) -> list[tuple[str, str, list[int]]]: ...
+
+    def buckets(self, manifest: Manifest, device: torch.device | str) -> Iterator[torch.Tensor]: ...
+
+
+@dataclass(frozen=True)
+class PushResult:
+    session: int
+    version: int
+    seconds: float
+    num_bytes: int
+    attempts: int
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why an attempt failed, and whether another one can help."""
+
+    reason: str
+    final: bool
+
+
+class WeightPusher:
+    """Rank 0's side of all pushes of a run: the open session and its members."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        loop: EventLoopThread,
+        config: WeightsConfig,
+        *,
+        trainer_id: str,
+        stop: StopSignal,
+        has_heartbeat: Callable[[], bool],
+    ):
+        self.fleet, self.loop, self.config, self.trainer_id, self.stop = fleet, loop, config, trainer_id, stop
+        self.session: WeightSession | None = None
+        self.absences = Absences()
+        self.lease = Lease(lambda: self.session, has_heartbeat, lease_s=config.lease_s)
+        self._last_number = 0
+        self._bucket_s = config.bucket_timeout_s
+        self._try_each_alone = False
+        self._under_way: Transfer | None = None
+
+    def open(self, version: int, kind: Kind, manifest: Manifest, deadline_s: float) -> Failure | None:
+        """Have a session with every server that answers, and begin the push on all of them."""
+        if self.lease.taken_over is not None:
+            return Failure(self.lease.taken_over, final=True)
+        members: list[Replica] = []
+        try:
+            members = self._members(deadline_s)
+            session = self._session_with(members, deadline_s)
+            self._bucket_s = bucket_limit_s(
+                manifest, self.config.bucket_timeout_s, push_deadline_s=self.config.push_deadline_s
+            )
+            self.loop.run(
+                session.begin(version, kind, manifest, bucket_timeout_s=self._bucket_s, deadline_s=deadline_s)
+            )
+        except MemberFailed as error:
+            return self._give_up(error, final=self._is_final(error, members))
+        except (TrainerError, ServiceError, RuntimeError, TimeoutError) as error:
+            return self._give_up(error, final=isinstance(error, UsageError))
+        return None
+
+    def commit(self, version: int, digest: str, deadline_s: float) -> Failure | None:
+        """The servers compare digests; those that agree serve `version` from now on."""
+        session = self._open_session()
+        try:
+            self.loop.run(session.commit(version, digest, deadline_s=deadline_s))
+        except MemberFailed as error:
+            return self._give_up(error, final=self._is_final(error, session.members))
+        self.absences.committed(session.members)
+        self.loop.run(self.fleet.admit(session.members, session=session.number))
+        return None
+
+    def send(self, bucket: torch.Tensor) -> Failure | None:
+        """Begin to broadcast `bucket` as soon as the one before has arrived. Nobody may touch it before that."""
+        failure = self.arrived()
+        if failure is not None:
+            return failure
+        try:
+            self._under_way = self._open_session().group.start_broadcast(bucket, timeout_s=self._bucket_s)
+        except RuntimeError as error:
+            return self._give_up(error, final=False)
+        return None
+
+    def arrived(self) -> Failure | None:
+        """Wait for the bucket under way, if there is one."""
+        transfer, self._under_way = self._under_way, None
+        try:
+            if transfer is not None:
+                transfer.wait()
+        except RuntimeError as error:
+            return self._give_up(error, final=False)
+        return None
+
+    def leave(self) -> None:
+        """Close the session, if one is open."""
+        if self.session is not None:
+            session, self.session = self.session, None
+            self.loop.run(session.close())
+
+    def _open_session(self) -> WeightSession:
+        if self.session is None:
+            raise RunError("a push went on without an open weight session")
+        return self.session
+
+    def _members(self, deadline_s: float) -> list[Replica]:
+        """The servers that answer, but for those that are left out."""
+        members = self._without_absent(self.loop.run(self.fleet.reachable()))
+        if self._try_each_alone and len(members) > 1:
+            self._try_each_alone = False
+            failures: dict[str, Exception] = {}
+            for replica in members:
+                try:
+                    self._open_with([replica], deadline_s)
+                except (MemberFailed, ServiceError, RuntimeError, TimeoutError) as error:
+                    failures[replica.url] = error
+                self.leave()
+            if len(failures) < len(members):  # else the fault is on this side
+                for replica in members:
+                    if replica.url in failures:
+                        self.absences.leave_out(replica, failures[replica.url])
+            members = self._without_absent(members)
+        return members
+
+    def _without_absent(self, replicas: list[Replica]) -> list[Replica]:
+        return self.absences.chosen(replicas, minimum=self.fleet.min_replicas)
+
+    def _session_with(self, members: list[Replica], deadline_s: float) -> WeightSession:
+        if self.session is not None and self.session.members == members and all(m.member for m in members):
+            return self.session
+        self.leave()
+        return self._open_with(members, deadline_s)
+
+    def _open_with(self, members: list[Replica], deadline_s: float) -> WeightSession:
+        opening = WeightSession.open(
+            members,
+            self.config,
+            trainer_id=self.trainer_id,
+            backend=choose_backend(self.config, members, gpu=gpu_uuid(), nccl=nccl_version()),
+            after=self._last_number,
+        )
+        self.session = self.loop.run(opening, timeout_s=deadline_s)
+        self._last_number = self.session.number
+        return self.session
+
+    def _is_final(self, error: MemberFailed, members: Sequence[Replica]) -> bool:
+        all_failed_before = all(self.absences.failed_before(replica) for replica in members)
+        return is_final(error, num_members=len(members), all_failed_before=all_failed_before)
+
+    def _give_up(self, error: Exception, *, final: bool) -> Failure:
+        """Nobody serves half a policy; the members that failed are looked at anew."""
+        reason = str(error) or type(error).__name__
+        told = self._abandon(reason)
+        if isinstance(error, MemberFailed):
+            at_fault: Mapping[str, object] = error.failures if error.decided else {}
+            self._try_each_alone = not error.decided
+        else:
+            # Out of memory on a server looks like a lost connection here.
+            said = [f"{url}: {a.reason}" for url, a in told.items() if isinstance(a, WeightState) and a.reason]
+            reason = "; ".join([*(s for s in said if not s.endswith(reason[:MAX_REASON])), reason])
+            at_fault = who_broke_it_off(told)
+            self._try_each_alone = bool(told) and not at_fault
+        log.warning("push failed: %s", reason)
+        for replica in self.fleet.replicas:
+            if replica.url in at_fault:
+                self.absences.failed(replica, at_fault[replica.url])
+            if not isinstance(error, MemberFailed) or replica.url in error.failures:
+                self.loop.run(self.fleet.expel(replica, reason))
+        return Failure(reason, final)
+
+    def _abandon(self, reason: str) -> dict[str, WeightState | ServiceError]:
+        """End the session, if one is open; what its members say."""
+        session, self.session = self.session, None
+        return self.loop.run(session.abandon(reason)) if session is not None else {}
+
+
+def push(version: int, export: Export, ranks: Ranks, pusher: WeightPusher | None, config: WeightsConfig) -> PushResult:
+    """Push what `export` has as policy `version`. All ranks call it; only rank 0 has a `pusher`.
+
+    A server that dies on the way is left out and the push repeated with the others, within `push_deadline_s`.
+    Raises ServersError when no attempt committed until then, or at once when no repetition can help; StopRequested
+    when a stop is asked for and an attempt has failed: a drain stops the servers as well, and nobody is left to wait
+    for.
+    """
+    started = time.monotonic()
+    backend = "nccl" if export.device.type == "cuda" and config.backend != "gloo" else "gloo"
+    manifest = plan_push(export.listed(), config.bucket_mib, largest_mib=LARGEST_MIB[backend])
+    attempts = 0
+    while True:
+        attempts += 1
+        left_s = max(started + config.push_deadline_s - time.monotonic(), 1.0)
+        failure = pusher.open(version, export.kind, manifest, left_s) if pusher else None
+        if ranks.broadcast_json(failure is None):
+            failure, digest = _send(export, manifest, pusher)
+            if pusher and failure is None:
+                failure = pusher.commit(version, digest, left_s)
+        late = time.monotonic() - started >= config.push_deadline_s
+        outcome = ranks.broadcast_json(
+            {
+                "failure": failure.reason if failure else None,
+                "final": failure is not None and (failure.final or late),
+                "stopped": failure is not None and pusher is not None and pusher.stop.requested,
+                "session": pusher.session.number if pusher and pusher.session else 0,
+            }
+        )
+        if outcome["failure"] is None:
+            seconds = time.monotonic() - started
+            return PushResult(outcome["session"], version, seconds, sum(manifest.bucket_bytes), attempts)
+        if outcome["stopped"]:
+            raise StopRequested
+        if outcome["final"]:
+            raise ServersError(
+                f"version {version} could not be pushed ({attempts} attempts): {outcome['failure']}",
+                hint="mend this and start again with --resume",
+            )
+        time.sleep(PAUSE_BETWEEN_ATTEMPTS_S)
+
+
+def _send(export: Export, manifest: Manifest, pusher: WeightPusher | None) -> tuple[Failure | None, str]:
+    """Gather bucket by bucket on every rank; rank 0 digests and sends each while the next one is gathered.
+
+    After a failure the gathering goes on without sending, to its end: the other ranks are in it.
+    """
+    failure: Failure | None = None
+    digest: Digest | None = None
+    # Gloo sends from CPU memory; a rank without a session sends nothing and keeps its buffer there, too.
+    on_gpu = pusher is not None and pusher.session is not None and pusher.session.group.backend == "nccl"
+    for bucket in export.buckets(manifest, export.device if on_gpu else "cpu"):
+        if pusher is None or failure is not None:
+            continue
+        digest = digest or Digest(max(manifest.bucket_bytes), bucket.device)
+        failure = pusher.send(bucket)
+        digest.add(bucket)
+        if on_gpu and export.sharded and failure is None:
+            # The next gather synchronizes the GPU, and would wait without a bound for a broadcast that never ends.
+            failure = pusher.arrived()
+    if pusher is not None and failure is None:
+        failure = pusher.arrived()
+    return failure, digest.hexdigest() if digest else ""
+
+
+def choose_backend(config: WeightsConfig, members: list[Replica], *, gpu: str | None, nccl: str | None) -> Backend:
+    """NCCL where it can work, Gloo elsewhere. `gpu` and `nccl` are this process's own, as in `RolloutInfo`.
+
+    Raises UsageError when the configuration wants NCCL where it cannot work.
+    """
+    if config.backend == "gloo":
+        return "gloo"
+    obstacle = next(filter(None, (_no_nccl(gpu, nccl, member) for member in members)), None)
+    if obstacle is None:
+        return "nccl"
+    if config.backend == "nccl":
+        raise UsageError(f"weights.backend is nccl, and {obstacle}", hint="leave it out, or set it to gloo")
+    if gpu is not None:
+        log.warning("weights travel over gloo, through CPU memory: %s", obstacle)
+    return "gloo"
+
+
+def _no_nccl(gpu: str | None, nccl: str | None, member: Replica) -> str | None:
+    """Why this process and `member` cannot meet over NCCL; None when they can, as far as is known."""
+    info = member.info
+    if gpu is None or nccl is None:
+        return "this trainer has no GPU"
+    if info is None or info.device != "cuda":
+        return f"{member.url} has no GPU"
+    if gpu in info.gpus:
+        return f"{member.url} uses the same GPU, and NCCL wants one for each member"
+    if info.nccl_version not in (None, nccl):
+        return f"{member.url} has NCCL {info.nccl_version}, this trainer {nccl}: they refuse each other"
+    return None

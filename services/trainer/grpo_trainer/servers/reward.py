@@ -1,0 +1,176 @@
+"""Reward: samples get scores from the reward server."""
+
+import asyncio
+import logging
+import time
+from functools import partial
+from pathlib import Path
+
+from grpo_proto import (
+    PROTOCOL_VERSION,
+    InfrastructureError,
+    Message,
+    RewardClient,
+    RewardDescription,
+    RewardSpec,
+    ScoreRequest,
+    ScoreResponse,
+    ScoreSample,
+)
+from grpo_proto.code_hash import code_hash
+from grpo_proto.totals import missing_because, score_broken_again
+
+from ..algorithm.sequences import Group
+from ..config.run_config import RewardConfig
+from ..data.prompt_row import PromptRow
+from ..errors import RunError, ServersError, UnavailableError, UsageError, storage_error_class
+from .reward_code import RewardCode
+
+log = logging.getLogger(__name__)
+
+PAUSE_S = 1.0
+ACCEPT = "serve the code that the run began with, or accept the new one: --resume --reward.accept_changed_code true"
+
+
+def reward_specs(config: RewardConfig) -> list[RewardSpec]:
+    weights = config.reward_weights or [1.0] * len(config.names)
+    return [
+        RewardSpec(name=name, weight=weight, params=config.params.get(name, {}))
+        for name, weight in zip(config.names, weights, strict=True)
+    ]
+
+
+class RewardStage:
+    """Scores groups in place: `rewards` and `total_reward` of every sample."""
+
+    def __init__(self, client: RewardClient, config: RewardConfig, *, code: RewardCode | None = None):
+        self.client, self.config = client, config
+        self.code = code or RewardCode(accept=config.accept_changed_code)
+        self.specs = reward_specs(config)
+
+    async def check(self, rows: list[PromptRow]) -> None:
+        """Raise UnavailableError when the server speaks another protocol, lacks a reward or has it from another file,
+        and UsageError when the dataset lacks a column."""
+        info = await self.client.info()
+        if info.protocol_version != PROTOCOL_VERSION:
+            raise UnavailableError(
+                f"the reward server {self.client.base_url} speaks protocol {info.protocol_version}, this trainer "
+                f"{PROTOCOL_VERSION}",
+                hint="install the same release of grpo-services on both sides",
+            )
+        listed = await self.client.rewards(retry_for_s=self.config.retry_for_s)
+        known = {reward.name: reward for reward in listed.rewards}
+        for spec in self.specs:
+            if spec.name not in known:
+                raise UnavailableError(
+                    f"the reward server {self.client.base_url} has no reward {spec.name}; it has {', '.join(known)}",
+                    hint="change reward.reward_funcs, or start it with --plugin FILE.py",
+                )
+            if (reason := known[spec.name].unavailable) is not None:
+                raise UnavailableError(
+                    f"the reward server {self.client.base_url} does not compute {spec.name}: {reason}"
+                )
+            if spec.name in self.config.files:
+                _check_file(self.config.files[spec.name], known[spec.name], self.client.base_url)
+            missing = [column for column in known[spec.name].columns if column not in rows[0].columns]
+            if missing:
+                raise UsageError(
+                    f"reward {spec.name} needs the column {missing[0]}; the dataset has {', '.join(rows[0].columns)}",
+                    hint="add the column to the dataset, or take the reward out of reward.reward_funcs",
+                )
+
+        hashes = {spec.name: known[spec.name].code_hash for spec in self.specs}
+        if (change := self.code.change(hashes)) is not None:
+            if not self.code.accept:
+                raise UsageError(change, hint=ACCEPT)
+            self.code.adopt(hashes)
+
+    async def score(self, groups: list[Group], *, step: int) -> None:
+        """Score every sample; once more what broke. Raises RunError when the server stays away for `retry_for_s`."""
+        pairs = [(group, sample) for group in groups for sample in group.samples]
+        request = ScoreRequest(
+            rewards=self.specs,
+            samples=[
+                ScoreSample(
+                    id=sample.id,
+                    completion=sample.text,
+                    prompt=_prompt(group.row),
+                    columns=group.row.columns,
+                    completion_token_ids=sample.token_ids,
+                    truncated=sample.truncated,
+                    traceparent=group.trace.traceparent,
+                )
+                for group, sample in pairs
+            ],
+            step=step,
+            timeout_s=self.config.timeout_s,
+            deadline_s=self.config.deadline_s,
+        )
+        score = partial(self._score, step=step)
+        try:
+            response = await score_broken_again(
+                request, await score(request), score, retry_for_s=self.config.retry_for_s
+            )
+        except InfrastructureError as error:
+            raise RunError(
+                f"the reward server could not score within {self.config.retry_for_s:g} s: {error}",
+                hint="bring it back, then start the run again with --resume",
+            ) from error
+        for (_, sample), result in zip(pairs, response.results, strict=True):
+            sample.rewards, sample.total_reward = result.rewards, result.total
+            if result.total is None:
+                sample.unscored_because = missing_because(self.specs, result.rewards)
+
+    async def _score(self, request: ScoreRequest, *, step: int) -> ScoreResponse:
+        """Raises ServersError, with the status of a wrong configuration, when the code has changed."""
+        give_up_s = time.monotonic() + self.config.retry_for_s
+        while True:
+            response = await self.client.score(request, retry_for_s=self.config.retry_for_s)
+            change = self.code.change(response.code_hashes)
+            if change is not None and not self.code.accept:
+                raise ServersError(change, hint=ACCEPT, exit_status=UsageError.exit_status)
+            if self.code.fits_step(step, response.code_hashes):
+                self.code.adopt(response.code_hashes)
+                return response
+            if time.monotonic() >= give_up_s:
+                raise ServersError(
+                    f"two versions of the rewards answer, and step {step} got no more scores of the first one within "
+                    f"{self.config.retry_for_s:g} s",
+                    hint="go on with --resume when the reward servers are of one version",
+                )
+            await asyncio.sleep(PAUSE_S)
+
+
+def _check_file(file: Path, served: RewardDescription, url: str) -> None:
+    """Raise UnavailableError when the server's reward is not the one in `file`."""
+    try:
+        own_hash = code_hash(file)
+    except OSError as error:
+        raise storage_error_class(error)(f"reward {served.name} is to come from {file}: {error.strerror}") from error
+    except SyntaxError as error:
+        raise UsageError(f"reward {served.name} is to come from {file}: {error}") from error
+    if own_hash != served.code_hash:
+        raise UnavailableError(
+            f"the reward server {url} has {served.name} from another file than {file}, or from an older version of it",
+            hint=f"start it again with --plugin {file}:{served.name}",
+        )
+
+
+def check_enough_scored(groups: list[Group], min_share: float) -> None:
+    """Raise RunError when fewer than `min_share` of the samples have a score: training on the rest would mislead."""
+    samples = [sample for group in groups for sample in group.samples]
+    scored = sum(sample.total_reward is not None for sample in samples)
+    if scored < min_share * len(samples):
+        details = [
+            f"{name} {score.status}: {score.detail}"
+            for name, score in (sample.unscored_because for sample in samples if sample.unscored_because)
+        ]
+        raise RunError(
+            f"only {scored} of {len(samples)} samples could be scored, reward.min_scored_share is {min_share:g}; "
+            f"for instance {details[0] if details else 'no reason given'}",
+            hint="look at the rewards and at the columns of the dataset",
+        )
+
+
+def _prompt(row: PromptRow) -> str | list[Message]:
+    return row.prompt if isinstance(row.prompt, str) else [Message.model_validate(message) for message in row.prompt]

@@ -1,0 +1,196 @@
+"""Rollout: rows become groups, sampled by the servers that have our weights."""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+
+from grpo_proto import (
+    ConflictError,
+    ErrorDetail,
+    InfrastructureError,
+    Prompt,
+    RolloutGroup,
+    RolloutRequest,
+    RolloutResponse,
+    Sampling,
+)
+
+from ..algorithm.sequences import Group, Sample
+from ..config.run_config import RolloutConfig
+from ..data.prompt_row import PromptRow
+from ..errors import RunError
+from ..group_trace import NO_TRACE, GroupTrace
+from .fleet import Fleet, Replica
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RolloutJob:
+    """Sample one group for each row, by policy `min_version` or newer. Positions, seeds, traces: one for each row."""
+
+    positions: list[int]
+    rows: list[PromptRow]
+    seeds: list[int]
+    min_version: int
+    traces: list[GroupTrace] | None = None
+
+
+def training_sampling(config: RolloutConfig) -> Sampling:
+    return Sampling(
+        temperature=config.temperature,
+        top_p=config.top_p,
+        top_k=config.top_k,
+        min_p=config.min_p,
+        repetition_penalty=config.repetition_penalty,
+        max_tokens=config.max_completion_length,
+        stop=config.stop,
+    )
+
+
+class RolloutStage:
+    """Sends jobs to the least busy server; a lost job is sent again, elsewhere if there is an elsewhere.
+
+    `lost_requests` counts the attempts that failed, since this process began.
+    """
+
+    MAX_LATE = 3
+    """Times that one request may be late."""
+
+    def __init__(self, fleet: Fleet, *, run_id: str, deadline_s: float, retry_for_s: float):
+        self.fleet, self.run_id = fleet, run_id
+        self.deadline_s, self.retry_for_s = deadline_s, retry_for_s
+        self.lost_requests = 0
+        self._requests = 0
+        self._failing_since_s: dict[str, float] = {}
+
+    @property
+    def failing_since_s(self) -> float | None:
+        """Since when (seconds of the epoch) the request that fails for the longest time does; None when none does."""
+        return min(self._failing_since_s.values(), default=None)
+
+    async def sample(self, job: RolloutJob, *, n: int, sampling: Sampling) -> list[Group]:
+        """One group of `n` samples for each row.
+
+        Raises RunError when no server could do it within `retry_for_s` after the first failure, or in time.
+        """
+        self._requests += 1
+        traces = job.traces or [NO_TRACE] * len(job.rows)
+        request = RolloutRequest(
+            request_id=f"{self.run_id}-{self.fleet.session}-{self._requests}",
+            session=self.fleet.session,
+            min_version=job.min_version,
+            prompts=[
+                Prompt(token_ids=row.token_ids, seed=seed, traceparent=trace.traceparent)
+                for row, seed, trace in zip(job.rows, job.seeds, traces, strict=True)
+            ],
+            n=n,
+            sampling=sampling,
+            deadline_s=self.deadline_s,
+        )
+        try:
+            response = await self._send(request)
+        finally:
+            self._failing_since_s.pop(request.request_id, None)
+        return [
+            Group(position, row, _samples(position, group), trace)
+            for position, row, group, trace in zip(job.positions, job.rows, response.groups, traces, strict=True)
+        ]
+
+    async def _send(self, request: RolloutRequest) -> RolloutResponse:
+        """Try one server after the other. A server that failed gets no traffic until a push has brought it back.
+
+        One that is only late keeps its place: its watcher sees whether it lives.
+        """
+        loop = asyncio.get_running_loop()
+        give_up_at: float | None = None
+        last: Exception | None = None
+        late = 0
+        while (left_s := self.retry_for_s if give_up_at is None else give_up_at - loop.time()) > 0:
+            replica = await self.fleet.least_busy(left_s)
+            if replica is None:
+                break
+            replica.in_flight += 1
+            try:
+                # A lost job is sent again after another push, which has opened another session.
+                request = request.model_copy(update={"session": self.fleet.session})
+                response = await _unless_lost(replica, request)
+                if _complete(response, request):
+                    return response
+                last = RunError(f"{replica.url} sent completions that were aborted")
+                await self.fleet.expel(replica, last, session=request.session)
+            except InfrastructureError as error:
+                last = error
+                if error.status == 429:
+                    give_up_at = give_up_at or loop.time() + self.retry_for_s
+                    await asyncio.sleep(min(error.retry_after_s or 1.0, left_s))
+                    continue
+                if error.status == 504 or error.detail.type == "no_answer":
+                    late += 1
+                    self._check_late(late, request, error)
+                else:
+                    await self.fleet.expel(replica, error, session=request.session)
+            except ConflictError as error:
+                # The server is another trainer's by now, or has lost our weights: it needs a push, not another request.
+                last = error
+                await self.fleet.expel(replica, error, session=request.session)
+            finally:
+                replica.in_flight -= 1
+            self.lost_requests += 1
+            give_up_at = give_up_at or loop.time() + self.retry_for_s
+            self._failing_since_s.setdefault(request.request_id, time.time())
+            log.warning("a rollout request is lost and is sent again: %s", last)
+        raise RunError(
+            f"no rollout server could sample within {self.retry_for_s:g} s; the last error: {last}",
+            hint="look at the rollout servers' logs; then start the run again with --resume",
+        )
+
+    def _check_late(self, late: int, request: RolloutRequest, error: InfrastructureError) -> None:
+        """Raise RunError when one request was late too often: it will be late everywhere."""
+        if late < self.MAX_LATE:
+            return
+        num_sequences = len(request.prompts) * request.n
+        raise RunError(
+            f"a rollout request of {num_sequences} sequences was not finished within {self.deadline_s:g} s, "
+            f"{late} times: {error}",
+            hint="raise rollout.request_deadline_s, or lower rollout.prompts_per_request",
+        ) from error
+
+
+async def _unless_lost(replica: Replica, request: RolloutRequest) -> RolloutResponse:
+    """The answer; InfrastructureError at once when the fleet's watcher gives the server up meanwhile."""
+    asking = asyncio.create_task(replica.rollouts.rollouts(request))
+    losing = asyncio.create_task(replica.lost.wait())
+    try:
+        await asyncio.wait({asking, losing}, return_when=asyncio.FIRST_COMPLETED)
+        if asking.done():
+            return asking.result()
+    finally:
+        losing.cancel()
+        asking.cancel()
+    detail = ErrorDetail(type="lost", message="the server stopped answering while it sampled", retryable=True)
+    raise InfrastructureError(detail, url=replica.url)
+
+
+def _complete(response: RolloutResponse, request: RolloutRequest) -> bool:
+    """Every group is there, in full; a server that was fenced off or went stale sends aborted completions."""
+    return len(response.groups) == len(request.prompts) and all(
+        len(group.completions) == request.n
+        and all(completion.finish_reason not in ("abort", "error") for completion in group.completions)
+        for group in response.groups
+    )
+
+
+def _samples(position: int, group: RolloutGroup) -> list[Sample]:
+    return [
+        Sample(
+            id=f"{position}-{number}",
+            token_ids=completion.token_ids,
+            rollout_logprobs=completion.logprobs or [],
+            text=completion.text,
+            finish_reason=completion.finish_reason,
+            versions=completion.versions,
+        )
+        for number, completion in enumerate(group.completions)
+    ]

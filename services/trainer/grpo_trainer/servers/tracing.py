@@ -1,0 +1,93 @@
+"""OpenTelemetry: one trace for each group, from its prompt to its gradient.
+
+Its root span is `group`, and below it follow each other `sample`, `score`, `wait` and `train`. The prompt carries the
+identity of `sample` to the rollout server, where vLLM adds a span of its own when it was started with
+`--otlp-traces-endpoint`. Without an endpoint nothing is recorded, and the libraries need not be installed.
+"""
+
+from typing import TYPE_CHECKING
+
+from grpo_proto.tracing import send_the_rest, tracer_provider
+
+from ..errors import UsageError
+from ..group_trace import NO_TRACE, Attribute, GroupTrace
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span, Tracer
+
+
+class Tracing:
+    """Makes traces, and sends them in the background. `close` sends the last ones.
+
+    Args:
+        endpoint: base URL of an OTLP receiver over HTTP, such as http://otel-collector:4318; None: no tracing.
+            Headers, time-outs and sampling come from OpenTelemetry's own variables (OTEL_EXPORTER_OTLP_HEADERS, …).
+        run: the run's name.
+
+    Raises UsageError when the libraries are not installed.
+    """
+
+    def __init__(self, endpoint: str | None, *, run: str):
+        self._run = run
+        self._provider: TracerProvider | None = None
+        self._tracer: Tracer | None = None
+        if endpoint is None:
+            return
+        try:
+            self._provider = tracer_provider(endpoint, service="grpo-trainer")
+        except ImportError as error:
+            raise UsageError(
+                f"logging.otlp_endpoint needs {error.name}, which is not installed",
+                hint="pip install 'grpo-trainer[tracing]', or leave it out",
+            ) from error
+        self._tracer = self._provider.get_tracer("grpo_trainer")
+
+    def group(self, position: int) -> GroupTrace:
+        """The trace of the group at `position`, from now on."""
+        return NO_TRACE if self._tracer is None else _Recorded(self._tracer, self._run, position)
+
+    def close(self) -> None:
+        if self._provider is not None:
+            send_the_rest(self._provider)
+
+
+class _Recorded:
+    """A `GroupTrace` that is sent."""
+
+    def __init__(self, tracer: "Tracer", run: str, position: int):
+        from opentelemetry.trace import set_span_in_context
+
+        self._tracer = tracer
+        self._root: Span = tracer.start_span("group", attributes={"grpo.run": run, "grpo.group": position})
+        self._inside = set_span_in_context(self._root)
+        self._stage: Span | None = None
+
+    @property
+    def trace_id(self) -> str:
+        return format(self._root.get_span_context().trace_id, "032x")
+
+    @property
+    def traceparent(self) -> str:
+        context = (self._stage or self._root).get_span_context()
+        return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+
+    def enter(self, stage: str) -> None:
+        if self._stage is not None:
+            self._stage.end()
+        self._stage = self._tracer.start_span(stage, context=self._inside)
+
+    def end(self, outcome: str, *, failed: bool = False, **attributes: Attribute) -> None:
+        from opentelemetry.trace import StatusCode
+
+        if not self._root.is_recording():  # it has ended, or is not sampled
+            return
+        if self._stage is not None:
+            self._stage.end()
+            self._stage = None
+        self._root.set_attribute("grpo.outcome", outcome)
+        if failed:
+            self._root.set_status(StatusCode.ERROR, outcome)
+        for key, value in attributes.items():
+            self._root.set_attribute(f"grpo.{key}", value)
+        self._root.end()

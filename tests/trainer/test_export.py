@@ -1,0 +1,76 @@
+"""The buckets of a push as they are filled: sizes, turns, and ranks that only help to gather."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from grpo_proto.transport import plan_manifest, view_tensor
+from grpo_trainer.engine.export import Export, Gather
+from grpo_trainer.servers.push_plan import LARGEST_MIB, MIB, bucket_limit_s, plan_push
+
+PARAMETERS = {f"w{number}": torch.full((100,), float(number)) for number in range(5)}
+TRIPLES = [(name, "float32", list(tensor.shape)) for name, tensor in PARAMETERS.items()]
+
+
+def no_gathering(log: list[int]):
+    @contextmanager
+    def gather(tensors: list[torch.Tensor]):
+        log.append(len(tensors))
+        yield
+
+    return gather
+
+
+@pytest.mark.parametrize(
+    ("total_mib", "bucket_mib", "largest_mib"), [(100, None, 24), (640, None, 40), (4000, None, 64), (100, 7, 7)]
+)
+def test_buckets_are_a_sixteenth_of_the_weights_within_bounds(total_mib: int, bucket_mib: int | None, largest_mib: int):
+    tensors = [(f"w{number}", "uint8", [MIB]) for number in range(total_mib)]
+    assert max(plan_push(tensors, bucket_mib).bucket_bytes) == largest_mib * MIB
+
+
+def test_buckets_of_a_large_model_grow_over_nccl_and_their_time_out_with_them():
+    tensors = [(f"w{number}", "uint8", [64 * MIB]) for number in range(100)] + [("head", "uint8", [640 * MIB])]
+    manifest = plan_push(tensors, None, largest_mib=LARGEST_MIB["nccl"])
+    assert sorted(set(manifest.bucket_bytes)) == [256 * MIB, 640 * MIB]
+    assert bucket_limit_s(manifest, 30.0, push_deadline_s=1000.0) == 300.0
+    assert bucket_limit_s(manifest, 30.0, push_deadline_s=200.0) == 200.0
+    assert bucket_limit_s(plan_push(tensors[:4], None), 30.0, push_deadline_s=200.0) == 30.0
+
+
+def export_of(tensors: dict[str, torch.Tensor], gather: Gather, *, fills: bool) -> Export:
+    return Export("full", tensors, device=torch.device("cpu"), gather=gather, sharded=False, fills=fills)
+
+
+def test_every_bucket_holds_its_tensors_until_the_next_but_one_is_asked_for():
+    gathered: list[int] = []
+    manifest = plan_manifest(TRIPLES, bucket_bytes=400)
+    buckets = export_of(PARAMETERS, no_gathering(gathered), fills=True).buckets(manifest, "cpu")
+    before = None
+    for number, bucket in enumerate(buckets):
+        if before is not None:
+            # It may still be on its way while this one was filled.
+            assert torch.equal(view_tensor(before, manifest.tensors[number - 1]), PARAMETERS[f"w{number - 1}"])
+        assert torch.equal(view_tensor(bucket, manifest.tensors[number]), PARAMETERS[f"w{number}"])
+        before = bucket
+    assert gathered == [1] * 5
+
+
+def test_a_push_after_the_weights_have_changed_sends_the_new_ones():
+    parameters = {"w": torch.zeros(100)}
+    manifest = plan_manifest([("w", "float32", [100])])
+    outgoing = export_of(parameters, no_gathering([]), fills=True)
+    first = next(outgoing.buckets(manifest, "cpu"))
+    parameters["w"] += 3
+    again = next(outgoing.buckets(manifest, "cpu"))
+    assert torch.equal(view_tensor(again, manifest.tensors[0]), torch.full((100,), 3.0))
+    assert again.data_ptr() == first.data_ptr()
+
+
+def test_another_rank_gathers_as_often_and_fills_nothing():
+    gathered: list[int] = []
+    manifest = plan_manifest(TRIPLES, bucket_bytes=800)
+    buckets = list(export_of(PARAMETERS, no_gathering(gathered), fills=False).buckets(manifest, "cpu"))
+    assert [bucket.numel() for bucket in buckets] == [0, 0, 0]
+    assert gathered == [2, 2, 1]

@@ -1,0 +1,111 @@
+import pytest
+import torch
+from tests.tiny_model import make_model
+
+from grpo_trainer.engine.output_head import Policy
+from grpo_trainer.errors import UsageError
+
+# Four rows of 20 tokens; completions begin and end anywhere.
+SPANS = [(5, 14), (3, 11), (14, 20), (1, 20)]
+
+
+def tokens() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    input_ids_BL = torch.randint(5, 100, (len(SPANS), 20), generator=generator)
+    row_N = torch.cat([torch.full((end - start,), row) for row, (start, end) in enumerate(SPANS)])
+    return input_ids_BL, row_N, torch.cat([torch.arange(start, end) for start, end in SPANS])
+
+
+def plain(model: torch.nn.Module, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same from the whole [B, L, V] logits of transformers' own forward."""
+    input_ids_BL, row_N, column_N = tokens()
+    log_probabilities = (model(input_ids_BL).logits.float() / temperature).log_softmax(-1)[row_N, column_N - 1]
+    entropy_N = -(log_probabilities.exp() * log_probabilities).sum(-1)
+    return log_probabilities.gather(1, input_ids_BL[row_N, column_N, None])[:, 0], entropy_N
+
+
+def gradients(model: torch.nn.Module, logprobs_N: torch.Tensor, entropy_N: torch.Tensor) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    weights, entropy_weights = torch.randn(2, logprobs_N.numel(), generator=generator)
+    loss = (weights * logprobs_N).sum() + (entropy_weights * entropy_N).sum()
+    return torch.cat([g.flatten().float() for g in torch.autograd.grad(loss, list(model.parameters()))])
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("chunk_tokens", [1, 5, 1000])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_chunks_equal_the_plain_computation_in_value_and_gradient(tied: bool, chunk_tokens: int, temperature: float):
+    model = make_model(tied=tied, hidden_size=64)
+    expected = plain(model, temperature)
+    found = Policy(model, temperature=temperature, chunk_tokens=chunk_tokens)(*tokens())
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-6, atol=2e-6)
+    torch.testing.assert_close(found[1], expected[1], rtol=1e-6, atol=2e-6)
+    difference = gradients(model, *found) - gradients(model, *expected)
+    assert difference.norm() < 2e-6 * gradients(model, *plain(model, temperature)).norm()
+
+
+def test_a_head_with_a_bias():
+    model = make_model(tied=False, hidden_size=64)
+    model.lm_head.bias = torch.nn.Parameter(torch.randn(model.config.vocab_size))
+    found, expected = Policy(model, temperature=0.7, chunk_tokens=7)(*tokens()), plain(model, 0.7)
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-6, atol=2e-6)
+    difference = gradients(model, *found) - gradients(model, *expected)
+    assert difference.norm() < 2e-6 * gradients(model, *plain(model, 0.7)).norm()
+
+
+def test_bf16_weights_have_float32_softmax():
+    model = make_model(tied=True, hidden_size=64, dtype=torch.bfloat16)
+    found, expected = Policy(model, temperature=1.0, chunk_tokens=6)(*tokens()), plain(model, 1.0)
+    assert found[0].dtype == torch.float32
+    # The logits themselves are bf16 on both sides; one rounding step at their size is 2⁻⁶.
+    torch.testing.assert_close(found[0], expected[0], rtol=0, atol=2**-6)
+    difference = gradients(model, *found) - gradients(model, *expected)
+    assert difference.norm() < 0.02 * gradients(model, *plain(model, 1.0)).norm()
+
+
+def test_padding_on_the_right_changes_nothing():
+    model = make_model(tied=True, hidden_size=64)
+    input_ids_BL, row_N, column_N = tokens()
+    policy = Policy(model, temperature=1.0, chunk_tokens=8)
+    padded = torch.cat([input_ids_BL, torch.zeros(len(SPANS), 9, dtype=torch.long)], dim=1)
+    torch.testing.assert_close(
+        policy(padded, row_N, column_N)[0], policy(input_ids_BL, row_N, column_N)[0], rtol=1e-6, atol=1e-6
+    )
+
+
+def test_without_completion_tokens_every_parameter_still_gets_a_gradient_of_zero():
+    model = make_model(tied=False, hidden_size=64)
+    nothing = torch.empty(0, dtype=torch.long)
+    logprobs_N, entropy_N = Policy(model, temperature=1.0, chunk_tokens=8)(torch.zeros(1, 1).long(), nothing, nothing)
+    (logprobs_N.sum() + entropy_N.sum()).backward()
+    assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
+
+
+def test_nothing_as_large_as_all_logits_is_ever_allocated():
+    """Peak of live tensor elements beyond the model's, counted by a dispatch mode: below one [N, V] tensor."""
+    model = make_model(tied=False, hidden_size=64, vocab_size=20_000)
+    policy = Policy(model, temperature=1.0, chunk_tokens=4)
+    largest = 0
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            nonlocal largest
+            result = func(*args, **(kwargs or {}))
+            for tensor in result if isinstance(result, tuple | list) else [result]:
+                if torch.is_tensor(tensor) and tensor.dim() == 2 and tensor.shape[1] == 20_000:
+                    largest = max(largest, tensor.shape[0])
+            return result
+
+    with Watch():
+        logprobs_N, _ = policy(*tokens())
+        logprobs_N.sum().backward()
+    # [64, V] is the transposed weight of the head, no logits.
+    assert logprobs_N.numel() == 42
+    assert largest in (4, 64)
+
+
+def test_a_model_that_transforms_its_logits_is_refused():
+    model = make_model(tied=True, hidden_size=64)
+    model.config.final_logit_softcapping = 30.0
+    with pytest.raises(UsageError, match="final_logit_softcapping"):
+        Policy(model, temperature=1.0, chunk_tokens=8)
