@@ -31,9 +31,10 @@ RUN_UP_S = 5.0
 def compute(step_s: float) -> None:
     """The process that is measured. Says where it serves and which thread does it, then computes until it is killed."""
     import torch
+    from tests.trainer.made_episodes import completion
 
     from grpo_proto import RewardScore
-    from grpo_trainer.algorithm.sequences import Group, Sample
+    from grpo_trainer.algorithm.sequences import Episode, Group
     from grpo_trainer.config.run_config import ServerConfig
     from grpo_trainer.data.prompt_row import PromptRow
     from grpo_trainer.observe.run_status import RunStatus
@@ -41,11 +42,11 @@ def compute(step_s: float) -> None:
 
     rng = random.Random(0)
 
-    def sample(text_length: int) -> Sample:
+    def sample(text_length: int) -> Episode:
         score = float(rng.random() < 0.5)
         rewards = {name: RewardScore(score=score, status="ok") for name in ("accuracy", "format", "length")}
         text = "".join(rng.choice("abcdefgh \n") for _ in range(text_length))
-        return Sample("s", [1] * 500, [-0.1] * 500, text, "stop", [(1, 500)], rewards, score, score - 0.5)
+        return completion("s", [1] * 500, [-0.1] * 500, text, "stop", [(1, 500)], rewards, score, score - 0.5)
 
     groups = [
         Group(position, PromptRow(position, [1] * 80, "What is 1 + 1? " * 20, {}), [sample(2000) for _ in range(8)])

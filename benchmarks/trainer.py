@@ -104,8 +104,10 @@ def save_model(folder: Path) -> None:
 
 def our_step(folder: Path, sequences: list[tuple[list[int], list[int], float]]) -> Callable[[], Any]:
     from grpo_trainer.algorithm.batching import build_updates
-    from grpo_trainer.algorithm.sequences import TrainingSample
-    from grpo_trainer.config.run_config import AlgorithmConfig, DeepSpeedConfig, ModelConfig, OptimizerConfig
+    from grpo_trainer.algorithm.decisions import sequences_of
+    from grpo_trainer.algorithm.sequences import single_turn
+    from grpo_trainer.config.algorithm import AlgorithmConfig
+    from grpo_trainer.config.run_config import DeepSpeedConfig, ModelConfig, OptimizerConfig
     from grpo_trainer.engine.training_engine import TrainingEngine
 
     algorithm, sharing = AlgorithmConfig(), DeepSpeedConfig()
@@ -118,13 +120,15 @@ def our_step(folder: Path, sequences: list[tuple[list[int], list[int], float]]) 
         total_updates=1000,
         seed=0,
     )
-    samples = [TrainingSample(prompt, tokens, [], advantage, True) for prompt, tokens, advantage in sequences]
+    taken = [
+        (single_turn("e", prompt, tokens, versions=[(1, len(tokens))], finish_reason="stop"), advantage)
+        for prompt, tokens, advantage in sequences
+    ]
 
     def step() -> None:
         (update,) = build_updates(
-            samples,
-            algorithm,
-            max_completion_length=MAX_COMPLETION_TOKENS,
+            sequences_of(taken, algorithm, max_completion_length=MAX_COMPLETION_TOKENS),
+            version=1,
             tokens_per_micro_batch=sharing.tokens_per_micro_batch,
             rank=0,
             world_size=1,

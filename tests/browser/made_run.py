@@ -6,25 +6,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from grpo_proto import RewardScore
-from grpo_trainer.algorithm.sequences import Group, Sample
+from grpo_trainer.algorithm.sequences import Episode, Group
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.observe.jsonl import StepFile
 from grpo_trainer.observe.missing_scores import MissingScores
 from grpo_trainer.observe.run_files import METRICS_FILE
 from grpo_trainer.observe.run_status import RunStatus
+from tests.trainer.made_episodes import completion
 
 MAX_STEPS = 160
 HOSTILE = "<script>window.hacked = true</script><img src=x onerror='window.hacked = true'> \ud83d & </pre>"
 
 
-def make_sample(index: int, text: str, total: float | None, advantage: float | None = None) -> Sample:
+def make_sample(index: int, text: str, total: float | None, advantage: float | None = None) -> Episode:
     status = "ok" if total is not None else "timeout"
     detail = None if total is not None else "no answer within 10 s"
     rewards = {
         "countdown": RewardScore(score=total, status=status, detail=detail),
         "format": RewardScore(score=1.0, status="ok"),
     }
-    return Sample(f"s-{index}", [1] * 12, [-0.1] * 12, text, "stop", [(3, 12)], rewards, total, advantage)
+    return completion(f"s-{index}", [1] * 12, [-0.1] * 12, text, "stop", [(3, 12)], rewards, total, advantage)
 
 
 def make_groups(step: int, *, size: int = 6) -> list[Group]:

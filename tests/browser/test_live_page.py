@@ -9,6 +9,7 @@ from grpo_trainer.config.run_config import ServerConfig
 from grpo_trainer.observe.live_groups import MAX_COMPLETIONS
 from grpo_trainer.observe.run_status import RunStatus
 from grpo_trainer.observe.server import StatusServer, serve_status
+from tests.trainer.made_episodes import saying
 
 from .conftest import NETWORK, PHONE, sync_api
 from .made_run import HOSTILE, MAX_STEPS, advance, make_groups, make_metrics, show_servers, write_metrics
@@ -140,7 +141,7 @@ def test_long_words_do_not_make_it_wide(visit):
     status = RunStatus("x" * 300, max_steps=2, heartbeat_bound_s=60.0)
     metrics = {f"rewards/{'y' * 200}{index}/mean": 0.5 for index in range(3)}
     groups = make_groups(1)
-    groups[0].samples[0].text = "z" * 1_000_000
+    groups[0].episodes[0] = saying(groups[0].episodes[0], "z" * 1_000_000)
     status.step_done(1, {**make_metrics(1), **metrics}, seconds_per_stage={}, groups=groups)
     status.show("warnings", lambda: [{"level": "error", "text": "w" * 600, "count": 1, "time_s": 0}])
     url = "http://" + "u" * 200

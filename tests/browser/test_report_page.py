@@ -6,6 +6,7 @@ import pytest
 
 from grpo_trainer.observe.completions import CompletionLog
 from grpo_trainer.observe.report import write_report
+from tests.trainer.made_episodes import saying
 
 from .conftest import DESKTOP, PHONE, sync_api
 from .made_run import HOSTILE, make_groups, write_metrics
@@ -22,7 +23,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     log = CompletionLog(run_dir, resumed_step=None)
     for step in (1, 2, 5, 10, 120):
         groups = make_groups(step)
-        groups[0].samples[0].text, groups[0].samples[0].total_reward = HOSTILE, 2.0  # the best one is always shown
+        groups[0].episodes[0] = saying(groups[0].episodes[0], HOSTILE)
+        groups[0].episodes[0].total = 2.0  # the best one is always shown
         log.write(step, groups)
     log.close()
     return write_report(run_dir)

@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.trainer.made_episodes import completion
 
 from grpo_proto import Message, RewardScore
 from grpo_reward.cli.options import CommandFailed
 from grpo_reward.cli.requests import cut
 from grpo_reward.cli.rows import Row, read_rows
 from grpo_reward.config import ConfigError
-from grpo_trainer.algorithm.sequences import Group, Sample
+from grpo_trainer.algorithm.sequences import Group
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.observe.completions import CompletionLog
 
@@ -89,10 +90,10 @@ def test_groups(tmp_path):
 def trainer_file(folder: Path) -> Path:
     """What the trainer's own code writes."""
     prompt = PromptRow(index=1, token_ids=[1], prompt=[{"role": "user", "content": "Hi"}], columns={"target": 3})
-    scored = Sample("a", [1, 2], [-1.0] * 2, "<b>", "length", [(4, 2)])
+    scored = completion("a", [1, 2], [-1.0] * 2, "<b>", "length", [(4, 2)])
     scored.rewards = {"countdown": RewardScore(score=1.0, status="ok", log={"equation": "1 + 2"})}
-    scored.total_reward, scored.advantage = 1.0, 0.7
-    lost = Sample("b", [], [], "", "abort", [])
+    scored.total, scored.advantage = 1.0, 0.7
+    lost = completion("b", [], [], "", "abort", [])
     log = CompletionLog(folder, resumed_step=None)
     log.write(3, [Group(17, prompt, [scored, lost])])
     log.close()

@@ -11,19 +11,19 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from tests.trainer.made_samples import MAX_COMPLETION_LENGTH, make_samples
+from tests.trainer.made_episodes import VERSION, Taken, decided, make_taken
 from transformers import AutoModelForCausalLM
 
 from grpo_proto.transport import plan_manifest, view_tensor
 from grpo_trainer.algorithm.batching import build_updates
-from grpo_trainer.algorithm.sequences import MicroBatch, TrainingSample
-from grpo_trainer.config.run_config import AlgorithmConfig, DeepSpeedConfig, ModelConfig, OptimizerConfig
+from grpo_trainer.algorithm.sequences import MicroBatch
+from grpo_trainer.config.algorithm import AlgorithmConfig
+from grpo_trainer.config.run_config import DeepSpeedConfig, ModelConfig, OptimizerConfig
 from grpo_trainer.engine import training_engine as engine_module
 from grpo_trainer.engine.training_engine import TrainingEngine
 from grpo_trainer.errors import RunError, UsageError
@@ -59,13 +59,10 @@ def new_engine(
     )
 
 
-def updates_of(
-    engine: TrainingEngine, samples: list[TrainingSample], *, budget: int = 60, steps: int = 1
-) -> list[list[MicroBatch]]:
+def updates_of(engine: TrainingEngine, taken: Taken, *, budget: int = 60, steps: int = 1) -> list[list[MicroBatch]]:
     return build_updates(
-        samples,
-        engine.algorithm.model_copy(update={"steps_per_generation": steps}),
-        max_completion_length=MAX_COMPLETION_LENGTH,
+        decided(taken, engine.algorithm.model_copy(update={"steps_per_generation": steps})),
+        version=VERSION,
         tokens_per_micro_batch=budget,
         rank=engine.rank,
         world_size=engine.world_size,
@@ -110,7 +107,7 @@ def gradient(folder: Path, stage: int, budget: int, checkpointing: bool, count: 
         gradient_checkpointing=checkpointing,
     )
     engine_module.adamw = ADAMW
-    updates = updates_of(engine, make_samples(count, seed=3, stale_share=0.3), budget=budget)
+    updates = updates_of(engine, make_taken(count, seed=3, stale_share=0.3), budget=budget)
     before = weights(engine)
     engine.prepare(updates)
     metrics = engine.update(updates[0])
@@ -129,7 +126,7 @@ def continued(folder: Path, stage: int, dtype: str) -> dict[str, Any]:
     def train(engine: TrainingEngine, seeds: range) -> list[dict[str, float]]:
         results = []
         for seed in seeds:
-            updates = updates_of(engine, make_samples(9, seed=seed), steps=2)
+            updates = updates_of(engine, make_taken(9, seed=seed), steps=2)
             engine.prepare(updates)
             results += [engine.update(update) for update in updates]
         return results
@@ -162,7 +159,7 @@ def heard(folder: Path) -> dict[str, int]:
     """Heartbeats of an update of three micro-batches or more, of a push and of a checkpoint."""
     engine, beats = new_engine(folder, stage=2), []
     engine.beat = lambda: beats.append(None)
-    updates = updates_of(engine, make_samples(9, seed=1), budget=30)
+    updates = updates_of(engine, make_taken(9, seed=1), budget=30)
     place = folder / "heard"
     place.mkdir(exist_ok=True)
     counts = {"micro_batches": len(updates[0])}
@@ -194,8 +191,8 @@ def not_finite(folder: Path, stage: int, dtype: str) -> dict[str, Any]:
     engine = new_engine(
         folder, stage=stage, dtype=dtype, optimizer=OptimizerConfig(learning_rate=1e-2, max_skipped_updates=2)
     )
-    samples = make_samples(8, seed=5)
-    broken = [*samples[:-1], replace(samples[-1], advantage=float("nan"))]
+    samples = make_taken(8, seed=5)
+    broken = [*samples[:-1], (samples[-1][0], float("nan"))]
     engine.update(updates_of(engine, samples)[0])
     before = weights(engine)
     skipped = engine.update(updates_of(engine, broken)[0])
@@ -224,7 +221,7 @@ def not_finite(folder: Path, stage: int, dtype: str) -> dict[str, Any]:
 def exported(folder: Path, stage: int, dtype: str, tied: bool) -> dict[str, Any]:
     """What a push sends, what `write_hf` writes and what the engine computes are one model."""
     engine = new_engine(folder, stage=stage, dtype=dtype, tied=tied)
-    (update,) = updates_of(engine, make_samples(6, seed=2), budget=10_000)
+    (update,) = updates_of(engine, make_taken(6, seed=2), budget=10_000)
     engine.update(update)
     target = folder / f"hf-{engine.world_size}-{stage}-{dtype}-{tied}"
     state = engine.whole_state()
@@ -250,7 +247,7 @@ def exported(folder: Path, stage: int, dtype: str, tied: bool) -> dict[str, Any]
 def several_updates(folder: Path, stage: int) -> dict[str, Any]:
     """Two updates of a generation batch, two passes: old logprobs are those before the first update, every time."""
     engine = new_engine(folder, stage=stage, algorithm=AlgorithmConfig(num_iterations=2))
-    updates = updates_of(engine, make_samples(10, seed=8), steps=2)
+    updates = updates_of(engine, make_taken(10, seed=8), steps=2)
     engine.prepare(updates)
     expected = [engine.logprobs(update) for update in updates]
     results = [engine.update(update) for _ in range(2) for update in updates]

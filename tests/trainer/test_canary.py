@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from grpo_proto import ErrorDetail, InfrastructureError, RolloutRequest
-from grpo_trainer.algorithm.sequences import MicroBatch, TrainingSample
+from grpo_trainer.algorithm.sequences import MicroBatch, Segment, Turn, untrained_sequence
 from grpo_trainer.config.run_config import CanaryConfig, RunConfig
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.errors import RunError
@@ -17,7 +17,12 @@ from grpo_trainer.servers.fleet import Fleet
 
 
 def probe(url: str, *logprobs: float) -> Probe:
-    return Probe(url, TrainingSample([1], [2] * len(logprobs), list(logprobs), advantage=0.0, fresh=True))
+    return Probe(url, segment([1], [2] * len(logprobs), list(logprobs)))
+
+
+def segment(prompt: list[int], completion: list[int], logprobs: list[float] | None = None) -> Segment:
+    turn = Turn(len(prompt), len(prompt) + len(completion), [(1, len(completion))], "stop")
+    return Segment([*prompt, *completion], [turn], logprobs)
 
 
 def test_servers_that_agree_pass_and_the_difference_is_a_metric():
@@ -80,8 +85,9 @@ def test_the_trainers_own_logprobs_keep_to_the_budget_of_a_micro_batch_and_come_
         return [batch.input_ids_BL[batch.row_N, batch.column_N].float() for batch in micro_batches]
 
     engine: Any = SimpleNamespace(device="cpu", logprobs=logprobs)
-    samples = [TrainingSample([9] * 3, list(range(1, 1 + n)), [], 0.0, True) for n in (4, 1, 6, 2) * 5]
-    own = own_logprobs(engine, samples, tokens_per_micro_batch=24, pad_token_id=0)
-    assert own == [list(map(float, sample.token_ids)) for sample in samples]
+    completions = [list(range(1, 1 + n)) for n in (4, 1, 6, 2) * 5]
+    sequences = [untrained_sequence(segment([9] * 3, completion)) for completion in completions]
+    own = own_logprobs(engine, sequences, version=1, tokens_per_micro_batch=24, pad_token_id=0)
+    assert own == [list(map(float, completion)) for completion in completions]
     assert all(rows * columns <= 24 for rows, columns in seen)
-    assert own_logprobs(engine, [], tokens_per_micro_batch=24, pad_token_id=0) == []
+    assert own_logprobs(engine, [], version=1, tokens_per_micro_batch=24, pad_token_id=0) == []

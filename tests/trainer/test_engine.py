@@ -11,13 +11,15 @@ import pytest
 import torch
 from tests.processes import free_port
 from tests.tiny_model import make_model, make_tokenizer
-from tests.trainer.made_samples import MAX_COMPLETION_LENGTH, make_samples
+from tests.trainer.made_episodes import VERSION, decided, make_taken
 from tests.warm_python import warm_python
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from grpo_trainer.algorithm.batching import build_updates
 from grpo_trainer.algorithm.loss import old_logprobs, policy_loss
-from grpo_trainer.config.run_config import AlgorithmConfig, ModelConfig
+from grpo_trainer.algorithm.surrogates.clipped import clipped
+from grpo_trainer.config.algorithm import AlgorithmConfig
+from grpo_trainer.config.run_config import ModelConfig
 from grpo_trainer.engine.model import load_policy, switch_dropout_off
 from grpo_trainer.engine.output_head import Policy
 from grpo_trainer.engine.state import read_engine_state
@@ -79,9 +81,8 @@ def plain_gradient(folder: Path, count: int) -> tuple[float, dict[str, torch.Ten
     algorithm = AlgorithmConfig(loss_type="grpo", beta=0.1, entropy_coef=0.01)
     policy = load_policy(ModelConfig(name_or_path=str(folder / "tied"), dtype="float32"), temperature=0.9, zero3=None)
     ((batch,),) = build_updates(
-        make_samples(count, seed=3, stale_share=0.3),
-        algorithm,
-        max_completion_length=MAX_COMPLETION_LENGTH,
+        decided(make_taken(count, seed=3, stale_share=0.3), algorithm),
+        version=VERSION,
         tokens_per_micro_batch=10_000,
         rank=0,
         world_size=1,
@@ -90,7 +91,7 @@ def plain_gradient(folder: Path, count: int) -> tuple[float, dict[str, torch.Ten
     )
     logprobs_N, entropy_N = policy(batch.input_ids_BL, batch.row_N, batch.column_N)
     batch.old_logprobs_N, batch.ref_logprobs_N = old_logprobs(batch, logprobs_N), logprobs_N.detach()
-    loss, _ = policy_loss(logprobs_N, entropy_N, batch, algorithm)
+    loss, _ = policy_loss(logprobs_N, entropy_N, batch, algorithm, clipped)
     loss.backward()
     return loss.item(), {name: p.grad.double() for name, p in policy.model.named_parameters() if p.grad is not None}
 

@@ -5,9 +5,10 @@ import logging
 from pathlib import Path
 
 import pytest
+from tests.trainer.made_episodes import completion
 
 from grpo_proto import RewardScore
-from grpo_trainer.algorithm.sequences import Group, Sample
+from grpo_trainer.algorithm.sequences import Episode, Group
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.observe.jsonl import StepFile
 from grpo_trainer.observe.live_groups import MAX_COMPLETIONS, MAX_GROUPS, MAX_TEXT, groups_shown
@@ -19,14 +20,14 @@ from grpo_trainer.observe.run_files import METRICS_FILE
 from grpo_trainer.observe.run_status import RunStatus
 
 
-def sample(text: str, total: float | None, *, advantage: float | None = None, detail: str | None = None) -> Sample:
+def sample(text: str, total: float | None, *, advantage: float | None = None, detail: str | None = None) -> Episode:
     status = "ok" if total is not None else "error"
     rewards = {"right": RewardScore(score=total, status=status, detail=detail)}
-    return Sample("s", [1, 2], [-0.1, -0.1], text, "stop", [(3, 2)], rewards, total, advantage)
+    return completion("s", [1, 2], [-0.1, -0.1], text, "stop", [(3, 2)], rewards, total, advantage)
 
 
-def group(*samples: Sample, position: int = 0, prompt: str = "1 + 1 = ?") -> Group:
-    return Group(position, PromptRow(position, [1], prompt, {}), list(samples))
+def group(*episodes: Episode, position: int = 0, prompt: str = "1 + 1 = ?") -> Group:
+    return Group(position, PromptRow(position, [1], prompt, {}), list(episodes))
 
 
 class TestCurves:

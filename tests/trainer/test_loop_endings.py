@@ -227,8 +227,11 @@ def test_every_rank_hears_that_a_server_serves_another_policy(rank: int, monkeyp
     for name, found in (("wait_for", []), ("own_logprobs", []), ("bound_for", 0.1), ("stage", nullcontext())):
         monkeypatch.setattr(loop, name, lambda *_, found=found, **__: found)
     monkeypatch.setattr(loop, "compare", compare)
-    hears = iter([[], FOUND])  # the samples, what was found
-    ranks = SimpleNamespace(broadcast_json=(lambda message: message) if rank == 0 else (lambda _: next(hears)))
+    hears = iter([FOUND])
+    ranks = SimpleNamespace(
+        broadcast_json=(lambda message: message) if rank == 0 else (lambda _: next(hears)),
+        broadcast_arrays=lambda arrays: arrays,
+    )
     rank0 = SimpleNamespace(journal=SimpleNamespace(add=None)) if rank == 0 else None
     engine = SimpleNamespace(device=SimpleNamespace(type="cpu"))
     config = SimpleNamespace(deepspeed=SimpleNamespace(tokens_per_micro_batch=64))
@@ -236,7 +239,7 @@ def test_every_rank_hears_that_a_server_serves_another_policy(rank: int, monkeyp
     with pytest.raises(RunError, match="serves another policy") as failure:
         loop.check_canary(run, version=3)
     assert not isinstance(failure.value, ServersError)
-    assert list(hears) == ([] if rank else [[], FOUND])
+    assert list(hears) == ([] if rank else [FOUND])
 
 
 def test_servers_that_another_trainer_took_over_end_the_wait_and_name_it():

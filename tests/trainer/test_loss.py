@@ -6,25 +6,34 @@ from itertools import pairwise
 import pytest
 import torch
 from tests.tiny_model import make_model
-from tests.trainer.made_samples import MAX_COMPLETION_LENGTH, make_samples
+from tests.trainer.made_episodes import VERSION, decided, make_sequences, make_taken, one_completion, two_segments
 
-from grpo_trainer.algorithm.batching import build_updates, collate, token_weights
-from grpo_trainer.algorithm.loss import old_logprobs, policy_loss
+from grpo_trainer.algorithm.batching import build_updates, collate
+from grpo_trainer.algorithm.loss import old_logprobs
+from grpo_trainer.algorithm.loss import policy_loss as loss_of
 from grpo_trainer.algorithm.reduction import Tally
-from grpo_trainer.algorithm.sequences import MicroBatch, TrainingSample
-from grpo_trainer.config.run_config import AlgorithmConfig
+from grpo_trainer.algorithm.sequences import Episode, MicroBatch, Segment, TrainingSequence, Turn
+from grpo_trainer.algorithm.surrogates.clipped import clipped
+from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.engine.output_head import Policy
 
 
-def micro_batch(samples: list[TrainingSample], weight: float = 1.0) -> MicroBatch:
-    indices = list(range(len(samples)))
-    tokens = sum(len(sample.token_ids) for sample in samples)
-    return collate(samples, indices, [weight] * len(samples), update_tokens=tokens, pad_token_id=0, device="cpu")
+def micro_batch(sequences: list[TrainingSequence], weight: float = 1.0) -> MicroBatch:
+    tokens = sum(sequence.num_trained for sequence in sequences)
+    batch = collate(sequences, version=VERSION, update_tokens=tokens, pad_token_id=0, device="cpu")
+    batch.weight_N = torch.full_like(batch.weight_N, weight)
+    return batch
 
 
-def test_old_logprobs_are_the_trainers_own_for_fresh_and_the_servers_for_stale_samples():
-    samples = make_samples(8, stale_share=0.5)
-    batch = micro_batch(samples)
+def policy_loss(
+    logprobs_N: torch.Tensor, entropy_N: torch.Tensor, batch: MicroBatch, algorithm: AlgorithmConfig
+) -> tuple[torch.Tensor, Tally]:
+    return loss_of(logprobs_N, entropy_N, batch, algorithm, clipped)
+
+
+def test_old_logprobs_are_the_trainers_own_for_fresh_and_the_servers_for_stale_sequences():
+    sequences = make_sequences(8, stale_share=0.5)
+    batch = micro_batch(sequences)
     own_N = torch.randn(batch.row_N.numel(), requires_grad=True)
     old_N = old_logprobs(batch, own_N)
     assert not old_N.requires_grad
@@ -35,7 +44,7 @@ def test_old_logprobs_are_the_trainers_own_for_fresh_and_the_servers_for_stale_s
 
 
 def test_on_policy_the_gradient_is_the_policy_gradient_whatever_the_clip():
-    batch = micro_batch(make_samples(4, logprobs=False), weight=0.25)
+    batch = micro_batch(make_sequences(4, logprobs=False), weight=0.25)
     logprobs_N = torch.randn(batch.row_N.numel(), requires_grad=True)
     batch.old_logprobs_N = old_logprobs(batch, logprobs_N)
     loss, _ = policy_loss(logprobs_N, torch.zeros_like(batch.weight_N), batch, AlgorithmConfig(epsilon=0.0))
@@ -49,7 +58,7 @@ def test_on_policy_the_gradient_is_the_policy_gradient_whatever_the_clip():
 )
 def test_clip_and_delta_stop_the_gradient_on_their_side(ratio: float, advantage: float, slope: float):
     """∂loss/∂logp of one token: −ratio · A, or 0 where it is cut off."""
-    batch = micro_batch([TrainingSample([5], [6], [], advantage, fresh=True)])
+    batch = micro_batch(decided(one_completion([5], [6], advantage=advantage)))
     batch.old_logprobs_N = torch.zeros(1)
     logprobs_N = torch.tensor([ratio]).log().requires_grad_()
     loss, _ = policy_loss(logprobs_N, torch.zeros(1), batch, AlgorithmConfig(epsilon=0.2, epsilon_high=0.3, delta=2.0))
@@ -58,8 +67,8 @@ def test_clip_and_delta_stop_the_gradient_on_their_side(ratio: float, advantage:
 
 
 def test_the_mismatch_is_measured_on_fresh_tokens_with_the_correction_off_too():
-    samples = make_samples(6, stale_share=0.5)
-    batch = micro_batch(samples)
+    sequences = make_sequences(6, stale_share=0.5)
+    batch = micro_batch(sequences)
     logprobs_N = batch.rollout_logprobs_N + 0.25
     batch.old_logprobs_N = old_logprobs(batch, logprobs_N)
     _, tally = policy_loss(
@@ -72,7 +81,7 @@ def test_the_mismatch_is_measured_on_fresh_tokens_with_the_correction_off_too():
 
 
 def test_a_token_without_a_server_logprob_is_not_corrected():
-    batch = micro_batch(make_samples(3, logprobs=False))
+    batch = micro_batch(make_sequences(3, logprobs=False))
     logprobs_N = torch.randn(batch.row_N.numel())
     batch.old_logprobs_N = logprobs_N
     _, tally = policy_loss(logprobs_N, torch.zeros_like(logprobs_N), batch, AlgorithmConfig())
@@ -82,7 +91,7 @@ def test_a_token_without_a_server_logprob_is_not_corrected():
 
 
 def test_what_is_not_filled_in_is_named():
-    batch = micro_batch(make_samples(2))
+    batch = micro_batch(make_sequences(2))
     logprobs_N = torch.zeros(batch.row_N.numel())
     with pytest.raises(ValueError, match="old_logprobs_N"):
         policy_loss(logprobs_N, logprobs_N, batch, AlgorithmConfig())
@@ -92,17 +101,15 @@ def test_what_is_not_filled_in_is_named():
 
 
 def run(
-    policy: Policy, samples: list[TrainingSample], cuts: list[list[int]], algorithm: AlgorithmConfig
+    policy: Policy, sequences: list[TrainingSequence], cuts: list[list[int]], algorithm: AlgorithmConfig
 ) -> tuple[float, torch.Tensor, dict[str, float]]:
-    """Loss, gradient and metrics of one update over `samples`, cut into the micro-batches `cuts`."""
-    weights = token_weights(
-        samples, [[cuts]], loss_type=algorithm.loss_type, max_completion_length=MAX_COMPLETION_LENGTH
-    )
-    update_tokens = sum(len(sample.token_ids) for sample in samples)
+    """Loss, gradient and metrics of one update over `sequences`, cut into the micro-batches `cuts`."""
+    update_tokens = sum(sequence.num_trained for sequence in sequences)
     policy.zero_grad()
     total, tally = 0.0, Tally()
     for indices in cuts:
-        batch = collate(samples, indices, weights, update_tokens=update_tokens, pad_token_id=0, device="cpu")
+        chosen = [sequences[i] for i in indices]
+        batch = collate(chosen, version=VERSION, update_tokens=update_tokens, pad_token_id=0, device="cpu")
         batch.old_logprobs_N = batch.rollout_logprobs_N
         batch.ref_logprobs_N = batch.rollout_logprobs_N + 0.1
         loss, part = policy_loss(*policy(batch.input_ids_BL, batch.row_N, batch.column_N), batch, algorithm)
@@ -118,17 +125,17 @@ def run(
 def test_loss_gradient_and_metrics_do_not_depend_on_how_the_update_is_cut(loss_type: str, seed: int):
     rng = random.Random(seed)
     policy = Policy(make_model(tied=True, hidden_size=64), temperature=1.0, chunk_tokens=16)
-    samples = make_samples(rng.randint(6, 16), seed=seed)
     algorithm = AlgorithmConfig(
         loss_type=loss_type, beta=0.05, entropy_coef=0.02, epsilon_high=0.3, importance_sampling_mode="sequence_mask"
     )
-    everything = list(range(len(samples)))
-    expected_loss, expected_gradient, expected_metrics = run(policy, samples, [everything], algorithm)
+    sequences = make_sequences(rng.randint(6, 16), algorithm, seed=seed)
+    everything = list(range(len(sequences)))
+    expected_loss, expected_gradient, expected_metrics = run(policy, sequences, [everything], algorithm)
     for _ in range(3):
         order = rng.sample(everything, len(everything))
         bounds = sorted({0, len(order), *(rng.randrange(1, len(order)) for _ in range(rng.randint(1, 6)))})
         cuts = [order[a:b] for a, b in pairwise(bounds)] + [[]] * rng.randint(0, 2)
-        loss, gradient, metrics = run(policy, samples, cuts, algorithm)
+        loss, gradient, metrics = run(policy, sequences, cuts, algorithm)
         assert loss == pytest.approx(expected_loss, rel=1e-6, abs=1e-7)
         assert (gradient - expected_gradient).norm() < 1e-6 * expected_gradient.norm()
         assert metrics.keys() == expected_metrics.keys()
@@ -139,15 +146,16 @@ def test_loss_gradient_and_metrics_do_not_depend_on_how_the_update_is_cut(loss_t
 def test_the_micro_batches_of_one_update_add_up_to_the_update():
     """The same through `build_updates`: any token budget, any number of ranks."""
     policy = Policy(make_model(tied=False, hidden_size=64), temperature=1.0, chunk_tokens=16)
-    samples, algorithm = make_samples(13, seed=7), AlgorithmConfig(loss_type="grpo")
+    algorithm = AlgorithmConfig(loss_type="grpo")
+    several = [(two_segments(number), 0.1 * number - 0.2) for number in range(4)]
+    sequences = decided([*make_taken(13, seed=7), *several], algorithm)
     results = []
     for world_size, budget in ((1, 100_000), (1, 40), (2, 60), (3, 30)):
         policy.zero_grad()
         for rank in range(world_size):
             (update,) = build_updates(
-                samples,
-                algorithm,
-                max_completion_length=MAX_COMPLETION_LENGTH,
+                sequences,
+                version=VERSION,
                 tokens_per_micro_batch=budget,
                 rank=rank,
                 world_size=world_size,
@@ -161,3 +169,29 @@ def test_the_micro_batches_of_one_update_add_up_to_the_update():
         results.append(torch.cat([p.grad.flatten() for p in policy.parameters()]))
     for gradient in results[1:]:
         assert (gradient - results[0]).norm() < 1e-6 * results[0].norm()
+
+
+@pytest.mark.parametrize("mode", ["token_truncate", "sequence_mask"])
+def test_loss_and_gradient_do_not_depend_on_where_an_episode_is_cut(mode: str):
+    """One segment of two turns, and the same two turns as two segments, each with what came before it as context."""
+    tokens = list(range(5, 25))
+    turns = [Turn(3, 8, [(VERSION, 5)], "stop", "a"), Turn(12, 20, [(VERSION, 8)], "stop", "b")]
+    logprobs = [-4.0 - 0.1 * k for k in range(13)]
+    whole = Episode("whole", [Segment(tokens, turns, logprobs)])
+    cut = Episode("cut", [Segment(tokens[:8], turns[:1], logprobs[:5]), Segment(tokens, turns[1:], logprobs[5:])])
+    policy = Policy(make_model(tied=True, hidden_size=64), temperature=1.0, chunk_tokens=16)
+    algorithm = AlgorithmConfig(loss_type="grpo", importance_sampling_mode=mode, importance_sampling_clip_max=1e9)
+    results = []
+    for episode in (whole, cut):
+        batch = micro_batch(decided([(episode, 0.7), (two_segments(), -0.3)], algorithm), weight=0.1)
+        policy.zero_grad()
+        logprobs_N, entropy_N = policy(batch.input_ids_BL, batch.row_N, batch.column_N)
+        batch.old_logprobs_N = old_logprobs(batch, logprobs_N)
+        loss, tally = policy_loss(logprobs_N, entropy_N, batch, algorithm)
+        loss.backward()
+        gradient = torch.cat([p.grad.flatten() for p in policy.parameters()])
+        results.append((loss.item(), gradient, tally.reduce()))
+    (loss, gradient, metrics), (loss_cut, gradient_cut, metrics_cut) = results
+    assert loss_cut == pytest.approx(loss, rel=1e-5)
+    assert (gradient_cut - gradient).norm() < 1e-5 * gradient.norm()
+    assert metrics_cut == pytest.approx(metrics, rel=1e-4, abs=1e-6)

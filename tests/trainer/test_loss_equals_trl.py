@@ -7,12 +7,14 @@ import pytest
 import torch
 from tests.trainer.trl_reference import MAX_COMPLETION_LENGTH, NUM_GENERATIONS, Completions, TrlReference, perturb
 
-from grpo_trainer.algorithm.advantages import group_advantages
 from grpo_trainer.algorithm.batching import build_updates
+from grpo_trainer.algorithm.decisions import sequences_of
+from grpo_trainer.algorithm.estimators.group_mean import group_mean
 from grpo_trainer.algorithm.loss import old_logprobs, policy_loss
 from grpo_trainer.algorithm.reduction import Tally
-from grpo_trainer.algorithm.sequences import MicroBatch, TrainingSample
-from grpo_trainer.config.run_config import AlgorithmConfig
+from grpo_trainer.algorithm.sequences import MicroBatch, TrainingSequence, single_turn
+from grpo_trainer.algorithm.surrogates import SURROGATES
+from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.engine.output_head import Policy
 
 pytestmark = [
@@ -42,16 +44,15 @@ def make_batch(seed: int, num_groups: int = 3) -> Completions:
     )
 
 
-def ours(batch: Completions, algorithm: AlgorithmConfig) -> list[TrainingSample]:
+def ours(batch: Completions, algorithm: AlgorithmConfig) -> list[TrainingSequence]:
     groups = [batch.rewards[k : k + NUM_GENERATIONS] for k in range(0, len(batch.rewards), NUM_GENERATIONS)]
-    advantages = [a for group in group_advantages(groups, algorithm.scale_rewards)[0] for a in group]
-    return [
-        TrainingSample(prompt, completion, logprobs, advantage, fresh=True)
-        for prompt, completion, logprobs, advantage in zip(
-            batch.prompt_ids, batch.completion_ids, batch.logprobs, advantages, strict=True
-        )
-        if advantage is not None
+    advantages = [a for group in group_mean(groups, algorithm)[0] for a in group]
+    episodes = [
+        single_turn("e", prompt, completion, versions=[(1, len(completion))], finish_reason="stop", logprobs=logprobs)
+        for prompt, completion, logprobs in zip(batch.prompt_ids, batch.completion_ids, batch.logprobs, strict=True)
     ]
+    taken = [(episode, a) for episode, a in zip(episodes, advantages, strict=True) if a is not None]
+    return sequences_of(taken, algorithm, max_completion_length=MAX_COMPLETION_LENGTH)
 
 
 def policy(model: Any) -> Policy:
@@ -63,12 +64,11 @@ def logprobs(model: Any, batch: MicroBatch) -> torch.Tensor:
         return policy(model)(batch.input_ids_BL, batch.row_N, batch.column_N)[0]
 
 
-def one_micro_batch(samples: list[TrainingSample], algorithm: AlgorithmConfig) -> list[MicroBatch]:
+def one_micro_batch(sequences: list[TrainingSequence]) -> list[MicroBatch]:
     """The micro-batch of every update, each update in one piece."""
     updates = build_updates(
-        samples,
-        algorithm,
-        max_completion_length=MAX_COMPLETION_LENGTH,
+        sequences,
+        version=1,
         tokens_per_micro_batch=100_000,
         rank=0,
         world_size=1,
@@ -85,7 +85,7 @@ def loss_and_gradient(
     logprobs_N, entropy_N = policy(model)(batch.input_ids_BL, batch.row_N, batch.column_N)
     if batch.old_logprobs_N is None:
         batch.old_logprobs_N = old_logprobs(batch, logprobs_N)
-    loss, tally = policy_loss(logprobs_N, entropy_N, batch, algorithm)
+    loss, tally = policy_loss(logprobs_N, entropy_N, batch, algorithm, SURROGATES[algorithm.surrogate_name])
     loss.backward()
     return loss.item(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}, tally
 
@@ -127,7 +127,7 @@ def test_loss_gradient_and_metrics_equal_trl(trl: TrlReference, name: str):
     algorithm = algorithm_of(case)
     trl.configure(**case)
     batch = make_batch(seed=len(name))
-    (ours_batch,) = one_micro_batch(ours(batch, algorithm), algorithm)
+    (ours_batch,) = one_micro_batch(ours(batch, algorithm))
 
     inputs = trl.score(batch)
     if algorithm.beta > 0:
@@ -158,7 +158,7 @@ def test_dapo_spreads_the_tokens_of_the_generation_batch_over_its_updates_like_t
     batch = make_batch(seed=5, num_groups=4)
     inputs = trl.score(batch)
     half = len(batch.prompt_ids) // 2
-    for k, ours_batch in enumerate(one_micro_batch(ours(batch, algorithm), algorithm)):
+    for k, ours_batch in enumerate(one_micro_batch(ours(batch, algorithm))):
         rows = slice(k * half, (k + 1) * half)
         theirs = {
             key: value[rows] if torch.is_tensor(value) and value.dim() > 0 else value for key, value in inputs.items()
@@ -176,7 +176,7 @@ def test_advantages_equal_trl(trl: TrlReference, scale_rewards: str, seed: int):
     batch = make_batch(seed, num_groups=4)
     inputs = trl.score(batch)
     groups = [batch.rewards[k : k + NUM_GENERATIONS] for k in range(0, len(batch.rewards), NUM_GENERATIONS)]
-    advantages, metrics = group_advantages(groups, scale_rewards)
+    advantages, metrics = group_mean(groups, AlgorithmConfig(scale_rewards=scale_rewards))
     found = torch.tensor([a for group in advantages for a in group])
     torch.testing.assert_close(found, inputs["advantages"], rtol=1e-6, atol=1e-6)
     expected = trl.metrics()
@@ -192,7 +192,7 @@ def test_a_missing_reward_is_left_out_where_trl_leaves_it_out(trl: TrlReference,
         batch.rewards[position] = None
     inputs = trl.score(batch)
     groups = [batch.rewards[k : k + NUM_GENERATIONS] for k in range(0, len(batch.rewards), NUM_GENERATIONS)]
-    advantages = [a for group in group_advantages(groups, scale_rewards)[0] for a in group]
+    advantages = [a for group in group_mean(groups, AlgorithmConfig(scale_rewards=scale_rewards))[0] for a in group]
     for position, expected in enumerate(inputs["advantages"].tolist()):
         if batch.rewards[position] is None:
             # TRL gives it advantage 0 and counts its tokens in the denominator; here it is not there at all.

@@ -7,9 +7,10 @@ import math
 from pathlib import Path
 
 import pytest
+from tests.trainer.made_episodes import completion
 
 from grpo_proto import RewardScore
-from grpo_trainer.algorithm.sequences import Group, Sample
+from grpo_trainer.algorithm.sequences import Group
 from grpo_trainer.config.run_config import LoggingConfig
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.observe.completions import CompletionLog
@@ -132,13 +133,13 @@ def test_the_file_alone_is_written_when_nothing_is_asked_for(tmp_path: Path):
 
 def test_a_completion_has_its_rewards_with_status_and_its_history(tmp_path: Path):
     row = PromptRow(index=9, token_ids=[1, 2], prompt=[{"role": "user", "content": "Hi"}], columns={"target": 3})
-    scored = Sample("a", [1, 2, 3], [-1.0] * 3, "<b>", "stop", [(4, 1), (5, 2)])
+    scored = completion("a", [1, 2, 3], [-1.0] * 3, "<b>", "stop", [(4, 1), (5, 2)])
     scored.rewards = {
         "countdown": RewardScore(score=1.0, status="ok", log={"equation": "1 + 2"}),
         "judge": RewardScore(score=None, status="timeout", detail="10 s"),
     }
-    scored.total_reward, scored.advantage = 1.0, 0.7
-    lost = Sample("b", [], [], "", "abort", [])
+    scored.total, scored.advantage = 1.0, 0.7
+    lost = completion("b", [], [], "", "abort", [])
     log = CompletionLog(tmp_path, resumed_step=None)
     log.write(3, [Group(17, row, [scored, lost])])
     log.close()
@@ -165,7 +166,7 @@ def test_a_completion_has_its_rewards_with_status_and_its_history(tmp_path: Path
 
 
 def test_completions_are_cut_back_on_resume(tmp_path: Path):
-    group = Group(0, PromptRow(0, [1], "p", {}), [Sample("a", [1], [-1.0], "t", "stop", [(0, 1)])] * 3)
+    group = Group(0, PromptRow(0, [1], "p", {}), [completion("a", [1], [-1.0], "t", "stop", [(0, 1)])] * 3)
     log = CompletionLog(tmp_path, resumed_step=None)
     for step in (1, 2, 3):
         log.write(step, [group])

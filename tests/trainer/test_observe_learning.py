@@ -6,9 +6,10 @@ import math
 from pathlib import Path
 
 import pytest
+from tests.trainer.made_episodes import completion
 
 from grpo_proto import RewardScore
-from grpo_trainer.algorithm.sequences import Group, Sample
+from grpo_trainer.algorithm.sequences import Episode, Group
 from grpo_trainer.config.run_config import RunConfig
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.errors import RunError
@@ -144,12 +145,12 @@ def config(tmp_path: Path) -> RunConfig:
 def test_the_journal_logs_signs_and_counts_only_samples_that_took_no_part(
     config: RunConfig, caplog: pytest.LogCaptureFixture
 ):
-    def sample(name: str, score: float | None) -> Sample:
+    def sample(name: str, score: float | None) -> Episode:
         raises = RewardScore(score=None, status="error", detail="ValueError")
         right = RewardScore(score=score, status="ok" if score is not None else "timeout")
         rewards = {"right": right, "raises": raises}
         because = None if score is not None else ("right", right)
-        return Sample(name, [1], [-0.1], "text", "stop", [(1, 1)], rewards, score, score and 0.5, because)
+        return completion(name, [1], [-0.1], "text", "stop", [(1, 1)], rewards, score, score and 0.5, because)
 
     status = RunStatus("demo", heartbeat_bound_s=60.0)
     with Journal(config, status, StopSignal(), max_steps=9, resumed_step=None, totals=RunTotals()) as journal:

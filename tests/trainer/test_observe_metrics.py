@@ -5,11 +5,12 @@ import math
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tests.trainer.made_episodes import completion
 
 from grpo_proto import RewardScore, RewardSpec
 from grpo_proto.totals import missing_because
 from grpo_trainer.algorithm.scores import accuracy
-from grpo_trainer.algorithm.sequences import DROP_REASONS, Group, Sample
+from grpo_trainer.algorithm.sequences import DROP_REASONS, Episode, Group
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.observe.live_history import MAX_NEW_STEPS
 from grpo_trainer.observe.metrics import count_tokens, merge_updates, rollout_metrics
@@ -29,25 +30,26 @@ def make_sample(
     versions: list[tuple[int, int]] | None = None,
     rewards: dict[str, RewardScore] | None = None,
     advantage: float | None = 0.5,
-) -> Sample:
+) -> Episode:
     if rewards is None:
         rewards = {"countdown": RewardScore(score=total, status="ok" if total is not None else "unscorable")}
-    return Sample(
-        id="s",
+    return completion(
+        "s",
         token_ids=[1] * length,
-        rollout_logprobs=[-0.1] * length,
+        logprobs=[-0.1] * length,
         text="text",
         finish_reason=finish_reason,
         versions=[(3, length)] if versions is None else versions,
         rewards=rewards,
-        total_reward=total,
+        total=total,
         unscored_because=missing_because([RewardSpec(name=name) for name in rewards], rewards),
         advantage=None if total is None else advantage,
+        prompt=[1, 2, 3],
     )
 
 
-def make_group(*samples: Sample, position: int = 0) -> Group:
-    return Group(position, PromptRow(position, [1, 2, 3], "prompt", {}), list(samples))
+def make_group(*episodes: Episode, position: int = 0) -> Group:
+    return Group(position, PromptRow(position, [1, 2, 3], "prompt", {}), list(episodes))
 
 
 def metrics_of(

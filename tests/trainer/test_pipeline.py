@@ -4,10 +4,11 @@ import asyncio
 
 import pytest
 from tests.otlp_receiver import otlp_receiver
+from tests.trainer.made_episodes import completion
 
 from grpo_proto import Sampling
-from grpo_trainer.algorithm.sequences import Group, Sample
-from grpo_trainer.data.order import PromptStage, sampling_seed
+from grpo_trainer.algorithm.sequences import Group
+from grpo_trainer.data.order import PromptOrder, sampling_seed
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.errors import RunError
 from grpo_trainer.servers.pipeline import Cursor, Pipeline, PipelineLimits
@@ -34,7 +35,7 @@ class FakeRollout:
             Group(
                 position,
                 row,
-                [Sample(f"{position}-{k}", [1], [-0.5], "x", "stop", [(job.min_version, 1)]) for k in range(n)],
+                [completion(f"{position}-{k}", [1], [-0.5], "x", "stop", [(job.min_version, 1)]) for k in range(n)],
                 trace,
             )
             for position, row, trace in zip(job.positions, job.rows, job.traces or [], strict=True)
@@ -45,14 +46,14 @@ class FakeReward:
     async def score(self, groups: list[Group], *, step: int) -> None:
         await asyncio.sleep(0)
         for group in groups:
-            for sample in group.samples:
-                sample.total_reward = 1.0
+            for sample in group.episodes:
+                sample.total = 1.0
 
 
 def make(
     rollout: FakeRollout, *, max_staleness: int = 0, cursor: Cursor | None = None, tracing: Tracing | None = None
 ) -> Pipeline:
-    prompts = PromptStage([PromptRow(number, [number + 1], "p", {}) for number in range(5)], seed=1, shuffle=True)
+    prompts = PromptOrder([PromptRow(number, [number + 1], "p", {}) for number in range(5)], seed=1, shuffle=True)
     limits = PipelineLimits(
         groups_per_batch=4,
         max_staleness=max_staleness,
@@ -71,7 +72,7 @@ def positions(groups: list[Group]) -> list[int]:
 
 
 def oldest_versions(groups: list[Group]) -> list[int]:
-    return [min(sample.oldest_version or 0 for sample in group.samples) for group in groups]
+    return [min(sample.oldest_version or 0 for sample in group.episodes) for group in groups]
 
 
 async def test_synchronous_batches_are_sampled_by_the_current_version_only_when_asked_for():
@@ -225,8 +226,8 @@ async def test_groups_of_which_too_few_are_scored_are_not_used_up():
         async def score(self, groups: list[Group], *, step: int) -> None:
             await super().score(groups, step=step)
             if step == 2:
-                for sample in [group.samples[0] for group in groups] + groups[0].samples:
-                    sample.total_reward = None
+                for sample in [group.episodes[0] for group in groups] + groups[0].episodes:
+                    sample.total = None
 
     pipeline = make(FakeRollout())
     pipeline.reward = Reward()  # type: ignore[assignment]

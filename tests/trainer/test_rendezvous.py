@@ -20,7 +20,7 @@ from grpo_trainer.checkpoint.files import begin_checkpoint, describe_files, fini
 from grpo_trainer.config.run_config import DeepSpeedConfig, ModelConfig
 from grpo_trainer.engine.state import STATE_TAG, layout, write_engine_state
 from grpo_trainer.errors import RunError, UnavailableError, UsageError
-from grpo_trainer.ranks import launch, rendezvous
+from grpo_trainer.ranks import rendezvous
 from grpo_trainer.ranks.rendezvous import Rendezvous
 from grpo_trainer.ranks.stop_signal import STOP_SIGNALS, StopRequested, StopSignal
 
@@ -122,7 +122,7 @@ class Started:
             return
         by_address = ["--nnodes", "1", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", port]
         meets = {"torchrun": ["--standalone"], "torchrun over nodes": by_address}[way]
-        command = [sys.executable, "-m", launch.__name__, *meets, "--nproc_per_node=2", *map(str, words)]
+        command = [sys.executable, "-m", "grpo_trainer.launch", *meets, "--nproc_per_node=2", *map(str, words)]
         self.logs = [folder / "log"]
         with self.logs[0].open("wb") as output:
             self.processes.append(subprocess.Popen(command, env=os.environ | environment, stdout=output, stderr=output))

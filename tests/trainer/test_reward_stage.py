@@ -2,6 +2,7 @@
 
 import httpx
 import pytest
+from tests.trainer.made_episodes import completion
 
 from grpo_proto import (
     PROTOCOL_VERSION,
@@ -15,7 +16,7 @@ from grpo_proto import (
     ScoreResult,
 )
 from grpo_proto.totals import total_score
-from grpo_trainer.algorithm.sequences import Group, Sample
+from grpo_trainer.algorithm.sequences import Group
 from grpo_trainer.config.run_config import RewardConfig
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.errors import RunError, ServersError, TrainerError, UnavailableError, UsageError
@@ -79,13 +80,14 @@ async def test_what_broke_is_scored_again_and_then_left_out_with_its_reason(monk
         return httpx.Response(200, text=ScoreResponse(results=results, elapsed_s=0.0).model_dump_json())
 
     texts = ["fine", "late", "broken"]
-    group = Group(0, PromptRow(0, [1], "p", {}), [Sample(text, [1], [-0.1], text, "stop", [(0, 1)]) for text in texts])
+    episodes = [completion(text, [1], [-0.1], text, "stop", [(0, 1)]) for text in texts]
+    group = Group(0, PromptRow(0, [1], "p", {}), episodes)
     config = RewardConfig(reward_funcs=["seen", "right"], reward_weights=[0.0, 1.0])
     async with RewardClient("http://127.0.0.1:1", transport=httpx.MockTransport(answer)) as client:
         await RewardStage(client, config).score([group], step=1)
     assert asked == [texts, ["late", "broken"], ["late", "broken"]]
-    assert [sample.total_reward for sample in group.samples] == [1.0, 1.0, None]
-    assert [sample.left_out_because(mask_truncated=False) for sample in group.samples[2:]] == ["error"]
+    assert [sample.total for sample in group.episodes] == [1.0, 1.0, None]
+    assert [sample.left_out_because(mask_truncated=False) for sample in group.episodes[2:]] == ["error"]
     with pytest.raises(RunError, match=r"only 2 of 3 samples .* for instance right error: it is error"):
         check_enough_scored([group], 1.0)
 
@@ -111,7 +113,7 @@ class TestChangedCode:
         async with RewardClient("http://127.0.0.1:1", transport=transport) as client:
             stage = RewardStage(client, config, code=code)
             for step in steps:
-                group = Group(step, PromptRow(0, [1], "p", {}), [Sample("a", [1], [-0.1], "a", "stop", [(0, 1)])])
+                group = Group(step, PromptRow(0, [1], "p", {}), [completion("a", [1], [-0.1], "a", "stop", [(0, 1)])])
                 await stage.score([group], step=step)
 
     async def test_it_ends_the_run_with_status_2_both_hashes_and_the_flag_that_accepts_it(self):

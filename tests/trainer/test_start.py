@@ -326,7 +326,7 @@ class TestExitStatus:
         program.write_text(
             f"import os, sys, time\nif os.environ['RANK'] == '0':\n    {rank_0}\ntime.sleep({PATIENCE_S})\n"
         )
-        command = [sys.executable, "-m", launch.__name__, "--standalone", "--nproc_per_node=2", str(program)]
+        command = [sys.executable, "-m", "grpo_trainer.launch", "--standalone", "--nproc_per_node=2", str(program)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
         assert done.returncode == status, done.stderr
         assert "error: rank 0 ended with " in done.stderr
@@ -348,7 +348,7 @@ class TestExitStatus:
             "mine.touch()\n"
             f"time.sleep({PATIENCE_S})\n"
         )
-        command = [sys.executable, "-m", launch.__name__, "--standalone", "--nproc_per_node=2", str(program)]
+        command = [sys.executable, "-m", "grpo_trainer.launch", "--standalone", "--nproc_per_node=2", str(program)]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as launcher:
             until_s = time.monotonic() + PATIENCE_S
             while len(list(tmp_path.glob("[01]"))) < 2 and time.monotonic() < until_s:

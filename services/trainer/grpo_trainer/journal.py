@@ -137,13 +137,13 @@ class Journal:
         for group in groups:
             group.trace.end("trained", step=step)
         self.sinks.write(step, metrics)
-        samples = [sample for group in groups for sample in group.samples]
+        episodes = [episode for group in groups for episode in group.episodes]
         missing = missing_scores(groups, self.config.reward.names)
         self.status.step_done(
             step,
             metrics,
             seconds_per_stage=self.clock.own_totals(),
-            staleness=staleness_of(samples, self._batch_version),
+            staleness=staleness_of(episodes, self._batch_version),
             num_tokens=num_tokens,
             groups=groups if self.completions else (),
             missing=missing,

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 from grpo_proto import ServiceError
 
-from .algorithm.advantages import training_samples
 from .algorithm.batching import build_updates
-from .algorithm.sequences import MicroBatch, TrainingSample, from_json, to_json
+from .algorithm.decisions import training_sequences
+from .algorithm.sequences import MicroBatch, TrainingSequence, from_arrays, to_arrays, untrained_sequence
 from .checkpoint.saving import save_checkpoint
 from .config.run_config import RunConfig
 from .engine.training_engine import TrainingEngine
@@ -73,11 +73,11 @@ def train(run: Run, *, step: int) -> int:
     failure: ServersError | None = None
     try:
         while step < run.max_steps:
-            samples = sample_and_score(run, version=step + 1)
-            if samples is None:
+            sequences = sample_and_score(run, version=step + 1)
+            if sequences is None:
                 break
             step += 1
-            optimize(run, build_updates_of(run, samples))
+            optimize(run, build_updates_of(run, sequences, version=step))
             push_policy(run, version=step + 1)
             if due(config.canary.steps, step):
                 check_canary(run, version=step + 1)
@@ -105,20 +105,24 @@ def train(run: Run, *, step: int) -> int:
     return step
 
 
-def sample_and_score(run: Run, *, version: int) -> list[TrainingSample] | None:
-    """Prompt → rollout → reward → advantage, on rank 0. Returns the samples on every rank; None: asked to stop."""
+def sample_and_score(run: Run, *, version: int) -> list[TrainingSequence] | None:
+    """Prompt → rollout → reward → advantage, on rank 0. Returns the sequences on every rank; None: asked to stop."""
     with stage(run, "wait"):
         batch = wait_for(run, Orchestrator.next_batch, version=version)
-    message = None
+    arrays = None
     if run.rank0 and batch is not None:
-        samples, reward_metrics = training_samples(batch.groups, run.config.algorithm, version=version)
+        sequences, reward_metrics = training_sequences(
+            batch.groups, run.config.algorithm, max_completion_length=run.config.rollout.max_completion_length
+        )
         counts, lost = run.rank0.orchestrator.pipeline.counts, run.rank0.orchestrator.rollout.lost_requests
         run.rank0.journal.batch_arrived(batch, reward_metrics, counts, lost_requests=lost, version=version)
-        message = to_json(samples)
-    message = run.ranks.broadcast_json(message)
-    if message == []:
+        arrays = to_arrays(sequences)
+    arrays = run.ranks.broadcast_arrays(arrays)
+    if arrays is None:
+        return None
+    if not len(arrays["lengths"]):
         raise ServersError("no sample of the batch can be trained on: none has both a score and a token")
-    return None if message is None else from_json(message)
+    return from_arrays(arrays)
 
 
 def wait_for(run: Run, ask: Callable[[Orchestrator], Coroutine[Any, Any, ResultT]], *, version: int) -> ResultT | None:
@@ -157,12 +161,11 @@ def failure_of(task: "asyncio.Task[Any]") -> dict[str, str | None] | None:
             return None
 
 
-def build_updates_of(run: Run, samples: list[TrainingSample]) -> list[list[MicroBatch]]:
+def build_updates_of(run: Run, sequences: list[TrainingSequence], *, version: int) -> list[list[MicroBatch]]:
     """The micro-batches of this rank, by optimizer update."""
     return build_updates(
-        samples,
-        run.config.algorithm,
-        max_completion_length=run.config.rollout.max_completion_length,
+        sequences,
+        version=version,
         tokens_per_micro_batch=run.config.deepspeed.tokens_per_micro_batch,
         rank=run.ranks.rank,
         world_size=run.ranks.world_size,
@@ -200,9 +203,12 @@ def check_canary(run: Run, *, version: int) -> None:
     """
     with stage(run, "eval"):
         probes = wait_for(run, Orchestrator.probes, version=version) or []
-        samples = from_json(run.ranks.broadcast_json(to_json(probe.sample for probe in probes)))
+        sampled = [untrained_sequence(probe.segment, episode=number) for number, probe in enumerate(probes)]
+        sequences = from_arrays(run.ranks.broadcast_arrays(to_arrays(sampled)) or {})
         budget = run.config.deepspeed.tokens_per_micro_batch
-        own = own_logprobs(run.engine, samples, tokens_per_micro_batch=budget, pad_token_id=run.pad_token_id)
+        own = own_logprobs(
+            run.engine, sequences, version=version, tokens_per_micro_batch=budget, pad_token_id=run.pad_token_id
+        )
         failure = None
         if run.rank0:
             try:

@@ -139,5 +139,5 @@ def with_completion(sample: ScoreSample, completion: str) -> ScoreSample:
 def prompt_text(sample: ScoreSample) -> str | None:
     """The prompt, of messages the last."""
     if isinstance(sample.prompt, list):
-        return sample.prompt[-1].content if sample.prompt else None
+        return sample.prompt[-1].text if sample.prompt else None
     return sample.prompt

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError
 
+from ..adapters.text import text_of
 from ..author import Score, reward
 from ..control_marks import without_marks
 
@@ -134,7 +135,7 @@ def _text(part: Any) -> str:
     if isinstance(part, str):
         return part
     if isinstance(part, list) and all(isinstance(message, dict) and "content" in message for message in part):
-        return "\n\n".join(f"{message.get('role')}: {message['content']}" for message in part)
+        return "\n\n".join(f"{message.get('role')}: {text_of(message['content'])}" for message in part)
     return json.dumps(part, ensure_ascii=False)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError
 
+from ..adapters.text import text_of
 from ..author import Score, reward
 from ..control_marks import without_marks
 from ..plugin import PluginError
@@ -132,6 +133,11 @@ def _dialogue(messages: list[Any], completion: str) -> list[Any]:
     return [*messages, {"role": "assistant", "content": completion}]
 
 
+def _texts(messages: list[Any]) -> list[Any]:
+    """The same messages with texts for contents: templates of classification models know no parts and no null."""
+    return [message | {"content": text_of(message["content"])} for message in messages]
+
+
 class _LocalModel:
     """A classification model of transformers in this process, for CPUs.
 
@@ -197,10 +203,10 @@ class _LocalModel:
         completion = without_marks(completion, self._special_token, keep_endings=True)
         special = True
         if isinstance(prompt, list) and self._tokenizer.chat_template:
-            text = self._tokenizer.apply_chat_template(_dialogue(prompt, completion), tokenize=False)
+            text = self._tokenizer.apply_chat_template(_texts(_dialogue(prompt, completion)), tokenize=False)
             special = False  # the template has them
         elif isinstance(prompt, list):
-            text = "".join(f"{message['content']}\n" for message in prompt) + completion
+            text = "".join(f"{text_of(message['content'])}\n" for message in prompt) + completion
         else:
             text = (prompt or "") + completion
         token_ids = self._tokenizer.encode(text, add_special_tokens=special)

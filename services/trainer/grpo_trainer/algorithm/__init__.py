@@ -1,9 +1,14 @@
 """The algorithm, pure: nothing here talks to a server or to DeepSpeed.
 
 sequences.py    the types, in the order the data changes, and the legend of the dimension suffixes
-advantages.py   groups → advantages → what is trained on
-batching.py     samples → optimizer updates → micro-batches of each rank
-loss.py         logprobs and advantages → loss and metrics
+decisions.py    scored groups → what is trained on, with which advantage and weight, in which update
+                estimators/    rewards → advantages
+                normalisers/   the weight of a token
+batching.py     sequences → micro-batches of each rank
+loss.py         logprobs → the loss of a micro-batch
+                surrogates/    the loss of a token
+correction.py   the trainer's over the server's probability
 scores.py       statistics in which null is never 0
 reduction.py    metrics that come out the same however a batch is cut
+extension.py    an entry of one of the tables, or a user's own as FILE.py:NAME
 """

@@ -1,60 +1,51 @@
-"""Batching: samples → optimizer updates → one list of micro-batches for every rank.
+"""Batching: sequences → optimizer updates → one list of micro-batches for every rank.
 
-Nothing that is learnt depends on how a batch is cut. A token's weight is fixed here, from counts over the whole update
-on all ranks, and the loss of an update is the sum Σ_n w_n · l_n over all its tokens, wherever they end up.
-
-Samples that take no part are left out before: those without a score, without a completion token, and truncated ones
-under `mask_truncated_completions`. They count in no normaliser.
+Nothing that is learnt depends on how a batch is cut. A token's weight is fixed before, from counts over the whole
+update on all ranks (`decisions.py`), and the loss of an update is the sum Σ_n w_n · l_n over all its tokens, wherever
+they end up. The sequences of an episode stay together, because ratios of an episode are products over all of them.
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import Literal
+from itertools import groupby, pairwise
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from ..config.run_config import AlgorithmConfig
-from .sequences import MicroBatch, TrainingSample
+from .sequences import MicroBatch, TrainingSequence
 
 # A micro-batch that is already this full takes no row shorter than this share of its longest: padding costs as much as
 # tokens do.
 MIN_FILL, MIN_ROW_SHARE = 0.25, 0.75
 
 Plan = list[list[list[list[int]]]]
-"""Sample numbers by update, rank and micro-batch."""
+"""Sequence numbers by update, rank and micro-batch."""
 
 
 def build_updates(
-    samples: Sequence[TrainingSample],
-    algorithm: AlgorithmConfig,
+    sequences: Sequence[TrainingSequence],
     *,
-    max_completion_length: int,
+    version: int,
     tokens_per_micro_batch: int,
     rank: int,
     world_size: int,
     pad_token_id: int,
     device: torch.device | str,
 ) -> list[list[MicroBatch]]:
-    """The micro-batches of this rank for every optimizer update of one pass over `samples`, in order.
+    """The micro-batches of this rank for every optimizer update of one pass over `sequences`, in order.
 
-    All ranks call it with the same samples and get lists of the same lengths.
+    `version` is the policy that is trained on them. All ranks call it with the same sequences and get lists of the same
+    lengths.
     """
-    plan = plan_updates(
-        samples,
-        steps_per_generation=algorithm.steps_per_generation,
-        world_size=world_size,
-        tokens_per_micro_batch=tokens_per_micro_batch,
-    )
-    weights = token_weights(samples, plan, loss_type=algorithm.loss_type, max_completion_length=max_completion_length)
+    plan = plan_updates(sequences, world_size=world_size, tokens_per_micro_batch=tokens_per_micro_batch)
     updates = []
     for update in plan:
-        update_tokens = sum(len(samples[i].token_ids) for i in _members(update))
+        update_tokens = sum(sequences[i].num_trained for rank_ in update for indices in rank_ for i in indices)
         updates.append(
             [
                 collate(
-                    samples,
-                    indices,
-                    weights,
+                    [sequences[i] for i in indices],
+                    version=version,
                     update_tokens=update_tokens,
                     pad_token_id=pad_token_id,
                     device=device,
@@ -65,147 +56,115 @@ def build_updates(
     return updates
 
 
-def plan_updates(
-    samples: Sequence[TrainingSample], *, steps_per_generation: int, world_size: int, tokens_per_micro_batch: int
-) -> Plan:
-    """Who computes what: sample numbers by update, rank and micro-batch.
+def plan_updates(sequences: Sequence[TrainingSequence], *, world_size: int, tokens_per_micro_batch: int) -> Plan:
+    """Who computes what: sequence numbers by update, rank and micro-batch.
 
-    Updates are consecutive slices of `samples`, their sizes differ by one at most; with fewer samples than
-    `steps_per_generation` there are only as many updates as samples, because an update without samples would still
-    move the weights (momentum, weight decay). Inside an update, samples go longest first to the rank with the fewest
-    tokens and are packed in that order while rows × longest row ≤ `tokens_per_micro_batch` and the padding stays small
-    (`MIN_ROW_SHARE`); a sample longer than the budget has a micro-batch of its own. Every rank has the same number of
-    micro-batches; a rank that needs fewer first halves its largest ones and then gets empty ones.
+    Inside an update, episodes go longest first to the rank with the fewest tokens and are packed in that order while
+    rows × longest row ≤ `tokens_per_micro_batch` and the padding stays small (`MIN_ROW_SHARE`); an episode larger than
+    the budget has a micro-batch of its own. Every rank has the same number of micro-batches; a rank that needs fewer
+    first halves its largest ones and then gets empty ones.
     """
-    num_updates = min(steps_per_generation, len(samples))
-    bounds = [len(samples) * k // num_updates for k in range(num_updates + 1)] if num_updates else []
+    units = [list(numbers) for _, numbers in groupby(range(len(sequences)), key=lambda i: sequences[i].episode)]
+    num_updates = max((sequence.update for sequence in sequences), default=-1) + 1
     plan: Plan = []
-    for start, end in pairwise(bounds):
-        longest_first = sorted(range(start, end), key=lambda i: (-samples[i].num_tokens, i))
-        members: list[list[int]] = [[] for _ in range(world_size)]
+    for update in range(num_updates):
+        in_update = [unit for unit in units if sequences[unit[0]].update == update]
+        members: list[list[list[int]]] = [[] for _ in range(world_size)]
         loads = [0] * world_size
-        for i in longest_first:
+        for unit in sorted(in_update, key=lambda unit: (-_longest(sequences, unit), unit[0])):
             lightest = loads.index(min(loads))
-            members[lightest].append(i)
-            loads[lightest] += samples[i].num_tokens
-        packed = [pack(samples, indices, tokens_per_micro_batch) for indices in members]
+            members[lightest].append(unit)
+            loads[lightest] += sum(sequences[i].num_tokens for i in unit)
+        packed = [pack(sequences, units_of_rank, tokens_per_micro_batch) for units_of_rank in members]
         count = max(len(micro_batches) for micro_batches in packed)
-        plan.append([_spread(micro_batches, count) for micro_batches in packed])
+        spread = [_spread(micro_batches, count) for micro_batches in packed]
+        plan.append([[[i for unit in units for i in unit] for units in micro_batches] for micro_batches in spread])
     return plan
 
 
-def token_weights(
-    samples: Sequence[TrainingSample],
-    plan: Plan,
-    *,
-    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo"],
-    max_completion_length: int,
-) -> list[float]:
-    """The weight of every token of sample i, for all i. T_i is the length of its completion in tokens.
-
-    With N sequences and T = Σ T_i tokens in the sample's optimizer update, over all micro-batches and ranks:
-
-        grpo      1 / (T_i · N)                        each sequence counts the same (arXiv 2402.03300)
-        bnpo      1 / T                                each token of the update counts the same
-        dr_grpo   1 / (N · max_completion_length)      no length bias (arXiv 2503.20783); a new limit is a new scale
-        dapo      updates / T of the whole generation batch: each token of the batch counts the same
-                  (arXiv 2503.14476)
-
-    TRL has the same formulas; it takes N and T of grpo, bnpo and dr_grpo per micro-batch and rank and averages, which
-    is the same only when all micro-batches are equally large.
-    """
-    batch_tokens = sum(len(sample.token_ids) for sample in samples)
-    weights = [0.0] * len(samples)
-    for update in plan:
-        members = _members(update)
-        update_tokens = sum(len(samples[i].token_ids) for i in members)
-        for i in members:
-            if loss_type == "grpo":
-                weights[i] = 1.0 / (len(samples[i].token_ids) * len(members))
-            elif loss_type == "bnpo":
-                weights[i] = 1.0 / update_tokens
-            elif loss_type == "dr_grpo":
-                weights[i] = 1.0 / (len(members) * max_completion_length)
-            else:
-                weights[i] = len(plan) / batch_tokens
-    return weights
-
-
-def collate(
-    samples: Sequence[TrainingSample],
-    indices: Sequence[int],
-    weights: Sequence[float],
-    *,
-    update_tokens: int,
-    pad_token_id: int,
-    device: torch.device | str,
-) -> MicroBatch:
-    """Put the samples `indices` into tensors; no indices make the empty micro-batch (see `MicroBatch`).
-
-    Raises ValueError for a sample without a prompt or completion token, with another number of logprobs than tokens,
-    or stale without logprobs: nothing else tells what it was sampled from.
-    """
-    chosen = [samples[i] for i in indices]
-    for sample in chosen:
-        _check(sample)
-    length = max((sample.num_tokens for sample in chosen), default=1)
-    rows = [sample.prompt_token_ids + sample.token_ids for sample in chosen] or [[]]
-    counts = torch.tensor([len(sample.token_ids) for sample in chosen], dtype=torch.long)
-    spans = [torch.arange(len(sample.prompt_token_ids), sample.num_tokens) for sample in chosen]
-    logprobs = [sample.rollout_logprobs or [float("nan")] * len(sample.token_ids) for sample in chosen]
-    empty = torch.empty(0, dtype=torch.long)
-
-    def per_token(values: list[float] | list[bool], dtype: torch.dtype) -> torch.Tensor:
-        return torch.tensor(values, dtype=dtype).repeat_interleave(counts).to(device)
-
-    return MicroBatch(
-        input_ids_BL=torch.tensor([row + [pad_token_id] * (length - len(row)) for row in rows]).to(device),
-        row_N=torch.arange(len(chosen)).repeat_interleave(counts).to(device),
-        column_N=torch.cat(spans or [empty]).to(device),
-        advantage_N=per_token([sample.advantage for sample in chosen], torch.float32),
-        rollout_logprobs_N=torch.tensor([x for row in logprobs for x in row], dtype=torch.float32).to(device),
-        fresh_N=per_token([sample.fresh for sample in chosen], torch.bool),
-        weight_N=per_token([weights[i] for i in indices], torch.float32),
-        update_tokens=update_tokens,
-    )
-
-
-def _members(update: list[list[list[int]]]) -> list[int]:
-    return [i for micro_batches in update for indices in micro_batches for i in indices]
-
-
-def pack(samples: Sequence[TrainingSample], longest_first: list[int], budget: int) -> list[list[int]]:
-    """`longest_first` as micro-batches of rows × longest row ≤ `budget` tokens, as `plan_updates` says."""
-    packed: list[list[int]] = []
-    for i in longest_first:
-        longest = samples[packed[-1][0]].num_tokens if packed else 0
-        full = not packed or (len(packed[-1]) + 1) * longest > budget
-        wasteful = samples[i].num_tokens < MIN_ROW_SHARE * longest
-        if full or (wasteful and len(packed[-1]) * longest >= MIN_FILL * budget):
-            packed.append([i])
+def pack(sequences: Sequence[TrainingSequence], longest_first: list[list[int]], budget: int) -> list[list[list[int]]]:
+    """`longest_first`, the sequence numbers of each episode, as micro-batches of rows × longest row ≤ `budget` tokens,
+    as `plan_updates` says."""
+    packed: list[list[list[int]]] = []
+    for unit in longest_first:
+        rows = sum(map(len, packed[-1])) if packed else 0
+        longest = _longest(sequences, packed[-1][0]) if packed else 0
+        full = not packed or (rows + len(unit)) * longest > budget
+        wasteful = _longest(sequences, unit) < MIN_ROW_SHARE * longest
+        if full or (wasteful and rows * longest >= MIN_FILL * budget):
+            packed.append([unit])
         else:
-            packed[-1].append(i)
+            packed[-1].append(unit)
     return packed
 
 
-def _spread(micro_batches: list[list[int]], count: int) -> list[list[int]]:
-    """The same samples in `count` micro-batches."""
+def _longest(sequences: Sequence[TrainingSequence], unit: list[int]) -> int:
+    return max(sequences[i].num_tokens for i in unit)
+
+
+def _spread(micro_batches: list[list[list[int]]], count: int) -> list[list[list[int]]]:
+    """The same episodes in `count` micro-batches."""
     spread = list(micro_batches)
     while len(spread) < count:
         largest = max(range(len(spread)), key=lambda k: len(spread[k]), default=None)
         if largest is None or len(spread[largest]) < 2:
             spread.append([])
             continue
-        indices = spread[largest]
-        half = len(indices) // 2
-        spread[largest : largest + 1] = [indices[:half], indices[half:]]
+        units = spread[largest]
+        half = len(units) // 2
+        spread[largest : largest + 1] = [units[:half], units[half:]]
     return spread
 
 
-def _check(sample: TrainingSample) -> None:
-    if not sample.prompt_token_ids or not sample.token_ids:
-        raise ValueError("a training sample needs at least one prompt token and one completion token")
-    if sample.rollout_logprobs and len(sample.rollout_logprobs) != len(sample.token_ids):
-        raise ValueError(f"{len(sample.rollout_logprobs)} rollout logprobs for {len(sample.token_ids)} tokens")
-    if not sample.fresh and not sample.rollout_logprobs:
-        raise ValueError("a stale sample needs the rollout server's logprobs as its old logprobs")
+def collate(
+    sequences: Sequence[TrainingSequence],
+    *,
+    version: int,
+    update_tokens: int,
+    pad_token_id: int,
+    device: torch.device | str,
+) -> MicroBatch:
+    """Put `sequences` into tensors; none make the empty micro-batch (see `MicroBatch`).
+
+    Raises ValueError for a trained token 0, and for a trained stale token without a logprob: nothing else says what it
+    was sampled from.
+    """
+    for sequence in sequences:
+        _check(sequence, version)
+    length = max((sequence.num_tokens for sequence in sequences), default=1)
+    input_ids_BL = np.full((max(len(sequences), 1), length), pad_token_id, dtype=np.int64)
+    for row, sequence in enumerate(sequences):
+        input_ids_BL[row, : sequence.num_tokens] = sequence.token_ids_L
+    counts_B = [sequence.num_trained for sequence in sequences]
+    # Episodes in the order they come, from 0: their sequences follow each other.
+    starts_B = [0, *(int(a.episode != b.episode) for a, b in pairwise(sequences))]
+    episodes_B = np.cumsum(starts_B[: len(sequences)])
+
+    def trained(name: str, dtype: type) -> torch.Tensor:
+        parts: list[NDArray[np.generic]] = [getattr(one, name)[one.loss_mask_L] for one in sequences]
+        return torch.from_numpy(np.concatenate([np.empty(0, dtype), *parts]).astype(dtype)).to(device)
+
+    def columns() -> torch.Tensor:
+        parts = [np.flatnonzero(sequence.loss_mask_L) for sequence in sequences]
+        return torch.from_numpy(np.concatenate([np.empty(0, np.int64), *parts])).to(device)
+
+    return MicroBatch(
+        input_ids_BL=torch.from_numpy(input_ids_BL).to(device),
+        row_N=torch.from_numpy(np.repeat(np.arange(len(sequences)), counts_B)).to(device),
+        column_N=columns(),
+        episode_N=torch.from_numpy(np.repeat(episodes_B, counts_B).astype(np.int64)).to(device),
+        advantage_N=trained("advantages_L", np.float32),
+        rollout_logprobs_N=trained("logprobs_L", np.float32),
+        fresh_N=trained("versions_L", np.int64) == version,
+        weight_N=trained("weights_L", np.float32),
+        num_episodes=int(episodes_B[-1]) + 1 if len(sequences) else 0,
+        update_tokens=update_tokens,
+    )
+
+
+def _check(sequence: TrainingSequence, version: int) -> None:
+    if sequence.loss_mask_L[0]:
+        raise ValueError("token 0 of a sequence cannot be trained on: no hidden state comes before it")
+    unknown_L = np.isnan(sequence.logprobs_L) & (sequence.versions_L != version)
+    if (unknown_L & sequence.loss_mask_L).any():
+        raise ValueError("a stale token needs the rollout server's logprob as its old logprob")

@@ -11,7 +11,7 @@ CORRECT_SCORE = 1.0
 
 def accuracy(groups: Iterable[Group], accuracy_reward: str) -> float | None:
     """Share of correct completions among those that the accuracy reward could score; None when it scored none."""
-    rewards = [sample.rewards.get(accuracy_reward) for group in groups for sample in group.samples]
+    rewards = [episode.rewards.get(accuracy_reward) for group in groups for episode in group.episodes]
     return mean(float(result.score >= CORRECT_SCORE) for result in rewards if result and result.score is not None)
 
 

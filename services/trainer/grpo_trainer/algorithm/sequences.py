@@ -1,13 +1,22 @@
-"""The in-process types, in the order the data takes: PromptRow → Group of Samples → TrainingSample → MicroBatch.
+"""The data of the trainer, in the order it changes.
 
-Dimension suffixes everywhere in the trainer:
-    B sequences of a micro-batch, L padded length of a sequence, N completion tokens of a micro-batch (no padding),
-    G completions of a group, V vocabulary, H hidden size.
+    PromptRow → Group of Episodes, scored → TrainingSequences → MicroBatches
+
+An episode is what the policy did for one prompt: one completion, or several turns in one or more segments. That a token
+was sampled is a fact of its segment; that it is trained on, and with what advantage and weight, is a decision of the
+trainer and stands in the `TrainingSequence`.
+
+Dimension suffixes of tensors and arrays:
+    B sequences of a micro-batch, L length of a sequence (padded, in a micro-batch), N trained tokens of a micro-batch
+    (no padding), E episodes of a micro-batch, G episodes of a group, V vocabulary, H hidden size.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 from grpo_proto import RewardScore
 
@@ -19,35 +28,133 @@ if TYPE_CHECKING:
 
 DropReason = Literal["stale", "unscorable", "timeout", "error", "truncated", "empty"]
 DROP_REASONS: tuple[DropReason, ...] = get_args(DropReason)
-"""Why a sample took no part in the training: it was too old; it has no score, because no reward would judge it, one ran
-out of time, or one failed; it was cut off and `mask_truncated_completions` is on; it has no token."""
+"""Why an episode took no part in the training: it was too old; it has no score, because no reward would judge it, one
+ran out of time, or one failed; it was cut off and `mask_truncated_completions` is on; it has no token to train on."""
+
+EpisodeStatus = Literal["completed", "truncated", "timeout", "failed"]
+Cause = Literal["policy", "program", "infrastructure"]
+
+CONTEXT = -1
+"""Version and turn of a token that was not sampled."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Tokens `start` to `end` of a segment, which the policy sampled in one go."""
+
+    start: int
+    end: int
+    versions: list[tuple[int, int]]
+    """Policy version and number of tokens, run by run."""
+    finish_reason: str
+    text: str = ""
+    masked: str | None = None
+    """Why its tokens are not trained on; None when they are."""
+    reward: float | None = None
+    label: str | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A token sequence from position 0, as one forward pass sees it. Everything outside of its turns is context.
+
+    Raises ValueError for turns that overlap or leave the sequence, and for a sampled token 0: the output head reads the
+    column before a token. Also when versions or logprobs are of another number of tokens than the turns.
+    """
+
+    token_ids: list[int]
+    turns: list[Turn]
+    logprobs: list[float] | None = None
+    """The server's, one for each token of the turns, in order; None when it was not asked for them."""
+    parent: int | None = None
+    """Number of the segment of the same episode that this one continues or forks from."""
+    fork_at: int | None = None
+    fork_reason: str | None = None
+    """For people."""
+
+    def __post_init__(self) -> None:
+        free_from = 1
+        for turn in self.turns:
+            if not free_from <= turn.start <= turn.end <= len(self.token_ids):
+                raise ValueError(
+                    f"a turn of tokens {turn.start} to {turn.end} in a segment of {len(self.token_ids)}, of which "
+                    f"{free_from} are taken: the first token of a segment is never sampled, and turns do not overlap"
+                )
+            if sum(count for _, count in turn.versions) != turn.num_tokens:
+                raise ValueError(f"the versions {turn.versions} are not of the {turn.num_tokens} tokens of their turn")
+            free_from = turn.end
+        if self.logprobs is not None and len(self.logprobs) != self.num_sampled:
+            raise ValueError(f"{len(self.logprobs)} logprobs for {self.num_sampled} sampled tokens")
+
+    @property
+    def num_sampled(self) -> int:
+        return sum(turn.num_tokens for turn in self.turns)
 
 
 @dataclass
-class Sample:
-    """One completion with everything known about it. Lists over tokens have the same length T."""
+class Episode:
+    """What the policy did for one prompt, and what is known of it."""
 
     id: str
-    token_ids: list[int]
-    rollout_logprobs: list[float]
-    text: str
-    finish_reason: str
-    versions: list[tuple[int, int]]
+    segments: list[Segment]
+    attempt: int = 0
+    status: EpisodeStatus = "completed"
+    cause: Cause | None = None
+    """Who ended an episode that is not completed."""
+    transcript: list[dict[str, Any]] = field(default_factory=list)
+    """Its messages; empty for a single turn, whose prompt and text say the same."""
     rewards: dict[str, RewardScore] = field(default_factory=dict)
-    total_reward: float | None = None
-    advantage: float | None = None
-    """None when the sample has no score: it takes no part in the loss."""
+    total: float | None = None
     unscored_because: tuple[str, RewardScore] | None = None
-    """The reward with a weight, and what became of it, that left the sample without a total."""
+    """The reward with a weight, and what became of it, that left the episode without a total."""
+    advantage: float | None = None
+    """None when the episode has no score: it takes no part in the loss."""
 
     @property
-    def oldest_version(self) -> int | None:
-        """Version of the oldest token; None for a completion without tokens."""
-        return min((version for version, _ in self.versions), default=None)
+    def turns(self) -> Iterator[Turn]:
+        return (turn for segment in self.segments for turn in segment.turns)
+
+    @property
+    def num_sampled(self) -> int:
+        return sum(turn.num_tokens for turn in self.turns)
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all segments, context included."""
+        return sum(len(segment.token_ids) for segment in self.segments)
+
+    @property
+    def sampled_token_ids(self) -> list[int]:
+        spans = ((segment, turn) for segment in self.segments for turn in segment.turns)
+        return [token for segment, turn in spans for token in segment.token_ids[turn.start : turn.end]]
+
+    @property
+    def versions(self) -> list[tuple[int, int]]:
+        """Those of its turns, one after the other."""
+        return [run for turn in self.turns for run in turn.versions]
+
+    @property
+    def text(self) -> str:
+        """What the policy said last."""
+        return self.segments[-1].turns[-1].text
+
+    @property
+    def finish_reason(self) -> str:
+        return self.segments[-1].turns[-1].finish_reason
 
     @property
     def truncated(self) -> bool:
-        return self.finish_reason == "length"
+        return self.status == "truncated"
+
+    @property
+    def oldest_version(self) -> int | None:
+        """Version of the oldest token that may be trained on; None without one."""
+        turns = (turn for turn in self.turns if turn.masked is None)
+        return min((version for turn in turns for version, _ in turn.versions), default=None)
 
     def left_out_because(self, *, mask_truncated: bool) -> DropReason | None:
         """Why it takes no part in the loss; None when it does. Of several reasons the gravest one."""
@@ -56,74 +163,156 @@ class Sample:
             return status if status != "ok" else "unscorable"
         if mask_truncated and self.truncated:
             return "truncated"
-        return None if self.token_ids else "empty"
+        return None if any(turn.num_tokens and turn.masked is None for turn in self.turns) else "empty"
+
+
+def single_turn(
+    episode_id: str,
+    prompt_token_ids: list[int],
+    token_ids: list[int],
+    *,
+    versions: Sequence[tuple[int, int]],
+    finish_reason: str,
+    text: str = "",
+    logprobs: list[float] | None = None,
+) -> Episode:
+    """A prompt and its completion: one segment with one turn."""
+    start, end = len(prompt_token_ids), len(prompt_token_ids) + len(token_ids)
+    turn = Turn(start, end, list(versions), finish_reason, text)
+    cut = finish_reason == "length"
+    return Episode(
+        episode_id,
+        [Segment([*prompt_token_ids, *token_ids], [turn], logprobs)],
+        status="truncated" if cut else "completed",
+        cause="policy" if cut else None,
+    )
 
 
 @dataclass
 class Group:
-    """The G completions of one prompt. `position` counts prompts over the whole run and never repeats."""
+    """The G episodes of one prompt. `position` counts prompts over the whole run and never repeats."""
 
     position: int
     row: PromptRow
-    samples: list[Sample]
+    episodes: list[Episode]
     trace: GroupTrace = NO_TRACE
 
     def is_older_than(self, version: int) -> bool:
-        """Whether any of its tokens was sampled by an older policy."""
-        return any(sampled_by < version for sample in self.samples for sampled_by, _ in sample.versions)
+        """Whether any token that may be trained on was sampled by an older policy."""
+        return any(oldest < version for episode in self.episodes if (oldest := episode.oldest_version) is not None)
 
 
 @dataclass(frozen=True)
-class TrainingSample:
-    """What the ranks need of a sample. Plain numbers: it travels between ranks as JSON, never as a pickle."""
+class TrainingSequence:
+    """A segment and the trainer's decisions about it, as arrays over its L tokens. Context has mask and weight 0.
 
-    prompt_token_ids: list[int]
-    token_ids: list[int]
-    rollout_logprobs: list[float]
-    """One for each token of the completion; empty when the server was not asked for them."""
-    advantage: float
-    fresh: bool
-    """Sampled by the weights that this batch starts from: `old_logprobs` may be the trainer's own."""
+    All sequences of an episode follow each other and lie in one optimizer update.
+    """
+
+    episode: int
+    """Number of the episode in the generation batch."""
+    update: int
+    """Number of the optimizer update, of those of one pass over the batch."""
+    token_ids_L: NDArray[np.int64]
+    loss_mask_L: NDArray[np.bool_]
+    """Which tokens are trained on."""
+    advantages_L: NDArray[np.float32]
+    weights_L: NDArray[np.float32]
+    """Factor of a token's loss in the loss of the whole update: the normaliser's."""
+    logprobs_L: NDArray[np.float32]
+    """The server's; NaN where it gave none."""
+    versions_L: NDArray[np.int64]
+    """Of the policy that sampled the token; CONTEXT where none did."""
+    turns_L: NDArray[np.int64]
+    """Number of the token's turn in its episode; CONTEXT where it is in none."""
 
     @property
     def num_tokens(self) -> int:
-        return len(self.prompt_token_ids) + len(self.token_ids)
+        return len(self.token_ids_L)
+
+    @property
+    def num_trained(self) -> int:
+        return int(self.loss_mask_L.sum())
 
 
-def to_json(samples: Iterable[TrainingSample]) -> list[dict[str, Any]]:
-    """`samples` for `Ranks.broadcast_json`; `from_json` is the way back."""
-    return [asdict(sample) for sample in samples]
+def untrained_sequence(segment: Segment, *, episode: int = 0, first_turn: int = 0) -> TrainingSequence:
+    """The facts of `segment`, its unmasked turns in the mask, with advantage and weight 0. `first_turn`: number of its
+    first turn in the episode."""
+    length = len(segment.token_ids)
+    sequence = TrainingSequence(
+        episode=episode,
+        update=0,
+        token_ids_L=np.array(segment.token_ids, dtype=np.int64),
+        loss_mask_L=np.zeros(length, dtype=np.bool_),
+        advantages_L=np.zeros(length, dtype=np.float32),
+        weights_L=np.zeros(length, dtype=np.float32),
+        logprobs_L=np.full(length, np.nan, dtype=np.float32),
+        versions_L=np.full(length, CONTEXT, dtype=np.int64),
+        turns_L=np.full(length, CONTEXT, dtype=np.int64),
+    )
+    read = 0
+    for number, turn in enumerate(segment.turns, start=first_turn):
+        tokens = slice(turn.start, turn.end)
+        sequence.loss_mask_L[tokens] = turn.masked is None
+        sequence.turns_L[tokens] = number
+        sequence.versions_L[tokens] = [version for version, count in turn.versions for _ in range(count)]
+        if segment.logprobs is not None:
+            sequence.logprobs_L[tokens] = segment.logprobs[read : read + turn.num_tokens]
+        read += turn.num_tokens
+    return sequence
 
 
-def from_json(message: Iterable[Mapping[str, Any]]) -> list[TrainingSample]:
-    return [TrainingSample(**sample) for sample in message]
+NamedArrays = dict[str, NDArray[Any]]
+
+
+def to_arrays(sequences: Sequence[TrainingSequence]) -> NamedArrays:
+    """`sequences` as flat arrays by name, for the way between ranks: one more field is no new format."""
+    named: NamedArrays = {"lengths": np.array([sequence.num_tokens for sequence in sequences], dtype=np.int64)}
+    for name in (one.name for one in fields(TrainingSequence)):
+        values = [getattr(sequence, name) for sequence in sequences]
+        whole = np.concatenate(values) if name.endswith("_L") and values else np.array(values, dtype=np.int64)
+        named[name] = whole
+    return named
+
+
+def from_arrays(named: NamedArrays) -> list[TrainingSequence]:
+    """The way back from `to_arrays`."""
+    ends = np.cumsum(named["lengths"])
+    spans = [slice(int(end - length), int(end)) for end, length in zip(ends, named["lengths"], strict=True)]
+    per_token = [one.name for one in fields(TrainingSequence) if one.name.endswith("_L")]
+    return [
+        TrainingSequence(episode=int(episode), update=int(update), **{name: named[name][span] for name in per_token})
+        for episode, update, span in zip(named["episode"], named["update"], spans, strict=True)
+    ]
 
 
 @dataclass
 class MicroBatch:
-    """Sequences padded on the right, and their completion tokens as flat vectors of length N, sequence by sequence.
+    """Sequences padded on the right, and their trained tokens as flat vectors of length N, sequence by sequence.
 
     Token n is column `column_N[n]` of row `row_N[n]` of `input_ids_BL`; its logprob comes from the hidden state one
     column to the left. Attention is causal and the padding stands to the right of everything that counts, so there is
-    no attention mask. A micro-batch of a rank that has nothing left to do is one row of padding with N = 0: every rank
-    runs the same number of them, because each forward and backward is a collective.
+    no attention mask. All sequences of an episode are in one micro-batch. A micro-batch of a rank that has nothing left
+    to do is one row of padding with N = 0: every rank runs the same number of them, because each forward and backward
+    is a collective.
     """
 
     input_ids_BL: "torch.Tensor"
     row_N: "torch.Tensor"
     column_N: "torch.Tensor"
+    episode_N: "torch.Tensor"
+    """Which of the E episodes of this micro-batch the token is of."""
     advantage_N: "torch.Tensor"
     rollout_logprobs_N: "torch.Tensor"
     """The server's; NaN where it gave none."""
     fresh_N: "torch.Tensor"
+    """Sampled by the weights that this batch starts from: `old_logprobs` may be the trainer's own."""
     weight_N: "torch.Tensor"
-    """Factor of a token's loss in the loss of the whole optimizer update; the loss type's normaliser is in it."""
+    """Factor of a token's loss in the loss of the whole optimizer update."""
+    num_episodes: int
+    """E."""
     update_tokens: int
-    """Completion tokens of the whole optimizer update, over all micro-batches and ranks."""
+    """Trained tokens of the whole optimizer update, over all micro-batches and ranks."""
     old_logprobs_N: "torch.Tensor | None" = None
     """Logprobs under the policy that the batch started with; filled in before or by the first update that uses them."""
     ref_logprobs_N: "torch.Tensor | None" = None
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.input_ids_BL)

@@ -5,7 +5,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from .run_config import Positive, RecipeName, Section, Share
+from .run_config import RecipeName
+from .section import Positive, Section, Share
 
 
 class ColdStartModel(Section):

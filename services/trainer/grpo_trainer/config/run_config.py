@@ -5,37 +5,14 @@ Where TRL and ms-swift have a name for a thing, ours is that name. `settings.py`
 
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
-from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-Positive = Annotated[float, Field(gt=0)]
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
-Seconds = Annotated[float, Field(gt=0, le=86400)]
-
-
-def _number(value: Any) -> Any:
-    """A flag is a string, and a choice between numbers does not convert by itself."""
-    return int(value) if isinstance(value, str) and value.isdigit() else value
-
-
-def _without_credentials(url: str) -> str:
-    """The configuration is written to the run folder and sent to experiment trackers."""
-    if urlsplit(url).username or urlsplit(url).password:
-        raise PydanticCustomError("secret", "no user and no password in a URL: put the token into GRPO_API_TOKEN")
-    return url
-
-
-ServerUrl = Annotated[str, AfterValidator(_without_credentials)]
-
+from .algorithm import AlgorithmConfig
+from .section import Positive, Seconds, Section, ServerUrl, Share, without_credentials
 
 RecipeName = Literal["none", "countdown", "numina_math"]
 """How a row of the dataset becomes a prompt; see `recipes/`."""
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ModelConfig(Section):
@@ -183,35 +160,6 @@ class RewardConfig(Section):
         return {name: Path(file) for file, _, name in pairs if file.endswith(".py")}
 
 
-class AlgorithmConfig(Section):
-    """GRPO."""
-
-    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo"] = Field(
-        "dapo", description="How token losses are normalised."
-    )
-    scale_rewards: Literal["group", "batch", "none"] = Field("group", description="Standard deviation to divide by.")
-    epsilon: Share = Field(0.2, description="Lower clip of the importance ratio: 1 - epsilon.")
-    epsilon_high: float | None = Field(None, gt=0.0, description="Upper clip: 1 + epsilon_high; epsilon when absent.")
-    delta: float | None = Field(None, gt=1.0, description="Upper bound of the ratio where the clip leaves it free.")
-    beta: float = Field(0.0, ge=0.0, description="Weight of the KL term (k3) to the reference model; 0: no reference.")
-    num_iterations: int = Field(1, ge=1, description="Passes over one generation batch.")
-    steps_per_generation: int = Field(1, ge=1, description="Optimizer updates one generation batch is split into.")
-    mask_truncated_completions: bool = Field(False, description="Completions cut at their length take no part.")
-    entropy_coef: float = Field(0.0, ge=0.0, description="Weight of an entropy bonus.")
-    max_staleness: int = Field(0, ge=0, le=16, description="Versions a sample may lag behind; 0: synchronous GRPO.")
-    importance_sampling_correction: bool = Field(
-        True, description="Weigh tokens by the trainer's over the server's probability."
-    )
-    importance_sampling_mode: Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = (
-        "token_truncate"
-    )
-    importance_sampling_clip_max: Positive = 3.0
-
-    @property
-    def upper_epsilon(self) -> float:
-        return self.epsilon if self.epsilon_high is None else self.epsilon_high
-
-
 class OptimizerConfig(Section):
     """AdamW and its schedule. Steps of the schedule are optimizer updates."""
 
@@ -229,6 +177,11 @@ class OptimizerConfig(Section):
     max_skipped_updates: int = Field(
         3, ge=0, description="Updates in a row without a finite gradient that a run survives."
     )
+
+
+def _number(value: Any) -> Any:
+    """A flag is a string, and a choice between numbers does not convert by itself."""
+    return int(value) if isinstance(value, str) and value.isdigit() else value
 
 
 class DeepSpeedConfig(Section):
@@ -307,7 +260,7 @@ class LoggingConfig(Section):
     log_completions: bool = Field(True, description="Write completions.jsonl.")
     project: str = Field("grpo-services", description="Project (MLflow: experiment) of the run.")
     run_name: str | None = Field(None, description="Name of the run; the run folder's when absent.")
-    otlp_endpoint: Annotated[str, Field(pattern=r"^https?://"), AfterValidator(_without_credentials)] | None = Field(
+    otlp_endpoint: Annotated[str, Field(pattern=r"^https?://"), AfterValidator(without_credentials)] | None = Field(
         None,
         description="OpenTelemetry receiver, such as http://otel-collector:4318: a trace for each group.",
     )

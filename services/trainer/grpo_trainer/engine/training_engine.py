@@ -25,10 +25,13 @@ from deepspeed.utils import logger as deepspeed_logger
 from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
+from ..algorithm.extension import named
 from ..algorithm.loss import old_logprobs, policy_loss
 from ..algorithm.reduction import Tally
 from ..algorithm.sequences import MicroBatch
-from ..config.run_config import AlgorithmConfig, DeepSpeedConfig, ModelConfig, OptimizerConfig
+from ..algorithm.surrogates import SURROGATES
+from ..config.algorithm import AlgorithmConfig
+from ..config.run_config import DeepSpeedConfig, ModelConfig, OptimizerConfig
 from ..errors import RunError, storage_error_class
 from ..ranks.process_group import join_process_group
 from .deepspeed_settings import ClipBareOptimizer, adamw, deepspeed_settings, inference_settings
@@ -67,6 +70,7 @@ class TrainingEngine:
     ):
         self.beat = beat
         self.model_config, self.optimizer_config, self.algorithm = model, optimizer, algorithm
+        self._surrogate = named(algorithm.surrogate_name, SURROGATES, setting="algorithm.surrogate")
         self.zero_stage, self.total_updates = sharing.zero_stage, total_updates
         self.device = join_process_group(timeout_s=sharing.timeout_s)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
@@ -84,7 +88,7 @@ class TrainingEngine:
             gather=self._gathered,
             sharded=self.zero_stage == 3,
             fills=self.rank == 0,
-            beat=beat,
+            beat=lambda: self.beat(),
         )
         self._reference: Policy | DeepSpeedEngine | None = None
         if algorithm.beta > 0:
@@ -145,7 +149,7 @@ class TrainingEngine:
                 batch.old_logprobs_N = old_logprobs(batch, logprobs_N)
             if self.algorithm.entropy_coef == 0.0:
                 entropy_N = entropy_N.detach()
-            loss, of_batch = policy_loss(logprobs_N, entropy_N, batch, self.algorithm)
+            loss, of_batch = policy_loss(logprobs_N, entropy_N, batch, self.algorithm, self._surrogate)
             tally.merge(of_batch)
             self._engine.backward(loss * self.world_size, scale_wrt_gas=False)
             self.beat()

@@ -12,7 +12,7 @@ from .run_files import COMPLETIONS_FILE
 
 
 class CompletionLog:
-    """One JSON line per sample. On resume the steps after `resumed_step` are dropped; they are done again."""
+    """One JSON line per episode. On resume the steps after `resumed_step` are dropped; they are done again."""
 
     def __init__(self, run_dir: Path, *, resumed_step: int | None):
         self._file = StepFile(run_dir / COMPLETIONS_FILE, keep_through_step=resumed_step)
@@ -28,22 +28,22 @@ class CompletionLog:
 def completion_records(step: int, groups: Sequence[Group]) -> Iterator[dict[str, Any]]:
     """The lines of a step. `group` is the prompt's position in the run, `index` the sample's place in its group."""
     for group in groups:
-        for index, sample in enumerate(group.samples):
+        for index, episode in enumerate(group.episodes):
             yield {
                 "step": step,
                 "group": group.position,
                 "index": index,
                 "row": group.row.index,
                 "prompt": group.row.prompt,
-                "completion": sample.text,
-                "rewards": {name: _reward(result) for name, result in sample.rewards.items()},
-                "total": sample.total_reward,
-                "advantage": sample.advantage,
-                "versions": sample.versions,
-                "finish_reason": sample.finish_reason,
-                "num_tokens": len(sample.token_ids),
+                "completion": episode.text,
+                "rewards": {name: _reward(result) for name, result in episode.rewards.items()},
+                "total": episode.total,
+                "advantage": episode.advantage,
+                "versions": episode.versions,
+                "finish_reason": episode.finish_reason,
+                "num_tokens": episode.num_sampled,
                 **({"trace_id": group.trace.trace_id} if group.trace.trace_id else {}),
-                "log": {name: result.log for name, result in sample.rewards.items() if result.log},
+                "log": {name: result.log for name, result in episode.rewards.items() if result.log},
             }
 
 

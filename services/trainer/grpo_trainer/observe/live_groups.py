@@ -6,7 +6,7 @@ from typing import Any
 
 from grpo_proto import RewardScore
 
-from ..algorithm.sequences import Group, Sample
+from ..algorithm.sequences import Episode, Group
 from .report_samples import prompt_text, shorten
 
 MAX_GROUPS = 3
@@ -27,7 +27,7 @@ def groups_shown(groups: Sequence[Group]) -> list[dict[str, Any]]:
 
 
 def _group(group: Group) -> dict[str, Any]:
-    ranked = sorted(group.samples, key=_rank)
+    ranked = sorted(group.episodes, key=_rank)
     shown = ranked
     if len(ranked) > MAX_COMPLETIONS:
         half = MAX_COMPLETIONS // 2
@@ -37,20 +37,20 @@ def _group(group: Group) -> dict[str, Any]:
         "row": group.row.index,
         "prompt": clean(prompt_text(group.row.prompt)),
         "count": len(ranked),
-        "unscored": sum(finite(sample.total_reward) is None for sample in ranked),
-        "completions": [_completion(sample) for sample in shown],
+        "unscored": sum(finite(episode.total) is None for episode in ranked),
+        "completions": [_completion(episode) for episode in shown],
     }
 
 
-def _completion(sample: Sample) -> dict[str, Any]:
+def _completion(episode: Episode) -> dict[str, Any]:
     return {
-        "text": clean(sample.text),
-        "total": finite(sample.total_reward),
-        "advantage": finite(sample.advantage),
-        "rewards": [_reward(name, result) for name, result in list(sample.rewards.items())[:MAX_REWARDS]],
-        "finish": sample.finish_reason,
-        "tokens": len(sample.token_ids),
-        "version": sample.oldest_version,
+        "text": clean(episode.text),
+        "total": finite(episode.total),
+        "advantage": finite(episode.advantage),
+        "rewards": [_reward(name, result) for name, result in list(episode.rewards.items())[:MAX_REWARDS]],
+        "finish": episode.finish_reason,
+        "tokens": episode.num_sampled,
+        "version": episode.oldest_version,
     }
 
 
@@ -70,11 +70,11 @@ def finite(value: float | None) -> float | None:
 
 
 def _spread_of(group: Group) -> float:
-    totals = [total for sample in group.samples if (total := finite(sample.total_reward)) is not None]
+    totals = [total for episode in group.episodes if (total := finite(episode.total)) is not None]
     return max(totals) - min(totals) if totals else -1.0
 
 
-def _rank(sample: Sample) -> float:
+def _rank(episode: Episode) -> float:
     """Best first, what has no score last."""
-    total = finite(sample.total_reward)
+    total = finite(episode.total)
     return math.inf if total is None else -total

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from ..algorithm.scores import accuracy, mean, standard_deviation
-from ..algorithm.sequences import DROP_REASONS, Group, Sample
+from ..algorithm.sequences import DROP_REASONS, Episode, Group
 
 
 def rollout_metrics(
@@ -25,22 +25,22 @@ def rollout_metrics(
 
     `policy_version` is the version the batch starts from; `dropped_stale` counts the samples thrown away for this step.
     """
-    samples = [sample for group in groups for sample in group.samples]
+    episodes = [episode for group in groups for episode in group.episodes]
     return {
         **reward_metrics(groups, reward_names),
         **optional("accuracy", accuracy(groups, accuracy_reward)),
-        **length_metrics(samples),
-        **staleness_metrics(samples, policy_version),
-        **sample_counts(samples, mask_truncated=mask_truncated, dropped_stale=dropped_stale),
+        **length_metrics(episodes),
+        **staleness_metrics(episodes, policy_version),
+        **sample_counts(episodes, mask_truncated=mask_truncated, dropped_stale=dropped_stale),
     }
 
 
 def reward_metrics(groups: Sequence[Group], reward_names: Sequence[str]) -> dict[str, float]:
     """Each reward by itself, and the numbers that rewards report of themselves as `rewards/<name>/<number>`."""
-    samples = [sample for group in groups for sample in group.samples]
+    episodes = [episode for group in groups for episode in group.episodes]
     metrics: dict[str, float] = {}
     for name in reward_names:
-        results = [sample.rewards[name] for sample in samples if name in sample.rewards]
+        results = [episode.rewards[name] for episode in episodes if name in episode.rewards]
         scores = [result.score for result in results if result.score is not None]
         metrics |= optional(f"rewards/{name}/timed_out", mean(float(result.status == "timeout") for result in results))
         metrics |= optional(f"rewards/{name}/mean", mean(scores))
@@ -54,38 +54,38 @@ def reward_metrics(groups: Sequence[Group], reward_names: Sequence[str]) -> dict
     return metrics
 
 
-def length_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+def length_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     """Lengths of completions in tokens; `terminated` are those that ended by themselves, not by a limit."""
-    lengths = [len(sample.token_ids) for sample in samples]
-    terminated = [len(sample.token_ids) for sample in samples if sample.finish_reason == "stop"]
+    lengths = [episode.num_sampled for episode in episodes]
+    terminated = [episode.num_sampled for episode in episodes if episode.finish_reason == "stop"]
     metrics: dict[str, float] = {}
     for infix, values in (("", lengths), ("terminated_", terminated)):
         if values:
             metrics[f"completions/mean_{infix}length"] = math.fsum(values) / len(values)
             metrics[f"completions/min_{infix}length"] = min(values)
             metrics[f"completions/max_{infix}length"] = max(values)
-    return metrics | optional("completions/clipped_ratio", mean(float(sample.truncated) for sample in samples))
+    return metrics | optional("completions/clipped_ratio", mean(float(episode.truncated) for episode in episodes))
 
 
-def staleness_metrics(samples: Sequence[Sample], policy_version: int) -> dict[str, float]:
+def staleness_metrics(episodes: Sequence[Episode], policy_version: int) -> dict[str, float]:
     """How many versions the oldest token of each completion lags behind; completions without tokens have no age."""
-    lags = staleness_of(samples, policy_version)
+    lags = staleness_of(episodes, policy_version)
     return {"staleness/mean": math.fsum(lags) / len(lags), "staleness/max": max(lags)} if lags else {}
 
 
-def staleness_of(samples: Sequence[Sample], policy_version: int) -> list[int]:
+def staleness_of(episodes: Sequence[Episode], policy_version: int) -> list[int]:
     """For each sample that has tokens: how many versions its oldest one lags behind."""
-    return [policy_version - oldest for sample in samples if (oldest := sample.oldest_version) is not None]
+    return [policy_version - oldest for episode in episodes if (oldest := episode.oldest_version) is not None]
 
 
-def sample_counts(samples: Sequence[Sample], *, mask_truncated: bool, dropped_stale: int = 0) -> dict[str, float]:
+def sample_counts(episodes: Sequence[Episode], *, mask_truncated: bool, dropped_stale: int = 0) -> dict[str, float]:
     """How many samples took part, why others were left out, and how many lack a score of a reward.
 
     `samples/dropped_<reason>` count every sample that took no part once, those too old to be used among them.
     `samples/<status>` count a sample once for every status of its rewards, those of weight 0 among them.
     """
-    statuses = [{result.status for result in sample.rewards.values()} for sample in samples]
-    left_out = Counter(sample.left_out_because(mask_truncated=mask_truncated) for sample in samples)
+    statuses = [{result.status for result in episode.rewards.values()} for episode in episodes]
+    left_out = Counter(episode.left_out_because(mask_truncated=mask_truncated) for episode in episodes)
     return {
         "samples/used": left_out[None],
         **{f"samples/dropped_{reason}": left_out[reason] for reason in DROP_REASONS},
@@ -98,7 +98,7 @@ def sample_counts(samples: Sequence[Sample], *, mask_truncated: bool, dropped_st
 
 def count_tokens(groups: Iterable[Group]) -> int:
     """Tokens of prompts and completions; a prompt counts for each of its completions, as in TRL's `num_tokens`."""
-    return sum(len(group.row.token_ids) + len(sample.token_ids) for group in groups for sample in group.samples)
+    return sum(episode.num_tokens for group in groups for episode in group.episodes)
 
 
 def merge_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:

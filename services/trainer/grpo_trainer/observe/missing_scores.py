@@ -27,10 +27,10 @@ class MissingScores:
 
 def missing_scores(groups: Iterable[Group], reward_names: Sequence[str]) -> list[MissingScores]:
     """Scores that rewards did not give, in the order of `reward_names`, the most frequent reason first."""
-    samples = [sample for group in groups for sample in group.samples]
+    episodes = [episode for group in groups for episode in group.episodes]
     found = []
     for name in reward_names:
-        results = [sample.rewards[name] for sample in samples if name in sample.rewards]
+        results = [episode.rewards[name] for episode in episodes if name in episode.rewards]
         statuses = Counter(result.status for result in results if result.score is None)
         for status, count in statuses.most_common():
             details = (result.detail for result in results if result.status == status and result.detail)

@@ -9,8 +9,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
+
+NamedArrays = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,26 @@ class Ranks:
         buffer = payload if payload is not None else torch.empty(int(length), dtype=torch.uint8)
         dist.broadcast(buffer, src=0, group=self.control)
         return json.loads(buffer.numpy().tobytes())
+
+    def broadcast_arrays(self, named: NamedArrays | None) -> NamedArrays | None:
+        """Rank 0's arrays on every rank, byte for byte; what the others pass is ignored. None stays None.
+
+        Raises what `broadcast_json` does.
+        """
+        if self.control is None:
+            return named
+        own = {name: np.ascontiguousarray(array) for name, array in (named or {}).items()} if self.is_first else {}
+        header = [[name, array.dtype.str, list(array.shape)] for name, array in own.items()]
+        header = self.broadcast_json(None if named is None else header)
+        if header is None:
+            return None
+        received: NamedArrays = {}
+        for name, dtype, shape in header:
+            array = own[name] if self.is_first else np.empty(shape, dtype=np.dtype(dtype))
+            if array.size:
+                dist.broadcast(torch.from_numpy(array.reshape(-1).view(np.uint8)), src=0, group=self.control)
+            received[name] = array
+        return received
 
     def gather_json(self, message: Any) -> list[Any]:
         """What every rank says, on every rank."""

@@ -16,10 +16,10 @@ from typing import Protocol
 
 import torch
 
-from grpo_proto import ConflictError, InfrastructureError, Prompt, RolloutRequest, RolloutResponse, Sampling
+from grpo_proto import Completion, ConflictError, InfrastructureError, Prompt, RolloutRequest, RolloutResponse, Sampling
 
 from ..algorithm.batching import collate, pack
-from ..algorithm.sequences import MicroBatch, TrainingSample
+from ..algorithm.sequences import MicroBatch, Segment, TrainingSequence, Turn
 from ..config.run_config import CanaryConfig, RunConfig
 from ..data.prompt_row import PromptRow
 from ..errors import RunError
@@ -48,7 +48,7 @@ class Probe:
     """What one server sampled for one prompt."""
 
     url: str
-    sample: TrainingSample
+    segment: Segment
 
 
 async def sample_probes(
@@ -78,13 +78,7 @@ async def sample_probes(
     return [
         Probe(
             replica.url,
-            TrainingSample(
-                prompt_token_ids=group.prompt_token_ids,
-                token_ids=completion.token_ids,
-                rollout_logprobs=completion.logprobs or [],
-                advantage=0.0,
-                fresh=True,
-            ),
+            _segment(group.prompt_token_ids, completion),
         )
         for replica, answer in zip(members, answers, strict=True)
         if isinstance(answer, RolloutResponse)
@@ -93,26 +87,42 @@ async def sample_probes(
     ]
 
 
+def _segment(prompt_token_ids: list[int], completion: Completion) -> Segment:
+    token_ids = [*prompt_token_ids, *completion.token_ids]
+    turn = Turn(len(prompt_token_ids), len(token_ids), completion.versions, completion.finish_reason, completion.text)
+    return Segment(token_ids, [turn], completion.logprobs)
+
+
 def own_logprobs(
-    engine: Scores, samples: Sequence[TrainingSample], *, tokens_per_micro_batch: int, pad_token_id: int
+    engine: Scores,
+    sequences: Sequence[TrainingSequence],
+    *,
+    version: int,
+    tokens_per_micro_batch: int,
+    pad_token_id: int,
 ) -> list[list[float]]:
-    """The trainer's logprobs of the same tokens. All ranks call it, each with all samples: they are few and short.
+    """The trainer's logprobs of the same tokens. All ranks call it, each with all sequences: they are few and short.
 
     With many servers they are many more than a micro-batch holds.
     """
-    longest_first = sorted(range(len(samples)), key=lambda i: (-samples[i].num_tokens, i))
-    packed = pack(samples, longest_first, tokens_per_micro_batch)
+    longest_first = sorted(range(len(sequences)), key=lambda i: (-sequences[i].num_tokens, i))
+    packed = pack(sequences, [[i] for i in longest_first], tokens_per_micro_batch)
+    numbers = [[i for (i,) in units] for units in packed]
     micro_batches = [
         collate(
-            samples, indices, [0.0] * len(samples), update_tokens=0, pad_token_id=pad_token_id, device=engine.device
+            [sequences[i] for i in indices],
+            version=version,
+            update_tokens=0,
+            pad_token_id=pad_token_id,
+            device=engine.device,
         )
-        for indices in packed
+        for indices in numbers
     ]
     found: dict[int, list[float]] = {}
-    for indices, logprobs_N in zip(packed, engine.logprobs(micro_batches), strict=True):
-        lengths = [len(samples[i].token_ids) for i in indices]
+    for indices, logprobs_N in zip(numbers, engine.logprobs(micro_batches), strict=True):
+        lengths = [sequences[i].num_trained for i in indices]
         found |= dict(zip(indices, (part.tolist() for part in logprobs_N.split(lengths)), strict=True))
-    return [found[i] for i in range(len(samples))]
+    return [found[i] for i in range(len(sequences))]
 
 
 def compare(
@@ -121,7 +131,7 @@ def compare(
     """Mean and largest absolute difference per token. Raises RunError when a server's mean is beyond `bound`."""
     by_server: dict[str, list[float]] = {}
     for probe, own in zip(probes, own_logprobs, strict=True):
-        differences = [abs(a - b) for a, b in zip(probe.sample.rollout_logprobs, own, strict=True)]
+        differences = [abs(a - b) for a, b in zip(probe.segment.logprobs or [], own, strict=True)]
         by_server.setdefault(probe.url, []).extend(differences)
     for url, differences in by_server.items():
         mean = sum(differences) / max(len(differences), 1)

@@ -40,12 +40,12 @@ class Evaluation:
             self._groups(sampled, self.num_generations, version, step),
             self._groups(greedy, 1, version, step),
         )
-        samples = [sample for group in sampled_groups for sample in group.samples]
+        episodes = [episode for group in sampled_groups for episode in group.episodes]
         metrics = {
             "eval_accuracy": accuracy(sampled_groups, self.accuracy_reward),
             "eval_greedy": accuracy(greedy_groups, self.accuracy_reward),
-            "eval_reward": mean(s.total_reward for s in samples if s.total_reward is not None),
-            "eval_completions/mean_length": mean(len(s.token_ids) for s in samples),
+            "eval_reward": mean(s.total for s in episodes if s.total is not None),
+            "eval_completions/mean_length": mean(s.num_sampled for s in episodes),
         }
         return {name: value for name, value in metrics.items() if value is not None}
 

@@ -41,7 +41,7 @@ def reward_specs(config: RewardConfig) -> list[RewardSpec]:
 
 
 class RewardStage:
-    """Scores groups in place: `rewards` and `total_reward` of every sample."""
+    """Scores groups in place: `rewards` and `total` of every episode."""
 
     def __init__(self, client: RewardClient, config: RewardConfig, *, code: RewardCode | None = None):
         self.client, self.config = client, config
@@ -87,20 +87,20 @@ class RewardStage:
 
     async def score(self, groups: list[Group], *, step: int) -> None:
         """Score every sample; once more what broke. Raises RunError when the server stays away for `retry_for_s`."""
-        pairs = [(group, sample) for group in groups for sample in group.samples]
+        pairs = [(group, episode) for group in groups for episode in group.episodes]
         request = ScoreRequest(
             rewards=self.specs,
             samples=[
                 ScoreSample(
-                    id=sample.id,
-                    completion=sample.text,
+                    id=episode.id,
+                    completion=episode.text,
                     prompt=_prompt(group.row),
                     columns=group.row.columns,
-                    completion_token_ids=sample.token_ids,
-                    truncated=sample.truncated,
+                    completion_token_ids=episode.sampled_token_ids,
+                    truncated=episode.truncated,
                     traceparent=group.trace.traceparent,
                 )
-                for group, sample in pairs
+                for group, episode in pairs
             ],
             step=step,
             timeout_s=self.config.timeout_s,
@@ -116,10 +116,10 @@ class RewardStage:
                 f"the reward server could not score within {self.config.retry_for_s:g} s: {error}",
                 hint="bring it back, then start the run again with --resume",
             ) from error
-        for (_, sample), result in zip(pairs, response.results, strict=True):
-            sample.rewards, sample.total_reward = result.rewards, result.total
+        for (_, episode), result in zip(pairs, response.results, strict=True):
+            episode.rewards, episode.total = result.rewards, result.total
             if result.total is None:
-                sample.unscored_because = missing_because(self.specs, result.rewards)
+                episode.unscored_because = missing_because(self.specs, result.rewards)
 
     async def _score(self, request: ScoreRequest, *, step: int) -> ScoreResponse:
         """Raises ServersError, with the status of a wrong configuration, when the code has changed."""
@@ -158,15 +158,15 @@ def _check_file(file: Path, served: RewardDescription, url: str) -> None:
 
 def check_enough_scored(groups: list[Group], min_share: float) -> None:
     """Raise RunError when fewer than `min_share` of the samples have a score: training on the rest would mislead."""
-    samples = [sample for group in groups for sample in group.samples]
-    scored = sum(sample.total_reward is not None for sample in samples)
-    if scored < min_share * len(samples):
+    episodes = [episode for group in groups for episode in group.episodes]
+    scored = sum(episode.total is not None for episode in episodes)
+    if scored < min_share * len(episodes):
         details = [
             f"{name} {score.status}: {score.detail}"
-            for name, score in (sample.unscored_because for sample in samples if sample.unscored_because)
+            for name, score in (episode.unscored_because for episode in episodes if episode.unscored_because)
         ]
         raise RunError(
-            f"only {scored} of {len(samples)} samples could be scored, reward.min_scored_share is {min_share:g}; "
+            f"only {scored} of {len(episodes)} samples could be scored, reward.min_scored_share is {min_share:g}; "
             f"for instance {details[0] if details else 'no reason given'}",
             hint="look at the rewards and at the columns of the dataset",
         )

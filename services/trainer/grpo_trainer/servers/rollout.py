@@ -16,7 +16,7 @@ from grpo_proto import (
     Sampling,
 )
 
-from ..algorithm.sequences import Group, Sample
+from ..algorithm.sequences import Episode, Group, single_turn
 from ..config.run_config import RolloutConfig
 from ..data.prompt_row import PromptRow
 from ..errors import RunError
@@ -94,7 +94,7 @@ class RolloutStage:
         finally:
             self._failing_since_s.pop(request.request_id, None)
         return [
-            Group(position, row, _samples(position, group), trace)
+            Group(position, row, _episodes(position, group), trace)
             for position, row, group, trace in zip(job.positions, job.rows, response.groups, traces, strict=True)
         ]
 
@@ -182,15 +182,16 @@ def _complete(response: RolloutResponse, request: RolloutRequest) -> bool:
     )
 
 
-def _samples(position: int, group: RolloutGroup) -> list[Sample]:
+def _episodes(position: int, group: RolloutGroup) -> list[Episode]:
     return [
-        Sample(
-            id=f"{position}-{number}",
-            token_ids=completion.token_ids,
-            rollout_logprobs=completion.logprobs or [],
-            text=completion.text,
-            finish_reason=completion.finish_reason,
+        single_turn(
+            f"{position}-{number}",
+            group.prompt_token_ids,
+            completion.token_ids,
             versions=completion.versions,
+            finish_reason=completion.finish_reason,
+            text=completion.text,
+            logprobs=completion.logprobs,
         )
         for number, completion in enumerate(group.completions)
     ]

@@ -1,0 +1,37 @@
+"""The correction for what the rollout server sampled from: the trainer's over the server's probability, bounded."""
+
+import torch
+
+from ..config.algorithm import AlgorithmConfig
+from .reduction import Tally
+from .sequences import MicroBatch
+
+
+def rollout_correction(batch: MicroBatch, algorithm: AlgorithmConfig, tally: Tally) -> torch.Tensor | None:
+    """c_n = π_old(n) / π_rollout(n), bounded: truncated importance sampling; None when it is switched off.
+
+    `token_*` takes the ratio of each token, `sequence_*` the product over the episode; `*_truncate` cuts at
+    `importance_sampling_clip_max`, `*_mask` drops what lies above. Where the server gave no logprob the ratio is 1. The
+    ratio of a stale token is 1 too, its old logprob is the server's. Left out on purpose: a lower bound of c.
+    """
+    if batch.old_logprobs_N is None:
+        raise ValueError("old_logprobs_N is not filled in")
+    difference_N = batch.old_logprobs_N - batch.rollout_logprobs_N
+    known_N = ~torch.isnan(difference_N)
+    mismatch = difference_N[known_N & batch.fresh_N].abs()
+    tally.mean("sampling/sampling_logp_difference/mean", mismatch)
+    tally.maximum("sampling/sampling_logp_difference/max", mismatch)
+    if not algorithm.importance_sampling_correction:
+        return None
+    difference_N = torch.where(known_N, difference_N, 0.0)
+    level, kind = algorithm.importance_sampling_mode.split("_")
+    if level == "token":
+        ratio = torch.exp(difference_N)
+    else:
+        ratio = torch.exp(difference_N.new_zeros(batch.num_episodes).index_add(0, batch.episode_N, difference_N))
+    limit = algorithm.importance_sampling_clip_max
+    ratio = ratio.clamp(max=limit) if kind == "truncate" else torch.where(ratio > limit, 0.0, ratio)
+    tally.minimum("sampling/importance_sampling_ratio/min", ratio)
+    tally.mean("sampling/importance_sampling_ratio/mean", ratio)
+    tally.maximum("sampling/importance_sampling_ratio/max", ratio)
+    return ratio if level == "token" else ratio[batch.episode_N]

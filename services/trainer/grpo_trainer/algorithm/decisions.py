@@ -1,0 +1,75 @@
+"""Decisions: scored groups → what is trained on, with which advantage and weight, in which optimizer update."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..config.algorithm import AlgorithmConfig
+from .estimators import ESTIMATORS
+from .extension import named
+from .normalisers import NORMALISERS
+from .normalisers.counts import Counts
+from .sequences import Episode, Group, TrainingSequence, untrained_sequence
+
+
+def training_sequences(
+    groups: Sequence[Group], algorithm: AlgorithmConfig, *, max_completion_length: int
+) -> tuple[list[TrainingSequence], dict[str, float]]:
+    """Advantages into the groups; then the sequences of all episodes that take part in the loss: scored, with tokens,
+    not cut if cuts are masked. Also the metrics of their rewards. What takes no part counts in no normaliser.
+    """
+    estimator = named(algorithm.advantage_estimator, ESTIMATORS, setting="algorithm.advantage_estimator")
+    rewards = [[episode.total for episode in group.episodes] for group in groups]
+    advantages, metrics = estimator(rewards, algorithm)
+    taken: list[tuple[Episode, float]] = []
+    for group, of_group in zip(groups, advantages, strict=True):
+        for episode, advantage in zip(group.episodes, of_group, strict=True):
+            episode.advantage = advantage
+            left_out = episode.left_out_because(mask_truncated=algorithm.mask_truncated_completions)
+            if advantage is not None and left_out is None:
+                taken.append((episode, advantage))
+    return sequences_of(taken, algorithm, max_completion_length=max_completion_length), metrics
+
+
+def sequences_of(
+    taken: Sequence[tuple[Episode, float]], algorithm: AlgorithmConfig, *, max_completion_length: int
+) -> list[TrainingSequence]:
+    """The sequences of episodes that are trained on, each with its advantage, in their order.
+
+    Updates are consecutive slices of the episodes, their sizes differ by one at most; with fewer episodes than
+    `steps_per_generation` there are only as many updates as episodes, because an update without any would still move
+    the weights (momentum, weight decay).
+    """
+    facts = [_facts(episode, number) for number, (episode, _) in enumerate(taken)]
+    updates = slices(len(taken), algorithm.steps_per_generation)
+    normaliser = named(algorithm.normaliser_name, NORMALISERS, setting="algorithm.normaliser")
+    tokens = [sum(sequence.num_trained for sequence in sequences) for sequences in facts]
+    weights = normaliser(Counts(tokens, updates, max_completion_length))
+    return [
+        _decided(sequence, advantage=advantage, weight=weight, update=update)
+        for sequences, (_, advantage), weight, update in zip(facts, taken, weights, updates, strict=True)
+        for sequence in sequences
+    ]
+
+
+def slices(count: int, num_slices: int) -> list[int]:
+    """For each of `count` things, which of at most `num_slices` consecutive slices of nearly equal size it is in."""
+    num_slices = min(num_slices, count)
+    bounds = [count * k // num_slices for k in range(num_slices + 1)] if num_slices else []
+    return [k for k in range(num_slices) for _ in range(bounds[k], bounds[k + 1])]
+
+
+def _facts(episode: Episode, number: int) -> list[TrainingSequence]:
+    """The segments in which something is trained."""
+    sequences, first_turn = [], 0
+    for segment in episode.segments:
+        sequence = untrained_sequence(segment, episode=number, first_turn=first_turn)
+        first_turn += len(segment.turns)
+        if sequence.num_trained:
+            sequences.append(sequence)
+    return sequences
+
+
+def _decided(sequence: TrainingSequence, *, advantage: float, weight: float, update: int) -> TrainingSequence:
+    sequence.advantages_L[sequence.loss_mask_L] = advantage
+    sequence.weights_L[sequence.loss_mask_L] = weight
+    return replace(sequence, update=update)

@@ -1,0 +1,43 @@
+"""What a run file names: an entry of one of our tables, or a user's own as `FILE.py:NAME`."""
+
+import difflib
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from ..errors import UsageError
+
+EntryT = TypeVar("EntryT")
+
+
+def named(name: str, table: Mapping[str, EntryT], *, setting: str) -> EntryT:
+    """The entry `name` of `table`, or NAME of the file when it is `FILE.py:NAME`.
+
+    Raises UsageError that lists the known names, or says what is wrong with the file. There is no silent default.
+    """
+    if name in table:
+        return table[name]
+    file, _, function = name.rpartition(":")
+    if file.endswith(".py"):
+        return _of_file(Path(file).expanduser(), function, setting)
+    close = difflib.get_close_matches(name, table, n=1)
+    raise UsageError(
+        f"{setting} {name} is unknown{f'; did you mean {close[0]}?' if close else ''}",
+        hint=f"known are {', '.join(sorted(table))}; your own is FILE.py:NAME",
+    )
+
+
+def _of_file(file: Path, function: str, setting: str) -> EntryT:  # type: ignore[type-var]
+    spec = importlib.util.spec_from_file_location(f"grpo_trainer_extension_{file.stem}", file)
+    if spec is None or spec.loader is None or not file.is_file():
+        raise UsageError(f"{setting}: there is no file {file}")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UsageError(f"{setting}: {file} cannot be imported: {type(error).__name__}: {error}") from error
+    found = getattr(module, function, None)
+    if not callable(found):
+        raise UsageError(f"{setting}: {file} has no function {function}")
+    return found  # type: ignore[no-any-return]

@@ -1,0 +1,16 @@
+"""Normalisers, one small file each: how much a token's loss counts in the loss of its optimizer update.
+
+A normaliser gives one weight to all tokens of an episode, from counts over whole updates (`Counts`), never from how
+they are cut into micro-batches. A user's own is `FILE.py:NAME` in `algorithm.normaliser`.
+"""
+
+from collections.abc import Callable
+
+from .counts import Counts
+from .per_batch import dapo
+from .per_episode import dr_grpo, grpo
+from .per_update import bnpo
+
+Normaliser = Callable[[Counts], list[float]]
+
+NORMALISERS: dict[str, Normaliser] = {"grpo": grpo, "bnpo": bnpo, "dr_grpo": dr_grpo, "dapo": dapo}

@@ -1,0 +1,19 @@
+"""Surrogates, one small file each: the loss of each trained token, before its weight.
+
+A surrogate takes the policy's logprobs, which carry the gradient, the micro-batch, the settings of the algorithm and a
+tally for its metrics, and returns the loss of every token. `batch.old_logprobs_N` is filled in by then. Every rank
+records the same metrics, also for an empty micro-batch. A user's own is `FILE.py:NAME` in `algorithm.surrogate`.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from ...config.algorithm import AlgorithmConfig
+from ..reduction import Tally
+from ..sequences import MicroBatch
+from .clipped import clipped
+
+Surrogate = Callable[[torch.Tensor, MicroBatch, AlgorithmConfig, Tally], torch.Tensor]
+
+SURROGATES: dict[str, Surrogate] = {"clipped": clipped}

@@ -1,0 +1,61 @@
+"""The section `algorithm` of a run file."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from .section import Positive, Section, Share
+
+LOSS_TYPES = {
+    "grpo": ("clipped", "grpo"),
+    "bnpo": ("clipped", "bnpo"),
+    "dr_grpo": ("clipped", "dr_grpo"),
+    "dapo": ("clipped", "dapo"),
+}
+"""Surrogate and normaliser of each `loss_type`."""
+
+
+class AlgorithmConfig(Section):
+    """GRPO."""
+
+    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo"] = Field(
+        "dapo", description="A preset of surrogate and normaliser, under TRL's name."
+    )
+    advantage_estimator: str = Field(
+        "grpo", min_length=1, description="How rewards become advantages; your own is FILE.py:NAME."
+    )
+    surrogate: str | None = Field(
+        None, min_length=1, description="Instead of the preset's: the loss of a token; your own is FILE.py:NAME."
+    )
+    normaliser: str | None = Field(
+        None, min_length=1, description="Instead of the preset's: the weight of a token; your own is FILE.py:NAME."
+    )
+    scale_rewards: Literal["group", "batch", "none"] = Field("group", description="Standard deviation to divide by.")
+    epsilon: Share = Field(0.2, description="Lower clip of the importance ratio: 1 - epsilon.")
+    epsilon_high: float | None = Field(None, gt=0.0, description="Upper clip: 1 + epsilon_high; epsilon when absent.")
+    delta: float | None = Field(None, gt=1.0, description="Upper bound of the ratio where the clip leaves it free.")
+    beta: float = Field(0.0, ge=0.0, description="Weight of the KL term (k3) to the reference model; 0: no reference.")
+    num_iterations: int = Field(1, ge=1, description="Passes over one generation batch.")
+    steps_per_generation: int = Field(1, ge=1, description="Optimizer updates one generation batch is split into.")
+    mask_truncated_completions: bool = Field(False, description="Completions cut at their length take no part.")
+    entropy_coef: float = Field(0.0, ge=0.0, description="Weight of an entropy bonus.")
+    max_staleness: int = Field(0, ge=0, le=16, description="Versions a sample may lag behind; 0: synchronous GRPO.")
+    importance_sampling_correction: bool = Field(
+        True, description="Weigh tokens by the trainer's over the server's probability."
+    )
+    importance_sampling_mode: Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = (
+        "token_truncate"
+    )
+    importance_sampling_clip_max: Positive = 3.0
+
+    @property
+    def surrogate_name(self) -> str:
+        return self.surrogate or LOSS_TYPES[self.loss_type][0]
+
+    @property
+    def normaliser_name(self) -> str:
+        return self.normaliser or LOSS_TYPES[self.loss_type][1]
+
+    @property
+    def upper_epsilon(self) -> float:
+        return self.epsilon if self.epsilon_high is None else self.epsilon_high

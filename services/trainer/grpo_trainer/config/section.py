@@ -1,0 +1,25 @@
+"""What the sections of a run file have in common."""
+
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Seconds = Annotated[float, Field(gt=0, le=86400)]
+
+
+def without_credentials(url: str) -> str:
+    """The configuration is written to the run folder and sent to experiment trackers."""
+    if urlsplit(url).username or urlsplit(url).password:
+        raise PydanticCustomError("secret", "no user and no password in a URL: put the token into GRPO_API_TOKEN")
+    return url
+
+
+ServerUrl = Annotated[str, AfterValidator(without_credentials)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)

@@ -1,0 +1,100 @@
+"""Episodes and training sequences, for tests that need many."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+from grpo_proto import RewardScore
+from grpo_trainer.algorithm.decisions import sequences_of
+from grpo_trainer.algorithm.sequences import Episode, Segment, TrainingSequence, Turn, single_turn
+from grpo_trainer.config.algorithm import AlgorithmConfig
+
+MAX_COMPLETION_LENGTH = 14
+VERSION = 1
+"""The policy that is trained: what is fresh is of it, what is stale of the one before."""
+
+Taken = list[tuple[Episode, float]]
+
+
+def make_taken(count: int, *, seed: int = 0, stale_share: float = 0.0, logprobs: bool = True) -> Taken:
+    """Episodes of one turn, prompts of 1 to 9 and completions of 1 to 14 tokens, with any advantage."""
+    rng = random.Random(seed)
+    taken = []
+    for number in range(count):
+        prompt = [rng.randrange(5, 100) for _ in range(rng.randint(1, 9))]
+        completion = [rng.randrange(5, 100) for _ in range(rng.randint(1, MAX_COMPLETION_LENGTH))]
+        rollout = [rng.gauss(-4.5, 0.5) for _ in completion] if logprobs else None
+        advantage = rng.gauss(0, 1)
+        version = VERSION if rng.random() >= stale_share else VERSION - 1
+        versions = [(version, len(completion))]
+        episode = single_turn(
+            f"e-{number}", prompt, completion, versions=versions, finish_reason="stop", logprobs=rollout
+        )
+        taken.append((episode, advantage))
+    return taken
+
+
+def decided(taken: Taken, algorithm: AlgorithmConfig | None = None) -> list[TrainingSequence]:
+    return sequences_of(taken, algorithm or AlgorithmConfig(), max_completion_length=MAX_COMPLETION_LENGTH)
+
+
+def make_sequences(count: int, algorithm: AlgorithmConfig | None = None, **how: object) -> list[TrainingSequence]:
+    return decided(make_taken(count, **how), algorithm)  # type: ignore[arg-type]
+
+
+def one_completion(prompt: list[int], completion: list[int], *, fresh: bool = True, advantage: float = 0.0) -> Taken:
+    versions = [(VERSION if fresh else VERSION - 1, len(completion))]
+    return [(single_turn("e", prompt, completion, versions=versions, finish_reason="stop"), advantage)]
+
+
+def two_segments(number: int = 0) -> Episode:
+    """An episode of three turns: two in the first segment, a masked and a trained one in the second."""
+    first = Segment(
+        list(range(5, 25)),
+        [Turn(3, 8, [(VERSION - 1, 2), (VERSION, 3)], "stop", "a"), Turn(12, 20, [(VERSION, 8)], "tool_calls", "b")],
+        [-1.0 - 0.1 * k for k in range(13)],
+    )
+    second = Segment(
+        list(range(30, 40)),
+        [Turn(2, 4, [(VERSION, 2)], "stop", "c", masked="too old"), Turn(6, 10, [(VERSION, 4)], "stop", "d")],
+        [-2.0 - 0.1 * k for k in range(6)],
+        parent=0,
+        fork_at=2,
+    )
+    return Episode(f"e-{number}", [first, second])
+
+
+def completion(
+    episode_id: str,
+    token_ids: list[int],
+    logprobs: list[float],
+    text: str,
+    finish_reason: str,
+    versions: list[tuple[int, int]],
+    rewards: dict[str, RewardScore] | None = None,
+    total: float | None = None,
+    advantage: float | None = None,
+    unscored_because: tuple[str, RewardScore] | None = None,
+    *,
+    prompt: Sequence[int] = (1,),
+) -> Episode:
+    """An episode of one turn, with what became of it."""
+    made = single_turn(
+        episode_id,
+        list(prompt),
+        token_ids,
+        versions=versions,
+        finish_reason=finish_reason,
+        text=text,
+        logprobs=logprobs,
+    )
+    made.rewards, made.total, made.advantage = rewards or {}, total, advantage
+    made.unscored_because = unscored_because
+    return made
+
+
+def saying(episode: Episode, text: str) -> Episode:
+    """The same episode of one turn with another text."""
+    (segment,) = episode.segments
+    (turn,) = segment.turns
+    return replace(episode, segments=[replace(segment, turns=[replace(turn, text=text)])])

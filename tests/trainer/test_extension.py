@@ -1,0 +1,72 @@
+"""Tables of the algorithm, and a user's own entries by file and name."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from tests.trainer.made_episodes import VERSION, make_sequences, make_taken
+
+from grpo_trainer.algorithm.batching import collate
+from grpo_trainer.algorithm.decisions import sequences_of
+from grpo_trainer.algorithm.extension import named
+from grpo_trainer.algorithm.loss import policy_loss
+from grpo_trainer.algorithm.surrogates import SURROGATES
+from grpo_trainer.config.algorithm import LOSS_TYPES, AlgorithmConfig
+from grpo_trainer.errors import UsageError
+
+CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
+
+
+def test_an_unknown_name_lists_those_that_are_known():
+    with pytest.raises(UsageError, match=r"algorithm\.surrogate cliped is unknown; did you mean clipped") as refused:
+        named("cliped", SURROGATES, setting="algorithm.surrogate")
+    assert refused.value.hint == "known are clipped; your own is FILE.py:NAME"
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "message"),
+    [
+        (None, "loss", "there is no file"),
+        ("x = 1", "loss", "has no function loss"),
+        ("x = 1", "x", "has no function x"),
+        ("1 / 0", "loss", "cannot be imported: ZeroDivisionError"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, content: str | None, name: str, message: str):
+    file = tmp_path / "own.py"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(UsageError, match=message):
+        named(f"{file}:{name}", SURROGATES, setting="algorithm.surrogate")
+
+
+def test_the_loss_of_the_contributing_page_works_as_it_stands(tmp_path: Path):
+    (text,) = re.findall(r"```python\n(.*?)```", CONTRIBUTING.read_text(), re.DOTALL)
+    assert len(text.splitlines()) <= 30
+    (tmp_path / "bounded_reinforce.py").write_text(text)
+    algorithm = AlgorithmConfig(surrogate=f"{tmp_path}/bounded_reinforce.py:bounded_reinforce", loss_type="grpo")
+    surrogate = named(algorithm.surrogate_name, SURROGATES, setting="algorithm.surrogate")
+    sequences = make_sequences(6, algorithm, seed=2)
+    batch = collate(sequences, version=VERSION, update_tokens=9, pad_token_id=0, device="cpu")
+    batch.old_logprobs_N = batch.rollout_logprobs_N
+    logprobs_N = (batch.rollout_logprobs_N + torch.linspace(-1, 1, batch.row_N.numel())).requires_grad_()
+    loss, tally = policy_loss(logprobs_N, torch.zeros_like(logprobs_N), batch, algorithm, surrogate)
+    loss.backward()
+    ratio_N = torch.exp(logprobs_N.detach() - batch.rollout_logprobs_N)
+    torch.testing.assert_close(logprobs_N.grad, -batch.weight_N * batch.advantage_N * ratio_N.clamp(max=2.0))
+    assert {"ratio/mean", "ratio/bounded", "loss"} <= tally.reduce().keys()
+
+
+def test_a_normaliser_and_an_estimator_may_be_a_users_own(tmp_path: Path):
+    file = tmp_path / "own.py"
+    file.write_text("def halves(counts):\n    return [0.5] * len(counts.tokens)\n")
+    algorithm = AlgorithmConfig(normaliser=f"{file}:halves")
+    sequences = sequences_of(make_taken(3), algorithm, max_completion_length=14)
+    assert all((sequence.weights_L[sequence.loss_mask_L] == 0.5).all() for sequence in sequences)
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_each_loss_type_is_a_preset_that_a_name_of_its_own_overrides(loss_type: str):
+    assert AlgorithmConfig(loss_type=loss_type).normaliser_name == LOSS_TYPES[loss_type][1]
+    assert AlgorithmConfig(loss_type=loss_type, normaliser="bnpo").normaliser_name == "bnpo"
