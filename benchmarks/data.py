@@ -122,7 +122,7 @@ def main() -> None:
                 kept_mb = found["private_mb"] - found["imports_private_mb"]
                 disk_mb = sum(path.stat().st_size for path in run_folder.iterdir()) / MB
                 print(
-                    f"| {num_rows:,} | {start} | {found['seconds']:.1f} | {found['tokenizer_s']:.1f} "
+                    f"| {num_rows:,} | {start} | {found['seconds']:.2f} | {found['tokenizer_s']:.1f} "
                     f"| {found['cpu_seconds']:.1f} | {found['imports_mb']:.0f} "
                     f"| {found['loaded_mb'] - found['imports_mb']:.0f} | {found['read_us']:.0f} "
                     f"| {found['read_mb'] - found['imports_mb']:.0f} | {kept_mb:.0f} "

@@ -75,9 +75,13 @@ def test_every_folder_of_the_trainer_has_its_arrows():
         assert trainer_imports(PACKAGES["grpo_trainer"] / f"{name}.py") <= GROUND
 
 
-@pytest.mark.parametrize("name", ["", *ARROWS])
-def test_the_map_of_a_folder_names_every_file(name: str):
-    folder = PACKAGES["grpo_trainer"] / name
+@pytest.mark.parametrize(
+    ("package", "name"),
+    [("grpo_rollout", ""), *(("grpo_proto", name) for name in ("", "messages", "client", "server"))]
+    + [("grpo_trainer", name) for name in ("", *ARROWS)],
+)
+def test_the_map_of_a_folder_names_every_file(package: str, name: str):
+    folder = PACKAGES[package] / name
     map_of_folder = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
     files = {path.name for path in folder.glob("*.py")} - {"__init__.py"}
     sinks = {name for name in files if name.endswith("_sink.py") and "*_sink.py" in map_of_folder}

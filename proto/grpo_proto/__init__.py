@@ -1,4 +1,18 @@
-"""The wire of grpo-services: what its three services say to each other, and typed clients that say it."""
+"""The wire of grpo-services: the messages between its three services, and typed clients that send them.
+
+messages/          every message, a file for each server's routes
+client/            typed HTTP clients (needs httpx)
+server/            what the servers share: socket, HTTP connection, refusals (needs uvicorn and starlette)
+transport.py       move weights: buckets, digest, process group (needs torch)
+api_token.py       the servers' token: read it from the environment, check a request for it
+totals.py          a sample's total reward, and a retry of the scores that broke
+code_hash.py       a digest of a reward's source files
+fingerprint.py     short digests of a tokenizer and of a chat template
+loopback.py        which addresses only this machine can reach
+log_lines.py       log formatters for text and JSON, without secrets
+fewer_repeats.py   a log filter that passes a repeated line now and then, with a count
+tracing.py         export spans to an OpenTelemetry receiver
+"""
 
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +71,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The clients when somebody asks for one: a server needs the messages alone, and httpx takes long to import."""
+    """Import the clients on first use: a server needs the messages alone, and httpx takes long to import."""
     if name in ("RewardClient", "RolloutClient", "ServiceClient", "WeightsClient"):
         from .client import clients
 

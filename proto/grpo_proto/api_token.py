@@ -1,6 +1,6 @@
-"""The token of the servers: where it stands, and whether a request carries it.
+"""The servers' token: read it from the environment, and check whether a request carries it.
 
-While one token takes the place of another, servers take both: clients and servers are not started anew in one moment.
+A server accepts two tokens, so that a token can be replaced while clients and servers restart one after the other.
 """
 
 import base64
@@ -16,31 +16,32 @@ ALSO_VARIABLE = "GRPO_API_TOKEN_ALSO"
 
 
 class TokenError(Exception):
-    """What the variables say is not what whoever set them believes."""
+    """The variables hold no usable token, though at least one of them is set."""
 
 
 def server_tokens() -> tuple[str, ...]:
-    """The tokens a server takes, of the environment, that of its own requests first; none when it asks for none.
+    """The tokens that a server accepts, from the environment; the first is for its own requests.
 
-    Raises TokenError for a variable that is set to nothing, and for a second token without a first. A secret that was
-    made from a file ends in a line break, which no header can carry.
+    Empty when the server needs no token. Strips white space: a secret made from a file ends in a line break, which a
+    header cannot carry. Raises TokenError for an empty variable, and for a second token without a first.
     """
     token, also = os.environ.get(TOKEN_VARIABLE), os.environ.get(ALSO_VARIABLE)
     if token is not None and not token.strip():
         raise TokenError(f"{TOKEN_VARIABLE} is empty: set it to a secret, or unset it to serve loopback without one")
     if also is not None and not also.strip():
-        raise TokenError(f"{ALSO_VARIABLE} is empty: set it to the second token that is taken, or unset it")
+        raise TokenError(f"{ALSO_VARIABLE} is empty: set it to the second token that the server accepts, or unset it")
     if also is not None and token is None:
-        raise TokenError(f"{ALSO_VARIABLE} is set and {TOKEN_VARIABLE} is not: with one token only, that is its place")
+        raise TokenError(f"{ALSO_VARIABLE} is set and {TOKEN_VARIABLE} is not: set a single token in {TOKEN_VARIABLE}")
     return tuple(value.strip() for value in (token, also) if value is not None)
 
 
 def has_token(tokens: Sequence[str], authorization: bytes) -> bool:
-    """Whether the value of an `Authorization` header carries one of `tokens`; in constant time, so that nobody can
-    guess one byte by byte.
+    """Whether the value of an `Authorization` header carries one of `tokens`.
 
-    `Bearer TOKEN`, or `Basic` with the token as password under any name: HTTP libraries make that of what stands before
-    the @ of a URL, http://any:TOKEN@host:8001, and a browser of what a person types.
+    Compares in constant time: otherwise the time of an answer would reveal a token byte by byte.
+
+    Accepts `Bearer TOKEN`, and `Basic` with the token as the password of any user: HTTP libraries send the latter for
+    http://any:TOKEN@host:8001, browsers for what a person types.
     """
     scheme, _, given = authorization.partition(b" ")
     given = given.strip()
@@ -62,10 +63,10 @@ def token_refusal(
     message: str = "the token is missing or wrong",
     hint: str = f"send Authorization: Bearer ${TOKEN_VARIABLE}",
 ) -> Refusal | None:
-    """401, unless exactly one `Authorization` of the `headers` of an ASGI request carries one of `tokens`.
+    """A 401, unless the `headers` of an ASGI request have exactly one `Authorization`, which carries one of `tokens`.
 
-    Of several a proxy in front may have read another one. `challenge` says what is asked for: `Basic` makes a browser
-    ask its user.
+    Two `Authorization` headers are refused: a proxy in front may have checked the other one. `challenge` names the
+    scheme for the client: on `Basic` a browser asks its user.
     """
     given = [value for name, value in headers if name == b"authorization"]
     if len(given) == 1 and has_token(tokens, given[0]):

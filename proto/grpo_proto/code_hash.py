@@ -1,4 +1,4 @@
-"""Which code a reward is: a digest that changes when its scores may."""
+"""Digest of a reward's source files: it changes when the scores may change."""
 
 import ast
 import hashlib
@@ -8,11 +8,10 @@ from pathlib import Path
 
 
 def code_hash(file: Path) -> str:
-    """SHA-256 in hexadecimal of a reward's source file, and of those that it imports from its own folder, theirs too:
-    relatively, or by plain `import helper` where the folder is no package.
+    """SHA-256, in hexadecimal, of a reward's source file and of the files that it imports from its own folder.
 
-    A file that imports none so has its own digest, the one that `sha256sum` prints: that is every plugin of one file.
-    Libraries are not in it: the operator pins them.
+    Follows relative imports, and plain `import helper` where the folder is not a package, through all files found. A
+    file without such imports has the digest that `sha256sum` prints. Libraries do not count: the operator pins them.
     """
     digests = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in _with_imports(file)}
     own = digests.pop(file)
@@ -36,7 +35,7 @@ def _imported(file: Path) -> frozenset[Path]:
 
 
 def _candidates(file: Path) -> Iterator[Path]:
-    """Where the modules of `from .module import name` may be: `name` may be a module, too."""
+    """Paths that the imports of `file` may mean. In `from .module import name`, `name` may be a module, too."""
     in_package = (file.parent / "__init__.py").exists()
     for node in ast.walk(ast.parse(file.read_bytes())):
         places: list[Path] = []

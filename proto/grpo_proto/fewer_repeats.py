@@ -1,4 +1,4 @@
-"""A line of a log that comes again and again is written now and then, with how often it was not."""
+"""A log filter that passes a repeated line now and then, with the number of lines it held back."""
 
 import logging
 import time
@@ -6,28 +6,28 @@ from collections.abc import Collection
 
 
 class FewerRepeats(logging.Filter):
-    """A line that comes again and again passes once in `every_s` seconds, and says how often it did not.
+    """Pass a repeated line once in `every_s` seconds, with the number of lines held back since the last.
 
-    Lines are the same when they come from the same log call. Those of other `levels` pass, always.
+    Two lines are equal when they come from the same log call. Lines of other levels than `levels` always pass.
     """
 
     def __init__(self, *, every_s: float = 10.0, levels: Collection[int] = (logging.WARNING,)) -> None:
         super().__init__()
         self._every_s, self._levels = every_s, levels
         self._seen: dict[str, tuple[float, int]] = {}
-        """Message → when one passed, and how many have not since; a library has a handful of messages."""
+        """Message → time of the last line that passed, and number held back since. A library has few messages."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return record.levelno not in self._levels or self.passes(record)
 
     def passes(self, record: logging.LogRecord) -> bool:
-        """Whether it is time for another line like `record`; if so, it is told how many there were."""
+        """Whether another line like `record` may pass; if so, append the number held back to its message."""
         now_s = time.monotonic()
-        passed_s, num_more = self._seen.get(record.msg, (-self._every_s, 0))
+        passed_s, num_held_back = self._seen.get(record.msg, (-self._every_s, 0))
         if now_s - passed_s < self._every_s:
-            self._seen[record.msg] = passed_s, num_more + 1
+            self._seen[record.msg] = passed_s, num_held_back + 1
             return False
         self._seen[record.msg] = now_s, 0
-        if num_more:
-            record.msg = f"{record.msg} ({num_more} more since the last such line)"
+        if num_held_back:
+            record.msg = f"{record.msg} ({num_held_back} more since the last such line)"
         return True

@@ -1,4 +1,4 @@
-"""Short names for a tokenizer and a chat template, so that two services can tell whether theirs are the same."""
+"""Short digests of a tokenizer and of a chat template, by which two services check that theirs are equal."""
 
 import hashlib
 import json
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 def tokenizer_fingerprint(vocabulary: Mapping[str, int], *, eos_token_id: int | None) -> str:
     """SHA-256 over (token, id) pairs and the end-of-sequence id; 16 hex digits.
 
-    Equal fingerprints mean that every token id says the same to both sides, which is what token-in, token-out needs.
+    With equal fingerprints every token id means the same to both sides, as token-in, token-out requires.
     """
     content = json.dumps([sorted(vocabulary.items()), eos_token_id], ensure_ascii=True, separators=(",", ":"))
     return hashlib.sha256(content.encode()).hexdigest()[:16]

@@ -1,7 +1,4 @@
-"""Lines of a log that people or machines can read, without secrets: the same in every service.
-
-GRPO_LOG_FORMAT=json asks for JSON lines.
-"""
+"""Log formatters of every service: lines for people, or JSON for machines (GRPO_LOG_FORMAT=json), without secrets."""
 
 import json
 import logging
@@ -21,7 +18,7 @@ _HIDDEN = "***"
 
 
 def formatter(service: str) -> logging.Formatter:
-    """What GRPO_LOG_FORMAT asks for, hiding the secrets of the environment. Raises ValueError for an unknown format."""
+    """The formatter that GRPO_LOG_FORMAT selects; it hides secrets. Raises ValueError for an unknown format."""
     style = os.environ.get(FORMAT_VARIABLE) or "text"
     if style not in ("text", "json"):
         raise ValueError(f"{FORMAT_VARIABLE} {style} is unknown: text or json")
@@ -29,13 +26,13 @@ def formatter(service: str) -> logging.Formatter:
 
 
 class Redacting(logging.Formatter):
-    """Hides secrets: the values of the environment's variables that hold one, bearer tokens, credentials in URLs."""
+    """Hide secrets: the values of SECRET_VARIABLES, bearer tokens, credentials in URLs."""
 
     def __init__(self, service: str):
         super().__init__()
         self.service = service
         secrets = [os.environ.get(name, "").strip() for name in SECRET_VARIABLES]
-        # Short values would hide half of every line; nobody protects anything with them.
+        # Keep short values: hiding them would hide half of every line, and they protect nothing.
         self._secrets = sorted((secret for secret in secrets if len(secret) >= 6), key=len, reverse=True)
 
     def redact(self, text: str) -> str:

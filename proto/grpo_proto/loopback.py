@@ -1,13 +1,13 @@
-"""Which addresses no other machine can reach."""
+"""Which addresses only this machine can reach."""
 
 import ipaddress
 
 
 def is_loopback(name: str | None) -> bool:
-    """Whether an address, or the name in a URL, can only mean this machine.
+    """Whether an address, or the host name of a URL, always means this machine.
 
-    A name other than `localhost` is none, whatever it resolves to today. Nothing is looked up. None and the empty name
-    mean all interfaces.
+    Looks nothing up: a name other than `localhost` is not loopback, whatever it resolves to today. None and the empty
+    name mean all interfaces.
     """
     name = name or ""
     if name.lower().rstrip(".") == "localhost":

@@ -1,4 +1,4 @@
-"""What a sample is paid, and scoring again what broke."""
+"""A sample's total reward, and a retry of the scores that broke."""
 
 import asyncio
 import math
@@ -8,16 +8,17 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from .messages.reward import RewardScore, RewardSpec, ScoreRequest, ScoreResponse, ScoreResult
 
 BROKEN = ("timeout", "error")
-"""Statuses that are no answer: something broke."""
+"""Statuses without an answer: something broke."""
 PAUSES_S = (0.0, 1.0, 4.0)
-"""Before each further try. What a completion breaks every time is not to hold up a step for all of `retry_for_s`."""
+"""Pauses before the retries. There are three: a completion that breaks a reward every time must not delay a step by all
+of `retry_for_s`."""
 
 
 def total_score(rewards: Sequence[RewardSpec], scores: Mapping[str, RewardScore]) -> float | None:
-    """Σ weight · score over the rewards with a weight that have a score.
+    """Σ weight · score over the rewards with a weight and a score.
 
-    None when none has, when one of them broke (`timeout`, `error`): the rest would be a wrong answer's total; and when
-    the sum is not finite.
+    None when no such reward exists, and when the sum is not finite. None also when a reward with a weight broke
+    (`timeout`, `error`): the sum of the others would be a wrong answer's total.
     """
     weighted = [(spec.weight, scores[spec.name]) for spec in rewards if spec.weight]
     parts = [weight * score.score for weight, score in weighted if score.score is not None]
@@ -27,9 +28,9 @@ def total_score(rewards: Sequence[RewardSpec], scores: Mapping[str, RewardScore]
 
 
 def missing_because(rewards: Sequence[RewardSpec], scores: Mapping[str, RewardScore]) -> tuple[str, RewardScore] | None:
-    """The name and the score of the reward with a weight that left the sample without a total; the gravest of several.
+    """Name and score of the reward that left a sample without a total; of several, the gravest status comes first.
 
-    None when there is none: no reward has a weight, or the sum is not finite.
+    Looks at rewards with a weight only. None when each of them has a score: the sum is not finite, or there are none.
     """
     for status in ("error", "timeout", "unscorable"):
         for spec in rewards:
@@ -45,10 +46,10 @@ async def score_broken_again(
     *,
     retry_for_s: float,
 ) -> ScoreResponse:
-    """The answer, with what a reward with a weight ended in `timeout` or `error` for scored again.
+    """Retry the rewards with a weight that ended in `timeout` or `error`; return the response with the new scores.
 
-    Those samples only, with that reward only: one that compares the samples of a request breaks for all of them. At
-    most three times, begun within `retry_for_s`. Raises what `score` raises.
+    Sends each such reward alone, with its broken samples only. (A reward that compares the samples of a request breaks
+    for all of them.) Retries at most three times, and starts none after `retry_for_s`. Raises what `score` raises.
     """
     until_s = time.monotonic() + retry_for_s
     found = [dict(result.rewards) for result in response.results]

@@ -1,4 +1,4 @@
-"""Where spans go: an OpenTelemetry receiver over HTTP. The libraries are imported when somebody wants to trace."""
+"""Export spans to an OpenTelemetry receiver over HTTP. The libraries are imported on first use."""
 
 import logging
 import os
@@ -16,25 +16,26 @@ if TYPE_CHECKING:
 log = logging.getLogger("grpo_proto.tracing")
 FLUSH_TIMEOUT_S = 5.0
 EXPORTER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
-"""Says something at every try, and there is one every few seconds, for as long as the receiver is away."""
+"""Logs at every try, every few seconds, for as long as the receiver is away."""
 QUEUE = "opentelemetry.sdk._shared_internal"
-"""Says once in twenty seconds that it is full."""
+"""Logs once in twenty seconds that the queue is full."""
 QUEUE_VARIABLE, MAX_WAITING_SPANS = "OTEL_BSP_MAX_QUEUE_SIZE", 16_384
-"""All groups of a batch end at once, each with two spans; the SDK's own limit is 2048."""
+"""All groups of a batch end at once, each with two spans; the SDK's own default is 2048."""
 _SELDOM = FewerRepeats(every_s=600.0, levels=(logging.WARNING, logging.ERROR))
 
 TraceParent = Annotated[str, Field(pattern=r"^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$")]
-"""A span that others go below, as W3C Trace Context writes it."""
+"""The parent of other spans, as W3C Trace Context writes it."""
 
 
 def tracer_provider(endpoint: str, *, service: str) -> "TracerProvider":
-    """Sends spans in the background. Headers, time-outs and sampling come from OpenTelemetry's own variables (OTEL_…).
+    """A provider that sends spans in the background.
 
-    It is not the global provider: other libraries in the process would begin to trace as well.
+    Headers, timeouts and sampling come from OpenTelemetry's own variables (OTEL_…). The provider is not made global:
+    other libraries in the process would begin to trace as well.
 
     Args:
         endpoint: base URL of the receiver, such as http://otel-collector:4318.
-        service: its `service.name`.
+        service: the `service.name` of the spans, unless OTEL_SERVICE_NAME is set.
 
     Raises ImportError when the libraries are not installed.
     """
@@ -45,7 +46,7 @@ def tracer_provider(endpoint: str, *, service: str) -> "TracerProvider":
     from opentelemetry.sdk.trace.id_generator import IdGenerator
 
     class OwnIds(IdGenerator):
-        """The SDK's come from `random`, which a run seeds: runs with one seed would share their traces."""
+        """Draw ids from the system: the SDK draws them from `random`, and runs with equal seeds would share traces."""
 
         def generate_trace_id(self) -> int:
             return secrets.randbits(128) or 1
@@ -54,30 +55,30 @@ def tracer_provider(endpoint: str, *, service: str) -> "TracerProvider":
             return secrets.randbits(64) or 1
 
         def is_trace_id_random(self) -> bool:
-            """W3C's flag: a sampler may go by the identity."""
+            """W3C's flag: a sampler may decide by the id."""
             return True
 
     for name in (EXPORTER, QUEUE):
         logging.getLogger(name).addFilter(_SELDOM)
-    # Not at exit: that would wait for the receiver without end.
+    # Do not shut down at exit: that waits for the receiver without a timeout.
     provider = TracerProvider(
         resource=Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME") or service}),
         shutdown_on_exit=False,
         id_generator=OwnIds(),
     )
     exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")
-    waiting = None if QUEUE_VARIABLE in os.environ else MAX_WAITING_SPANS
-    provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=waiting))
+    max_queue_size = None if QUEUE_VARIABLE in os.environ else MAX_WAITING_SPANS
+    provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=max_queue_size))
     return provider
 
 
 def send_the_rest(provider: "TracerProvider") -> None:
-    """Before the process ends. Waits for the receiver, but not for long.
+    """Send the spans still queued, before the process ends; give up after FLUSH_TIMEOUT_S.
 
-    The SDK's own limits do not hold: its flush sends all that waits, however long the receiver takes for each part.
+    The SDK's own timeouts do not hold: its flush sends the whole queue, however long the receiver takes for each part.
     """
     sender = threading.Thread(target=provider.shutdown, name="last-spans", daemon=True)
     sender.start()
     sender.join(FLUSH_TIMEOUT_S)
     if sender.is_alive():
-        log.warning("the last spans could not be sent within %g s: they are lost", FLUSH_TIMEOUT_S)
+        log.warning("the receiver did not take the last spans within %g s: they are lost", FLUSH_TIMEOUT_S)

@@ -1,7 +1,7 @@
-"""Moving weights: buckets, their digest, and the process group they travel in. The only module here that needs torch.
+"""Move weights: buckets, their digest, and the process group that broadcasts them. The only module that needs torch.
 
-Both ends use it. The trainer copies tensors into a staging buffer and broadcasts it bucket by bucket; every worker of
-every rollout server receives into a buffer of its own and views the tensors in it. Nothing is pickled.
+Both ends use it. The trainer copies tensors into a staging buffer and broadcasts the buffer bucket by bucket; every
+worker of every rollout server receives into its own buffer and views the tensors in it. Nothing is pickled.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 def plan_manifest(
     tensors: Iterable[tuple[str, str, Sequence[int]]], bucket_bytes: int = DEFAULT_BUCKET_BYTES
 ) -> Manifest:
-    """Lay (name, dtype, shape) triples into buckets, in their order. A tensor larger than a bucket gets its own."""
+    """Lay (name, dtype, shape) triples into buckets, in order. A tensor larger than a bucket fills its own."""
     specs: list[TensorSpec] = []
     sizes: list[int] = [0]
     for name, dtype, shape in tensors:
@@ -54,11 +54,11 @@ class Digest:
 
     A bucket is read as little-endian int64 words x_i. The sums are Σ x_i and Σ (2i+1)·x_i modulo 2⁶⁴. The weights are
     odd, so a change of any single word always changes the second sum; the same integer arithmetic on CPU and GPU gives
-    the same result. It finds what a transfer breaks (lost, repeated, reordered, flipped bytes); it is no defence
-    against somebody who chooses the bytes.
+    the same result. The digest finds what a transfer breaks (lost, repeated, reordered, flipped bytes). It is no
+    defence against an attacker who chooses the bytes.
 
     With i = r·W + c the second sum is Σ_r 2rW·(row sum r) + Σ_c (2c+1)·(column sum c): two plain reductions instead of
-    a product as large as the bucket. On a CPU they run block by block, so that the second one finds the words in cache.
+    a product as large as the bucket. On a CPU both run block by block, so that the second finds the words in cache.
     """
 
     ROW_WORDS = 1024
@@ -73,7 +73,7 @@ class Digest:
         self._sums: list[torch.Tensor] = []
 
     def add(self, bucket: torch.Tensor) -> None:
-        """Take in the next bucket: uint8, a multiple of `ALIGNMENT_BYTES` long, on this digest's device."""
+        """Add the next bucket: uint8, a multiple of `ALIGNMENT_BYTES` long, on this digest's device."""
         words = bucket.view(torch.int64)
         num_rows = words.numel() // self.ROW_WORDS
         head, tail = (
@@ -91,13 +91,13 @@ class Digest:
         self._sums.append(torch.stack([row_sums.sum() + tail.sum(), weighted + (tail * tail_weights).sum()]))
 
     def hexdigest(self) -> str:
-        """The digest of all buckets so far, with their number and order."""
+        """The digest of all buckets so far; it covers their number and order."""
         sums = [tuple(pair) for pair in torch.stack(self._sums).tolist()] if self._sums else []
         return hashlib.sha256(repr(sums).encode()).hexdigest()
 
 
 def address_towards(host: str, port: int) -> str:
-    """This machine's own address on the way to `host`. Sends nothing. Raises OSError when there is no way."""
+    """This machine's own address on the route to `host`. Sends nothing. Raises OSError when there is no route."""
     family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(address)
@@ -105,20 +105,20 @@ def address_towards(host: str, port: int) -> str:
 
 
 def gpu_uuid() -> str | None:
-    """The UUID of the GPU this thread computes on; None without one. Unlike its number, it is the same everywhere."""
+    """The UUID of the GPU that this thread computes on; None without a GPU. Unlike a GPU's number, it is unique."""
     return str(torch.cuda.get_device_properties().uuid) if torch.cuda.is_available() else None
 
 
 def nccl_version() -> str | None:
-    """Version of the NCCL library in this process; None in a build of torch that has none.
+    """Version of the NCCL library in this process; None in a build of torch without NCCL.
 
-    Asked of the library itself: torch tells the version of the header it was built with, and images replace the wheel
+    Asks the library itself: torch reports the version of the header it was built with, and images replace the wheel
     beside it (2.29.7 is built in, 2.30.7 is loaded).
     """
     if not torch.distributed.is_nccl_available():
         return None
     code = ctypes.c_int()
-    with suppress(OSError, AttributeError):  # a torch that has NCCL inside has loaded no such file
+    with suppress(OSError, AttributeError):  # torch with NCCL linked in loads no such file
         loaded = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         if loaded.ncclGetVersion(ctypes.byref(code)) == 0:
             return f"{code.value // 10000}.{code.value // 100 % 100}.{code.value % 100}"
@@ -130,11 +130,12 @@ _process_wide = threading.Lock()
 
 @contextmanager
 def nccl_errors_are_raised() -> Iterator[None]:
-    """An NCCL group that is made in this context has waits that block, and raise what went wrong.
+    """Make an NCCL group in this context: its waits block, and raise when a peer has gone.
 
-    Otherwise PyTorch has a watchdog for the group, which ends the whole process when a peer is gone. DeepSpeed's own
-    group keeps its one. PyTorch knows the setting as a variable of the whole process only: one at a time is in here, or
-    a second one would take the first one's value for the one of before, and leave it behind.
+    Without it PyTorch's watchdog of the group ends the whole process then. DeepSpeed's own group keeps its watchdog.
+
+    One thread at a time: PyTorch reads the setting from an environment variable. A second thread would take the first
+    thread's value for the original, and leave it behind.
     """
     name = "TORCH_NCCL_BLOCKING_WAIT"
     with _process_wide:
@@ -150,19 +151,19 @@ def nccl_errors_are_raised() -> Iterator[None]:
 
 
 def joined_key(session: int, rank: int) -> str:
-    """What a worker sets in the store when it has reached it: who is missing is told from who cannot be connected."""
+    """The key that a worker sets in the store once connected to it: a worker without the key never arrived."""
     return f"grpo-joined/{session}/{rank}"
 
 
 class Transfer:
-    """A broadcast under way. Nobody may touch its bucket before `wait` has returned."""
+    """A broadcast under way. Leave its bucket alone until `wait` has returned."""
 
     def __init__(self, work: Work, timeout_s: float):
         self._work = work
         self._timeout_s = timeout_s
 
     def wait(self) -> None:
-        """Block until the bucket is there. Raises RuntimeError after the time-out or when a peer has gone."""
+        """Block until the broadcast is complete. Raises RuntimeError after the timeout, or when a peer has gone."""
         if not self._work.wait(timedelta(seconds=self._timeout_s)):
             raise RuntimeError(f"the broadcast of a bucket did not end within {self._timeout_s:g} s")
 
@@ -170,14 +171,14 @@ class Transfer:
 class WeightGroup:
     """The process group of one session: the trainer is rank 0, the workers of the rollout servers are the others.
 
-    Built directly on the backend's class: no default process group is touched, so that vLLM's and DeepSpeed's own
-    groups never meet this one. After a time-out the group is unusable: make a new one under a new session number.
+    Built directly on the backend's class, without a default process group: vLLM's and DeepSpeed's own groups stay
+    separate from this group. After a timeout the group is unusable: make a new group under a new session number.
 
-    `address` is this machine's own, of the interface Gloo listens on; left alone Gloo takes the host name's, which many
-    machines resolve to loopback. NCCL has NCCL_SOCKET_IFNAME for that.
+    `address` is this machine's own, on the interface that Gloo listens on. By default Gloo would resolve the host name,
+    which many machines map to loopback. NCCL reads NCCL_SOCKET_IFNAME instead.
 
-    Raises `torch.distributed.DistStoreError` or RuntimeError when not all members came within `timeout_s`. NCCL may
-    wait for ever instead, for a member that met the others and died: make it in a thread that nobody has to wait for.
+    Raises `torch.distributed.DistStoreError` or RuntimeError when not all members joined within `timeout_s`. NCCL may
+    wait for ever instead, for a member that joined and died: make the group in a thread that can be abandoned.
     """
 
     def __init__(
@@ -192,9 +193,9 @@ class WeightGroup:
         address: str = "127.0.0.1",
     ):
         timeout = timedelta(seconds=timeout_s)
-        # A connection of its own: a group that waits in vain for its members blocks every other user of its connection.
+        # Open a connection for this group: a group that waits for members blocks the other users of its connection.
         own_store = store.clone()
-        # A store waits for 300 s unless told otherwise, whatever the time-out of the group.
+        # Set the store's timeout, too: its default is 300 s, whatever the timeout of the group.
         own_store.set_timeout(timeout)
         prefixed = PrefixStore(f"grpo-weights/{session}", own_store)
         self.backend = backend
@@ -212,8 +213,10 @@ class WeightGroup:
             self._group = ProcessGroupGloo(prefixed, rank, world_size, options)
 
     def _connect(self, timeout_s: float) -> None:
-        """NCCL meets at its first collective, and a member that does not come keeps the others in there: have it here,
-        where nobody waits without a bound, and not at the first bucket."""
+        """Run a first collective, in which NCCL connects the members.
+
+        A missing member blocks the others in it: let that happen here, under a timeout, and not at the first bucket.
+        """
         try:
             self.broadcast(torch.zeros(ALIGNMENT_BYTES, dtype=torch.uint8, device="cuda"), timeout_s=timeout_s)
         except RuntimeError:
@@ -221,7 +224,7 @@ class WeightGroup:
             raise
 
     def start_broadcast(self, bucket: torch.Tensor, *, timeout_s: float) -> Transfer:
-        """Begin to broadcast `bucket` from rank 0, in place; several may be under way, in the same order everywhere."""
+        """Start to broadcast `bucket` from rank 0, in place. Several may be under way, in one order on all ranks."""
         if self._group is None:
             raise RuntimeError("this weight group is closed")
         options = BroadcastOptions()
@@ -234,9 +237,9 @@ class WeightGroup:
         self.start_broadcast(bucket, timeout_s=timeout_s).wait()
 
     def close(self) -> None:
-        """Leave the group; a second call does nothing. A peer that waits in a broadcast gets an error.
+        """Leave the group; a second call does nothing. A broadcast raises on the peers that wait in it.
 
-        With Gloo this blocks while a broadcast of our own is still under way, until that one's time-out.
+        With Gloo, block until the group's own broadcast under way ends, at the latest at its timeout.
         """
         group, self._group = self._group, None
         if group is not None and self.backend == "nccl":

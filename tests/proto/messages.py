@@ -36,10 +36,15 @@ from grpo_proto import (
     TrainerInfo,
     WeightState,
 )
+from grpo_proto.messages.base import ContentPart, FunctionCall, ToolCall
 from grpo_proto.messages.weights import LastPush, PushFailure
 
 SESSION = 1795172400000
 _message = Message(role="user", content="Using the numbers [44, 19, 35], create an equation that equals 98.")
+_function = FunctionCall(name="add", arguments='{"numbers": [44, 19]}')
+_call = ToolCall(id="call-1", function=_function)
+_part = ContentPart(type="text", text="What is in the picture?")
+_picture = ContentPart.model_validate({"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}})
 _sample = ScoreSample(
     id="s-1",
     completion="<think>…</think><answer>44 + 19 + 35</answer>",
@@ -88,6 +93,9 @@ EXAMPLES: dict[str, BaseModel] = {
     type(message).__name__: message
     for message in (
         _message,
+        _part,
+        _function,
+        _call,
         _sample,
         _spec,
         _score,
@@ -163,3 +171,11 @@ EXAMPLES: dict[str, BaseModel] = {
         CloseRequest(session=SESSION),
     )
 }
+
+VARIANTS: dict[str, BaseModel] = {
+    "Message-tool-calls": Message(role="assistant", content="I add the first two.", tool_calls=[_call]),
+    "Message-null-content": Message(role="assistant", content=None, tool_calls=[_call]),
+    "Message-tool": Message(role="tool", content="63", tool_call_id="call-1", name="add"),
+    "Message-parts": Message(role="user", content=[_part, _picture]),
+}
+"""Further examples, of a message whose fields depend on each other. Each has a golden file, too."""

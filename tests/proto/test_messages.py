@@ -13,6 +13,7 @@ import grpo_proto.messages as messages_of_the_wire
 from grpo_proto import (
     BeginRequest,
     Manifest,
+    Message,
     Prompt,
     Request,
     Response,
@@ -25,9 +26,10 @@ from grpo_proto import (
 from grpo_proto.fingerprint import chat_template_fingerprint, tokenizer_fingerprint
 from grpo_proto.messages.errors import ConflictError, DataError, FatalError, InfrastructureError
 
-from .messages import EXAMPLES
+from .messages import EXAMPLES, VARIANTS
 
 GOLDEN = Path(__file__).parent / "golden"
+ALL_EXAMPLES = EXAMPLES | VARIANTS
 
 
 def golden_text(message: BaseModel) -> str:
@@ -42,23 +44,23 @@ def test_every_message_of_the_wire_has_an_example_and_a_golden_file():
             if inspect.isclass(value) and issubclass(value, Request | Response) and value.__module__ == module.__name__:
                 messages.add(name)
     assert set(EXAMPLES) == messages - {"Request", "Response"}
-    assert {path.stem for path in GOLDEN.iterdir()} == set(EXAMPLES)
+    assert {path.stem for path in GOLDEN.iterdir()} == set(ALL_EXAMPLES)
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", ALL_EXAMPLES)
 class TestEveryMessage:
     def test_travels_as_its_golden_file_says(self, name: str):
-        assert golden_text(EXAMPLES[name]) == (GOLDEN / f"{name}.json").read_text(), (
+        assert golden_text(ALL_EXAMPLES[name]) == (GOLDEN / f"{name}.json").read_text(), (
             "the wire changed: grow PROTOCOL_VERSION if an older peer would misread it, then write the golden file anew"
         )
 
     def test_comes_back_as_it_went(self, name: str):
-        message = EXAMPLES[name]
+        message = ALL_EXAMPLES[name]
         assert type(message).model_validate_json((GOLDEN / f"{name}.json").read_text()) == message
         assert type(message).model_validate_json(message.model_dump_json()) == message
 
     def test_requests_refuse_and_responses_tolerate_unknown_fields(self, name: str):
-        message = EXAMPLES[name]
+        message = ALL_EXAMPLES[name]
         more = json.dumps({**message.model_dump(mode="json"), "from_the_future": 1})
         if isinstance(message, Request):
             with pytest.raises(ValidationError, match="from_the_future"):
@@ -67,13 +69,13 @@ class TestEveryMessage:
             assert type(message).model_validate_json(more) == message
 
     def test_cannot_be_changed(self, name: str):
-        message = EXAMPLES[name]
+        message = ALL_EXAMPLES[name]
         field = next(iter(type(message).model_fields))
         with pytest.raises(ValidationError, match="frozen"):
             setattr(message, field, None)
 
     def test_is_described(self, name: str):
-        assert type(EXAMPLES[name]).model_json_schema()["properties"]
+        assert type(ALL_EXAMPLES[name]).model_json_schema()["properties"]
 
 
 def test_unknown_fields_deep_inside_a_response_are_tolerated():
@@ -132,6 +134,59 @@ def test_a_prompt_is_tokens_or_messages():
     for wrong in ({}, {"token_ids": [1], "messages": [{"role": "user", "content": ""}]}):
         with pytest.raises(ValidationError, match="either token_ids or messages"):
             Prompt.model_validate(wrong)
+
+
+def test_a_message_of_a_role_and_a_text_travels_without_the_other_fields():
+    plain = '{"role":"user","content":"2 + 2?"}'
+    assert Message.model_validate_json(plain).model_dump_json() == plain
+    null = '{"role":"user","content":"2 + 2?","tool_calls":null,"tool_call_id":null,"name":null}'
+    assert Message.model_validate_json(null).model_dump_json() == plain
+    prompt = f'{{"token_ids":null,"messages":[{plain}],"seed":null}}'
+    assert Prompt.model_validate_json(prompt).model_dump_json() == prompt
+
+
+def test_a_message_with_tool_calls_may_leave_its_content_out():
+    call = '{"id":"call-1","type":"function","function":{"name":"add","arguments":"{"}}'
+    message = Message.model_validate_json(f'{{"role":"assistant","tool_calls":[{call}]}}')
+    assert message.model_dump_json() == f'{{"role":"assistant","content":null,"tool_calls":[{call}]}}'
+    assert Message.model_validate_json(message.model_dump_json()) == message
+
+
+@pytest.mark.parametrize(
+    ("more", "place", "problem"),
+    [
+        ({}, ("content",), "Field required"),
+        ({"tool_calls": []}, ("content",), "Field required"),
+        ({"content": "", "tool_call": []}, ("tool_call",), "Extra inputs"),
+        (
+            {"content": "", "tool_calls": [{"function": {"name": "f", "arguments": ""}}]},
+            ("tool_calls", 0, "id"),
+            "requi",
+        ),
+        ({"content": [{"type": "text"}]}, ("content", 0), "has the fields type and text \\["),
+        ({"content": [{"type": "text", "text": "", "txet": ""}]}, ("content", 0), "type and text, not txet"),
+        ({"content": [{"image_url": {}}]}, ("content", 0, "type"), "Field required"),
+    ],
+)
+def test_a_faulty_message_is_refused_at_its_fault(more, place, problem):
+    with pytest.raises(ValidationError, match=problem) as caught:
+        Message.model_validate({"role": "user", **more})
+    # Of a union, the fault of the last member; the name of the member is part of the place.
+    assert tuple(at for at in caught.value.errors()[-1]["loc"] if "[" not in str(at)) == place
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("Message-tool-calls", "I add the first two."),
+        ("Message-null-content", ""),
+        ("Message-parts", "What is in the picture?"),
+    ],
+)
+def test_the_text_of_a_message(name: str, text: str):
+    message = VARIANTS[name]
+    assert isinstance(message, Message)
+    assert message.text == text
 
 
 def test_a_version_counts_within_a_session():

@@ -53,12 +53,12 @@ def test_the_defaults_pass(model: Path):
     [
         ({"api_server_count": 2}, "--api-server-count 2"),
         ({"data_parallel_size": 2}, "--data-parallel-size 2"),
-        ({"headless": True}, "--headless is for the other machines"),
+        ({"headless": True}, "--headless is for the further machines"),
         ({"node_rank": 1}, "--node-rank 1: .*add --headless"),
         ({"grpc": True}, "--grpc"),
         ({"worker_extension_cls": "other.Extension"}, "other.Extension"),
         ({"model_tag": "/nowhere/model"}, "/nowhere/model/config.json"),
-        ({"model_tag": None}, "which model"),
+        ({"model_tag": None}, "no model is given"),
         ({"enable_chunked_prefill": True}, "--enable-chunked-prefill"),
         ({"host": "0.0.0.0"}, "GRPO_API_TOKEN is not set"),  # noqa: S104
         ({"host": ""}, "GRPO_API_TOKEN is not set"),

@@ -136,9 +136,9 @@ class TestExamples:
         dataset = write(tmp_path / "c.jsonl", {"prompt": "x", "completion": 7})
         assert "row 1: the completion is neither text" in self.mistake(dataset)
         dataset = write(tmp_path / "d.jsonl", {"messages": [ANSWER, QUESTION]})
-        assert "row 1: the completion is the message of `user`" in self.mistake(dataset)
+        assert "row 1: the completion is a message of `user`" in self.mistake(dataset)
         dataset = write(tmp_path / "e.jsonl", {"messages": [QUESTION]})
-        assert "row 1: messages is no conversation" in self.mistake(dataset)
+        assert "row 1: messages is not a conversation" in self.mistake(dataset)
 
     def test_a_tokenizer_without_an_end(self, tmp_path):
         tokenizer = make_tokenizer()
@@ -160,7 +160,7 @@ class TestMistakes:
     def test_an_older_model_is_not_overwritten(self, tmp_path, model_folder):
         (tmp_path / "cold-start").mkdir()
         (tmp_path / "cold-start" / "config.json").write_text("{}")
-        with pytest.raises(UsageError, match="is there already"):
+        with pytest.raises(UsageError, match="already exists"):
             run_cold_start(config(tmp_path, model_folder, "rows.jsonl"))
 
     def test_a_disk_that_is_away_may_be_there_at_the_next_try(self, tmp_path, model_folder, monkeypatch):

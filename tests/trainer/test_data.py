@@ -1,13 +1,14 @@
 """Prompts of a run: messages or text, token ids made once, lengths checked before the run starts."""
 
 import json
+import random
 from pathlib import Path
 
 import pytest
 from tests.tiny_model import make_tokenizer
 
 from grpo_trainer.config.run_config import DataConfig
-from grpo_trainer.data.order import PromptStage, epoch_order, sampling_seed
+from grpo_trainer.data.order import PromptOrder, epoch_order, sampling_seed
 from grpo_trainer.data.rows import load_prompt_rows
 from grpo_trainer.errors import UsageError
 
@@ -84,7 +85,7 @@ class TestPrompts:
     def test_held_out_rows(self, tmp_path, tokenizer):
         dataset = write(tmp_path / "rows.jsonl", {"prompt": "a"})
         held_out = write(tmp_path / "held_out.jsonl", {"prompt": "b"})
-        assert load_prompt_rows(config(dataset), tokenizer, split="eval") == []
+        assert len(load_prompt_rows(config(dataset), tokenizer, split="eval")) == 0
         [row] = load_prompt_rows(config(dataset, eval_dataset=held_out), tokenizer, split="eval")
         assert row.prompt == "b"
 
@@ -159,6 +160,19 @@ class TestOrder:
         # Fixed for good: another order would continue an older run at the wrong prompts.
         assert list(epoch_order(8, 0, 42, True)) == [1, 7, 2, 3, 5, 6, 4, 0]
 
+    @pytest.mark.parametrize("num_rows", [1, 2, 3, 7, 100, 4097, 70_000])
+    def test_the_order_is_the_one_that_a_list_of_numbers_gets(self, num_rows):
+        # What the first releases computed: a checkpoint of theirs goes on at the same prompts.
+        for seed, epoch in ((42, 0), (42, 1), (7, 300)):
+            expected = list(range(num_rows))
+            random.Random(f"order {seed} {epoch}").shuffle(expected)
+            assert list(epoch_order(num_rows, epoch, seed, True)) == expected
+
+    def test_no_number_of_an_order_is_an_object_and_two_epochs_are_kept(self):
+        assert epoch_order(1000, 0, 42, True).itemsize == 8
+        assert epoch_order.cache_info().maxsize == 2
+        assert epoch_order(10**12, 0, 42, False)[-1] == 10**12 - 1
+
     def test_sampling_seeds(self):
         seeds = [sampling_seed(42, position) for position in range(10_000)]
         assert all(0 <= seed < 2**31 for seed in seeds)
@@ -168,7 +182,7 @@ class TestOrder:
 
     def test_positions_go_through_the_epochs(self, tmp_path, tokenizer):
         dataset = write(tmp_path / "rows.jsonl", *({"prompt": str(number)} for number in range(5)))
-        stage = PromptStage(load_prompt_rows(config(dataset), tokenizer), seed=1, shuffle=True)
+        stage = PromptOrder(load_prompt_rows(config(dataset), tokenizer), seed=1, shuffle=True)
         epochs = [[stage.row_at(position).index for position in range(start, start + 5)] for start in (0, 5, 10)]
         assert all(sorted(epoch) == [0, 1, 2, 3, 4] for epoch in epochs)
         assert len({tuple(epoch) for epoch in epochs}) > 1

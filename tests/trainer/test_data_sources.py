@@ -3,6 +3,8 @@
 import datetime
 import decimal
 import json
+import os
+import tracemalloc
 from pathlib import Path
 
 import datasets
@@ -11,7 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from grpo_trainer.data.sources import json_value, read_rows
+from grpo_trainer.data.sources import find_source, read_rows
+from grpo_trainer.data.values import json_value
 from grpo_trainer.errors import UnavailableError, UsageError
 
 ROWS = [
@@ -66,6 +69,29 @@ class TestFormats:
         path = write_jsonl(tmp_path / "rows.jsonl", ROWS)
         assert read_rows(f"{path}#1", "train") == ROWS[:1]
         assert read_rows(f"{path}#9", "train") == ROWS
+
+    def test_a_mistake_behind_the_first_rows_is_one_nevertheless(self, tmp_path):
+        path = write_jsonl(tmp_path / "rows.jsonl", ROWS)
+        path.write_text(path.read_text() + "[1]\n")
+        with pytest.raises(UsageError, match="line 3: a list"):
+            read_rows(f"{path}#1", "train")
+
+    @pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.parquet"])
+    def test_rows_are_read_while_they_are_asked_for(self, tmp_path, name):
+        path = tmp_path / name
+        if name == "rows.parquet":
+            table = pa.table({"n": range(1000), "text": [str(number) * 10_000 for number in range(1000)]})
+            pyarrow.parquet.write_table(table, path, row_group_size=100, compression="none", use_dictionary=False)
+        else:
+            line = '{{"n": {0}, "text": "{1}"}}\n' if name == "rows.jsonl" else "{0},{1}\n"
+            lines = [line.format(number, str(number) * 10_000) for number in range(1000)]
+            path.write_text("".join(lines if name == "rows.jsonl" else ["n,text\n", *lines]))
+        tracemalloc.start()
+        try:
+            assert sum(row["n"] for row in find_source(str(path), "train").rows()) == 499_500
+            assert tracemalloc.get_traced_memory()[1] < 12e6 < 25e6 < path.stat().st_size
+        finally:
+            tracemalloc.stop()
 
     def test_a_file_whose_name_has_the_mark(self, tmp_path):
         path = write_jsonl(tmp_path / "rows#2.jsonl", ROWS)
@@ -125,6 +151,48 @@ class TestHub:
             read_rows("org/name", "train")
 
 
+class TestIdentity:
+    def identity(self, name: str | Path, split: str = "train") -> str | None:
+        found = find_source(str(name), split).identity
+        return None if found is None else json.dumps(found)
+
+    def test_it_changes_with_a_file(self, tmp_path):
+        path = write_jsonl(tmp_path / "rows.jsonl", ROWS)
+        first = self.identity(path)
+        assert first == self.identity(path)
+        os.utime(path, ns=(1, 1))
+        assert first != self.identity(path)
+        os.utime(path, ns=(1, 2))
+        second = self.identity(path)
+        write_jsonl(path, ROWS[:1])
+        os.utime(path, ns=(1, 2))
+        assert self.identity(path) != second
+
+    def test_it_is_that_of_the_files_of_the_split(self, tmp_path):
+        write_jsonl(tmp_path / "train.jsonl", ROWS)
+        first = self.identity(tmp_path)
+        write_jsonl(tmp_path / "test.jsonl", ROWS)
+        assert self.identity(tmp_path) == first != self.identity(tmp_path, "test")
+        write_jsonl(tmp_path / "train-2.jsonl", ROWS)
+        assert self.identity(tmp_path) != first
+
+    def test_what_datasets_has_saved(self, tmp_path):
+        rows = datasets.Dataset.from_list(ROWS)
+        datasets.DatasetDict({"train": rows, "test": rows}).save_to_disk(tmp_path / "saved")
+        first = self.identity(tmp_path / "saved")
+        assert self.identity(tmp_path / "saved") == first != self.identity(tmp_path / "saved", "test")
+
+    def test_on_the_hub_it_is_more_than_the_name(self, monkeypatch):
+        loaded = datasets.Dataset.from_list(ROWS)
+        monkeypatch.setattr(datasets, "load_dataset", lambda name, subset: loaded)
+        loaded._fingerprint = "of one revision"
+        first = self.identity("org/name")
+        loaded._fingerprint = "of another"
+        assert first != self.identity("org/name")
+        loaded._fingerprint = None
+        assert self.identity("org/name") is None
+
+
 class TestMistakes:
     def mistake(self, name: str | Path) -> str:
         with pytest.raises(UsageError) as caught:
@@ -173,6 +241,11 @@ class TestMistakes:
         path = write_parquet(tmp_path / "rows.parquet", ROWS)
         path.write_bytes(path.read_bytes()[:-40])
         assert "is no readable Parquet file" in self.mistake(path)
+
+    def test_a_parquet_file_with_two_columns_of_one_name(self, tmp_path):
+        path = tmp_path / "rows.parquet"
+        pyarrow.parquet.write_table(pa.table([[1], [2]], names=["n", "n"]), path)
+        assert "has two columns n (rename one of them)" in self.mistake(path)
 
     def test_bytes_that_are_no_text(self, tmp_path):
         (tmp_path / "rows.jsonl").write_bytes(b'{"a": "\xff"}')

@@ -5,7 +5,6 @@ import gc
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,13 +15,11 @@ from grpo_proto import ErrorDetail, FatalError
 from grpo_trainer import loop
 from grpo_trainer.config.run_config import WeightsConfig
 from grpo_trainer.errors import RunError, ServersError
-from grpo_trainer.ranks.ranks import Ranks
 from grpo_trainer.ranks.stop_signal import StopRequested, StopSignal
 from grpo_trainer.servers import push as stage
 from grpo_trainer.servers.event_loop import EventLoopThread
 from grpo_trainer.servers.orchestrator import Orchestrator
 
-FOUND = {"message": "it serves another policy", "hint": "same dtype?", "exit_status": 1}
 FAILURE = stage.Failure("no rollout server answers", final=False)
 
 
@@ -60,7 +57,7 @@ def attempt(monkeypatch: pytest.MonkeyPatch) -> Callable[[Pusher], None]:
     monkeypatch.setattr(stage, "time", Clock())
     export: Any = SimpleNamespace(kind="full", listed=list, device=torch.device("cpu"))
     config = WeightsConfig(push_deadline_s=1.0)
-    return lambda pusher: stage.push(3, export, Ranks(0, 1), pusher, config)  # type: ignore[arg-type, return-value]
+    return lambda pusher: stage.push(3, export, pusher, config)  # type: ignore[arg-type, return-value]
 
 
 def test_a_stop_ends_the_attempts(attempt: Callable[[Pusher], None]):
@@ -86,16 +83,16 @@ class Steps:
         monkeypatch.setattr(loop, "sample_and_score", lambda _, version: self._note("sample", version))
         monkeypatch.setattr(loop, "push_policy", lambda _, version: self._note("push", version - 1))
         monkeypatch.setattr(loop, "evaluate", lambda _, step: self._note("eval", step))
-        monkeypatch.setattr(loop, "finish_step", lambda _, step: self._note("finish", step))
         monkeypatch.setattr(loop, "save", lambda _, step: self._note("save", step))
-        for name in ("check_canary", "build_updates_of", "optimize"):
+        for name in ("check_canary", "optimize"):
             monkeypatch.setattr(loop, name, lambda *_, **__: None)
         config = SimpleNamespace(
             canary=SimpleNamespace(steps=0),
             eval=SimpleNamespace(eval_steps=6),
             checkpoint=SimpleNamespace(save_steps=save_steps),
         )
-        self.run: Any = SimpleNamespace(config=config, max_steps=9, rank0=None)
+        self.journal = SimpleNamespace(finish_step=lambda step: self._note("finish", step))
+        self.run: Any = SimpleNamespace(config=config, max_steps=9, journal=self.journal)
 
     def _note(self, name: str, step: int) -> list[Any]:
         self.did.append((name, step))
@@ -137,8 +134,8 @@ def test_a_run_whose_last_step_is_made_is_evaluated_when_it_goes_on(
     """The push after that step, or its evaluation, may have been what ended it."""
     steps = Steps(monkeypatch, "eval", None)
     totals = SimpleNamespace(evaluated_step=evaluated_step)
-    journal = SimpleNamespace(totals=totals, complete_step=lambda step: steps.did.append(("complete", step)))
-    steps.run.rank0, steps.run.ranks = SimpleNamespace(journal=journal), Ranks(0, 1)
+    steps.journal.totals = totals
+    steps.journal.complete_step = lambda step: steps.did.append(("complete", step))
     assert loop.train(steps.run, step=9) == 9
     assert steps.did == [("push", 9), *([] if evaluated_step == 9 else [("eval", 9), ("complete", 9)])]
 
@@ -164,24 +161,16 @@ def test_a_policy_that_cannot_be_trusted_is_not_saved(monkeypatch: pytest.Monkey
         (FatalError(ErrorDetail(type="bug", message="it broke", retryable=False), url="http://r"), "it broke"),
     ],
 )
-async def test_every_rank_hears_what_the_servers_did_not_do(error: Exception, message: str):
+async def test_what_the_servers_did_not_do_is_their_error(error: Exception, message: str):
     async def fail() -> None:
         raise error
 
     task = asyncio.create_task(fail())
     await asyncio.wait({task})
     orchestrator = SimpleNamespace(start=lambda _: task, wait=lambda *_, **__: "done")
-    rank0: Any = SimpleNamespace(orchestrator=orchestrator)
-    told: list[Any] = []
-    hears: dict[int, Callable[[Any], Any]] = {
-        0: lambda message: told.append(message) or message,
-        1: lambda _: told.pop(0),
-    }
-    for rank, own in ((0, rank0), (1, None)):
-        run: Any = SimpleNamespace(ranks=SimpleNamespace(broadcast_json=hears[rank]), rank0=own)
-        with pytest.raises(ServersError, match=message):
-            loop.wait_for(run, lambda _: None, version=1)  # type: ignore[arg-type, return-value]
-    assert told == []
+    run: Any = SimpleNamespace(orchestrator=orchestrator)
+    with pytest.raises(ServersError, match=message):
+        loop.wait_for(run, None, version=1)  # type: ignore[arg-type]
 
 
 def test_a_batch_that_is_given_up_ends_without_a_trace(
@@ -211,55 +200,9 @@ def test_a_batch_that_is_given_up_ends_without_a_trace(
         orchestrator.fleet = SimpleNamespace(needs_push=events.run(event()))  # type: ignore[assignment]
         orchestrator.pusher = SimpleNamespace(lease=SimpleNamespace(taken_over=None))  # type: ignore[assignment]
         events.loop.call_soon_threadsafe(orchestrator.fleet.needs_push.set)
-        run: Any = SimpleNamespace(ranks=Ranks(0, 1), rank0=SimpleNamespace(orchestrator=orchestrator))
+        run: Any = SimpleNamespace(orchestrator=orchestrator)
         with pytest.raises(ServersError, match="could not be pushed"):
-            loop.wait_for(run, lambda _: next_batch(), version=3)
+            loop.wait_for(run, next_batch(), version=3)
         events.run(asyncio.sleep(0))  # the task has ended by now
         gc.collect()
     assert caplog.records == []
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_every_rank_hears_that_a_server_serves_another_policy(rank: int, monkeypatch: pytest.MonkeyPatch):
-    def compare(*_: object, **__: object) -> None:
-        raise RunError("it serves another policy", "same dtype?")
-
-    for name, found in (("wait_for", []), ("own_logprobs", []), ("bound_for", 0.1), ("stage", nullcontext())):
-        monkeypatch.setattr(loop, name, lambda *_, found=found, **__: found)
-    monkeypatch.setattr(loop, "compare", compare)
-    hears = iter([FOUND])
-    ranks = SimpleNamespace(
-        broadcast_json=(lambda message: message) if rank == 0 else (lambda _: next(hears)),
-        broadcast_arrays=lambda arrays: arrays,
-    )
-    rank0 = SimpleNamespace(journal=SimpleNamespace(add=None)) if rank == 0 else None
-    engine = SimpleNamespace(device=SimpleNamespace(type="cpu"))
-    config = SimpleNamespace(deepspeed=SimpleNamespace(tokens_per_micro_batch=64))
-    run: Any = SimpleNamespace(config=config, engine=engine, ranks=ranks, pad_token_id=0, rank0=rank0)
-    with pytest.raises(RunError, match="serves another policy") as failure:
-        loop.check_canary(run, version=3)
-    assert not isinstance(failure.value, ServersError)
-    assert list(hears) == ([] if rank else [FOUND])
-
-
-def test_servers_that_another_trainer_took_over_end_the_wait_and_name_it():
-    async def event() -> asyncio.Event:
-        return asyncio.Event()
-
-    ended = threading.Event()
-
-    async def next_batch() -> None:
-        try:
-            await asyncio.sleep(600)
-        finally:
-            ended.set()
-
-    with EventLoopThread() as events:
-        orchestrator = object.__new__(Orchestrator)
-        orchestrator.loop, orchestrator.stop = events, StopSignal()
-        orchestrator.fleet = SimpleNamespace(needs_push=events.run(event()))  # type: ignore[assignment]
-        orchestrator.pusher = SimpleNamespace(lease=SimpleNamespace(taken_over="run-2 has it"))  # type: ignore[assignment]
-        run: Any = SimpleNamespace(ranks=Ranks(0, 1), rank0=SimpleNamespace(orchestrator=orchestrator))
-        with pytest.raises(ServersError, match="run-2 has it"):
-            loop.wait_for(run, lambda _: next_batch(), version=3)
-        assert ended.wait(10.0), "nothing goes on for a run that has ended"

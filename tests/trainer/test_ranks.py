@@ -1,24 +1,121 @@
-"""What rank 0 says reaches the others, whatever its length."""
+"""What rank 0 commands and sends reaches the others, and every rank answers before it goes on."""
 
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.trainer.gloo_ranks import outputs_of_two_ranks
 
+from grpo_trainer.errors import RunError
+from grpo_trainer.ranks.crew import Crew
+from grpo_trainer.ranks.ranks import Ranks
+
 PROGRAM = """
 import json
+import numpy as np
 from grpo_trainer.ranks.ranks import join_ranks
 ranks = join_ranks(silence_s=60)
 heard = [ranks.broadcast_json(message if ranks.is_first else None)
          for message in (None, [], {"text": "ä" * 100_000}, [1.5, 2])]
 said = ranks.gather_json(None if ranks.is_first else ["rank 1 speaks, ünïcode" * 1000])
-print(json.dumps([ranks.rank, heard, said]))
+each = [{"a": np.arange(5, dtype=np.int64), "b": np.array([True, False, True])},
+        {"a": np.array([7], dtype=np.int64), "b": np.zeros((0,), dtype=bool),
+         "c": np.array([[0.1, np.nan]], np.float32)}]
+own = ranks.scatter_arrays(each if ranks.is_first else None)
+arrays = {name: [array.dtype.str, array.shape, array.astype(str).tolist()] for name, array in own.items()}
+nothing = ranks.scatter_arrays([{}, {}] if ranks.is_first else None)
+print(json.dumps([ranks.rank, heard, said, arrays, list(nothing)]))
 """
 
 
 @pytest.mark.deepspeed
-def test_every_rank_hears_rank_0_and_all_hear_each(tmp_path: Path):
+def test_every_rank_gets_what_rank_0_sends_and_its_own_part_of_the_arrays(tmp_path: Path):
     messages = [None, [], {"text": "ä" * 100_000}, [1.5, 2]]
+    parts = [
+        {"a": ["<i8", [5], ["0", "1", "2", "3", "4"]], "b": ["|b1", [3], ["True", "False", "True"]]},
+        {"a": ["<i8", [1], ["7"]], "b": ["|b1", [0], []], "c": ["<f4", [1, 2], [["0.1", "nan"]]]},
+    ]
     for rank, output in enumerate(outputs_of_two_ranks(PROGRAM, tmp_path)):
-        assert json.loads(output.splitlines()[-1]) == [rank, messages, [None, ["rank 1 speaks, ünïcode" * 1000]]]
+        said = [None, ["rank 1 speaks, ünïcode" * 1000]]
+        assert json.loads(output.splitlines()[-1]) == [rank, messages, said, parts[rank], []]
+
+
+CREW_PROGRAM = """
+import json
+from types import SimpleNamespace
+from grpo_trainer.errors import RunError, UsageError
+from grpo_trainer.ranks.crew import Crew, follow
+from grpo_trainer.ranks.ranks import join_ranks
+ranks = join_ranks(silence_s=60)
+
+class Work:
+    did = []
+
+    def count(self, number):
+        self.did.append(number)
+        return [ranks.rank, number]
+
+    def fail_on(self, rank):
+        if ranks.rank == rank or rank is None:
+            raise RunError("it cannot be done", "try another", exit_status=3)
+
+commands = ("count", "fail_on")
+if ranks.rank:
+    status = follow(ranks, Work(), commands)
+    print(json.dumps([status, Work.did]))
+else:
+    said = []
+    try:
+        with Crew(ranks, Work(), commands) as crew:
+            said.append(crew.gather("count", 5))
+            for rank in (0, 1, None):
+                try:
+                    crew.do("fail_on", rank)
+                except RunError as error:
+                    said.append([error.message, error.hint])
+            {ending}
+    except (Exception, SystemExit) as error:
+        said.append(type(error).__name__)
+    print(json.dumps(said))
+"""
+
+
+@pytest.mark.deepspeed
+@pytest.mark.parametrize(
+    ("ending", "status", "kind"),
+    [
+        ("pass", 0, []),
+        ("raise UsageError('no such file')", 2, ["UsageError"]),
+        ("raise ZeroDivisionError", 1, ["ZeroDivisionError"]),
+        ("raise SystemExit(3)", 1, ["SystemExit"]),
+    ],
+)
+def test_the_others_do_what_rank_0_commands_answer_and_end_as_it_does(
+    ending: str, status: int, kind: list[str], tmp_path: Path
+):
+    first, second = outputs_of_two_ranks(CREW_PROGRAM.replace("{ending}", ending), tmp_path)
+    assert json.loads(first.splitlines()[-1]) == [
+        [[0, 5], [1, 5]],
+        ["rank 0: it cannot be done", None],
+        ["rank 1: it cannot be done", None],
+        ["it cannot be done", "try another"],
+        *kind,
+    ]
+    assert json.loads(second.splitlines()[-1]) == [status, [5]]
+
+
+def test_alone_a_command_is_a_plain_call():
+    class Work:
+        def add(self, arrays: dict[str, np.ndarray], number: int) -> int:
+            return int(arrays["a"].sum()) + number
+
+        def fail(self) -> None:
+            raise RunError("no")
+
+    with Crew(Ranks(0, 1), Work(), ("add", "fail")) as crew:
+        assert crew.do("add", 4, each=[{"a": np.array([1, 2])}]) == 7
+        with pytest.raises(RunError, match="no"):
+            crew.do("fail")
+        with pytest.raises(ValueError, match="none of the commands"):
+            crew.do("__init__")

@@ -1,4 +1,4 @@
-"""The final model is whole or not there, and every rank learns when it could not be written."""
+"""Checkpoints and the final model are whole or not there, and every rank ends alike when one cannot be written."""
 
 import errno
 import json
@@ -13,9 +13,14 @@ from tests.trainer.gloo_ranks import outputs_of_two_ranks
 from grpo_trainer.checkpoint.files import find_latest
 from grpo_trainer.checkpoint.saving import save_checkpoint, save_model
 from grpo_trainer.errors import RunError
+from grpo_trainer.rank_work import COMMANDS, RankWork
+from grpo_trainer.ranks.crew import Crew
 from grpo_trainer.ranks.ranks import Ranks
 
-ALONE = Ranks(rank=0, world_size=1)
+
+def alone(engine: Any) -> Crew:
+    ranks = Ranks(rank=0, world_size=1)
+    return Crew(ranks, RankWork(engine, ranks, pad_token_id=0, tokens_per_micro_batch=64), COMMANDS)
 
 
 class Engine:
@@ -35,7 +40,7 @@ class Engine:
 
 
 def save(run_dir: Path, engine: Any) -> None:
-    save_model(SimpleNamespace(run_dir=run_dir), engine, ALONE)  # type: ignore[arg-type]
+    save_model(SimpleNamespace(run_dir=run_dir), alone(engine), engine.write_hf)  # type: ignore[arg-type]
 
 
 def test_the_model_takes_the_place_of_an_older_one(tmp_path: Path):
@@ -54,35 +59,27 @@ def test_one_that_could_not_be_written_leaves_nothing_of_itself(tmp_path: Path, 
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-PROGRAM = """
-import json
-from pathlib import Path
-from types import SimpleNamespace
-from grpo_trainer.errors import RunError
-from grpo_trainer.ranks.ranks import join_ranks
-from grpo_trainer.checkpoint.saving import save_model
-from tests.trainer.test_saving import Engine
-ranks = join_ranks(silence_s=60)
-said = ""
-try:
-    full = OSError(28, "No space left on device")
-    save_model(SimpleNamespace(run_dir=Path("{run_dir}")), Engine("half", full), ranks)
-except RunError as error:
-    said = error.message
-print(json.dumps(said))
+# Rank 0 saves, the other ranks follow; each prints what it ended with.
+CREW = """
+from grpo_trainer.rank_work import COMMANDS, RankWork
+from grpo_trainer.ranks.crew import Crew, follow
+
+def by_all(engine, save):
+    work = RankWork(engine, ranks, pad_token_id=0, tokens_per_micro_batch=64)
+    if ranks.rank:
+        return print(json.dumps(follow(ranks, work, COMMANDS)))
+    said = ""
+    try:
+        with Crew(ranks, work, COMMANDS) as crew:
+            save(crew)
+    except RunError as error:
+        said = error.message
+    print(json.dumps(said))
 """
 
 
-@pytest.mark.deepspeed
-def test_every_rank_learns_that_rank_0_could_not_write(tmp_path: Path):
-    (tmp_path / "run").mkdir()
-    outputs = outputs_of_two_ranks(PROGRAM.format(run_dir=tmp_path / "run"), tmp_path)
-    expected = "the final model could not be written: rank 0: [Errno 28] No space left on device"
-    assert [json.loads(output.splitlines()[-1]) for output in outputs] == [expected] * 2
-    assert list((tmp_path / "run").iterdir()) == []
-
-
 CHECKPOINT_PROGRAM = """
+{crew}
 import json, time
 from pathlib import Path
 from types import SimpleNamespace
@@ -107,12 +104,7 @@ class Engine:
 if "{where}" != "engine":
     setattr(saving, "{where}", fail)
 config = SimpleNamespace(run_dir=Path("{run_dir}"), checkpoint=SimpleNamespace(save_total_limit=2))
-said = ""
-try:
-    saving.save_checkpoint(3, config, Engine(), ranks, {{"step": 3}} if ranks.is_first else None)
-except RunError as error:
-    said = error.message
-print(json.dumps(said))
+by_all(Engine(), lambda crew: saving.save_checkpoint(3, config, crew, {{"step": 3}}))
 """
 
 
@@ -121,13 +113,16 @@ print(json.dumps(said))
     ("where", "rank"), [("begin_checkpoint", 0), ("engine", 1), ("finish_checkpoint", 0), ("nowhere", None)]
 )
 def test_every_rank_learns_at_once_that_a_checkpoint_could_not_be_written(where: str, rank: int | None, tmp_path: Path):
-    outputs = outputs_of_two_ranks(CHECKPOINT_PROGRAM.format(run_dir=tmp_path / "run", where=where), tmp_path)
+    outputs = outputs_of_two_ranks(
+        CHECKPOINT_PROGRAM.format(crew=CREW, run_dir=tmp_path / "run", where=where), tmp_path
+    )
     expected = f"the checkpoint of step 3 could not be written: rank {rank}: [Errno 28] No space left on device"
-    assert [json.loads(output.splitlines()[-1]) for output in outputs] == ["" if rank is None else expected] * 2
+    assert [json.loads(output.splitlines()[-1]) for output in outputs] == (["", 0] if rank is None else [expected, 1])
     assert (find_latest(tmp_path / "run") is not None) == (rank is None)
 
 
 DEEPSPEED_PROGRAM = """
+{crew}
 import json, os
 from datetime import timedelta
 from pathlib import Path
@@ -159,12 +154,7 @@ def full(what, file, **options):
 torch.save = full
 config = SimpleNamespace(run_dir=Path("{run_dir}"), checkpoint=SimpleNamespace(save_total_limit=2))
 save = SimpleNamespace(beat=lambda: None, save=lambda folder: engine.TrainingEngine.save(ours, folder))
-said = ""
-try:
-    saving.save_checkpoint(3, config, save, ranks, {{"step": 3}} if ranks.is_first else None)
-except RunError as error:
-    said = error.message
-print(json.dumps(said))
+by_all(save, lambda crew: saving.save_checkpoint(3, config, crew, {{"step": 3}}))
 """
 
 
@@ -172,9 +162,9 @@ print(json.dumps(said))
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_rank_with_a_full_disk_keeps_nobody_waiting_inside_deepspeed(stage: int, tmp_path: Path):
     """DeepSpeed's ranks meet after they have written: one that failed before would be waited for until its limit."""
-    outputs = outputs_of_two_ranks(DEEPSPEED_PROGRAM.format(run_dir=tmp_path / "run", stage=stage), tmp_path)
+    outputs = outputs_of_two_ranks(DEEPSPEED_PROGRAM.format(crew=CREW, run_dir=tmp_path / "run", stage=stage), tmp_path)
     expected = "the checkpoint of step 3 could not be written: rank 1: [Errno 28] No space left on device"
-    assert [json.loads(output.splitlines()[-1]) for output in outputs] == [expected] * 2
+    assert [json.loads(output.splitlines()[-1]) for output in outputs] == [expected, 1]
 
 
 def test_a_full_disk_leaves_nothing_of_the_checkpoint(tmp_path: Path):
@@ -186,5 +176,5 @@ def test_a_full_disk_leaves_nothing_of_the_checkpoint(tmp_path: Path):
 
     config: Any = SimpleNamespace(run_dir=tmp_path, checkpoint=SimpleNamespace(save_total_limit=2))
     with pytest.raises(RunError, match="No space left"):
-        save_checkpoint(3, config, Full(), ALONE, {})  # type: ignore[arg-type]
+        save_checkpoint(3, config, alone(Full()), {})
     assert list((tmp_path / "checkpoints").iterdir()) == []

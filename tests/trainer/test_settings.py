@@ -76,7 +76,7 @@ def test_in_the_environment_too(run_file: Path, monkeypatch: pytest.MonkeyPatch)
     assert config.reward.reward_weights == [1.0, 0.1]
     assert config.reward.params == {"countdown": {"x": 1}}
     monkeypatch.setenv("GRPO_TRAIN__REWARD__PARAMS", "x=1")
-    with pytest.raises(UsageError, match="params: 'x=1' in the environment is no JSON"):
+    with pytest.raises(UsageError, match="params: 'x=1' in the environment is not JSON"):
         read(run_file)
 
 

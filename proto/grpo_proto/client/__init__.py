@@ -1,1 +1,6 @@
-"""Typed HTTP clients."""
+"""Typed HTTP clients of the reward server and the rollout server.
+
+clients.py        one class for each server's routes: timeouts, backoff, retry budget
+answer.py         read an answer within a limit, and turn it into a message or an exception
+certificates.py   the certificate authorities that a client trusts
+"""

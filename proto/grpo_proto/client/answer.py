@@ -1,7 +1,7 @@
-"""Reading an answer of a server that may send anything: within a limit, and with an error that says what came.
+"""Read the answer of a server that may send anything, within a limit; an error quotes what came.
 
-A wrong URL may lead to a page, a redirect, a file of gigabytes or a stream without end. An answer is read piece by
-piece up to a limit. It is never unpacked: a few compressed bytes may stand for gigabytes, so plain ones are asked for.
+Read piece by piece up to a limit: a wrong URL may lead to a page, a redirect, a file of gigabytes or an endless stream.
+Ask for plain bytes and never decompress: a few compressed bytes may stand for gigabytes.
 """
 
 import math
@@ -18,15 +18,15 @@ from ..messages.errors import ErrorBody, ErrorDetail, FatalError, ServiceError, 
 ResponseT = TypeVar("ResponseT", bound=Response)
 
 MAX_ERROR_BYTES = 64 * 1024
-"""Bytes read of an answer that reports an error; the rest is not read."""
+"""Bytes read of an answer that reports an error; the rest is left."""
 SHOWN_CHARS = 200
-"""Characters quoted of a body that is not the expected message."""
+"""Characters that an error quotes of a body that is not the expected message."""
 PLAIN = {"Accept-Encoding": "identity"}
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Status, headers and the body as far as it was read."""
+    """Status, headers, and the part of the body that was read."""
 
     status: int
     headers: Mapping[str, str]
@@ -38,7 +38,7 @@ class Answer:
 
     @property
     def retry_after_s(self) -> float | None:
-        """Seconds of `Retry-After`; None without it, for a date, and for what is no time."""
+        """Seconds of `Retry-After`; None without the header, and for a date or anything else."""
         try:
             seconds = float(self.headers["Retry-After"])
         except (KeyError, ValueError):
@@ -46,24 +46,24 @@ class Answer:
         return seconds if math.isfinite(seconds) and seconds >= 0 else None
 
     def message(self, kind: type[ResponseT], url: str) -> ResponseT:
-        """Raises ServiceError when the answer is an error, or no `kind`."""
+        """The body as a `kind`. Raises ServiceError when the answer is an error, or not a `kind`."""
         if not 200 <= self.status < 300:
             raise self._error(url)
         try:
             return kind.model_validate_json(self.body)
         except ValidationError as error:
-            # Without what came in: it may be all of the body.
+            # Leave the input out: it may be the whole body.
             problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
             place = ".".join(map(str, problem["loc"]))
             reason = f"{place}: {problem['msg']}" if place else problem["msg"]
             detail = ErrorDetail(
                 type="malformed_answer",
-                message=f"the answer is no {kind.__name__}: {reason[:300]}; {self._what_came()}",
+                message=f"the answer is not a {kind.__name__}: {reason[:300]}; {self._quoted_body()}",
                 hint=f"is a grpo-services server of protocol {PROTOCOL_VERSION} listening there?",
             )
             raise FatalError(detail, url=url, status=self.status) from error
 
-    def _what_came(self) -> str:
+    def _quoted_body(self) -> str:
         if not self.body:
             return "it is empty"
         media_type = self.headers.get("Content-Type", "no content type")[:SHOWN_CHARS]
@@ -71,10 +71,10 @@ class Answer:
 
     def _error(self, url: str) -> ServiceError:
         if 300 <= self.status < 400:
-            target = self.headers.get("Location", "no place")[:300]
+            target = self.headers.get("Location", "no Location")[:300]
             detail = ErrorDetail(
                 type="redirected",
-                message=f"the answer is a redirect to {target}, which is not followed",
+                message=f"the answer is a redirect to {target}, which the client has not followed",
                 hint="give the URL of the server itself",
             )
             return FatalError(detail, url=url, status=self.status)
@@ -83,7 +83,7 @@ class Answer:
         except ValidationError:
             detail = ErrorDetail(
                 type="unexpected_answer",
-                message=f"{httpx.codes.get_reason_phrase(self.status) or self.status}; {self._what_came()}",
+                message=f"{httpx.codes.get_reason_phrase(self.status) or self.status}; {self._quoted_body()}",
                 hint="is a grpo-services server listening there?",
             )
         kind = error_class(self.status)
@@ -91,17 +91,17 @@ class Answer:
 
 
 async def read_answer(response: httpx.Response, max_bytes: int, url: str) -> Answer:
-    """Raises FatalError for an answer larger than `max_bytes` or compressed. Of an error the beginning is read.
+    """Read an answer; of an error, read the beginning. Raises FatalError when it is compressed or exceeds `max_bytes`.
 
-    The caller closes the response, with the connection when the answer was not read to its end.
+    The caller closes the response, which closes the connection unless the answer was read to its end.
     """
     encoding = response.headers.get("Content-Encoding", "identity")
     if encoding.lower() != "identity":
         raise FatalError(
             ErrorDetail(
                 type="answer_compressed",
-                message=f"the answer is compressed ({encoding[:SHOWN_CHARS]}), though plain bytes were asked for",
-                hint="is it a server of ours? A proxy before it must heed Accept-Encoding",
+                message=f"the answer is compressed ({encoding[:SHOWN_CHARS]}), though the client asked for plain bytes",
+                hint="is it a grpo-services server? A proxy before it must heed Accept-Encoding",
             ),
             url=url,
             status=response.status_code,
@@ -110,7 +110,7 @@ async def read_answer(response: httpx.Response, max_bytes: int, url: str) -> Ans
     too_large = response.is_success and length.isdigit() and int(length[:20]) > max_bytes
     body = bytearray()
     if not too_large:
-        async for piece in response.aiter_bytes():  # there is nothing to unpack
+        async for piece in response.aiter_bytes():  # plain: nothing is decompressed
             body += piece
             if not response.is_success and len(body) >= MAX_ERROR_BYTES:
                 break
@@ -121,7 +121,7 @@ async def read_answer(response: httpx.Response, max_bytes: int, url: str) -> Ans
         raise FatalError(
             ErrorDetail(
                 type="answer_too_large",
-                message=f"the answer is larger than {max_bytes:,} bytes, and nothing that was asked for is",
+                message=f"the answer is larger than {max_bytes:,} bytes, the limit for this request",
                 hint="is the URL right?",
             ),
             url=url,

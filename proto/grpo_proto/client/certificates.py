@@ -1,4 +1,4 @@
-"""Which authorities a client believes."""
+"""The certificate authorities that a client trusts."""
 
 import os
 import ssl
@@ -7,5 +7,5 @@ import certifi
 
 
 def trusted_certificates() -> ssl.SSLContext:
-    """Those of the file that SSL_CERT_FILE names, for servers with an authority of their own, else the usual ones."""
+    """The authorities in the file that SSL_CERT_FILE names, for servers with a private authority; else certifi's."""
     return ssl.create_default_context(cafile=os.environ.get("SSL_CERT_FILE") or certifi.where())

@@ -1,7 +1,7 @@
-"""Typed HTTP clients of the two servers: deadlines on every call, retries only where a repeat is safe.
+"""Typed HTTP clients of the two servers: a timeout on every call, retries only where a repeat is safe.
 
-What is repeated after an infrastructure error: every GET, `score` (it has no effects) and `rollouts` (a repeated
-`request_id` aborts the older request). A weights call is never repeated blindly: its caller looks at the state first.
+Retried after an infrastructure error: every GET, `score` (it has no effects) and `rollouts` (a repeated `request_id`
+aborts the older request). A weights call is never retried here: its caller reads the state first.
 """
 
 import asyncio
@@ -34,25 +34,25 @@ from .answer import PLAIN, Answer, ResponseT, read_answer
 from .certificates import trusted_certificates
 
 SLACK_S = 10.0
-"""How much longer than the deadline in a request the client waits for the answer that reports it."""
+"""Added to a request's deadline for the client's timeout, so that the answer that reports the deadline arrives."""
 WAITING_TOLD_S, WAITING_TOLD_AGAIN_S = 5.0, 30.0
-"""How long a call may be tried again before that is logged, and how often after that."""
+"""Seconds of retries until the first warning, and between two warnings."""
 KEEP_CONNECTION_S = 3.0
-"""How long an idle connection is kept. The servers keep one for 5 s (uvicorn's rule and vLLM's): a client that kept it
-as long would now and then send into its end, and a weights call is not repeated."""
+"""How long to keep an idle connection. Shorter than the servers, which close it after 5 s (as uvicorn and vLLM do):
+otherwise a call would now and then meet a closing connection, and a weights call is not retried."""
 MAX_INFO_BYTES = 16 * 2**20
-"""Largest answer to a GET, in bytes: what a server says about itself."""
+"""Largest answer to a GET, in bytes: a server's report of itself."""
 MAX_ANSWER_BYTES = 256 * 2**20
-"""Largest other answer, in bytes: a reward server's has up to 32 MiB of logs, and 250,000 scores below 100 MiB."""
+"""Largest other answer, in bytes. A reward server sends up to 32 MiB of logs, and 250,000 scores in under 100 MiB."""
 BYTES_PER_TOKEN = 256
-"""Bytes that a rollout server's answer may have more for each token asked for: id, logprob and text take about 40, and
-the longest token of a vocabulary, 128 blanks, below 200."""
+"""Bytes allowed on top for each token that a rollout request asks for. Id, logprob and text take about 40, and with the
+longest token of a vocabulary (128 blanks) under 200."""
 
 log = logging.getLogger("grpo_proto.client.clients")
 
 
 def checked_url(url: str) -> str:
-    """`url` itself. Raises ValueError unless it has a scheme of ours, a host, and a port that there can be."""
+    """`url` itself. Raises ValueError unless it has the scheme http or https, a host, and a valid port."""
     try:
         parts = urlsplit(url)
         wrong = parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0
@@ -69,10 +69,10 @@ class ServiceClient:
     Args:
         base_url: such as `http://127.0.0.1:8000`.
         token: bearer token; `GRPO_API_TOKEN` of the environment when None.
-        probe_timeout_s: limit for the GET routes, which answer from memory.
+        probe_timeout_s: timeout of the GET routes, which answer from memory.
         transport: replaces the network, for tests.
 
-    Raises ValueError for what is no URL of a server.
+    Raises ValueError when `base_url` is not the URL of a server.
     """
 
     def __init__(
@@ -86,8 +86,8 @@ class ServiceClient:
         self.base_url = checked_url(base_url).rstrip("/")
         token = (token if token is not None else os.environ.get(TOKEN_VARIABLE, "")).strip()
         self.probe_timeout_s = probe_timeout_s
-        # trust_env is off: a proxy of the environment is for the world outside, never for our own servers. Of what it
-        # switches off with that, the file of certificates is wanted.
+        # Ignore the environment's proxy: it is for the outside world, never for these servers. That also ignores
+        # SSL_CERT_FILE, so read it here.
         self._http = httpx.AsyncClient(
             base_url=self.base_url,
             headers={"Authorization": f"Bearer {token}"} if token else {},
@@ -115,7 +115,7 @@ class ServiceClient:
         return await self._health("/readyz")
 
     async def _health(self, path: str) -> Health:
-        """A 503 is an answer here, not an error; no answer at all is one."""
+        """A 503 is a report here, not an error. Raises ServiceError for any other status, and when no answer comes."""
         answer = await self._send("GET", path, None, self.probe_timeout_s, MAX_INFO_BYTES)
         if answer.status in (200, 503):
             try:
@@ -137,33 +137,33 @@ class ServiceClient:
         timeout_s: float,
         max_bytes: int = MAX_ANSWER_BYTES,
     ) -> ResponseT:
-        """Repeat after infrastructure errors, with back-off and jitter, until `retry_for_s` after the first of them.
+        """Retry after infrastructure errors, with backoff and jitter, until `retry_for_s` after the first failure.
 
-        A server that is away for longer than a busy one would be is told of, and told of again.
+        Logs a warning when the server is away for longer than a busy server would be, and again at intervals.
         """
-        told_s = WAITING_TOLD_S - WAITING_TOLD_AGAIN_S
+        logged_s = WAITING_TOLD_S - WAITING_TOLD_AGAIN_S
         first_failure_s: float | None = None
 
         def is_over(state: RetryCallState) -> bool:
-            """A first try may take as long as it wants: a request that is lost after ten minutes is sent again, too."""
+            """Count the retry budget from the first failure: a request that fails after ten minutes is retried, too."""
             nonlocal first_failure_s
             since_start_s = state.seconds_since_start or 0.0
             if first_failure_s is None:
                 first_failure_s = since_start_s
             return since_start_s - first_failure_s >= retry_for_s
 
-        def tell(state: RetryCallState) -> None:
-            nonlocal told_s
+        def log_failure(state: RetryCallState) -> None:
+            nonlocal logged_s
             waited_s = state.seconds_since_start or 0.0
-            if state.outcome is not None and waited_s >= told_s + WAITING_TOLD_AGAIN_S:
-                told_s = waited_s
-                log.warning("%s; tried again for %.0f of %g s", state.outcome.exception(), waited_s, retry_for_s)
+            if state.outcome is not None and waited_s >= logged_s + WAITING_TOLD_AGAIN_S:
+                logged_s = waited_s
+                log.warning("%s; retrying for %.0f of %g s", state.outcome.exception(), waited_s, retry_for_s)
 
         attempts = AsyncRetrying(
             retry=retry_if_exception_type(InfrastructureError),
             stop=is_over,
             wait=wait_exponential_jitter(multiplier=0.2, max=10.0),
-            before_sleep=tell,
+            before_sleep=log_failure,
             reraise=True,
         )
         async for attempt in attempts:
@@ -185,12 +185,12 @@ class ServiceClient:
     async def _send(
         self, method: str, path: str, body: Request | None, timeout_s: float, max_bytes: int = MAX_ANSWER_BYTES
     ) -> Answer:
-        """Whatever the server answers, in `timeout_s` and at most `max_bytes`."""
+        """The server's answer, of any status, within `timeout_s` and `max_bytes`. Raises ServiceError without one."""
         content = body.model_dump_json(exclude=body.left_open()).encode() if body is not None else None
         headers = PLAIN | ({"Content-Type": "application/json"} if content is not None else {})
         timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, self.probe_timeout_s))
         try:
-            # httpx waits that long for each part of an answer; a server that drips would never be late.
+            # Bound the whole call: httpx bounds each part of an answer, so a server that drips would never be late.
             async with asyncio.timeout(timeout_s):
                 async with self._http.stream(
                     method, path, content=content, headers=headers, timeout=timeout
@@ -221,27 +221,27 @@ class RewardClient(ServiceClient):
         return await self._get("/v1/rewards", RewardList, retry_for_s=retry_for_s)
 
     async def score(self, request: ScoreRequest, *, retry_for_s: float = 0.0) -> ScoreResponse:
-        """Score a batch. Raises FatalError when the answer does not match the samples one to one, or lacks a reward."""
+        """Score a batch. Raises FatalError when the results do not match the samples one to one, or lack a reward."""
         timeout_s = request.deadline_s + SLACK_S
         response = await self._retry(retry_for_s, "POST", "/v1/score", request, ScoreResponse, timeout_s)
         expected = [sample.id or str(position) for position, sample in enumerate(request.samples)]
         names = {reward.name for reward in request.rewards}
         if [result.id for result in response.results] != expected:
-            message = f"{len(expected)} samples went out; the {len(response.results)} results do not match them"
+            message = f"the {len(response.results)} results do not match the {len(expected)} samples sent"
         elif any(not names <= result.rewards.keys() for result in response.results):
-            message = f"a result does not have all of {', '.join(sorted(names)):.200}"
+            message = f"a result lacks one of {', '.join(sorted(names)):.200}"
         else:
             return response
         detail = ErrorDetail(
             type="mismatched_results",
             message=message,
-            hint="a reward server answers with one result for every sample, in their order, with every reward",
+            hint="a reward server must return one result for every sample, in order, with every reward",
         )
         raise FatalError(detail, url=self._url("/v1/score"), status=200)
 
 
 class RolloutClient(ServiceClient):
-    """The rollout server's routes for sampling."""
+    """The rollout server's routes for samples."""
 
     async def info(self, *, retry_for_s: float = 0.0) -> RolloutInfo:
         return await self._get("/info", RolloutInfo, retry_for_s=retry_for_s)
@@ -254,7 +254,7 @@ class RolloutClient(ServiceClient):
 
 
 class WeightsClient(ServiceClient):
-    """The rollout server's routes for weights. None of its POSTs is ever repeated by itself."""
+    """The rollout server's routes for weights. Its POST and DELETE calls are never retried."""
 
     async def state(self) -> WeightState:
         return await self._get("/v1/weights", WeightState)

@@ -1,10 +1,10 @@
-"""The error body of all services, and the exceptions a client of theirs sees.
+"""The error body of all services, and the exceptions that a client raises for it.
 
 ServiceError
 ├── InfrastructureError   the service is away, busy or late: the same call may succeed later or elsewhere
-├── DataError             this request is wrong: repeating it changes nothing
-├── ConflictError         a version or a session has moved on: decide anew, then call again
-└── FatalError            credentials, protocol or configuration: stop and say so
+├── DataError             the request is wrong: a repeat gets the same answer
+├── ConflictError         the session or the version has moved on: read the state, then decide on a new call
+└── FatalError            credentials, protocol or configuration are wrong: stop and report it
 """
 
 from pydantic import Field
@@ -26,7 +26,7 @@ class ErrorBody(Response):
 
 
 class ServiceError(Exception):
-    """A call to a service failed. `url` names the route, `status` is None when no answer came."""
+    """A call to a service failed. `url` names the route; `status` is None when no answer came."""
 
     def __init__(self, detail: ErrorDetail, *, url: str, status: int | None = None, retry_after_s: float | None = None):
         self.detail, self.url, self.status, self.retry_after_s = detail, url, status, retry_after_s
@@ -44,7 +44,7 @@ class DataError(ServiceError):
 
 
 class ConflictError(ServiceError):
-    """409: the session or the version is another one by now."""
+    """409: the session or the version has moved on."""
 
 
 class FatalError(ServiceError):
@@ -52,7 +52,10 @@ class FatalError(ServiceError):
 
 
 def error_class(status: int) -> type[ServiceError]:
-    """The exception for an HTTP status: 401 to 405 mean a wrong set-up, 409 a conflict, other 4xx wrong data."""
+    """The exception for an HTTP status: 401 to 405 are a wrong set-up, 409 is a conflict, other 4xx are wrong data.
+
+    408, 425, 429 and 5xx are faults of the infrastructure.
+    """
     if 401 <= status <= 405:
         return FatalError
     if status == 409:

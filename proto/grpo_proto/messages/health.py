@@ -13,5 +13,5 @@ class Health(Response):
 
     @classmethod
     def unless(cls, problem: str | None) -> Self:
-        """`ok` when there is no problem."""
+        """A report that is `ok` unless there is a `problem`, which becomes its `detail`."""
         return cls(ok=problem is None, detail=problem)

@@ -35,9 +35,9 @@ class ScoreSample(Request):
     truncated: bool | None = Field(default=None, description="True when the completion ended at its length limit.")
     traceparent: TraceParent | None = Field(
         default=None,
-        # Not sent when there is none: a server that does not know the field would refuse it.
+        # Leave the field out when it is null: an older server refuses a field that it does not have.
         exclude_if=lambda value: value is None,
-        description="W3C Trace Context: the server's span of this sample goes below it.",
+        description="W3C Trace Context: parent of the server's span for this sample.",
     )
 
 
@@ -51,7 +51,7 @@ class ScoreRequest(Request):
     deadline_s: Seconds = Field(default=60.0, description="Limit for the whole request.")
 
     def left_open(self) -> set[str]:
-        """Time limits that nobody named: a server may allow less than the defaults."""
+        """Time limits that the caller left out: a server may allow less than the defaults."""
         return {"timeout_s", "deadline_s"} - self.model_fields_set
 
     @field_validator("rewards")
@@ -68,7 +68,7 @@ class RewardScore(Response):
 
     score: float | None
     status: ScoreStatus
-    detail: str | None = Field(default=None, description="Why there is no score, or what was left out beside it.")
+    detail: str | None = Field(default=None, description="Why there is no score, or what the score leaves out.")
     log: dict[str, Any] | None = Field(default=None, description="Columns for the completion log.")
     metrics: dict[str, float] | None = Field(default=None, description="Numbers to average over the batch.")
 
@@ -78,8 +78,8 @@ class ScoreResult(Response):
 
     id: str
     total: float | None = Field(
-        description="The weighted sum of the scores that exist, of rewards with a weight; null when none does, when "
-        "one of them ended in timeout or error, or when the sum is not finite."
+        description="Sum of weight times score, over the rewards with a weight and a score. Null when no such reward "
+        "exists, when a reward with a weight ended in timeout or error, or when the sum is not finite."
     )
     rewards: dict[str, RewardScore]
 
@@ -90,23 +90,25 @@ class ScoreResponse(Response):
     results: list[ScoreResult]
     elapsed_s: float
     code_hashes: dict[str, str] = Field(
-        default_factory=dict, description="`code_hash` of each reward that these scores are of."
+        default_factory=dict, description="`code_hash` of each reward that was computed."
     )
 
 
 class RewardDescription(Response):
-    """What a reward is, and what it needs."""
+    """A reward's documentation, parameters and columns."""
 
     name: str
     documentation: str
     params_schema: dict[str, Any] = Field(description="JSON schema of `params`, with defaults.")
     columns: list[str] = Field(description="Dataset columns every sample must have.")
-    code_hash: str = Field(description="SHA-256 of the reward's file and those it imports from its own folder.")
+    code_hash: str = Field(description="SHA-256 of the reward's file and of the files it imports from its own folder.")
     batch: bool = Field(
-        default=False, description="Whether it scores all samples of a request in one call, and may compare them."
+        default=False,
+        description="Whether the reward scores all samples of a request in one call, and may compare them.",
     )
     unavailable: str | None = Field(
-        default=None, description="Why this server does not compute it: a request for it is refused. None: it does."
+        default=None,
+        description="Why this server refuses requests for the reward; null when it computes the reward.",
     )
 
 

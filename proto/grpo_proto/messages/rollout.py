@@ -1,4 +1,4 @@
-"""The messages that sample groups."""
+"""The messages of sampling: prompts to the rollout server, groups of completions back."""
 
 from typing import Annotated, Literal
 
@@ -17,13 +17,15 @@ class Prompt(Request):
 
     token_ids: Annotated[list[TokenId] | None, StopAtFirstFault()] = Field(default=None, min_length=1)
     messages: Annotated[list[Message] | None, StopAtFirstFault()] = Field(default=None, min_length=1)
-    seed: int | None = Field(default=None, ge=0, lt=2**63, description="Makes this prompt's completions reproducible.")
+    seed: int | None = Field(
+        default=None, ge=0, lt=2**63, description="Makes the completions of this prompt reproducible."
+    )
 
     traceparent: TraceParent | None = Field(
         default=None,
-        # Not sent when there is none: a server that does not know the field would refuse it.
+        # Leave the field out when it is null: an older server refuses a field that it does not have.
         exclude_if=lambda value: value is None,
-        description="W3C Trace Context: the engine's span of this prompt goes below it.",
+        description="W3C Trace Context: parent of the engine's span for this prompt.",
     )
 
     @model_validator(mode="after")
@@ -49,11 +51,13 @@ class Sampling(Request):
 class RolloutRequest(Request):
     """Trainer → rollout server: `n` completions for each prompt. `POST /v1/rollouts`.
 
-    With `session` the answer comes from that trainer's weights, at `min_version` or newer, or it is a 409.
-    Without it the caller is a stranger and gets whatever is served.
+    With `session` the completions come from that trainer's weights, at `min_version` or newer; otherwise the answer is
+    a 409. Without `session` they come from whatever weights the server has.
     """
 
-    request_id: str = Field(min_length=1, max_length=200, description="A repeat aborts the older request: newest wins.")
+    request_id: str = Field(
+        min_length=1, max_length=200, description="A repeated id aborts the older request: the newest wins."
+    )
     prompts: list[Prompt] = Field(min_length=1, max_length=4096)
     n: int = Field(default=1, ge=1, le=1024, description="Completions per prompt.")
     sampling: Sampling = Field(default_factory=Sampling)
@@ -73,7 +77,8 @@ class Completion(Response):
 
     token_ids: list[int]
     logprobs: list[float] | None = Field(
-        default=None, description="Logprobs in the distribution sampled from, after temperature and truncation."
+        default=None,
+        description="Logprobs under the distribution that was sampled from: after temperature and truncation.",
     )
     text: str
     finish_reason: FinishReason
@@ -104,7 +109,7 @@ class RolloutInfo(Response):
     version: str
     protocol_version: int
     engine: str = Field(description="Name and version of the inference engine.")
-    server_id: str = Field(description="New at every start of the server.")
+    server_id: str = Field(description="Changes at every start of the server.")
     model: str
     dtype: str
     tokenizer_fingerprint: str = Field(description="See `grpo_proto.fingerprint`.")
@@ -112,6 +117,6 @@ class RolloutInfo(Response):
     max_model_len: int
     world_size: int = Field(description="Workers that take part in a weight group.")
     device: Literal["cpu", "cuda"]
-    gpus: list[str] = Field(default_factory=list, description="UUIDs of its workers' GPUs.")
-    nccl_version: str | None = Field(None, description="Members of a weight group over NCCL need the same one.")
+    gpus: list[str] = Field(default_factory=list, description="UUIDs of the GPUs of the server's workers.")
+    nccl_version: str | None = Field(None, description="All members of a weight group over NCCL need the same version.")
     weights: WeightState

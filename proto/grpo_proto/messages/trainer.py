@@ -1,4 +1,4 @@
-"""What the trainer says about itself."""
+"""The trainer's report of itself."""
 
 from typing import Literal
 

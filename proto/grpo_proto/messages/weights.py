@@ -1,7 +1,7 @@
 """The messages of a weight push: session → begin → (buckets, outside HTTP) → commit, or abort.
 
-A push is verified: the commit carries the digest of the bytes the trainer sent, and the server answers 200 only when
-every worker's digest of the bytes it received is the same.
+The server verifies a push: a commit carries the digest of the bytes that the trainer sent, and gets a 200 only when
+every worker's digest of the bytes it received is equal.
 """
 
 import math
@@ -15,7 +15,7 @@ Kind = Literal["full", "lora"]
 """What is pushed: every parameter, or an adapter."""
 Backend = Literal["gloo", "nccl"]
 WeightStateName = Literal["initial", "loading", "current", "stale"]
-"""State of a rollout server's weights: as loaded at its start, in a push, a whole policy, or none that may serve."""
+"""State of a rollout server's weights: loaded from disk, in a push, verified, or not fit to serve."""
 DeadlineS = Annotated[float, Field(gt=0, le=3600)]
 Session = Annotated[int, Field(ge=1, description="Grows with every start of a trainer: epoch milliseconds.")]
 
@@ -27,7 +27,7 @@ DIGEST_ALGORITHM = "weighted-sum-64/1"
 
 
 class Rendezvous(Request):
-    """Where the members of a weight group meet: the trainer's TCP store."""
+    """Where the members of a weight group rendezvous: the trainer's TCP store."""
 
     host: str = Field(min_length=1)
     port: int = Field(ge=1, le=65535)
@@ -41,7 +41,7 @@ class SessionRequest(Request):
 
     session: Session
     trainer_id: str = Field(
-        min_length=1, max_length=200, description="Lives in the run folder: a restarted trainer keeps it."
+        min_length=1, max_length=200, description="Stored in the run folder: a restarted trainer keeps it."
     )
     rendezvous: Rendezvous
     rank_offset: int = Field(ge=1)
@@ -53,7 +53,7 @@ class SessionRequest(Request):
 
 
 class TensorSpec(Request):
-    """One tensor, and where its bytes lie: bucket number and byte offset in it."""
+    """One tensor, and the place of its bytes: bucket number, and byte offset in the bucket."""
 
     name: str
     dtype: str
@@ -67,7 +67,7 @@ class TensorSpec(Request):
 
 
 class Manifest(Request):
-    """Every tensor of a push, in the order sent, and the size of every bucket in bytes."""
+    """Every tensor of a push, in the order of sending, and the size of every bucket in bytes."""
 
     tensors: list[TensorSpec] = Field(min_length=1)
     bucket_bytes: list[int] = Field(min_length=1)
@@ -90,10 +90,10 @@ class Manifest(Request):
 
 
 class BeginRequest(Request):
-    """Trainer → rollout server: a push starts. `POST /v1/weights/begin`.
+    """Trainer → rollout server: start a push. `POST /v1/weights/begin`.
 
-    `kind` full: the manifest equals the model's own list of tensors, less tied names. `kind` lora: adapter weights,
-    with the adapter's `peft_config`.
+    `kind` full: the manifest equals the model's own list of tensors, without tied names. `kind` lora: the tensors of an
+    adapter, with its `peft_config`.
     """
 
     session: Session
@@ -101,12 +101,12 @@ class BeginRequest(Request):
     kind: Kind = "full"
     manifest: Manifest
     peft_config: dict[str, Any] | None = None
-    bucket_timeout_s: DeadlineS = Field(default=30.0, description="Limit for one bucket: how late a member may be.")
-    deadline_s: DeadlineS = Field(default=300.0, description="Limit for the whole push, begin to commit.")
+    bucket_timeout_s: DeadlineS = Field(default=30.0, description="Timeout of one bucket: how late a member may be.")
+    deadline_s: DeadlineS = Field(default=300.0, description="Deadline of the whole push, from begin to commit.")
 
 
 class CommitRequest(Request):
-    """Trainer → rollout server: all buckets are out, this is their digest. `POST /v1/weights/commit`."""
+    """Trainer → rollout server: serve the buckets, if their digest is this one. `POST /v1/weights/commit`."""
 
     session: Session
     version: int = Field(ge=1)
@@ -115,7 +115,7 @@ class CommitRequest(Request):
 
 
 class AbortRequest(Request):
-    """Trainer → rollout server: give this push up. `POST /v1/weights/abort`."""
+    """Trainer → rollout server: abandon this push. `POST /v1/weights/abort`."""
 
     session: Session
     reason: str = Field(default="the trainer gave the push up", max_length=1000)
@@ -128,9 +128,9 @@ class CloseRequest(Request):
 
 
 class RenewRequest(Request):
-    """Trainer → rollout server: the lease starts again. `POST /v1/weights/renew`.
+    """Trainer → rollout server: renew the lease. `POST /v1/weights/renew`.
 
-    Every weights call renews it; this one does nothing else, for an update that takes longer than the lease.
+    Every weights call renews the lease; this call does nothing else. It serves an update that outlasts the lease.
     """
 
     session: Session
@@ -143,28 +143,28 @@ class LastPush(Response):
 
 
 class PushFailure(Response):
-    """How far a push had come on a server when it broke off: of several servers, the one at fault is behind."""
+    """How far a failed push had come on a server. Of several servers, the server at fault has the fewest buckets."""
 
     num_buckets: int
-    """Loaded by every worker."""
+    """Buckets that every worker loaded."""
     failed_to_load: bool
-    """A bucket came, and a worker could not load it. False where the next bucket did not come."""
+    """True when a bucket arrived and a worker could not load it; false when the next bucket did not arrive."""
 
 
 class WeightState(Response):
-    """Rollout server → anybody: what it serves. `GET /v1/weights`, and the answer of every weights call.
+    """Rollout server → anybody: the weights it serves. `GET /v1/weights`, and the answer of every weights call.
 
-    `initial`: as loaded from disk, version 0. `loading`: between begin and commit. `current`: version `version`,
-    verified. `stale`: something went wrong, `reason` says what; only a full push that commits ends it.
+    `initial`: as loaded from disk, version 0. `loading`: between begin and commit. `current`: verified, at `version`.
+    `stale`: serves nobody, for `reason`, until a full push commits.
     """
 
     state: WeightStateName
     version: int
     session: int | None = None
     newest_session: int | None = None
-    """Newest session that has been here, also a closed one: the next has to be greater. None before the first."""
+    """Newest session so far, open or closed: the next session must be greater. None before the first session."""
     trainer_id: str | None = None
     reason: str | None = None
     last_push: LastPush | None = None
     push_failure: PushFailure | None = None
-    """Of the last push, if it broke off and the workers have told; None while they are still in it."""
+    """Progress of the last push, if it failed and the workers have reported; None until they have."""

@@ -1,8 +1,8 @@
-"""An HTTP connection for uvicorn that nobody can hold open by being slow. Needs uvicorn and httptools.
+"""An HTTP connection for uvicorn that a slow client cannot hold open. Needs uvicorn and httptools.
 
-uvicorn's fast parser bounds neither the size of headers nor the time that they, or a body, take to come, and keeps an
-answer in memory until it is read: a client without a token could hold every file descriptor with requests that never
-begin, or never end. Each service takes this class with the limits that suit it.
+uvicorn bounds neither the size of headers nor the time for headers and a body, and keeps an answer in memory until it
+is read. A client without a token could hold every file descriptor with requests that never begin, or never end. Each
+service sets its own limits on this class.
 """
 
 import asyncio
@@ -19,48 +19,48 @@ from .listening import most_files
 from .refusal import Refusal
 
 FORGIVEN_PER_BODY_BYTE = 9
-"""A chunk of one byte has five bytes around it."""
+"""Bytes of framing forgiven for each byte of data: a chunk of one byte has five bytes around it."""
 LOOK_S = 5.0
-"""How often a connection whose answer waits to be read is looked at."""
+"""Interval of the checks of a connection with an unread answer."""
 DEPARTED_LOOK_S = 1.0
-"""How often a connection that is not read from is asked whether its other end has gone."""
+"""Interval of the checks whether the client has gone, while the connection is not read."""
 TCP_CLOSED = frozenset({7, 8})
-"""States of Linux's TCP_INFO: closed, and close-wait, which is when the other end has closed."""
+"""States of Linux's TCP_INFO: closed, and close-wait (the other end has closed)."""
 MAX_FIELDS = 200
-"""Most header fields of a request. One takes as much time as 100 bytes of a body, and fifty times its own memory."""
+"""Most header fields of a request. A field costs the time of 100 bytes of a body, and fifty times its own memory."""
 FREE_CHUNKS, LEAST_CHUNK_BYTES = 1_000, 128
-"""Chunks of any size in a body, and the bytes that more must have on average: a chunk takes as long as 1,000 bytes."""
+"""Chunks of any size in a body, and least average bytes of further chunks: a chunk costs the time of 1,000 bytes."""
 LARGE_READ_BYTES = 32 * 1024
-"""After so many bytes at once of one connection the others are next: uvloop would read 32 times as much before that."""
+"""Bytes read at once from one connection before the others get their turn; uvloop would read 32 times as many."""
 
 log = logging.getLogger("grpo_proto.server.connection")
 
 _idle: WeakKeyDictionary[ServerState, dict["BoundedConnection", None]] = WeakKeyDictionary()
-"""Connections of each server without a request under way, those first that are idle for longest."""
+"""Connections of each server without a request under way; the longest idle comes first."""
 
 
 class BoundedConnection(HttpToolsProtocol):
-    """Closed when headers are too large (431), when headers or a body are too late, or when an answer stays unread.
+    """Close when headers are too large (431), when headers or a body are late, or when an answer stays unread.
 
-    Of the connections without a request under way those idle for longest are closed to make room for new ones. Between
-    two requests uvicorn's `timeout_keep_alive` holds as well.
+    Beyond `max_idle` connections without a request under way, close the longest idle. Between two requests uvicorn's
+    `timeout_keep_alive` holds as well.
     """
 
     max_header_bytes: ClassVar[int] = 64 * 1024
-    """Largest headers of a request; and most that a body has beside its data: sizes and names of chunks, trailers."""
+    """Largest headers of a request, and most framing of its body: sizes and names of chunks, trailers."""
     max_pipelined: ClassVar[int] = 16
-    """Requests of one connection that wait for the answer to the one before."""
+    """Requests of one connection that may wait for the answer to an earlier request."""
     header_limit_s: ClassVar[float] = 10.0
-    """Longest time from the beginning of the connection or of the request to the end of its headers."""
+    """Longest time from the start of the connection, or of the request, to the end of the headers."""
     body_limit_s: ClassVar[float | None] = None
-    """Longest time from the end of the headers to the end of the body; None: the application sees to it."""
+    """Longest time from the end of the headers to the end of the body; None: the application has its own limit."""
     unread_limit_s: ClassVar[float] = 60.0
-    """How long a client may read nothing of an answer that is larger than the network's buffers."""
+    """Longest time in which a client may read nothing of an answer that exceeds the network's buffers."""
     max_unread_bytes: ClassVar[int] = 256 * 2**20
-    """Most unread bytes of all answers of a server: beyond, the client who has read nothing for longest is cut off."""
+    """Most unread bytes of all answers of a server; beyond it, cut off the client that has read nothing for longest."""
     max_idle: ClassVar[int] = 2048
-    """Connections of a server without a request under way, at most half of the files it may open. Not fewer than honest
-    ones that may come between two looks of a busy server: none of their requests has been read yet."""
+    """Most connections of a server without a request under way; at most half of the files it may open. Allow as many as
+    honest clients may open while a busy server reads none of their requests."""
 
     @classmethod
     def with_body_limit(cls, limit_s: float) -> "type[BoundedConnection]":
@@ -71,20 +71,20 @@ class BoundedConnection(HttpToolsProtocol):
     _limit: asyncio.TimerHandle | None = None
     _departure: asyncio.TimerHandle | None = None
     _running: RequestResponseCycle | None = None
-    """The request that the application has."""
+    """The request that the application works on."""
     _reading_headers = True
     _closes_after_body = False
-    """Whether the client wants that. Closed before, with bytes unread, it would see a reset, not an early refusal."""
+    """Whether the client asked to close. Closing before the body is read would turn an early refusal into a reset."""
     _field_bytes = _num_fields = 0
-    """Bytes and number of the fields of the request that were read to their end."""
+    """Bytes and number of the request's fields that are complete."""
     _num_chunks = _chunk_bytes = 0
     """Number and bytes of the chunks of the request's body."""
     _pieces: list[bytes]
-    """Pieces of a body in what is being parsed just now."""
+    """Pieces of a body in the data that is being parsed."""
     _framing_bytes = 0
-    """About how many bytes came for this request that are no data of its body; small chunks of data are forgiven."""
+    """Estimated bytes of this request that are not data of its body; the framing of small chunks is forgiven."""
     _body_bytes, _new_request = 0, False
-    """Bytes of bodies in what is being parsed just now, and whether a request begins in it."""
+    """Bytes of bodies in the data that is being parsed, and whether a request begins in it."""
     _unread_timer: asyncio.TimerHandle | None = None
     _unread_bytes = 0
     _moved_at_s = 0.0
@@ -108,7 +108,7 @@ class BoundedConnection(HttpToolsProtocol):
         if self._departure is not None:
             self._departure.cancel()
         if self._running is not None and not self._running.response_complete:
-            # uvicorn tells the request that came last, which may only wait for this one.
+            # uvicorn notifies the request that came last; this request may be an earlier one.
             self._running.disconnected = True
             self._running.message_event.set()
         super().connection_lost(exc)
@@ -118,8 +118,11 @@ class BoundedConnection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def _watch_departure(self) -> None:
-        """While another request waits for the one under way, nothing is read, so not the end of the connection either:
-        the work would go on for a client who has gone."""
+        """Abort when the client has gone, while reading is paused.
+
+        Reading pauses while a second request waits, so the end of the connection is not read either: the work would go
+        on without a client.
+        """
         self._departure = None
         if self.transport.is_closing() or not self.flow.read_paused:
             return
@@ -131,7 +134,7 @@ class BoundedConnection(HttpToolsProtocol):
     def _has_departed(self) -> bool:
         try:
             state = self.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
-        except OSError:  # of another family
+        except OSError:  # not a TCP socket
             return False
         return state[0] in TCP_CLOSED
 
@@ -146,7 +149,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._count_field(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._reading_headers:  # trailers are nobody's headers
+        if self._reading_headers:  # ignore trailers
             super().on_header(name, value)
         self._count_field(len(name) + len(value))
 
@@ -158,7 +161,7 @@ class BoundedConnection(HttpToolsProtocol):
             self._stop_parsing()
 
     def _refuse_fields(self) -> None:
-        """Answer 431; close only where another answer is under way, or the request's own, with too large trailers."""
+        """Answer 431; only close when another answer is under way, or when the fields are trailers."""
         if self.transport.is_closing():
             return
         if not self._reading_headers or not (self.cycle is None or self.cycle.response_complete):
@@ -171,7 +174,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._refuse(b"431 Request Header Fields Too Large", Refusal(431, "headers_too_large", message, hint=hint))
 
     def _stop_parsing(self) -> NoReturn:
-        """Parse nothing more, not even what has come already: that could take a hundred times as long as its bytes."""
+        """Parse nothing more, not even data that has arrived: that could take a hundred times as long as its bytes."""
         raise ConnectionAbortedError
 
     def on_headers_complete(self) -> None:
@@ -193,7 +196,7 @@ class BoundedConnection(HttpToolsProtocol):
     def on_chunk_header(self) -> None:
         self._num_chunks += 1
         if self._num_chunks > FREE_CHUNKS + self._chunk_bytes / LEAST_CHUNK_BYTES:
-            message = f"the body comes in chunks of less than {LEAST_CHUNK_BYTES} bytes"
+            message = f"the body has too many chunks of less than {LEAST_CHUNK_BYTES} bytes"
             hint = "send it in one piece, with its Content-Length"
             self._give_up(b"400 Bad Request", Refusal(400, "tiny_chunks", message, hint=hint))
             self._stop_parsing()
@@ -203,7 +206,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._pieces.append(body)
 
     def _pass_on(self) -> None:
-        """All pieces at once: uvicorn copies what it has for each."""
+        """Pass all pieces on at once: uvicorn copies the body so far for each."""
         if self._pieces:
             body = b"".join(self._pieces)
             self._pieces.clear()
@@ -233,14 +236,14 @@ class BoundedConnection(HttpToolsProtocol):
             self._pieces.clear()
             return
         self._pass_on()
-        # What of it belongs to a request that began just now is not known; the next piece will all be its own.
+        # A request that began in this data starts at 0: its part of the data is not known.
         framing_bytes = self._framing_bytes + len(data) - FORGIVEN_PER_BODY_BYTE * self._body_bytes
         self._framing_bytes = 0 if self._new_request else max(0, framing_bytes)
         if self._framing_bytes > self.max_header_bytes:
             self._refuse_fields()
             return
         if self in self._idle and self._limit is None:
-            # Some bytes and no request: uvicorn waits no more for its end, and would hold it for ever.
+            # uvicorn's own timeout ends at the first bytes, also when they never become a request.
             self._limit = self.loop.call_later(self.header_limit_s, self._headers_are_late)
         if self.flow.read_paused:
             if self._departure is None:
@@ -269,13 +272,13 @@ class BoundedConnection(HttpToolsProtocol):
             self.transport.abort()
 
     def _body_is_late(self) -> None:
-        """Nobody may hold a connection by a body that comes byte by byte, also not one that is answered already."""
-        message = f"the body had not come within {self.body_limit_s:g} s"
+        """Refuse a body that comes byte by byte, or close when the request has its answer already."""
+        message = f"the body did not arrive within {self.body_limit_s:g} s"
         hint = "send it at once, or in smaller requests"
         self._give_up(b"408 Request Timeout", Refusal(408, "slow_body", message, hint=hint, retryable=True))
 
     def _give_up(self, status: bytes, refusal: Refusal) -> None:
-        """Read no more of this request; without a word where another answer is under way."""
+        """Stop reading this request and refuse it; close without a refusal when another answer is under way."""
         if self.transport.is_closing():
             return
         if self.cycle.response_started or self.pipeline:
@@ -286,13 +289,13 @@ class BoundedConnection(HttpToolsProtocol):
         self._refuse(status, refusal)
 
     def send_400_response(self, msg: str) -> None:
-        if self.transport.is_closing():  # by one of the callbacks
+        if self.transport.is_closing():  # a callback closed it
             return
-        refusal = Refusal(400, "malformed_http", "this is no HTTP/1.1 request that can be read")
+        refusal = Refusal(400, "malformed_http", "the request is not valid HTTP/1.1")
         self._refuse(b"400 Bad Request", refusal)
 
     def _refuse(self, status: bytes, refusal: Refusal) -> None:
-        """Answer in place of the application, and close."""
+        """Answer instead of the application, and close."""
         body = refusal.json()
         head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
         self.transport.write(head % (status, len(body)) + body)
@@ -304,7 +307,7 @@ class BoundedConnection(HttpToolsProtocol):
             del self._idle[oldest]
             oldest.transport.abort()
 
-    # Answers that nobody reads.
+    # Unread answers.
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -323,7 +326,7 @@ class BoundedConnection(HttpToolsProtocol):
         super().resume_writing()
 
     def _measure(self) -> float:
-        """When the client was last seen to have read something."""
+        """When a check last found that the client had read something."""
         unread = self.transport.get_write_buffer_size()
         if unread < self._unread_bytes:
             self._unread_bytes, self._moved_at_s = unread, self.loop.time()

@@ -1,4 +1,4 @@
-"""An offer to upgrade is passed over: such a request is served as HTTP/1.1, with its body (RFC 9110, 7.8)."""
+"""Serve a request that offers an upgrade as HTTP/1.1, with its body: ignore the offer (RFC 9110, 7.8)."""
 
 from typing import Any
 
@@ -7,21 +7,21 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 
 class Parser(httptools.HttpRequestParser):
-    """httptools' parser; an offer to upgrade that its connection does not take is none for it.
+    """httptools' parser, which ignores an offer to upgrade that its connection does not accept.
 
-    httptools stops behind the headers of such a request and drops its body, though the client has sent one, as
-    `curl --http2` does. So a new parser gets the headers once more, without `Upgrade`, and what follows on them.
+    httptools stops behind the headers of such a request and drops its body, though the client has sent one (as
+    `curl --http2` does). So give a new parser the headers again, without `Upgrade`, and then the rest of the data.
     """
 
     def __init__(self, connection: HttpToolsProtocol):
         super().__init__(connection)
         self._connection = connection
-        # As uvicorn sets it: what comes behind a request that closes the connection is no fault of that request.
+        # As uvicorn sets it: data behind a request that closes the connection is not an error of that request.
         self.set_dangerous_leniencies(lenient_data_after_close=True)
 
     @property
     def passes_over_upgrade(self) -> bool:
-        """Whether the headers just read offer what the connection does not take; CONNECT counts as an upgrade, too."""
+        """Whether the headers just read offer an upgrade that the connection ignores. (CONNECT is an upgrade, too.)"""
         return self.should_upgrade() and self.get_method() != b"CONNECT" and not self._connection._should_upgrade()
 
     def feed_data(self, data: Any) -> None:
@@ -38,7 +38,7 @@ class Parser(httptools.HttpRequestParser):
             super(Parser, parser).feed_data(head)
 
     def _head_without_upgrade(self) -> bytes:
-        """First line and headers of the request whose headers have just been parsed, without `Upgrade`."""
+        """First line and headers of the request that was parsed last, without `Upgrade`."""
         connection = self._connection
         lines = [b"%b %b HTTP/%b" % (self.get_method(), connection.url, self.get_http_version().encode())]
         lines += [b"%b: %b" % header for header in connection.headers if header[0] != b"upgrade"]

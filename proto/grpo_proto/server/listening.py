@@ -1,6 +1,6 @@
-"""A socket that listens, bound by us: uvicorn's answer to a port in use is to end the process.
+"""Bind the listening socket, and raise the limit of open files, of which every connection needs one.
 
-And how many connections it may bring: each is a file.
+The service binds the socket itself: uvicorn ends the process when the port is in use.
 """
 
 import resource
@@ -27,13 +27,13 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 def most_files() -> int:
-    """How many this process may have open."""
+    """How many files this process may have open."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return sys.maxsize if limit == resource.RLIM_INFINITY else limit
 
 
 def ask_for_files(num_files: int) -> None:
-    """As many as the system allows: often a process has 1,024 until it asks for more. Later children have as many."""
+    """Raise the limit of open files, often 1,024, to `num_files` or the system's maximum. Later children inherit it."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     allowed = num_files if hard == resource.RLIM_INFINITY else min(num_files, hard)
     if most_files() < allowed:

@@ -1,12 +1,12 @@
-"""How a server says no: an exception that becomes the error body of all services."""
+"""An exception that becomes the error body of all services."""
 
 from typing import Self
 
 from ..messages.errors import ErrorBody, ErrorDetail
 
 
-class Refusal(Exception):  # noqa: N818 - an answer, not a fault of ours
-    """A request gets `status` and an ErrorBody, with `headers`."""
+class Refusal(Exception):  # noqa: N818 - an answer, not an error of the server
+    """Answer a request with `status`, an ErrorBody and `headers`."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Refusal(Exception):  # noqa: N818 - an answer, not a fault of ours
 
     @classmethod
     def invalid(cls, type: str, message: str, hint: str | None = None) -> Self:
-        """422: the request can be read, but a value in it cannot be used."""
+        """422: the request is readable, but a value in it is not usable."""
         return cls(422, type, message, hint=hint)
 
     @classmethod

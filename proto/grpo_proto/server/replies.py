@@ -1,4 +1,4 @@
-"""What a server answers, as starlette's Response: a message, a refusal, its health. Needs starlette."""
+"""A message, a refusal or a health report as starlette's Response. Needs starlette."""
 
 from collections.abc import Mapping
 
@@ -14,7 +14,7 @@ def message_reply(message: BaseModel, status: int = 200, headers: Mapping[str, s
 
 
 def refusal_reply(refusal: Refusal, headers: Mapping[str, str] | None = None) -> Response:
-    """`headers` are those that every answer of a route has, a refusal's own come on top."""
+    """`headers` are the headers of every answer of a route; the refusal's own take precedence."""
     return message_reply(refusal.body, refusal.status, {**(headers or {}), **refusal.headers})
 
 

@@ -1,3 +1,30 @@
-"""The rollout server: vLLM's own API server, with routes that sample groups and routes that take new weights."""
+"""The rollout server: vLLM's own API server, plus routes that sample groups and routes that take new weights.
+
+In reading order:
+
+    __main__.py        parse the command, check cheap things, import vLLM last
+    options.py         our defaults for vLLM's flags, our flags, what is refused before anything heavy starts
+    server.py          run vLLM's API server, and report why it ended
+    headless.py        run the workers of another machine of a multi-node engine, without a server
+    plugin.py          vLLM's entry points into this package: one for every process, one for the API server
+    parts.py           build the parts below on top of a running engine
+    engine.py          call vLLM's engine client; raise when the engine has died instead of waiting forever
+    guard.py           middleware in front of every route: the token, then the state of the weights
+    routes.py          the routes: translate HTTP into calls of the parts
+    wire_route.py      the class of these routes: limit the body, answer every error with the wire's error body
+    health.py          answer /livez, /readyz and /info from memory
+    metrics.py         our Prometheus series beside vLLM's
+    chat_messages.py   the wire's chat messages → what a chat template reads
+    rollouts.py        POST /v1/rollouts: sample groups of completions
+    weight_state.py    the weight state machine, pure functions
+    pushes.py          /v1/weights/*: carry out the state machine's decisions in the engine
+    manifest_check.py  check a push's manifest against the model's list of tensors, before any byte moves
+    receiver.py        in every vLLM worker: join the trainer's process group, receive buckets, load them
+    staging.py         the buffers that buckets arrive in
+    reload.py          read and repair vLLM's layerwise reload while a push is incomplete
+    workarounds.py     gaps in vLLM and its platform: what breaks without each workaround, when to delete it
+    describe.py        print the OpenAPI document of our routes
+    json_logging.json  vLLM's logging configuration for GRPO_LOG_FORMAT=json
+"""
 
 __version__ = "0.1.0"

@@ -3,27 +3,27 @@
 import sys
 
 from .options import StartError, check_model_folder, prepare_environment
-from .sockets import folder_for_sockets
+from .workarounds import private_socket_folder
 
 USAGE = """usage: grpo-rollout serve MODEL [any vLLM engine flag]
 
-Serves MODEL, a folder or a name on the hub, and takes new weights from a trainer.
-`grpo-rollout serve --help` lists the flags, vLLM's and ours.
+Serve MODEL, a folder or a name on the Hugging Face Hub, and take new weights from a trainer.
+`grpo-rollout serve --help` lists all flags, vLLM's and grpo-rollout's.
 """
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit code: 0 after a signal, 1 when the server could not start or its engine died, 2 for usage."""
+    """Return the exit code: 0 after a signal, 1 when the server could not start or its engine died, 2 for usage."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments or arguments[0] != "serve":
-        asked = bool(arguments) and arguments[0] in ("-h", "--help")
-        print(USAGE, end="", file=sys.stdout if asked else sys.stderr)
-        return 0 if asked else 2
+        is_help = bool(arguments) and arguments[0] in ("-h", "--help")
+        print(USAGE, end="", file=sys.stdout if is_help else sys.stderr)
+        return 0 if is_help else 2
     try:
         prepare_environment()
         if len(arguments) > 1 and not arguments[1].startswith("-"):
             check_model_folder(arguments[1])
-        with folder_for_sockets():
+        with private_socket_folder():
             # Importing vLLM takes ten seconds and reads the environment.
             from .server import run
 

@@ -1,4 +1,4 @@
-"""`python -m grpo_rollout.describe`: prints the OpenAPI document of our routes."""
+"""`python -m grpo_rollout.describe`: print the OpenAPI document of our routes."""
 
 import json
 

@@ -1,6 +1,6 @@
-"""What the routes ask of vLLM's engine client, with one addition: nothing waits for an engine that has died.
+"""Call vLLM's engine client, and raise `EngineDiedError` when the engine has died.
 
-vLLM never answers a pending utility call of a dead engine. Every call here ends by `EngineDiedError` instead.
+vLLM never answers a pending utility call to a dead engine: without this, the caller would wait forever.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ ResultT = TypeVar("ResultT")
 
 
 class EngineDiedError(Exception):
-    """The engine process has ended; the server is about to."""
+    """The engine process has ended; the server is about to end."""
 
 
 class WorkerError(Exception):
@@ -28,7 +28,7 @@ class WorkerError(Exception):
 
 
 async def abort_all(client: Any) -> None:
-    """End every sequence of vLLM's engine client; each request gets what it has. Does not wait for the engine."""
+    """Abort every sequence of the engine client; each request returns the tokens it has. Does not await the engine."""
     running = list(client.output_processor.request_states)
     if running:
         await client.abort(running, internal=True)
@@ -49,8 +49,8 @@ class Engine:
     async def call(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
         """Await `work`, or raise EngineDiedError as soon as the engine is gone.
 
-        A caller that is cancelled leaves `work` running: the engine will answer it, and somebody has to take that.
-        Raises WorkerError for what failed inside the engine, which vLLM tells by a bare Exception.
+        Cancelling the caller leaves `work` running, because the engine's answer still has to be received.
+        Raises WorkerError for an error inside the engine, which vLLM reports as a bare Exception.
         """
         task = asyncio.ensure_future(work)
         death = asyncio.ensure_future(self.died.wait())
@@ -69,9 +69,9 @@ class Engine:
             raise
 
     async def workers(self, call: str, *args: Any) -> list[Any]:
-        """Call the receiver of every worker; the answers by rank. Never with a time-out: see `receiver.py`.
+        """Call the receiver of every worker; return the answers by rank. Never with a timeout: see `receiver.py`.
 
-        Raises WorkerError with the first error, EngineDiedError.
+        Raises WorkerError with the first worker's error, or EngineDiedError.
         """
         answers = await self.call(self.client.collective_rpc("grpo_weights", args=(call, *args)))
         errors = [f"worker {rank}: {answer['error']}" for rank, answer in enumerate(answers) if "error" in answer]
@@ -80,25 +80,24 @@ class Engine:
         return [answer["ok"] for answer in answers]
 
     async def pause(self) -> None:
-        """Freeze all sequences; their KV is computed anew afterwards, under whatever weights are there then.
+        """Freeze all sequences. After `resume` the engine recomputes their KV under the weights it then has.
 
-        The two calls inside vLLM's `pause_generation`, without the 20 ms it sleeps at its end to have outputs in a
-        pleasant order.
+        Make the two calls of vLLM's `pause_generation`, without the 20 ms it sleeps at its end to order outputs.
         """
         await self.call(self.client.renderer.clear_mm_cache_async())
         await self.call(self.client.engine_core.pause_scheduler_async(mode="keep", clear_cache=True))
 
     async def resume(self, version: int) -> None:
-        """Go on sampling, as version `version`."""
+        """Continue sampling, as version `version`."""
         await self.set_version(version)
         await self.call(self.client.resume_generation())
 
     async def set_version(self, version: int) -> None:
-        """What every token sampled from now on is labelled with."""
+        """Label every token sampled from now on with `version`."""
         await self.call(self.client.update_weight_version(str(version)))
 
     async def abort_all(self) -> None:
-        """End every sequence, whoever asked for it; each request gets what it has. Does not wait for the engine."""
+        """Abort every sequence, also of vLLM's own routes; each request returns the tokens it has."""
         await abort_all(self.client)
 
     @property
@@ -107,15 +106,15 @@ class Engine:
         return len(self.client.output_processor.request_states)
 
     async def _watch_for_death(self) -> None:
-        # vLLM keeps a flag that its own thread sets, and no event.
+        # Poll: vLLM's own thread sets a flag, and there is no event to wait for.
         while not self.client.engine_core.resources.engine_dead:  # noqa: ASYNC110
             await asyncio.sleep(DEATH_POLL_S)
         self.died.set()
-        # After an orderly stop vLLM leaves its generators waiting, and its server waits for them for ever.
+        # End pending generators: after an orderly stop vLLM leaves them waiting, and its server waits for them forever.
         self.client.output_processor.propagate_error(EngineDeadError())
 
     async def _take_heartbeats(self) -> None:
-        """A round trip through the engine's loop; no worker is asked. It waits behind a long step, as work does."""
+        """Time a round trip through the engine's loop, without the workers. Like a request it waits for a long step."""
         while True:
             try:
                 await self.call(self.client.is_paused())

@@ -1,4 +1,4 @@
-"""The one ASGI middleware in front of every route, vLLM's too: the token first, then the state of the weights."""
+"""The ASGI middleware in front of every route, vLLM's too: check the token, then the state of the weights."""
 
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
@@ -19,7 +19,8 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 PUBLIC = frozenset({"/livez", "/readyz", "/info", "/metrics"})
-# What may be asked while nobody is served. Everything else might sample, so whatever vLLM adds is closed until named.
+# The routes that answer while no weights are served. Any other route might sample: a route that a new vLLM adds stays
+# closed until it is listed here.
 WITHOUT_WEIGHTS = PUBLIC | {
     "/health", "/ping", "/version", "/load", "/docs", "/redoc", "/openapi.json", "/v1/models",
     "/tokenize", "/detokenize", "/tokenizer_info",
@@ -38,9 +39,9 @@ class Guard:
 
     Args:
         app: the application.
-        tokens: one of them is what `Authorization: Bearer …` has to carry; none of them asks for nothing.
-        pushes: holds the weight state; None until the engine is up.
-        max_waiting: how many requests may wait while weights are loading. vLLM itself queues without end.
+        tokens: `Authorization: Bearer …` must carry one of these tokens. Empty: no token is required.
+        pushes: returns the holder of the weight state, or None until the engine is up.
+        max_waiting: how many requests may wait while weights are loading. vLLM's own queue has no bound.
     """
 
     def __init__(self, app: App, *, tokens: Sequence[str], pushes: Callable[[], HasWeights | None], max_waiting: int):
@@ -71,16 +72,16 @@ class Guard:
             self.num_waiting -= waits
 
     def _check_token(self, scope: MutableMapping[str, Any], path: str) -> None:
-        """Raises Refusal 401."""
+        """Raises Refusal (401) for a missing or wrong token."""
         if self.tokens and path not in PUBLIC:
             refused = token_refusal(self.tokens, scope["headers"])
             if refused is not None:
                 if any(name == b"authorization" for name, _ in scope["headers"]):
-                    logger.warning("a request for %s with a wrong token was refused", path)
+                    logger.warning("refused a request for %s: wrong token", path)
                 raise refused
 
     def _check_weights(self, path: str) -> bool:
-        """Whether this request will wait for a commit. Raises Refusal: 503 while nobody is served, 429 for one more."""
+        """Return whether this request will wait for a commit. Raises Refusal: 503 no weights, 429 too many waiting."""
         if path in WITHOUT_WEIGHTS:
             return False
         pushes = self.pushes()
@@ -92,6 +93,6 @@ class Guard:
             return False
         if self.num_waiting >= self.max_waiting:
             raise Refusal.busy(
-                429, "too_many_waiting", f"{self.num_waiting} requests wait for new weights already", RETRY_AFTER_S
+                429, "too_many_waiting", f"{self.num_waiting} requests already wait for new weights", RETRY_AFTER_S
             )
         return True

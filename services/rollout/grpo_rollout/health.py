@@ -1,4 +1,4 @@
-"""`/livez`, `/readyz` and `/info`: answered from memory, whatever the engine is doing."""
+"""Answer `/livez`, `/readyz` and `/info` from memory, whatever the engine is doing."""
 
 import time
 from typing import Any
@@ -17,7 +17,7 @@ from .pushes import Pushes
 
 
 def livez(engine: Engine, pushes: Pushes, *, heartbeat_timeout_s: float) -> Health:
-    """Whether the engine answers. While it takes weights it cannot, and the push's deadline is the bound."""
+    """Report whether the engine answers. While weights load it cannot: the push's deadline is then the bound."""
     if engine.died.is_set():
         return Health(ok=False, detail="the engine process has died")
     now_s = time.monotonic()
@@ -38,7 +38,7 @@ def readyz(alive: Health, pushes: Pushes) -> Health:
 
 
 class InfoCard:
-    """All of `GET /info` that never changes, worked out once: fingerprints of a large vocabulary take a while."""
+    """Compute the constant part of `GET /info` once: fingerprints of a large vocabulary take a while."""
 
     def __init__(
         self,

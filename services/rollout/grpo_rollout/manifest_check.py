@@ -1,7 +1,7 @@
-"""The model's own list of tensors, and the check of a manifest against it, before any byte moves.
+"""Check the manifest of a push against the model's list of tensors, before any byte moves.
 
-vLLM loads a partial list without complaint: layers that got nothing keep their old tensors. So a push has to name
-every tensor of the model, with the shape and the dtype that are served, and nothing else.
+A push must name every tensor of the model, with the shape and the dtype that are served, and nothing else: vLLM loads
+a partial list without complaint, and a layer that received nothing keeps its old tensors.
 """
 
 from collections.abc import Mapping
@@ -22,11 +22,11 @@ class Expected(NamedTuple):
 
 
 def model_tensors(hf_config: Any, dtype: torch.dtype) -> dict[str, Expected]:
-    """Name → dtype and shape of every parameter, under the names of the checkpoint, without tied ones.
+    """Map the checkpoint name of every parameter to its dtype and shape.
 
-    Taken from transformers' own class, built on the meta device: nothing is allocated, and a trainer that uses the
-    same class has the same list. Of tensors tied together only the first is named, as `named_parameters` does.
-    Raises whatever transformers raises for an architecture it does not know.
+    Build transformers' own class on the meta device: nothing is allocated, and a trainer that uses the same class has
+    the same list. Of parameters tied together only the first is listed, as in `named_parameters`.
+    Raises whatever transformers raises for an unknown architecture.
     """
     from transformers import AutoModelForCausalLM
 
@@ -39,10 +39,12 @@ def model_tensors(hf_config: Any, dtype: torch.dtype) -> dict[str, Expected]:
 
 
 def check_manifest(manifest: Manifest, expected: Mapping[str, Expected]) -> None:
-    """Raises Refusal (422) naming what differs from the model's own list, or what is wrong with the buckets."""
+    """Raises Refusal (422) that names the tensors which differ from the model's list, or the faulty bucket."""
     if manifest.digest_algorithm != DIGEST_ALGORITHM:
         raise Refusal.invalid(
-            "digest_algorithm", f"digest {manifest.digest_algorithm} is asked for, {DIGEST_ALGORITHM} is known"
+            "digest_algorithm",
+            f"digest algorithm {manifest.digest_algorithm} is unknown",
+            f"use {DIGEST_ALGORITHM}",
         )
     given = {spec.name: Expected(spec.dtype, tuple(spec.shape)) for spec in manifest.tensors}
     problems = [f"{name} is missing" for name in expected if name not in given]
@@ -57,14 +59,14 @@ def check_manifest(manifest: Manifest, expected: Mapping[str, Expected]) -> None
         more = f" and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
         raise Refusal.invalid(
             "manifest_mismatch",
-            "the manifest is not the model's list of tensors: " + "; ".join(problems[:SHOWN]) + more,
-            "push every parameter once (of tied ones the first), in the dtype that GET /info shows",
+            "the manifest differs from the model's list of tensors: " + "; ".join(problems[:SHOWN]) + more,
+            "push every parameter once (of tied parameters the first), in the dtype that GET /info shows",
         )
     _check_layout(manifest)
 
 
 def _check_layout(manifest: Manifest) -> None:
-    """Buckets must be aligned, hold no overlapping tensors, and be no larger than what they hold."""
+    """Raises Refusal (422) unless tensors are aligned, do not overlap, and fill their buckets to the end."""
     ends = [0] * len(manifest.bucket_bytes)
     for spec in sorted(manifest.tensors, key=lambda spec: (spec.bucket, spec.offset)):
         if spec.offset % ALIGNMENT_BYTES or spec.offset < ends[spec.bucket]:

@@ -1,4 +1,4 @@
-"""Our own series beside vLLM's on `GET /metrics`."""
+"""Our Prometheus series, beside vLLM's on `GET /metrics`."""
 
 from typing import get_args
 
@@ -11,14 +11,14 @@ PUSH_SECONDS = Histogram(
     "grpo_rollout_push_seconds", "From begin to commit.", buckets=(0.1, 0.3, 1, 3, 10, 30, 100, 300)
 )
 PUSH_BYTES = Counter("grpo_rollout_push_bytes", "Bytes of committed pushes.")
-WEIGHT_STATE = Gauge("grpo_rollout_weight_state", "1 for the state the weights are in.", ["state"])
+WEIGHT_STATE = Gauge("grpo_rollout_weight_state", "1 for the state that the weights are in.", ["state"])
 WEIGHT_VERSION = Gauge("grpo_rollout_weight_version", "Policy version that is served.")
 ROLLOUTS = Counter("grpo_rollout_requests", "Requests for rollouts by status.", ["status"])
 SEQUENCES = Counter("grpo_rollout_sequences", "Sampled sequences by finish reason.", ["finish_reason"])
 TOKENS = Counter("grpo_rollout_tokens", "Sampled tokens that were returned.")
 
 
-def show_state(state: str, version: int) -> None:
+def set_weight_state(state: str, version: int) -> None:
     for name in get_args(WeightStateName):
         WEIGHT_STATE.labels(name).set(name == state)
     WEIGHT_VERSION.set(version)

@@ -1,4 +1,4 @@
-"""Our defaults for vLLM's flags, our own few flags, and what is refused before anything heavy starts."""
+"""Set our defaults for vLLM's flags, add our flags, and refuse what cannot work before anything heavy starts."""
 
 import argparse
 import os
@@ -16,28 +16,28 @@ DEFAULT_BODY_TIMEOUT_S = 30.0
 
 
 class StartError(Exception):
-    """The server cannot start, and the user can mend it. `str()` is the whole message."""
+    """The server cannot start, and the user can fix it. `str()` is the whole message."""
 
     def __init__(self, message: str, hint: str | None = None):
         super().__init__(f"{message}; {hint}" if hint else message)
 
 
 def prepare_environment() -> None:
-    """vLLM reads these when it is imported. Raises StartError for its developer mode, which opens unguarded routes."""
+    """Set the variables that vLLM reads at import. Raises StartError for its developer mode: it opens unsafe routes."""
     if os.environ.get("VLLM_SERVER_DEV_MODE", "0") not in ("", "0"):
         raise StartError(
-            "VLLM_SERVER_DEV_MODE is set: it would open /collective_rpc and other routes that run anything",
+            "VLLM_SERVER_DEV_MODE is set: it would open /collective_rpc and other routes that run arbitrary calls",
             "unset it",
         )
     log_format = os.environ.get(FORMAT_VARIABLE) or "text"
     if log_format not in ("text", "json"):
-        raise StartError(f"{FORMAT_VARIABLE} {log_format} is unknown", "text or json")
+        raise StartError(f"{FORMAT_VARIABLE} {log_format} is unknown", "use text or json")
     if log_format == "json":
         os.environ.setdefault("VLLM_LOGGING_CONFIG_PATH", str(Path(__file__).with_name("json_logging.json")))
     os.environ.setdefault("OTEL_SERVICE_NAME", "grpo-rollout")
-    # FlashInfer's sampler is compiled by nvcc when it is first used. vLLM's warm-up asks for logprobs, which with our
-    # logprobs_mode it cannot give, so that would be at a stranger's first request without a seed: in the middle of a
-    # training the engine stands still, and without nvcc it dies. A trainer's requests never use it.
+    # Disable FlashInfer's sampler: nvcc would compile it at the first request without a seed, in the middle of a
+    # training. The engine stands still meanwhile, and without nvcc it dies. vLLM's warm-up does not compile it: it asks
+    # for logprobs, which this sampler cannot return with our logprobs_mode. A trainer's requests never use the sampler.
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     plugins = [name for name in os.environ.get("VLLM_PLUGINS", "").split(",") if name]
     if PLUGIN_NAME not in plugins:
@@ -45,10 +45,10 @@ def prepare_environment() -> None:
 
 
 def add_options(parser: argparse.ArgumentParser, *, on_cpu: bool) -> None:
-    """Add our flags and set our defaults for vLLM's."""
+    """Add our flags, and set our defaults for vLLM's flags."""
     if on_cpu:
-        # vLLM rewinds the generator of a seeded request whose prompt it has cut in pieces, and a CPU's generator has
-        # no offset to rewind: the engine dies ("CPU Generator does not use offset"). Uncut prompts need no rewinding.
+        # Process prompts whole. vLLM rewinds the generator of a seeded request whose prompt it has processed in chunks,
+        # and a CPU generator has no offset to rewind: the engine dies ("CPU Generator does not use offset").
         parser.set_defaults(enable_chunked_prefill=False)
     parser.set_defaults(
         host="127.0.0.1",
@@ -61,66 +61,69 @@ def add_options(parser: argparse.ArgumentParser, *, on_cpu: bool) -> None:
         "--heartbeat-timeout-s",
         type=float,
         default=DEFAULT_HEARTBEAT_TIMEOUT_S,
-        help="GET /livez says no when the engine has not answered for so long. It has to be longer than the longest "
-        "step of the engine.",
+        help="GET /livez answers 503 once the engine has not answered for this long. Must be longer than the engine's "
+        "longest step.",
     )
     group.add_argument(
         "--max-waiting-requests",
         type=int,
         default=DEFAULT_MAX_WAITING,
-        help="How many requests may wait while weights are loading; more get a 429.",
+        help="How many requests may wait while weights are loading; further requests get a 429.",
     )
     group.add_argument(
         "--body-timeout-s",
         type=float,
         default=DEFAULT_BODY_TIMEOUT_S,
-        help="Limit for receiving a body. Later the connection is closed, with a 408.",
+        help="Limit for receiving a request body; after it the server answers 408 and closes the connection.",
     )
 
 
 def check_options(args: argparse.Namespace, *, on_cpu: bool) -> None:
-    """Raises StartError for a set-up that cannot work or would not be safe."""
+    """Raises StartError for options that cannot work or are not safe."""
     if args.model_tag:
         args.model = args.model_tag
     elif not args.config:
-        raise StartError("which model?", "grpo-rollout serve MODEL, a folder or a name on the hub")
+        raise StartError(
+            "no model is given", "run grpo-rollout serve MODEL, with a folder or a name on the Hugging Face Hub"
+        )
     if (args.api_server_count or 1) > 1:
         raise StartError(
-            f"--api-server-count {args.api_server_count}: one process has to hold the weight state",
-            "leave it out and start more servers instead",
+            f"--api-server-count {args.api_server_count}: one process must hold the weight state",
+            "leave the option out and start more servers instead",
         )
     if args.data_parallel_size > 1:
         raise StartError(
             f"--data-parallel-size {args.data_parallel_size} is not supported", "start more servers instead"
         )
     if args.grpc:
-        raise StartError("--grpc starts a server without our routes", "leave it out")
+        raise StartError("--grpc starts a server without the routes of grpo-rollout", "leave the option out")
     _check_machine(args)
     if args.worker_extension_cls != RECEIVER:
         raise StartError(
-            f"--worker-extension-cls {args.worker_extension_cls} would replace the weight receiver", "leave it out"
+            f"--worker-extension-cls {args.worker_extension_cls} would replace the weight receiver",
+            "leave the option out",
         )
     if on_cpu and args.enable_chunked_prefill:
         raise StartError(
-            "--enable-chunked-prefill: on a CPU, vLLM's engine dies of a seeded request whose prompt it cuts",
-            "leave it out",
+            "--enable-chunked-prefill: on a CPU, a seeded request with a chunked prompt crashes vLLM's engine",
+            "leave the option out",
         )
     if args.body_timeout_s <= 0:
-        raise StartError(f"--body-timeout-s {args.body_timeout_s:g} leaves no time for a body", "give seconds above 0")
+        raise StartError(f"--body-timeout-s {args.body_timeout_s:g} leaves no time for a body", "set it above 0")
     if not args.headless:
         _check_token(args)
     check_model_folder(args.model)
 
 
 def _check_machine(args: argparse.Namespace) -> None:
-    """Check that the first machine of an engine over several has the server, and the others have none."""
+    """Raises StartError unless the first machine of a multi-node engine runs the server, and no other machine does."""
     if args.headless and args.node_rank == 0:
         raise StartError(
-            "--headless is for the other machines of an engine over several, and this is the first",
-            "leave it out, or give --nnodes, --master-addr and --node-rank",
+            "--headless is for the further machines of a multi-node engine, and --node-rank is 0",
+            "leave the option out, or set --nnodes, --master-addr and --node-rank",
         )
     if args.node_rank > 0 and not args.headless:
-        raise StartError(f"--node-rank {args.node_rank}: only machine 0 of an engine has a server", "add --headless")
+        raise StartError(f"--node-rank {args.node_rank}: only machine 0 runs the server", "add --headless")
 
 
 def _check_token(args: argparse.Namespace) -> None:
@@ -131,12 +134,12 @@ def _check_token(args: argparse.Namespace) -> None:
     if not tokens and not args.uds and not is_loopback(args.host):
         raise StartError(
             f"--host {args.host or '0.0.0.0'} can be reached from outside and {TOKEN_VARIABLE} is not set",  # noqa: S104
-            "set it to a secret that the clients know too",
+            "set it to a secret that the clients share",
         )
 
 
 def check_model_folder(model: str) -> None:
-    """A path is checked here, where it is quick; a name on the hub only vLLM can check."""
+    """Raises StartError for a path without a model. Only vLLM can check a name on the Hugging Face Hub."""
     if not model.startswith(("/", "./", "../", "~")) and not Path(model).is_dir():
         return
     if not (Path(model).expanduser() / "config.json").is_file():

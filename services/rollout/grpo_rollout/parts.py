@@ -1,4 +1,4 @@
-"""The parts of one rollout server, put together. The routes and the guard reach them from here."""
+"""Build the parts of one rollout server. The routes and the guard call them."""
 
 import logging
 import time
@@ -22,26 +22,26 @@ logger = logging.getLogger("vllm.grpo_rollout.parts")
 
 
 @dataclass(frozen=True)
-class Service:
+class Parts:
     engine: Engine
     pushes: Pushes
     rollouts: Rollouts
     info: InfoCard
 
 
-async def build_service(client: EngineClient, args: Namespace) -> Service:
-    """Everything our routes need, on top of a running engine."""
+async def build_parts(client: EngineClient, args: Namespace) -> Parts:
+    """Build everything that our routes need, on top of a running engine."""
     engine = Engine(client)
     engine.start()
     await engine.set_version(0)
     await warm_up(engine)
     world_size = engine.client.vllm_config.parallel_config.world_size
     pushes = Pushes(engine, world_size=world_size, expected=_model_tensors(engine))
-    metrics.show_state(pushes.weights.state, pushes.weights.version)
+    metrics.set_weight_state(pushes.weights.state, pushes.weights.version)
     tokenizer = engine.client.get_tokenizer()
     chat_template = load_chat_template(args.chat_template)
     max_model_len = engine.client.model_config.max_model_len
-    return Service(
+    return Parts(
         engine=engine,
         pushes=pushes,
         rollouts=Rollouts(
@@ -58,8 +58,10 @@ async def build_service(client: EngineClient, args: Namespace) -> Service:
 
 
 async def warm_up(engine: Engine) -> None:
-    """Sample once as clients will. vLLM compiles its sampler at the first request, and again at another batch size;
-    on a CPU that takes ten seconds, and nobody should wait for it behind a server that says it is ready."""
+    """Sample two small requests before the server reports ready.
+
+    vLLM compiles its sampler at the first request, and again at another batch size; on a CPU that takes ten seconds.
+    """
     started_s = time.monotonic()
     for n in (1, 3):
         request = RolloutRequest(
@@ -72,7 +74,7 @@ async def warm_up(engine: Engine) -> None:
 
 
 def _model_tensors(engine: Engine) -> dict[str, Expected] | None:
-    """None when transformers does not know the architecture: the server samples all the same, and refuses pushes."""
+    """List the model's tensors. None for an architecture unknown to transformers: such a server refuses pushes."""
     config = engine.client.model_config
     try:
         return model_tensors(config.hf_text_config, config.dtype)

@@ -1,4 +1,4 @@
-"""The two entry points by which vLLM finds us (`pyproject.toml`): one for every process, one for the API server."""
+"""vLLM's two entry points into this package (`pyproject.toml`): one for every process, one for the API server."""
 
 from argparse import Namespace
 
@@ -10,51 +10,52 @@ from vllm.tasks import SupportedTask
 from grpo_proto.api_token import server_tokens
 
 from .guard import Guard
-from .lifeline import die_with_parent
 from .options import DEFAULT_HEARTBEAT_TIMEOUT_S, DEFAULT_MAX_WAITING
-from .parts import Service, build_service
+from .parts import Parts, build_parts
 from .routes import make_router
-from .short_spin import spin_briefly
-from .tile_unit import request_tile_unit
+from .workarounds import die_with_parent, request_amx_tiles, spin_briefly
 
 
 def register() -> None:
-    """`vllm.general_plugins`: vLLM calls this in the API server, the engine process and every worker."""
+    """Apply the workarounds to this process (`vllm.general_plugins`).
+
+    vLLM calls this in the API server, the engine process and every worker.
+    """
     die_with_parent()
-    request_tile_unit()
+    request_amx_tiles()
     spin_briefly()
 
 
 class RolloutEndpoints:
-    """`vllm.endpoint_plugins`: our routes on vLLM's application, and the guard around all of it."""
+    """Add our routes to vLLM's application, and the guard around all of it (`vllm.endpoint_plugins`)."""
 
     name = "grpo_rollout"
     required_tasks: tuple[SupportedTask, ...] | None = ("generate",)
 
     def __init__(self) -> None:
-        self._service: Service | None = None
+        self._parts: Parts | None = None
 
     def attach_router(self, app: FastAPI) -> None:
         args = app.state.args
         app.include_router(
             make_router(
-                self._require_service,
+                self._require_parts,
                 heartbeat_timeout_s=getattr(args, "heartbeat_timeout_s", DEFAULT_HEARTBEAT_TIMEOUT_S),
             )
         )
         app.add_middleware(
             Guard,
             tokens=server_tokens(),
-            pushes=lambda: self._service.pushes if self._service is not None else None,
+            pushes=lambda: self._parts.pushes if self._parts is not None else None,
             max_waiting=getattr(args, "max_waiting_requests", DEFAULT_MAX_WAITING),
         )
 
     async def init_state(self, engine_client: EngineClient | None, state: State, args: Namespace) -> None:
         if engine_client is None:
-            raise RuntimeError("rollouts need an engine; this is a render server")
-        self._service = await build_service(engine_client, args)
+            raise RuntimeError("rollouts need an engine, and this is a render server")
+        self._parts = await build_parts(engine_client, args)
 
-    def _require_service(self) -> Service:
-        if self._service is None:
-            raise RuntimeError("vLLM serves before it has called init_state")
-        return self._service
+    def _require_parts(self) -> Parts:
+        if self._parts is None:
+            raise RuntimeError("vLLM serves requests before it has called init_state")
+        return self._parts

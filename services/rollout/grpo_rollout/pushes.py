@@ -1,7 +1,7 @@
-"""Weights from a trainer: carries the state machine's decisions out in the engine.
+"""Receive weights from a trainer: carry out the state machine's decisions in the engine.
 
-Each public method is one call of `/v1/weights`. The state changes at once, in memory; what the engine has to do about
-it follows in order, under one lock. Waits for: the workers (each of their waits has a time-out of its own).
+Each public method is one call of `/v1/weights`. The state changes at once, in memory; the calls of the engine that
+follow from it run in order, under one lock. Waits for: the workers, whose waits all have their own timeouts.
 Unblocks: requests that wait for a commit.
 """
 
@@ -32,14 +32,14 @@ from .weight_state import Push, Weights
 logger = logging.getLogger("vllm.grpo_rollout.pushes")
 
 JOIN_POLL_S = 0.02
-ABORT_WAITS_S = 5.0
-"""For the workers' account of a push that is given up. One that waits for a bucket may take longer."""
+ABORT_TIMEOUT_S = 5.0
+"""How long an abort waits for the workers' progress. A worker that waits for a bucket may take longer."""
 JOIN_GRACE_S = 1.0
-"""A worker that gives up at the deadline says why; one that cannot is not waited for."""
+"""How long after the deadline to wait for the error of a worker that could not join in time."""
 
 
 class Reception(NamedTuple):
-    """A push whose buckets have all been asked for."""
+    """A push of which every bucket has been requested from the workers."""
 
     push: Push
     started_s: float
@@ -47,7 +47,7 @@ class Reception(NamedTuple):
 
 
 class Pushes:
-    """Holds the weight state of this server; there is one."""
+    """Holds the weight state of this server; one instance per server."""
 
     def __init__(self, engine: Engine, *, world_size: int, expected: dict[str, Expected] | None):
         self.engine = engine
@@ -64,7 +64,7 @@ class Pushes:
         return self.weights.message()
 
     async def open_session(self, request: SessionRequest) -> WeightState:
-        """Join a trainer's process group. Raises Refusal: 409 as the state machine says, 422, 504."""
+        """Join a trainer's process group. Raises Refusal: 409 from the state machine, 422 ranks, 504 no group."""
         if request.rank_offset + self.world_size > request.world_size:
             raise Refusal.invalid(
                 "world_size",
@@ -87,28 +87,28 @@ class Pushes:
             logger.warning("session %s of %s replaces %s", request.session, request.trainer_id, before.session)
         try:
             async with self._workers_lock:
-                self._require(request.session)
-                meeting = request.rendezvous
+                self._require_session(request.session)
+                rendezvous = request.rendezvous
                 rest_s = max(0.1, deadline_at_s - time.monotonic())
                 await self.engine.workers(
-                    "join", request.session, meeting.host, meeting.port, request.rank_offset, request.world_size,
-                    request.backend, rest_s,
+                    "join", request.session, rendezvous.host, rendezvous.port, request.rank_offset,
+                    request.world_size, request.backend, rest_s,
                 )  # fmt: skip
-            # Polled, since a worker that waited for the others would keep the engine from sampling.
+            # Poll: a call that waits for the other members would keep the engine from sampling.
             while not all(await self.engine.workers("joined", request.session)):
                 if time.monotonic() > deadline_at_s + JOIN_GRACE_S:
-                    raise WorkerError(f"it did not form within {request.deadline_s:g} s")
+                    raise WorkerError(f"the group did not form within {request.deadline_s:g} s")
                 await asyncio.sleep(JOIN_POLL_S)
         except WorkerError as error:
-            self._require(request.session)
+            self._require_session(request.session)
             self._set(weight_state.close_session(self.weights))
             raise Refusal(
                 504,
                 "group_not_formed",
-                f"no process group of {request.world_size} at {meeting.host}:{meeting.port}: {error}",
-                hint="is the trainer's store reachable from this server, and did all members come?",
+                f"no process group of {request.world_size} at {rendezvous.host}:{rendezvous.port}: {error}",
+                hint="check that this server reaches the trainer's store, and that every member joined",
             ) from error
-        self._require(request.session)
+        self._require_session(request.session)
         self.weights = weight_state.set_group(self.weights, request.session, has_group=True)
         return self.message()
 
@@ -127,25 +127,25 @@ class Pushes:
         return self.message()
 
     async def begin(self, request: BeginRequest) -> WeightState:
-        """Freeze sampling and make every worker ready for bucket 0. Raises Refusal: 409, 422, 503."""
+        """Freeze sampling, prepare every worker for bucket 0. Raises Refusal: 409 state, 422 manifest, 503 failed."""
         self._renew(request.session)
         if request.kind == "lora":
             raise Refusal.invalid("kind_not_supported", "pushing adapters is not supported yet", "push with kind full")
         if self.expected is None:
             raise Refusal.invalid(
-                "unknown_architecture", "transformers cannot list this model's tensors; the server's log says why"
+                "unknown_architecture", "transformers cannot list this model's tensors; see the server's log"
             )
         check_manifest(request.manifest, self.expected)
         if self._recoveries:
-            # Only the workers know whether the group outlived the push before.
+            # Wait for the workers to report whether the group survived the previous push.
             await asyncio.wait(self._recoveries)
-            self._require(request.session)
+            self._require_session(request.session)
         loading, push = weight_state.begin(
             self.weights, version=request.version, deadline_s=request.deadline_s, now_s=time.monotonic()
         )
         self._set(loading)
         self._receiving = None
-        # A trainer that disappears between begin and commit must not leave the server waiting.
+        # Bound the push: a trainer that disappears before its commit must not leave the server waiting.
         reason = f"the push of version {push.version} did not commit within {request.deadline_s:g} s"
         self._deadline = asyncio.get_running_loop().call_later(request.deadline_s, self.fail, push, reason)
         try:
@@ -155,44 +155,44 @@ class Pushes:
                 await self.engine.workers("begin", push.number, manifest_json, request.bucket_timeout_s)
         except (WorkerError, EngineDiedError) as error:
             self.fail(push, f"the push of version {push.version} could not begin: {error}")
-        self._require(request.session)
+        self._require_session(request.session)
         if self.weights.push is not push:
             raise weight_state.not_serving(self.weights)
         self._receiving = asyncio.create_task(self._receive(push, request.manifest))
         return self.message()
 
     async def _receive(self, push: Push, manifest: Manifest) -> Reception:
-        """Have all buckets loaded. A failure makes the state stale and ends this quietly."""
+        """Have the workers load all buckets. A failure makes the weights stale and is not raised."""
         reception = Reception(push, time.monotonic(), sum(manifest.bucket_bytes))
         num_buckets, num_loaded = len(manifest.bucket_bytes), 0
         try:
             while num_loaded < num_buckets and self.weights.push is push:
                 num_loaded = min(await self.engine.workers("receive", push.number))
         except (WorkerError, EngineDiedError) as error:
-            await self._tell_failure(push)
+            await self._record_failure(push)
             self.fail(push, f"the push of version {push.version} broke off: {error}")
         except BaseException as error:
-            self.fail(push, f"receiving version {push.version} ended by {error!r}")
+            self.fail(push, f"receiving version {push.version} failed with {error!r}")
             raise
         else:
             if num_loaded < num_buckets:
-                await self._tell_failure(push)
+                await self._record_failure(push)
         return reception
 
-    async def _tell_failure(self, push: Push) -> None:
-        """Ask the workers how far they came. Says nothing when one cannot tell any more."""
+    async def _record_failure(self, push: Push) -> None:
+        """Record how far every worker came. Records nothing when a worker does not answer any more."""
         try:
-            told = await self.engine.workers("account", push.number)
+            reports = await self.engine.workers("progress", push.number)
         except (WorkerError, EngineDiedError):
             return
         failure = PushFailure(
-            num_buckets=min(account["num_loaded"] for account in told),
-            failed_to_load=any(account["failed_to_load"] for account in told),
+            num_buckets=min(report["num_loaded"] for report in reports),
+            failed_to_load=any(report["failed_to_load"] for report in reports),
         )
-        self.weights = weight_state.tell_failure(self.weights, push, failure)
+        self.weights = weight_state.record_failure(self.weights, push, failure)
 
     async def commit(self, request: CommitRequest) -> WeightState:
-        """Verify and serve. Raises Refusal: 409, 422 for another digest, 504 when the buckets do not come in time."""
+        """Verify and serve the push. Raises Refusal: 409 state, 422 another digest, 504 buckets that are late."""
         self._renew(request.session)
         push = weight_state.check_commit(self.weights, version=request.version, digest=request.digest)
         if push is None:
@@ -202,7 +202,7 @@ class Pushes:
         done, _ = await asyncio.wait((self._receiving,), timeout=request.deadline_s)
         if not done:
             raise Refusal.busy(
-                504, "still_receiving", f"the buckets are not all in after {request.deadline_s:g} s", 1.0
+                504, "still_receiving", f"not all buckets have arrived after {request.deadline_s:g} s", 1.0
             )
         reception = self._receiving.result()
         try:
@@ -214,7 +214,7 @@ class Pushes:
                 if self.weights.push is push:
                     await self.engine.resume(push.version)
         except (WorkerError, EngineDiedError) as error:
-            self.fail(push, f"version {push.version} could not be put to work: {error}")
+            self.fail(push, f"version {push.version} could not be served: {error}")
         seconds = time.monotonic() - reception.started_s
         self._set(
             weight_state.commit(
@@ -225,30 +225,32 @@ class Pushes:
         logger.info("version %d: %d bytes in %.3f s", push.version, reception.num_bytes, seconds)
         return self.message()
 
-    def _check_digests(self, push: Push, digests: list[str], wanted: str) -> None:
-        if any(digest != wanted for digest in digests):
-            reason = f"digest mismatch for version {push.version}: sent {wanted}, received {', '.join(digests)}"
+    def _check_digests(self, push: Push, digests: list[str], sent: str) -> None:
+        if any(digest != sent for digest in digests):
+            reason = f"digest mismatch for version {push.version}: sent {sent}, received {', '.join(digests)}"
             self.fail(push, reason)
-            raise Refusal.invalid("digest_mismatch", reason, "push again; what came differs from what was sent")
+            raise Refusal.invalid(
+                "digest_mismatch", reason, "push again: the received bytes differ from the sent bytes"
+            )
 
     async def abort(self, request: AbortRequest) -> WeightState:
-        """Give a push up; without one this does nothing. Raises Refusal (409) for another session."""
+        """Abort the push under way, if there is one. Raises Refusal (409) for another session."""
         self._renew(request.session)
         if self.weights.push is not None:
             self.fail(self.weights.push, request.reason)
         if self._receiving is not None:
-            await asyncio.wait((self._receiving,), timeout=ABORT_WAITS_S)
+            await asyncio.wait((self._receiving,), timeout=ABORT_TIMEOUT_S)
         return self.message()
 
     def fail(self, push: Push, reason: str) -> None:
-        """The push is over and nothing is served until another one commits. Does nothing for a push that is not on."""
+        """End `push`: the weights are stale until another push commits. Does nothing when `push` is not under way."""
         if self.weights.push is push:
             self._set(weight_state.fail(self.weights, reason))
 
     def _set(self, weights: Weights) -> None:
-        """Take the next state; when that one is newly stale, end all sequences and repair the workers."""
+        """Enter the next state. On entering `stale`, abort all sequences and repair the workers."""
         before, self.weights = self.weights, weights
-        metrics.show_state(weights.state, weights.version)
+        metrics.set_weight_state(weights.state, weights.version)
         if weights.push is None and self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
@@ -261,7 +263,7 @@ class Pushes:
             recovery.add_done_callback(self._recoveries.discard)
 
     async def _recover(self, push: Push | None) -> None:
-        """End what runs, and have the workers drop `push`."""
+        """Abort all sequences, and have the workers drop `push`."""
         try:
             await self.engine.abort_all()
             if push is not None:
@@ -269,7 +271,7 @@ class Pushes:
                     group_kept = all(await self.engine.workers("recover", push.number))
                 if not group_kept:
                     self.weights = weight_state.set_group(self.weights, push.session, has_group=False)
-            # Once more, for requests that came in while the state changed.
+            # Abort again, for requests that came in while the state changed.
             if self.weights.state == "stale":
                 await self.engine.abort_all()
         except (WorkerError, EngineDiedError) as error:
@@ -278,5 +280,5 @@ class Pushes:
     def _renew(self, session: int) -> None:
         self.weights = weight_state.renew(self.weights, session=session, now_s=time.monotonic())
 
-    def _require(self, session: int) -> None:
+    def _require_session(self, session: int) -> None:
         weight_state.require_session(self.weights, session)

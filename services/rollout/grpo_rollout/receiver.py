@@ -1,9 +1,9 @@
-"""The weight receiver: runs inside every vLLM worker, next to the model it loads into.
+"""Receive weights inside every vLLM worker, next to the model that they are loaded into.
 
-`ReceiverExtension` is what `--worker-extension-cls` mixes into vLLM's worker; it holds nothing but one method that
-hands a call on to the `Receiver`. The API process asks for buckets until all are loaded (`pushes.py`); a call takes
-those that come within a quarter of a second, so that in between the engine answers other calls. All waits in here have
-a time-out of their own: a time-out of `collective_rpc` would leave its late answer to the next call.
+`--worker-extension-cls` mixes `ReceiverExtension` into vLLM's worker; its one method passes a call on to `Receiver`.
+`pushes.py` calls `receive` until all buckets are loaded. A call loads the buckets that arrive within a quarter of a
+second, and the engine answers other calls in between. Every wait in this file needs its own timeout: with a timeout of
+`collective_rpc`, the late answer would be taken for the answer to the next call.
 """
 
 import logging
@@ -39,12 +39,12 @@ from .staging import Staging
 logger = logging.getLogger("vllm.grpo_rollout.receiver")
 
 RECEIVE_S = 0.25
-"""A call costs 1 to 3 ms in which nothing is loaded; the engine's heartbeat waits for the end of one."""
+"""How long one call receives. Shorter costs throughput (1 to 3 ms a call); longer delays the engine's heartbeat."""
 
 
 class ReceiverExtension:
-    """Mixed into vLLM's worker class. An answer is `{"ok": …}` or `{"error": …}`: a worker that raised would leave the
-    answers of the others in the queue."""
+    """Mixed into vLLM's worker class. Return `{"ok": …}` or `{"error": …}`, and never raise: that would leave the
+    answers of the other workers in the queue."""
 
     def grpo_weights(self, call: str, *args: Any) -> dict[str, Any]:
         receiver = self.__dict__.setdefault("_grpo_receiver", None)
@@ -59,23 +59,23 @@ class ReceiverExtension:
 
 
 def end_if_gpu_is_lost(device: torch.device) -> None:
-    """End this process when CUDA does nothing for it any more, as after an illegal access or a broken link.
+    """Exit this process when every CUDA call in it fails, as after an illegal access or a broken link.
 
-    Only a new process gets the GPU back. vLLM would notice at its next step, and a server that failed to take weights
-    makes none: it would be alive and of no use for ever. A query waits for nothing, not for a broadcast either.
+    Only a new process gets the GPU back. vLLM would notice at its next step, but a server whose push failed makes no
+    step: it would stay alive and useless. Query the stream, which waits for nothing, not even for a broadcast.
     """
     if device.type != "cuda":
         return
     try:
         torch.cuda.current_stream(device).query()
     except Exception:
-        logger.critical("CUDA fails for good in this process: it ends, and the server with it", exc_info=True)
+        logger.critical("CUDA fails for good in this process: exiting, and the server exits with it", exc_info=True)
         os._exit(1)
 
 
 @dataclass
-class Account:
-    """How far a push came on this worker; outlives it."""
+class Progress:
+    """How far a push came on this worker; kept after the push."""
 
     push: int
     num_loaded: int = 0
@@ -83,7 +83,7 @@ class Account:
 
 
 class IncomingPush:
-    """One push: its manifest, the digest of what has come."""
+    """A push under way: its manifest, and the digest of the received bytes."""
 
     def __init__(self, number: int, manifest: Manifest, device: torch.device, bucket_timeout_s: float):
         self.number = number
@@ -94,11 +94,11 @@ class IncomingPush:
             self.tensors[spec.bucket].append(spec)
         self.digest = Digest(max(manifest.bucket_bytes), device)
         self.transfers: dict[int, Transfer] = {}
-        self.account = Account(number)
+        self.progress = Progress(number)
 
 
 class Receiver:
-    """Joins process groups and loads pushes. `worker` is vLLM's."""
+    """Joins process groups and loads pushes. `worker` is vLLM's worker."""
 
     def __init__(self, worker: Any):
         self.worker = worker
@@ -107,11 +107,11 @@ class Receiver:
         self.joining: threading.Thread | None = None
         self.join_error: str | None = None
         self.push: IncomingPush | None = None
-        self.latest: Account | None = None
+        self.latest: Progress | None = None
         self.reload_open = False
         self.packed_heads: dict[torch.nn.Module, Any] = {}
         self.staging = Staging()
-        # Said at every push about layers that have nothing to load; `unloaded_layers` finds those that have.
+        # Silence vLLM's warning, at every push, about layers with nothing to load; `unloaded_layers` finds the others.
         reload_logger = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
         reload_logger.addFilter(lambda record: "Failed to load weights" not in str(record.msg))
 
@@ -120,7 +120,7 @@ class Receiver:
         return self.worker.model_runner.model
 
     def device(self) -> dict[str, str | None]:
-        """What a trainer has to know of this worker to choose how weights travel."""
+        """Report the GPU and the NCCL version, from which a trainer chooses the backend."""
         return {"gpu": gpu_uuid(), "nccl": nccl_version()}
 
     # --- the process group -------------------------------------------------------------------------------------
@@ -128,15 +128,15 @@ class Receiver:
     def join(
         self, session: int, host: str, port: int, rank_offset: int, world_size: int, backend: Backend, timeout_s: float
     ) -> None:
-        """Start to join; `joined` tells the outcome. In a thread, so that sampling goes on while others are awaited."""
+        """Start to join a group, in a thread, so that sampling goes on meanwhile. `joined` reports the outcome."""
         self.drop_push()
         self.leave()
         self.session, self.join_error = session, None
 
         def connect() -> None:
             try:
-                # vLLM binds a CPU worker to the cores it computes on. The group's own threads come from this one, and
-                # would share those cores with the loading of the bucket before.
+                # Leave the cores that vLLM binds a CPU worker to. The group's threads inherit this thread's cores, and
+                # would compete there with the loading of the previous bucket.
                 os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))
                 if self.worker.device.type == "cuda":
                     torch.cuda.set_device(self.worker.device)
@@ -165,7 +165,7 @@ class Receiver:
         self.joining.start()
 
     def joined(self, session: int) -> bool:
-        """Whether the group stands. Raises RuntimeError when joining has failed."""
+        """Return whether the group has formed. Raises RuntimeError when joining has failed."""
         if self.session != session:
             raise RuntimeError(f"session {session} has been replaced")
         if self.join_error is not None:
@@ -173,7 +173,7 @@ class Receiver:
         return self.group is not None
 
     def leave(self) -> None:
-        """Leave the group. Closing waits for a broadcast under way, so that happens in a thread."""
+        """Leave the group. Close it in a thread, since closing waits for a broadcast under way."""
         group, self.group, self.session = self.group, None, None
         if group is not None:
             threading.Thread(target=group.close, name="grpo-leave", daemon=True).start()
@@ -181,7 +181,7 @@ class Receiver:
     # --- a push ------------------------------------------------------------------------------------------------
 
     def begin(self, number: int, manifest_json: str, bucket_timeout_s: float) -> None:
-        """Make ready for bucket 0."""
+        """Prepare the buffers and the model for bucket 0."""
         self.drop_push()
         if self.group is None:
             raise RuntimeError("this worker is in no process group")
@@ -190,7 +190,7 @@ class Receiver:
         manifest = Manifest.model_validate_json(manifest_json)
         self.staging.prepare(manifest, device)
         self.push = IncomingPush(number, manifest, device, bucket_timeout_s)
-        self.latest = self.push.account
+        self.latest = self.push.progress
         with set_current_vllm_config(self.worker.vllm_config), torch.no_grad():
             self.reload_open = True
             self.packed_heads = {
@@ -201,34 +201,34 @@ class Receiver:
             initialize_layerwise_reload(self.model)
 
     def receive(self, number: int) -> int:
-        """Load one bucket, waiting at most its time-out for it, and those that come in the `RECEIVE_S` after the call.
+        """Load one bucket, waiting at most its timeout, and the buckets that arrive within `RECEIVE_S` of the call.
 
         Returns the number of buckets loaded so far.
         """
         push = self._running(number)
         until_s = time.monotonic() + RECEIVE_S
-        while push.account.num_loaded < len(push.bucket_bytes):
-            self._receive_bucket(push, push.account.num_loaded)
-            push.account.num_loaded += 1
+        while push.progress.num_loaded < len(push.bucket_bytes):
+            self._receive_bucket(push, push.progress.num_loaded)
+            push.progress.num_loaded += 1
             if time.monotonic() >= until_s:
                 break
-        return push.account.num_loaded
+        return push.progress.num_loaded
 
     def _receive_bucket(self, push: IncomingPush, bucket: int) -> None:
-        """Wait for a bucket and load it. The next one already comes in meanwhile, where there is room for it."""
+        """Wait for a bucket and load it. The next bucket is received meanwhile, where there is a buffer for it."""
         try:
             self._start_transfer(push, bucket)
             push.transfers[bucket].wait()
         except Exception as error:
             self.leave()
-            raise RuntimeError(f"bucket {bucket} of {len(push.bucket_bytes)} did not come: {error}") from error
+            raise RuntimeError(f"bucket {bucket} of {len(push.bucket_bytes)} did not arrive: {error}") from error
         del push.transfers[bucket]
         if bucket + 1 < len(push.bucket_bytes) and self.staging.overlap(bucket, bucket + 1):
             self._start_transfer(push, bucket + 1)
         try:
             self._load(push, bucket)
         except Exception:
-            push.account.failed_to_load = True
+            push.progress.failed_to_load = True
             raise
 
     def _load(self, push: IncomingPush, bucket: int) -> None:
@@ -236,7 +236,7 @@ class Receiver:
         push.digest.add(buffer)
         with set_current_vllm_config(self.worker.vllm_config), torch.no_grad(), disable_mtp_completeness_check():
             self.model.load_weights((spec.name, view_tensor(buffer, spec)) for spec in push.tensors[bucket])
-            # The buffer is about to be used again, but a fused layer keeps its parts until the last has come.
+            # Copy before the buffer is reused: a fused layer keeps views of its parts until the last part has arrived.
             copy_pending_views(self.model, buffer)
 
     def _start_transfer(self, push: IncomingPush, bucket: int) -> None:
@@ -247,7 +247,7 @@ class Receiver:
             push.transfers[bucket] = self.group.start_broadcast(buffer, timeout_s=push.bucket_timeout_s)
 
     def finish(self, number: int) -> str:
-        """All buckets are in: put the loaded layers to work. Returns the digest of what came."""
+        """Put the loaded layers in place, after the last bucket. Returns the digest of the received bytes."""
         push = self._running(number)
         missing = unloaded_layers(self.model)
         digest = push.digest.hexdigest()
@@ -259,16 +259,16 @@ class Receiver:
         self.worker.model_runner.reset_lora_state()
         return digest
 
-    def account(self, number: int) -> dict[str, int | bool]:
-        """How far push `number`, which broke off, had come here, and whether a bucket that came could not be loaded."""
+    def progress(self, number: int) -> dict[str, int | bool]:
+        """Report how far push `number` came before it broke off, and whether an arrived bucket failed to load."""
         if self.latest is None or self.latest.push != number:
-            raise RuntimeError(f"push {number} is not the latest one here")
+            raise RuntimeError(f"push {number} is not the latest push of this worker")
         return {"num_loaded": self.latest.num_loaded, "failed_to_load": self.latest.failed_to_load}
 
     def recover(self, number: int) -> bool:
-        """After anything that went wrong with push `number`: make the model ready for the next one to begin.
+        """Make the model ready for the next push, after push `number` failed.
 
-        Returns whether the process group it came through can still be used.
+        Returns whether the process group is still usable.
         """
         end_if_gpu_is_lost(self.worker.device)
         if self.push is not None and self.push.number == number:
@@ -276,7 +276,7 @@ class Receiver:
         return self.group is not None
 
     def drop_push(self) -> None:
-        """Forget the push under way, if there is one. A transfer under way cannot be taken back: its group goes too."""
+        """Drop the push under way, if any. A transfer under way cannot be cancelled: leave the group as well."""
         if self.push is not None and self.push.transfers:
             self.leave()
         self.push = None
@@ -285,11 +285,11 @@ class Receiver:
             self._finalize()
 
     def _finalize(self) -> None:
-        """Close the layerwise reload, complete or not: begun again while open, it would lose half-loaded layers."""
+        """Close the layerwise reload, complete or not: restarting an open reload would lose half-loaded layers."""
         with set_current_vllm_config(self.worker.vllm_config), torch.no_grad():
             finalize_layerwise_reload(self.model, self.worker.model_config)
-            # vLLM on CPU keeps a packed copy of the output head. The reload packs a head of its own anew, but not one
-            # tied to the embedding: sampling would go on with the old head and nothing would report it.
+            # Repack the output head that vLLM keeps on a CPU. The reload repacks an untied head, but not a head tied to
+            # the embedding: sampling would continue with the old head, and nothing would report it.
             for module, packed_before in self.packed_heads.items():
                 if module.cpu_linear is packed_before:
                     module.quant_method.process_weights_after_loading(module)
@@ -297,5 +297,5 @@ class Receiver:
 
     def _running(self, number: int) -> IncomingPush:
         if self.push is None or self.push.number != number:
-            raise RuntimeError(f"push {number} is not under way here")
+            raise RuntimeError(f"push {number} is not under way on this worker")
         return self.push

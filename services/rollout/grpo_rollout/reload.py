@@ -1,4 +1,4 @@
-"""What vLLM's layerwise reload keeps of a push that is not complete yet. It has no public way to ask."""
+"""Read and repair vLLM's layerwise reload while a push is incomplete. vLLM has no public interface for this."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from vllm.model_executor.model_loader.reload.types import LayerReloadingInfo
 
 
 def open_layers(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, LayerReloadingInfo]]:
-    """The layers that still wait for tensors, with their names."""
+    """Yield the layers that still wait for tensors: name, layer, vLLM's record of the layer."""
     for name, layer in model.named_modules():
         info = LAYERWISE_INFO.get(layer)
         if info is not None and info.can_load():
@@ -17,7 +17,7 @@ def open_layers(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, 
 
 
 def copy_pending_views(model: torch.nn.Module, staging: torch.Tensor) -> int:
-    """Copy every kept tensor that lies in `staging`, which the caller is about to overwrite. Returns their number."""
+    """Copy each tensor that vLLM keeps as a view of `staging`, which the caller will overwrite. Return their number."""
     storage = staging.untyped_storage().data_ptr()
     num_copied = 0
     for _, _, info in open_layers(model):
@@ -30,15 +30,15 @@ def copy_pending_views(model: torch.nn.Module, staging: torch.Tensor) -> int:
 
 
 def _lies_in(value: object, storage: int) -> bool:
-    """Whether `value` is a tensor in the storage that begins at address `storage`."""
+    """Return whether `value` is a tensor in the storage at address `storage`."""
     return isinstance(value, torch.Tensor) and not value.is_meta and value.untyped_storage().data_ptr() == storage
 
 
 def forget_loaded(model: torch.nn.Module) -> None:
-    """Have vLLM put every layer that is not done back as it was when it closes the reload.
+    """Discard the tensors of every incomplete layer, so that vLLM restores the layer when it closes the reload.
 
-    Of a layer that came in full and could not be put in place (out of memory) it would keep nothing: parameters on the
-    meta device, which the next push fills no more and nothing reports.
+    Otherwise a layer that arrived in full and could not be put in place (out of memory) would keep parameters on the
+    meta device. The next push would not fill them, and nothing would report it.
     """
     for _, _, info in open_layers(model):
         info.load_numel = 0
@@ -46,9 +46,9 @@ def forget_loaded(model: torch.nn.Module) -> None:
 
 
 def unloaded_layers(model: torch.nn.Module) -> list[str]:
-    """Names of layers with parameters of their own into which nothing has been loaded; vLLM would keep the old ones.
+    """Return the names of layers with parameters of which none has been loaded; vLLM would keep the old parameters.
 
-    A layer whose parameters are tied to a loaded layer's has got them by that one. Attention layers have scales only.
+    Not counted: a layer whose parameters are tied to a loaded layer, and attention layers, which have scales only.
     """
     waiting = {name: (layer, info) for name, layer, info in open_layers(model)}
     loaded = {
@@ -58,7 +58,7 @@ def unloaded_layers(model: torch.nn.Module) -> list[str]:
         for parameter in layer.parameters(recurse=False)
     }
     for _, info in waiting.values():
-        # Loaded and still open: a padded vocabulary never comes in full.
+        # Count a layer that is loaded and still open: a padded vocabulary never arrives in full.
         if info.load_numel > 0 and info.kernel_tensors is not None:
             loaded |= {id(parameter) for parameter in info.kernel_tensors[0].values()}
     return [

@@ -1,7 +1,7 @@
-"""`POST /v1/rollouts`: prompts in, groups of completions out.
+"""Sample groups of completions (`POST /v1/rollouts`).
 
-Waits for: the engine, and with it for a commit when weights are loading. Ends earlier by the deadline, by the client
-going away, by a newer request with the same id, and by whatever makes the weights stale.
+Waits for: the engine, and while weights load for their commit. Ends earlier at the deadline, when the client
+disconnects, at a newer request with the same id, and when the weights become stale.
 """
 
 import asyncio
@@ -22,23 +22,24 @@ from grpo_proto.messages.rollout import Prompt, RolloutRequest
 from grpo_proto.server.refusal import Refusal
 
 from . import metrics, weight_state
+from .chat_messages import template_messages
 from .engine import Engine, EngineDiedError
 from .pushes import Pushes
 
 logger = logging.getLogger("vllm.grpo_rollout.rollouts")
 
 CLIENT_GONE = 499
-"""What proxies log for a client that closed its request; here only the metrics see it."""
+"""The status that proxies log for a client that closed its request. It reaches the metrics only."""
 GREEDY_BELOW = 1e-5
-"""Temperatures below are greedy to vLLM."""
+"""vLLM samples greedily at temperatures below."""
 
 
 class Rollouts:
-    """Samples groups. There is one per server.
+    """Samples groups; one instance per server.
 
     Args:
-        tokenizer: the server's, a Hugging Face tokenizer.
-        chat_template: replaces the tokenizer's own when not None.
+        tokenizer: the server's Hugging Face tokenizer.
+        chat_template: replaces the tokenizer's own template when not None.
     """
 
     def __init__(
@@ -50,14 +51,14 @@ class Rollouts:
         self.chat_template = chat_template
         self.max_model_len = max_model_len
         self.vocab_size = engine.client.model_config.get_vocab_size()
-        # One thread: the tokenizers of Hugging Face are not made for several, and the event loop has to stay free.
+        # Use one thread: Hugging Face tokenizers are not made for several, and the event loop has to stay free.
         self._text_thread = ThreadPoolExecutor(1, thread_name_prefix="grpo-text")
         self._running: dict[str, asyncio.Future[None]] = {}
 
     async def sample(self, request: RolloutRequest, disconnected: asyncio.Future[Any]) -> bytes:
-        """The body of a RolloutResponse.
+        """Return the encoded body of a RolloutResponse.
 
-        Raises Refusal: 409 session or version, 422 a prompt that does not fit, 503 nobody served, 504 deadline.
+        Raises Refusal: 409 session or version, 422 a prompt that does not fit, 503 no weights served, 504 deadline.
         """
         weight_state.check_request(self.pushes.weights, session=request.session, min_version=request.min_version)
         superseded = asyncio.get_running_loop().create_future()
@@ -71,7 +72,7 @@ class Rollouts:
                 (work, superseded, disconnected), timeout=request.deadline_s, return_when=asyncio.FIRST_COMPLETED
             )
             if not work.done():
-                # Ends every sequence of this request: vLLM aborts what its generator no longer wants.
+                # Abort every sequence of this request: vLLM does so when its generator is cancelled.
                 work.cancel()
                 await asyncio.wait((work,))
                 raise cut_off(request, superseded, disconnected)
@@ -113,22 +114,23 @@ class Rollouts:
         return final
 
     async def _token_ids(self, prompts: list[Prompt]) -> list[list[int]]:
-        """The prompts as token ids; messages go through the chat template, in a thread."""
+        """Return the prompts as token ids. A thread renders messages with the chat template."""
         conversations = [prompt.messages for prompt in prompts if prompt.messages is not None]
         rendered = iter(await self._in_thread(self._render, conversations) if conversations else [])
         return [prompt.token_ids if prompt.token_ids is not None else next(rendered) for prompt in prompts]
 
     def _render(self, conversations: list[list[Message]]) -> list[list[int]]:
+        readable = [template_messages(messages) for messages in conversations]
         try:
             token_ids: list[list[int]] = self.tokenizer.apply_chat_template(
-                [[message.model_dump() for message in messages] for messages in conversations],
+                readable,
                 chat_template=self.chat_template,
                 add_generation_prompt=True,
                 tokenize=True,
                 return_dict=False,
             )
             return token_ids
-        # A template is a program of the model's author and may raise anything.
+        # Catch everything: a template is a program of the model's author.
         except Exception as error:
             raise Refusal.invalid(
                 "chat_template", f"the chat template refused the messages: {error}", "send token_ids instead"
@@ -138,8 +140,8 @@ class Rollouts:
         if len(token_ids) >= self.max_model_len:
             raise Refusal.invalid(
                 "prompt_too_long",
-                f"prompt {position} has {len(token_ids)} tokens; with at least one sampled token the context holds "
-                f"{self.max_model_len}",
+                f"prompt {position} has {len(token_ids)} tokens; the context holds {self.max_model_len}, including "
+                "at least one sampled token",
                 "shorten the prompt or start the server with a larger --max-model-len",
             )
         if max(token_ids) >= self.vocab_size:
@@ -150,7 +152,7 @@ class Rollouts:
             )
 
     async def _body(self, request: RolloutRequest, outputs: list[RequestOutput]) -> bytes:
-        """Encode group by group, so that the event loop comes up for air between them."""
+        """Encode the response group by group, and yield to the event loop after each group."""
         texts = await self._texts(request, outputs)
         groups = []
         for output in outputs:
@@ -167,7 +169,7 @@ class Rollouts:
         return b'{"groups":[' + b",".join(groups) + b"]," + rest[1:]
 
     async def _texts(self, request: RolloutRequest, outputs: list[RequestOutput]) -> Any:
-        """Texts of all completions in order. Decoded once, at the end, unless stop strings made vLLM decode already."""
+        """Return the texts of all completions in order. Decode them at the end, unless vLLM did (for stop strings)."""
         completions = [completion for output in outputs for completion in output.outputs]
         if request.sampling.stop:
             return iter([completion.text for completion in completions])
@@ -179,23 +181,23 @@ class Rollouts:
 
 
 def cut_off(request: RolloutRequest, superseded: asyncio.Future[Any], disconnected: asyncio.Future[Any]) -> Refusal:
-    """Why this request ended before its sequences did; they are aborted."""
+    """Return why this request ended before its sequences, which are aborted."""
     if superseded.done():
         return Refusal.conflict(
             "superseded", f"a newer request has the id {request.request_id}", "use a new id for a new request"
         )
     if disconnected.done():
-        return Refusal(CLIENT_GONE, "client_gone", "the client went away")
+        return Refusal(CLIENT_GONE, "client_gone", "the client disconnected")
     return Refusal(504, "deadline", f"not finished within {request.deadline_s:g} s", hint="its sequences are aborted")
 
 
 def sampling_params(request: RolloutRequest, seed: int | None, *, room: int) -> SamplingParams:
-    """vLLM's parameters for one prompt. `max_tokens` is capped to `room`, what the context leaves to this prompt.
+    """Return vLLM's parameters for one prompt. `max_tokens` is capped to `room`, what the prompt leaves of the context.
 
-    Greedy completions are all the same: vLLM refuses to make more than one, and one is made.
+    Request one completion when greedy: all n would be the same, and vLLM refuses to sample more than one.
 
-    vLLM gives completion i the seed plus i. Prompts are often numbered, so the seed is spread first: else completion
-    1 of prompt 7 and completion 0 of prompt 8 would draw the same numbers.
+    Spread the seed: vLLM gives completion i the seed plus i, and seeds of prompts are often consecutive. Otherwise
+    completion 1 of prompt 7 and completion 0 of prompt 8 would draw the same numbers.
     """
     sampling = request.sampling
     return SamplingParams(
@@ -208,7 +210,7 @@ def sampling_params(request: RolloutRequest, seed: int | None, *, room: int) -> 
         max_tokens=min(sampling.max_tokens, room),
         stop=sampling.stop or None,
         seed=None if seed is None else spread_seed(seed),
-        # The sampled token's own logprob and no other; flat lists spare an object per token.
+        # 0 requests the logprob of the sampled token alone. Flat lists save an object per token.
         logprobs=0 if sampling.logprobs else None,
         flat_logprobs=True,
         detokenize=bool(sampling.stop),
@@ -217,12 +219,12 @@ def sampling_params(request: RolloutRequest, seed: int | None, *, room: int) -> 
 
 
 def spread_seed(seed: int) -> int:
-    """A number below 2⁶² that looks unlike its neighbours'."""
+    """Hash a seed to a number below 2⁶², so that consecutive seeds end far apart."""
     return int.from_bytes(hashlib.blake2b(seed.to_bytes(8), digest_size=8).digest()) >> 2
 
 
 def completion_fields(completion: CompletionOutput, text: str) -> dict[str, Any]:
-    """A Completion of the wire, unvalidated: checking every token again costs more than sampling it."""
+    """Return the fields of a wire Completion. Skip validation: checking every token costs more than sampling it."""
     logprobs: Any = completion.logprobs
     return {
         "token_ids": list(completion.token_ids),

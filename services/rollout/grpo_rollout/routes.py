@@ -1,4 +1,4 @@
-"""Our routes. They translate HTTP into calls of the parts in `service.py` and hold nothing themselves."""
+"""Translate HTTP into calls of the parts (`parts.py`). The routes hold no state."""
 
 import asyncio
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from grpo_proto.server.refusal import Refusal
 from grpo_proto.server.replies import health_reply
 
 from . import __version__, health, metrics
-from .parts import Service
+from .parts import Parts
 from .wire_route import WireRoute
 
 
@@ -34,37 +34,37 @@ def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
 ALWAYS = _errors(400, 401, 413, 415, 422, 500, 503)
 
 
-def make_router(service: Callable[[], Service], *, heartbeat_timeout_s: float) -> APIRouter:
-    """The routes of one server; `service` is asked at each call, since the engine comes after the routes."""
+def make_router(get_parts: Callable[[], Parts], *, heartbeat_timeout_s: float) -> APIRouter:
+    """Make the routes of one server. Each call fetches the parts, because vLLM starts the engine after the routes."""
     router = APIRouter(route_class=WireRoute, tags=["grpo-rollout"])
 
     @router.get("/livez", response_model=Health, responses={503: {"model": Health}})
     async def livez() -> Response:
-        """Whether the process and its engine are alive."""
-        parts = service()
+        """Report whether the process and its engine are alive."""
+        parts = get_parts()
         alive = health.livez(parts.engine, parts.pushes, heartbeat_timeout_s=heartbeat_timeout_s)
         return health_reply(alive)
 
     @router.get("/readyz", response_model=Health, responses={503: {"model": Health}})
     async def readyz() -> Response:
-        """Whether to send traffic here."""
-        parts = service()
+        """Report whether this server should get traffic."""
+        parts = get_parts()
         alive = health.livez(parts.engine, parts.pushes, heartbeat_timeout_s=heartbeat_timeout_s)
         return health_reply(health.readyz(alive, parts.pushes))
 
     @router.get("/info")
     async def info() -> RolloutInfo:
-        """What this server is and serves."""
-        parts = service()
+        """Report what this server is and which model it serves."""
+        parts = get_parts()
         return parts.info.info(parts.pushes)
 
     @router.post("/v1/rollouts", response_model=RolloutResponse, responses=ALWAYS | _errors(409, 429, 504))
     async def rollouts(body: RolloutRequest, request: Request) -> Response:
-        """Sample n completions for each prompt. `max_tokens` is capped to what the context leaves to a prompt."""
+        """Sample n completions for each prompt. `max_tokens` is capped to what a prompt leaves of the context."""
         disconnected = asyncio.ensure_future(_disconnect(request))
         status = 500
         try:
-            content = await service().rollouts.sample(body, disconnected)
+            content = await get_parts().rollouts.sample(body, disconnected)
             status = 200
         except Refusal as refused:
             status = refused.status
@@ -76,55 +76,55 @@ def make_router(service: Callable[[], Service], *, heartbeat_timeout_s: float) -
 
     @router.get("/v1/weights")
     async def weights() -> WeightState:
-        """What is served."""
-        return service().pushes.message()
+        """Report the state and the version of the weights."""
+        return get_parts().pushes.message()
 
     @router.post("/v1/weights/session", responses=ALWAYS | _errors(409, 504))
     async def open_session(body: SessionRequest) -> WeightState:
         """Join a trainer's process group."""
-        return await service().pushes.open_session(body)
+        return await get_parts().pushes.open_session(body)
 
     @router.delete("/v1/weights/session", responses=ALWAYS | _errors(409))
     async def close_session(body: CloseRequest) -> WeightState:
         """Leave the process group."""
-        return await service().pushes.close_session(body)
+        return await get_parts().pushes.close_session(body)
 
     @router.post("/v1/weights/renew", responses=ALWAYS | _errors(409))
     async def renew(body: RenewRequest) -> WeightState:
-        """Start the lease again. 409: the session is over, `fenced` names who has the server."""
-        return service().pushes.renew(body)
+        """Start the lease again. 409: the session has ended; `fenced` names the trainer that has the server."""
+        return get_parts().pushes.renew(body)
 
     @router.post("/v1/weights/begin", responses=ALWAYS | _errors(409))
     async def begin(body: BeginRequest) -> WeightState:
-        """Start a push: when this answers, the workers wait for bucket 0."""
-        return await service().pushes.begin(body)
+        """Start a push. After the answer, the workers wait for bucket 0."""
+        return await get_parts().pushes.begin(body)
 
     @router.post("/v1/weights/commit", responses=ALWAYS | _errors(409, 504))
     async def commit(body: CommitRequest) -> WeightState:
-        """Verify the push and serve it."""
-        return await service().pushes.commit(body)
+        """Verify the push and serve its weights."""
+        return await get_parts().pushes.commit(body)
 
     @router.post("/v1/weights/abort", responses=ALWAYS | _errors(409))
     async def abort(body: AbortRequest) -> WeightState:
-        """Give the push up."""
-        return await service().pushes.abort(body)
+        """Abort the push under way; the weights are stale afterwards."""
+        return await get_parts().pushes.abort(body)
 
     return router
 
 
 async def _disconnect(request: Request) -> None:
-    """Returns when the client has gone. The body must have been read."""
+    """Wait until the client has disconnected. The body must have been read."""
     with suppress(asyncio.CancelledError):
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
 
 def openapi_document() -> dict[str, Any]:
-    """The OpenAPI document of our routes alone, without vLLM's."""
+    """Build the OpenAPI document of our routes, without vLLM's routes."""
 
-    def no_service() -> Service:
+    def no_parts() -> Parts:
         raise AssertionError("this application only describes itself")
 
     app = FastAPI(title="grpo-rollout", version=__version__)
-    app.include_router(make_router(no_service, heartbeat_timeout_s=0.0))
+    app.include_router(make_router(no_parts, heartbeat_timeout_s=0.0))
     return app.openapi()

@@ -1,4 +1,4 @@
-"""Runs vLLM's API server with our plugin in it, and knows why it ended."""
+"""Run vLLM's API server with the routes of grpo-rollout, and report why it ended."""
 
 import asyncio
 import signal
@@ -28,15 +28,15 @@ ABORT_TIMEOUT_S = 5.0
 
 
 def run(arguments: list[str]) -> int:
-    """Serve until a signal (0) or until the engine dies (1); with --headless, the same for the workers of this machine.
+    """Serve until a signal (0) or until the engine dies (1); with --headless, run the workers of this machine alike.
 
-    Raises StartError for what a user can mend.
+    Raises StartError for what the user can fix.
     """
     cli_env_setup()
     if current_platform.is_unspecified():
         raise StartError(
             "vLLM finds no device that it is built for",
-            "does nvidia-smi show a GPU here? In a container NVIDIA's runtime brings it (Kubernetes: runtimeClassName)",
+            "check that nvidia-smi lists a GPU; a container needs NVIDIA's runtime (Kubernetes: runtimeClassName)",
         )
     parser = make_arg_parser(FlexibleArgumentParser(prog="grpo-rollout serve", description=__doc__))
     on_cpu = current_platform.is_cpu()
@@ -61,46 +61,49 @@ def run(arguments: list[str]) -> int:
 
 
 def _stop_while_starting(*_: object) -> NoReturn:
-    """Signal handler until uvicorn runs and vLLM takes the signal over."""
+    """Handle SIGTERM until uvicorn runs and vLLM installs its own handler."""
     raise KeyboardInterrupt
 
 
 async def _serve(args: Namespace, address: str, sock: socket.socket) -> int:
     decorate_logs("APIServer", skip_if_decorated=True)
-    stop: StopWatch | None = None
+    observer: ShutdownObserver | None = None
     try:
         async with build_async_engine_client(args) as engine:
-            stop = StopWatch(engine)
-            connection = BoundedConnection.with_body_limit(args.body_timeout_s)  # of all routes, vLLM's too
+            observer = ShutdownObserver(engine)
+            connection = BoundedConnection.with_body_limit(args.body_timeout_s)  # for all routes, vLLM's too
             shutdown = await build_and_serve(engine, address, sock, args, http=connection)
-            # vLLM comes here after a signal and after the death of its engine alike; only a signal stops the engine.
-            asked = stop.was_asked
+            # Distinguish a signal from the engine's death: vLLM returns after both, and only a signal stops the engine.
+            requested = observer.requested
         await shutdown
     except (OSError, ValueError, RuntimeError) as error:
-        if stop is not None:
+        if observer is not None:
             raise
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise StartError(f"cannot start {args.model}: {first_line}", "the log above says more") from error
-    if asked:
+        raise StartError(f"cannot start {args.model}: {first_line}", "see the log above") from error
+    if requested:
         return 0
-    raise StartError("the engine process has died; the log above says more")
+    raise StartError("the engine process has died", "see the log above")
 
 
-class StopWatch:
-    """Notes whether vLLM was asked to stop its engine, and has its clients answered before that happens."""
+class ShutdownObserver:
+    """Record whether vLLM shut its engine down, and abort all sequences before that, to answer their clients."""
 
     def __init__(self, engine: Any):
-        self.was_asked = False
+        self.requested = False
         self._engine = engine
         self._shutdown = engine.shutdown
         self._loop = asyncio.get_running_loop()
-        engine.shutdown = self._note
+        engine.shutdown = self._observe
 
-    def _note(self, timeout: float | None = None) -> None:
-        """vLLM calls this in a thread after a signal, and in the event loop when the server has ended already."""
+    def _observe(self, timeout: float | None = None) -> None:
+        """Stand in for the engine client's `shutdown`.
+
+        vLLM calls it in a thread after a signal, and in the event loop when the server has already ended.
+        """
         drains = bool(timeout)
-        if not self.was_asked and not drains and threading.current_thread() is not threading.main_thread():
+        if not self.requested and not drains and threading.current_thread() is not threading.main_thread():
             with suppress(TimeoutError):
                 asyncio.run_coroutine_threadsafe(abort_all(self._engine), self._loop).result(ABORT_TIMEOUT_S)
-        self.was_asked = True
+        self.requested = True
         self._shutdown(timeout=timeout)

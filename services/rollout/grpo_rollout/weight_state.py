@@ -1,12 +1,12 @@
-"""The weight state machine: pure functions from one state to the next. No clock, no engine, no network in here.
+"""The weight state machine: pure functions from one state to the next, without clock, engine or network.
 
     initial ──begin──► loading ──commit──► current(version)
                           │                    │ begin, or another trainer takes over
                           └──anything else──► stale(reason) ──begin──► loading ──commit──► current
 
-`stale` ends only by a full push that commits. Every function takes the monotonic time `now_s` where time matters, and
-raises `Refusal` for what a caller may not do. Versions are ordered within a session; a session is one start of one
-trainer. A fenced-off trainer learns of it by a 409 at its next call.
+Only a full push that commits ends `stale`. Functions take the monotonic time `now_s` where time matters, and raise
+`Refusal` for a call that is not allowed. A session is one start of one trainer; versions are ordered within a session.
+A trainer that has been fenced off gets a 409 at its next call.
 """
 
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from grpo_proto.server.refusal import Refusal
 
 @dataclass(frozen=True)
 class Push:
-    """A push under way. Two pushes are never equal: identity tells an old one's late news from the new one's."""
+    """A push under way. Compare by identity: that distinguishes a late result of an old push from the current push."""
 
     number: int
     session: int
@@ -28,10 +28,10 @@ class Push:
 
 @dataclass(frozen=True)
 class Weights:
-    """What a rollout server serves, and who may change it.
+    """What a rollout server serves, and which trainer may change it.
 
     `version` belongs to `committed_session`, the session whose push is served (None: as loaded from disk).
-    `has_group`: the session's process group stands. It does not before all members have met, nor after a break.
+    `has_group`: the session's process group exists: every member has joined, and no push has broken it since.
     """
 
     state: WeightStateName = "initial"
@@ -51,20 +51,20 @@ class Weights:
 
     @property
     def serves(self) -> bool:
-        """Whether sampling is allowed. While loading, requests wait, if the server served when the push began."""
+        """Whether sampling is allowed. While weights load, requests wait if the server served when the push began."""
         if self.state == "loading":
             return self.push is not None and self.push.served_before
         return self.state in ("initial", "current")
 
     @property
     def ready(self) -> bool:
-        """Whether to send traffic here: a server that has joined a trainer waits for its first weights."""
+        """Whether to send traffic here. A server that has joined a trainer is not ready before its first weights."""
         return self.serves and not (self.state == "initial" and self.session is not None)
 
     def message(self) -> WeightState:
         reason = self.reason
         if self.state == "current" and self.session is not None and self.session != self.committed_session:
-            reason = f"session {self.session} has not pushed yet; served are the weights of {self.committed_session}"
+            reason = f"session {self.session} has not pushed yet; the weights are of session {self.committed_session}"
         return WeightState(
             state=self.state,
             version=self.version,
@@ -80,15 +80,16 @@ class Weights:
 def open_session(
     weights: Weights, *, session: int, trainer_id: str, lease_s: float, take_over: bool, now_s: float
 ) -> Weights:
-    """A trainer joins. Its own older session is replaced at once; another trainer's only after the lease or by force.
+    """Open a session for a trainer. It replaces the trainer's own older session at once, and another trainer's
+    session after its lease or with `take_over`.
 
-    Raises Refusal (409) when the session is not newer than all before it or another trainer's lease runs.
+    Raises Refusal (409) when the session is not newer than all before it, or when another trainer's lease runs.
     """
     if weights.newest_session is not None and session <= weights.newest_session:
         raise Refusal.conflict(
             "old_session",
-            f"session {session} is not newer than {weights.newest_session}, which has been here",
-            "take the current time in milliseconds as session; it grows with every start of a trainer",
+            f"session {session} is not newer than session {weights.newest_session}, which this server has seen",
+            "send the current time in epoch milliseconds as the session",
         )
     foreign = weights.trainer_id is not None and weights.trainer_id != trainer_id
     held = weights.session is not None and now_s < weights.lease_until_s
@@ -97,7 +98,7 @@ def open_session(
             "session_held",
             f"trainer {weights.trainer_id} holds session {weights.session}; its lease runs for another "
             f"{weights.lease_until_s - now_s:.0f} s",
-            "wait, or send take_over to fence it off",
+            "wait for the end of the lease, or send take_over to fence that trainer off",
         )
     opened = replace(
         weights,
@@ -109,40 +110,40 @@ def open_session(
         has_group=False,
     )
     if opened.state == "loading":
-        return fail(opened, f"session {session} of trainer {trainer_id} replaced the one that was pushing")
+        return fail(opened, f"session {session} of trainer {trainer_id} replaced the session that was pushing")
     if opened.state == "current" and foreign:
         return fail(opened, f"trainer {trainer_id} took over and has not committed a push yet")
     return opened
 
 
 def renew(weights: Weights, *, session: int, now_s: float) -> Weights:
-    """Any weights call of the session's trainer renews its lease. Raises Refusal (409) as `require_session` does."""
+    """Renew the lease, at any weights call of the session. Raises Refusal (409) as `require_session` does."""
     require_session(weights, session)
     return replace(weights, lease_until_s=now_s + weights.lease_s)
 
 
 def require_session(weights: Weights, session: int) -> None:
-    """Raises Refusal (409) when `session` is not the current one: its trainer has been fenced off or has left."""
+    """Raises Refusal (409) when `session` is not the current session: its trainer has been fenced off or has left."""
     if weights.session is None:
         raise Refusal.conflict(
-            "no_session", f"session {session} is over: the server has none", "join with a new session"
+            "no_session", f"session {session} is over: the server has no session", "join with a new session"
         )
     if weights.session != session:
         raise Refusal.conflict(
             "fenced",
             f"session {session} is over: the server belongs to session {weights.session} of {weights.trainer_id}",
-            "two trainers, or two processes of one run, use this server: end one of them",
+            "two trainers, or two processes of one run, use this server: stop one process",
         )
 
 
 def close_session(weights: Weights) -> Weights:
-    """The trainer leaves; what is served stays, unless its push was under way."""
+    """Close the session. The served weights stay, unless a push was under way."""
     closed = replace(weights, session=None, trainer_id=None, lease_until_s=0.0, has_group=False)
     return fail(closed, "the trainer closed its session during a push") if closed.state == "loading" else closed
 
 
 def begin(weights: Weights, *, version: int, deadline_s: float, now_s: float) -> tuple[Weights, Push]:
-    """A push starts. Call `renew` first.
+    """Start a push. Call `renew` first.
 
     Raises Refusal (409) when a push is under way, the version does not grow, or there is no process group.
     """
@@ -150,7 +151,7 @@ def begin(weights: Weights, *, version: int, deadline_s: float, now_s: float) ->
         raise Refusal.conflict("no_session", "the server has no session", "join with a new session")
     if weights.push is not None:
         raise Refusal.conflict(
-            "push_in_progress", f"version {weights.push.version} is being pushed", "commit it or abort it first"
+            "push_in_progress", f"a push of version {weights.push.version} is under way", "commit or abort it first"
         )
     if not weights.has_group:
         raise Refusal.conflict(
@@ -161,8 +162,8 @@ def begin(weights: Weights, *, version: int, deadline_s: float, now_s: float) ->
     if weights.committed_session == weights.session and version <= weights.version:
         raise Refusal.conflict(
             "old_version",
-            f"version {version} is not newer than {weights.version}",
-            "versions grow within a session",
+            f"version {version} is not newer than the served version {weights.version}",
+            "raise the version with every push of a session",
         )
     push = Push(
         number=weights.num_pushes + 1,
@@ -176,7 +177,7 @@ def begin(weights: Weights, *, version: int, deadline_s: float, now_s: float) ->
 
 
 def check_commit(weights: Weights, *, version: int, digest: str) -> Push | None:
-    """The push this commit is about, or None when that very commit has been made already. Call `renew` first.
+    """Return the push that this commit names, or None when the same commit has already succeeded. Call `renew` first.
 
     Raises Refusal (409) when no push of that version is under way.
     """
@@ -197,13 +198,15 @@ def check_commit(weights: Weights, *, version: int, digest: str) -> Push | None:
         )
     if weights.push.version != version:
         raise Refusal.conflict(
-            "wrong_version", f"version {weights.push.version} is being pushed, not {version}", "commit that one"
+            "wrong_version",
+            f"version {weights.push.version} is being pushed, not {version}",
+            "commit or abort it first",
         )
     return weights.push
 
 
 def commit(weights: Weights, push: Push, *, digest: str, num_bytes: int, seconds: float) -> Weights:
-    """The push is in and verified. Raises Refusal (409) when it is no longer the one under way."""
+    """Serve a push that has arrived and is verified. Raises Refusal (409) when the push is no longer under way."""
     if weights.push is not push:
         raise Refusal.conflict("not_loading", weights.reason or "another push has begun", "begin a new push")
     return replace(
@@ -218,24 +221,24 @@ def commit(weights: Weights, push: Push, *, digest: str, num_bytes: int, seconds
 
 
 def fail(weights: Weights, reason: str) -> Weights:
-    """Whatever was served or loading is no longer to be trusted."""
+    """Mark the weights stale: neither the served nor the loading weights can be trusted any more."""
     return replace(weights, state="stale", reason=reason, push=None)
 
 
-def tell_failure(weights: Weights, push: Push, failure: PushFailure) -> Weights:
-    """How far `push`, which broke off, had come. Nothing when another one has begun since."""
+def record_failure(weights: Weights, push: Push, failure: PushFailure) -> Weights:
+    """Record how far `push` came before it broke off. Does nothing when another push has begun since."""
     return replace(weights, push_failure=failure) if weights.num_pushes == push.number else weights
 
 
 def set_group(weights: Weights, session: int, *, has_group: bool) -> Weights:
-    """The session's process group has formed, or is gone and its trainer has to join again."""
+    """Record that the session's process group has formed, or that it is gone and the trainer must join again."""
     return replace(weights, has_group=has_group) if weights.session == session else weights
 
 
 def check_request(weights: Weights, *, session: int | None, min_version: int | None) -> None:
-    """May this sampling request be served? A stranger, without session, gets whatever is served.
+    """Check that a sampling request may be served. A request without `session` gets whatever weights are served.
 
-    Raises Refusal: 503 while nobody is served, 409 when the session or the version is another one.
+    Raises Refusal: 503 while no weights are served, 409 for another session or a version that is not served yet.
     """
     if not weights.serves:
         raise not_serving(weights)
@@ -249,21 +252,21 @@ def check_request(weights: Weights, *, session: int | None, min_version: int | N
     if min_version is not None and min_version > weights.version:
         raise Refusal.conflict(
             "version_behind",
-            f"version {min_version} is asked for, version {weights.version} is served",
+            f"version {min_version} is requested, version {weights.version} is served",
             "push that version first",
         )
 
 
 def not_serving(weights: Weights) -> Refusal:
-    """What a request gets while nobody is served."""
+    """Return the refusal of a sampling request while no weights are served."""
     if weights.state == "loading":
         return Refusal.busy(
-            503, "weights_loading", "the server is taking weights after a failure and serves nobody before", 5.0
+            503, "weights_loading", "weights load after a failure; requests are refused until the push commits", 5.0
         )
     return Refusal(
         503,
         "weights_stale",
         f"the weights are stale: {weights.reason}",
-        hint="only a full push that commits ends this",
+        hint="only a full push that commits ends this state",
         retryable=True,
     )

@@ -1,4 +1,4 @@
-"""The route class of our routes: every error leaves as the wire's error body, whatever raised it."""
+"""Answer every error of our routes with the wire's error body, whatever raised it."""
 
 import logging
 from collections.abc import Callable, Coroutine
@@ -13,18 +13,18 @@ from grpo_proto.server.replies import refusal_reply
 
 from .engine import EngineDiedError
 
-logger = logging.getLogger("vllm.grpo_rollout.routes")
+logger = logging.getLogger("vllm.grpo_rollout.wire_route")
 
 MAX_BODY_BYTES = 256 * 2**20
 
 
 class WireRoute(APIRoute):
-    """FastAPI's route, with our limits on the body and our errors."""
+    """FastAPI's route, with the wire's limit on the body and its error bodies."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
-        async def handle_on_the_wire(request: Request) -> Response:
+        async def handle_wire_request(request: Request) -> Response:
             try:
                 if request.method in ("POST", "DELETE"):
                     await _read_body(request)
@@ -37,15 +37,13 @@ class WireRoute(APIRoute):
                 return refusal_reply(Refusal(503, "engine_died", str(error), retryable=True))
             except Exception:
                 logger.exception("%s %s failed", request.method, request.url.path)
-                return refusal_reply(
-                    Refusal(500, "internal", "an error of the server; its log says more", retryable=True)
-                )
+                return refusal_reply(Refusal(500, "internal", "internal error; see the server's log", retryable=True))
 
-        return handle_on_the_wire
+        return handle_wire_request
 
 
 async def _read_body(request: Request) -> None:
-    """Read the body where FastAPI will find it. Raises Refusal: 415 for another type, 413 for too many bytes."""
+    """Read the body into the request, where FastAPI looks for it. Raises Refusal: 415 another type, 413 too large."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise Refusal(
@@ -65,10 +63,10 @@ async def _read_body(request: Request) -> None:
 
 
 def _invalid(error: RequestValidationError) -> Refusal:
-    """400 for what is no JSON, 422 with the place and the reason for a value that cannot be used."""
+    """Return 400 for a body that is not JSON, and 422 with place and reason for a value that cannot be used."""
     problems = error.errors()
     if any(problem["type"] == "json_invalid" for problem in problems):
-        return Refusal(400, "malformed_json", f"the body is no JSON: {problems[0].get('ctx', {}).get('error', '')}")
+        return Refusal(400, "malformed_json", f"the body is not JSON: {problems[0].get('ctx', {}).get('error', '')}")
     places = [
         f"{'.'.join(str(part) for part in problem['loc'] if part != 'body') or 'body'}: {problem['msg']}"
         for problem in problems

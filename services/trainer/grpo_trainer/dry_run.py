@@ -12,7 +12,7 @@ from grpo_proto.fingerprint import tokenizer_fingerprint
 from grpo_proto.messages.weights import DTYPE_BYTES
 
 from .config.run_config import RunConfig
-from .data.prompt_row import PromptRow
+from .data.row_store import RowStore
 from .data.rows import load_prompt_rows
 from .data.tokenizer import load_tokenizer
 from .engine.deepspeed_settings import deepspeed_settings
@@ -44,19 +44,19 @@ def dry_run(config: RunConfig) -> int:
     return 0
 
 
-def _plan(config: RunConfig, rows: list[PromptRow], eval_rows: list[PromptRow]) -> Iterator[Line]:
+def _plan(config: RunConfig, rows: RowStore, eval_rows: RowStore) -> Iterator[Line]:
     steps = number_of_steps(config, len(rows))
     algorithm, rollout = config.algorithm, config.rollout
     updates = algorithm.num_iterations * algorithm.steps_per_generation
-    lengths = [len(row.token_ids) for row in rows]
-    yield "prompts", f"{len(rows)}, {min(lengths)} to {max(lengths)} tokens; columns {', '.join(rows[0].columns)}"
+    shortest, longest = rows.summary.shortest_prompt, rows.summary.longest_prompt
+    yield "prompts", f"{len(rows)}, {shortest} to {longest} tokens; columns {', '.join(rows[0].columns)}"
     yield "held-out prompts", str(len(eval_rows)) if eval_rows else "none: no evaluation"
     yield "steps", f"{steps}, each {rollout.groups_per_batch} prompts x {rollout.num_generations} completions"
     yield "optimizer updates", f"{steps * updates} ({updates} per step)"
     yield "epochs", f"{steps * rollout.groups_per_batch / len(rows):.2f}"
-    longest = max(lengths) + rollout.max_completion_length
-    yield "longest sequence", f"{longest} tokens"
-    if longest > config.deepspeed.tokens_per_micro_batch:
+    sequence = longest + rollout.max_completion_length
+    yield "longest sequence", f"{sequence} tokens"
+    if sequence > config.deepspeed.tokens_per_micro_batch:
         budget = config.deepspeed.tokens_per_micro_batch
         yield (
             "note",
@@ -111,7 +111,7 @@ def _memory(config: RunConfig) -> Iterator[Line]:
     yield "one push", f"{sum(manifest.bucket_bytes) / 2**20:.1f} MiB in {len(manifest.bucket_bytes)} buckets"
 
 
-async def _servers(config: RunConfig, rows: list[PromptRow], tokenizer: str) -> list[Line]:
+async def _servers(config: RunConfig, rows: RowStore, tokenizer: str) -> list[Line]:
     """What the servers say, where they run already; one that does not fit is an error, one that is away is not."""
     lines: list[Line] = []
     fleet = Fleet(config.rollout.urls, min_replicas=config.rollout.min_replicas)
@@ -121,8 +121,9 @@ async def _servers(config: RunConfig, rows: list[PromptRow], tokenizer: str) -> 
             lines.append((f"rollout {replica.url}", f"{replica.info.model}, weights {replica.info.weights.state}"))
         except ServiceError as error:
             lines.append((f"rollout {replica.url}", f"not checked: {error.detail.message}"))
-    longest = max(len(row.token_ids) for row in rows)
-    fleet.check_compatible(tokenizer=tokenizer, max_tokens=longest + config.rollout.max_completion_length)
+    fleet.check_compatible(
+        tokenizer=tokenizer, max_tokens=rows.summary.longest_prompt + config.rollout.max_completion_length
+    )
     await fleet.close()
     async with RewardClient(config.reward.url) as client:
         try:

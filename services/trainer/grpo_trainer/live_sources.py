@@ -1,4 +1,4 @@
-"""What the live page shows of the servers and of the configuration: plain facts, no credentials."""
+"""Sources of the live page: servers and configuration as plain JSON, without credentials."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ MAX_REASON = 200
 
 
 def show_servers(status: RunStatus, config: RunConfig, orchestrator: Orchestrator, warnings: RecentWarnings) -> None:
-    """Let the live page read what the orchestrator knows. Reading takes no lock of the event loop."""
+    """Register the sources of the live page. Reading them takes no lock of the event loop."""
     facts = run_facts(config)
     sources: dict[str, Callable[[], Any]] = {
         "facts": lambda: facts,
@@ -42,7 +42,7 @@ def run_facts(config: RunConfig) -> dict[str, Any]:
 
 
 def replicas_shown(replicas: list[Replica]) -> dict[str, Any]:
-    """The first `MAX_REPLICAS` of them, and counts of all."""
+    """Return the first `MAX_REPLICAS` replicas, and counts of all."""
     return {
         "count": len(replicas),
         "serving": sum(replica.member for replica in replicas),
@@ -73,11 +73,11 @@ def reward_shown(orchestrator: Orchestrator) -> dict[str, Any]:
 
 
 def standing_still_shown(status: RunStatus, orchestrator: Orchestrator) -> dict[str, Any] | None:
-    """What the live page shows of it. Reading is a few attributes, and no lock of the event loop."""
+    """Return why the run stands still and when it ends by itself; None while it moves on."""
     state, replicas, health = status.snapshot(), orchestrator.fleet.replicas, orchestrator.reward_health
     servers = Servers(
         with_policy=sum(replica.member for replica in replicas),
-        answering=sum(replica.live or replica.missed_probes < 2 for replica in replicas),  # one is no outage
+        answering=sum(replica.live or replica.missed_probes < 2 for replica in replicas),  # one missed probe: no outage
         asked_for_samples=sum(replica.in_flight for replica in replicas),
         reward_answers=health is None or health.ok,
         sampling_since_s=orchestrator.pipeline.oldest_since_s("sampling"),

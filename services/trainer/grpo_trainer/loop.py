@@ -1,32 +1,32 @@
 """GRPO on one page: prompt → rollout → reward → advantage → loss → push.
 
-Every rank runs this loop. Rank 0 has an Orchestrator, which speaks to the servers, and a Journal, which writes things
-down; the others learn by broadcast what they need. After step k the servers have policy version k + 1.
+This is rank 0's script. It speaks to the servers through the orchestrator, commands all ranks through the crew
+(`rank_work.py` is what each does), and writes things down in the journal. After step k the servers have policy version
+k + 1.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from grpo_proto import ServiceError
 
-from .algorithm.batching import build_updates
+from .algorithm.batching import plan_updates
 from .algorithm.decisions import training_sequences
-from .algorithm.sequences import MicroBatch, TrainingSequence, from_arrays, to_arrays, untrained_sequence
+from .algorithm.sequences import TrainingSequence, to_arrays, untrained_sequence
 from .checkpoint.saving import save_checkpoint
 from .config.run_config import RunConfig
-from .engine.training_engine import TrainingEngine
 from .errors import RunError, ServersError
 from .journal import Journal
 from .observe.metrics import merge_updates
-from .ranks.ranks import Ranks
+from .ranks.crew import Crew
 from .ranks.stop_signal import StopRequested
-from .servers.canary import bound_for, compare, own_logprobs
+from .servers.canary import bound_for, compare
 from .servers.orchestrator import Orchestrator
-from .servers.push import push
+from .servers.push import Export, push
 
 log = logging.getLogger(__name__)
 
@@ -36,23 +36,16 @@ ONE_TRAINER = "the servers of a run are its own: end the other trainer, or give 
 
 
 @dataclass(frozen=True)
-class Rank0:
-    """What only rank 0 has."""
-
-    orchestrator: Orchestrator
-    journal: Journal
-
-
-@dataclass(frozen=True)
 class Run:
-    """What a run is made of, on this rank."""
+    """What a run is made of, on rank 0."""
 
     config: RunConfig
-    engine: TrainingEngine
-    ranks: Ranks
+    crew: Crew
+    export: Export
+    orchestrator: Orchestrator
+    journal: Journal
     max_steps: int
-    pad_token_id: int
-    rank0: Rank0 | None
+    device_type: str
 
 
 def train(run: Run, *, step: int) -> int:
@@ -65,7 +58,7 @@ def train(run: Run, *, step: int) -> int:
     check_canary(run, version=step + 1)
     if step == 0:
         evaluate(run, step)
-        finish_step(run, step)
+        run.journal.finish_step(step)
     elif step == run.max_steps:
         evaluate_late(run, step)
 
@@ -77,13 +70,13 @@ def train(run: Run, *, step: int) -> int:
             if sequences is None:
                 break
             step += 1
-            optimize(run, build_updates_of(run, sequences, version=step))
+            optimize(run, sequences, version=step)
             push_policy(run, version=step + 1)
             if due(config.canary.steps, step):
                 check_canary(run, version=step + 1)
             if due(config.eval.eval_steps, step) or step == run.max_steps:
                 evaluate(run, step)
-            finish_step(run, step)
+            run.journal.finish_step(step)
             finished = step
             if due(config.checkpoint.save_steps, step):
                 save(run, step)
@@ -92,12 +85,11 @@ def train(run: Run, *, step: int) -> int:
         pass
     except ServersError as error:
         failure = error
-        if run.rank0:
-            log.error("%s; what is trained is saved before the run ends", error)
+        log.error("%s; what is trained is saved before the run ends", error)
 
     # A step whose policy no server took is done all the same.
     if step > finished:
-        finish_step(run, step)
+        run.journal.finish_step(step)
     if step > saved:
         save(run, step)
     if failure is not None:
@@ -106,162 +98,131 @@ def train(run: Run, *, step: int) -> int:
 
 
 def sample_and_score(run: Run, *, version: int) -> list[TrainingSequence] | None:
-    """Prompt → rollout → reward → advantage, on rank 0. Returns the sequences on every rank; None: asked to stop."""
-    with stage(run, "wait"):
-        batch = wait_for(run, Orchestrator.next_batch, version=version)
-    arrays = None
-    if run.rank0 and batch is not None:
-        sequences, reward_metrics = training_sequences(
-            batch.groups, run.config.algorithm, max_completion_length=run.config.rollout.max_completion_length
-        )
-        counts, lost = run.rank0.orchestrator.pipeline.counts, run.rank0.orchestrator.rollout.lost_requests
-        run.rank0.journal.batch_arrived(batch, reward_metrics, counts, lost_requests=lost, version=version)
-        arrays = to_arrays(sequences)
-    arrays = run.ranks.broadcast_arrays(arrays)
-    if arrays is None:
+    """Prompt → rollout → reward → advantage. Returns what is trained on; None when the run was asked to stop."""
+    config, orchestrator = run.config, run.orchestrator
+    with run.journal.stage("wait"):
+        batch = wait_for(run, orchestrator.next_batch(), version=version)
+    if batch is None:
         return None
-    if not len(arrays["lengths"]):
-        raise ServersError("no sample of the batch can be trained on: none has both a score and a token")
-    return from_arrays(arrays)
-
-
-def wait_for(run: Run, ask: Callable[[Orchestrator], Coroutine[Any, Any, ResultT]], *, version: int) -> ResultT | None:
-    """What rank 0 gets from the servers; None on the other ranks, and when the run was asked to stop.
-
-    When all servers have lost their weights meanwhile, every rank takes part in pushing them again. Raises
-    ServersError, on every rank, when they do not give it.
-    """
-    task, verdict, failure = None, None, None
-    if run.rank0:
-        task = run.rank0.orchestrator.start(ask(run.rank0.orchestrator))
-    while True:
-        if run.rank0 and task:
-            verdict = run.rank0.orchestrator.wait(task)
-            failure = failure_of(task) if verdict == "done" else None
-            if verdict == "lost":
-                failure = {"message": run.rank0.orchestrator.pusher.lease.taken_over, "hint": ONE_TRAINER}
-        verdict, failure = run.ranks.broadcast_json([verdict, failure])
-        if failure is not None:
-            raise ServersError(**failure)
-        if verdict == "push":
-            with suppress(StopRequested):  # the next look hears it, too, and gives the task up
-                push_policy(run, version=version)
-        else:
-            return task.result() if task and verdict == "done" else None
-
-
-def failure_of(task: "asyncio.Task[Any]") -> dict[str, str | None] | None:
-    """What the servers did not do, for the other ranks; a mistake of our own is no such failure."""
-    match task.exception():
-        case RunError() as error:
-            return error.told()
-        case ServiceError() as error:
-            return {"message": str(error), "hint": None}
-        case _:
-            return None
-
-
-def build_updates_of(run: Run, sequences: list[TrainingSequence], *, version: int) -> list[list[MicroBatch]]:
-    """The micro-batches of this rank, by optimizer update."""
-    return build_updates(
-        sequences,
-        version=version,
-        tokens_per_micro_batch=run.config.deepspeed.tokens_per_micro_batch,
-        rank=run.ranks.rank,
-        world_size=run.ranks.world_size,
-        pad_token_id=run.pad_token_id,
-        device=run.engine.device,
+    sequences, reward_metrics = training_sequences(
+        batch.groups, config.algorithm, max_completion_length=config.rollout.max_completion_length
     )
+    counts, lost = orchestrator.pipeline.counts, orchestrator.rollout.lost_requests
+    run.journal.batch_arrived(batch, reward_metrics, counts, lost_requests=lost, version=version)
+    if not sequences:
+        raise ServersError("no sample of the batch can be trained on: none has both a score and a token")
+    return sequences
 
 
-def optimize(run: Run, updates: list[list[MicroBatch]]) -> None:
-    """Loss: `num_iterations` passes over the batch."""
-    with stage(run, "prepare"):
-        run.engine.prepare(updates)
-    with stage(run, "train"):
-        passes = range(run.config.algorithm.num_iterations)
-        results = [run.engine.update(update) for _ in passes for update in updates]
-    if run.rank0:
-        run.rank0.orchestrator.pipeline.batch_used()
-        run.rank0.journal.add(merge_updates(results))
+def wait_for(run: Run, ask: Coroutine[Any, Any, ResultT], *, version: int) -> ResultT | None:
+    """What the servers give; None when the run was asked to stop.
+
+    Pushes the weights again when all servers have lost them meanwhile. Raises ServersError when the servers do not do
+    their part.
+    """
+    task = run.orchestrator.start(ask)
+    while True:
+        match run.orchestrator.wait(task):
+            case "lost":
+                raise ServersError(str(run.orchestrator.pusher.lease.taken_over), hint=ONE_TRAINER)
+            case "push":
+                with suppress(StopRequested):  # the next wait ends by the stop, too, and gives the task up
+                    push_policy(run, version=version)
+            case "stop":
+                return None
+            case "done":
+                raise_failure_of(task)
+                return task.result()
+
+
+def raise_failure_of(task: "asyncio.Task[Any]") -> None:
+    """Raise as ServersError what the servers did not do; a mistake of our own is no such failure."""
+    match error := task.exception():
+        case RunError():
+            raise ServersError(**error.told()) from error
+        case ServiceError():
+            raise ServersError(str(error)) from error
+
+
+def optimize(run: Run, sequences: list[TrainingSequence], *, version: int) -> None:
+    """Loss: `num_iterations` passes over the batch, each rank with its own part of the sequences."""
+    sharing, num_iterations = run.config.deepspeed, run.config.algorithm.num_iterations
+    world_size = run.crew.ranks.world_size
+    plan = plan_updates(sequences, world_size=world_size, tokens_per_micro_batch=sharing.tokens_per_micro_batch)
+    parts, plans = parts_of_ranks(sequences, plan, world_size)
+    update_tokens = [sum(s.num_trained for s in sequences if s.update == number) for number in range(len(plan))]
+    with run.journal.stage("prepare"):
+        run.crew.do("batch", plans, update_tokens, version, each=[to_arrays(part) for part in parts])
+        run.crew.do("prepare")
+    with run.journal.stage("train"):
+        results = [run.crew.do("update", number) for _ in range(num_iterations) for number in range(len(plan))]
+    run.orchestrator.pipeline.batch_used()
+    run.journal.add(merge_updates(results))
+
+
+def parts_of_ranks(
+    sequences: list[TrainingSequence], plan: list[list[list[list[int]]]], world_size: int
+) -> tuple[list[list[TrainingSequence]], list[list[list[list[int]]]]]:
+    """The sequences of each rank, and its plan with their numbers: by update and micro-batch."""
+    parts: list[list[TrainingSequence]] = []
+    plans: list[list[list[list[int]]]] = []
+    for rank in range(world_size):
+        own = [i for update in plan for numbers in update[rank] for i in numbers]
+        number_of = {i: number for number, i in enumerate(own)}
+        parts.append([sequences[i] for i in own])
+        plans.append([[[number_of[i] for i in numbers] for numbers in update[rank]] for update in plan])
+    return parts, plans
 
 
 def push_policy(run: Run, *, version: int) -> None:
     """Push: the servers sample by `version` from here on."""
-    with stage(run, "push"):
-        pusher = run.rank0.orchestrator.pusher if run.rank0 else None
-        result = push(version, run.engine.export, run.ranks, pusher, run.config.weights)
-        if run.rank0:
-            run.rank0.orchestrator.policy_pushed(result)
-            run.rank0.journal.pushed(result)
+    with run.journal.stage("push"):
+        result = push(version, run.export, run.orchestrator.pusher, run.config.weights)
+        run.orchestrator.policy_pushed(result)
+        run.journal.pushed(result)
 
 
 def check_canary(run: Run, *, version: int) -> None:
-    """Raises RunError, on every rank, when a server computes something else than the trainer with the same weights.
+    """Raises RunError when a server computes something else than the trainer with the same weights.
 
     That is no ServersError: a policy that was trained on its samples is not saved.
     """
-    with stage(run, "eval"):
-        probes = wait_for(run, Orchestrator.probes, version=version) or []
-        sampled = [untrained_sequence(probe.segment, episode=number) for number, probe in enumerate(probes)]
-        sequences = from_arrays(run.ranks.broadcast_arrays(to_arrays(sampled)) or {})
-        budget = run.config.deepspeed.tokens_per_micro_batch
-        own = own_logprobs(
-            run.engine, sequences, version=version, tokens_per_micro_batch=budget, pad_token_id=run.pad_token_id
-        )
-        failure = None
-        if run.rank0:
-            try:
-                bound = bound_for(run.config, run.engine.device.type)
-                run.rank0.journal.add(compare(probes, own, bound=bound, version=version))
-            except RunError as error:
-                failure = error.told()
-        if (failure := run.ranks.broadcast_json(failure)) is not None:
-            raise RunError(**failure)
+    with run.journal.stage("eval"):
+        probes = wait_for(run, run.orchestrator.probes(), version=version) or []
+        arrays = to_arrays([untrained_sequence(probe.segment, episode=n) for n, probe in enumerate(probes)])
+        own = run.crew.do("logprobs", version, each=[arrays] * run.crew.ranks.world_size)
+        bound = bound_for(run.config, run.device_type)
+        run.journal.add(compare(probes, own, bound=bound, version=version))
 
 
 def evaluate(run: Run, step: int) -> None:
-    """Held-out accuracy; the other ranks wait for rank 0."""
+    """Held-out accuracy; the other ranks wait for the next command."""
     if run.config.eval.eval_steps and run.config.data.eval_dataset:
-        with stage(run, "eval"):
-            metrics = wait_for(run, lambda orchestrator: orchestrator.evaluation_of(step), version=step + 1)
-        if metrics is not None and run.rank0:
-            run.rank0.journal.evaluated(step, metrics)
-        elif run.rank0:
+        with run.journal.stage("eval"):
+            metrics = wait_for(run, run.orchestrator.evaluation_of(step), version=step + 1)
+        if metrics is not None:
+            run.journal.evaluated(step, metrics)
+        else:
             log.info("asked to stop: step %d is not evaluated; if it is the last, --resume does that", step)
 
 
 def evaluate_late(run: Run, step: int) -> None:
     """The last step was made by a process that ended before its evaluation: the push may have found no server."""
-    missing = run.rank0.journal.totals.evaluated_step != step if run.rank0 else None
-    if run.ranks.broadcast_json(missing):
+    if run.journal.totals.evaluated_step != step:
         evaluate(run, step)
-        if run.rank0:
-            run.rank0.journal.complete_step(step)
-
-
-def finish_step(run: Run, step: int) -> None:
-    if run.rank0:
-        run.rank0.journal.finish_step(step)
+        run.journal.complete_step(step)
 
 
 def save(run: Run, step: int) -> None:
-    with stage(run, "save"):
-        state = None
-        if run.rank0:
-            orchestrator = run.rank0.orchestrator
-            state = {
-                "step": step,
-                "cursor": asdict(orchestrator.cursor()),
-                "totals": run.rank0.journal.state(),
-                "reward_code": orchestrator.reward.code.hashes,
-            }
-        save_checkpoint(step, run.config, run.engine, run.ranks, state)
+    with run.journal.stage("save"):
+        state = {
+            "step": step,
+            "cursor": asdict(run.orchestrator.cursor()),
+            "totals": run.journal.state(),
+            "reward_code": run.orchestrator.reward.code.hashes,
+        }
+        save_checkpoint(step, run.config, run.crew, state)
 
 
 def due(every: int, step: int) -> bool:
     return every > 0 and step % every == 0
-
-
-def stage(run: Run, name: str) -> AbstractContextManager[None]:
-    return run.rank0.journal.stage(name) if run.rank0 else nullcontext()

@@ -13,7 +13,8 @@ from .checkpoint.saving import save_model
 from .config.doubts import doubts
 from .config.run_config import RunConfig
 from .config.settings import write_resolved
-from .data.order import PromptStage
+from .crew_export import CrewExport
+from .data.order import PromptOrder
 from .data.rows import load_prompt_rows
 from .data.tokenizer import load_tokenizer
 from .engine.schedule import number_of_steps
@@ -22,10 +23,12 @@ from .engine.training_engine import TrainingEngine
 from .errors import RunError
 from .journal import Journal
 from .live_sources import show_servers
-from .loop import Rank0, Run, stage, train
+from .loop import Run, train
 from .observe.live_warnings import recent_warnings
 from .observe.run_status import RunStatus
 from .observe.summary import RunTotals, write_report_and_summary
+from .rank_work import COMMANDS, RankWork
+from .ranks.crew import Crew, follow
 from .ranks.launch import environment_rank, environment_world_size
 from .ranks.process_group import join_process_group, own_device
 from .ranks.ranks import join_ranks
@@ -44,7 +47,10 @@ SILENCE_S = 24 * 3600.0
 
 
 def run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal) -> int:
-    """Train as `config` says. Returns the exit status 0; raises TrainerError when the run cannot start or go on."""
+    """Train as `config` says. Returns the exit status, rank 0's on every rank.
+
+    Raises TrainerError when the run cannot start or go on.
+    """
     try:
         with ExitStack() as open_parts:
             return _run(config, resume=resume, status=status, stop=stop, open_parts=open_parts)
@@ -78,8 +84,8 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
     if first_rank:
         tokenizer = load_tokenizer(config.model)
         pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-        rows = load_prompt_rows(config.data, tokenizer, split="train")
-        eval_rows = load_prompt_rows(config.data, tokenizer, split="eval")
+        rows = load_prompt_rows(config.data, tokenizer, split="train", folder=config.run_dir / "data")
+        eval_rows = load_prompt_rows(config.data, tokenizer, split="eval", folder=config.run_dir / "data")
         max_steps = number_of_steps(config, len(rows))
         status.know_run(max_steps=max_steps, step=step)
         write_resolved(config, config.run_dir / "run.yaml")
@@ -90,7 +96,7 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
                 config,
                 rows=rows,
                 eval_rows=eval_rows,
-                prompts=PromptStage(rows, seed=config.seed, shuffle=config.data.shuffle),
+                prompts=PromptOrder(rows, seed=config.seed, shuffle=config.data.shuffle),
                 cursor=Cursor(**state["cursor"]) if state else Cursor(),
                 reward_code=RewardCode(
                     state.get("reward_code") if state else None, accept=config.reward.accept_changed_code
@@ -134,25 +140,35 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
     ranks = join_ranks(silence_s=SILENCE_S)
     if ranks.broadcast_json(stop.requested):  # while it loaded: a push would be for nothing
         raise StopRequested
-    rank0 = None
-    if orchestrator:
-        totals = RunTotals(**state["totals"]) if state else RunTotals()
-        journal = open_parts.enter_context(
-            Journal(config, status, stop, max_steps=max_steps, resumed_step=step if state else None, totals=totals)
-        )
-        rank0 = Rank0(orchestrator, journal)
+    sharing = config.deepspeed
+    work = RankWork(engine, ranks, pad_token_id=pad_token_id, tokens_per_micro_batch=sharing.tokens_per_micro_batch)
+    if orchestrator is None:
+        stop.ignore()  # rank 0 is stopped, too, and commands what is still to do
+        return follow(ranks, work, COMMANDS)
 
-    parts = Run(config, engine, ranks, max_steps, pad_token_id, rank0)
+    crew = open_parts.enter_context(Crew(ranks, work, COMMANDS))
+    totals = RunTotals(**state["totals"]) if state else RunTotals()
+    journal = open_parts.enter_context(
+        Journal(config, status, stop, max_steps=max_steps, resumed_step=step if state else None, totals=totals)
+    )
+    parts = Run(
+        config,
+        crew,
+        CrewExport(engine.export, crew),
+        orchestrator,
+        journal,
+        max_steps=max_steps,
+        device_type=engine.device.type,
+    )
     finished = train(parts, step=step)
     if finished < max_steps:
         log.info("stopped after step %d of %d; go on with --resume", finished, max_steps)
     else:
-        with stage(parts, "save"):
-            save_model(config, engine, ranks)
-    if rank0:
-        write_report_and_summary(config, rank0.journal.final_totals(), steps=finished)
-        if finished >= max_steps:
-            status.done()
+        with journal.stage("save"):
+            save_model(config, crew, engine.write_hf)
+    write_report_and_summary(config, journal.final_totals(), steps=finished)
+    if finished >= max_steps:
+        status.done()
     return 0
 
 

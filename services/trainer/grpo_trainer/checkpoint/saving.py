@@ -1,87 +1,88 @@
 """Writing checkpoints and the final model, with all ranks."""
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 from ..atomic_file import WRITE_ERRORS, write_folder_atomically
 from ..config.run_config import RunConfig
 from ..errors import RunError
-from ..ranks.ranks import Ranks
-from .files import (
-    begin_checkpoint,
-    describe_files,
-    finish_checkpoint,
-    list_files,
-    remove_unfinished,
-)
+from ..ranks.crew import Crew
+from .files import begin_checkpoint, describe_files, finish_checkpoint, list_files, remove_unfinished
 
 
 class SavedEngine(Protocol):
-    """What is saved; the training engine is one."""
-
-    def beat(self) -> None:
-        """Called after each file."""
+    """The part of the training engine that is saved on each rank."""
 
     def save(self, folder: Path) -> None: ...
 
-    def whole_state(self) -> dict[str, Any]: ...
 
-    def write_hf(self, folder: Path, state: dict[str, Any]) -> None: ...
+def save_checkpoint(step: int, config: RunConfig, crew: Crew, state: dict[str, Any]) -> None:
+    """Save the run after `step`, with `state` of rank 0.
 
-
-def save_checkpoint(
-    step: int, config: RunConfig, engine: SavedEngine, ranks: Ranks, state: dict[str, Any] | None
-) -> None:
-    """Save the run after `step`. All ranks call it; `state` is rank 0's.
-
-    Raises RunError, on every rank, when it could not be written; the checkpoints before it are intact.
+    Raises RunError when it could not be written; the checkpoints before it are intact.
     """
     run_dir, keep = config.run_dir, config.checkpoint.save_total_limit
-    hint = "free some space; the checkpoints before it are intact"
-    on_all = partial(_on_all_ranks, ranks, what=f"the checkpoint of step {step}", hint=hint)
-
-    def on_first(work: Callable[[], Any]) -> Any:
-        return on_all(lambda: work() if ranks.is_first else None)[0]
-
     try:
-        folder = Path(on_first(lambda: str(begin_checkpoint(run_dir, step))))
-        on_all(lambda: engine.save(folder / "engine"))
-        own = on_first(lambda: list_files(folder))[ranks.rank :: ranks.world_size]
-        described = on_all(lambda: describe_files(folder, own, beat=engine.beat))
-        files = {name: file for part in described for name, file in part.items()}
-        on_first(lambda: str(finish_checkpoint(run_dir, step, state or {}, files, keep=keep)))
+        with _named(f"the checkpoint of step {step}", hint="free some space; the checkpoints before it are intact"):
+            with _own_writing():
+                folder = begin_checkpoint(run_dir, step)
+            crew.do("save_engine", str(folder / "engine"))
+            described = crew.gather("describe", str(folder), list_files(folder))
+            files = {name: file for part in described for name, file in part.items()}
+            with _own_writing():
+                finish_checkpoint(run_dir, step, state, files, keep=keep)
     except RunError:
-        if ranks.is_first:
-            remove_unfinished(run_dir)
+        remove_unfinished(run_dir)
         raise
 
 
-def _on_all_ranks(ranks: Ranks, work: Callable[[], Any], *, what: str, hint: str) -> list[Any]:
-    """What `work` gives on every rank. Raises RunError, on every rank, when `what` could not be written on one."""
-    result, problem = None, ""
-    try:
-        result = work()
-    except WRITE_ERRORS as error:
-        problem = f"rank {ranks.rank}: {error}"[:1000]
-    said = ranks.gather_json([result, problem])
-    problems = [problem for _, problem in said if problem]
-    if problems:
-        raise RunError(f"{what} could not be written: {'; '.join(problems)}", hint=hint)
-    return [result for result, _ in said]
+def save_model(config: RunConfig, crew: Crew, write_hf: Callable[[Path, dict[str, Any]], None]) -> None:
+    """The policy as transformers and vLLM load it, into `model/`, which is whole or not there.
 
-
-def save_model(config: RunConfig, engine: SavedEngine, ranks: Ranks) -> None:
-    """The policy as transformers and vLLM load it, into `model/`, which is whole or not there. All ranks call it.
-
-    Raises RunError, on every rank, when it could not be written.
+    Raises RunError when it could not be written.
     """
-    state = engine.whole_state()
-
-    def write() -> None:
-        if ranks.is_first:
-            write_folder_atomically(config.run_dir / "model", lambda folder: engine.write_hf(folder, state))
-
+    state = crew.do("gather_state")
     hint = "free some space and go on with --resume: the checkpoint of the last step is intact"
-    _on_all_ranks(ranks, write, what="the final model", hint=hint)
+    with _named("the final model", hint=hint), _own_writing():
+        write_folder_atomically(config.run_dir / "model", lambda folder: write_hf(folder, state))
+
+
+def engine_part(engine: SavedEngine, folder: Path) -> None:
+    """This rank's part of a checkpoint. Raises RunError when it cannot be written."""
+    with _writing():
+        engine.save(folder)
+
+
+def describe_part(folder: Path, names: list[str], *, beat: Callable[[], None]) -> dict[str, dict[str, Any]]:
+    """This rank's share of `describe_files`. Raises RunError when a file cannot be read back."""
+    with _writing():
+        return describe_files(folder, names, beat=beat)
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    """Make a RunError, which is an answer to rank 0, of what a full disk raises."""
+    try:
+        yield
+    except WRITE_ERRORS as error:
+        raise RunError(str(error)[:1000]) from error
+
+
+@contextmanager
+def _own_writing() -> Iterator[None]:
+    """Name rank 0 as the one that could not write."""
+    try:
+        with _writing():
+            yield
+    except RunError as error:
+        raise RunError(f"rank 0: {error.message}") from error
+
+
+@contextmanager
+def _named(what: str, *, hint: str) -> Iterator[None]:
+    try:
+        yield
+    except RunError as error:
+        raise RunError(f"{what} could not be written: {error.message}", hint=hint) from error

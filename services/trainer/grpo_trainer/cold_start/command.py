@@ -1,7 +1,7 @@
 """`grpo-train cold-start FILE.yaml`: supervised fine-tuning with TRL's SFTTrainer, before a run.
 
-The tokens it learns from are made as the run makes them (`cold_start_data.py`), so the policy meets in sampling exactly
-the prompts it has seen here. Several GPUs: `torchrun --nproc-per-node 8 -m grpo_trainer cold-start FILE.yaml`.
+`examples.py` makes the tokens as a run makes them, so that sampling begins from exactly the prompts of the fine-tuning.
+Several GPUs: `torchrun --nproc-per-node 8 -m grpo_trainer cold-start FILE.yaml`.
 """
 
 import logging
@@ -50,24 +50,24 @@ def run_cold_start(config: ColdStartConfig) -> Path:
         raise RunError(f"the loss is {loss}: nothing was saved", hint="lower learning_rate")
     log.info("%d steps in %.0f s", trainer.state.global_step, time.monotonic() - started)
     if trainer.is_world_process_zero():
-        # The trainer switched it off for itself; who samples from the model wants it.
+        # Sampling needs the cache, which the trainer has switched off.
         model.config.use_cache = True
         _save(model.to(getattr(torch, config.model.dtype)), tokenizer, config.output_dir)
     return config.output_dir
 
 
 def _check_output(folder: Path) -> None:
-    """Before the work, not after it: an older model is not overwritten, and the folder can be made."""
+    """Check before the work that the folder can be made and overwrites no older model."""
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise UsageError(f"output_dir {folder} is there already", hint="remove it, or choose another output_dir")
+            raise UsageError(f"output_dir {folder} already exists", hint="remove it, or choose another output_dir")
         folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise storage_error_class(error)(f"output_dir {folder} cannot be made: {error.strerror}") from error
 
 
 def _no_bars() -> None:
-    """Bars of loading and saving help nobody, and off a terminal a bar is a mess."""
+    """Disable the progress bars of loading and saving, which garble a log."""
     import datasets
     from transformers.utils import logging as transformers_logging
 
@@ -91,7 +91,7 @@ def _load(config: ColdStartConfig) -> tuple["PreTrainedModel", "PreTrainedTokeni
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trusted)
         model = AutoModelForCausalLM.from_pretrained(
             name,
-            # Adam's small updates are lost in bfloat16 weights.
+            # bfloat16 weights would lose Adam's small updates.
             dtype=torch.float32,
             attn_implementation=config.model.attn_implementation,
             trust_remote_code=trusted,
@@ -118,13 +118,13 @@ def _trainer(
     from transformers import PrinterCallback, ProgressCallback
 
     with warnings.catch_warnings():
-        # TRL imports modules of torch and transformers whose deprecations are not ours to mend.
+        # Silence deprecations that torch and transformers warn of when TRL imports them.
         warnings.simplefilter("ignore")
         from trl import SFTConfig, SFTTrainer
 
     on_terminal = sys.stderr.isatty()
     arguments = SFTConfig(
-        # Nothing is written there: checkpoints and reports are off.
+        # Unused: checkpoints and reports are off.
         output_dir=str(config.output_dir),
         save_strategy="no",
         report_to="none",
@@ -139,7 +139,7 @@ def _trainer(
         adam_beta2=config.adam_beta2,
         max_grad_norm=config.max_grad_norm,
         gradient_checkpointing=config.model.gradient_checkpointing,
-        # All rows were checked; TRL would cut them off without a word.
+        # `examples.py` has checked all lengths; TRL would truncate without a warning.
         max_length=None,
         completion_only_loss=True,
         use_cpu=on_cpu,
@@ -163,7 +163,7 @@ def _trainer(
 
 
 def _progress_lines() -> Any:
-    """A callback that writes `step 50/300  loss 0.412  18 s left` instead of a bar."""
+    """Return a callback that prints `step 50/300  loss 0.412  18 s left` instead of a bar."""
     from transformers import TrainerCallback
 
     class ProgressLines(TrainerCallback):  # type: ignore[misc]
@@ -181,7 +181,7 @@ def _progress_lines() -> Any:
 
 
 def _save(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
-    """Whole or not at all: a save that is cut off leaves no half model under the right name."""
+    """Write the folder whole or not at all: an interrupted save leaves no half model under its name."""
 
     def write(part: Path) -> None:
         model.save_pretrained(part)

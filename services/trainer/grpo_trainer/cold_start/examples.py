@@ -1,4 +1,4 @@
-"""Rows become token ids to learn: the prompt exactly as a run samples from it, then the completion and the end.
+"""Turn rows into token ids: the prompt exactly as in a run, then the completion and the end-of-sequence token.
 
 Three kinds of rows: a recipe's columns and a completion; a prompt (text or messages) and a completion; a conversation
 in `messages`, whose last message is the completion.
@@ -35,7 +35,7 @@ def load_examples(config: ColdStartData, tokenizer: "PreTrainedTokenizerBase") -
     maker = PromptMaker.of(config)
     prompts = maker.prompts(rows, dataset=config.dataset)
     prompt_ids = maker.token_ids(prompts, tokenizer, dataset=config.dataset)
-    # Sampling ends where the model says so, so its end is learned as well.
+    # Train on the end as well: sampling stops only where the model emits it.
     completion_ids = [
         [*ids, tokenizer.eos_token_id] for ids in tokenizer(completions, add_special_tokens=False)["input_ids"]
     ]
@@ -47,7 +47,7 @@ def load_examples(config: ColdStartData, tokenizer: "PreTrainedTokenizerBase") -
 
 
 def _with_completions(rows: Sequence[Row], config: ColdStartData) -> tuple[list[Row], list[str]]:
-    """The rows with a prompt in them, and the texts to learn."""
+    """Return the rows, each with a prompt, and the completions to learn."""
     columns = {name for row in rows for name in row}
     if config.completion_column not in columns and config.messages_column in columns and config.recipe == "none":
         return _split_conversations(rows, config)
@@ -66,7 +66,7 @@ def _split_conversations(rows: Sequence[Row], config: ColdStartData) -> tuple[li
         where = f"dataset {config.dataset}, row {number}"
         if not isinstance(messages, list) or len(messages) < 2:
             raise UsageError(
-                f"{where}: {config.messages_column} is no conversation",
+                f"{where}: {config.messages_column} is not a conversation",
                 hint='write [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]',
             )
         completions.append(_completion(messages[-1:], where))
@@ -75,15 +75,15 @@ def _split_conversations(rows: Sequence[Row], config: ColdStartData) -> tuple[li
 
 
 def _completion(value: Any, where: str) -> str:
-    """Text, or the content of the one message of the assistant."""
+    """Return the text, or the content of the single assistant message."""
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], Mapping):
         message = value[0]
         if message.get("role") != "assistant":
-            raise UsageError(f"{where}: the completion is the message of `{message.get('role')}`, not the assistant's")
+            raise UsageError(f"{where}: the completion is a message of `{message.get('role')}`, not of the assistant")
         value = message.get("content")
     if not isinstance(value, str):
         raise UsageError(
-            f"{where}: the completion is neither text nor one message of the assistant",
+            f"{where}: the completion is neither text nor a single assistant message",
             hint='write "…" or [{"role": "assistant", "content": "…"}]',
         )
     return value

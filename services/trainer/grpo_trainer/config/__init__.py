@@ -1,8 +1,8 @@
-"""What a run file may say, and where each value comes from.
+"""The configuration: the keys of a run file, and the sources of their values.
 
-run_config.py   the run file: all its sections but one; section.py: what they have in common
-algorithm.py    the section of the algorithm
+run_config.py   the run file, with every section but `algorithm`; section.py: the base of all sections
+algorithm.py    the section `algorithm`
 cold_start.py   the file of a cold start
-settings.py     files, environment and flags → one of the two
-doubts.py       what is allowed and seldom meant
+settings.py     files, environment and flags → a run file or the file of a cold start
+doubts.py       settings that are allowed and seldom intended
 """

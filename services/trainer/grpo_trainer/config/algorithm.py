@@ -16,30 +16,32 @@ LOSS_TYPES = {
 
 
 class AlgorithmConfig(Section):
-    """GRPO."""
+    """Loss, advantages and staleness."""
 
     loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo"] = Field(
         "dapo", description="A preset of surrogate and normaliser, under TRL's name."
     )
     advantage_estimator: str = Field(
-        "grpo", min_length=1, description="How rewards become advantages; your own is FILE.py:NAME."
+        "grpo", min_length=1, description="Estimator: rewards → advantages; your own is FILE.py:NAME."
     )
     surrogate: str | None = Field(
-        None, min_length=1, description="Instead of the preset's: the loss of a token; your own is FILE.py:NAME."
+        None, min_length=1, description="Loss of a token, instead of the preset's; your own is FILE.py:NAME."
     )
     normaliser: str | None = Field(
-        None, min_length=1, description="Instead of the preset's: the weight of a token; your own is FILE.py:NAME."
+        None, min_length=1, description="Weight of a token, instead of the preset's; your own is FILE.py:NAME."
     )
-    scale_rewards: Literal["group", "batch", "none"] = Field("group", description="Standard deviation to divide by.")
+    scale_rewards: Literal["group", "batch", "none"] = Field(
+        "group", description="Standard deviation that divides the advantages."
+    )
     epsilon: Share = Field(0.2, description="Lower clip of the importance ratio: 1 - epsilon.")
     epsilon_high: float | None = Field(None, gt=0.0, description="Upper clip: 1 + epsilon_high; epsilon when absent.")
-    delta: float | None = Field(None, gt=1.0, description="Upper bound of the ratio where the clip leaves it free.")
+    delta: float | None = Field(None, gt=1.0, description="Upper bound of the ratio where the clip sets none.")
     beta: float = Field(0.0, ge=0.0, description="Weight of the KL term (k3) to the reference model; 0: no reference.")
     num_iterations: int = Field(1, ge=1, description="Passes over one generation batch.")
-    steps_per_generation: int = Field(1, ge=1, description="Optimizer updates one generation batch is split into.")
-    mask_truncated_completions: bool = Field(False, description="Completions cut at their length take no part.")
+    steps_per_generation: int = Field(1, ge=1, description="Optimizer updates per pass over a generation batch.")
+    mask_truncated_completions: bool = Field(False, description="Leave truncated completions out of the loss.")
     entropy_coef: float = Field(0.0, ge=0.0, description="Weight of an entropy bonus.")
-    max_staleness: int = Field(0, ge=0, le=16, description="Versions a sample may lag behind; 0: synchronous GRPO.")
+    max_staleness: int = Field(0, ge=0, le=16, description="Versions a token may lag behind; 0: synchronous GRPO.")
     importance_sampling_correction: bool = Field(
         True, description="Weigh tokens by the trainer's over the server's probability."
     )

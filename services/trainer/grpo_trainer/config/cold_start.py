@@ -1,4 +1,4 @@
-"""The file of a cold start: one pydantic model, unknown keys refused. Names are those of TRL and of a run file."""
+"""The file of a cold start: one pydantic model, which refuses unknown keys. Names are those of TRL and run files."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +14,8 @@ class ColdStartModel(Section):
 
     name_or_path: str = Field(min_length=1, description="Hugging Face name or folder of the model and its tokenizer.")
     dtype: Literal["bfloat16", "float32"] = Field(
-        "bfloat16", description="Dtype of the weights saved, and of computing on a GPU. What is trained is float32."
+        "bfloat16",
+        description="Dtype of the saved weights, and of computing on a GPU. The trained weights are float32.",
     )
     attn_implementation: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
     gradient_checkpointing: bool = Field(False, description="Recompute activations: less memory, slower backward.")
@@ -22,23 +23,25 @@ class ColdStartModel(Section):
 
 
 class ColdStartData(Section):
-    """Prompts as in a run file, and the completions to learn. Only completions are learned, never prompts."""
+    """Prompts as in a run file, and completions. The loss covers the completions alone."""
 
     dataset: str = Field(
         min_length=1, description="A .jsonl, .json, .csv or .parquet file, or a Hub name. `name#500` takes 500 rows."
     )
     split: str = Field("train", description="Split of a Hub dataset.")
-    recipe: RecipeName = Field("none", description="As in the run that follows.")
+    recipe: RecipeName = Field("none", description="Recipe of the run that follows.")
     prompt_column: str = Field("prompt", description="Text or a list of messages, for recipe `none`.")
-    completion_column: str = Field("completion", description="Text, or a list with one message of the assistant.")
+    completion_column: str = Field("completion", description="Text, or a list of a single assistant message.")
     messages_column: str = Field(
         "messages",
-        description="For a dataset without completions: whole conversations, of which the last message is learned.",
+        description="Whole conversations, for a dataset without completions; the last message is learned.",
     )
-    prompt_template: str | None = Field(None, description="As in the run that follows.")
-    system: str | None = Field(None, description="As in the run that follows.")
+    prompt_template: str | None = Field(None, description="Template of the run that follows.")
+    system: str | None = Field(None, description="System prompt of the run that follows.")
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    max_length: int = Field(2048, ge=2, description="Tokens of a prompt with its completion; longer rows are refused.")
+    max_length: int = Field(
+        2048, ge=2, description="Limit of a prompt with its completion, in tokens; longer rows are refused."
+    )
 
 
 class ColdStartConfig(Section):
@@ -59,4 +62,4 @@ class ColdStartConfig(Section):
     weight_decay: float = Field(0.0, ge=0.0)
     adam_beta2: Share = 0.999
     max_grad_norm: Positive = 1.0
-    logging_steps: int = Field(50, ge=1, description="A line of progress every so many updates, off a terminal.")
+    logging_steps: int = Field(50, ge=1, description="Print a progress line every so many updates, off a terminal.")

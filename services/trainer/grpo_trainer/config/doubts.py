@@ -1,4 +1,7 @@
-"""What a run file says that may be meant so and seldom is: told when the run starts. Run files of before have some."""
+"""Settings that are allowed and seldom intended: the trainer logs a warning for each when a run starts.
+
+They are no errors because existing run files contain them.
+"""
 
 from .run_config import RunConfig
 
@@ -7,15 +10,15 @@ TIME_OUTS = (
     ("weights", "bucket_timeout_s", "weights", "push_deadline_s", "a late bucket leaves no time to repeat a push"),
     ("weights", "bucket_timeout_s", "weights", "lease_s", "a late bucket outlasts the lease"),
 )
-"""Section and key of a time-out, of one that has to be longer, and what comes of it when it is not."""
+"""Section and key of a timeout, section and key of the timeout that must be longer, and the damage when it is not."""
 
 
 def doubts(config: RunConfig) -> list[str]:
-    """A sentence for each."""
+    """Return one sentence for each doubtful setting."""
     found = []
     if config.rollout.distorting:
         names = ", ".join(config.rollout.distorting)
-        found.append(f"{names}: the policy is trained as if it had sampled without, from all tokens")
+        found.append(f"{names}: the policy is trained as if it had sampled without, over all tokens")
     for section, name, longer_section, longer, why in TIME_OUTS:
         value, limit = getattr(getattr(config, section), name), getattr(getattr(config, longer_section), longer)
         if value >= limit:

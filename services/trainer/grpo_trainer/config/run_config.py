@@ -1,6 +1,6 @@
-"""The run file: one pydantic model, every field documented and bounded, unknown keys refused.
+"""The run file: one pydantic model with bounded, documented fields, which refuses unknown keys.
 
-Where TRL and ms-swift have a name for a thing, ours is that name. `settings.py` reads files, environment and flags.
+Names are those of TRL and ms-swift where they have one. `settings.py` reads files, environment and flags.
 """
 
 from pathlib import Path
@@ -12,18 +12,18 @@ from .algorithm import AlgorithmConfig
 from .section import Positive, Seconds, Section, ServerUrl, Share, without_credentials
 
 RecipeName = Literal["none", "countdown", "numina_math"]
-"""How a row of the dataset becomes a prompt; see `recipes/`."""
+"""Name of a conversion from rows to prompts; see `data/recipes/`."""
 
 
 class ModelConfig(Section):
     """The policy."""
 
     name_or_path: str = Field(min_length=1, description="Hugging Face name or folder of the policy to start from.")
-    dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="What the weights are trained and pushed in.")
+    dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="Dtype of the trained and pushed weights.")
     attn_implementation: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
     gradient_checkpointing: bool = Field(False, description="Recompute activations: less memory, slower backward.")
     logprob_chunk_tokens: int = Field(
-        1024, ge=1, description="Tokens whose [tokens, vocabulary] logits exist at the same time."
+        1024, ge=1, description="Tokens whose [tokens, vocabulary] logits are in memory at the same time."
     )
     trust_remote_code: bool = False
 
@@ -35,7 +35,7 @@ class DataConfig(Section):
         min_length=1, description="A .jsonl, .json, .csv or .parquet file, or a Hub name. `name#500` takes 500 rows."
     )
     split: str = Field("train", description="Split of a Hub dataset.")
-    eval_dataset: str | None = Field(None, description="Held-out rows, in the same forms; none: no evaluation.")
+    eval_dataset: str | None = Field(None, description="Held-out rows, in the same forms; absent: no evaluation.")
     eval_split: str = "test"
     recipe: RecipeName = Field("none", description="How a row becomes a prompt; `none` takes `prompt_column` as it is.")
     prompt_column: str = Field("prompt", description="Text or a list of messages, for recipe `none`.")
@@ -44,19 +44,19 @@ class DataConfig(Section):
     )
     system: str | None = Field(None, description="System prompt, or a file that holds it; replaces the recipe's own.")
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    max_prompt_length: int = Field(512, ge=1, description="Longer prompts stop the run before it starts, in tokens.")
-    shuffle: bool = Field(True, description="A new order in every epoch, a function of the seed.")
+    max_prompt_length: int = Field(512, ge=1, description="Tokens; a longer prompt stops the run before it starts.")
+    shuffle: bool = Field(True, description="Shuffle the rows in every epoch, as a function of the seed.")
 
 
 class RolloutConfig(Section):
-    """Sampling, and the servers that do it."""
+    """The rollout servers, and how they sample."""
 
     urls: list[ServerUrl] = Field(
         ["http://127.0.0.1:8000"], min_length=1, description="One URL for every rollout server."
     )
     num_generations: int = Field(8, ge=1, description="Completions per prompt: the size G of a group.")
     generation_batch_size: int = Field(512, ge=1, description="Completions per step; num_generations divides it.")
-    max_completion_length: int = Field(512, ge=1, description="Tokens.")
+    max_completion_length: int = Field(512, ge=1, description="Limit of a completion in tokens.")
     temperature: Positive = 1.0
     top_p: float = Field(1.0, gt=0.0, le=1.0)
     top_k: int = Field(0, ge=0, description="0: no limit.")
@@ -64,20 +64,20 @@ class RolloutConfig(Section):
     repetition_penalty: float = Field(1.0, gt=0.0, le=2.0)
     stop: list[str] = Field(default_factory=list)
     prompts_per_request: int = Field(
-        1, ge=1, description="Groups sampled, and scored, by one request: more wait for the slowest of their sequences."
+        1, ge=1, description="Groups sampled and scored by one request; all of them wait for the slowest sequence."
     )
     request_deadline_s: Seconds = Field(600.0, description="Limit for sampling the groups of one request.")
     startup_timeout_s: Seconds = Field(
-        900.0, description="How long to wait for min_replicas servers to come up; the run stops with fewer."
+        900.0, description="Time for min_replicas servers to come up; the run stops with fewer."
     )
     retry_for_s: Seconds = Field(
-        300.0, description="How long a group is tried again after it was first lost, before the run stops."
+        300.0, description="Retry budget of a group, from its first loss on; then the run stops."
     )
     min_replicas: int = Field(
         1,
         ge=1,
-        description="Go on with this many healthy servers, stop with fewer. At the start the others are waited for "
-        "60 s more; who comes later gets weights with the next push.",
+        description="Continue with this many healthy servers, stop with fewer. The start waits 60 s more for the "
+        "other servers; a later server gets weights with the next push.",
     )
 
     @model_validator(mode="after")
@@ -107,10 +107,10 @@ class RolloutConfig(Section):
 
 
 class RewardConfig(Section):
-    """What is rewarded, and the server that computes it."""
+    """The rewards, and the server that computes them."""
 
     accept_changed_code: bool = Field(
-        False, description="Go on when the code of a reward is another than the run began with."
+        False, description="Continue when the code of a reward differs from the code at the start of the run."
     )
 
     url: ServerUrl = "http://127.0.0.1:8001"
@@ -122,15 +122,15 @@ class RewardConfig(Section):
     reward_weights: list[float] | None = Field(None, description="One weight for every reward; all 1 when absent.")
     params: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Reward name → its parameters.")
     accuracy_reward: str | None = Field(
-        None, description="The reward that says `correct` (score ≥ 1); the first if absent."
+        None, description="The reward whose score ≥ 1 means `correct`; absent: the first reward."
     )
     timeout_s: Seconds = Field(10.0, description="Limit for one sample and one reward.")
     deadline_s: Seconds = Field(120.0, description="Limit for one batch.")
     retry_for_s: Seconds = Field(
-        300.0, description="How long a server that is away, and what broke, is tried again after the first failure."
+        300.0, description="Retry budget for an absent server and for failed scores, from the first failure on."
     )
-    startup_timeout_s: Seconds = Field(300.0, description="How long to wait for the server to come up.")
-    min_scored_share: Share = Field(0.5, description="Stop when fewer samples of a batch than this could be scored.")
+    startup_timeout_s: Seconds = Field(300.0, description="Time for the server to come up.")
+    min_scored_share: Share = Field(0.5, description="Stop when a smaller share of a batch has a score.")
 
     @model_validator(mode="after")
     def _one_weight_each(self) -> Self:
@@ -150,12 +150,12 @@ class RewardConfig(Section):
 
     @property
     def decides_accuracy(self) -> str:
-        """The reward that says which completions are correct."""
+        """The reward that decides which completions are correct."""
         return self.accuracy_reward or self.names[0]
 
     @property
     def files(self) -> dict[str, Path]:
-        """Reward → its file, of those that are written FILE.py:NAME."""
+        """Reward → its file, for rewards written as FILE.py:NAME."""
         pairs = (reward.rpartition(":") for reward in self.reward_funcs)
         return {name: Path(file) for file, _, name in pairs if file.endswith(".py")}
 
@@ -180,7 +180,7 @@ class OptimizerConfig(Section):
 
 
 def _number(value: Any) -> Any:
-    """A flag is a string, and a choice between numbers does not convert by itself."""
+    """Convert the string of a flag: pydantic does not, for a choice between numbers."""
     return int(value) if isinstance(value, str) and value.isdigit() else value
 
 
@@ -201,7 +201,7 @@ class WeightsConfig(Section):
 
     backend: Literal["auto", "gloo", "nccl"] = Field(
         "auto",
-        description="auto: nccl between GPUs; gloo without one, when both share it, or when NCCL's versions differ.",
+        description="auto: nccl between GPUs; gloo without a GPU, on a shared GPU, or when NCCL's versions differ.",
     )
     host: str = Field(
         "127.0.0.1",
@@ -211,7 +211,7 @@ class WeightsConfig(Section):
         0,
         ge=0,
         le=65535,
-        description="Port of the rendezvous; 0: any free one. Data connections take ports of the system's range "
+        description="Port of the rendezvous; 0: any free port. Data connections take ports of the system's range "
         "(net.ipv4.ip_local_port_range).",
     )
     bucket_mib: int | None = Field(
@@ -219,20 +219,20 @@ class WeightsConfig(Section):
     )
     bucket_timeout_s: Seconds = 30.0
     push_deadline_s: Seconds = Field(300.0, description="Limit of one push, repetitions included.")
-    lease_s: Seconds = Field(600.0, description="How long the servers keep other trainers away after our last call.")
+    lease_s: Seconds = Field(600.0, description="Time after our last call in which the servers refuse other trainers.")
     take_over: bool = Field(False, description="Fence off another trainer whose lease still runs.")
 
 
 class CanaryConfig(Section):
-    """Does the policy served compute what the policy trained computes?"""
+    """Compare the logprobs of the served policy with the trainer's own."""
 
-    steps: int = Field(10, ge=0, description="Every so many steps, and after the first push; 0: only then.")
+    steps: int = Field(10, ge=0, description="Check every so many steps and after the first push; 0: only after it.")
     num_prompts: int = Field(4, ge=1)
     max_tokens: int = Field(32, ge=1)
     max_logprob_difference: float | None = Field(
         None,
         gt=0.0,
-        description="Stop beyond this mean difference; absent: 0.1 bf16, 0.01 fp32 on a GPU, 0.02 and 1e-4 else.",
+        description="Stop beyond this mean difference; absent: 0.1 bf16, 0.01 fp32 on a GPU, 0.02 and 1e-4 on a CPU.",
     )
 
 
@@ -240,7 +240,7 @@ class EvalConfig(Section):
     """Held-out evaluation, greedy and sampled at temperature 1."""
 
     eval_steps: int = Field(
-        100, ge=0, description="Every so many steps, before the first and after the last; 0: never."
+        100, ge=0, description="Evaluate every so many steps, before the first and after the last; 0: never."
     )
     max_rows: int | None = Field(None, ge=1)
     num_generations_eval: int = Field(1, ge=1, description="Sampled completions per held-out prompt.")
@@ -249,20 +249,20 @@ class EvalConfig(Section):
 class CheckpointConfig(Section):
     """Checkpoints are complete or absent."""
 
-    save_steps: int = Field(100, ge=0, description="Every so many steps, and at the end; 0: only at the end.")
-    save_total_limit: int = Field(2, ge=1, description="The newest so many are kept.")
+    save_steps: int = Field(100, ge=0, description="Save every so many steps and at the end; 0: only at the end.")
+    save_total_limit: int = Field(2, ge=1, description="Number of newest checkpoints that are kept.")
 
 
 class LoggingConfig(Section):
-    """What is written while a run goes on. metrics.jsonl is always written."""
+    """Files, trackers and traces of a run. metrics.jsonl is always written."""
 
     report_to: list[Literal["tensorboard", "wandb", "trackio", "swanlab", "mlflow"]] = Field(default_factory=list)
     log_completions: bool = Field(True, description="Write completions.jsonl.")
     project: str = Field("grpo-services", description="Project (MLflow: experiment) of the run.")
-    run_name: str | None = Field(None, description="Name of the run; the run folder's when absent.")
+    run_name: str | None = Field(None, description="Name of the run; absent: the name of the run folder.")
     otlp_endpoint: Annotated[str, Field(pattern=r"^https?://"), AfterValidator(without_credentials)] | None = Field(
         None,
-        description="OpenTelemetry receiver, such as http://otel-collector:4318: a trace for each group.",
+        description="OpenTelemetry receiver of a trace for each group, such as http://otel-collector:4318.",
     )
     progress: bool = Field(True, description="A progress bar on a terminal, a line per step elsewhere.")
 
@@ -272,17 +272,17 @@ class ServerConfig(Section):
 
     enabled: bool = True
     host: str = "127.0.0.1"
-    port: int = Field(8002, ge=0, le=65535, description="0: any free one.")
-    heartbeat_s: Seconds = Field(900.0, description="Unhealthy when the loop has not moved on for so long.")
+    port: int = Field(8002, ge=0, le=65535, description="0: any free port.")
+    heartbeat_s: Seconds = Field(900.0, description="Report unhealthy after this long without a heartbeat of the loop.")
     loading_s: Seconds = Field(
         3600.0,
-        description="Unhealthy when reading the data, or loading the model or a checkpoint, takes longer: nothing is "
-        "heard of them meanwhile.",
+        description="Report unhealthy when reading the data, or loading the model or a checkpoint, takes longer; no "
+        "heartbeat comes meanwhile.",
     )
     saving_s: Seconds = Field(
         3600.0,
-        description="Unhealthy when writing one file of a checkpoint, or the final model, takes longer: nothing is "
-        "heard of it meanwhile.",
+        description="Report unhealthy when writing one file of a checkpoint, or the final model, takes longer; no "
+        "heartbeat comes meanwhile.",
     )
 
 
@@ -295,7 +295,7 @@ class RunConfig(Section):
         None, ge=1, description="Generation batches, each followed by one push; num_train_epochs when absent."
     )
     num_train_epochs: Positive = 1.0
-    lock_timeout_s: float = Field(60.0, ge=0, description="How long to wait for another trainer to leave run_dir.")
+    lock_timeout_s: float = Field(60.0, ge=0, description="Time for another trainer to release run_dir.")
     model: ModelConfig
     data: DataConfig
     rollout: RolloutConfig = RolloutConfig()
@@ -312,7 +312,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _ratios_of_one_distribution(self) -> Self:
-        """Where a server's logprob enters the loss it must be one of the policy's, or every ratio is biased."""
+        """Refuse distorted sampling where a server's logprob enters the loss: it would bias every ratio."""
         if not self.rollout.distorting:
             return self
         enters = []

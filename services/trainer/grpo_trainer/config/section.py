@@ -1,4 +1,4 @@
-"""What the sections of a run file have in common."""
+"""The base of all sections of a run file, and the types of their fields."""
 
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -12,7 +12,7 @@ Seconds = Annotated[float, Field(gt=0, le=86400)]
 
 
 def without_credentials(url: str) -> str:
-    """The configuration is written to the run folder and sent to experiment trackers."""
+    """Refuse credentials: the configuration is written to the run folder and sent to experiment trackers."""
     if urlsplit(url).username or urlsplit(url).password:
         raise PydanticCustomError("secret", "no user and no password in a URL: put the token into GRPO_API_TOKEN")
     return url

@@ -1,4 +1,4 @@
-"""Reads a configuration: defaults < YAML files, left to right < environment < flags. Every mistake is one message.
+"""Read a configuration: defaults < YAML files, left to right < environment < flags. Each mistake is one message.
 
 grpo-train run.yaml fast.yaml --optimizer.learning_rate 3e-4
 GRPO_TRAIN__OPTIMIZER__LEARNING_RATE=3e-4 grpo-train run.yaml
@@ -42,10 +42,10 @@ def read_config(model: type[ConfigT], argv: Sequence[str], *, program: str, env_
 
     class Settings(BaseSettings, model):  # type: ignore[valid-type, misc]
         model_config = SettingsConfigDict(
-            # compose.yaml cannot leave a variable out, it can only leave it empty.
             extra="forbid",
             env_prefix=env_prefix,
             env_nested_delimiter="__",
+            # compose.yaml cannot unset a variable; it can only leave the variable empty.
             env_ignore_empty=True,
         )
 
@@ -77,7 +77,7 @@ def read_config(model: type[ConfigT], argv: Sequence[str], *, program: str, env_
 
 
 class _Environment(EnvSettingsSource):
-    """Variables, where a list may be written as on the command line: `wandb,tensorboard`, as JSON, or as one word."""
+    """Read variables. A list is written as on the command line: `wandb,tensorboard`, as JSON, or as one word."""
 
     def decode_complex_value(self, field_name: str, field: Any, value: Any) -> Any:
         annotation = field and field.annotation
@@ -88,17 +88,17 @@ class _Environment(EnvSettingsSource):
             return json.loads(value)
         except ValueError as error:
             raise UsageError(
-                f"{field_name}: {value!r} in the environment is no JSON: {error}", hint="a mapping is written as JSON"
+                f"{field_name}: {value!r} in the environment is not JSON: {error}", hint="a mapping is written as JSON"
             ) from error
 
 
 def write_resolved(config: BaseModel, path: Path) -> None:
-    """Write the configuration as the YAML file that would give it again."""
+    """Write the configuration as a YAML file from which `read_config` restores it."""
     path.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
 
 
 def _split(argv: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Files come first; everything from the first flag on is flags."""
+    """Split `argv` at the first flag: files before it, flags from it on."""
     first = next((index for index, word in enumerate(argv) if word.startswith("-")), len(argv))
     return [Path(word) for word in argv[:first]], list(argv[first:])
 
@@ -113,7 +113,7 @@ def _readable(file: Path) -> Path:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} is not YAML: {error}") from error
     if not isinstance(content, dict):
-        raise UsageError(f"{file} is no mapping of sections", hint="such as `model: {name_or_path: …}`")
+        raise UsageError(f"{file} is not a mapping of sections", hint="such as `model: {name_or_path: …}`")
     return file
 
 
@@ -140,13 +140,13 @@ def _check_environment(environment: Mapping[str, str], prefix: str, known: set[s
 
 
 def _inside_mapping(name: str, known: set[str]) -> bool:
-    """`reward.params.format` reaches into a free mapping, whose keys are the user's."""
+    """Whether `name` lies in a free mapping, whose keys are the user's, such as `reward.params.format`."""
     parent = name.rpartition(".")[0]
     return "." in parent and parent in known
 
 
 def _nearest(name: str, known: set[str], prefix: str) -> str | None:
-    """The nearest known key; a key of the right name in another section comes first."""
+    """Return the nearest known key; prefer the same name in another section."""
     last = name.rpartition(".")[2]
     elsewhere = [key for key in sorted(known) if key.rpartition(".")[2] == last]
     close = elsewhere or difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)

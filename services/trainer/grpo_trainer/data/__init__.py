@@ -1,8 +1,10 @@
 """Rows → prompts, in the order of the run.
 
-sources.py      files, folders, the Hub → rows of plain JSON values
+sources.py      files, folders, the Hub → rows of plain JSON values; formats.py reads one file, values.py has the values
 recipes/        what a row asks, one file a dataset
 prompts.py      a row → its prompt, as text and as tokens; tokenizer.py
-rows.py         the rows of a run file, each a PromptRow (prompt_row.py), ready to sample from
+batches.py      all rows → prompts and tokens, checked, some hundred at a time
+row_store.py    … kept on disk, and read one at a time, each a PromptRow (prompt_row.py)
+rows.py         the rows of a run file, ready to sample from: out of the run folder, or made
 order.py        which row is prompt number n, and its seed
 """

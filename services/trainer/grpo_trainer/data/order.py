@@ -5,13 +5,14 @@ Both are functions of (seed, position) alone, so a resumed run goes on at the ri
 
 import hashlib
 import random
+from array import array
 from collections.abc import Sequence
 from functools import lru_cache
 
 from .prompt_row import PromptRow
 
 
-class PromptStage:
+class PromptOrder:
     """Positions count prompts over the whole run, from 0, epoch after epoch."""
 
     def __init__(self, rows: Sequence[PromptRow], *, seed: int, shuffle: bool):
@@ -25,13 +26,15 @@ class PromptStage:
         return sampling_seed(self.seed, position)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=2)  # the groups in flight may be of one epoch and the next
 def epoch_order(num_rows: int, epoch: int, seed: int, shuffle: bool) -> Sequence[int]:
     """The row numbers of one epoch in the order they are used; another order for every epoch and seed."""
-    order = list(range(num_rows))
-    if shuffle:
-        random.Random(f"order {seed} {epoch}").shuffle(order)
-    return tuple(order)
+    if not shuffle:
+        return range(num_rows)
+    # `shuffle` looks at the length alone: an array, with 8 bytes a row, gets the order that a list would get.
+    order = array("q", range(num_rows))
+    random.Random(f"order {seed} {epoch}").shuffle(order)
+    return order
 
 
 def sampling_seed(seed: int, position: int) -> int:

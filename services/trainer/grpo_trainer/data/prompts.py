@@ -33,7 +33,7 @@ Prompt = str | list[Message]
 
 @dataclass(frozen=True)
 class PromptMaker:
-    """How the rows of one dataset become prompts. The fields are those of a `data` section."""
+    """How the rows of one dataset become prompts. The fields are those of a `data` section, files replaced by texts."""
 
     recipe: str = "none"
     prompt_column: str = "prompt"
@@ -43,65 +43,91 @@ class PromptMaker:
 
     @classmethod
     def of(cls, config: "DataConfig | ColdStartData") -> Self:
+        """Raises UsageError for a file that is not there or no text."""
         return cls(
             recipe=config.recipe,
             prompt_column=config.prompt_column,
-            prompt_template=config.prompt_template,
-            system=config.system,
+            prompt_template=text_or_file(config.prompt_template, "prompt_template"),
+            system=text_or_file(config.system, "system"),
             chat_template_kwargs=config.chat_template_kwargs,
         )
 
+    @property
+    def filled_recipe(self) -> Recipe | None:
+        """The recipe, with the template and the system prompt of the run in place of its own; None for a row's own."""
+        base = RECIPES.get(self.recipe)
+        if base is None and self.prompt_template is None:
+            return None
+        return Recipe(
+            question=self.prompt_template if self.prompt_template is not None else base.question if base else "",
+            system=self.system if self.system is not None else base.system if base else None,
+        )
+
     def prompts(self, rows: Sequence[Mapping[str, Any]], *, dataset: str) -> list[Prompt]:
-        """One prompt for each row. Raises UsageError for a missing column, naming the nearest one and the row."""
-        recipe = self._resolved_recipe()
+        """One prompt for each of all rows. Raises UsageError for a missing column, naming the nearest, or the row."""
+        columns = self.column_check(dataset)
+        columns.add(rows, first_row=1)
+        columns.finish()
+        return self.prompts_of(rows, dataset=dataset)
+
+    def column_check(self, dataset: str) -> "ColumnCheck":
+        """The check that rows have the columns that their prompts are made of."""
+        recipe = self.filled_recipe
+        if recipe is None:
+            return ColumnCheck([self.prompt_column], dataset=dataset, needed_by="data.prompt_column")
+        needed_by = "data.prompt_template" if self.prompt_template is not None else f"recipe {self.recipe}"
+        return ColumnCheck(recipe.columns, dataset=dataset, needed_by=needed_by)
+
+    def prompts_of(self, rows: Sequence[Mapping[str, Any]], *, dataset: str, first_row: int = 1) -> list[Prompt]:
+        """One prompt for each of some rows, which have the columns. Raises UsageError; `first_row` counts from 1."""
+        recipe = self.filled_recipe
         if recipe is not None:
-            check_columns(rows, recipe.columns, dataset=dataset, needed_by=self._needed_by())
             return [recipe.messages(row) for row in rows]
-        check_columns(rows, [self.prompt_column], dataset=dataset, needed_by="data.prompt_column")
-        system = text_or_file(self.system, "system")
         return [
-            _prompt_as_given(row[self.prompt_column], system, f"dataset {dataset}, row {number}: {self.prompt_column}")
-            for number, row in enumerate(rows, start=1)
+            _prompt_as_given(
+                row[self.prompt_column], self.system, f"dataset {dataset}, row {number}: {self.prompt_column}"
+            )
+            for number, row in enumerate(rows, start=first_row)
         ]
 
     def token_ids(
-        self, prompts: Sequence[Prompt], tokenizer: "PreTrainedTokenizerBase", *, dataset: str
+        self, prompts: Sequence[Prompt], tokenizer: "PreTrainedTokenizerBase", *, dataset: str, first_row: int = 1
     ) -> list[list[int]]:
-        """Token ids of each prompt, ready to be continued by the assistant."""
-        texts = [
-            prompt if isinstance(prompt, str) else self._rendered(prompt, tokenizer, f"dataset {dataset}, row {number}")
-            for number, prompt in enumerate(prompts, start=1)
-        ]
+        """Token ids of each prompt, ready to be continued by the assistant. Raises UsageError."""
+        numbers = [number for number, prompt in enumerate(prompts) if not isinstance(prompt, str)]
+        conversations = [prompt for prompt in prompts if not isinstance(prompt, str)]
+        texts = [prompt if isinstance(prompt, str) else "" for prompt in prompts]
+        try:
+            rendered = self._rendered(conversations, tokenizer)
+        except jinja2.TemplateError:
+            for number, conversation in zip(numbers, conversations, strict=True):
+                self._check_rendered(conversation, tokenizer, f"dataset {dataset}, row {first_row + number}")
+            raise
+        for number, text in zip(numbers, rendered, strict=True):
+            texts[number] = text
         has_template = tokenizer.chat_template is not None
         return _tokenized(texts, tokenizer, [isinstance(prompt, str) or not has_template for prompt in prompts])
 
-    def _resolved_recipe(self) -> Recipe | None:
-        base = RECIPES.get(self.recipe)
-        question = text_or_file(self.prompt_template, "prompt_template")
-        system = text_or_file(self.system, "system")
-        if base is None and question is None:
-            return None
-        return Recipe(
-            question=question if question is not None else base.question if base else "",
-            system=system if system is not None else base.system if base else None,
+    def _rendered(self, conversations: list[list[Message]], tokenizer: "PreTrainedTokenizerBase") -> list[str]:
+        if tokenizer.chat_template is None:
+            return ["".join(message["content"] + "\n" for message in messages) for messages in conversations]
+        if not conversations:
+            return []
+        # In one call: what it prepares costs more than to render a prompt.
+        return list(
+            tokenizer.apply_chat_template(
+                conversations, tokenize=False, add_generation_prompt=True, **self.chat_template_kwargs
+            )
         )
 
-    def _needed_by(self) -> str:
-        return "data.prompt_template" if self.prompt_template is not None else f"recipe {self.recipe}"
-
-    def _rendered(self, messages: list[Message], tokenizer: "PreTrainedTokenizerBase", where: str) -> str:
-        if tokenizer.chat_template is None:
-            return "".join(message["content"] + "\n" for message in messages)
+    def _check_rendered(self, messages: list[Message], tokenizer: "PreTrainedTokenizerBase", where: str) -> None:
         try:
-            text = tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, **self.chat_template_kwargs
-            )
+            self._rendered([messages], tokenizer)
         except jinja2.TemplateError as error:
             raise UsageError(
                 f"{where}: the tokenizer's chat template refuses the messages: {error}",
                 hint="change data.system, data.chat_template_kwargs or the roles in the dataset",
             ) from error
-        return str(text)
 
 
 def _tokenized(texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase", is_plain: Sequence[bool]) -> list[list[int]]:
@@ -111,7 +137,12 @@ def _tokenized(texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase", is_pl
         numbers = [number for number, flag in enumerate(is_plain) if flag is plain]
         if numbers:
             # In one call: a fast tokenizer spreads a list over the cores.
-            batch = tokenizer([texts[number] for number in numbers], add_special_tokens=plain, verbose=False)
+            batch = tokenizer(
+                [texts[number] for number in numbers],
+                add_special_tokens=plain,
+                return_attention_mask=False,
+                verbose=False,
+            )
             for number, ids in zip(numbers, batch["input_ids"], strict=True):
                 token_ids[number] = ids
     return token_ids
@@ -143,23 +174,49 @@ def _message(item: Any, where: str) -> Message:
     return {"role": item["role"], "content": item["content"]}
 
 
-def check_columns(rows: Sequence[Mapping[str, Any]], needed: Sequence[str], *, dataset: str, needed_by: str) -> None:
-    """Every row has every needed column, with a value. Raises UsageError naming the nearest column, or the row."""
-    known = list(dict.fromkeys(name for row in rows for name in row))
-    for name in needed:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=2, cutoff=0.5)
-            nearest = f"; the nearest: {', '.join(close)}" if close else ""
-            raise UsageError(
-                f"dataset {dataset} has no column {name}, which {needed_by} needs{nearest}",
-                hint=f"its columns are {', '.join(known) or 'none'}",
-            )
-        for number, row in enumerate(rows, start=1):
-            if row.get(name) is None:
+class ColumnCheck:
+    """Every row has every needed column, with a value. `finish` knows after all rows whether a column is missing."""
+
+    def __init__(self, needed: Sequence[str], *, dataset: str, needed_by: str):
+        self.needed, self.dataset, self.needed_by = needed, dataset, needed_by
+        self.known: dict[str, None] = {}
+        self.row_without: dict[str, int] = {}
+        """The first row without a value in a column, from 1."""
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.row_without)
+
+    def add(self, rows: Sequence[Mapping[str, Any]], *, first_row: int) -> None:
+        for number, row in enumerate(rows, start=first_row):
+            self.known.update(dict.fromkeys(row))
+            for name in self.needed:
+                if row.get(name) is None:
+                    self.row_without.setdefault(name, number)
+
+    def finish(self) -> None:
+        """Raise UsageError for the first needed column that fails, naming the nearest column, or the row."""
+        for name in self.needed:
+            if name not in self.known:
+                close = difflib.get_close_matches(name, self.known, n=2, cutoff=0.5)
+                nearest = f"; the nearest: {', '.join(close)}" if close else ""
                 raise UsageError(
-                    f"dataset {dataset}, row {number} has no value in column {name}, which {needed_by} needs",
+                    f"dataset {self.dataset} has no column {name}, which {self.needed_by} needs{nearest}",
+                    hint=f"its columns are {', '.join(self.known) or 'none'}",
+                )
+            if name in self.row_without:
+                raise UsageError(
+                    f"dataset {self.dataset}, row {self.row_without[name]} has no value in column {name}, which "
+                    f"{self.needed_by} needs",
                     hint="fill it in or leave the row out",
                 )
+
+
+def check_columns(rows: Sequence[Mapping[str, Any]], needed: Sequence[str], *, dataset: str, needed_by: str) -> None:
+    """Check all rows at once; see `ColumnCheck`."""
+    check = ColumnCheck(needed, dataset=dataset, needed_by=needed_by)
+    check.add(rows, first_row=1)
+    check.finish()
 
 
 def text_or_file(value: str | None, key: str) -> str | None:

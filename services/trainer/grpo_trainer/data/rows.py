@@ -1,56 +1,90 @@
 """Data loading: the dataset of a run file becomes prompts, with token ids that are made here and only here.
 
-`sources.py` reads rows, `prompts.py` and `recipes/` make prompts of them, `stages/prompt.py` chooses their order.
+The rows of a run are kept in its folder, under a fingerprint of everything that decides them, and a restarted trainer
+does not tokenize them again. A chat template that renders today's date so keeps the date of the first start.
 """
 
+import hashlib
+import json
+import logging
+import tempfile
+import time
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ..config.run_config import DataConfig
-from ..errors import UsageError
-from .prompt_row import PromptRow
+from .batches import prepared_batches
 from .prompts import PromptMaker
-from .sources import read_rows
+from .row_store import RowStore, open_rows, write_rows
+from .sources import Source, find_source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+"""Raise it with every change of this package that gives other rows, prompts or token ids, or writes them otherwise."""
+_LIBRARIES = ("transformers", "tokenizers", "jinja2", "datasets", "pyarrow")
+
 
 def load_prompt_rows(
-    config: DataConfig, tokenizer: "PreTrainedTokenizerBase", *, split: Literal["train", "eval"] = "train"
-) -> list[PromptRow]:
+    config: DataConfig,
+    tokenizer: "PreTrainedTokenizerBase",
+    *,
+    split: Literal["train", "eval"] = "train",
+    folder: Path | None = None,
+) -> RowStore:
     """The rows to train on, or the held-out ones (none when `eval_dataset` is absent), in the dataset's order.
 
-    `columns` are all columns of a row, unrenamed. Raises UsageError: a dataset that is missing, unreadable or empty, a
-    column that the recipe needs and the dataset lacks, a prompt longer than `max_prompt_length`.
+    They are kept in `folder`, or without one in a temporary folder that is gone when this returns. `columns` are all
+    columns of a row, unrenamed. Raises UsageError: a dataset that is missing, unreadable or empty, a column that the
+    recipe needs and the dataset lacks, a prompt longer than `max_prompt_length`.
     """
+    if folder is None:
+        with tempfile.TemporaryDirectory(prefix="grpo-rows-") as temporary:
+            return load_prompt_rows(config, tokenizer, split=split, folder=Path(temporary))
+    path = folder / f"rows-{split}.arrow"
     if split == "train":
         dataset, source_split = config.dataset, config.split
     elif config.eval_dataset is None:
-        return []
+        return write_rows(path, [], None)
     else:
         dataset, source_split = config.eval_dataset, config.eval_split
-    rows = read_rows(dataset, source_split)
+    started = time.monotonic()
+    source = find_source(dataset, source_split)
     maker = PromptMaker.of(config)
-    prompts = maker.prompts(rows, dataset=dataset)
-    token_ids = maker.token_ids(prompts, tokenizer, dataset=dataset)
-    _check_lengths(token_ids, config.max_prompt_length, dataset)
-    return [
-        PromptRow(index=index, token_ids=ids, prompt=prompt, columns=row)
-        for index, (ids, prompt, row) in enumerate(zip(token_ids, prompts, rows, strict=True))
-    ]
+    fingerprint = rows_fingerprint(source, maker, tokenizer, max_prompt_length=config.max_prompt_length)
+    kept = open_rows(path, fingerprint) if fingerprint else None
+    if kept is not None:
+        log.info("dataset %s: %d rows are in %s, with their token ids", dataset, len(kept), path)
+        return kept
+    batches = prepared_batches(
+        source.rows(), maker, tokenizer, dataset=dataset, max_prompt_length=config.max_prompt_length
+    )
+    rows = write_rows(path, batches, fingerprint)
+    log.info("dataset %s: %d rows read and tokenized in %.1f s", dataset, len(rows), time.monotonic() - started)
+    return rows
 
 
-def _check_lengths(token_ids: list[list[int]], max_prompt_length: int, dataset: str) -> None:
-    lengths = [len(ids) for ids in token_ids]
-    if 0 in lengths:
-        raise UsageError(
-            f"dataset {dataset}, row {lengths.index(0) + 1}: the prompt is empty", hint="leave the row out"
-        )
-    too_long = [number for number, length in enumerate(lengths, start=1) if length > max_prompt_length]
-    if too_long:
-        more = f"; so are {len(too_long) - 1} more, the longest with {max(lengths)}" if len(too_long) > 1 else ""
-        raise UsageError(
-            f"dataset {dataset}, row {too_long[0]}: the prompt has {lengths[too_long[0] - 1]} tokens and is longer "
-            f"than data.max_prompt_length {max_prompt_length}{more}",
-            hint=f"raise data.max_prompt_length to {max(lengths)}, or leave the rows out",
-        )
+def rows_fingerprint(
+    source: Source, maker: PromptMaker, tokenizer: "PreTrainedTokenizerBase", *, max_prompt_length: int
+) -> str | None:
+    """SHA-256 over everything that decides the rows of a run; None where something of it is not known."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    # A tokenizer in Python, or of code that came with the model, may do what its vocabulary does not show.
+    if source.identity is None or backend is None or not type(tokenizer).__module__.startswith("transformers."):
+        return None
+    recipe = maker.filled_recipe
+    content = {
+        "format": [FORMAT, {name: version(name) for name in _LIBRARIES}],
+        "source": [source.identity, source.limit],
+        "maker": [asdict(maker), asdict(recipe) if recipe else None],
+        # Merges, normalizer and added special tokens as well, of which `grpo_proto.fingerprint` knows nothing.
+        "tokenizer": [type(tokenizer).__name__, tokenizer.split_special_tokens, backend.to_str()],
+        "chat_template": [tokenizer.chat_template, tokenizer.special_tokens_map],
+        "max_prompt_length": max_prompt_length,
+    }
+    return hashlib.sha256(json.dumps(content, default=str).encode()).hexdigest()

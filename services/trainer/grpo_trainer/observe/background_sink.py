@@ -1,6 +1,6 @@
-"""An experiment tracker in a thread of its own: a server that hangs or is gone holds up this thread and nobody else.
+"""An experiment tracker in its own thread: a tracker server that hangs or is gone blocks this thread alone.
 
-The loop hands a step over and goes on. Waits for: nothing, but `finish` at the end of a run, at most `FINISH_S`.
+The loop queues a step and continues. Waits for: nothing, but `finish` at the end of a run, at most `FINISH_S`.
 """
 
 import logging
@@ -15,21 +15,20 @@ from ..ranks.stop_signal import StopSignal
 log = logging.getLogger(__name__)
 
 MAX_WAITING_STEPS = 1000
-"""Steps that wait for a slow server; what comes beyond them is lost to the tracker, and counted."""
+"""Steps that may wait for a slow server; further steps are lost to the tracker, and counted."""
 TRIES = 40
-"""Attempts to write a step, in nine minutes; after them it is lost: one that is refused must not stop the others."""
+"""Attempts to write a step, over nine minutes; then it is lost: a refused step must not block later steps."""
 FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 15.0
-"""After a failed write, doubled from one to the next. Steps wait meanwhile: a server that is started again misses none.
-"""
+"""Backoff after a failed write, doubled each time. Steps wait meanwhile: a restarted server misses none."""
 FINISH_S = 25.0
-"""How long the end of a run waits for all trackers together. torchrun kills rank 0 half a minute after another rank has
-failed, and the run has to be closed before that."""
+"""Limit for all trackers together at the end of a run. torchrun kills rank 0 half a minute after another rank failed;
+the run must be closed before that."""
 HANGS_S = 15.0
-"""A tracker that is in one call for so long when the run ends is not waited for: a stop would take longer by it."""
+"""The end of a run does not wait for a tracker that has been in one call for this long: it would delay a stop."""
 POLL_S = 0.1
 
 ERRORS = (Exception, SystemExit)
-"""Whatever the library of a third party raises must not end the run. Some leave the process when they cannot log in."""
+"""No exception of a tracker's library may end the run. Some raise SystemExit when they cannot log in."""
 
 
 class MetricSink(Protocol):
@@ -44,21 +43,21 @@ class MetricSink(Protocol):
 
 
 class BackgroundSink:
-    """Opens a sink, writes to it and closes it, all in one daemon thread. `failed` hears what went wrong, from there.
+    """Open a sink, write to it and close it, all in one daemon thread, which calls `failed` with each error.
 
     A sink that cannot be opened is switched off; a write that fails is tried again. `lost_steps` counts the steps that
-    it did not get, for whatever reason; steps that still wait are not lost.
+    the tracker did not get, for any reason; waiting steps are not lost.
     """
 
     def __init__(self, name: str, opener: Callable[[], MetricSink], *, failed: Callable[[str, BaseException], None]):
         self.name, self._opener, self._failed = name, opener, failed
         self.lost_steps = 0
         self._changed = threading.Condition()  # guards everything below
-        self._waiting: deque[tuple[int, Mapping[str, float]]] = deque()  # the first one is being written
+        self._waiting: deque[tuple[int, Mapping[str, float]]] = deque()  # the first step is being written
         self._off = self._ending = False
         self._failure: str | None = None
         self._called_at_s: float | None = time.monotonic()
-        """When the call that is under way began; None between calls. It is opened first."""
+        """Start of the call in progress, first that of opening; None between calls."""
         self._thread = threading.Thread(target=self._run, name=f"sink-{name}", daemon=True)
         self._thread.start()
 
@@ -71,12 +70,12 @@ class BackgroundSink:
                 return
             self.lost_steps += 1
             off, lost = self._off, self.lost_steps
-        # Powers of two, as for failures; of one that is switched off the log knows already.
+        # Log powers of two, as for failures; a sink that is switched off was logged before.
         if not off and lost & (lost - 1) == 0:
-            log.warning("%s: %d steps wait already, step %d is lost to it", self.name, MAX_WAITING_STEPS, step)
+            log.warning("%s: %d steps wait already, step %d is lost", self.name, MAX_WAITING_STEPS, step)
 
     def end(self, failure: str | None) -> None:
-        """Nothing comes any more: write what waits, and close. `failure`: why the run ended, if it is not done."""
+        """Write the waiting steps, then close. `failure`: why the run ended, if it is not done."""
         with self._changed:
             self._ending, self._failure = True, failure
             self._changed.notify()
@@ -85,15 +84,15 @@ class BackgroundSink:
         return self._thread.is_alive()
 
     def hangs(self) -> bool:
-        """The call that is under way has not ended for a while."""
+        """Whether the call in progress has taken longer than `HANGS_S`."""
         with self._changed:
             since_s = self._called_at_s
         return self.is_busy() and since_s is not None and time.monotonic() - since_s > HANGS_S
 
     def give_up(self) -> None:
-        """Leave alone what has not been taken by now, and say how much that is."""
+        """Drop the steps that still wait, and log how many."""
         if self.is_busy():
-            log.warning("%s: does not end, the run does not wait for it any longer", self.name)
+            log.warning("%s: has not closed in time; the run ends without it", self.name)
         self._switch_off()
         if self.lost_steps:
             log.warning("%s: %d steps did not arrive; metrics.jsonl has all of them", self.name, self.lost_steps)
@@ -113,7 +112,7 @@ class BackgroundSink:
             self._failed("close", error)
 
     def _write_all(self, sink: MetricSink) -> None:
-        """Write steps until the end. For a server that is away each has many tries, with pauses; the others wait."""
+        """Write steps until the end. While a server is away, the first step is tried again with backoff; the others wait."""
         failures = tries = 0  # in a row, and of this step
         while (item := self._next()) is not None:
             step, metrics = item
@@ -133,7 +132,7 @@ class BackgroundSink:
                 self._done(arrived=True)
 
     def _pause(self, failures: int) -> None:
-        """After so many failures in a row. The end of the run ends a long pause: not much time is left then."""
+        """Back off after `failures` in a row. The end of the run cuts a long pause short: its time is limited."""
         with self._changed:
             ending = self._ending
             seconds = FIRST_PAUSE_S if ending else FIRST_PAUSE_S * 2.0 ** min(failures - 1, 10)
@@ -153,7 +152,7 @@ class BackgroundSink:
 
     def _done(self, *, arrived: bool) -> None:
         with self._changed:
-            if self._waiting:  # not so when it was given up meanwhile
+            if self._waiting:  # empty after `give_up`
                 self._waiting.popleft()
                 self.lost_steps += not arrived
 
@@ -165,12 +164,12 @@ class BackgroundSink:
 
 
 def finish(sinks: Sequence[BackgroundSink], stop: StopSignal, *, failure: str | None) -> None:
-    """The end of a run, by `failure` if there is one: each tracker takes what waits, `FINISH_S` for all together.
+    """End a run, by `failure` if given: each tracker takes its waiting steps, within `FINISH_S` for all together.
 
     A stop signal ends the wait. Where a stop ended the run, a second signal ends the process, as everywhere. A failure
-    ends all ranks, and torchrun sends the signal to this one as soon as another one is gone.
+    ends all ranks: torchrun signals this rank as soon as another is gone, so the signal is then ignored.
     """
-    heeds_stop = failure is None and not stop.requested  # before anybody can see that the run ends
+    heeds_stop = failure is None and not stop.requested  # read before `sink.end`, which makes the end visible
     awaited = [sink for sink in sinks if not sink.hangs()]
     for sink in sinks:
         sink.end(failure)

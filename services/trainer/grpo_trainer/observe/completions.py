@@ -1,4 +1,4 @@
-"""completions.jsonl: every sample of every step, with what it got and why."""
+"""completions.jsonl: every sample of every step, with its scores and their details."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from .run_files import COMPLETIONS_FILE
 
 
 class CompletionLog:
-    """One JSON line per episode. On resume the steps after `resumed_step` are dropped; they are done again."""
+    """One JSON line per episode. On resume the steps after `resumed_step`, which are done again, are dropped."""
 
     def __init__(self, run_dir: Path, *, resumed_step: int | None):
         self._file = StepFile(run_dir / COMPLETIONS_FILE, keep_through_step=resumed_step)

@@ -20,7 +20,7 @@ class Curves:
 
     series: dict[str, ThinnedSeries] = field(default_factory=dict)
     stage_seconds: dict[str, ThinnedSeries] = field(default_factory=dict)
-    """Stage → seconds, with a value at every step so that they can be stacked; `other` is what no stage took."""
+    """Stage → seconds, with a value at every step so that they can be stacked; `other` is the time outside all stages."""
     stage_totals: dict[str, float] = field(default_factory=dict)
     last_step: int | None = None
     num_tokens: float | None = None
@@ -29,7 +29,7 @@ class Curves:
         return self.series.get(name)
 
     def matching(self, prefix: str, suffix: str) -> dict[str, ThinnedSeries]:
-        """What lies between prefix and suffix → the curve; `rewards/`, `/mean` finds every reward by its name."""
+        """Map the text between prefix and suffix to its curve; `rewards/`, `/mean` finds every reward by its name."""
         return {
             name[len(prefix) : len(name) - len(suffix)]: series
             for name, series in self.series.items()
@@ -38,7 +38,7 @@ class Curves:
 
 
 def read_curves(run_dir: Path) -> Curves:
-    """The curves of a run; empty when nothing has been written."""
+    """Read the curves of a run; empty when nothing has been written."""
     curves = Curves()
     for record in read_records(run_dir / METRICS_FILE):
         step = record["step"]
@@ -61,7 +61,7 @@ def numbers_of(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def merge_of(name: str) -> Merge:
-    """Extremes stay extremes when points are merged, and a spike of the gradient must not be averaged away."""
+    """How points merge: extremes stay extremes, and a spike of the gradient must not be averaged away."""
     if name.endswith(("max", "/max_length", "/max_terminated_length")) or name == "grad_norm":
         return "max"
     return "min" if name.endswith(("min", "/min_length", "/min_terminated_length")) else "mean"

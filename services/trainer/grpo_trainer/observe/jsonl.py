@@ -17,10 +17,10 @@ _STEP_FIRST = re.compile(rb'\{"step": (\d+)[,}]')
 
 
 class StepFile:
-    """An append-only file of steps. What `append` has written survives a killed process."""
+    """An append-only file of steps. Records that `append` has written survive a killed process."""
 
     def __init__(self, path: Path, *, keep_through_step: int | None):
-        """Open `path`. None begins anew and drops what an earlier run left; a number keeps the steps up to it.
+        """Open `path`. None drops the lines of an earlier run; a number keeps the steps up to it.
 
         A run that is resumed at step k does the steps after k again: without the cut they would be in the file twice.
         """
@@ -38,7 +38,7 @@ class StepFile:
         self._file.flush()
 
     def add_to_last(self, record: Mapping[str, Any]) -> None:
-        """Add the keys of `record` to the last record, which is of the same step; append it when that is another."""
+        """Add the keys of `record` to the last record if it is of the same step; else append `record`."""
         lines = self.path.read_bytes().splitlines(keepends=True)
         last = json.loads(lines[-1]) if lines and step_of(lines[-1]) == record["step"] else {}
         if not last:
@@ -53,17 +53,17 @@ class StepFile:
 
 
 def encode(record: Mapping[str, Any]) -> bytes:
-    """One line. Numbers that JSON does not have become null; what is no JSON at all becomes text."""
+    """Encode one line. Numbers that JSON lacks become null; values of other types become text."""
     try:
         text = json.dumps(record, allow_nan=False, ensure_ascii=False)
     except (TypeError, ValueError):
         text = json.dumps(_plain(record), allow_nan=False, ensure_ascii=False)
-    # A tokenizer may cut a character in half; such a text has no UTF-8 form.
+    # A tokenizer may cut a character in half; that text has no UTF-8 form.
     return text.encode("utf-8", "replace") + b"\n"
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """(step, line) of every whole line; a file that does not exist has none. Broken lines are skipped and logged."""
+    """Yield (step, line) of every whole line; a missing file has none. Broken lines are skipped and logged."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -72,7 +72,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
         for line in file:
             step = step_of(line)
             if step is None:
-                log.warning("%s: a line of %d bytes is no record of a step; skipped", path, len(line))
+                log.warning("%s: a line of %d bytes is not the record of a step; skipped", path, len(line))
             else:
                 yield step, line
 
@@ -89,7 +89,7 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def step_of(line: bytes) -> int | None:
-    """The step of a line; None for a torn or foreign one. Our own lines are recognised without parsing all of them."""
+    """Return the step of a line; None for a torn or foreign line. A regex reads our own lines without parsing them."""
     if not line.endswith(b"\n"):
         return None
     if match := _STEP_FIRST.match(line):
@@ -103,7 +103,7 @@ def step_of(line: bytes) -> int | None:
 
 
 def cut_back(path: Path, last_step: int) -> None:
-    """Drop everything from the first line of a later step on, and a last line that was cut off by a kill."""
+    """Drop all lines from the first later step on, and a last line that a kill cut off."""
     if not path.exists():
         return
     end = 0
@@ -114,7 +114,7 @@ def cut_back(path: Path, last_step: int) -> None:
                 break
             end += len(line)
     if end < path.stat().st_size:
-        log.info("%s: steps after %d are done again; their lines are dropped", path.name, last_step)
+        log.info("%s: dropping the lines of steps after %d, which are done again", path.name, last_step)
         os.truncate(path, end)
 
 

@@ -1,8 +1,8 @@
-"""Server-sent events: one task looks at the run once a second and tells every page what has changed.
+"""Server-sent events: one task reads the run once a second and sends every page the changes.
 
 Waits for: the clock; a client's stream for its queue. Unblocked by: the next look, `close`, or the client going away.
-Without a client nothing runs. A client that is so slow that `MAX_WAITING` events wait for it is dropped; its browser
-comes back and begins anew.
+Without a client nothing runs. A client is dropped when `MAX_WAITING` events wait for it; its browser reconnects and
+begins anew.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ MAX_CLIENTS = 16
 MAX_WAITING = 16
 TICK_S = 1.0
 PING_S = 10.0
-"""A page that has heard nothing for much longer than this takes the connection for dead."""
+"""Longest silence; a page that receives nothing for much longer takes the connection for dead."""
 RETRY_MS = 2000
 
 END = None
@@ -56,7 +56,7 @@ class LiveEvents:
             self._begin()
         self._clients.add(queue)
         try:
-            # The next update may repeat what is in here: steps have numbers, and the page takes each once.
+            # The next update may repeat these steps: they have numbers, and the page takes each once.
             _, whole = self._view.whole()
             yield f"retry: {RETRY_MS}\nevent: hello\ndata: {whole}\n\n".encode()
             while (event := await queue.get()) is not END:
@@ -68,16 +68,16 @@ class LiveEvents:
                 self._task = None
 
     def close(self) -> None:
-        """The run has ended: say so and end every stream."""
+        """Send the end of the run and end every stream."""
         self._closed = True
-        if self._clients:  # the last steps and warnings may be younger than the last look
+        if self._clients:  # the last steps and warnings may be newer than the last look
             self._could_look()
         self._broadcast("bye", self._view.end())
         for queue in self._clients:
             self._end(queue)
 
     def _could_look(self) -> bool:
-        """Whatever the page stumbles over is logged, and the run goes on."""
+        """Look, and log any error instead of raising it: the run continues."""
         try:
             self.look()
         except Exception:
@@ -95,15 +95,15 @@ class LiveEvents:
         while True:
             await asyncio.sleep(self._tick_s)
             if not self._could_look():
-                # The page is gone then, the run is not: every client is sent away and may come back.
+                # Disconnect every client, which may reconnect; the run continues.
                 for queue in self._clients:
                     self._end(queue)
                 return
 
     def look(self) -> None:
-        """Send what has changed since the last look; a ping when that was long ago."""
+        """Send the changes since the last look, or a ping when nothing has been sent for `PING_S`."""
         news = self._view.history_since(self._sequence)
-        if news is None:  # more steps than are kept one by one
+        if news is None:  # more new steps than the history keeps one by one
             self._sequence, whole = self._view.whole()
             self._broadcast("hello", whole)
             return

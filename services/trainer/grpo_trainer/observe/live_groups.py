@@ -1,4 +1,4 @@
-"""Groups of a step → the few that the live page shows, cut to a bounded size."""
+"""Groups of a step → the few groups that the live page shows, cut to a bounded size."""
 
 import math
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ MAX_COMPLETIONS = 8
 """Completions shown of a group; of a larger group the best four and the worst four."""
 MAX_REWARDS = 8
 MAX_TEXT = 3000
-"""Characters of one text. Beginning and end stay: the answer stands at the end."""
+"""Characters of one text. Beginning and end stay: the answer is at the end."""
 MAX_DETAIL = 200
 TURNING = {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
-"""Characters that turn the direction of the text around them: shown by their numbers, or a reader is deceived."""
+"""Characters that reverse the direction of the text around them: shown by their numbers, or they deceive a reader."""
 
 
 def groups_shown(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """The groups whose totals lie farthest apart: there the policy learns something. Of equals the first ones."""
+    """Return the groups whose totals lie farthest apart, where the policy learns most; of equal groups the first."""
     chosen = sorted(groups, key=_spread_of, reverse=True)[:MAX_GROUPS]
     return [_group(group) for group in chosen]
 
@@ -60,12 +60,12 @@ def _reward(name: str, result: RewardScore) -> dict[str, Any]:
 
 
 def clean(text: str, limit: int = MAX_TEXT) -> str:
-    """Cut, with a question mark for every half of a character, which has no UTF-8 form, and no text turned around."""
+    """Cut `text`, replace half characters, which have no UTF-8 form, by question marks, and disarm `TURNING`."""
     return shorten(text, limit).encode("utf-8", "replace").decode("utf-8").translate(TURNING)
 
 
 def finite(value: float | None) -> float | None:
-    """Six digits of a number, None when there is none: JSON knows no NaN."""
+    """Round to six digits; None for no number, for NaN and for infinity, which JSON lacks."""
     return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None
 
 
@@ -75,6 +75,6 @@ def _spread_of(group: Group) -> float:
 
 
 def _rank(episode: Episode) -> float:
-    """Best first, what has no score last."""
+    """Best first, completions without a score last."""
     total = finite(episode.total)
     return math.inf if total is None else -total

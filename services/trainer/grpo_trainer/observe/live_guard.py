@@ -1,8 +1,8 @@
-"""Who may see the live page: it shows prompts and completions, which are the user's.
+"""Access to the live page, which shows prompts and completions.
 
-A server bound to loopback shows it to whoever asks for it there, by a loopback name: a web page that points its own
-name at 127.0.0.1 must not read it. Everybody else needs the token, as `Authorization: Bearer`, or as the password of
-`Basic`, so that a browser can ask a person for it.
+A server bound to loopback serves it without a token under a loopback name only: a web page that resolves its own name to
+127.0.0.1 must not read it (DNS rebinding). All other requests need the token, as `Authorization: Bearer`, or as the
+password of `Basic`, for which a browser prompts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,14 +15,14 @@ CHALLENGE = 'Basic realm="grpo-services: any name, the token as password", chars
 
 
 class LiveGuard:
-    """`address` is the one the server is bound to."""
+    """`address` is the address that the server is bound to."""
 
     def __init__(self, address: str, tokens: Sequence[str]):
         self._loopback = is_loopback(address)
         self._tokens = tokens
 
     def refusal(self, *, host: str | None, headers: Iterable[tuple[bytes, bytes]]) -> Refusal | None:
-        """What to answer instead of the page, from the `Host` and the headers of a request; None: it may be seen."""
+        """Return the refusal of a request, from its `Host` and headers; None when it may see the page."""
         if self._loopback and is_loopback(host_name(host)):
             return None
         if self._tokens:
@@ -36,14 +36,14 @@ class LiveGuard:
         return Refusal(
             403,
             "no_token",
-            "the live page shows prompts and completions; without a token it is not shown under the name "
+            "the live page shows prompts and completions; without a token it is not served under the name "
             f"{host_name(host)}",
             hint=f"start the trainer with {TOKEN_VARIABLE} set, or open the page as http://127.0.0.1 on its machine",
         )
 
 
 def host_name(host: str | None) -> str:
-    """`Host` without its port: `[::1]:8002` → `::1`."""
+    """Return `Host` without its port: `[::1]:8002` → `::1`."""
     host = (host or "").strip()
     if host.startswith("["):
         return host[1:].partition("]")[0]

@@ -1,7 +1,7 @@
-"""What the live page remembers of a run: thinned curves, the newest steps, the last completions. Bounded for any run.
+"""The history behind the live page: thinned curves, the newest steps, the last completions. Bounded for any run.
 
-The loop's thread writes, the server's thread reads. A reader that knows everything up to `sequence` asks for the steps
-after it, so that a page gets the whole history once and then only what is new.
+The loop's thread writes, the server's thread reads. A reader that has everything up to `sequence` requests the steps
+after it, so that a page gets the whole history once and then only new steps.
 """
 
 import threading
@@ -22,7 +22,7 @@ from .thinned import ThinnedSeries
 
 MAX_POINTS = 300
 MAX_NEW_STEPS = 256
-"""A reader that missed more steps than these gets the whole history again."""
+"""A reader that missed more steps gets the whole history again."""
 RECENT_STEPS = 20
 MAX_REWARD_CURVES = 6
 SHOWN = (
@@ -32,10 +32,10 @@ SHOWN = (
     "sampling/importance_sampling_ratio/max", "sampling/sampling_logp_difference/mean", "step_time",
     *(f"time/{stage}_s" for stage in (*STAGES, OTHER)),
 )  # fmt: skip
-"""Metrics of which the page has a curve, besides `rewards/<name>/mean`."""
+"""Metrics with a curve on the page, besides `rewards/<name>/mean`."""
 LEFT_OUT = "samples/dropped_"
 MAX_MISSING = 8
-"""Rewards and reasons that the page tells of."""
+"""Pairs of reward and reason that the page shows."""
 MAX_NAME = 200
 
 
@@ -56,9 +56,9 @@ class LiveHistory:
         self._groups: dict[str, Any] | None = None
 
     def restore(self, run_dir: Path, *, through_step: int) -> None:
-        """Take over the steps that metrics.jsonl has, when a run is resumed at one: what comes after it is done again.
+        """Read the steps up to `through_step` from metrics.jsonl when a run is resumed; later steps are done again.
 
-        Means over the last steps are shown until a step of this process is there: it may be on another machine.
+        Means over these steps are shown until this process finishes a step: it may run on another machine.
         """
         for record in read_records(run_dir / METRICS_FILE):
             if record["step"] <= through_step:
@@ -80,7 +80,7 @@ class LiveHistory:
             if self._recent_is_old:
                 self._recent.clear()
                 self._recent_is_old = False
-            if step > 0:  # step 0 is the evaluation before the first one
+            if step > 0:  # step 0 is the evaluation before the first step
                 self._num_steps += 1
                 self._besides_s += _besides(shown)
                 self._recent.append(
@@ -90,7 +90,7 @@ class LiveHistory:
             self._num_tokens = numbers.get("num_tokens", self._num_tokens)
 
     def complete(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Numbers of the last step that came late: they make no step of their own."""
+        """Add late numbers to the last step; they make no new step."""
         shown = self._shown(dict(numbers_of(metrics)))
         with self._lock:
             self._add_new(step, shown)
@@ -104,14 +104,14 @@ class LiveHistory:
         self._new.append({"sequence": self._sequence, "step": step, "values": shown})
 
     def show_groups(self, step: int, groups: Sequence[Group]) -> None:
-        """Keep the most telling groups of a step; a step without any leaves the last ones."""
+        """Keep the groups of a step with the largest spread; a step without groups keeps the earlier ones."""
         if groups:
             shown = {"step": step, "count": len(groups), "groups": groups_shown(groups)}
             with self._lock:
                 self._groups = shown
 
     def show_missing(self, missing: Sequence[MissingScores]) -> None:
-        """The scores of the last step that rewards did not give."""
+        """Keep the missing scores of the last step."""
         shown = [
             {"reward": clean(one.reward, MAX_NAME), "status": one.status, "count": one.count, "of": one.of}
             for one in missing[:MAX_MISSING]
@@ -125,8 +125,8 @@ class LiveHistory:
             return self._groups
 
     def whole(self) -> tuple[int, dict[str, Any]]:
-        """(sequence, curves): name → steps, values, how many steps a point stands for and how many the last one,
-        the newest value by itself and its step."""
+        """Return (sequence, curves). A curve has steps, values, how many steps a point stands for and how many the last
+        point, the newest value by itself and its step."""
         with self._lock:
             return self._sequence, {
                 name: {
@@ -142,7 +142,7 @@ class LiveHistory:
             }
 
     def since(self, sequence: int) -> tuple[int, list[dict[str, Any]]] | None:
-        """(sequence, steps after it), or None when some of them are no longer kept one by one."""
+        """Return (sequence, steps after it), or None when some of these steps are no longer kept one by one."""
         with self._lock:
             missing = self._sequence - sequence
             if missing > len(self._new) or missing < 0:
@@ -151,10 +151,10 @@ class LiveHistory:
             return self._sequence, new
 
     def recent(self) -> dict[str, Any]:
-        """Means over the last `RECENT_STEPS` steps, the samples left out in the whole run, and the scores that the last
-        step lacks.
+        """Return means over the last `RECENT_STEPS` steps, the samples left out in the whole run, and the missing scores
+        of the last step.
 
-        `usual_step_s` is for the time left: one long outage does not change the median, and evaluating and saving,
+        `usual_step_s` estimates the time left: one long outage does not change the median, and evaluating and saving,
         which come every few steps, count with their share of all steps.
         """
         with self._lock:
@@ -181,14 +181,14 @@ class LiveHistory:
 
 
 def _besides(numbers: Mapping[str, float]) -> float:
-    """Seconds of what does not come at every step."""
+    """Seconds of the stages that do not come at every step."""
     return numbers.get("time/eval_s", 0.0) + numbers.get("time/save_s", 0.0)
 
 
 def _with_every_stage(step: int, numbers: dict[str, float]) -> dict[str, float]:
-    """Every stage at every step, so that they can be stacked; `other` is what no stage took.
+    """Add every stage at every step, so that they can be stacked; `other` is the time outside all stages.
 
-    None of step 0: the first evaluation takes longer than a step and would dwarf the others.
+    Step 0 gets none: its evaluation takes longer than a step and would dwarf the others.
     """
     rest = {name: value for name, value in numbers.items() if not name.startswith("time/")}
     if step == 0:

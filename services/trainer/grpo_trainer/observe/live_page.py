@@ -1,4 +1,4 @@
-"""`GET /` and `GET /events`: the live page, one document without anything from elsewhere, and what keeps it fresh."""
+"""`GET /` and `GET /events`: the live page, one self-contained document, and the events that update it."""
 
 import base64
 import hashlib
@@ -29,7 +29,7 @@ PRIVATE = {
 
 @cache
 def page() -> tuple[bytes, str]:
-    """(document, its Content-Security-Policy): only the style and the script that stand in it may run."""
+    """Return (document, its Content-Security-Policy): only the style and the script inside it may run."""
     style, script = ("\n".join((FOLDER / name).read_text("utf-8") for name in names) for names in (STYLES, SCRIPTS))
     document = (FOLDER / "live.html").read_text("utf-8").replace("/*STYLE*/", style).replace("/*SCRIPT*/", script)
     policy = (
@@ -44,7 +44,7 @@ def _hash(text: str) -> str:
 
 
 def add_live_page(app: FastAPI, events: LiveEvents, guard: LiveGuard) -> None:
-    """Both routes read and change nothing."""
+    """Add both routes, which only read."""
     html: Responses = {200: {"content": {"text/html": {}}, "description": "The live page."}, **_REFUSALS}
     stream: Responses = {200: {"content": {"text/event-stream": {}}, "description": "Server-sent events."}, **_REFUSALS}
     stream[503] = {"model": ErrorBody, "description": "As many pages are open as the trainer serves."}
@@ -65,7 +65,7 @@ def add_live_page(app: FastAPI, events: LiveEvents, guard: LiveGuard) -> None:
         if events.full:
             open_pages = f"{events.num_clients} pages are open, as many as the trainer serves"
             return refusal_reply(Refusal.busy(503, "busy", open_pages, 10.0, hint="close one of them"), PRIVATE)
-        # Proxies like nginx would gather events into blocks.
+        # Proxies such as nginx would buffer events.
         headers = {**PRIVATE, "X-Accel-Buffering": "no"}
         return StreamingResponse(events.stream(), media_type="text/event-stream", headers=headers)
 

@@ -1,4 +1,4 @@
-"""The state of a run as the live page gets it: sections of plain JSON, each sent again only when it has changed."""
+"""The state of a run for the live page: sections of plain JSON, each sent again only after a change."""
 
 import json
 import logging
@@ -15,7 +15,7 @@ MAX_REASON = 600
 
 
 class LiveView:
-    """Reads a `RunStatus`; used by the server's thread. `started_s` tells a page that the trainer was restarted."""
+    """Read a `RunStatus`, in the server's thread. From `started_s` a page detects that the trainer was restarted."""
 
     def __init__(self, status: RunStatus):
         self._status = status
@@ -23,7 +23,7 @@ class LiveView:
         self._broken: set[str] = set()
 
     def whole(self) -> tuple[int, str]:
-        """(sequence, JSON of everything): what a page begins with."""
+        """Return (sequence, JSON of everything), from which a page begins."""
         sequence, curves = self._status.history.whole()
         return sequence, to_json(
             {"sections": self.sections(), "curves": curves, "sequence": sequence, "now_s": round(time.time(), 3)}
@@ -43,7 +43,7 @@ class LiveView:
         }
 
     def end(self) -> str:
-        """JSON of why there will be no more."""
+        """Return JSON of why the run ended."""
         state = self._status.snapshot()
         reason = clean(redacting().redact(state.end_reason), MAX_REASON) if state.end_reason else None
         return to_json({"step": state.step, "max_steps": state.max_steps, "reason": reason, "done": state.is_done})
@@ -71,7 +71,7 @@ class LiveView:
         }
 
     def _read(self, name: str) -> Any:
-        """A source is somebody else's; a failing one must not take the page away."""
+        """Read a source; a failing source must not end the page."""
         try:
             return self._status.sources()[name]()
         except Exception as error:
@@ -82,7 +82,7 @@ class LiveView:
 
 
 def _waits(start: StartPhase | None) -> dict[str, Any] | None:
-    """What the start waits for, and until when at most."""
+    """Return what the start waits for, why, and its deadline."""
     if start is None:
         return None
     reason = clean(redacting().redact(start.reason), MAX_REASON) if start.reason else None
@@ -90,5 +90,5 @@ def _waits(start: StartPhase | None) -> dict[str, Any] | None:
 
 
 def to_json(value: Any) -> str:
-    """One line, as server-sent events need it. Raises ValueError for NaN, which JSON does not have."""
+    """Encode as one line, for server-sent events. Raises ValueError for NaN, which JSON lacks."""
     return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))

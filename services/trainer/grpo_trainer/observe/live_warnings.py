@@ -16,12 +16,12 @@ MAX_TEXT = 600
 
 
 def redacting() -> Redacting:
-    """Hides what the log hides."""
+    """Return a filter that hides the secrets that the log hides."""
     return Redacting("trainer")
 
 
 class RecentWarnings(logging.Handler):
-    """Keeps the last `MAX_WARNINGS` different texts; one that comes again is counted, not kept twice."""
+    """Keep the last `MAX_WARNINGS` different texts; a repeated text is counted, not kept twice."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -50,7 +50,7 @@ class RecentWarnings(logging.Handler):
 
 @contextmanager
 def recent_warnings() -> Iterator[RecentWarnings]:
-    """Listen to the whole process while inside."""
+    """Collect the warnings of the whole process while inside."""
     handler = RecentWarnings()
     root = logging.getLogger()
     root.addHandler(handler)

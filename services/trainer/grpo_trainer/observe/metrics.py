@@ -1,7 +1,7 @@
 """Groups → the numbers of one step, under TRL's names where TRL has one.
 
-Null is never 0: samples without a score take no part in a mean, and the mean of nothing is absent from the result.
-Standard deviations are those of a sample (n - 1), as in TRL.
+Null is never 0: samples without a score enter no mean, and the mean of nothing is absent from the result.
+Standard deviations are unbiased (n - 1), as in TRL.
 """
 
 import math
@@ -21,9 +21,9 @@ def rollout_metrics(
     mask_truncated: bool,
     dropped_stale: int = 0,
 ) -> dict[str, float]:
-    """Everything the groups of a step say, but for what `group_advantages` tells. Call it after the advantages.
+    """Return the metrics of the groups of a step, except those of the advantage estimator, which must have run before.
 
-    `policy_version` is the version the batch starts from; `dropped_stale` counts the samples thrown away for this step.
+    `policy_version` is the version the batch starts from; `dropped_stale` counts the stale samples dropped for this step.
     """
     episodes = [episode for group in groups for episode in group.episodes]
     return {
@@ -36,7 +36,7 @@ def rollout_metrics(
 
 
 def reward_metrics(groups: Sequence[Group], reward_names: Sequence[str]) -> dict[str, float]:
-    """Each reward by itself, and the numbers that rewards report of themselves as `rewards/<name>/<number>`."""
+    """Return the metrics of each reward, and the numbers that rewards report as `rewards/<name>/<number>`."""
     episodes = [episode for group in groups for episode in group.episodes]
     metrics: dict[str, float] = {}
     for name in reward_names:
@@ -48,14 +48,14 @@ def reward_metrics(groups: Sequence[Group], reward_names: Sequence[str]) -> dict
         reported = [result.metrics for result in results if result.metrics]
         for key in sorted({key for numbers in reported for key in numbers}):
             average = mean(numbers[key] for numbers in reported if key in numbers)
-            # Those names are ours, here and wherever curves of rewards are looked for.
+            # mean, std and timed_out are names of the trainer: curves of rewards are found by them.
             own = f"{key}_reported" if key.rpartition("/")[2] in ("mean", "std", "timed_out") else key
             metrics |= optional(f"rewards/{name}/{own}", average)
     return metrics
 
 
 def length_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Lengths of completions in tokens; `terminated` are those that ended by themselves, not by a limit."""
+    """Lengths of completions in tokens; `terminated` completions ended by themselves, not by a limit."""
     lengths = [episode.num_sampled for episode in episodes]
     terminated = [episode.num_sampled for episode in episodes if episode.finish_reason == "stop"]
     metrics: dict[str, float] = {}
@@ -68,21 +68,21 @@ def length_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def staleness_metrics(episodes: Sequence[Episode], policy_version: int) -> dict[str, float]:
-    """How many versions the oldest token of each completion lags behind; completions without tokens have no age."""
+    """How many versions the oldest token of each completion lags behind; completions without tokens have no lag."""
     lags = staleness_of(episodes, policy_version)
     return {"staleness/mean": math.fsum(lags) / len(lags), "staleness/max": max(lags)} if lags else {}
 
 
 def staleness_of(episodes: Sequence[Episode], policy_version: int) -> list[int]:
-    """For each sample that has tokens: how many versions its oldest one lags behind."""
+    """For each sample with tokens: how many versions its oldest token lags behind."""
     return [policy_version - oldest for episode in episodes if (oldest := episode.oldest_version) is not None]
 
 
 def sample_counts(episodes: Sequence[Episode], *, mask_truncated: bool, dropped_stale: int = 0) -> dict[str, float]:
-    """How many samples took part, why others were left out, and how many lack a score of a reward.
+    """Count the samples that were trained on, those left out by reason, and those that lack a score of a reward.
 
-    `samples/dropped_<reason>` count every sample that took no part once, those too old to be used among them.
-    `samples/<status>` count a sample once for every status of its rewards, those of weight 0 among them.
+    `samples/dropped_<reason>` counts every sample left out once, stale samples included.
+    `samples/<status>` counts a sample once for every status of its rewards, rewards of weight 0 included.
     """
     statuses = [{result.status for result in episode.rewards.values()} for episode in episodes]
     left_out = Counter(episode.left_out_because(mask_truncated=mask_truncated) for episode in episodes)
@@ -102,10 +102,10 @@ def count_tokens(groups: Iterable[Group]) -> int:
 
 
 def merge_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The metrics of a step's optimizer updates as one dict.
+    """Merge the metrics of a step's optimizer updates into one dict.
 
     Means, but `…min` is a minimum, `…max` a maximum and `learning_rate` the last one. A metric that some updates lack
-    is merged over those that have it; a value that is not finite stays visible: it makes the mean not finite.
+    is merged over the updates that have it. A value that is not finite makes the mean not finite, and so stays visible.
     """
     merged: dict[str, float] = {}
     for key in dict.fromkeys(key for update in updates for key in update):
@@ -122,5 +122,5 @@ def merge_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def optional(key: str, value: float | None) -> dict[str, float]:
-    """A metric that may not exist, to be merged into others."""
+    """Return a metric that may not exist, to be merged into others."""
     return {} if value is None else {key: value}

@@ -1,4 +1,4 @@
-"""Which rewards gave no score, how often and why. What it means for a total: `grpo_proto.totals`."""
+"""Rewards without a score: how often and why. `grpo_proto.totals` defines the effect on a total."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -9,16 +9,16 @@ from ..algorithm.sequences import Group
 
 @dataclass(frozen=True)
 class MissingScores:
-    """The scores of one step that one reward did not give, for one reason."""
+    """The missing scores of one reward in one step, for one reason."""
 
     reward: str
     status: str
-    """As the reward server calls it: `unscorable`, `timeout`, `error`."""
+    """As the reward server names it: `unscorable`, `timeout`, `error`."""
     count: int
     of: int
-    """Samples that the reward was asked for."""
+    """Samples that the reward was requested for."""
     detail: str | None
-    """What the server says of the first one."""
+    """The server's detail of the first missing score."""
 
     @property
     def share(self) -> float:
@@ -26,7 +26,7 @@ class MissingScores:
 
 
 def missing_scores(groups: Iterable[Group], reward_names: Sequence[str]) -> list[MissingScores]:
-    """Scores that rewards did not give, in the order of `reward_names`, the most frequent reason first."""
+    """Return the missing scores, in the order of `reward_names`, the most frequent reason first."""
     episodes = [episode for group in groups for episode in group.episodes]
     found = []
     for name in reward_names:

@@ -23,7 +23,7 @@ class MlflowSink:
 
     def __init__(self, run_dir: Path, *, project: str, run_name: str, resumed: bool, facts: Mapping[str, Any]):
         if not os.environ.get("MLFLOW_TRACKING_URI"):
-            raise ValueError("MLFLOW_TRACKING_URI is not set; it names the server, such as http://mlflow:5000")
+            raise ValueError("MLFLOW_TRACKING_URI is not set: set it to the server, such as http://mlflow:5000")
         self._client = MlflowClient()
         self._step, self._first_try_ms = -1, 0
 
@@ -33,14 +33,14 @@ class MlflowSink:
 
         self._run_id = run_identity(run_dir, self.name, resumed=resumed, new=create)
         self._client.update_run(self._run_id, status="RUNNING")
-        # A parameter can be written once; of a resumed run they are there already.
+        # A parameter can be written once; a resumed run has its parameters already.
         known = self._client.get_run(self._run_id).data.params
         params = [Param(key, str(value)[:MAX_PARAM_CHARS]) for key, value in _flat(facts).items() if key not in known]
         for start in range(0, len(params), MAX_PARAMS_PER_CALL):
             self._client.log_batch(self._run_id, params=params[start : start + MAX_PARAMS_PER_CALL])
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step may come again, when the server took it and its answer was lost: equal points are one there."""
+        """Write a step, perhaps again after a lost answer: MLflow merges equal points."""
         if step != self._step:
             self._step, self._first_try_ms = step, int(time.time() * 1000)
         values = [Metric(allowed(key), value, self._first_try_ms, step) for key, value in metrics.items()]
@@ -57,13 +57,13 @@ class MlflowSink:
 
 
 def allowed(name: str) -> str:
-    """A name that MLflow takes: it refuses a whole step for one that it does not, such as a reward's `pass@1`."""
+    """Return a name that MLflow accepts: it refuses a whole step for a bad name, such as a reward's `pass@1`."""
     parts = re.sub(r"[^:/\w.\- ]", "_", name).split("/")
     return "/".join(part for part in parts if part not in ("", ".", ".."))[:MAX_NAME_CHARS].rstrip("/") or "_"
 
 
 def _flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} → {"a.b": 1}: MLflow's parameters have no levels."""
+    """{"a": {"b": 1}} → {"a.b": 1}: MLflow's parameters are flat."""
     flat: dict[str, Any] = {}
     for key, value in facts.items():
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar on a terminal, a line per step elsewhere."""
+"""The progress of a run: a bar on a terminal, a line per step elsewhere."""
 
 import logging
 import os
@@ -15,7 +15,7 @@ from .stage_clock import BETWEEN_STAGES, STAGES
 log = logging.getLogger(__name__)
 
 RECENT_STEPS = 20
-"""The time left is estimated from the mean of so many steps: evaluation and saving come every few steps."""
+"""Steps whose mean estimates the time left: evaluation and saving come every few steps."""
 _BAR = "step {n_fmt}/{total_fmt} {bar:12} {desc}"
 
 
@@ -42,7 +42,7 @@ class Progress:
         self.close()
 
     def stage(self, name: str) -> None:
-        """Show which stage runs now. On a terminal only: elsewhere a line per step is enough."""
+        """Show the current stage, on a terminal only: elsewhere a line per step is enough."""
         if self._bar is not None and name != BETWEEN_STAGES:
             self._bar.set_description_str(f"{name:<7}  {self._last_line}", refresh=True)
 
@@ -69,9 +69,9 @@ class Progress:
 
 
 def describe_step(metrics: Mapping[str, float], *, time_left_s: float) -> str:
-    """`reward 0.412  accuracy 0.310  6 min left  4.2 s (wait 2.1 train 1.8)`; what is unknown is left out.
+    """`reward 0.412  accuracy 0.310  6 min left  4.2 s (wait 2.1 train 1.8)`; unknown values are left out.
 
-    The details come last: a narrow terminal cuts them off.
+    Put details last: a narrow terminal cuts them off.
     """
     parts = [
         f"{label} {metrics[key]:.3f}"
@@ -92,7 +92,7 @@ def describe_step(metrics: Mapping[str, float], *, time_left_s: float) -> str:
 
 
 def _has_columns(stream: TextIO) -> bool:
-    """A terminal with a width. Some containers have one of no columns: a bar would be invisible there."""
+    """Whether `stream` is a terminal with a width. In some containers it has no columns: a bar would be invisible."""
     try:
         return stream.isatty() and os.get_terminal_size(stream.fileno()).columns > 0
     except OSError:

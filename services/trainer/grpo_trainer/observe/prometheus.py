@@ -1,4 +1,4 @@
-"""What `GET /metrics` shows: read from a snapshot of the run at every scrape, nothing is counted twice."""
+"""`GET /metrics`: read from a snapshot of the run at every scrape; nothing is counted twice."""
 
 from collections.abc import Iterator, Mapping
 
@@ -40,11 +40,11 @@ LEARNING = {
     "eval_accuracy": ("evaluation_accuracy", "Share of correct completions, sampled, in the last evaluation."),
     "eval_greedy": ("evaluation_greedy_accuracy", "Share of correct completions, greedy, in the last evaluation."),
 }
-"""What people steer a run by: name in metrics.jsonl → name of the gauge, and its help."""
+"""Gauges for monitoring a run: name in metrics.jsonl → name of the gauge, and its help."""
 
 
 class RunMetrics:
-    """A registry of its own, so that several runs fit into one process."""
+    """Metrics in a separate registry, so that several runs fit into one process."""
 
     def __init__(self, status: RunStatus):
         self._registry = CollectorRegistry()
@@ -79,12 +79,12 @@ class _RunCollector(Collector):
                 yield _gauge(name, text, value)
         yield _counter("tokens", "Tokens of prompts and completions trained on.", state.tokens)
         yield _counter("weight_push_bytes", "Bytes of weights pushed to each server.", state.push_bytes)
-        # From 0 on, as below, also when the run is resumed: with those of the run before it a counter would go back by
-        # what is done again, and rate() would take all of it for a reset.
+        # Start at 0, also after a resume: with the seconds of the earlier process the counter would go back by the
+        # steps that are done again, and rate() would take that for a reset.
         seconds = dict.fromkeys(STAGES, 0.0) | dict(state.seconds_per_stage)
         yield _labelled("stage_seconds", "Time in each stage, of this process.", "stage", seconds)
         text = "Samples that took no part in the training: too old, without any score or token, or cut off and masked."
-        # All reasons from 0 on: of a series that begins at 80, Prometheus does not see the first 80.
+        # Start every reason at 0: Prometheus misses the first 80 of a series that begins at 80.
         dropped: dict[str, float] = {reason: state.dropped.get(reason, 0) for reason in DROP_REASONS}
         yield _labelled("samples_dropped", text, "reason", dropped)
         yield _staleness(state)
@@ -92,7 +92,7 @@ class _RunCollector(Collector):
 
 
 class _LastStep:
-    """The numbers of the last finished step. Each scrape reads only what is new since the one before."""
+    """The numbers of the last finished step. Each scrape reads only the steps since the last scrape."""
 
     def __init__(self, history: LiveHistory):
         self._history = history
@@ -101,15 +101,15 @@ class _LastStep:
         self._step: int | None = None
 
     def numbers(self) -> dict[str, float]:
-        """The last step's numbers as metrics.jsonl names them; what it did not measure is absent. Those of an
-        evaluation stay until the next one."""
+        """Return the numbers of the last step, as metrics.jsonl names them; unmeasured numbers are absent. Numbers of
+        an evaluation stay until the next evaluation."""
         found = self._history.since(self._sequence)
-        if found is None:  # more steps since then than are kept one by one
+        if found is None:  # more new steps than the history keeps one by one
             self._sequence, curves = self._history.whole()
             evaluated = {name: curve["latest"] for name, curve in curves.items() if name.startswith("eval_")}
             self._numbers = {name: value for name, value in evaluated.items() if value is not None}
             found = self._history.since(self._sequence - 1)
-            if found is None:  # there is no step, or very many came just now
+            if found is None:  # no step, or too many since `whole`
                 return self._numbers
         self._sequence, steps = found
         for step in steps:

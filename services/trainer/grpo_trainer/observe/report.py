@@ -24,8 +24,8 @@ from .run_files import REPORT_FILE
 def write_report(run_dir: Path, *, output: Path | None = None) -> Path:
     """Write the page, whole or not at all, and return its path: `output`, or `report.html` in the run folder.
 
-    Reads the run's files once, line by line; memory and page stay small however long the run was. Files that do not
-    exist are sections that say so. Raises OSError when the page cannot be written.
+    Reads the run's files once, line by line; memory and page stay small for any length of run. The section of a missing
+    file notes that it is missing. Raises OSError when the page cannot be written.
     """
     curves, config = read_curves(run_dir), read_config(run_dir)
     charts = make_charts(curves) if curves.last_step is not None else []
@@ -47,7 +47,7 @@ def write_report(run_dir: Path, *, output: Path | None = None) -> Path:
         config=config_text(config),
         empty=curves.last_step is None,
         plotly_js=_embeddable(get_plotlyjs()) if charts else "",
-        # Only scripts that carry it may run: text that a model wrote cannot know it.
+        # Only scripts with the nonce may run: text that a model wrote cannot guess it.
         nonce=secrets.token_urlsafe(16),
     )
     path = output or run_dir / REPORT_FILE
@@ -56,19 +56,19 @@ def write_report(run_dir: Path, *, output: Path | None = None) -> Path:
 
 
 def _embeddable(script: str) -> str:
-    """A script that can stand in a page: it must not contain what ends it."""
+    """Escape the tag that would end the script inside a page."""
     return script.replace("</script", "<\\/script")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m grpo_trainer.observe.report", description="Write the report of a run, as far as it is."
+        prog="python -m grpo_trainer.observe.report", description="Write the report of a run, finished or not."
     )
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="folder of the run, with its metrics.jsonl")
     parser.add_argument("--output", type=Path, metavar="FILE", help="instead of RUN_DIR/report.html")
     options = parser.parse_args(arguments)
     if not options.run_dir.is_dir():
-        print(f"error: {options.run_dir} is no folder; give the run_dir of a run", file=sys.stderr)
+        print(f"error: {options.run_dir} is not a folder; give the run_dir of a run", file=sys.stderr)
         return 1
     try:
         print(write_report(options.run_dir, output=options.output))

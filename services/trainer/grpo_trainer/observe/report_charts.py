@@ -1,7 +1,7 @@
-"""Curves → the report's charts: plain dicts in plotly's form, without colours of the page, which the page adds.
+"""Curves → the report's charts: plain dicts in plotly's form; the page adds its own colours.
 
-A chart has panels, one below the other over the same steps. A panel without data is left out, a chart without panels
-says what is missing.
+A chart has panels, stacked over the same steps. A panel without data is left out; a chart without panels names what is
+missing.
 """
 
 import html
@@ -21,7 +21,7 @@ PALETTE = (BLUE, ORANGE, GREEN, PURPLE, RED, TEAL, BROWN, GREY)
 STAGE_COLORS = dict(zip((*STAGES, OTHER), (ORANGE, BROWN, TEAL, BLUE, RED, PURPLE, GREEN, GREY), strict=True))
 PANEL_GAP = 0.07
 SMOOTH_FROM = 30
-"""From so many points on, a curve of noisy batches is shown faintly with its trailing mean above."""
+"""Points from which a curve of noisy batches is shown faintly, below its trailing mean."""
 
 Trace = dict[str, Any]
 
@@ -38,7 +38,7 @@ class Panel:
 
 @dataclass
 class Chart:
-    """`figure` is None when nothing of it was measured; `notes` are sentences below it."""
+    """`figure` is None when none of its metrics was measured; `notes` are sentences below it."""
 
     id: str
     title: str
@@ -56,7 +56,7 @@ def make_charts(curves: Curves) -> list[Chart]:
             "reward",
             "Reward",
             "Mean over the samples of a step that have a score; below it, the share of groups whose rewards are all "
-            "equal and which therefore teach nothing.",
+            "equal, from which nothing is learnt.",
             "No sample of this run has a score.",
             [
                 Panel("reward", list(_reward_traces(curves)), 3.0),
@@ -219,7 +219,7 @@ def _line(series: ThinnedSeries, name: str, color: str, **changes: Any) -> Trace
 
 
 def _bars(series: ThinnedSeries, name: str, color: str) -> Trace:
-    """Bars of means; a last bar of fewer steps than the others would stand out for no reason."""
+    """Bars of means, without a last bar of fewer steps, which would stand out for no reason."""
     end = len(series) - (1 if series.last_is_partial and len(series) > 1 else 0)
     return {
         "type": "bar",
@@ -238,7 +238,7 @@ def _lines(curves: Curves, names: Mapping[str, str], colors: Sequence[str] = PAL
 
 
 def _noisy_line(series: ThinnedSeries, name: str, color: str) -> Iterator[Trace]:
-    """A curve of batches; a long one faintly, with its trailing mean."""
+    """A curve of batches; a long curve faintly, with its trailing mean."""
     if len(series) < SMOOTH_FROM:
         yield _line(series, name, color)
         return
@@ -300,7 +300,7 @@ def _stage_notes(curves: Curves) -> Iterator[str]:
 
 
 def _mismatch_traces(curves: Curves, statistic: str) -> Iterator[Trace]:
-    """`statistic` is mean or max. The names are in the legend once, for both panels."""
+    """`statistic` is mean or max. The legend has each name once, for both panels."""
     for metric, name, color in (
         (f"sampling/sampling_logp_difference/{statistic}", "training samples", BLUE),
         (f"canary/logprob_difference_{statistic}", "canary", PURPLE),
@@ -311,12 +311,12 @@ def _mismatch_traces(curves: Curves, statistic: str) -> Iterator[Trace]:
 
 
 def _lost_traces(curves: Curves) -> Iterator[Trace]:
-    """Bars of what was lost, if anything was: bars of 0 say nothing."""
+    """Bars of the samples left out; all-zero bars are omitted."""
     for (metric, name), color in zip(LOST.items(), (ORANGE, PURPLE, BROWN, RED, BLUE, GREY), strict=True):
         if (series := curves.get(metric)) and any(series.values):
             yield _bars(series, name, color)
 
 
 def _rounded(values: Sequence[float]) -> list[float]:
-    """Six digits: more cannot be seen and would double the page."""
+    """Round to six digits: more is invisible and would double the page."""
     return [float(f"{value:.6g}") for value in values]

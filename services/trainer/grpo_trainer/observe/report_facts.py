@@ -1,4 +1,4 @@
-"""What stands at the head of the report: facts about the run, its headline numbers, its configuration."""
+"""The head of the report: facts about the run, headline numbers, configuration."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ _SECRET_KEY = re.compile(r"(?i)(^|_|-)(api_?key|token|secret|password|credential
 
 @dataclass(frozen=True)
 class Headline:
-    """One number of the run: where it began and where it ended, as texts; `before` is None when there is only one."""
+    """One number of the run at its beginning and its end, as texts; `before` is None when it was measured once."""
 
     label: str
     before: str | None
@@ -28,7 +28,7 @@ class Headline:
 
 
 def read_config(run_dir: Path) -> dict[str, Any]:
-    """The resolved configuration, empty when there is none."""
+    """Read the resolved configuration; empty when there is none."""
     try:
         config = yaml.safe_load((run_dir / CONFIG_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
@@ -37,12 +37,12 @@ def read_config(run_dir: Path) -> dict[str, Any]:
 
 
 def config_text(config: Mapping[str, Any]) -> str:
-    """As YAML, without the values of keys that are named like secrets: reports are passed on."""
+    """Dump as YAML, hiding the values of keys named like secrets: reports are shared."""
     return yaml.safe_dump(_without_secrets(config), sort_keys=False, allow_unicode=True) if config else ""
 
 
 def facts_of(config: Mapping[str, Any], curves: Curves) -> list[tuple[str, str]]:
-    """(name, value) pairs, as many as are known."""
+    """Return the (name, value) pairs that are present."""
     return list(_facts(config, curves))
 
 

@@ -13,12 +13,12 @@ from .run_files import COMPLETIONS_FILE
 MAX_STEPS = 7
 PROMPTS_PER_STEP = 2
 MAX_CHARACTERS = 4000
-"""Longest text on the page, in characters. The end of a longer one is kept as well: there is the answer."""
+"""Longest text on the page, in characters. A longer text keeps its end as well: the answer is there."""
 
 
 @dataclass(frozen=True)
 class RewardShown:
-    """`text` is the score, or why there is none."""
+    """`text` is the score, or the status when there is none."""
 
     name: str
     text: str
@@ -38,7 +38,7 @@ class CompletionShown:
 
 @dataclass(frozen=True)
 class PromptShown:
-    """One group. `worst` is None when no completion was worse than the best one."""
+    """One group. `worst` is None when no completion was worse than the best."""
 
     prompt: str
     best: CompletionShown
@@ -54,7 +54,7 @@ class StepShown:
 
 
 def read_samples(run_dir: Path) -> list[StepShown]:
-    """Reads the file once, line by line; what is kept are a few groups per step and the lines of the step just read."""
+    """Read the file once, line by line, keeping a few groups per step and the lines of the current step."""
     found: dict[int, list[list[dict[str, Any]]]] = {}
     current: int | None = None
     first_step: int | None = None
@@ -79,7 +79,7 @@ def is_landmark(step: int) -> bool:
 
 
 def spread(steps: Sequence[int], count: int) -> list[int]:
-    """At most `count` of the sorted steps, the first and the last among them."""
+    """Return at most `count` of the sorted steps, including the first and the last."""
     if len(steps) <= count:
         return list(steps)
     places = [round(index * (len(steps) - 1) / (count - 1)) for index in range(count)]
@@ -99,7 +99,7 @@ def _groups(lines: Sequence[bytes]) -> Iterator[list[dict[str, Any]]]:
 
 
 def _most_telling(groups: Iterator[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
-    """The groups whose totals lie farthest apart; of equals the first ones."""
+    """Return the groups whose totals lie farthest apart; of equal groups the first."""
     return sorted(groups, key=_spread_of, reverse=True)[:PROMPTS_PER_STEP]
 
 
@@ -142,7 +142,7 @@ def _reward(name: str, result: dict[str, Any]) -> RewardShown:
 
 
 def prompt_text(prompt: Any) -> str:
-    """Messages as they would be read aloud: the role, then the text."""
+    """Render messages as text, each with its role first."""
     if isinstance(prompt, list):
         return "\n\n".join(f"[{message.get('role')}]\n{message.get('content')}" for message in prompt)
     return str(prompt or "")

@@ -1,5 +1,4 @@
-"""The trainer's own routes. They read, and there is nothing to change through them: no token is needed, but for the
-live page off loopback (live_guard.py).
+"""The routes of the trainer. They only read, so they need no token, except the live page off loopback (live_guard.py).
 
 `python -m grpo_trainer.observe.routes > services/trainer/openapi.json` renews the committed document.
 """
@@ -28,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def create_app(status: RunStatus, events: LiveEvents, guard: LiveGuard) -> FastAPI:
-    """The application; it answers from memory and never waits for the loop."""
+    """Return the application, which answers from memory and never waits for the loop."""
     app = FastAPI(
         title="grpo-trainer",
         version=__version__,
@@ -91,13 +90,13 @@ def create_app(status: RunStatus, events: LiveEvents, guard: LiveGuard) -> FastA
     @app.exception_handler(Exception)
     async def broken(request: Request, error: Exception) -> Response:
         log.exception("%s %s failed", request.method, request.url.path, exc_info=error)
-        return refusal_reply(Refusal(500, "internal", f"{type(error).__name__} in the trainer; its log says more"))
+        return refusal_reply(Refusal(500, "internal", f"{type(error).__name__} in the trainer; its log has the stack trace"))
 
     return app
 
 
 def openapi_text() -> str:
-    """The document of these routes, as it is committed."""
+    """Return the OpenAPI document of these routes, as committed."""
     status = RunStatus("example", max_steps=1, heartbeat_bound_s=1.0)
     app = create_app(status, LiveEvents(LiveView(status)), LiveGuard("127.0.0.1", ()))
     return json.dumps(app.openapi(), indent=2, ensure_ascii=False) + "\n"

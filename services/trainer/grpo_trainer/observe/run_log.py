@@ -1,6 +1,6 @@
-"""The log of the trainer: one handler, lines that people or machines can read, third parties quietened, no secrets.
+"""The log of the trainer: one handler, text or JSON lines, third-party loggers at WARNING, no secrets.
 
-GRPO_LOG_FORMAT=json writes JSON lines, GRPO_LOG_LEVEL sets the level of our own lines.
+GRPO_LOG_FORMAT=json writes JSON lines, GRPO_LOG_LEVEL sets the level of the trainer's own lines.
 """
 
 import logging
@@ -18,19 +18,19 @@ NOISY = (
     "DeepSpeed", "accelerate", "asyncio", "datasets", "filelock", "fsspec", "h11", "httpcore", "httpx",
     "huggingface_hub", "matplotlib", "tensorboard", "torch", "transformers", "trl", "urllib3", "uvicorn", "wandb",
 )  # fmt: skip
-"""Loggers of others: warnings and errors only."""
+"""Third-party loggers: warnings and errors only."""
 
 
 def configure_logging(*, rank: int = 0, stream: TextIO | None = None) -> None:
     """Configure the root logger once for the process; calling it again replaces the earlier handler.
 
-    Ranks other than 0 say where they are, `trainer[1]`, and only warn: they do what rank 0 reports. Raises UsageError
+    Other ranks than 0 log their number, `trainer[1]`, and only warnings: rank 0 reports the same work. Raises UsageError
     for an unknown GRPO_LOG_LEVEL or GRPO_LOG_FORMAT.
     """
     service = f"trainer[{rank}]" if rank else "trainer"
     level = (os.environ.get("GRPO_LOG_LEVEL") or ("WARNING" if rank else "INFO")).upper()
     if level not in logging.getLevelNamesMapping():
-        raise UsageError(f"GRPO_LOG_LEVEL {level} is no level", hint="DEBUG, INFO, WARNING or ERROR")
+        raise UsageError(f"GRPO_LOG_LEVEL {level} is not a level", hint="DEBUG, INFO, WARNING or ERROR")
     handler = BesideTheBar(stream or sys.stderr)
     try:
         handler.setFormatter(formatter(service))
@@ -43,12 +43,12 @@ def configure_logging(*, rank: int = 0, stream: TextIO | None = None) -> None:
     root.setLevel(level)
     for name in NOISY:
         logging.getLogger(name).setLevel(logging.WARNING)
-    # Warnings of Python come through the log as well, with its format and without breaking the bar.
+    # Route Python's warnings through the log, for its format and to keep the bar intact.
     logging.captureWarnings(True)
 
 
 class BesideTheBar(logging.StreamHandler[TextIO]):
-    """Writes to the stream, above a progress bar if there is one."""
+    """Write to the stream, above a progress bar if there is one."""
 
     def emit(self, record: logging.LogRecord) -> None:
         with tqdm.external_write_mode(file=self.stream):

@@ -1,4 +1,4 @@
-"""What the loop tells and the trainer's routes read: one thread writes, others take snapshots."""
+"""The state of a run: the loop's thread reports it, the routes read snapshots of it."""
 
 import threading
 import time
@@ -15,21 +15,21 @@ from .missing_scores import MissingScores
 STALENESS_BUCKETS = (0, 1, 2, 4, 8, 16)
 """Upper bounds of the histogram of sample staleness, in versions."""
 MAX_REASON = 200
-"""Longest text kept of why a server is not there, in characters."""
+"""Longest reason kept for the absence of a server, in characters."""
 
 
 @dataclass(frozen=True)
 class StartPhase:
-    """A part of the start, before the loop has a heartbeat: a load that says nothing until it is done, or a wait that
-    beats. Either ends at `until_s`; both times are in seconds since the epoch."""
+    """A part of the start, before the loop's heartbeat: a load, silent until it is done, or a wait, which beats. Both end
+    at `until_s`; times are in seconds since the epoch."""
 
     doing: str
     since_s: float
     until_s: float
     silent: bool
-    """Nothing beats meanwhile: `until_s` is the bound, in place of the heartbeat's."""
+    """No heartbeat comes meanwhile: `until_s` is the bound instead."""
     reason: str | None = None
-    """Why a wait is not over yet."""
+    """Why the wait is not over."""
 
     def __str__(self) -> str:
         words = f"{self.doing}: {self.reason}" if self.reason else self.doing
@@ -58,25 +58,23 @@ class Snapshot:
     seconds_per_stage: Mapping[str, float] = field(default_factory=dict)
     tokens: int = 0
     is_done: bool = False
-    """The run has come to its end."""
+    """All steps are done."""
     push_s: float | None = None
     """Seconds of the last push."""
     last_push_bytes: int = 0
     push_bytes: int = 0
     """Bytes of all pushes."""
     dropped: Mapping[str, int] = field(default_factory=dict)
-    """One of `DROP_REASONS` → samples that took no part; without the reasons that there were none for."""
+    """One of `DROP_REASONS` → samples left out; reasons without samples are absent."""
     staleness_counts: tuple[int, ...] = (0,) * (len(STALENESS_BUCKETS) + 1)
-    """Samples per bucket, not cumulative; the last one is beyond the last bound."""
+    """Samples per bucket, not cumulative; the last bucket is beyond the last bound."""
     staleness_sum: int = 0
 
 
 class RunStatus:
     """Thread-safe. Every call of the loop is a heartbeat; `heartbeat_bound_s` without one means the loop is stuck.
 
-    `silent_stages` are those that cannot beat, each with a bound of its own.
-
-    `max_steps` is 0 until the data have been read.
+    `silent_stages` are the stages that cannot beat, each with its own bound. `max_steps` is 0 until the data have been read.
     """
 
     def __init__(
@@ -100,22 +98,22 @@ class RunStatus:
 
     @property
     def heartbeat_bound_s(self) -> float:
-        """Longest time between heartbeats in the stage that the loop is in, in seconds."""
+        """Longest time between heartbeats in the current stage, in seconds."""
         return self._bound_s_in(self._state.stage)
 
     def _bound_s_in(self, stage: str) -> float:
         return self._silent_stages.get(stage, self._heartbeat_bound_s)
 
     def beat(self) -> None:
-        """The loop is alive: for long waits inside a stage."""
+        """Report a heartbeat from a long wait inside a stage."""
         with self._lock:
             self._touch()
 
     def enter_phase(self, doing: str, *, limit_s: float, silent: bool = True) -> None:
-        """A part of the start begins: see `StartPhase`. The next phase, or the first stage of the loop, ends it.
+        """Begin a part of the start, see `StartPhase`. The next phase, or the first stage of the loop, ends it.
 
-        A silent one gets no heartbeat from anybody: a thread that always beats would say that a load goes on when it
-        hangs. It has `limit_s` instead.
+        A silent phase has `limit_s` instead of a heartbeat: a thread that always beats would also beat for a load that
+        hangs.
         """
         now_s = time.time()
         with self._lock:
@@ -124,7 +122,7 @@ class RunStatus:
         self._update(stage=doing, stage_since_s=now_s, start=phase)
 
     def still_waiting(self, doing: str, reason: str | None) -> None:
-        """Called by the wait itself, once a second or so: it goes on, for `doing`, and why."""
+        """Report from within a wait, about once a second, that it continues: for `doing`, and why."""
         with self._lock:
             self._touch()
             if self._state.start is not None:
@@ -132,12 +130,12 @@ class RunStatus:
                 self._state = replace(self._state, stage=doing, start=phase)
 
     def know_run(self, *, max_steps: int, step: int) -> None:
-        """How long the run is, and how many steps are done."""
+        """Report the length of the run and the steps done."""
         self._update(max_steps=max_steps, step=step)
 
     @contextmanager
     def watching(self, name: str, is_alive: Callable[[], bool]) -> Iterator[None]:
-        """Count the process as dead when `is_alive` says False meanwhile, for instance a thread's."""
+        """Count the process as dead when `is_alive`, for instance of a thread, returns False meanwhile."""
         with self._lock:
             self._watched[name] = is_alive
         try:
@@ -147,7 +145,7 @@ class RunStatus:
                 del self._watched[name]
 
     def show(self, name: str, source: Callable[[], Any]) -> None:
-        """Show on the live page what `source` says, as plain JSON. It is called by the server's thread: be quick."""
+        """Show the plain JSON that `source` returns on the live page. `source` must be fast: the server's thread calls it."""
         with self._lock:
             self._sources[name] = source
 
@@ -159,22 +157,22 @@ class RunStatus:
         self._update(stage=name, stage_since_s=time.time(), start=None)
 
     def lacks(self, stage: Literal["wait", "score"]) -> None:
-        """What the loop's wait for a batch lacks now: samples or scores. Nothing while it waits for something else."""
+        """Report what the wait for a batch lacks: samples or scores. Does nothing in any other stage."""
         if {self._state.stage, stage} == {"wait", "score"}:
             self.enter_stage(stage)
 
     def ended(self, reason: str | None) -> None:
-        """Not ready any more; `reason` says what ended the run before its end. The first reason stays."""
+        """Report not ready; `reason` is what ended the run early. The first reason stays."""
         with self._lock:
             reason = self._state.end_reason or reason
         self._update(ready=False, end_reason=reason)
 
     def done(self) -> None:
-        """All steps are made, and the model and the report are written."""
+        """Report that all steps are done, and model and report written."""
         self._update(is_done=True)
 
     def pushed(self, version: int, *, seconds: float, num_bytes: int) -> None:
-        """A push committed: `num_bytes` were sent to each server in `seconds`. With the first one the run is ready."""
+        """Report a committed push: `num_bytes` to each server in `seconds`. The first push makes the run ready."""
         with self._lock:
             self._touch()
             total = self._state.push_bytes + num_bytes
@@ -188,7 +186,7 @@ class RunStatus:
             )
 
     def dropped(self, reason: DropReason, num_samples: int) -> None:
-        """Samples that took no part; each counts once."""
+        """Report samples that were left out; each counts once."""
         with self._lock:
             self._touch()
             counts = dict(self._state.dropped)
@@ -206,10 +204,10 @@ class RunStatus:
         groups: Sequence[Group] = (),
         missing: Sequence[MissingScores] = (),
     ) -> None:
-        """`seconds_per_stage` is of this process, `staleness` one number per sample of this step.
+        """Report a finished step. `seconds_per_stage` is of this process, `staleness` has one number per sample.
 
-        `missing` are the scores that rewards did not give.
-        `groups` are the step's, with rewards and advantages; a few of them are kept for the live page.
+        `groups` have rewards and advantages, and a few of them are kept for the live page; `missing` are the scores that
+        rewards did not give.
         """
         self.history.add(step, metrics)
         self.history.show_groups(step, groups)
@@ -244,7 +242,7 @@ class RunStatus:
         return start is None or not start.silent or self.problem() is not None
 
     def problem(self) -> str | None:
-        """Why the process counts as dead, or None."""
+        """Return why the process counts as dead, or None."""
         with self._lock:
             watched = dict(self._watched)
         for name, is_alive in watched.items():
@@ -254,7 +252,7 @@ class RunStatus:
         if state.start is not None and state.start.silent:
             with self._lock:
                 late = time.monotonic() > self._phase_ends_monotonic
-            return f"it takes too long: {state.start}" if late else None
+            return f"past its limit: {state.start}" if late else None
         bound_s = self._bound_s_in(state.stage)
         if state.heartbeat_age_s > bound_s:
             return (

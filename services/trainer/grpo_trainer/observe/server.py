@@ -1,6 +1,6 @@
-"""The trainer's HTTP server, in a thread of its own: it answers while the loop computes.
+"""The trainer's HTTP server, in its own thread: it answers while the loop computes.
 
-Waits for: the thread to answer, at most `START_TIMEOUT_S`; on leaving for its end, at most `STOP_TIMEOUT_S`.
+Waits for: the thread to answer, at most `START_TIMEOUT_S`; when closing for its end, at most `STOP_TIMEOUT_S`.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ TICK_S = 1.0
 
 @dataclass(frozen=True)
 class StatusServer:
-    """A running server. `port` is the one bound, also when the configuration asked for any free one."""
+    """A running server. `port` is the bound port, also when the configuration has 0."""
 
     host: str
     port: int
@@ -48,7 +48,7 @@ class StatusServer:
 
 
 def checked_tokens(config: ServerConfig) -> tuple[str, ...]:
-    """The tokens that guard the live page. Raises UsageError for an address that others reach, without a token."""
+    """Return the tokens that guard the live page. Raises UsageError for an address off loopback without a token."""
     try:
         tokens = server_tokens()
     except TokenError as error:
@@ -64,7 +64,7 @@ def checked_tokens(config: ServerConfig) -> tuple[str, ...]:
 
 @contextmanager
 def serve_status(status: RunStatus, config: ServerConfig) -> Iterator[StatusServer]:
-    """Serve the trainer's routes while inside. Raises UsageError, or UnavailableError for a port that is taken."""
+    """Serve the trainer's routes while inside. Raises UsageError, or UnavailableError when the port is taken."""
     tokens = checked_tokens(config)
     sock = _bind(config)
     events = LiveEvents(LiveView(status))
@@ -100,9 +100,9 @@ def serve_status(status: RunStatus, config: ServerConfig) -> Iterator[StatusServ
 
 
 class _Server(uvicorn.Server):
-    """Looks around once a second, where uvicorn does so ten times, and leaves as soon as it is told to.
+    """Tick once a second, where uvicorn ticks ten times, and stop at once on request.
 
-    The thread shares its processor with a loop that computes: waking up costs more than anything it does.
+    The thread shares its processor with a loop that computes: waking up costs more than all its work.
     """
 
     def __init__(self, config: uvicorn.Config, events: LiveEvents):
@@ -124,13 +124,13 @@ class _Server(uvicorn.Server):
                 await asyncio.wait_for(self._stopped.wait(), TICK_S)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        # The open pages first: their streams would hold up the end.
+        # Close the open pages first: their streams would block the shutdown.
         self._events.close()
         await super().shutdown(sockets)
 
 
 class ImpatientConnection(BoundedConnection):
-    """Here everybody asks for a little and reads it at once: probes, Prometheus, browsers."""
+    """Short limits: probes, Prometheus and browsers send small requests and read at once."""
 
     body_limit_s = 10.0
     unread_limit_s = 10.0
@@ -152,5 +152,5 @@ def _bind(config: ServerConfig) -> socket.socket:
         kind = UnavailableError if error.errno == errno.EADDRINUSE else UsageError
         raise kind(
             f"the trainer's server cannot listen on {config.host}:{config.port}: {error.strerror or error}",
-            hint="set server.port to another one, to 0 for any free one, or server.enabled to false",
+            hint="set server.port to another port, to 0 for any free port, or server.enabled to false",
         ) from error

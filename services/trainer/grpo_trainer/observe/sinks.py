@@ -1,4 +1,4 @@
-"""Where the numbers of a step go: metrics.jsonl always, experiment trackers when `report_to` names them."""
+"""The sinks of a step's numbers: metrics.jsonl always, experiment trackers when `report_to` names them."""
 
 import logging
 import math
@@ -22,9 +22,9 @@ log = logging.getLogger(__name__)
 
 
 class MetricSinks:
-    """All sinks of a run. A failing metrics.jsonl ends the run; a failing other sink is logged and counted, no more.
+    """All sinks of a run. A failing metrics.jsonl ends the run; any other failing sink is only logged and counted.
 
-    Those `in_background` speak to a server: each has a thread of its own, and the loop waits for none of them.
+    Sinks `in_background` call a server: each has its own thread, and the loop waits for none of them.
     `failures` counts the failed calls of each sink. A sink that could not be opened stays away for the whole run.
     """
 
@@ -46,23 +46,23 @@ class MetricSinks:
                 continue
             try:
                 self._sinks.append(opener())
-            except Exception as error:  # whatever a third party's library raises must not end the run
+            except Exception as error:  # no exception of a third-party library may end the run
                 self._failed(name, "open", error)
 
     @property
     def lost_steps(self) -> dict[str, int]:
-        """Steps that a sink in the background did not get, of each."""
+        """Steps that each sink in the background did not get."""
         return {sink.name: sink.lost_steps for sink in self._background}
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write one step, each step once and in order. Numbers that are not finite are null in metrics.jsonl."""
+        """Write one step; call it once for each step, in order. Numbers that are not finite are null in metrics.jsonl."""
         counts = {f"sinks/{name}_failures": count for name, count in self.failures.items() if count}
         counts |= {f"sinks/{name}_lost_steps": count for name, count in self.lost_steps.items() if count}
         self._file.append([{"step": step, **metrics, **counts}])
         self._write_finite(step, metrics)
 
     def complete(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add to the last step, which has been written, metrics that came late."""
+        """Add late metrics to the last step, which has been written."""
         self._file.add_to_last({"step": step, **metrics})
         self._write_finite(step, metrics)
 
@@ -77,7 +77,7 @@ class MetricSinks:
                 self._failed(sink.name, "write", error)
 
     def close(self, stop: StopSignal, *, failure: str | None = None) -> None:
-        """Waits for those in the background; `stop` ends that. Trackers are told of a `failure` that ended the run."""
+        """Wait for the sinks in the background, until `stop`. Trackers mark the run as failed when `failure` is given."""
         for sink in self._sinks:
             try:
                 sink.close(failure)
@@ -90,9 +90,9 @@ class MetricSinks:
         with self._counting:
             self.failures[name] += 1
             count = self.failures[name]
-        # A sink that fails at every step must not fill the log: powers of two are enough.
+        # Log powers of two: a sink that fails at every step must not fill the log.
         if count & (count - 1) == 0:
-            log.warning("%s: %s failed (%d so far), the run goes on without: %s", name, action, count, error)
+            log.warning("%s: %s failed (%d so far), the run continues without it: %s", name, action, count, error)
 
 
 def open_sinks(
@@ -100,8 +100,8 @@ def open_sinks(
 ) -> MetricSinks:
     """The sinks of a run in `run_dir`. `resumed_step`: the last step kept, None for a new run.
 
-    `facts` is the configuration as the trackers show it beside the curves. Raises UsageError when a library is not
-    installed: nobody should find that out after the run.
+    `facts` is the configuration that the trackers show beside the curves. Raises UsageError when a library is not
+    installed: the run must fail at its start, not lose its curves.
     """
     run = TrackedRun(config, run_dir, resumed_step, facts)
     openers: dict[str, Callable[[], MetricSink]] = {}
@@ -118,7 +118,7 @@ def open_sinks(
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What an experiment tracker has to know of a run."""
+    """The arguments from which an experiment tracker is opened."""
 
     config: LoggingConfig
     run_dir: Path
@@ -127,7 +127,7 @@ class TrackedRun:
 
     @property
     def named(self) -> dict[str, Any]:
-        """The arguments that the trackers with projects and runs have in common."""
+        """The arguments common to the trackers with projects and runs."""
         return {
             "project": self.config.project,
             "run_name": self.config.run_name or self.run_dir.name,
@@ -143,7 +143,7 @@ def _tensorboard(run: TrackedRun) -> MetricSink:
 
 
 def _wandb(run: TrackedRun) -> MetricSink:
-    # Its own patience is 90 s, and a process that ends meanwhile waits for it.
+    # Its default is 90 s, and a process that ends meanwhile waits for it.
     os.environ.setdefault("WANDB_INIT_TIMEOUT", "15")
     from .wandb_sink import WandbSink
 
@@ -163,7 +163,7 @@ def _swanlab(run: TrackedRun) -> MetricSink:
 
 
 def _mlflow(run: TrackedRun) -> MetricSink:
-    # Before the import. Its own patience is four minutes for each call, as long as a server is away.
+    # Set before the import. The default is four minutes for each call while a server is away.
     for variable, value in MLFLOW_PATIENCE.items():
         os.environ.setdefault(variable, value)
     from .mlflow_sink import MlflowSink
@@ -176,7 +176,7 @@ OPENERS: Mapping[str, Callable[[TrackedRun], MetricSink]] = {
 }  # fmt: skip
 
 LOCAL = frozenset({"tensorboard"})
-"""Those that write files of the run folder, and speak to nobody."""
+"""Sinks that write files of the run folder, and call no server."""
 
 MLFLOW_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
-"""Retries of a call, and seconds of each try."""
+"""Retries of a call, and seconds of each attempt."""

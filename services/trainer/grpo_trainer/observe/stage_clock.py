@@ -1,4 +1,4 @@
-"""Where the time goes: seconds per stage, of each step and of the whole run."""
+"""Seconds per stage, of each step and of the whole run."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -9,16 +9,16 @@ STAGES = ("wait", "score", "prepare", "train", "push", "eval", "save")
 loss, backward, optimizer. push: new weights to the rollout servers. eval: held-out evaluation. save: checkpoints."""
 
 OTHER = "other"
-"""What no stage took."""
+"""Time outside all stages."""
 
 BETWEEN_STAGES = "between stages"
-"""What `on_stage` hears when no stage is open."""
+"""The argument of `on_stage` when no stage is open."""
 
 
 def seconds_by_stage(numbers: Mapping[str, float]) -> dict[str, float]:
     """A line of metrics.jsonl → seconds of every stage and of `OTHER`, so that steps can be stacked.
 
-    Empty for a line without times. A stage that `STAGES` does not know is a part of `OTHER`.
+    Empty for a line without times. A stage that is not in `STAGES` counts as `OTHER`.
     """
     named = {
         name.removeprefix("time/").removesuffix("_s"): value
@@ -33,9 +33,9 @@ def seconds_by_stage(numbers: Mapping[str, float]) -> dict[str, float]:
 
 
 class StageClock:
-    """Measures stages; used by the loop's thread alone.
+    """Measure stages, in the loop's thread alone.
 
-    Stages may be nested: a second belongs to the innermost one, so that the stages of a step never add up to more than
+    Stages may be nested: a second counts for the innermost stage, so that the stages of a step never add up to more than
     the step. Time outside every stage is the difference between `step_time` and their sum.
     """
 
@@ -46,7 +46,7 @@ class StageClock:
         on_stage: Callable[[str], None] | None = None,
         now: Callable[[], float] = time.monotonic,
     ):
-        """`earlier_totals`: seconds per stage of the run before it was resumed. `on_stage` hears each stage's name."""
+        """`earlier_totals`: seconds per stage of the run before it was resumed. `on_stage` is called with the name of each stage."""
         self._now, self._on_stage = now, on_stage
         self._seconds: dict[str, float] = {}
         self._earlier = dict(earlier_totals or {})
@@ -69,13 +69,13 @@ class StageClock:
             self._tell()
 
     def move(self, seconds: float, *, origin: str, to: str) -> None:
-        """Count `seconds` of the time of `origin` as `to` instead: for waits whose parts are known only afterwards."""
+        """Move `seconds` from `origin` to `to`: for waits whose parts are known only afterwards."""
         moved = min(seconds, self._seconds.get(origin, 0.0))
         self._seconds[origin] = self._seconds.get(origin, 0.0) - moved
         self._seconds[to] = self._seconds.get(to, 0.0) + moved
 
     def end_step(self) -> dict[str, float]:
-        """The step's `step_time` and `time/<stage>_s`, in seconds; the next step begins. Not inside a stage."""
+        """Return `step_time` and `time/<stage>_s` in seconds, and begin the next step. Raises RuntimeError inside a stage."""
         if self._open:
             raise RuntimeError(f"the step ends inside stage {self._open[-1]}")
         now = self._now()
@@ -94,7 +94,7 @@ class StageClock:
         return totals
 
     def own_totals(self) -> dict[str, float]:
-        """The same without those of the run before it was resumed: a counter of this process, which never goes back."""
+        """Return the seconds of this process alone, without the run before a resume: a counter that never goes back."""
         return {name: seconds - self._earlier.get(name, 0.0) for name, seconds in self.totals().items()}
 
     def _charge(self) -> None:

@@ -1,4 +1,4 @@
-"""Whether a run that has begun gets nowhere because its servers are gone, and when it ends by itself."""
+"""Whether a run that has begun makes no progress because its servers are gone, and when it ends by itself."""
 
 from dataclasses import dataclass
 
@@ -7,30 +7,31 @@ from ..config.run_config import RunConfig
 
 @dataclass(frozen=True)
 class Servers:
-    """What the trainer knows of its servers at one moment. Times are in seconds since the epoch."""
+    """The state of the servers at one moment, as the trainer sees it. Times are in seconds since the epoch."""
 
     with_policy: int
-    """Rollout servers that have the current weights: only these are asked for samples."""
+    """Rollout servers with the current weights: only these get requests for samples."""
     answering: int
     """Rollout servers that answered one of the last two probes."""
     asked_for_samples: int
     """Requests in flight."""
     reward_answers: bool
-    """Whether it answered the last probe; True before the first one."""
+    """Whether the reward server answered the last probe; True before the first probe."""
     sampling_since_s: float | None = None
-    """Since when the group that has waited longest waits for its samples."""
+    """Start of the longest wait of a group for its samples."""
     failing_since_s: float | None = None
-    """Since when the group whose requests fail for the longest time is sent again and again."""
+    """Start of the longest row of failed requests of a group."""
     scoring_since_s: float | None = None
-    """Since when the group that has waited longest waits for its scores."""
+    """Start of the longest wait of a group for its scores."""
 
 
 def standing_still(
     stage: str, stage_since_s: float, servers: Servers, config: RunConfig
 ) -> tuple[str, float | None] | None:
-    """(what does not answer, when the run ends by itself); None while the run moves on. The end is None when unknown.
+    """Return (what does not answer, when the run ends by itself), or None while the run makes progress. The end is None
+    when unknown.
 
-    A server that comes back in time ends the wait, too. In every other stage the trainer works by itself.
+    A server that returns in time also ends the wait. In all other stages the trainer needs no server.
     """
     nobody = "no rollout server answers" if servers.answering == 0 else "no rollout server has the current weights"
     no_reward = "the reward server does not answer"
@@ -41,7 +42,7 @@ def standing_still(
     if stage == "score" and not servers.reward_answers:
         return no_reward, _after(servers.scoring_since_s, config.reward.retry_for_s)
     if stage == "eval" and servers.with_policy == 0:
-        return nobody, stage_since_s + config.rollout.retry_for_s  # an evaluation asks for all its samples at once
+        return nobody, stage_since_s + config.rollout.retry_for_s  # an evaluation requests all its samples at once
     if stage == "eval" and not servers.reward_answers and servers.asked_for_samples == 0:
         return no_reward, None
     return None

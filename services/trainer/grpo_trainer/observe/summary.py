@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class RunTotals:
-    """What a run added up; a resumed one takes it over from the run before it."""
+    """Totals of a run; a resumed run continues them."""
 
     num_tokens: int = 0
     seconds_per_stage: dict[str, float] = field(default_factory=dict)
@@ -29,9 +29,9 @@ class RunTotals:
 
 
 def write_report_and_summary(config: RunConfig, totals: RunTotals, *, steps: int) -> dict[str, Any]:
-    """The last thing a run does: summary.json, then report.html. Returns the summary.
+    """Write summary.json, then report.html, at the very end of a run. Returns the summary.
 
-    A page that cannot be made is logged, no more: the run it shows is done. Raises OSError when the summary cannot be
+    An error of the report is only logged: the run is done. Raises OSError when the summary cannot be
     written.
     """
     summary = write_summary(
@@ -40,7 +40,7 @@ def write_report_and_summary(config: RunConfig, totals: RunTotals, *, steps: int
         wall_s=totals.wall_s,
         seconds_per_stage=totals.seconds_per_stage,
         evaluation_before=totals.evaluation_before,
-        # Not that of an earlier step: a stop may have come before the one after the last.
+        # Not that of an earlier step: a stop may come before the evaluation of the last step.
         evaluation_after=totals.evaluation_after if totals.evaluated_step == steps else {},
         facts={"seed": config.seed, "model": config.model.name_or_path, "num_tokens": totals.num_tokens},
     )
@@ -49,7 +49,7 @@ def write_report_and_summary(config: RunConfig, totals: RunTotals, *, steps: int
     try:
         log.info("report: %s", write_report(config.run_dir))
     except Exception:
-        log.exception("no report; python -m grpo_trainer.observe.report %s tries again", config.run_dir)
+        log.exception("the report failed; python -m grpo_trainer.observe.report %s tries again", config.run_dir)
     return summary
 
 
@@ -66,7 +66,7 @@ def write_summary(
     """Write the summary, whole or not at all, and return it.
 
     The evaluations hold `eval_accuracy` and `eval_greedy`, as the metrics have them; an evaluation that did not take
-    place is empty. `facts` is anything worth a line: seed, model, counts of samples.
+    place is empty. `facts` are further entries, such as seed, model and counts.
     """
     summary = {
         "eval_accuracy_before": _number(evaluation_before.get("eval_accuracy")),

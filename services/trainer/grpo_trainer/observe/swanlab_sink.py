@@ -1,4 +1,4 @@
-"""Metrics to SwanLab. Everything of its own works: SWANLAB_MODE=offline, SWANLAB_API_KEY, SWANLAB_WORKSPACE."""
+"""Metrics to SwanLab. Its own settings work: SWANLAB_MODE=offline, SWANLAB_API_KEY, SWANLAB_WORKSPACE."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -15,10 +15,10 @@ class _Bucket:
 
 
 class ThinnedSeries:
-    """One curve, kept at `max_points` points: when there are more, neighbours are merged.
+    """One curve of at most `max_points` points: beyond that, neighbours are merged.
 
-    `merge` says what becomes of merged values: their mean, or the extreme where a spike must stay visible. `per_point`
-    tells how many values the points stand for.
+    `merge` takes the mean of merged values, or the extreme where a spike must stay visible. `per_point` is the number of
+    values that a point stands for.
     """
 
     def __init__(self, max_points: int, merge: Merge = "mean"):
@@ -26,7 +26,7 @@ class ThinnedSeries:
             raise ValueError("a curve needs two points")
         self.per_point = 1
         self.latest: float | None = None
-        """The newest value by itself; the last point may stand for several."""
+        """The newest value by itself; the last point may stand for several values."""
         self.latest_step: float | None = None
         self._max_points, self._merge = max_points, merge
         self._buckets: list[_Bucket] = []
@@ -78,7 +78,7 @@ class ThinnedSeries:
 
 
 def trailing_mean(values: Sequence[float], window: int) -> list[float]:
-    """The mean of each value and up to `window` - 1 before it."""
+    """Return the mean of each value and up to `window` - 1 values before it."""
     means, total = [], 0.0
     for index, value in enumerate(values):
         total += value - (values[index - window] if index >= window else 0.0)

@@ -14,7 +14,7 @@ class TrackioSink:
     name = "trackio"
 
     def __init__(self, run_dir: Path, *, project: str, run_name: str, resumed: bool, facts: Mapping[str, Any]):
-        # Trackio knows a run by its name: one that begins anew under an old name must not continue that one's curves.
+        # Trackio identifies a run by its name: a new run under an old name must not continue the old curves.
         identity = run_identity(run_dir, self.name, resumed=resumed)
         self._run = trackio.init(
             project=project,

@@ -1,6 +1,6 @@
 """Metrics to Weights & Biases. The run's id lives in the run folder, so that a resumed run continues the same one.
 
-Everything of wandb's own works: WANDB_MODE=offline, WANDB_API_KEY, WANDB_ENTITY, WANDB_BASE_URL and so on.
+wandb's own settings work: WANDB_MODE=offline, WANDB_API_KEY, WANDB_ENTITY, WANDB_BASE_URL and so on.
 """
 
 from collections.abc import Mapping
@@ -12,8 +12,8 @@ import wandb
 from .run_identity import run_identity
 
 FINISH_TIMEOUT_S = 20.0
-"""How long the end of a run waits for uploads; what is not up by then stays in the folder for `wandb sync`.
-Less than the end of the run waits for all trackers (background_sink.py)."""
+"""Limit for uploads at the end of a run; the rest stays in the folder for `wandb sync`. Below `FINISH_S` of
+background_sink.py."""
 
 
 class WandbSink:
@@ -29,7 +29,7 @@ class WandbSink:
             config=dict(facts),
             settings=wandb.Settings(finish_timeout=FINISH_TIMEOUT_S, finish_timeout_raises=False),
         )
-        # Their own step counter refuses to go back, which is what a resumed run has to do: our step is the x axis.
+        # wandb's step counter refuses to go back, as a resumed run must: the trainer's step is the x axis.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 

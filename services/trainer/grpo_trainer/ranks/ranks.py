@@ -5,6 +5,8 @@ long as rank 0 may wait for a server: a slow rollout is no hanging collective. N
 """
 
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -15,6 +17,9 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 NamedArrays = dict[str, NDArray[Any]]
+
+ALIGNMENT = 8
+"""Bytes; of the largest number in an array."""
 
 
 @dataclass(frozen=True)
@@ -45,24 +50,28 @@ class Ranks:
         dist.broadcast(buffer, src=0, group=self.control)
         return json.loads(buffer.numpy().tobytes())
 
-    def broadcast_arrays(self, named: NamedArrays | None) -> NamedArrays | None:
-        """Rank 0's arrays on every rank, byte for byte; what the others pass is ignored. None stays None.
+    def scatter_arrays(self, each: Sequence[NamedArrays] | None) -> NamedArrays:
+        """This rank's part of rank 0's `each`, byte for byte; what the others pass is ignored.
 
-        Raises what `broadcast_json` does.
+        Lengths go first, to all; then one message of bytes to each rank, padded to the longest. Raises what
+        `broadcast_json` does.
         """
         if self.control is None:
-            return named
-        own = {name: np.ascontiguousarray(array) for name, array in (named or {}).items()} if self.is_first else {}
-        header = [[name, array.dtype.str, list(array.shape)] for name, array in own.items()]
-        header = self.broadcast_json(None if named is None else header)
-        if header is None:
-            return None
-        received: NamedArrays = {}
-        for name, dtype, shape in header:
-            array = own[name] if self.is_first else np.empty(shape, dtype=np.dtype(dtype))
-            if array.size:
-                dist.broadcast(torch.from_numpy(array.reshape(-1).view(np.uint8)), src=0, group=self.control)
-            received[name] = array
+            return dict((each or [{}])[0])
+        parts = [{name: np.ascontiguousarray(array) for name, array in part.items()} for part in each or []]
+        headers = [[[name, a.dtype.str, list(a.shape)] for name, a in part.items()] for part in parts]
+        headers = self.broadcast_json(headers)
+        sizes = [sum(_num_bytes(dtype, shape) for _, dtype, shape in header) for header in headers]
+        own = torch.zeros(max(sizes), dtype=torch.uint8)
+        packed = [_padded(part, max(sizes)) for part in parts] if self.is_first else None
+        if max(sizes):
+            dist.scatter(own, packed, src=0, group=self.control)
+        received, start = {}, 0
+        for name, dtype, shape in headers[self.rank]:
+            num_bytes = _num_bytes(dtype, shape)
+            flat = own.numpy()[start : start + np.dtype(dtype).itemsize * math.prod(shape)]
+            received[name] = flat.view(np.dtype(dtype)).reshape(shape)
+            start += num_bytes
         return received
 
     def gather_json(self, message: Any) -> list[Any]:
@@ -77,6 +86,20 @@ class Ranks:
         everything = [torch.empty_like(own) for _ in range(self.world_size)]
         dist.all_gather(everything, own, group=self.control)
         return [json.loads(said[: int(n)].numpy().tobytes()) for said, n in zip(everything, lengths, strict=True)]
+
+
+def _num_bytes(dtype: str, shape: Sequence[int]) -> int:
+    """Of an array, rounded up so that the next one is aligned."""
+    return -(-np.dtype(dtype).itemsize * math.prod(shape) // ALIGNMENT) * ALIGNMENT
+
+
+def _padded(part: NamedArrays, num_bytes: int) -> torch.Tensor:
+    whole = np.zeros(num_bytes, dtype=np.uint8)
+    start = 0
+    for array in part.values():
+        whole[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
+        start += _num_bytes(array.dtype.str, array.shape)
+    return torch.from_numpy(whole)
 
 
 def join_ranks(*, silence_s: float) -> Ranks:

@@ -31,6 +31,11 @@ class StopSignal:
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
 
+    def ignore(self) -> None:
+        """A stop does nothing from here on: rank 0 gets it, too, and decides for all ranks."""
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested:
             signal.signal(number, signal.SIG_DFL)

@@ -12,8 +12,9 @@ from grpo_proto import Health, InfrastructureError, RewardClient, ServiceError
 from grpo_proto.fingerprint import tokenizer_fingerprint
 
 from ..config.run_config import RunConfig
-from ..data.order import PromptStage
+from ..data.order import PromptOrder
 from ..data.prompt_row import PromptRow
+from ..data.row_store import RowStore
 from ..errors import UnavailableError
 from ..ranks.stop_signal import StopRequested, StopSignal
 from .canary import Probe, sample_probes
@@ -57,9 +58,9 @@ class Orchestrator:
         self,
         config: RunConfig,
         *,
-        rows: Sequence[PromptRow],
+        rows: RowStore,
         eval_rows: Sequence[PromptRow],
-        prompts: PromptStage,
+        prompts: PromptOrder,
         cursor: Cursor,
         reward_code: RewardCode,
         trainer_id: str,
@@ -142,7 +143,7 @@ class Orchestrator:
             self.loop.run(self._wait_for_reward_server(limit_s))
         self.fleet.check_compatible(
             tokenizer=tokenizer_fingerprint(tokenizer.get_vocab(), eos_token_id=tokenizer.eos_token_id),
-            max_tokens=max(len(row.token_ids) for row in self.rows) + config.rollout.max_completion_length,
+            max_tokens=self.rows.summary.longest_prompt + config.rollout.max_completion_length,
         )
         self.loop.start(self.fleet.watch())
         self.loop.start(self._watch_reward_server())

@@ -20,7 +20,7 @@ from typing import Literal
 from grpo_proto import Sampling
 
 from ..algorithm.sequences import Group
-from ..data.order import PromptStage
+from ..data.order import PromptOrder
 from ..errors import RunError
 from ..group_trace import GroupTrace
 from .reward import RewardStage, check_enough_scored
@@ -87,7 +87,7 @@ class Pipeline:
         self,
         rollout: RolloutStage,
         reward: RewardStage,
-        prompts: PromptStage,
+        prompts: PromptOrder,
         sampling: Sampling,
         limits: PipelineLimits,
         cursor: Cursor,

@@ -1,7 +1,7 @@
 """Push: the new policy goes to every rollout server, and is in use there only once it is verified.
 
-Every rank takes part, because gathering a sharded parameter is a collective. Rank 0 talks to the servers and decides;
-it tells the others before and after every attempt, so that none sits alone in a gather.
+Rank 0 talks to the servers and decides. Every rank takes part in gathering a sharded parameter, which is a collective:
+`Export.buckets` commands it bucket by bucket, so that no rank sits alone in a gather.
 """
 
 import logging
@@ -18,7 +18,6 @@ from grpo_proto.transport import Digest, Transfer, gpu_uuid, nccl_version
 
 from ..config.run_config import WeightsConfig
 from ..errors import RunError, ServersError, TrainerError, UsageError
-from ..ranks.ranks import Ranks
 from ..ranks.stop_signal import StopRequested, StopSignal
 from .absences import Absences
 from .blame import MemberFailed, is_final, who_broke_it_off
@@ -34,7 +33,7 @@ PAUSE_BETWEEN_ATTEMPTS_S = 1.0
 
 
 class Export(Protocol):
-    """What is pushed: named tensors, which every rank helps to gather. `engine/export.py` has it."""
+    """What is pushed: named tensors. `crew_export.py` has every rank help to gather them."""
 
     kind: Kind
     device: torch.device
@@ -218,8 +217,8 @@ class WeightPusher:
         return self.loop.run(session.abandon(reason)) if session is not None else {}
 
 
-def push(version: int, export: Export, ranks: Ranks, pusher: WeightPusher | None, config: WeightsConfig) -> PushResult:
-    """Push what `export` has as policy `version`. All ranks call it; only rank 0 has a `pusher`.
+def push(version: int, export: Export, pusher: WeightPusher, config: WeightsConfig) -> PushResult:
+    """Push what `export` has as policy `version`, by rank 0; the other ranks help to gather each bucket.
 
     A server that dies on the way is left out and the push repeated with the others, within `push_deadline_s`.
     Raises ServersError when no attempt committed until then, or at once when no repetition can help; StopRequested
@@ -233,54 +232,39 @@ def push(version: int, export: Export, ranks: Ranks, pusher: WeightPusher | None
     while True:
         attempts += 1
         left_s = max(started + config.push_deadline_s - time.monotonic(), 1.0)
-        failure = pusher.open(version, export.kind, manifest, left_s) if pusher else None
-        if ranks.broadcast_json(failure is None):
+        failure = pusher.open(version, export.kind, manifest, left_s)
+        if failure is None:
             failure, digest = _send(export, manifest, pusher)
-            if pusher and failure is None:
+            if failure is None:
                 failure = pusher.commit(version, digest, left_s)
-        late = time.monotonic() - started >= config.push_deadline_s
-        outcome = ranks.broadcast_json(
-            {
-                "failure": failure.reason if failure else None,
-                "final": failure is not None and (failure.final or late),
-                "stopped": failure is not None and pusher is not None and pusher.stop.requested,
-                "session": pusher.session.number if pusher and pusher.session else 0,
-            }
-        )
-        if outcome["failure"] is None:
-            seconds = time.monotonic() - started
-            return PushResult(outcome["session"], version, seconds, sum(manifest.bucket_bytes), attempts)
-        if outcome["stopped"]:
+        seconds = time.monotonic() - started
+        if failure is None:
+            number = pusher.session.number if pusher.session else 0
+            return PushResult(number, version, seconds, sum(manifest.bucket_bytes), attempts)
+        if pusher.stop.requested:
             raise StopRequested
-        if outcome["final"]:
+        if failure.final or seconds >= config.push_deadline_s:
             raise ServersError(
-                f"version {version} could not be pushed ({attempts} attempts): {outcome['failure']}",
+                f"version {version} could not be pushed ({attempts} attempts): {failure.reason}",
                 hint="mend this and start again with --resume",
             )
         time.sleep(PAUSE_BETWEEN_ATTEMPTS_S)
 
 
-def _send(export: Export, manifest: Manifest, pusher: WeightPusher | None) -> tuple[Failure | None, str]:
-    """Gather bucket by bucket on every rank; rank 0 digests and sends each while the next one is gathered.
-
-    After a failure the gathering goes on without sending, to its end: the other ranks are in it.
-    """
-    failure: Failure | None = None
+def _send(export: Export, manifest: Manifest, pusher: WeightPusher) -> tuple[Failure | None, str]:
+    """Digest and send each bucket while the next one is gathered; after a failure no further one is gathered."""
     digest: Digest | None = None
-    # Gloo sends from CPU memory; a rank without a session sends nothing and keeps its buffer there, too.
-    on_gpu = pusher is not None and pusher.session is not None and pusher.session.group.backend == "nccl"
-    for bucket in export.buckets(manifest, export.device if on_gpu else "cpu"):
-        if pusher is None or failure is not None:
-            continue
+    on_gpu = pusher.session is not None and pusher.session.group.backend == "nccl"
+    for bucket in export.buckets(manifest, export.device if on_gpu else "cpu"):  # Gloo sends from CPU memory
         digest = digest or Digest(max(manifest.bucket_bytes), bucket.device)
-        failure = pusher.send(bucket)
+        if (failure := pusher.send(bucket)) is not None:
+            return failure, ""
         digest.add(bucket)
-        if on_gpu and export.sharded and failure is None:
-            # The next gather synchronizes the GPU, and would wait without a bound for a broadcast that never ends.
-            failure = pusher.arrived()
-    if pusher is not None and failure is None:
-        failure = pusher.arrived()
-    return failure, digest.hexdigest() if digest else ""
+        # Wait for the broadcast first: the next gather synchronizes the GPU, and would wait without a bound for a
+        # broadcast that never ends.
+        if on_gpu and export.sharded and (failure := pusher.arrived()) is not None:
+            return failure, ""
+    return pusher.arrived(), digest.hexdigest() if digest else ""
 
 
 def choose_backend(config: WeightsConfig, members: list[Replica], *, gpu: str | None, nccl: str | None) -> Backend:

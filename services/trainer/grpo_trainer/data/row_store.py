@@ -1,0 +1,143 @@
+"""Rows on disk, ready to sample from: an Arrow file, read through a memory map one row at a time.
+
+A row is its columns as JSON text, its prompt as JSON text, and its token ids. The columns do not use Arrow's own types,
+which are one for all rows of a column and know no integer beyond 64 bits: a row must come back as it was read.
+
+The last record batch has no rows and carries the summary.
+"""
+
+import json
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import BinaryIO, overload
+
+import pyarrow as pa
+
+from ..errors import storage_error_class
+from .batches import RowBatch
+from .prompt_row import PromptRow
+
+_SCHEMA = pa.schema([("columns", pa.string()), ("prompt", pa.string()), ("token_ids", pa.list_(pa.int32()))])
+_SUMMARY = b"summary"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Facts about all rows together. Lengths are those of the prompts, in tokens; without rows both are 0.
+
+    `fingerprint` stands for everything that decides the rows (see rows.py); None where that is not known.
+    """
+
+    fingerprint: str | None
+    num_rows: int = 0
+    rows_per_batch: int = 1
+    shortest_prompt: int = 0
+    longest_prompt: int = 0
+
+    def with_batch(self, batch: RowBatch) -> "Summary":
+        lengths = [len(ids) for ids in batch.token_ids]
+        return replace(
+            self,
+            num_rows=self.num_rows + len(lengths),
+            rows_per_batch=self.rows_per_batch if self.num_rows else len(lengths),
+            shortest_prompt=min(lengths if not self.num_rows else [*lengths, self.shortest_prompt]),
+            longest_prompt=max(*lengths, self.longest_prompt),
+        )
+
+
+class RowStore(Sequence[PromptRow]):
+    """The rows of a file that `write_rows` wrote. The file may be removed while they are in use."""
+
+    def __init__(self, path: Path):
+        """Raises OSError, or ValueError for a file that `write_rows` did not write, or another version of it."""
+        self._reader = pa.ipc.open_file(pa.memory_map(str(path)))
+        # Arrow does not promise that two threads may read one file, and the event loop and the main thread both do.
+        self._lock = threading.Lock()
+        last = self._reader.num_record_batches - 1
+        metadata = self._reader.get_batch_with_custom_metadata(last)[1] if last >= 0 else None
+        if metadata is None or _SUMMARY not in metadata:
+            raise ValueError(f"{path} has no summary")
+        self.summary = Summary(**json.loads(metadata[_SUMMARY]))
+
+    def __len__(self) -> int:
+        return self.summary.num_rows
+
+    @overload
+    def __getitem__(self, number: int) -> PromptRow: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> list[PromptRow]: ...
+
+    def __getitem__(self, number: int | slice) -> PromptRow | list[PromptRow]:
+        found = range(len(self))[number]
+        return self._row(found) if isinstance(found, int) else [self._row(index) for index in found]
+
+    def _row(self, index: int) -> PromptRow:
+        batch_number, place = divmod(index, self.summary.rows_per_batch)
+        with self._lock:
+            batch = self._reader.get_batch(batch_number)
+        columns, prompt, token_ids = (batch.column(number)[place].as_py() for number in range(3))
+        return PromptRow(index=index, token_ids=token_ids, prompt=json.loads(prompt), columns=json.loads(columns))
+
+
+def open_rows(path: Path, fingerprint: str) -> RowStore | None:
+    """The rows in `path` if they are those of `fingerprint`; None if they are others, or the file is missing or broken.
+
+    Then it is written anew, which reports what is wrong with the disk.
+    """
+    try:
+        store = RowStore(path)
+    except (OSError, ValueError):
+        return None
+    return store if store.summary.fingerprint == fingerprint else None
+
+
+def write_rows(path: Path, batches: Iterable[RowBatch], fingerprint: str | None) -> RowStore:
+    """Write `path` through a neighbour and a rename: a reader, or a kill, never sees half of it.
+
+    All batches but the last have equally many rows. Raises what `batches` raises, and TrainerError when the disk takes
+    no more.
+    """
+    # The same name at every start, so what a kill left is overwritten: a trainer has its run folder alone.
+    temporary = path.with_name(f".tmp-{path.name}")
+    try:
+        path.parent.mkdir(exist_ok=True)
+        try:
+            with temporary.open("wb") as file:
+                _write(file, batches, fingerprint)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return RowStore(path)
+    except OSError as error:
+        raise storage_error_class(error)(f"the rows cannot be kept in {path}: {error.strerror or error}") from error
+
+
+def _write(file: BinaryIO, batches: Iterable[RowBatch], fingerprint: str | None) -> None:
+    summary = Summary(fingerprint)
+    with pa.ipc.new_file(file, _SCHEMA) as writer:
+        for batch in batches:
+            if summary.num_rows % summary.rows_per_batch:
+                raise ValueError("a batch follows one with fewer rows than the first")
+            writer.write_batch(
+                _record_batch(
+                    [json.dumps(row) for row in batch.columns], map(json.dumps, batch.prompts), batch.token_ids
+                )
+            )
+            summary = summary.with_batch(batch)
+        writer.write_batch(_record_batch([], [], []), custom_metadata={_SUMMARY: json.dumps(asdict(summary))})
+
+
+def _record_batch(columns: Iterable[str], prompts: Iterable[str], token_ids: list[list[int]]) -> pa.RecordBatch:
+    return pa.record_batch(
+        [
+            pa.array(list(values), field.type)
+            for field, values in zip(_SCHEMA, (columns, prompts, token_ids), strict=True)
+        ],
+        schema=_SCHEMA,
+    )

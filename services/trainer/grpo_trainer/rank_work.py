@@ -1,0 +1,102 @@
+"""What every rank does when rank 0 commands it: its part of an update, of a push and of a checkpoint.
+
+Each method is a command of `ranks/crew.py`: collectives inside, so that all ranks run it at the same time.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from grpo_proto import Manifest
+
+from .algorithm.batching import collate
+from .algorithm.sequences import MicroBatch, from_arrays
+from .checkpoint.saving import describe_part, engine_part
+from .engine.training_engine import TrainingEngine
+from .ranks.ranks import NamedArrays, Ranks
+from .servers.canary import own_logprobs
+
+COMMANDS = (
+    "batch",
+    "prepare",
+    "update",
+    "logprobs",
+    "begin_export",
+    "bucket",
+    "save_engine",
+    "describe",
+    "gather_state",
+)
+
+
+class RankWork:
+    """One rank's engine, and what it has in hand: the micro-batches of a step, the buckets of a push."""
+
+    def __init__(self, engine: TrainingEngine, ranks: Ranks, *, pad_token_id: int, tokens_per_micro_batch: int):
+        self.engine, self.ranks = engine, ranks
+        self._pad_token_id, self._tokens_per_micro_batch = pad_token_id, tokens_per_micro_batch
+        self._updates: list[list[MicroBatch]] = []
+        self._buckets: Iterator[torch.Tensor] = iter(())
+
+    def batch(self, arrays: NamedArrays, plans: list[Any], update_tokens: list[int], version: int) -> None:
+        """Take the sequences of this rank for one generation batch.
+
+        `plans`: for each rank, the numbers of its own sequences by update and micro-batch. `update_tokens`: trained
+        tokens of each update, over all ranks.
+        """
+        sequences = from_arrays(arrays)
+        self._updates = [
+            [
+                collate(
+                    [sequences[i] for i in numbers],
+                    version=version,
+                    update_tokens=num_tokens,
+                    pad_token_id=self._pad_token_id,
+                    device=self.engine.device,
+                )
+                for numbers in micro_batches
+            ]
+            for micro_batches, num_tokens in zip(plans[self.ranks.rank], update_tokens, strict=True)
+        ]
+
+    def prepare(self) -> None:
+        """Fill in what has to be known of the weights as they are before the first update."""
+        self.engine.prepare(self._updates)
+
+    def update(self, number: int) -> dict[str, float]:
+        """Optimizer update `number` of the batch. Returns its metrics, the same on all ranks."""
+        return self.engine.update(self._updates[number])
+
+    def logprobs(self, arrays: NamedArrays, version: int) -> list[list[float]]:
+        """The logprobs of the trained tokens of sequences that every rank gets: they are few and short."""
+        return own_logprobs(
+            self.engine,
+            from_arrays(arrays),
+            version=version,
+            tokens_per_micro_batch=self._tokens_per_micro_batch,
+            pad_token_id=self._pad_token_id,
+        )
+
+    def begin_export(self, manifest_json: str, to_gpu: bool) -> None:
+        """A push begins: its buckets are asked for one by one, as the manifest lays them out."""
+        on_gpu = to_gpu and self.ranks.is_first  # the others only help to gather
+        device = self.engine.device if on_gpu else torch.device("cpu")
+        self._buckets = self.engine.export.buckets(Manifest.model_validate_json(manifest_json), device)
+
+    def bucket(self) -> torch.Tensor:
+        """The next bucket, whole on rank 0 and empty on the others."""
+        return next(self._buckets)
+
+    def save_engine(self, folder: str) -> None:
+        """Write this rank's part of a checkpoint. Raises RunError when it cannot be written."""
+        engine_part(self.engine, Path(folder))
+
+    def describe(self, folder: str, names: list[str]) -> dict[str, dict[str, Any]]:
+        """Size and hash of this rank's share of a checkpoint's files. Raises RunError when they cannot be read back."""
+        return describe_part(Path(folder), names[self.ranks.rank :: self.ranks.world_size], beat=self.engine.beat)
+
+    def gather_state(self) -> dict[str, torch.Tensor] | None:
+        """The policy's state dict in memory of the host, on rank 0."""
+        return self.engine.whole_state() or None

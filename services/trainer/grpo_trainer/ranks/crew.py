@@ -1,0 +1,110 @@
+"""Rank 0 drives, the other ranks follow: a command, its arrays, and an answer from each rank.
+
+A command is the name of a method of the `work` that every rank has; rank 0 calls its own at the same time, so that both
+meet in the collectives inside. Rank 0 goes on only when every rank has answered. A RunError is an answer; any other
+error ends its process at once, because the ranks that wait for it in a collective can be freed by nothing else.
+
+Commands and arguments travel as JSON, arrays as bytes, in a Gloo group of their own (`ranks.py`). Nothing is pickled.
+"""
+
+import json
+import logging
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from ..errors import RunError, TrainerError
+from .ranks import NamedArrays, Ranks
+
+log = logging.getLogger(__name__)
+
+END = "end"
+
+
+class Crew:
+    """Rank 0's way to have all ranks do something. Use as a context manager: leaving it sends `end` to the others.
+
+    `work` has a method for each of `commands`. With a single rank a command is a plain call.
+    """
+
+    def __init__(self, ranks: Ranks, work: Any, commands: Sequence[str]):
+        self.ranks, self._work, self._commands = ranks, work, commands
+        self._in_command = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Send `end` with what the run ends with, so that the others end with the same status.
+
+        An error in the middle of a command is not sent: the others are in a collective, and end with this process.
+        """
+        if self._in_command or self.ranks.world_size == 1:
+            return
+        ending: dict[str, Any] | None = None
+        if isinstance(error, TrainerError):
+            ending = error.told()
+        elif error is not None:
+            ending = {"message": f"{type(error).__name__}: {error}"[:1000], "hint": None, "exit_status": 1}
+        self.ranks.broadcast_json([END, [ending], None])
+
+    def do(self, command: str, *arguments: Any, each: Sequence[NamedArrays] | None = None) -> Any:
+        """What rank 0's own `command` returns, after every rank has done it; see `gather`."""
+        return self.gather(command, *arguments, each=each)[0]
+
+    def gather(self, command: str, *arguments: Any, each: Sequence[NamedArrays] | None = None) -> list[Any]:
+        """Have every rank do `command`. Returns what each rank returned: of the others as JSON.
+
+        `arguments` are JSON values, the same for all ranks; `each` are arrays for each rank, its first argument.
+        Raises RunError when a rank could not do it: rank 0's own where all failed alike, else one that names them.
+        """
+        if command not in self._commands:
+            raise ValueError(f"{command} is none of the commands {', '.join(self._commands)}")
+        self._in_command = True
+        self.ranks.broadcast_json([command, arguments, each is not None])
+        given = () if each is None else (self.ranks.scatter_arrays(each),)
+        own, failure = _attempt(self._work, command, *given, *arguments)
+        answers = self.ranks.gather_json([None, failure.told() if failure else None])
+        self._in_command = False
+        failures = [told for _, told in answers]
+        if failure is not None and all(told == failures[0] for told in failures):
+            raise failure
+        named = [f"rank {rank}: {told['message']}" for rank, told in enumerate(failures) if told]
+        if named:
+            raise RunError("; ".join(named))
+        return [own, *(result for result, _ in answers[1:])]
+
+
+def follow(ranks: Ranks, work: Any, commands: Sequence[str]) -> int:
+    """Do what rank 0 commands until it sends `end`; for the other ranks. Returns the exit status that it ended with.
+
+    Raises RuntimeError when rank 0 is gone or silent for longer than the group's timeout.
+    """
+    while True:
+        command, arguments, has_arrays = ranks.broadcast_json(None)
+        if command == END:
+            (ending,) = arguments
+            if ending is not None:
+                log.debug("rank 0 ended: %s", ending["message"])
+            return int(ending["exit_status"]) if ending else 0
+        if command not in commands:
+            raise RuntimeError(f"rank 0 commands {command}, which this release does not have")
+        given = (ranks.scatter_arrays(None),) if has_arrays else ()
+        result, failure = _attempt(work, command, *given, *arguments)
+        ranks.gather_json([_json_or_none(result), failure.told() if failure else None])
+
+
+def _attempt(work: Any, command: str, *arguments: Any) -> tuple[Any, RunError | None]:
+    try:
+        return getattr(work, command)(*arguments), None
+    except RunError as error:
+        return None, error
+
+
+def _json_or_none(result: Any) -> Any:
+    """`result` where it can be an answer; a tensor, say, stays where it is."""
+    try:
+        json.dumps(result)
+    except (TypeError, ValueError):
+        return None
+    return result
