@@ -9,7 +9,7 @@ from pathlib import Path
 
 from grpo_trainer.config.run_config import RunConfig
 from grpo_trainer.config.settings import read_config
-from grpo_trainer.data.sources import read_rows
+from grpo_trainer.data.sources import find_source
 from grpo_trainer.errors import TrainerError, UsageError, model_error_class
 
 
@@ -31,14 +31,19 @@ def prepare_model(name_or_path: str) -> None:
     print(f"model {name_or_path} is in {folder}")
 
 
+def count(dataset: str, split: str) -> int:
+    """Read all rows of `dataset`, and count them."""
+    return sum(1 for _ in find_source(dataset, split).rows())
+
+
 def main() -> int:
     try:
         config = read_config(RunConfig, sys.argv[1:], program="prepare.py RUN.yaml", env_prefix="GRPO_TRAIN__")
         prepare_model(config.model.name_or_path)
         data = config.data
-        print(f"data {data.dataset}: {len(read_rows(data.dataset, data.split)):,} rows")
+        print(f"data {data.dataset}: {count(data.dataset, data.split):,} rows")
         if data.eval_dataset:
-            print(f"data {data.eval_dataset}: {len(read_rows(data.eval_dataset, data.eval_split)):,} rows")
+            print(f"data {data.eval_dataset}: {count(data.eval_dataset, data.eval_split):,} rows")
     except TrainerError as error:
         print(f"error: {error.message}" + (f"\nhint: {error.hint}" if error.hint else ""), file=sys.stderr)
         return error.exit_status

@@ -35,6 +35,11 @@ def test_a_batch_that_num_generations_does_not_divide(stack: Stack, tmp_path: Pa
     assert "num_generations 3 does not divide" in refuse(stack, tmp_path, "--rollout.num_generations", 3)
 
 
+def test_an_unknown_surrogate(stack: Stack, tmp_path: Path):
+    said = refuse(stack, tmp_path, "--dry-run", "--algorithm.surrogate", "cliped")
+    assert "algorithm.surrogate cliped is unknown; did you mean clipped?" in said
+
+
 def test_an_empty_dataset(stack: Stack, tmp_path: Path):
     assert "rows.jsonl" in refuse(stack, tmp_path, "--data.dataset", write_rows(tmp_path))
 

@@ -8,7 +8,8 @@ from grpo_proto import ScoreSample
 from grpo_reward.cli.comparison import advantage_changes, agreement, most_different, old_scores
 from grpo_reward.cli.rows import Row
 from grpo_reward.cli.statistics import advantages, average_ranks, mean, percentile, spearman, std
-from grpo_trainer.algorithm.advantages import group_advantages
+from grpo_trainer.algorithm.estimators.group_mean import group_mean
+from grpo_trainer.config.algorithm import AlgorithmConfig
 
 
 def row(number: int, group: str | None = "g", total: float | None = None, **scores: float | None) -> Row:
@@ -76,7 +77,7 @@ def test_advantages_by_hand():
 
 @pytest.mark.parametrize("group", [[1.0, 0.0, None, 0.5], [0.1] * 3, [2.0], [None], [-1.0, 1e6, 3.3, 0.1]])
 def test_advantages_are_those_of_the_trainer(group):
-    assert advantages(group) == group_advantages([group], "group")[0][0]
+    assert advantages(group) == group_mean([group], AlgorithmConfig())[0][0]
 
 
 def test_agreement_leaves_out_what_has_no_score():

@@ -10,7 +10,7 @@ from grpo_trainer.checkpoint.files import begin_checkpoint, describe_files, fini
 from grpo_trainer.config.run_config import RunConfig
 from grpo_trainer.config.settings import read_config
 from grpo_trainer.engine.state import STATE_TAG, layout, read_engine_state, write_engine_state
-from grpo_trainer.engine.training_engine import _failing_afterwards
+from grpo_trainer.engine.training_engine import _deferring_write_errors
 from grpo_trainer.errors import UsageError
 from grpo_trainer.observe.run_status import RunStatus
 from grpo_trainer.ranks.stop_signal import StopSignal
@@ -82,7 +82,7 @@ def test_a_rank_whose_disk_is_full_meets_the_others_before_it_fails():
     files = Files()
 
     def save() -> None:
-        with _failing_afterwards((files, "save")):
+        with _deferring_write_errors((files, "save")):
             files.save("weights")
             met.append("the barrier")
 

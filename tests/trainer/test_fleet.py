@@ -89,7 +89,7 @@ class TestStartWithoutSomeServers:
         assert [replica.live for replica in fleet.replicas] == [True, True, False]
         assert [replica.info is not None for replica in fleet.replicas] == [True, True, False]
         [line] = [record.message for record in caplog.records if record.levelname == "WARNING"]
-        assert "going on with 2 of 3 rollout servers" in line
+        assert "starting with 2 of 3 rollout servers" in line
         assert "http://127.0.0.1:3 (All connection attempts failed)" in line
         await fleet.close()
 

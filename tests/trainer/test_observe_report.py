@@ -315,6 +315,6 @@ def test_the_command_writes_the_page_and_names_what_is_wrong(run_dir: Path, caps
     assert main([str(run_dir)]) == 0
     assert capsys.readouterr().out.strip() == str(run_dir / "report.html")
     assert main([str(run_dir / "nowhere")]) == 1
-    assert "nowhere is no folder" in capsys.readouterr().err
+    assert "nowhere is not a folder" in capsys.readouterr().err
     assert main([str(run_dir), "--output", str(run_dir / "no" / "x.html")]) == 1
     assert "cannot be written" in capsys.readouterr().err

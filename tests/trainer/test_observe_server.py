@@ -98,7 +98,7 @@ class TestWhileItStarts:
             time.sleep(0.1)
             code, body = health(client, "/livez")
             assert code == 503
-            assert body.detail.startswith("it takes too long: loading the checkpoint; since ")
+            assert body.detail.startswith("past its limit: loading the checkpoint; since ")
             assert ("grpo_trainer_heartbeat_timestamp_seconds",) in samples_of(client)
             status.enter_stage("push")
             assert health(client, "/livez") == (200, Health(ok=True))

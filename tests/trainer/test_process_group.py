@@ -45,7 +45,7 @@ def test_every_rank_has_its_own(torch_for_cuda):
 
 def test_more_ranks_than_gpus(torch_for_cuda):
     torch_for_cuda(2, rank=1, ranks=3)
-    with pytest.raises(UsageError, match="3 ranks want a GPU each, and 2 can be seen"):
+    with pytest.raises(UsageError, match="3 ranks need a GPU each, but 2 are visible here"):
         own_device()
 
 
@@ -55,5 +55,5 @@ def test_gpus_that_stay_idle_are_told_once(torch_for_cuda, caplog: pytest.LogCap
         with caplog.at_level(logging.WARNING):
             tell_of_idle_gpus()
     assert [record.getMessage() for record in caplog.records] == [
-        "4 GPUs can be seen, and deepspeed.nproc_per_node uses 2: the others stay idle"
+        "4 GPUs are visible, but deepspeed.nproc_per_node uses 2: the others stay idle"
     ]

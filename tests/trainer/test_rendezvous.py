@@ -63,22 +63,30 @@ class Orchestrator:
 class Journal(Orchestrator):
     def final_totals(self): ...
 
-def train(parts, *, step):
+def report(ranks, step):
     import json
     import torch.distributed as dist
     handled = [signal.getsignal(number) not in (signal.SIG_DFL, signal.default_int_handler)
                for number in (signal.SIGTERM, signal.SIGINT)]
-    said.update(step=step, ranks=parts.ranks.world_size, handled=handled, heard=parts.ranks.broadcast_json(step))
+    heard = ranks.broadcast_json(step)
+    said.update(step=heard, ranks=ranks.world_size, handled=handled, heard=heard)
     (out / f"rank-{os.environ['RANK']}.json").write_text(json.dumps(said))
     dist.barrier()
-    return step
+    return heard
+
+def follow(ranks, work, commands):
+    report(ranks, None)
+    return 0 if ranks.broadcast_json(None)[0] == "end" else 1
 
 checkpoint.verify = counting
-run.Orchestrator, run.Journal, run.train = Orchestrator, Journal, train
+run.Orchestrator, run.Journal, run.follow = Orchestrator, Journal, follow
+run.train = lambda parts, *, step: report(parts.crew.ranks, step)
 def TrainingEngine(*_, **__):
     print("joined", flush=True)
     time.sleep(float(os.environ.get("LOAD_S", "0")))
-    return SimpleNamespace(load=lambda folder: said.update(loaded=str(folder)))
+    export = SimpleNamespace(kind="full", device=None, sharded=False)
+    load = lambda folder: said.update(loaded=str(folder))
+    return SimpleNamespace(load=load, export=export, device=SimpleNamespace(type="cpu"))
 
 run.TrainingEngine = TrainingEngine
 run.show_servers = run.write_report_and_summary = lambda *_, **__: None
@@ -248,7 +256,7 @@ def test_when_rank_0_alone_is_stopped_the_others_do_not_wait_for_ever(run_file: 
     assert started.said.count("stopped before a step was made") == 2
 
 
-class TestMeeting:
+class TestRendezvous:
     @pytest.fixture(autouse=True)
     def by_hand(self, monkeypatch: pytest.MonkeyPatch) -> None:
         place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
@@ -261,44 +269,44 @@ class TestMeeting:
         monkeypatch.setenv("RANK", str(rank))
         return Rendezvous(connect_s=2.0)
 
-    def hear(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
-        return self.opened(1, monkeypatch).hear(silence_s=0.3)
+    def wait_for_start(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+        return self.opened(1, monkeypatch).wait_for_start(silence_s=0.3)
 
     def test_alone_it_does_nothing(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv("RANK", "0")
         monkeypatch.setenv("WORLD_SIZE", "1")
         with Rendezvous(connect_s=2.0) as alone:
             assert not alone.has_others
-            alone.tell({"step": 1})
+            alone.announce({"step": 1})
         monkeypatch.delenv("RANK")
         monkeypatch.setenv("WORLD_SIZE", "2")  # as some clusters leave it behind
         assert not Rendezvous(connect_s=2.0).has_others
 
-    def test_what_is_told_is_heard(self, monkeypatch: pytest.MonkeyPatch):
+    def test_an_announced_start_is_received(self, monkeypatch: pytest.MonkeyPatch):
         with self.opened(0, monkeypatch) as first:
-            first.tell({"folder": "/ä", "step": 7})
-            assert self.hear(monkeypatch) == {"folder": "/ä", "step": 7}
+            first.announce({"folder": "/ä", "step": 7})
+            assert self.wait_for_start(monkeypatch) == {"folder": "/ä", "step": 7}
 
-    def test_it_is_not_heard_by_the_next_attempt(self, monkeypatch: pytest.MonkeyPatch):
+    def test_the_next_attempt_does_not_receive_it(self, monkeypatch: pytest.MonkeyPatch):
         with self.opened(0, monkeypatch) as first:
-            first.tell({"step": 7})
-            with self.opened(0, monkeypatch), pytest.raises(RunError, match="did not say within "):
-                self.hear(monkeypatch)
+            first.announce({"step": 7})
+            with self.opened(0, monkeypatch), pytest.raises(RunError, match="did not announce the start within "):
+                self.wait_for_start(monkeypatch)
 
-    def test_a_stop_of_rank_0_is_heard(self, monkeypatch: pytest.MonkeyPatch):
+    def test_a_stop_of_rank_0_is_received(self, monkeypatch: pytest.MonkeyPatch):
         first = self.opened(0, monkeypatch)
         with pytest.raises(StopRequested), first:
             raise StopRequested
         with pytest.raises(StopRequested):
-            self.hear(monkeypatch)
+            self.wait_for_start(monkeypatch)
 
     def test_where_nobody_is(self, monkeypatch: pytest.MonkeyPatch):
-        with pytest.raises(UnavailableError, match="where the ranks meet, gave no answer within 2 s"):
-            self.hear(monkeypatch)
+        with pytest.raises(UnavailableError, match="the rendezvous of the ranks, gave no answer within 2 s"):
+            self.wait_for_start(monkeypatch)
 
     def test_a_port_that_is_taken_may_be_free_later(self, monkeypatch: pytest.MonkeyPatch):
         with socket.create_server(("", int(os.environ["MASTER_PORT"]))):
-            with pytest.raises(UnavailableError, match="where the ranks meet, cannot be listened on: "):
+            with pytest.raises(UnavailableError, match="the rendezvous of the ranks, cannot be listened on: "):
                 self.opened(0, monkeypatch)
 
     def test_a_launcher_that_does_not_say_where(self, monkeypatch: pytest.MonkeyPatch):

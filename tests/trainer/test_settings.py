@@ -149,7 +149,7 @@ def test_an_unknown_variable_of_ours_is_refused(run_file: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("a: [", "is not YAML"), ("- 1", "no mapping"), (None, "No such file")],
+    [("a: [", "is not YAML"), ("- 1", "not a mapping"), (None, "No such file")],
 )
 def test_an_unreadable_file_is_named(tmp_path: Path, content: str | None, message: str):
     file = tmp_path / "broken.yaml"

@@ -20,6 +20,7 @@ In reading order:
     pushes.py          /v1/weights/*: carry out the state machine's decisions in the engine
     manifest_check.py  check a push's manifest against the model's list of tensors, before any byte moves
     receiver.py        in every vLLM worker: join the trainer's process group, receive buckets, load them
+    loaders.py         what a worker does with the tensors of a push, by kind
     staging.py         the buffers that buckets arrive in
     reload.py          read and repair vLLM's layerwise reload while a push is incomplete
     workarounds.py     gaps in vLLM and its platform: what breaks without each workaround, when to delete it

@@ -152,7 +152,7 @@ class Pushes:
             async with self._workers_lock:
                 await self.engine.pause()
                 manifest_json = request.manifest.model_dump_json()
-                await self.engine.workers("begin", push.number, manifest_json, request.bucket_timeout_s)
+                await self.engine.workers("begin", push.number, request.kind, manifest_json, request.bucket_timeout_s)
         except (WorkerError, EngineDiedError) as error:
             self.fail(push, f"the push of version {push.version} could not begin: {error}")
         self._require_session(request.session)

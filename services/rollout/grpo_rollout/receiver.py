@@ -16,12 +16,8 @@ from typing import Any
 
 import torch
 from torch.distributed import TCPStore
-from vllm.config import set_current_vllm_config
-from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
-from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
-from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from grpo_proto.messages.weights import Backend, Manifest, TensorSpec
+from grpo_proto.messages.weights import Backend, Kind, Manifest, TensorSpec
 from grpo_proto.transport import (
     Digest,
     Transfer,
@@ -33,7 +29,7 @@ from grpo_proto.transport import (
     view_tensor,
 )
 
-from .reload import copy_pending_views, forget_loaded, unloaded_layers
+from .loaders import LOADERS, Loader
 from .staging import Staging
 
 logger = logging.getLogger("vllm.grpo_rollout.receiver")
@@ -83,10 +79,10 @@ class Progress:
 
 
 class IncomingPush:
-    """A push under way: its manifest, and the digest of the received bytes."""
+    """A push under way: its manifest, who loads it, and the digest of the received bytes."""
 
-    def __init__(self, number: int, manifest: Manifest, device: torch.device, bucket_timeout_s: float):
-        self.number = number
+    def __init__(self, number: int, loader: Loader, manifest: Manifest, device: torch.device, bucket_timeout_s: float):
+        self.number, self.loader = number, loader
         self.bucket_bytes = manifest.bucket_bytes
         self.bucket_timeout_s = bucket_timeout_s
         self.tensors: list[list[TensorSpec]] = [[] for _ in manifest.bucket_bytes]
@@ -108,16 +104,8 @@ class Receiver:
         self.join_error: str | None = None
         self.push: IncomingPush | None = None
         self.latest: Progress | None = None
-        self.reload_open = False
-        self.packed_heads: dict[torch.nn.Module, Any] = {}
+        self.loaders: dict[Kind, Loader] = {kind: loader(worker) for kind, loader in LOADERS.items()}
         self.staging = Staging()
-        # Silence vLLM's warning, at every push, about layers with nothing to load; `unloaded_layers` finds the others.
-        reload_logger = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
-        reload_logger.addFilter(lambda record: "Failed to load weights" not in str(record.msg))
-
-    @property
-    def model(self) -> torch.nn.Module:
-        return self.worker.model_runner.model
 
     def device(self) -> dict[str, str | None]:
         """Report the GPU and the NCCL version, from which a trainer chooses the backend."""
@@ -180,7 +168,7 @@ class Receiver:
 
     # --- a push ------------------------------------------------------------------------------------------------
 
-    def begin(self, number: int, manifest_json: str, bucket_timeout_s: float) -> None:
+    def begin(self, number: int, kind: Kind, manifest_json: str, bucket_timeout_s: float) -> None:
         """Prepare the buffers and the model for bucket 0."""
         self.drop_push()
         if self.group is None:
@@ -189,16 +177,9 @@ class Receiver:
         device = self.worker.device if on_device else torch.device("cpu")
         manifest = Manifest.model_validate_json(manifest_json)
         self.staging.prepare(manifest, device)
-        self.push = IncomingPush(number, manifest, device, bucket_timeout_s)
+        self.push = IncomingPush(number, self.loaders[kind], manifest, device, bucket_timeout_s)
         self.latest = self.push.progress
-        with set_current_vllm_config(self.worker.vllm_config), torch.no_grad():
-            self.reload_open = True
-            self.packed_heads = {
-                module: module.cpu_linear
-                for module in self.model.modules()
-                if isinstance(module, VocabParallelEmbedding) and hasattr(module, "cpu_linear")
-            }
-            initialize_layerwise_reload(self.model)
+        self.push.loader.begin()
 
     def receive(self, number: int) -> int:
         """Load one bucket, waiting at most its timeout, and the buckets that arrive within `RECEIVE_S` of the call.
@@ -234,10 +215,7 @@ class Receiver:
     def _load(self, push: IncomingPush, bucket: int) -> None:
         buffer = self.staging.buffer(bucket)
         push.digest.add(buffer)
-        with set_current_vllm_config(self.worker.vllm_config), torch.no_grad(), disable_mtp_completeness_check():
-            self.model.load_weights((spec.name, view_tensor(buffer, spec)) for spec in push.tensors[bucket])
-            # Copy before the buffer is reused: a fused layer keeps views of its parts until the last part has arrived.
-            copy_pending_views(self.model, buffer)
+        push.loader.load(((spec.name, view_tensor(buffer, spec)) for spec in push.tensors[bucket]), buffer)
 
     def _start_transfer(self, push: IncomingPush, bucket: int) -> None:
         if bucket not in push.transfers:
@@ -249,15 +227,12 @@ class Receiver:
     def finish(self, number: int) -> str:
         """Put the loaded layers in place, after the last bucket. Returns the digest of the received bytes."""
         push = self._running(number)
-        missing = unloaded_layers(self.model)
-        digest = push.digest.hexdigest()
-        self._finalize()
-        self.push = None
-        self.staging.release()
-        if missing:
-            raise RuntimeError(f"nothing was loaded into {', '.join(missing[:5])} ({len(missing)} layers)")
-        self.worker.model_runner.reset_lora_state()
-        return digest
+        try:
+            push.loader.finish()
+        finally:
+            self.push = None
+            self.staging.release()
+        return push.digest.hexdigest()
 
     def progress(self, number: int) -> dict[str, int | bool]:
         """Report how far push `number` came before it broke off, and whether an arrived bucket failed to load."""
@@ -280,20 +255,8 @@ class Receiver:
         if self.push is not None and self.push.transfers:
             self.leave()
         self.push = None
-        if self.reload_open:
-            forget_loaded(self.model)
-            self._finalize()
-
-    def _finalize(self) -> None:
-        """Close the layerwise reload, complete or not: restarting an open reload would lose half-loaded layers."""
-        with set_current_vllm_config(self.worker.vllm_config), torch.no_grad():
-            finalize_layerwise_reload(self.model, self.worker.model_config)
-            # Repack the output head that vLLM keeps on a CPU. The reload repacks an untied head, but not a head tied to
-            # the embedding: sampling would continue with the old head, and nothing would report it.
-            for module, packed_before in self.packed_heads.items():
-                if module.cpu_linear is packed_before:
-                    module.quant_method.process_weights_after_loading(module)
-        self.reload_open = False
+        for loader in self.loaders.values():
+            loader.drop()
 
     def _running(self, number: int) -> IncomingPush:
         if self.push is None or self.push.number != number:

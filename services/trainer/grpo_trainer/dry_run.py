@@ -11,6 +11,7 @@ from grpo_proto import RewardClient, ServiceError
 from grpo_proto.fingerprint import tokenizer_fingerprint
 from grpo_proto.messages.weights import DTYPE_BYTES
 
+from .algorithm.decisions import check_names
 from .config.run_config import RunConfig
 from .data.row_store import RowStore
 from .data.rows import load_prompt_rows
@@ -30,6 +31,7 @@ Line = tuple[str, str]
 def dry_run(config: RunConfig) -> int:
     """Print the plan of the run. Returns 0; raises UsageError at the first thing that cannot work."""
     print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
+    check_names(config.algorithm)
     if config.server.enabled:
         checked_tokens(config.server)
     tokenizer = load_tokenizer(config.model)

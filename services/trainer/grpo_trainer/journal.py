@@ -1,4 +1,4 @@
-"""Rank 0's book-keeping: what a run did, where its time went, and who can look at it meanwhile."""
+"""Rank 0's book-keeping: record what a run did and where its time went, and show both while it runs."""
 
 import logging
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class Journal:
-    """Use as a context manager. Metrics are collected during a step and written by `finish_step`."""
+    """Use as a context manager. Collects metrics during a step; `finish_step` writes them."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Journal:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None and not isinstance(error, StopRequested):
-            self._failure = redacting().redact(f"{type(error).__name__}: {error}")  # it goes to trackers
+            self._failure = redacting().redact(f"{type(error).__name__}: {error}")  # trackers get this text
         self.status.ended(self._failure)
         self._open.close()
 
@@ -73,15 +73,15 @@ class Journal:
         return self.clock.stage(name)
 
     def add(self, metrics: Mapping[str, float]) -> None:
-        """Metrics of the current step."""
+        """Add metrics to the current step."""
         self._collected |= metrics
 
     def batch_arrived(
         self, batch: Batch, reward_metrics: Mapping[str, float], counts: Counts, *, lost_requests: int, version: int
     ) -> None:
-        """The step's samples are here, with rewards and advantages. `version` is the policy they meet.
+        """Record the step's samples, with rewards and advantages. `version` is the policy to train on them.
 
-        `lost_requests`: the attempts to sample that failed, like `counts` since this process began.
+        `lost_requests`: the failed attempts to sample; like `counts`, since this process began.
         """
         self.clock.move(batch.reward_s, origin="wait", to="score")
         num_generations = self.config.rollout.num_generations
@@ -124,7 +124,7 @@ class Journal:
             self.totals.evaluation_after, self.totals.evaluated_step = metrics, step
 
     def finish_step(self, step: int) -> None:
-        """Write everything collected since the last step."""
+        """Write the metrics collected since the last step."""
         groups = self._batch.groups if self._batch else []
         num_tokens = count_tokens(groups)
         self.totals.num_tokens += num_tokens
@@ -154,19 +154,19 @@ class Journal:
             self.progress.step_done(step, metrics)
 
     def complete_step(self, step: int) -> None:
-        """Add its evaluation to the last step, which the process before has written; its push is not of that step."""
+        """Add the evaluation to the last step, which the previous process has written. Drops the push's metrics."""
         self._collected, late = {}, {key: value for key, value in self._collected.items() if key.startswith("eval_")}
         if late:
             self.sinks.complete(step, late)
             self.status.history.complete(step, late)
 
     def final_totals(self) -> RunTotals:
-        """Totals of the whole run, with what came after its last step."""
+        """Return the totals of the whole run, including the time after its last step."""
         self.totals.seconds_per_stage = self.clock.totals()
         return self.totals
 
     def state(self) -> dict[str, Any]:
-        """Totals for a checkpoint; `RunTotals(**state)` is the way back."""
+        """Return the totals for a checkpoint; `RunTotals(**state)` restores them."""
         return asdict(self.totals)
 
     def _enter_stage(self, name: str) -> None:

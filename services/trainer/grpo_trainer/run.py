@@ -7,6 +7,7 @@ from typing import Any
 
 from grpo_proto import ServiceError
 
+from .algorithm.decisions import check_names
 from .checkpoint.run_folder import find_start, make_run_folder, trainer_id
 from .checkpoint.run_lock import only_trainer_in
 from .checkpoint.saving import save_model
@@ -63,6 +64,7 @@ def run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal)
 
 def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal, open_parts: ExitStack) -> int:
     first_rank = environment_rank() == 0
+    check_names(config.algorithm)
     own_device()  # a GPU that is missing is told before anything is waited for
     warnings = open_parts.enter_context(recent_warnings())
     rendezvous = open_parts.enter_context(Rendezvous(connect_s=config.deepspeed.timeout_s))
@@ -116,9 +118,9 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
         if first_rank:
             status.enter_phase("waiting for the other ranks", limit_s=config.deepspeed.timeout_s)
             told = {"step": step, "max_steps": max_steps, "pad_token_id": pad_token_id}
-            rendezvous.tell(told | {"folder": str(folder) if folder else None})
+            rendezvous.announce(told | {"folder": str(folder) if folder else None})
         else:  # which so need neither the data nor the tokenizer
-            told = rendezvous.hear(silence_s=SILENCE_S)
+            told = rendezvous.wait_for_start(silence_s=SILENCE_S)
             folder, step = Path(told["folder"]) if told["folder"] else None, told["step"]
             max_steps, pad_token_id = told["max_steps"], told["pad_token_id"]
             status.know_run(max_steps=max_steps, step=step)

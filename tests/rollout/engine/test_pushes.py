@@ -88,10 +88,11 @@ class TestPush:
     async def test_running_sequences_go_on_under_the_new_weights(self, fresh: Server):
         async with fresh.trainer() as trainer, fresh.client() as client:
             await trainer.join(take_over=True)
+            second = fresh.model(32)  # made before: sampling must not end meanwhile
             await trainer.push(fresh.model(31), 1)
             sampling = asyncio.create_task(client.rollouts(long_request("across", prompts=16, session=trainer.session)))
             await until_running(fresh, None)
-            await trainer.push(fresh.model(32), 2)
+            await trainer.push(second, 2)
             answer = await sampling
         spans = [completion.versions for group in answer.groups for completion in group.completions]
         assert any([version for version, _ in span] == [1, 2] for span in spans)

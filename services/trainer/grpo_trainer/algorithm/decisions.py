@@ -9,6 +9,14 @@ from .extension import named
 from .normalisers import NORMALISERS
 from .normalisers.counts import Counts
 from .sequences import Episode, Group, TrainingSequence, untrained_sequence
+from .surrogates import SURROGATES
+
+
+def check_names(algorithm: AlgorithmConfig) -> None:
+    """Raise UsageError for a surrogate, a normaliser or an estimator that is in no table and in no file."""
+    named(algorithm.surrogate_name, SURROGATES, setting="algorithm.surrogate")
+    named(algorithm.normaliser_name, NORMALISERS, setting="algorithm.normaliser")
+    named(algorithm.advantage_estimator, ESTIMATORS, setting="algorithm.advantage_estimator")
 
 
 def training_sequences(

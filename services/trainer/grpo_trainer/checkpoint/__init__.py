@@ -1,6 +1,6 @@
-"""What a run leaves, and goes on from.
+"""The files that a run writes and resumes from.
 
-run_folder.py, run_lock.py   the folder of a run, and the one trainer in it
+run_folder.py, run_lock.py   the folder of a run, and the lock that admits a single trainer
 saving.py                    checkpoints and the final model, with all ranks
-files.py                     a checkpoint is whole or not there
+files.py                     the files of a checkpoint: complete or absent
 """

@@ -1,9 +1,9 @@
 """Checkpoints that are complete or absent.
 
 A checkpoint is written into a temporary folder, described by `manifest.json` (every file with size and SHA-256), synced
-and renamed. On resume one without a manifest that holds is put aside, with a warning. Everything a run needs to go on
-is in it: weights, optimizer and random generators of every rank in `engine/`; step, prompt cursor and totals in
-`state.json`. No policy version is kept: a resumed run pushes before it samples.
+and renamed. A resume moves checkpoints that do not match their manifest aside, with a warning. A checkpoint holds all
+that a run needs to resume: weights, optimizer and random generators of every rank in `engine/`; step, prompt cursor and
+totals in `state.json`. It holds no policy version: a resumed run pushes before it samples.
 """
 
 import hashlib
@@ -33,13 +33,13 @@ def temporary_folder(run_dir: Path, step: int) -> Path:
 
 
 def remove_unfinished(run_dir: Path) -> None:
-    """What a crash or a full disk left of checkpoints, whatever their step. Rank 0 only."""
+    """Remove what a crash or a full disk left of unfinished checkpoints, of any step. Rank 0 only."""
     for left in (run_dir / "checkpoints").glob(f"{TEMPORARY}*"):
         shutil.rmtree(left, ignore_errors=True)
 
 
 def begin_checkpoint(run_dir: Path, step: int) -> Path:
-    """An empty temporary folder for step `step`. Rank 0 only."""
+    """Make an empty temporary folder for step `step`. Rank 0 only."""
     remove_unfinished(run_dir)
     folder = temporary_folder(run_dir, step)
     folder.mkdir(parents=True)
@@ -47,7 +47,7 @@ def begin_checkpoint(run_dir: Path, step: int) -> Path:
 
 
 def list_files(folder: Path) -> list[str]:
-    """The files of a checkpoint that is being written, relative to its folder."""
+    """List the files of a checkpoint under construction, relative to its folder."""
     paths = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     return sorted(name for name in paths if name not in (STATE, MANIFEST))
 
@@ -55,8 +55,10 @@ def list_files(folder: Path) -> list[str]:
 def describe_files(
     folder: Path, names: list[str], *, beat: Callable[[], None] = lambda: None
 ) -> dict[str, dict[str, Any]]:
-    """Size and SHA-256 of each, read back from a synced file. A terabyte takes minutes: ranks share the files, and
-    `beat` hears of each."""
+    """Compute size and SHA-256 of each file, read back after a sync.
+
+    A terabyte takes minutes: ranks share the files, and `beat` is called after each file.
+    """
     described = {}
     for name in names:
         described[name] = _describe(folder / name)
@@ -67,9 +69,10 @@ def describe_files(
 def finish_checkpoint(
     run_dir: Path, step: int, state: dict[str, Any], files: dict[str, dict[str, Any]], *, keep: int
 ) -> Path:
-    """Seal the temporary folder, whose other `files` are described, and give it its name. Rank 0 only.
+    """Write state and manifest into the temporary folder, and rename it. Rank 0 only.
 
-    Then all but the newest `keep` are removed. Raises OSError, as on a full disk.
+    `files` describes the other files. Removes all but the newest `keep` checkpoints afterwards. Raises OSError, as on a
+    full disk.
     """
     temporary, final = temporary_folder(run_dir, step), checkpoint_folder(run_dir, step)
     _write_synced(temporary / STATE, json.dumps(state, indent=1).encode())
@@ -79,12 +82,12 @@ def finish_checkpoint(
     temporary.rename(final)
     _sync_folder(final.parent)
     for old in list_steps(run_dir)[:-keep]:
-        shutil.rmtree(checkpoint_folder(run_dir, old), ignore_errors=True)  # somebody may be reading it over NFS
+        shutil.rmtree(checkpoint_folder(run_dir, old), ignore_errors=True)  # another process may be reading it over NFS
     return final
 
 
 def list_steps(run_dir: Path) -> list[int]:
-    """Steps that have a checkpoint, ascending; whether each is whole, `verify` says."""
+    """List the steps that have a checkpoint, ascending; `verify` checks whether a checkpoint is whole."""
     names = [path.name for path in (run_dir / "checkpoints").glob(f"{PREFIX}*")]
     return sorted(int(name.removeprefix(PREFIX)) for name in names if name.removeprefix(PREFIX).isdigit())
 
@@ -92,10 +95,10 @@ def list_steps(run_dir: Path) -> list[int]:
 def find_latest(
     run_dir: Path, *, reading: Callable[[], AbstractContextManager[None]] = nullcontext
 ) -> tuple[Path, dict[str, Any]] | None:
-    """The newest whole checkpoint and its state; None when there is none. Broken ones are skipped with a warning.
+    """Return the newest whole checkpoint and its state; None without checkpoints. Skips damaged ones with a warning.
 
-    `reading` is held while a checkpoint is only read, which takes minutes for a large one.
-    Raises UsageError when there are checkpoints but none is whole: starting from the beginning would hide that.
+    `reading` wraps the verification, which changes nothing and takes minutes for a large checkpoint.
+    Raises UsageError when there are checkpoints but none is whole: a run from the beginning would hide that.
     """
     steps = list_steps(run_dir)
     damaged: list[int] = []
@@ -104,39 +107,45 @@ def find_latest(
         with reading():
             problem = verify(folder)
         if problem is None:
-            for one in damaged:
-                _put_aside(run_dir, one)
+            for damaged_step in damaged:
+                _put_aside(run_dir, damaged_step)
             return folder, json.loads((folder / STATE).read_text())
-        log.warning("skipping the checkpoint %s: %s", folder, problem)
+        log.warning("skipping the damaged checkpoint %s: %s", folder, problem)
         damaged.append(step)
     if steps:
         raise UsageError(
             f"none of the {len(steps)} checkpoints in {run_dir / 'checkpoints'} is whole",
-            hint="start without --resume and with another run_dir, or restore one from a copy",
+            hint="start without --resume and with another run_dir, or restore a checkpoint from a copy",
         )
     return None
 
 
 def _put_aside(run_dir: Path, step: int) -> None:
-    """A damaged one takes no place of a whole one; the next checkpoint removes it. Raises TrainerError."""
+    """Move a damaged checkpoint aside, so that it does not count for `keep`; the next checkpoint removes it.
+
+    Raises TrainerError when it cannot be moved.
+    """
     folder, aside = checkpoint_folder(run_dir, step), temporary_folder(run_dir, step)
-    log.warning("it is %s from now on, and is removed when the next checkpoint is written", aside)
-    shutil.rmtree(aside, ignore_errors=True)  # what a crash left of the same step
+    log.warning("moving the damaged checkpoint to %s; the next checkpoint removes it", aside)
+    shutil.rmtree(aside, ignore_errors=True)  # a leftover of the same step after a crash
     try:
         folder.rename(aside)
     except OSError as error:
-        raise storage_error_class(error)(f"{folder} is damaged and cannot be put aside: {error.strerror}") from error
+        raise storage_error_class(error)(f"{folder} is damaged and cannot be moved aside: {error.strerror}") from error
 
 
 def verify(folder: Path) -> str | None:
-    """What is wrong with a checkpoint; None when it is whole. Raises UnavailableError when the disk is away, and
-    UsageError when this user may not read it: that is no damage."""
+    """Return what is wrong with a checkpoint; None when it is whole.
+
+    Two failures are no damage: raises UnavailableError when the disk is unavailable, and UsageError when this user may
+    not read the checkpoint.
+    """
     try:
         return _damage(folder)
     except PermissionError as error:
         raise UsageError(
-            f"{error.filename or folder} may not be read by us",
-            hint="give the run folder to the user of the run",
+            f"{error.filename or folder} is not readable for this user",
+            hint="make the run folder readable for the user of the run",
         ) from error
     except OSError as error:
         if storage_error_class(error) is UnavailableError:
@@ -156,7 +165,7 @@ def _damage(folder: Path) -> str | None:
         if path.stat().st_size != expected["bytes"]:
             return f"{name} has {path.stat().st_size} bytes instead of {expected['bytes']}"
         if _describe(path) != expected:
-            return f"{name} has other contents than were written"
+            return f"the contents of {name} do not match its SHA-256"
     return None
 
 

@@ -1,9 +1,10 @@
-"""The run folder: what lies where, whose it is, and whether it may be used.
+"""The run folder: its contents, its trainer id, and whether a run may use it.
 
-run.yaml            the resolved configuration        checkpoints/   see checkpoint.py
-trainer_id          who this run is to the servers    model/         the final policy, for transformers and vLLM
+run.yaml            the resolved configuration        checkpoints/   see files.py
+trainer_id          the name of this run for servers  model/         the final policy, for transformers and vLLM
 metrics.jsonl, completions.jsonl, tensorboard/, report.html, summary.json
-.lock               held by the trainer that uses the folder, see run_lock.py
+data/               the prompt rows with their token ids; see data/rows.py
+.lock               held by the trainer that uses the folder; see run_lock.py
 """
 
 import uuid
@@ -30,9 +31,9 @@ def make_run_folder(run_dir: Path) -> None:
 def find_start(
     run_dir: Path, *, resume: bool, reading: Callable[[], AbstractContextManager[None]] = nullcontext
 ) -> tuple[Path, dict[str, Any]] | None:
-    """The newest whole checkpoint and its state when resuming, else None. For `reading` see `find_latest`.
+    """Return the newest whole checkpoint and its state when resuming, else None. For `reading` see `find_latest`.
 
-    Raises UsageError when a new run would write into an older one's folder.
+    Raises UsageError when a new run would write into the folder of an older run.
     """
     if resume:
         return find_latest(run_dir, reading=reading)
@@ -45,7 +46,7 @@ def find_start(
 
 
 def trainer_id(run_dir: Path) -> str:
-    """The same at every start of this run: a restarted trainer replaces its own older session on the servers."""
+    """Return this run's id, the same at every start: a restarted trainer replaces its older session on the servers."""
     file = run_dir / "trainer_id"
     if not file.exists():
         write_text_atomically(file, f"{run_dir.name}-{uuid.uuid4().hex[:12]}\n")

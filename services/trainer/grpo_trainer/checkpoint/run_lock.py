@@ -1,7 +1,7 @@
-"""One trainer to a run folder: rank 0 holds a lock in it until its process ends, however that is.
+"""Admit a single trainer to a run folder: rank 0 holds a lock in it until its process ends, by exit or by crash.
 
-Two that write one metrics.jsonl and one row of checkpoints leave neither's run. The lock is POSIX's, which a file
-server keeps for all its machines, and which a process does not hand on to those it forks.
+Two trainers writing the same metrics.jsonl and checkpoints would ruin both runs. The lock is a POSIX lock: a file
+server enforces it across machines, and forked processes do not inherit it.
 """
 
 import fcntl
@@ -25,8 +25,11 @@ POLL_S = 0.5
 def only_trainer_in(
     run_dir: Path, *, timeout_s: float, interruptible: Callable[[], AbstractContextManager[None]]
 ) -> Iterator[None]:
-    """Hold the lock of `run_dir`, which exists. Raises UnavailableError, naming who has it, when it is not free within
-    `timeout_s`. Where the file system has no locks, warns and goes on. The wait itself is `interruptible`."""
+    """Hold the lock of `run_dir`, which exists. A stop interrupts the wait, by `interruptible`.
+
+    Warns and goes on where the file system has no locks. Raises UnavailableError, naming the process that holds the
+    lock, when it is not free within `timeout_s`.
+    """
     file = run_dir / ".lock"
     try:
         lock = file.open("a+")
@@ -42,17 +45,17 @@ def only_trainer_in(
 
 
 def _wait_for(lock: TextIO, file: Path, timeout_s: float) -> None:
-    give_up_s, told = time.monotonic() + timeout_s, False
+    give_up_s, warned = time.monotonic() + timeout_s, False
     while not _taken(lock, file):
         lock.seek(0)
         holder = lock.read(200).strip() or "another process"
         if time.monotonic() >= give_up_s:
             raise UnavailableError(
                 f"run_dir {file.parent} is in use by {holder}: it has held {file.name} for {timeout_s:g} s",
-                hint="end that one, raise lock_timeout_s if it is still saving, or choose another run_dir",
+                hint="end that process, raise lock_timeout_s if it is still saving, or choose another run_dir",
             )
-        if not told:
-            told = True
+        if not warned:
+            warned = True
             log.warning("run_dir %s is in use by %s: waiting for its end, %g s at most", file.parent, holder, timeout_s)
         time.sleep(POLL_S)
 
@@ -63,5 +66,5 @@ def _taken(lock: TextIO, file: Path) -> bool:
     except (BlockingIOError, PermissionError):
         return False
     except OSError as error:
-        log.warning("%s cannot be locked here (%s): nothing keeps a second trainer out of it", file, error.strerror)
+        log.warning("%s cannot be locked here (%s): nothing keeps a second trainer out", file, error.strerror)
     return True

@@ -1,4 +1,4 @@
-"""Writing checkpoints and the final model, with all ranks."""
+"""Write checkpoints and the final model, with all ranks."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,19 +13,19 @@ from .files import begin_checkpoint, describe_files, finish_checkpoint, list_fil
 
 
 class SavedEngine(Protocol):
-    """The part of the training engine that is saved on each rank."""
+    """The part of the training engine that every rank saves."""
 
     def save(self, folder: Path) -> None: ...
 
 
 def save_checkpoint(step: int, config: RunConfig, crew: Crew, state: dict[str, Any]) -> None:
-    """Save the run after `step`, with `state` of rank 0.
+    """Save the run after `step`, with rank 0's `state`.
 
-    Raises RunError when it could not be written; the checkpoints before it are intact.
+    Raises RunError when the checkpoint could not be written; earlier checkpoints are intact.
     """
     run_dir, keep = config.run_dir, config.checkpoint.save_total_limit
     try:
-        with _named(f"the checkpoint of step {step}", hint="free some space; the checkpoints before it are intact"):
+        with _named(f"the checkpoint of step {step}", hint="free some space; the earlier checkpoints are intact"):
             with _own_writing():
                 folder = begin_checkpoint(run_dir, step)
             crew.do("save_engine", str(folder / "engine"))
@@ -39,31 +39,31 @@ def save_checkpoint(step: int, config: RunConfig, crew: Crew, state: dict[str, A
 
 
 def save_model(config: RunConfig, crew: Crew, write_hf: Callable[[Path, dict[str, Any]], None]) -> None:
-    """The policy as transformers and vLLM load it, into `model/`, which is whole or not there.
+    """Write the policy for transformers and vLLM into `model/`, complete or not at all.
 
-    Raises RunError when it could not be written.
+    Raises RunError when the model could not be written.
     """
     state = crew.do("gather_state")
-    hint = "free some space and go on with --resume: the checkpoint of the last step is intact"
+    hint = "free some space, then use --resume: the checkpoint of the last step is intact"
     with _named("the final model", hint=hint), _own_writing():
         write_folder_atomically(config.run_dir / "model", lambda folder: write_hf(folder, state))
 
 
 def engine_part(engine: SavedEngine, folder: Path) -> None:
-    """This rank's part of a checkpoint. Raises RunError when it cannot be written."""
+    """Write this rank's part of a checkpoint. Raises RunError when it cannot be written."""
     with _writing():
         engine.save(folder)
 
 
 def describe_part(folder: Path, names: list[str], *, beat: Callable[[], None]) -> dict[str, dict[str, Any]]:
-    """This rank's share of `describe_files`. Raises RunError when a file cannot be read back."""
+    """Do this rank's share of `describe_files`. Raises RunError when a file cannot be read back."""
     with _writing():
         return describe_files(folder, names, beat=beat)
 
 
 @contextmanager
 def _writing() -> Iterator[None]:
-    """Make a RunError, which is an answer to rank 0, of what a full disk raises."""
+    """Turn write errors, as on a full disk, into a RunError, which a rank sends to rank 0 as its answer."""
     try:
         yield
     except WRITE_ERRORS as error:
@@ -72,7 +72,7 @@ def _writing() -> Iterator[None]:
 
 @contextmanager
 def _own_writing() -> Iterator[None]:
-    """Name rank 0 as the one that could not write."""
+    """Name rank 0 in the error of its own writing, as `Crew` names the other ranks."""
     try:
         with _writing():
             yield

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from ..config.cold_start import ColdStartData
 from ..data.prompts import PromptMaker, check_columns
-from ..data.sources import Row, read_rows
+from ..data.sources import read_rows
+from ..data.values import Row
 from ..errors import UsageError
 
 if TYPE_CHECKING:

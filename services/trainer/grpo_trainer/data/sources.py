@@ -12,8 +12,7 @@ from typing import Any
 
 from ..errors import UnavailableError, UsageError, storage_error_class
 from .formats import READERS, read_file
-from .values import Row as Row
-from .values import json_value
+from .values import Row, json_value
 
 _KNOWN_SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")

@@ -1,8 +1,8 @@
-"""DeepSpeed: the model, its optimizer, its state, and the weights on their way out.
+"""DeepSpeed: the model, its optimizer, its state, and the export of its weights.
 
-training_engine.py       all of it, put together
+training_engine.py       the parts below, put together
 model.py, output_head.py the policy; logprob and entropy of each completion token
 deepspeed_settings.py, schedule.py, random_state.py, state.py
-                         settings, learning rate, random numbers, what a checkpoint says of itself
+                         settings, learning rate, random numbers, engine.json of a checkpoint
 export.py                the weights, bucket by bucket
 """

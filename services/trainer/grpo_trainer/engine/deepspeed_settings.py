@@ -1,4 +1,4 @@
-"""What DeepSpeed is told: its configuration, the optimizer, and the one clip it leaves to us. Imports no DeepSpeed."""
+"""DeepSpeed's configuration, the optimizer, and the gradient clip where DeepSpeed has none. Imports no DeepSpeed."""
 
 from typing import Any, Self
 
@@ -8,14 +8,14 @@ from torch import nn
 from ..config.run_config import DeepSpeedConfig, ModelConfig, OptimizerConfig
 
 REDUCE_BUCKET_NUMBERS = 50_000_000
-"""Gradients that are summed together, float32: 200 MB on every GPU. DeepSpeed's default is ten times that."""
+"""Number of float32 gradients reduced together: 200 MB on every GPU. DeepSpeed's default is ten times as much."""
 
 
 def deepspeed_settings(model: ModelConfig, optimizer: OptimizerConfig, sharing: DeepSpeedConfig) -> dict[str, Any]:
-    """DeepSpeed's own configuration. bf16 weights have float32 masters; gradients are summed in float32 everywhere.
+    """Return DeepSpeed's configuration. bf16 weights have float32 masters; gradients are summed in float32 everywhere.
 
-    `zero_stage` 0 in bf16 is DeepSpeed's stage 1, which shards the optimizer's state and nothing else. Its own stage 0
-    would sum the gradients of micro-batches in bf16 and step once on zero gradients when it starts.
+    `zero_stage` 0 in bf16 maps to DeepSpeed's stage 1, which shards the optimizer's state only. DeepSpeed's stage 0
+    would sum the gradients of micro-batches in bf16, and make an update with zero gradients at its start.
     """
     bf16 = model.dtype == "bfloat16"
     stage = 1 if bf16 and sharing.zero_stage == 0 else sharing.zero_stage
@@ -28,11 +28,11 @@ def deepspeed_settings(model: ModelConfig, optimizer: OptimizerConfig, sharing: 
     if sharing.offload_optimizer and stage > 0:
         zero["offload_optimizer"] = {"device": "cpu"}
     return {
-        # Micro-batches are counted by us: as many as the token budget makes, and step() ends an update.
+        # We count micro-batches ourselves: the token budget decides their number, and step() ends an update.
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "managed_gradient_accumulation": False,
-        # The bare optimizer of ZeRO 0 in float32 is clipped by ClipBareOptimizer.
+        # ClipBareOptimizer clips for the bare optimizer of ZeRO 0 in float32.
         "gradient_clipping": optimizer.max_grad_norm if stage > 0 else 0.0,
         "bf16": {"enabled": bf16},
         "data_types": {"grad_accum_dtype": "fp32"},
@@ -45,13 +45,13 @@ def deepspeed_settings(model: ModelConfig, optimizer: OptimizerConfig, sharing: 
 
 
 def inference_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings of a frozen model sharded like the policy: no optimizer, so nothing to offload."""
+    """Return the settings of a frozen model sharded like the policy: no optimizer, so nothing to offload."""
     zero = {key: value for key, value in settings["zero_optimization"].items() if key != "offload_optimizer"}
     return settings | {"zero_optimization": zero}
 
 
 def adamw(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """AdamW; biases and norms (parameters of one dimension) do not decay, as in transformers' Trainer."""
+    """Return AdamW. Biases and norms (parameters of one dimension) do not decay, as in transformers' Trainer."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     matrices = [parameter for parameter in parameters if len(full_shape(parameter)) > 1]
     vectors = [parameter for parameter in parameters if len(full_shape(parameter)) <= 1]
@@ -61,21 +61,21 @@ def adamw(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
         lr=config.learning_rate,
         betas=(config.adam_beta1, config.adam_beta2),
         eps=config.adam_epsilon,
-        # One pass over the memory: on a CPU twelve times faster than torch's default.
+        # A single pass over the memory: on a CPU twelve times as fast as torch's default.
         fused=True,
     )
 
 
 def full_shape(parameter: torch.Tensor) -> list[int]:
-    """Shape of a parameter, also of one that ZeRO-3 has sharded."""
+    """Return the whole shape of a parameter, also when ZeRO-3 has sharded it."""
     return list(getattr(parameter, "ds_shape", parameter.shape))
 
 
 class ClipBareOptimizer:
-    """Clips the gradient, and skips the update when it is not finite, where DeepSpeed does not.
+    """Clip the gradient, and skip the update when it is not finite, where DeepSpeed does not.
 
-    Under ZeRO 0 in float32 DeepSpeed calls the optimizer directly: it clips, but neither tells the norm nor looks
-    whether it is finite. Gradients are reduced by then, so all ranks decide alike.
+    Under ZeRO 0 in float32 DeepSpeed calls the optimizer directly: it clips, but neither reports the norm nor checks
+    that it is finite. Gradients are reduced by then, so that all ranks decide alike.
     """
 
     def __init__(self, max_grad_norm: float):
@@ -84,7 +84,7 @@ class ClipBareOptimizer:
 
     @classmethod
     def attach(cls, optimizer: torch.optim.Optimizer, settings: dict[str, Any], max_grad_norm: float) -> Self | None:
-        """Clip before every step of `optimizer` if it is bare under these settings."""
+        """Clip before every step of `optimizer`. Returns None when DeepSpeed wraps it and clips itself."""
         if settings["zero_optimization"]["stage"] > 0:
             return None
         clip = cls(max_grad_norm)
@@ -95,6 +95,6 @@ class ClipBareOptimizer:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self.grad_norm = nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)
         if not torch.isfinite(self.grad_norm):
-            # The optimizer passes over parameters without a gradient.
+            # The optimizer skips parameters without a gradient.
             for parameter in parameters:
                 parameter.grad = None

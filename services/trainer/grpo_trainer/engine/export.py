@@ -1,8 +1,7 @@
-"""The seam of what is pushed: named tensors, gathered bucket by bucket into two staging buffers that take turns.
+"""Export the weights for a push: gather named tensors bucket by bucket into two alternating staging buffers.
 
-While one bucket travels to the rollout servers, the next one is gathered and digested; not so under ZeRO-3 over NCCL,
-where a gather waits for the GPU. The buffers are kept from push to push: the first touch of fresh memory costs more
-than the copy into it.
+While a bucket is broadcast, the next is gathered and digested; except under ZeRO-3 over NCCL, where a gather waits for
+the GPU. The buffers are kept from push to push: the first touch of fresh memory costs more than the copy into it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,15 +19,15 @@ Gather = Callable[[list[torch.Tensor]], AbstractContextManager[None]]
 
 
 class Export:
-    """Named tensors on their way to the rollout servers.
+    """The named tensors of a push.
 
     Args:
-        kind: what the servers load them as: `full`, every parameter of the model.
-        tensors: by the names of a Hugging Face checkpoint, less tied names.
-        device: where they are.
-        gather: a context in which the tensors given to it are whole, a collective of all ranks under ZeRO-3.
-        sharded: whether `gather` is one.
-        fills: whether this rank fills buckets, or only helps to gather.
+        kind: how the servers load the tensors: `full`, every parameter of the model.
+        tensors: by their names in a Hugging Face checkpoint, without tied names.
+        device: where the tensors are.
+        gather: a context in which its tensors are whole; under ZeRO-3 a collective of all ranks.
+        sharded: whether `gather` is a collective.
+        fills: whether this rank fills buckets; otherwise it only helps to gather.
         beat: called after each bucket.
     """
 
@@ -48,14 +47,14 @@ class Export:
         self._staging: list[torch.Tensor] = []
 
     def listed(self) -> list[tuple[str, str, list[int]]]:
-        """Name, dtype and whole shape of each tensor, in the order in which they are pushed."""
+        """Return name, dtype and whole shape of each tensor, in push order."""
         return [(name, dtype_name(tensor.dtype), full_shape(tensor)) for name, tensor in self._tensors.items()]
 
     def buckets(self, manifest: Manifest, device: torch.device | str) -> Iterator[torch.Tensor]:
-        """Bucket after bucket as `manifest` lays them out: uint8 buffers on `device`, empty on a rank that only helps
-        to gather. A Gloo broadcast needs them on `cpu`.
+        """Yield the buckets of `manifest`: uint8 buffers on `device`, empty on a rank that only helps to gather.
 
-        A bucket stays as it is until the next but one is asked for. All ranks have to iterate to the end.
+        A Gloo broadcast needs them on `cpu`. A bucket stays unchanged until the next but one is requested. All
+        ranks must iterate equally far.
         """
         if self._fills:
             self._make_staging(max(manifest.bucket_bytes), torch.device(device))
@@ -64,7 +63,7 @@ class Export:
             buffer = self._staging[number % 2][:num_bytes] if self._fills else torch.empty(0, dtype=torch.uint8)
             with self._gather([self._tensors[spec.name] for spec in specs]):
                 if self._fills:
-                    # Copy, never keep a view: a gathered tensor's memory is gone when the context ends.
+                    # Copy, never keep a view: a gathered tensor's memory is freed when the context ends.
                     for spec in specs:
                         view_tensor(buffer, spec).copy_(self._tensors[spec.name].data)
             self._beat()
@@ -73,6 +72,6 @@ class Export:
     def _make_staging(self, num_bytes: int, device: torch.device) -> None:
         if self._staging and self._staging[0].numel() >= num_bytes and self._staging[0].device.type == device.type:
             return
-        # Copies from a GPU are several times as fast into memory that cannot be paged out.
+        # Pin the memory: copies from a GPU into pinned memory are several times as fast.
         pinned = device.type == "cpu" and torch.cuda.is_available()
         self._staging = [torch.zeros(num_bytes, dtype=torch.uint8, device=device, pin_memory=pinned) for _ in range(2)]

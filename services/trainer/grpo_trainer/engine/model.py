@@ -1,4 +1,4 @@
-"""Loading a policy: a Hugging Face causal language model in the dtype it is trained and pushed in."""
+"""Load a policy: a Hugging Face causal language model, in the dtype of training and push."""
 
 from typing import Any
 
@@ -14,10 +14,11 @@ from .output_head import Policy
 
 
 def load_policy(config: ModelConfig, *, temperature: float, zero3: dict[str, Any] | None) -> Policy:
-    """The model of `config`, without dropout: the same tokens always have the same logprobs.
+    """Load the model of `config`, without dropout: the same tokens always have the same logprobs.
 
-    `zero3`: the DeepSpeed configuration when parameters are sharded; every rank then loads its share alone, and no rank
-    ever holds the whole model. Raises UsageError when the model cannot be loaded, or not be trained here.
+    `zero3`: the DeepSpeed configuration when parameters are sharded; every rank then loads its share only, and no rank
+    ever holds the whole model. Raises UsageError or UnavailableError when the model cannot be loaded, and UsageError
+    when it cannot be trained here.
     """
     sharded = HfDeepSpeedConfig(zero3) if zero3 is not None else None
     try:
@@ -34,14 +35,14 @@ def load_policy(config: ModelConfig, *, temperature: float, zero3: dict[str, Any
         ) from error
     finally:
         if sharded is not None:
-            # transformers keeps a weak reference to it, and would shard every later model as well.
+            # transformers keeps a weak reference to the setting, and would shard every later model as well.
             unset_hf_deepspeed_config()
     if any(isinstance(change, WeightConverter) for change in getattr(model, "_weight_conversions", None) or []):
-        # transformers fuses some checkpoints' tensors while loading (experts, above all); servers load the originals.
+        # transformers fuses some tensors while loading (experts, above all); servers load the original tensors.
         raise UsageError(
             f"{config.name_or_path} ({model.config.model_type}) has other parameters in memory than in its checkpoint; "
-            "they cannot be pushed to a rollout server",
-            hint="take a dense model",
+            "a rollout server cannot load them",
+            hint="use a dense model",
         )
     switch_dropout_off(model)
     if config.gradient_checkpointing:
@@ -50,7 +51,7 @@ def load_policy(config: ModelConfig, *, temperature: float, zero3: dict[str, Any
 
 
 def switch_dropout_off(model: nn.Module) -> None:
-    """Dropout to 0 everywhere, while the model stays in training mode: gradient checkpointing asks for that."""
+    """Set dropout to 0 everywhere. The model stays in training mode, which gradient checkpointing requires."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

@@ -1,8 +1,8 @@
-"""Logprobs: hidden states → log-probability and entropy of each completion token, a chunk of tokens at a time.
+"""Compute logprobs: hidden states → log-probability and entropy of each completion token, chunk by chunk.
 
 The logits of a long batch are its largest tensor: 8,192 tokens × 151,936 entries in float32 are 5 GB, and a plain
-backward pass holds them three times. Here only completion tokens go through the output head, `chunk_tokens` at a time,
-and the backward pass computes the logits of a chunk again instead of keeping them.
+backward pass holds them three times. So only completion tokens pass the output head, `chunk_tokens` at a time, and the
+backward pass recomputes the logits of a chunk instead of keeping them.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from ..errors import UsageError
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
-# Models that change their logits after the output head; the chunked head below has no place for it.
+# Settings of models that transform their logits after the output head: the chunked head does not.
 LOGIT_TRANSFORMS = {
     "final_logit_softcapping": None,
     "logit_scale": 1.0,
@@ -27,7 +27,7 @@ LOGIT_TRANSFORMS = {
 
 
 class Policy(nn.Module):  # type: ignore[misc]
-    """A causal language model that answers with logprobs. The wrapped model keeps its own parameters and names.
+    """A causal language model that returns logprobs. The wrapped model keeps its parameters and their names.
 
     Raises UsageError for models that transform their logits (soft-capping, scaling).
     """
@@ -39,28 +39,28 @@ class Policy(nn.Module):  # type: ignore[misc]
             if value is not None and value != neutral:
                 raise UsageError(
                     f"model {model.config.model_type} sets {key} to {value}, which the trainer does not reproduce",
-                    hint="take a model with plain logits",
+                    hint="use a model with plain logits",
                 )
         self.model = model
         self.head = TokenHead(model.get_output_embeddings(), temperature=temperature, chunk_tokens=chunk_tokens)
 
     def forward(self, input_ids_BL: torch.Tensor, row_N: torch.Tensor, column_N: torch.Tensor) -> Pair:
-        """log π and entropy, float32, of the tokens at (row_N, column_N), of the distribution after temperature.
+        """Return log π and entropy [N], float32, of the tokens at (row_N, column_N), after temperature.
 
-        Sequences are padded on the right, so that with causal attention no mask is needed (see `MicroBatch`).
+        Sequences are padded on the right: with causal attention they need no mask (see `MicroBatch`).
         """
         hidden_BLH = self.model.base_model(input_ids=input_ids_BL, use_cache=False).last_hidden_state
         length, width = hidden_BLH.shape[1:]
-        # The hidden state of a column predicts the token of the next one.
+        # The hidden state of a column predicts the token of the next column.
         hidden_NH = hidden_BLH.reshape(-1, width).index_select(0, row_N * length + column_N - 1)
         return cast(Pair, self.head(hidden_NH, input_ids_BL[row_N, column_N]))
 
 
 class TokenHead(nn.Module):  # type: ignore[misc]
-    """The output head, called once for a whole micro-batch and chunked inside.
+    """The output head: call it once for a whole micro-batch; it chunks inside.
 
-    It shares the parameters of the model's own head. One call, because under ZeRO-3 a call gathers the weight, which is
-    a collective, and the number of chunks differs between ranks.
+    A single call, because under ZeRO-3 a call gathers the weight, which is a collective, and the number of chunks
+    differs between ranks. It shares the parameters of the model's own head.
     """
 
     def __init__(self, head: nn.Module, *, temperature: float, chunk_tokens: int):
@@ -79,7 +79,7 @@ class _ChunkedHead(torch.autograd.Function):  # type: ignore[misc]
 
         ∂ log p_target / ∂z_v = [v = target] − p_v          ∂H / ∂z_v = −p_v (log p_v + H)
 
-    The products are in the weight's dtype, softmax and sums in float32.
+    Matrix products are in the weight's dtype, softmax and sums in float32.
     """
 
     @staticmethod
@@ -113,7 +113,7 @@ class _ChunkedHead(torch.autograd.Function):  # type: ignore[misc]
     ) -> tuple[torch.Tensor | None, ...]:
         hidden_NH, weight_VH, bias_V, target_N, log_sum_N, entropy_N = ctx.saved_tensors
         temperature, chunk_tokens = ctx.temperature, ctx.chunk_tokens
-        # Sums over chunks stay in float32 until the end, so that bf16 rounds once.
+        # Keep sums over chunks in float32 until the end, so that bf16 rounds once.
         grad_weight_VH = torch.zeros_like(weight_VH, dtype=torch.float32)
         grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
         grad_hidden_NH = torch.empty_like(hidden_NH)

@@ -1,4 +1,4 @@
-"""The random generators of this process: seeded at the start, saved and restored with a checkpoint."""
+"""Seed the random generators of this process, and save and restore them with a checkpoint."""
 
 import random
 from typing import Any
@@ -12,7 +12,7 @@ def seed_everything(seed: int) -> None:
 
 
 def random_state() -> dict[str, Any]:
-    """Python's, torch's and that of this rank's GPU; plain numbers and tensors, so that they load without a pickle."""
+    """Return the state of Python, torch and this rank's GPU: plain numbers and tensors, loadable without pickle."""
     cuda = [torch.cuda.get_rng_state()] if torch.cuda.is_available() else []
     return {"python": random.getstate(), "torch": torch.get_rng_state(), "cuda": cuda}
 
@@ -22,4 +22,4 @@ def restore_random_state(state: dict[str, Any]) -> None:
     random.setstate((version, tuple(internal), gauss))
     torch.set_rng_state(state["torch"])
     if torch.cuda.is_available() and state["cuda"]:
-        torch.cuda.set_rng_state(state["cuda"][0])  # whichever GPU it is today
+        torch.cuda.set_rng_state(state["cuda"][0])  # the same rank may have another GPU now

@@ -1,4 +1,4 @@
-"""How many steps a run has, and the learning rate as a function of the update's number: a resumed run needs no state.
+"""The number of steps, and the learning rate as a function of the update's number: a resumed run needs no state.
 
 The factors are those of transformers' `get_constant_schedule_with_warmup`, `get_linear_schedule_with_warmup` and
 `get_cosine_schedule_with_warmup` (half a period). As there, the first update of a warm-up has rate 0.
@@ -10,19 +10,19 @@ from ..config.run_config import OptimizerConfig, RunConfig
 
 
 def number_of_steps(config: RunConfig, num_rows: int) -> int:
-    """`max_steps`, or as many batches as `num_train_epochs` over the rows make, the last one filled up."""
+    """Return `max_steps`, or the number of batches in `num_train_epochs` over the rows; the last batch is filled up."""
     if config.max_steps is not None:
         return config.max_steps
     return max(1, math.ceil(config.num_train_epochs * num_rows / config.rollout.groups_per_batch))
 
 
 def learning_rate(config: OptimizerConfig, *, update: int, total_updates: int) -> float:
-    """Rate of optimizer update number `update` (from 0) of `total_updates`; skipped updates count."""
+    """Return the rate of optimizer update `update` (from 0) of `total_updates`; skipped updates count."""
     return config.learning_rate * _factor(config, update, total_updates)
 
 
 def warmup_updates(config: OptimizerConfig, total_updates: int) -> int:
-    """`warmup_steps`, or the share `warmup_ratio` of all updates, rounded up."""
+    """Return `warmup_steps`, or the share `warmup_ratio` of all updates, rounded up."""
     return config.warmup_steps or math.ceil(config.warmup_ratio * total_updates)
 
 

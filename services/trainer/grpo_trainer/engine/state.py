@@ -1,4 +1,4 @@
-"""`engine.json` of a checkpoint: how the run was laid out, and how far its engine was."""
+"""`engine.json` of a checkpoint: the layout of the run, and the progress of its engine."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ STATE_TAG = "state"
 
 
 def layout(*, zero_stage: int, world_size: int, dtype: str) -> dict[str, Any]:
-    """What has to be the same for a checkpoint to fit."""
+    """Return the settings that must be the same for a checkpoint to fit."""
     return {"zero_stage": zero_stage, "world_size": world_size, "dtype": dtype}
 
 
@@ -20,9 +20,9 @@ def write_engine_state(folder: Path, layout: dict[str, Any], counts: dict[str, i
 
 
 def read_engine_state(folder: Path, layout: dict[str, Any]) -> dict[str, Any]:
-    """The counts of the engine in `folder`, and what `layout` it was written with, which is the same.
+    """Read the counts and the layout of the engine in `folder`, and check that the layout is `layout`.
 
-    Raises UsageError for another ZeRO stage, world size or dtype, and UnavailableError when the disk is away.
+    Raises UsageError for another ZeRO stage, world size or dtype, and UnavailableError when the disk is unavailable.
     """
     try:
         saved: dict[str, Any] = json.loads((folder / STATE_TAG / "engine.json").read_text())
@@ -34,6 +34,6 @@ def read_engine_state(folder: Path, layout: dict[str, Any]) -> dict[str, Any]:
         if saved[name] != value:
             raise UsageError(
                 f"the checkpoint {folder} was written with {name} {saved[name]}, and this run has {value}",
-                hint="resume with the layout the checkpoint was written with, or choose another run_dir",
+                hint="resume with the layout of the checkpoint, or choose another run_dir",
             )
     return saved

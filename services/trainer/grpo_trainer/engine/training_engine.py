@@ -1,9 +1,9 @@
-"""The engine: one model on all ranks, its optimizer updates, its weights out, its state to disk and back.
+"""The engine: one model on all ranks, its optimizer updates, the export of its weights, and its checkpoints.
 
-DeepSpeed ZeRO 0, 2 and 3 on GPUs over NCCL or without GPUs over Gloo: one code path. Every method but
-`write_hf` is a collective: all ranks call it, with the same number of micro-batches.
+One code path for DeepSpeed ZeRO 0, 2 and 3, on GPUs over NCCL or without GPUs over Gloo. Every method but `write_hf`
+is a collective: all ranks call it, with the same number of micro-batches.
 
-What DeepSpeed would decide by itself and is decided here:
+Three decisions are made here instead of by DeepSpeed:
 - gradients of all micro-batches are summed, in float32 (DeepSpeed averages over ranks, hence the loss × world size);
 - the learning rate is a function of the update's number (`schedule`);
 - an update without a finite gradient is skipped on all ranks, in every ZeRO stage and dtype.
@@ -44,16 +44,16 @@ from .state import STATE_TAG, layout, read_engine_state, write_engine_state
 
 log = logging.getLogger(__name__)
 
-# Compile no ops. On a machine without a GPU DeepSpeed would build one at every first start, for inference only: up to
-# two minutes, and it needs g++ and ninja. (This is DeepSpeed's own cache of what can be built.)
+# Compile no ops. On a machine without a GPU DeepSpeed would build an op at its first start, for inference only: up to
+# two minutes, and it needs g++ and ninja. (This is DeepSpeed's own cache of the ops that can be built.)
 deepspeed.ops.__compatible_ops__ = {}
 
 
 class TrainingEngine:
     """The policy in training, and the reference model if `beta` > 0.
 
-    `total_updates` is the length of the learning-rate schedule, in optimizer updates. `beat` hears of every
-    micro-batch, bucket and file of a checkpoint. Raises UsageError when the model cannot be loaded.
+    `total_updates` is the length of the learning-rate schedule, in optimizer updates. `beat` is called after every
+    micro-batch, bucket and file of a checkpoint. Raises what `load_policy` raises.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class TrainingEngine:
     def _load_reference(
         self, config: ModelConfig, temperature: float, sharding: dict[str, Any] | None
     ) -> Policy | DeepSpeedEngine:
-        """A frozen copy of the model the run started from; sharded like the policy under ZeRO-3, whole otherwise."""
+        """Load a frozen copy of the run's first model; sharded like the policy under ZeRO-3, whole otherwise."""
         reference = load_policy(config, temperature=temperature, zero3=sharding).requires_grad_(False)
         if sharding is None:
             return reference.to(self.device)
@@ -108,7 +108,7 @@ class TrainingEngine:
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def logprobs(self, micro_batches: Sequence[MicroBatch], *, reference: bool = False) -> list[torch.Tensor]:
-        """log π of the completion tokens of each micro-batch [N], of the policy or of the reference model."""
+        """Return log π of the completion tokens of each micro-batch [N], under the policy or the reference model."""
         model = self._reference if reference else self._engine
         if model is None:
             raise ValueError("there is no reference model: beta is 0")
@@ -119,10 +119,10 @@ class TrainingEngine:
         return found
 
     def prepare(self, updates: Sequence[Sequence[MicroBatch]]) -> None:
-        """Before the first update of a generation batch: fill in what has to be known of the weights as they are now.
+        """Fill in the logprobs that depend on the current weights, before the first update of a generation batch.
 
-        That is the reference's logprobs, and the old logprobs of all updates but the first, which sees the weights
-        unchanged and takes its own.
+        These are the reference's logprobs, and the old logprobs of all updates but the first: the first update sees
+        the weights unchanged and uses its own logprobs.
         """
         if self._reference is not None:
             for micro_batches in updates:
@@ -133,9 +133,10 @@ class TrainingEngine:
                 batch.old_logprobs_N = old_logprobs(batch, logprobs_N)
 
     def update(self, micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
-        """One optimizer update. Returns its metrics over all ranks: those of `policy_loss`, `grad_norm` before the
-        clip, `learning_rate`, and `update_skipped`, 1 when the gradient was not finite. Numbers that are not finite are
-        left out.
+        """Make one optimizer update. Returns its metrics over all ranks, without numbers that are not finite.
+
+        The metrics are those of `policy_loss`, `grad_norm` before the clip, `learning_rate`, and `update_skipped`, 1
+        when the gradient was not finite.
 
         Raises RunError after more than `max_skipped_updates` skipped updates in a row.
         """
@@ -170,27 +171,27 @@ class TrainingEngine:
         if self._skipped_in_a_row > self.optimizer_config.max_skipped_updates:
             raise RunError(
                 f"{self._skipped_in_a_row} updates in a row had no finite gradient (loss {metrics.get('loss')})",
-                hint="lower optimizer.learning_rate, set algorithm.delta, or look at the last completions.jsonl rows; "
+                hint="lower optimizer.learning_rate, set algorithm.delta, or check the last rows of completions.jsonl; "
                 "the last checkpoint is kept",
             )
 
     def save(self, folder: Path) -> None:
-        """Write model, optimizer, update counts and every rank's random state into the folder `folder`.
+        """Write model, optimizer, update counts and every rank's random state into `folder`.
 
-        All ranks call it; who wants to read the folder waits for all of them.
+        All ranks call it; the folder is complete once all have returned.
         """
         files = self._engine.checkpoint_engine
         methods = (files, "makedirs"), (files, "save"), (self._engine, "_copy_recovery_script")
-        with _failing_afterwards(*methods, afterwards=self.beat):
+        with _deferring_write_errors(*methods, afterwards=self.beat):
             self._engine.save_checkpoint(str(folder), tag=STATE_TAG, save_latest=False)
         torch.save(random_state(), folder / STATE_TAG / f"random-{self.rank}.pt")
         if self.rank == 0:
             write_engine_state(folder, self._layout, self._counts)
 
     def load(self, folder: Path) -> None:
-        """Continue from what `save` wrote, to the bit.
+        """Continue from the state that `save` wrote, bit for bit.
 
-        Raises UsageError for another ZeRO stage, world size or dtype, and UnavailableError when the disk is away.
+        Raises UsageError for another ZeRO stage, world size or dtype, UnavailableError when the disk is unavailable.
         """
         try:
             self._load(folder)
@@ -204,7 +205,7 @@ class TrainingEngine:
         restore_random_state(torch.load(folder / STATE_TAG / f"random-{self.rank}.pt", weights_only=True))
 
     def whole_state(self) -> dict[str, torch.Tensor]:
-        """The policy's state dict in memory of the host, on rank 0; on the others it is empty."""
+        """Gather the policy's state dict into host memory on rank 0; the other ranks return an empty dict."""
         model = self.policy.model
         state: dict[str, torch.Tensor] = {}
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
@@ -214,9 +215,9 @@ class TrainingEngine:
         return {name: state[name] for name in model.state_dict() if name in state}
 
     def write_hf(self, folder: Path, state: dict[str, torch.Tensor]) -> None:
-        """`state` as `transformers` and the rollout server load it: safetensors, configuration, tokenizer.
+        """Write `state` for `transformers` and the rollout server: safetensors, configuration, tokenizer.
 
-        One rank calls it, no collective.
+        No collective: a single rank calls it.
         """
         self.policy.model.save_pretrained(folder, state_dict=state)
         source = self.model_config
@@ -237,12 +238,14 @@ class TrainingEngine:
 
 
 @contextlib.contextmanager
-def _failing_afterwards(*methods: tuple[Any, str], afterwards: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """What these raise is raised at the end: DeepSpeed's ranks meet after their writing, and would wait there for one
-    whose disk is full until the limit of a collective. `afterwards` is called after each."""
+def _deferring_write_errors(*methods: tuple[Any, str], afterwards: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Defer write errors until after DeepSpeed's barrier; raising on one rank would hang the others until the timeout.
+
+    `afterwards` is called after each call of the `methods`.
+    """
     failures: list[Exception] = []
 
-    def held_back(method: Callable[..., Any]) -> Callable[..., Any]:
+    def deferring(method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:
             try:
                 return method(*arguments, **named)
@@ -254,7 +257,7 @@ def _failing_afterwards(*methods: tuple[Any, str], afterwards: Callable[[], None
         return call
 
     for owner, name in methods:
-        setattr(owner, name, held_back(getattr(owner, name)))
+        setattr(owner, name, deferring(getattr(owner, name)))
     try:
         yield
     finally:
@@ -265,15 +268,15 @@ def _failing_afterwards(*methods: tuple[Any, str], afterwards: Callable[[], None
 
 
 def _quieten_libraries() -> None:
-    """Of what they say between the lines of a run, nothing helps who reads it."""
+    """Silence the libraries' messages and progress bars: they do not help the reader of a run's log."""
     deepspeed_logger.setLevel(logging.WARNING)
-    # DeepSpeed still calls torch's collectives by their old names, under ZeRO-3 while the model is loaded already.
+    # DeepSpeed still uses the old names of torch's collectives; under ZeRO-3 already while the model loads.
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
-    # Bars of loading and saving: off a terminal a mess, on one a second bar.
+    # Progress bars of loading and saving garble a log file, and are a second bar on a terminal.
     transformers_logging.disable_progress_bar()
 
 
 def _initialize(policy: Policy, settings: dict[str, Any], optimizer: torch.optim.Optimizer | None) -> DeepSpeedEngine:
-    # Some of its memory reports are plain prints.
+    # DeepSpeed prints some of its memory reports to stdout.
     with contextlib.redirect_stdout(io.StringIO()):
         return deepspeed.initialize(model=policy, optimizer=optimizer, config=settings)[0]

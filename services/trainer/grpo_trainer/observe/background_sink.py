@@ -112,7 +112,7 @@ class BackgroundSink:
             self._failed("close", error)
 
     def _write_all(self, sink: MetricSink) -> None:
-        """Write steps until the end. While a server is away, the first step is tried again with backoff; the others wait."""
+        """Write steps until the end. While a server is away, retry the first step with backoff; the others wait."""
         failures = tries = 0  # in a row, and of this step
         while (item := self._next()) is not None:
             step, metrics = item
@@ -167,7 +167,7 @@ def finish(sinks: Sequence[BackgroundSink], stop: StopSignal, *, failure: str | 
     """End a run, by `failure` if given: each tracker takes its waiting steps, within `FINISH_S` for all together.
 
     A stop signal ends the wait. Where a stop ended the run, a second signal ends the process, as everywhere. A failure
-    ends all ranks: torchrun signals this rank as soon as another is gone, so the signal is then ignored.
+    ends all ranks, and torchrun signals this rank as soon as another is gone: that signal does not end the wait.
     """
     heeds_stop = failure is None and not stop.requested  # read before `sink.end`, which makes the end visible
     awaited = [sink for sink in sinks if not sink.hangs()]

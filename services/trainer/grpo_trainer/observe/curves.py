@@ -20,7 +20,7 @@ class Curves:
 
     series: dict[str, ThinnedSeries] = field(default_factory=dict)
     stage_seconds: dict[str, ThinnedSeries] = field(default_factory=dict)
-    """Stage → seconds, with a value at every step so that they can be stacked; `other` is the time outside all stages."""
+    """Stage → seconds, with a value at every step for stacking; `other` is the time outside all stages."""
     stage_totals: dict[str, float] = field(default_factory=dict)
     last_step: int | None = None
     num_tokens: float | None = None

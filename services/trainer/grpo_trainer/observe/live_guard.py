@@ -1,7 +1,7 @@
 """Access to the live page, which shows prompts and completions.
 
-A server bound to loopback serves it without a token under a loopback name only: a web page that resolves its own name to
-127.0.0.1 must not read it (DNS rebinding). All other requests need the token, as `Authorization: Bearer`, or as the
+Bound to loopback, the server shows it without a token under a loopback name only: a web page that resolves its own name
+to 127.0.0.1 must not read it (DNS rebinding). All other requests need the token, as `Authorization: Bearer`, or as the
 password of `Basic`, for which a browser prompts.
 """
 

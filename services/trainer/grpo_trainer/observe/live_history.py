@@ -151,8 +151,8 @@ class LiveHistory:
             return self._sequence, new
 
     def recent(self) -> dict[str, Any]:
-        """Return means over the last `RECENT_STEPS` steps, the samples left out in the whole run, and the missing scores
-        of the last step.
+        """Return means over the last `RECENT_STEPS` steps, the samples left out in the whole run, and the missing
+        scores of the last step.
 
         `usual_step_s` estimates the time left: one long outage does not change the median, and evaluating and saving,
         which come every few steps, count with their share of all steps.

@@ -23,7 +23,7 @@ def rollout_metrics(
 ) -> dict[str, float]:
     """Return the metrics of the groups of a step, except those of the advantage estimator, which must have run before.
 
-    `policy_version` is the version the batch starts from; `dropped_stale` counts the stale samples dropped for this step.
+    `policy_version` is the version the batch starts from; `dropped_stale` counts the stale samples of this step.
     """
     episodes = [episode for group in groups for episode in group.episodes]
     return {

@@ -90,7 +90,9 @@ def create_app(status: RunStatus, events: LiveEvents, guard: LiveGuard) -> FastA
     @app.exception_handler(Exception)
     async def broken(request: Request, error: Exception) -> Response:
         log.exception("%s %s failed", request.method, request.url.path, exc_info=error)
-        return refusal_reply(Refusal(500, "internal", f"{type(error).__name__} in the trainer; its log has the stack trace"))
+        return refusal_reply(
+            Refusal(500, "internal", f"{type(error).__name__} in the trainer; its log has the stack trace")
+        )
 
     return app
 

@@ -8,7 +8,7 @@ from pathlib import Path
 def run_identity(
     run_dir: Path, tracker: str, *, resumed: bool, new: Callable[[], str] = lambda: secrets.token_hex(4)
 ) -> str:
-    """Return the identity in `{tracker}_id.txt`, or write a `new` identity there. A run that is not resumed gets a new one."""
+    """Return the identity in `{tracker}_id.txt` of a resumed run; without it, write a `new` identity there."""
     file = run_dir / f"{tracker}_id.txt"
     if resumed and file.exists() and (known := file.read_text().strip()):
         return known

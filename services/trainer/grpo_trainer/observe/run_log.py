@@ -24,8 +24,8 @@ NOISY = (
 def configure_logging(*, rank: int = 0, stream: TextIO | None = None) -> None:
     """Configure the root logger once for the process; calling it again replaces the earlier handler.
 
-    Other ranks than 0 log their number, `trainer[1]`, and only warnings: rank 0 reports the same work. Raises UsageError
-    for an unknown GRPO_LOG_LEVEL or GRPO_LOG_FORMAT.
+    Other ranks than 0 log their number, `trainer[1]`, and only warnings: rank 0 reports the same work. Raises
+    UsageError for an unknown GRPO_LOG_LEVEL or GRPO_LOG_FORMAT.
     """
     service = f"trainer[{rank}]" if rank else "trainer"
     level = (os.environ.get("GRPO_LOG_LEVEL") or ("WARNING" if rank else "INFO")).upper()

@@ -20,8 +20,8 @@ MAX_REASON = 200
 
 @dataclass(frozen=True)
 class StartPhase:
-    """A part of the start, before the loop's heartbeat: a load, silent until it is done, or a wait, which beats. Both end
-    at `until_s`; times are in seconds since the epoch."""
+    """A part of the start, before the loop's heartbeat: a load, silent until it is done, or a wait, which beats. Both
+    end at `until_s`; times are in seconds since the epoch."""
 
     doing: str
     since_s: float
@@ -74,7 +74,8 @@ class Snapshot:
 class RunStatus:
     """Thread-safe. Every call of the loop is a heartbeat; `heartbeat_bound_s` without one means the loop is stuck.
 
-    `silent_stages` are the stages that cannot beat, each with its own bound. `max_steps` is 0 until the data have been read.
+    `silent_stages` are the stages that cannot beat, each with its own bound. `max_steps` is 0 until the data
+    have been read.
     """
 
     def __init__(
@@ -145,7 +146,7 @@ class RunStatus:
                 del self._watched[name]
 
     def show(self, name: str, source: Callable[[], Any]) -> None:
-        """Show the plain JSON that `source` returns on the live page. `source` must be fast: the server's thread calls it."""
+        """Show plain JSON from `source` on the live page. It must be fast: the server's thread calls it."""
         with self._lock:
             self._sources[name] = source
 
@@ -206,8 +207,8 @@ class RunStatus:
     ) -> None:
         """Report a finished step. `seconds_per_stage` is of this process, `staleness` has one number per sample.
 
-        `groups` have rewards and advantages, and a few of them are kept for the live page; `missing` are the scores that
-        rewards did not give.
+        `groups` have rewards and advantages, and a few of them are kept for the live page; `missing` are the scores
+        that rewards did not give.
         """
         self.history.add(step, metrics)
         self.history.show_groups(step, groups)

@@ -55,7 +55,7 @@ class MetricSinks:
         return {sink.name: sink.lost_steps for sink in self._background}
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write one step; call it once for each step, in order. Numbers that are not finite are null in metrics.jsonl."""
+        """Write one step; call it once for each step, in order. Numbers that are not finite become null."""
         counts = {f"sinks/{name}_failures": count for name, count in self.failures.items() if count}
         counts |= {f"sinks/{name}_lost_steps": count for name, count in self.lost_steps.items() if count}
         self._file.append([{"step": step, **metrics, **counts}])
@@ -77,7 +77,7 @@ class MetricSinks:
                 self._failed(sink.name, "write", error)
 
     def close(self, stop: StopSignal, *, failure: str | None = None) -> None:
-        """Wait for the sinks in the background, until `stop`. Trackers mark the run as failed when `failure` is given."""
+        """Wait for the sinks in the background, until `stop`. With a `failure`, trackers mark the run as failed."""
         for sink in self._sinks:
             try:
                 sink.close(failure)

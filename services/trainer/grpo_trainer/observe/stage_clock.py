@@ -35,8 +35,8 @@ def seconds_by_stage(numbers: Mapping[str, float]) -> dict[str, float]:
 class StageClock:
     """Measure stages, in the loop's thread alone.
 
-    Stages may be nested: a second counts for the innermost stage, so that the stages of a step never add up to more than
-    the step. Time outside every stage is the difference between `step_time` and their sum.
+    Stages may be nested: a second counts for the innermost stage, so that the stages of a step never add up to more
+    than the step. Time outside every stage is the difference between `step_time` and their sum.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class StageClock:
         on_stage: Callable[[str], None] | None = None,
         now: Callable[[], float] = time.monotonic,
     ):
-        """`earlier_totals`: seconds per stage of the run before it was resumed. `on_stage` is called with the name of each stage."""
+        """`earlier_totals`: seconds per stage before the resume. `on_stage` gets the name of each stage."""
         self._now, self._on_stage = now, on_stage
         self._seconds: dict[str, float] = {}
         self._earlier = dict(earlier_totals or {})
@@ -75,7 +75,7 @@ class StageClock:
         self._seconds[to] = self._seconds.get(to, 0.0) + moved
 
     def end_step(self) -> dict[str, float]:
-        """Return `step_time` and `time/<stage>_s` in seconds, and begin the next step. Raises RuntimeError inside a stage."""
+        """Return `step_time` and `time/<stage>_s`, and begin the next step. Raises RuntimeError inside a stage."""
         if self._open:
             raise RuntimeError(f"the step ends inside stage {self._open[-1]}")
         now = self._now()

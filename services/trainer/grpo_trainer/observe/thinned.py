@@ -17,8 +17,8 @@ class _Bucket:
 class ThinnedSeries:
     """One curve of at most `max_points` points: beyond that, neighbours are merged.
 
-    `merge` takes the mean of merged values, or the extreme where a spike must stay visible. `per_point` is the number of
-    values that a point stands for.
+    `merge` takes the mean of merged values, or the extreme where a spike must stay visible. `per_point` is the number
+    of values that a point stands for.
     """
 
     def __init__(self, max_points: int, merge: Merge = "mean"):

@@ -1,9 +1,9 @@
 """The processes of one trainer.
 
-launch.py          the trainer starts itself again, once for each rank
-rendezvous.py      rank 0 tells the others that a run can begin
-process_group.py   joining the others; this rank's device
+launch.py          restart the trainer under torchrun, one process for each rank
+rendezvous.py      wait until rank 0 announces that the run can begin
+process_group.py   join the process group; this rank's device
 crew.py            rank 0 commands, the others follow
-ranks.py           JSON and arrays from rank to rank
-stop_signal.py     SIGTERM; process_exit.py: the end of a process that was in a Gloo group
+ranks.py           broadcast, scatter and gather JSON and arrays
+stop_signal.py     SIGTERM and SIGINT; process_exit.py: end a process that was in a Gloo group
 """

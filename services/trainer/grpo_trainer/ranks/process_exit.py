@@ -1,9 +1,9 @@
-"""The end of a process that was in a Gloo group: all that Python does at its end, but taking the interpreter down.
+"""End a process that was in a Gloo group: do what Python does at exit, except finalizing the interpreter.
 
-Gloo's threads let go of a collective's tensors after whoever waited for it has gone on, and need the GIL for that. A
-thread that asks for it while the interpreter is taken down is ended by an exception that C++ code lets nobody pass: the
-process aborts, "terminate called without an active exception", after a run that went well. Destroying the groups does
-not help for as long as anything, DeepSpeed for one, holds one of them. (pytorch/pytorch#190489)
+Gloo's threads release a collective's tensors after its waiter has gone on, and need the GIL for that. Python ends a
+thread that requests the GIL during finalization with an exception that may not pass through C++ code: the process
+aborts, "terminate called without an active exception", after a successful run. Destroying the groups does not help
+while any library, DeepSpeed for example, holds a reference to a group. (pytorch/pytorch#190489)
 """
 
 import atexit
@@ -17,9 +17,9 @@ OUTPUT_LOST = 120
 
 
 def end_process(status: int) -> NoReturn:
-    """End with `status`: threads are waited for, what was registered for the end is called, output is written.
+    """Wait for threads, call the functions registered with atexit, flush the output, and exit with `status`.
 
-    As with Python, status 0 becomes 120 when output cannot be written, to a full disk or to nobody.
+    As in Python, status 0 becomes 120 when output cannot be written, as on a full disk or a closed pipe.
     """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
@@ -30,5 +30,5 @@ def end_process(status: int) -> NoReturn:
             stream.flush()
         except OSError:
             status = status or OUTPUT_LOST
-    ctypes.CDLL(None).fflush(None)  # what C libraries, NCCL for one, have printed
+    ctypes.CDLL(None).fflush(None)  # the output of C libraries, such as NCCL
     os._exit(status)

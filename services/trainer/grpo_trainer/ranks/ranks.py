@@ -1,7 +1,8 @@
-"""The ranks of the trainer, and how rank 0 tells the others what it learnt.
+"""The ranks of the trainer: broadcast, scatter and gather JSON and arrays between them.
 
-Rank 0 alone speaks HTTP. What the others need reaches them as JSON in a Gloo broadcast of its own group, which waits as
-long as rank 0 may wait for a server: a slow rollout is no hanging collective. Nothing is pickled.
+Only rank 0 calls the servers; the other ranks get their data from it over a separate Gloo group. The timeout of that
+group covers the longest wait of rank 0 for a server, so that a slow rollout is no hanging collective. Nothing is
+pickled.
 """
 
 import json
@@ -19,12 +20,12 @@ from numpy.typing import NDArray
 NamedArrays = dict[str, NDArray[Any]]
 
 ALIGNMENT = 8
-"""Bytes; of the largest number in an array."""
+"""In bytes: the size of the largest number in an array."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among the trainer's. `control` is None when it is alone."""
+    """This process among the trainer's ranks. `control` is None for a single rank."""
 
     rank: int
     world_size: int
@@ -35,9 +36,9 @@ class Ranks:
         return self.rank == 0
 
     def broadcast_json(self, message: Any) -> Any:
-        """Rank 0's `message` on every rank; what the others pass is ignored.
+        """Return rank 0's `message` on every rank; ignores the `message` of the others.
 
-        Raises RuntimeError when rank 0 is gone or silent for longer than the group's time-out.
+        Raises RuntimeError when rank 0 is gone or silent for longer than the group's timeout.
         """
         if self.control is None:
             return message
@@ -51,10 +52,10 @@ class Ranks:
         return json.loads(buffer.numpy().tobytes())
 
     def scatter_arrays(self, each: Sequence[NamedArrays] | None) -> NamedArrays:
-        """This rank's part of rank 0's `each`, byte for byte; what the others pass is ignored.
+        """Return this rank's part of rank 0's `each`, byte for byte; ignores the `each` of the others.
 
-        Lengths go first, to all; then one message of bytes to each rank, padded to the longest. Raises what
-        `broadcast_json` does.
+        Broadcasts the lengths first, then scatters one message of bytes to each rank, padded to the longest. Raises
+        what `broadcast_json` raises.
         """
         if self.control is None:
             return dict((each or [{}])[0])
@@ -75,7 +76,7 @@ class Ranks:
         return received
 
     def gather_json(self, message: Any) -> list[Any]:
-        """What every rank says, on every rank."""
+        """Return the `message` of every rank, on every rank."""
         if self.control is None:
             return [message]
         content = torch.frombuffer(bytearray(json.dumps(message).encode()), dtype=torch.uint8)
@@ -85,11 +86,11 @@ class Ranks:
         own[: len(content)] = content
         everything = [torch.empty_like(own) for _ in range(self.world_size)]
         dist.all_gather(everything, own, group=self.control)
-        return [json.loads(said[: int(n)].numpy().tobytes()) for said, n in zip(everything, lengths, strict=True)]
+        return [json.loads(part[: int(n)].numpy().tobytes()) for part, n in zip(everything, lengths, strict=True)]
 
 
 def _num_bytes(dtype: str, shape: Sequence[int]) -> int:
-    """Of an array, rounded up so that the next one is aligned."""
+    """Return the bytes of an array, rounded up so that the next array is aligned."""
     return -(-np.dtype(dtype).itemsize * math.prod(shape) // ALIGNMENT) * ALIGNMENT
 
 
@@ -103,7 +104,7 @@ def _padded(part: NamedArrays, num_bytes: int) -> torch.Tensor:
 
 
 def join_ranks(*, silence_s: float) -> Ranks:
-    """The ranks of the process group the engine has initialised; `silence_s`: how long rank 0 may be silent."""
+    """Return the ranks of the initialised process group. `silence_s`: how long rank 0 may be silent."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return Ranks(rank=0, world_size=1)
     control = dist.new_group(backend="gloo", timeout=timedelta(seconds=silence_s))

@@ -1,8 +1,8 @@
-"""Where rank 0 tells the other ranks that it has what a run needs, before anybody joins a process group.
+"""The rendezvous of the ranks: hold the others until rank 0 announces the start, before they join a process group.
 
-Rank 0 alone waits for servers and verifies checkpoints, for an hour perhaps; joining has a much shorter limit. It is
-the store that the process group will use as well: torchrun's agent hosts it, or else rank 0. It takes no GPU memory,
-which a rollout server on the same GPU may be measuring meanwhile.
+Rank 0 alone waits for servers and verifies checkpoints, perhaps for an hour; joining has a much shorter timeout. The
+rendezvous uses the store of the later process group, hosted by torchrun's agent or else by rank 0. It takes no GPU
+memory, which a rollout server on the same GPU may be measuring meanwhile.
 """
 
 import json
@@ -26,16 +26,16 @@ POLL_S = 0.5
 
 
 class Rendezvous:
-    """Use as a context manager. Rank 0 opens it before it waits for anything; the others come when they `hear`.
+    """Use as a context manager. Rank 0 opens the store before it waits for anything; others connect to wait.
 
-    Alone (no RANK, or a WORLD_SIZE of 1) it does nothing. `connect_s`: how long to try to reach the store. Raises
-    UnavailableError when that fails, and UsageError when the launcher has not said where the store is.
+    For a single rank (no RANK, or a WORLD_SIZE of 1) it does nothing. `connect_s`: the timeout for reaching the store.
+    Raises UnavailableError when that fails, and UsageError when the launcher has not set the store's address.
     """
 
     def __init__(self, *, connect_s: float):
         self.has_others = environment_world_size() > 1
         self._connect_s = connect_s
-        self._told = False
+        self._announced = False
         self._store: TCPStore | None = None
         if self.has_others and environment_rank() == 0:
             self._store = self._open_store()
@@ -45,34 +45,35 @@ class Rendezvous:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        # An error of rank 0 ends the others by itself, but torchrun waits for them when it ends well.
-        if isinstance(error, StopRequested) and not self._told:
+        # Announce a stop: torchrun waits for the other ranks when rank 0 exits with 0. After an error it ends them.
+        if isinstance(error, StopRequested) and not self._announced:
             self._set(None)
-            time.sleep(2 * POLL_S)  # the store may go with rank 0, and who misses the message takes that for a failure
+            # Let the others read it first: the store may end with rank 0, and they report a lost store as an error.
+            time.sleep(2 * POLL_S)
 
-    def tell(self, message: dict[str, Any]) -> None:
-        """Tell the other ranks, on rank 0, that they may join now. Raises RunError when the store is gone."""
+    def announce(self, message: dict[str, Any]) -> None:
+        """Announce the start to the other ranks, with `message`; on rank 0. Raises RunError when the store is gone."""
         if not self._set(message):
-            raise RunError("the other ranks cannot be told to join: the store of torchrun is gone")
-        self._told = True
+            raise RunError("the start cannot be announced to the other ranks: the store of torchrun is gone")
+        self._announced = True
 
-    def hear(self, *, silence_s: float) -> dict[str, Any]:
-        """What rank 0 told; for the other ranks.
+    def wait_for_start(self, *, silence_s: float) -> dict[str, Any]:
+        """Wait until rank 0 announces the start, and return its message; on the other ranks.
 
-        Raises RunError when rank 0 is gone or tells nothing for `silence_s`, StopRequested when it was asked to stop.
+        Raises RunError when rank 0 is gone or announces nothing within `silence_s`, StopRequested when it was stopped.
         """
         store = self._open_store()
         log.info("waiting for rank 0, which waits for the servers")
-        ends = time.monotonic() + silence_s
+        give_up_s = time.monotonic() + silence_s
         try:
-            # Asking again and again, because a connection on which nothing moves hides that the other side is gone.
+            # Poll: a blocking wait on an idle connection would not notice that the other side is gone.
             while not store.check([KEY]):
-                if time.monotonic() > ends:
-                    raise RunError(f"rank 0 did not say within {silence_s:g} s that the run can begin")
+                if time.monotonic() > give_up_s:
+                    raise RunError(f"rank 0 did not announce the start within {silence_s:g} s")
                 time.sleep(POLL_S)
             message: dict[str, Any] | None = json.loads(store.get(KEY))
         except DistError as error:
-            raise RunError("rank 0 ended before the run began", hint="its own last lines say why") from error
+            raise RunError("rank 0 ended before the run began", hint="see the last lines of rank 0's log") from error
         if message is None:
             raise StopRequested
         return message
@@ -86,13 +87,13 @@ class Rendezvous:
         return True
 
     def _open_store(self) -> TCPStore:
-        """As `env://` does later, which then shares the port that rank 0 hosts here."""
+        """Open the store as `env://` does later, which then shares the port that rank 0 hosts here."""
         try:
             host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         except (KeyError, ValueError) as error:
             raise UsageError(
-                f"RANK is set, and MASTER_ADDR and MASTER_PORT do not say where rank 0 is: {error}",
-                hint="start several ranks with `python -m grpo_trainer.launch`, which takes what torchrun takes",
+                f"RANK is set, but MASTER_ADDR and MASTER_PORT do not give the address of rank 0: {error}",
+                hint="start several ranks with `python -m grpo_trainer.launch`, which takes torchrun's arguments",
             ) from error
         hosts = environment_rank() == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
         try:
@@ -107,5 +108,5 @@ class Rendezvous:
         except DistError as error:
             what = "cannot be listened on" if hosts else f"gave no answer within {self._connect_s:g} s"
             raise UnavailableError(
-                f"{host}:{port}, where the ranks meet, {what}: {str(error).splitlines()[0]}"
+                f"{host}:{port}, the rendezvous of the ranks, {what}: {str(error).splitlines()[0]}"
             ) from error

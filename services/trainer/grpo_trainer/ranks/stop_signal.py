@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT end a run between two stages, with a checkpoint."""
+"""End a run on SIGTERM or SIGINT between two stages, with a checkpoint."""
 
 import signal
 from collections.abc import Iterator
@@ -9,13 +9,13 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopRequested(Exception):  # noqa: N818 - a request, not an error
-    """The run was asked to stop while it waited."""
+    """A stop was requested while the run waited."""
 
 
 class StopSignal:
-    """Remembers that a stop was asked for. Only inside `interruptible` does it interrupt at once.
+    """Record that a stop was requested. It interrupts at once only inside `interruptible`.
 
-    A second signal ends the process the usual way: whoever sends it does not want to wait for the checkpoint.
+    A second signal ends the process the usual way, without waiting for the checkpoint.
     """
 
     def __init__(self) -> None:
@@ -27,12 +27,12 @@ class StopSignal:
             signal.signal(number, self._handle)
 
     def uninstall(self) -> None:
-        """A stop ends the process at once from here on, in whatever library it is."""
+        """Let a stop end the process at once from now on, inside any library."""
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
 
     def ignore(self) -> None:
-        """A stop does nothing from here on: rank 0 gets it, too, and decides for all ranks."""
+        """Ignore stops from now on: rank 0 gets the same signal, and decides for all ranks."""
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
@@ -46,7 +46,7 @@ class StopSignal:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """For waits that change nothing: a stop ends them by StopRequested."""
+        """Wrap waits that change nothing: a stop ends them with StopRequested."""
         if self.requested:
             raise StopRequested
         self._interruptible = True
@@ -57,9 +57,9 @@ class StopSignal:
 
     @contextmanager
     def ending_at_once(self) -> Iterator[None]:
-        """For waits in a library that no handler interrupts, while there is nothing to save: a stop ends the process.
+        """Wrap waits inside a library, where no handler runs, while there is nothing to save: a stop ends the process.
 
-        Raises StopRequested when a stop was asked for before. The handler is installed afterwards.
+        Raises StopRequested when a stop was requested before. Installs the handler afterwards.
         """
         self.uninstall()
         try:

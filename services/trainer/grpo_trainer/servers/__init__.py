@@ -1,15 +1,15 @@
-"""Rank 0's half of the loop: everything that talks to a server.
+"""Rank 0's half of the loop: everything that calls a server.
 
 orchestrator.py      the parts below, put together; event_loop.py the thread in which they run
 pipeline.py          groups in flight, staleness, carry-over
 rollout.py           rows → groups
-reward.py            groups → scores; reward_code.py: by the code the run began with
-fleet.py             which servers have our weights
+reward.py            groups → scores; reward_code.py: the code that computes them must not change
+fleet.py             which servers are up, and which have our weights
 push.py, push_plan.py
-                     the weights to all of them; weight_session.py the group they travel in, lease.py for how long
+                     the weights to all of them; weight_session.py the process group, lease.py keeps it ours
 blame.py, absences.py
-                     a push that failed: who is at fault, and which server is left out for a while
-canary.py            is the served policy the trained one
+                     a failed push: which servers are at fault, and how long a faulty server is left out
+canary.py            whether the served policy is the trained policy
 evaluation.py        held-out rows
 tracing.py           a trace for each group
 """

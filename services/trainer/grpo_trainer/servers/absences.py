@@ -1,7 +1,7 @@
-"""Which rollout servers a push is made without: one that fails pushes must not fail them for the others.
+"""Leave a rollout server that fails pushes out for a while, so that the other servers get their weights.
 
-A server at fault is tried once more in the same push, then left out of it. It comes back after 1, 2, 4 … pushes that
-committed, and is left out again at once if it still fails. A server that restarted is a new one.
+A server at fault gets one more attempt in the same push, then is left out. It returns after 1, 2, 4 … committed pushes,
+and is left out again at its next fault. A server that restarted begins with a clean record.
 """
 
 import logging
@@ -13,43 +13,44 @@ from .fleet import Replica
 log = logging.getLogger(__name__)
 
 FAULTS_ALLOWED = 1
-"""In one push, of a server that has not been left out since its last push."""
+"""Faults in one push of a server that has not been left out since it last committed a push."""
 
 
 @dataclass
 class Record:
-    """What one server has done to pushes since the last one that it committed."""
+    """The faults of one server since it last committed a push."""
 
     faults: int = 0
-    """In the push under way."""
+    """In the current push."""
     times_left_out: int = 0
     pushes_left: int = 0
-    """It is left out of so many, the one under way among them."""
+    """How many pushes the server is left out of, counting the current push."""
 
 
 class Absences:
-    """Knows servers by their `server_id`."""
+    """The records of all servers, by `server_id`."""
 
     def __init__(self) -> None:
         self._records: dict[str, Record] = {}
 
     def chosen(self, replicas: Sequence[Replica], *, minimum: int) -> list[Replica]:
-        """Those of `replicas` to push to; all of them when fewer than `minimum` would be left."""
+        """Return the `replicas` to push to; all of them when fewer than `minimum` would remain."""
         present = [replica for replica in replicas if self._record(replica).pushes_left == 0]
         return present if len(present) >= minimum else list(replicas)
 
     def failed(self, replica: Replica, reason: object) -> None:
-        """It is at fault for the failure of an attempt."""
+        """Record that `replica` is at fault for a failed attempt."""
         record = self._record(replica)
         record.faults += 1
         if record.faults > (0 if record.times_left_out else FAULTS_ALLOWED):
             self.leave_out(replica, reason)
 
     def failed_before(self, replica: Replica) -> bool:
-        """Whether it has been at fault in the push under way."""
+        """Whether `replica` has been at fault in the current push."""
         return self._record(replica).faults > 0
 
     def leave_out(self, replica: Replica, reason: object) -> None:
+        """Leave `replica` out of the next pushes, twice as many as the last time."""
         record = self._record(replica)
         record.pushes_left = 2**record.times_left_out
         record.times_left_out += 1
@@ -61,7 +62,7 @@ class Absences:
         )
 
     def committed(self, members: Sequence[Replica]) -> None:
-        """A push is over. Who took part in it has a clean record, the others are one push nearer to their next try."""
+        """End a push: clear the records of its `members`; the other servers are one push nearer to their return."""
         for replica in members:
             self._records.pop(_server_id(replica), None)
         for record in self._records.values():

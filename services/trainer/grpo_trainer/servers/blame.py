@@ -1,11 +1,11 @@
-"""Who is at fault when a push fails: pure functions from what the members say."""
+"""Decide which members are at fault when a push fails: pure functions of the members' answers."""
 
 from collections.abc import Collection, Mapping
 
 from grpo_proto import ConflictError, DataError, FatalError, InfrastructureError, ServiceError, WeightState
 
 HELD = {"session_held", "fenced"}
-"""Refusals of a server that another trainer, or a newer process of this run, holds."""
+"""Refusals of a server that belongs to another trainer, or to a newer process of this run."""
 PASSING = {
     "no_session",
     "old_session",
@@ -15,13 +15,13 @@ PASSING = {
     "wrong_version",
     "digest_mismatch",
 }
-"""Refusals of a server that lost its session or what came: another attempt, with a new session, may succeed."""
+"""Refusals of a server that lost its session or received broken data: a new session may succeed."""
 
 
-class MemberFailed(Exception):  # noqa: N818 - it says who failed, the push decides whether that is an error
-    """Some members of a session did not do their part: `failures`, by URL.
+class MemberFailed(Exception):  # noqa: N818 - it names the failed members; the push decides whether that is an error
+    """Some members of a session failed: `failures`, by URL.
 
-    `decided`: they are at fault. False when all of them only suffer from what one of them did.
+    `decided`: these members are at fault. False when one of them is, and the answers do not show which.
     """
 
     def __init__(self, failures: Mapping[str, BaseException], *, decided: bool = True):
@@ -30,9 +30,9 @@ class MemberFailed(Exception):  # noqa: N818 - it says who failed, the push deci
 
 
 def is_final(error: MemberFailed, *, num_members: int, all_failed_before: bool) -> bool:
-    """Whether no repetition of the push helps: somebody else holds a server, or all members refuse alike.
+    """Whether repeating the push is useless: another trainer holds a server, or all members refuse alike.
 
-    When all refuse for what may pass, only once all have been at fault before in this push.
+    A refusal that may pass (`PASSING`) is final only after every member has been at fault before in this push.
     """
     errors = list(error.failures.values())
     if any(isinstance(e, ConflictError) and e.detail.type in HELD for e in errors):
@@ -43,13 +43,14 @@ def is_final(error: MemberFailed, *, num_members: int, all_failed_before: bool) 
     return len(refusals) == 1 and (all_failed_before or not refusals <= PASSING)
 
 
-def who_kept_it_from_forming(failures: Mapping[str, BaseException], came: Collection[str]) -> MemberFailed:
-    """Who says something else than that the group did not form; otherwise who never `came` to the rendezvous.
+def who_kept_it_from_forming(failures: Mapping[str, BaseException], arrived: Collection[str]) -> MemberFailed:
+    """Blame the members that failed for another reason than that the group did not form.
 
-    A member that came may still be one that nobody can connect to: only a group with it alone tells.
+    Without such members, blame those that have not `arrived` at the rendezvous. A member that arrived may still be
+    unreachable for the others: only a group with that member alone decides.
     """
     others = {url: error for url, error in failures.items() if not _not_formed(error)}
-    missing = {url: error for url, error in failures.items() if url not in came}
+    missing = {url: error for url, error in failures.items() if url not in arrived}
     if others:
         return MemberFailed(others)
     if 0 < len(missing) < len(failures):
@@ -57,21 +58,22 @@ def who_kept_it_from_forming(failures: Mapping[str, BaseException], came: Collec
     return MemberFailed(failures, decided=len(failures) == 1)
 
 
-def who_broke_it_off(told: Mapping[str, WeightState | ServiceError]) -> dict[str, str]:
-    """Why each member at fault broke off the push that `told` is said of; empty when that does not decide.
+def who_broke_it_off(answers: Mapping[str, WeightState | ServiceError]) -> dict[str, str]:
+    """Why each member at fault broke off the push, from its answer to the abort; empty when the answers do not decide.
 
-    In this order: who does not answer, who could not load what came, who is behind the others.
+    Blames, in this order, members that do not answer, members that could not load a bucket, and members that received
+    fewer buckets than the others.
     """
-    silent = {url: str(answer) for url, answer in told.items() if isinstance(answer, ServiceError)}
-    failures = {url: answer.push_failure for url, answer in told.items() if isinstance(answer, WeightState)}
-    reasons = {url: answer.reason or "" for url, answer in told.items() if isinstance(answer, WeightState)}
+    silent = {url: str(answer) for url, answer in answers.items() if isinstance(answer, ServiceError)}
+    failures = {url: answer.push_failure for url, answer in answers.items() if isinstance(answer, WeightState)}
+    reasons = {url: answer.reason or "" for url, answer in answers.items() if isinstance(answer, WeightState)}
     broken = {url: reasons[url] for url, failure in failures.items() if failure and failure.failed_to_load}
     counts = {url: failure.num_buckets for url, failure in failures.items() if failure}
     most = max(counts.values(), default=0)
-    behind = {url: reasons[url] for url, count in counts.items() if count < most} if len(counts) == len(told) else {}
-    for some in (silent, broken, behind):
-        if 0 < len(some) < len(told) or (some and len(told) == 1):
-            return some
+    behind = {url: reasons[url] for url, count in counts.items() if count < most} if len(counts) == len(answers) else {}
+    for blamed in (silent, broken, behind):
+        if 0 < len(blamed) < len(answers) or (blamed and len(answers) == 1):
+            return blamed
     return {}
 
 

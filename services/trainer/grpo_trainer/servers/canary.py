@@ -1,11 +1,11 @@
-"""The canary: does the policy that is served compute what the policy that is trained computes?
+"""The canary: check that the served policy computes the same logprobs as the trained policy.
 
-A digest proves that the bytes arrived, not that they are used: an engine may keep a second, older copy of a weight. So
-every server samples a few fixed prompts with fixed seeds, and the trainer compares the logprobs it reports with its own
-forward pass over the same tokens.
+A digest proves that the bytes arrived, not that the engine uses them: it may keep a second, older copy of a weight. So
+every server samples a few fixed prompts with fixed seeds, and the trainer compares the server's logprobs with those of
+its own forward pass over the same tokens.
 
-It samples without top_p, top_k, min_p and penalties, whatever the run samples with: only then are both logprobs of one
-distribution.
+The canary samples without top_p, top_k, min_p and penalties, whatever the run uses: only then do both sides report
+logprobs of the same distribution.
 """
 
 import asyncio
@@ -30,13 +30,13 @@ log = logging.getLogger(__name__)
 DEFAULT_BOUND = {
     ("cpu", "float32"): 1e-4, ("cpu", "bfloat16"): 0.02, ("cuda", "float32"): 0.01, ("cuda", "bfloat16"): 0.1,
 }  # fmt: skip
-"""Bounds by the trainer's device and the dtype of the weights. Two GPU engines are further apart: for
+"""Bounds by the trainer's device and the dtype of the weights. Two GPU engines differ more: for
 Qwen2.5-0.5B-Instruct in bf16 the difference of a sampled token has a standard deviation of 0.05
 (huggingface/trl#6789), for Qwen2.5-7B 0.04 in bf16 and 0.002 in float32 (ServiceNow/Fast-LLM#525)."""
 
 
 class Scores(Protocol):
-    """The policy that is trained, as the canary asks it."""
+    """The trained policy, as far as the canary needs it."""
 
     device: torch.device
 
@@ -45,7 +45,7 @@ class Scores(Protocol):
 
 @dataclass(frozen=True)
 class Probe:
-    """What one server sampled for one prompt."""
+    """One server's sample of one prompt."""
 
     url: str
     segment: Segment
@@ -54,9 +54,10 @@ class Probe:
 async def sample_probes(
     fleet: Fleet, rows: Sequence[PromptRow], config: CanaryConfig, *, session: int, version: int, temperature: float
 ) -> list[Probe]:
-    """Every member samples every prompt. One that does not answer gets no more traffic, and has no probe.
+    """Have every member sample every prompt. A member that does not answer gets no probe, and no more traffic.
 
-    Nor has one that answers that it had no time: other requests may wait there before these.
+    A member that answers that it ran out of time gets no probe but keeps its traffic: it may be busy with other
+    requests.
     """
     request = RolloutRequest(
         request_id=f"canary-{session}-{version}",
@@ -101,9 +102,9 @@ def own_logprobs(
     tokens_per_micro_batch: int,
     pad_token_id: int,
 ) -> list[list[float]]:
-    """The trainer's logprobs of the same tokens. All ranks call it, each with all sequences: they are few and short.
+    """Compute the trainer's logprobs of the same tokens, on all ranks alike: the sequences are few and short.
 
-    With many servers they are many more than a micro-batch holds.
+    With many servers they do not fit one micro-batch.
     """
     longest_first = sorted(range(len(sequences)), key=lambda i: (-sequences[i].num_tokens, i))
     packed = pack(sequences, [[i] for i in longest_first], tokens_per_micro_batch)
@@ -128,18 +129,18 @@ def own_logprobs(
 def compare(
     probes: Sequence[Probe], own_logprobs: Sequence[Sequence[float]], *, bound: float, version: int
 ) -> dict[str, float]:
-    """Mean and largest absolute difference per token. Raises RunError when a server's mean is beyond `bound`."""
+    """Compute mean and largest absolute difference per token. Raises RunError when a server's mean exceeds `bound`."""
     by_server: dict[str, list[float]] = {}
     for probe, own in zip(probes, own_logprobs, strict=True):
         differences = [abs(a - b) for a, b in zip(probe.segment.logprobs or [], own, strict=True)]
         by_server.setdefault(probe.url, []).extend(differences)
     for url, differences in by_server.items():
         mean = sum(differences) / max(len(differences), 1)
-        if not mean <= bound:  # a NaN is beyond every bound
+        if not mean <= bound:  # a NaN exceeds every bound
             raise RunError(
                 f"{url} serves another policy than version {version} that was pushed to it: its logprobs differ by "
-                f"{mean:.4g} on average (at most {max(differences, default=0.0):.4g}), the bound is {bound:g}",
-                hint="same dtype and engine flags on both sides? the bound is canary.max_logprob_difference",
+                f"{mean:.4g} on average (at most {max(differences, default=0.0):.4g}); the bound is {bound:g}",
+                hint="use the same dtype and engine flags on both sides, or raise canary.max_logprob_difference",
             )
     everything = [difference for differences in by_server.values() for difference in differences]
     if not everything:
@@ -151,5 +152,5 @@ def compare(
 
 
 def bound_for(config: RunConfig, device: str) -> float:
-    """The configured bound, or the one for the trainer's device and the dtype of the weights."""
+    """The configured bound, or the default for the trainer's device and the dtype of the weights."""
     return config.canary.max_logprob_difference or DEFAULT_BOUND[device, config.model.dtype]

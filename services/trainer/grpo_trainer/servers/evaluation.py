@@ -1,4 +1,4 @@
-"""Held-out evaluation: greedy, and sampled at temperature 1, through the servers that also feed the training."""
+"""Held-out evaluation: greedy, and sampled at temperature 1, on the same servers as the training."""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ ROWS_PER_JOB = 64
 
 
 class Evaluation:
-    """The held-out rows and how to score them. Seeds depend on the row alone, so evaluations can be compared."""
+    """Sample and score the held-out rows. Seeds depend on the row alone, so that evaluations are comparable."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Evaluation:
         self.max_tokens, self.num_generations = max_tokens, config.num_generations_eval
 
     async def run(self, *, version: int, step: int) -> dict[str, float]:
-        """`eval_accuracy` (sampled), `eval_greedy`, `eval_reward` and mean length; what nothing scored is absent."""
+        """Return `eval_accuracy` (sampled), `eval_greedy`, `eval_reward` and mean length; omits unscored metrics."""
         sampled = Sampling(temperature=1.0, max_tokens=self.max_tokens, logprobs=False)
         greedy = Sampling(temperature=0.0, max_tokens=self.max_tokens, logprobs=False)
         sampled_groups, greedy_groups = await asyncio.gather(

@@ -1,7 +1,7 @@
-"""An event loop in a thread of its own: HTTP goes on while the main thread computes.
+"""Run an event loop in its own thread: HTTP goes on while the main thread computes.
 
-Waits for: coroutines handed over by `run` and `start`. Unblocked by: their results. A background task that dies is
-remembered, and the next `run` raises its error: a dead task is a crash, never a hang.
+Waits for: coroutines handed over by `run` and `start`. Unblocked by: their results. The next `run` raises the error of
+a background task that died: a dead task is a crash, never a hang.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ ResultT = TypeVar("ResultT")
 
 
 class EventLoopThread:
-    """Use as a context manager; leaving it cancels what still runs."""
+    """Use as a context manager; leaving it cancels all running coroutines."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -45,7 +45,7 @@ class EventLoopThread:
             self.loop.close()
 
     def run(self, coroutine: Coroutine[Any, Any, ResultT], *, timeout_s: float | None = None) -> ResultT:
-        """Run a coroutine to its end. It has deadlines of its own; `timeout_s` is for what has none."""
+        """Run a coroutine to its end. `timeout_s` is for coroutines without deadlines of their own."""
         try:
             self.check()
         except BaseException:
@@ -55,7 +55,7 @@ class EventLoopThread:
         try:
             return future.result(timeout_s)
         except BaseException:
-            # Also after a time-out or a stop signal: what nobody waits for must not go on by itself.
+            # Cancel after a timeout or a stop signal, too: a coroutine without a waiter must not go on.
             future.cancel()
             raise
 
@@ -64,7 +64,7 @@ class EventLoopThread:
         self._background.append(asyncio.run_coroutine_threadsafe(coroutine, self.loop))
 
     def end_background(self) -> None:
-        """Before what the background tasks use is closed: from here on none of them runs, or has anything to say."""
+        """Cancel the background tasks, before their clients are closed: none of them runs or fails after that."""
         for future in self._background:
             future.cancel()
 

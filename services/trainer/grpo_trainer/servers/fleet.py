@@ -1,9 +1,9 @@
-"""The rollout servers a run uses: who is there, who has our weights, who is the least busy.
+"""The rollout servers of a run: which are up, which have our weights, which is the least busy.
 
-A server gets traffic only while it is a member of the weight group of the current session, that is, after it took part
-in a push that committed. One that restarted has another `server_id`; one that failed is left out until a push has
-brought it back. A watcher probes all servers meanwhile: one that no longer answers loses its traffic, and when no
-member is left but a server is back, `needs_push` tells the loop that the servers want the weights again.
+A server gets traffic only while it is a member of the weight group of the current session, that is, after a push that
+committed. A restarted server has another `server_id`; a failed server gets no traffic until the next push that it
+commits. A watcher probes all servers meanwhile and expels members that no longer answer. When no member is left and a
+server is up again, it sets `needs_push`: the loop must push the weights again.
 """
 
 import asyncio
@@ -19,22 +19,22 @@ log = logging.getLogger(__name__)
 
 PROBE_INTERVAL_S = 2.0
 MAX_MISSED_PROBES = 3
-WAITING_TOLD_AGAIN_S = 30.0
+WAITING_LOG_INTERVAL_S = 30.0
 GRACE_S = 60.0
-"""How long the others are waited for once `min_replicas` are live: servers that start together may be so far apart, and
-it is little beside loading a model. One that is later misses a step or two; one whose node is lost costs every start of
-the trainer as much."""
+"""How long to wait for the remaining servers once `min_replicas` are live: servers that start together may come up so
+far apart, and a minute is little beside loading a model. A later server misses a step or two; a server that never comes
+up delays every start of the trainer by this long."""
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What this run needs of every server."""
+    """The requirements of this run on every server."""
 
     tokenizer: str
     max_tokens: int
 
     def misfit(self, url: str, info: RolloutInfo) -> UnavailableError | None:
-        """Why this server cannot be used; None when it can."""
+        """Why this server cannot be used; None when it fits."""
         where = f"the rollout server {url}"
         if info.protocol_version != PROTOCOL_VERSION:
             return UnavailableError(
@@ -48,7 +48,7 @@ class Needs:
             )
         if info.max_model_len < self.max_tokens:
             return UnavailableError(
-                f"{where} has a context of {info.max_model_len} tokens, prompt and completion need {self.max_tokens}",
+                f"{where} has a context of {info.max_model_len} tokens; prompt and completion need {self.max_tokens}",
                 hint="raise its --max-model-len, or lower data.max_prompt_length or rollout.max_completion_length",
             )
         return None
@@ -63,19 +63,19 @@ class Replica:
     weights: WeightsClient
     info: RolloutInfo | None = None
     member: bool = False
-    """Whether it is in the current weight group, with weights that committed."""
+    """Whether the server is in the current weight group, with committed weights."""
     live: bool = True
-    """Whether it answered the last probe."""
+    """Whether the server answered the last probe."""
     misfit: str | None = None
-    """Why it cannot be used although it answered the last probe."""
+    """Why the server cannot be used although it answered the last probe."""
     missed_probes: int = 0
     in_flight: int = 0
     lost: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set while it is no member: whoever waits for its answer should ask another one."""
+    """Set while the server is no member: requests waiting for its answer should go to another server."""
 
 
 class Fleet:
-    """All replicas. Used by the event loop's thread only."""
+    """All replicas. Use it in the event loop's thread only."""
 
     def __init__(self, urls: list[str], *, min_replicas: int):
         self.replicas = [Replica(url, RolloutClient(url), WeightsClient(url)) for url in urls]
@@ -97,14 +97,14 @@ class Fleet:
     async def wait_until_live(
         self, timeout_s: float, *, still_missing: Callable[[dict[str, str]], None] = lambda _: None
     ) -> None:
-        """Wait until every server is there and has told its /info; once `min_replicas` are, for `GRACE_S` at most.
+        """Wait until every server is live and has sent its /info; once `min_replicas` are, for `GRACE_S` at most.
 
-        Who comes later is found by the watcher, and gets weights with the next push. Raises UnavailableError naming one
-        that did not come when there are fewer after `timeout_s`. `still_missing` hears every second or so of the
-        servers that are not there, by URL, and why.
+        The watcher finds servers that come up later; they get weights with the next push. `still_missing` is called
+        about every second with the missing servers, by URL, and the reason of each. Raises UnavailableError, naming a
+        missing server, when fewer than `min_replicas` are live after `timeout_s`.
         """
         clock = asyncio.get_running_loop().time
-        until_s, told_s, in_grace = clock() + timeout_s, float("-inf"), False
+        until_s, logged_s, in_grace = clock() + timeout_s, float("-inf"), False
         missing = dict.fromkeys((replica.url for replica in self.replicas), "no answer yet")
         while True:
             waited_for = [replica for replica in self.replicas if replica.url in missing]
@@ -118,8 +118,8 @@ class Fleet:
                 until_s, in_grace = min(until_s, clock() + GRACE_S), True
             if clock() >= until_s:
                 break
-            if clock() >= told_s + WAITING_TOLD_AGAIN_S:
-                told_s = clock()
+            if clock() >= logged_s + WAITING_LOG_INTERVAL_S:
+                logged_s = clock()
                 for url, reason in missing.items():
                     log.info("waiting for the rollout server %s: %s", url, reason)
             await asyncio.sleep(1.0)
@@ -130,7 +130,7 @@ class Fleet:
                 hint="start it with `grpo-rollout serve MODEL`, or change rollout.urls",
             )
         log.warning(
-            "going on with %d of %d rollout servers; when they come, these get weights with the next push: %s",
+            "starting with %d of %d rollout servers; the others get weights with the next push once they are up: %s",
             len(self.replicas) - len(missing),
             len(self.replicas),
             "; ".join(f"{url} ({reason})" for url, reason in missing.items()),
@@ -139,7 +139,7 @@ class Fleet:
     def check_compatible(self, *, tokenizer: str, max_tokens: int) -> None:
         """Raise UnavailableError for a server of another protocol or tokenizer, or with too short a context.
 
-        One that does not fit and comes later gets neither weights nor traffic.
+        A server that comes up later and does not fit gets neither weights nor traffic.
         """
         self._needs = Needs(tokenizer, max_tokens)
         for replica in self.replicas:
@@ -148,14 +148,17 @@ class Fleet:
                 raise misfit
 
     async def reachable(self) -> list[Replica]:
-        """The servers that answer now. A restarted one is no member any more. Raises RunError below the minimum."""
+        """Return the servers that answer now; expel all others and all that restarted.
+
+        Raises RunError when fewer than `min_replicas` answer.
+        """
         found: list[Replica] = []
         reasons: list[str] = []
         answers = await asyncio.gather(*(self._probe(replica) for replica in self.replicas))
         for replica, answer in zip(self.replicas, answers, strict=True):
             if isinstance(answer, RolloutInfo):
                 if replica.info is not None and replica.info.server_id != answer.server_id:
-                    await self.expel(replica, "it restarted: it gets weights before it gets traffic")
+                    await self.expel(replica, "it restarted and needs the weights again")
                 replica.info = answer
                 found.append(replica)
             else:
@@ -163,14 +166,14 @@ class Fleet:
                 reasons.append(str(answer))
         if len(found) < self.min_replicas:
             raise RunError(
-                f"{len(found)} of {len(self.replicas)} rollout servers answer, {self.min_replicas} are needed: "
+                f"{len(found)} of {len(self.replicas)} rollout servers answer; {self.min_replicas} are needed: "
                 + "; ".join(reasons),
-                hint="bring them back: the push is tried again until weights.push_deadline_s; after that, --resume",
+                hint="restart the servers: the push is retried until weights.push_deadline_s; after that, use --resume",
             )
         return found
 
     async def _probe(self, replica: Replica) -> RolloutInfo | Exception:
-        """What it says of itself; why it cannot be used when it does not answer, or does not fit this run."""
+        """Return the server's /info, or why the server cannot be used: it does not answer, or does not fit this run."""
         try:
             health, info = await asyncio.gather(replica.rollouts.livez(), replica.rollouts.info())
         except ServiceError as error:
@@ -179,17 +182,17 @@ class Fleet:
             return RunError(f"{replica.url} is not live: {health.detail}")
         misfit = self._needs.misfit(replica.url, info) if self._needs else None
         if misfit is not None and replica.misfit != str(misfit):
-            log.warning("%s: it gets no weights and no traffic", misfit)
+            log.warning("%s; it gets no weights and no traffic", misfit)
         replica.misfit = str(misfit) if misfit else None
         return misfit or info
 
     async def watch(self) -> None:
-        """Probe all servers for ever; see the module's text."""
+        """Probe all servers for ever; see the module's docstring."""
         while True:
             await asyncio.sleep(PROBE_INTERVAL_S)
             session = self.session
             answers = await asyncio.gather(*(self._probe(replica) for replica in self.replicas))
-            if self.session != session:  # pushed to meanwhile: what they said is of before
+            if self.session != session:  # a push happened meanwhile: the answers are outdated
                 continue
             for replica, answer in zip(self.replicas, answers, strict=True):
                 await self._take_in(replica, answer)
@@ -205,15 +208,15 @@ class Fleet:
             return
         replica.missed_probes = 0
         if replica.info is not None and replica.info.server_id != answer.server_id:
-            await self.expel(replica, "it restarted: it gets weights before it gets traffic")
+            await self.expel(replica, "it restarted and needs the weights again")
         elif answer.weights.state == "stale":
             await self.expel(replica, f"its weights are stale: {answer.weights.reason}")
         replica.info = answer
 
     async def admit(self, members: list[Replica], *, session: int) -> None:
-        """These, and only these, have the current weights: they get traffic, in the weight session `session`.
+        """Send traffic to `members` only, in the weight session `session`: they alone have the current weights.
 
-        Both change together: a request that waited for a member must not reach it with the session before.
+        Members and session change together: a request that waited for a member must not reach it with the old session.
         """
         async with self._changed:
             self.session = session
@@ -227,10 +230,10 @@ class Fleet:
             self._changed.notify_all()
 
     async def expel(self, replica: Replica, reason: object, *, session: int | None = None) -> None:
-        """No more traffic until a push has brought it back.
+        """Send `replica` no more traffic until it commits a push.
 
-        `session`: the one whose request gave the reason. Nothing is done when another is open: it was pushed to again
-        meanwhile, and that ends the requests of the session before.
+        `session`: the session of the request that failed. Does nothing when another session is open: the server was
+        pushed to meanwhile, which ended the requests of the old session.
         """
         async with self._changed:
             if session not in (None, self.session):
@@ -242,7 +245,7 @@ class Fleet:
             self._changed.notify_all()
 
     async def least_busy(self, timeout_s: float) -> Replica | None:
-        """The member with the fewest requests in flight; None when none appears within `timeout_s`."""
+        """Return the member with the fewest requests in flight; None when there is no member within `timeout_s`."""
         async with self._changed:
             try:
                 async with asyncio.timeout(timeout_s):
@@ -253,9 +256,9 @@ class Fleet:
 
 
 async def _ask(replica: Replica) -> str | None:
-    """Read a server's /livez and /info; why it is not there yet, None when it is.
+    """Read a server's /livez and /info. Returns why the server is not up yet; None when it is.
 
-    Raises ServiceError when it is live, and refuses to say what it is.
+    Raises ServiceError when the server is live and refuses its /info.
     """
     replica.live = False
     try:

@@ -1,7 +1,7 @@
-"""The lease on the rollout servers, kept while the loop lives: an update may take longer than `weights.lease_s`.
+"""Renew the lease on the rollout servers while the loop lives: an update may take longer than `weights.lease_s`.
 
-Between two pushes no other weights call is made. A loop without a heartbeat lets the lease run out: another trainer may
-then have the servers.
+Between two pushes no other weights call renews it. Without a heartbeat of the loop the lease expires, and another
+trainer may take the servers.
 """
 
 import asyncio
@@ -18,9 +18,9 @@ LONGEST_PERIOD_S = 60.0
 
 
 class Lease:
-    """Rank 0's. `session` gives the open one, `has_heartbeat` whether the loop lives.
+    """Rank 0's lease. `session` returns the open session, `has_heartbeat` whether the loop lives.
 
-    `taken_over` says who has a server now that was ours; None while nobody has.
+    `taken_over`: how the servers were lost to another trainer; None while they are ours.
     """
 
     def __init__(
@@ -31,20 +31,20 @@ class Lease:
         self.taken_over: str | None = None
 
     async def keep(self) -> None:
-        """Renew for ever; for the event loop's background."""
+        """Renew the lease until a server is taken over; runs in the background of the event loop."""
         while self.taken_over is None:
             await asyncio.sleep(self._period_s)
             session = self._session()
             if session is None or not self._has_heartbeat():
                 continue
             refusals = await session.renew()
-            if self._session() is session:  # else it was closed meanwhile, and may well be refused
+            if self._session() is session:  # a session closed meanwhile is refused rightly
                 self.taken_over = next(filter(None, map(_holder, refusals)), None)
         log.error("%s", self.taken_over)
 
 
 def _holder(error: ServiceError) -> str | None:
-    """Who has the server, where it says that it is not ours any more. One that restarted has no session at all."""
+    """Why the server is lost to another trainer; None for other refusals: a restarted server has no session at all."""
     if isinstance(error, ConflictError) and error.detail.type == "fenced":
         return f"another trainer has taken over: {error}"
     return None

@@ -1,4 +1,4 @@
-"""Rank 0's half of the loop: everything that talks to a server. The other ranks have none.
+"""Rank 0's half of the loop: everything that calls a server. The other ranks have no orchestrator.
 
 It owns the event loop's thread, in which sampling and scoring go on while the main thread trains.
 """
@@ -33,12 +33,12 @@ log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
 BEAT_INTERVAL_S = 1.0
-"""As often as the live page looks."""
+"""The polling interval of the live page."""
 REWARD_PROBE_INTERVAL_S = 5.0
 
 
 class Status(Protocol):
-    """Whom rank 0 tells what it waits for; `observe/run_status.py` has it."""
+    """Where rank 0 reports what it waits for; `observe/run_status.py` implements it."""
 
     def enter_phase(self, doing: str, *, limit_s: float, silent: bool = True) -> None: ...
 
@@ -114,7 +114,7 @@ class Orchestrator:
         )
         self.push_result: PushResult | None = None
         self.reward_health: Health | None = None
-        """The reward server's last answer, for people; None before the first one."""
+        """The reward server's last answer, for display only; None before the first answer."""
 
     def __enter__(self) -> Self:
         self.loop.__enter__()
@@ -132,12 +132,12 @@ class Orchestrator:
             self.tracing.close()
 
     def connect(self, tokenizer: Any) -> None:
-        """Wait for the servers; raise UnavailableError when one is missing or does not fit."""
+        """Wait for the servers. Raises UnavailableError when a server is missing or does not fit."""
         config, status = self.config, self.status
         with self.stop.interruptible():
             limit_s = config.rollout.startup_timeout_s
             status.enter_phase(_waiting_for_rollout(config.rollout.urls), limit_s=limit_s, silent=False)
-            self.loop.run(self.fleet.wait_until_live(limit_s, still_missing=self._tell_missing))
+            self.loop.run(self.fleet.wait_until_live(limit_s, still_missing=self._report_missing))
             limit_s = config.reward.startup_timeout_s
             status.enter_phase(self._waiting_for_reward, limit_s=limit_s, silent=False)
             self.loop.run(self._wait_for_reward_server(limit_s))
@@ -153,14 +153,17 @@ class Orchestrator:
     def _waiting_for_reward(self) -> str:
         return f"waiting for the reward server at {self.config.reward.url}"
 
-    def _tell_missing(self, missing: dict[str, str]) -> None:
-        """The first of the missing servers has its reason told."""
+    def _report_missing(self, missing: dict[str, str]) -> None:
+        """Report the missing servers, with the reason of the first."""
         self.status.still_waiting(_waiting_for_rollout(list(missing)), next(iter(missing.values())))
 
     async def _wait_for_reward_server(self, timeout_s: float) -> None:
-        """Ask until it answers, and fits. Raises UnavailableError when it does not, or something else answers there."""
+        """Probe until the reward server answers, and check it.
+
+        Raises UnavailableError when it does not answer within `timeout_s`, does not fit, or is no reward server.
+        """
         url, loop = self.config.reward.url, asyncio.get_running_loop()
-        deadline, told = loop.time() + timeout_s, False
+        deadline, logged = loop.time() + timeout_s, False
         while True:
             try:
                 return await self.reward.check(list(self.rows[:1]))
@@ -170,16 +173,16 @@ class Orchestrator:
                         f"the reward server {url} did not come up within {timeout_s:g} s: {error}",
                         hint="start it with `grpo-reward serve`, or change reward.url",
                     ) from error
-                if not told:
+                if not logged:
                     log.info("waiting for the reward server %s: %s", url, error)
                 self.status.still_waiting(self._waiting_for_reward, error.detail.message)
-                told = True
+                logged = True
             except ServiceError as error:
                 raise UnavailableError(f"no reward server answers at {url}: {error}", hint="see reward.url") from error
             await asyncio.sleep(1.0)
 
     async def _watch_reward_server(self) -> None:
-        """Probe the reward server only to show it: whether scoring goes on is up to the retries of the reward stage."""
+        """Probe the reward server for the live page only: the reward stage has its own retry budget."""
         while True:
             try:
                 self.reward_health = await self.reward.client.livez()
@@ -188,34 +191,33 @@ class Orchestrator:
             await asyncio.sleep(REWARD_PROBE_INTERVAL_S)
 
     def policy_pushed(self, result: PushResult) -> None:
-        """From now on everything is sampled by this version."""
+        """Sample everything with this version from now on."""
         self.push_result = result
         self.loop.run(self.pipeline.policy_updated(result.version))
 
     def next_batch(self) -> Coroutine[Any, Any, Batch]:
-        """The scored groups of the next step."""
+        """Return the scored groups of the next step."""
         return self.pipeline.next_batch()
 
     def evaluation_of(self, step: int) -> Coroutine[Any, Any, dict[str, float]]:
         return self.evaluation.run(version=self._pushed().version, step=step)
 
     def start(self, coroutine: Coroutine[Any, Any, ResultT]) -> "asyncio.Task[ResultT]":
-        """Let it run in the event loop; `wait` waits for it."""
+        """Start `coroutine` in the event loop; `wait` waits for its task."""
 
         async def create() -> "asyncio.Task[ResultT]":
             task = asyncio.create_task(coroutine)
-            # Nobody may look at it any more, and asyncio would log a stack trace.
+            # Read the exception: asyncio would log a stack trace for an error that nothing reads.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
             return task
 
         return self.loop.run(create())
 
     def wait(self, task: "asyncio.Task[Any]") -> Literal["done", "push", "lost", "stop"]:
-        """Wait until `task` is done, the servers need another push before it can be, or are lost to another trainer, or
-        a stop is asked for.
+        """Wait for `task`. Returns early when the servers need another push, are lost to another trainer, or on a stop.
 
-        The task has deadlines of its own. While the event loop answers, the status hears a heartbeat, and whether a
-        batch waits for samples or only for scores.
+        The task has its own deadlines. While the event loop answers, the status gets a heartbeat, and whether a batch
+        waits for samples or only for scores.
         """
 
         async def look() -> Literal["done", "push", "lost", "waiting"]:
@@ -243,7 +245,7 @@ class Orchestrator:
             return "stop"
 
     def cursor(self) -> Cursor:
-        """Where the run stands in its prompts, read by the event loop's thread, which changes it."""
+        """Return the run's position in its prompts. Read in the event loop's thread, which changes it."""
 
         async def read() -> Cursor:
             return self.pipeline.cursor()
@@ -251,7 +253,7 @@ class Orchestrator:
         return self.loop.run(read())
 
     def probes(self) -> Coroutine[Any, Any, list[Probe]]:
-        """What every server samples for the canary."""
+        """Sample the canary's prompts on every server."""
         pushed = self._pushed()
         return sample_probes(
             self.fleet,
@@ -264,7 +266,7 @@ class Orchestrator:
 
     def _pushed(self) -> PushResult:
         if self.push_result is None:
-            raise RuntimeError("nothing is sampled before the first push")
+            raise RuntimeError("no policy has been pushed yet")
         return self.push_result
 
 

@@ -1,9 +1,10 @@
 """Groups in flight, the staleness bound and the carry-over buffer.
 
-Groups dispatched and neither used, dropped nor failed never exceed (max_staleness + 1) × groups_per_batch, and while
-a batch is trained on, max_staleness × groups_per_batch: what is sampled by now and used after that many more batches is
-as old as it may be, and more would be dropped. With `max_staleness` 0 the groups of a batch are dispatched when it is
-asked for: exactly synchronous GRPO. Above 0 a finished group that is not needed yet is carried over.
+At most (max_staleness + 1) × groups_per_batch groups are out: dispatched, and not yet used, dropped or failed. While a
+batch is being trained on, the bound is max_staleness × groups_per_batch: a group dispatched now and used that many
+batches later is exactly as old as it may be, and any further group would be dropped. With `max_staleness` 0 the groups
+of a batch are dispatched when the batch is requested: exactly synchronous GRPO. Above 0 a finished group that is not
+needed yet is carried over.
 
 Waits for: finished groups (`next_batch`), room below the bound (`_fill`). Unblocked by: a job's end, `policy_updated`.
 """
@@ -36,14 +37,14 @@ class Batch:
 
     groups: list[Group]
     rollout_s: float
-    """Waiting until the last group was sampled."""
+    """Waiting time until the last group was sampled."""
     reward_s: float
-    """Waiting for rewards after that: the part of scoring that sampling did not hide."""
+    """Waiting time for rewards after that: the part of scoring that sampling did not hide."""
 
 
 @dataclass
 class Counts:
-    """Groups, since this process began. issued = used + dropped_stale + waiting + in flight."""
+    """Numbers of groups since this process began. issued = used + dropped_stale + waiting + in flight."""
 
     issued: int = 0
     used: int = 0
@@ -60,7 +61,7 @@ class PipelineLimits:
     max_steps: int
 
     def max_groups_out(self, version: int, *, training: bool) -> int:
-        """Groups that may be out, all for steps to come: step `version` is made, or wanted, by policy `version`."""
+        """Return how many groups may be out, all for future steps. Policy `version` trains step `version`."""
         ahead = min(self.max_staleness, self.max_steps - version)
         return (ahead + (not training)) * self.groups_per_batch
 
@@ -73,15 +74,15 @@ class _Finished:
 
 @dataclass
 class Cursor:
-    """Where the run stands in its prompts: what a checkpoint needs so that none is repeated or skipped."""
+    """The run's position in its prompts: a checkpoint stores it so that no prompt is repeated or skipped."""
 
     next_position: int = 0
     unused: list[int] = field(default_factory=list)
-    """Dispatched but not used: sampled again after a resume."""
+    """Positions dispatched but not used: sampled again after a resume."""
 
 
 class Pipeline:
-    """Rank 0's source of batches. Lives in the event loop's thread; `next_batch` and friends are coroutines."""
+    """Rank 0's source of batches. Runs in the event loop's thread; `next_batch` and friends are coroutines."""
 
     def __init__(
         self,
@@ -101,7 +102,7 @@ class Pipeline:
         self._again = deque(sorted(cursor.unused))
         self._finished: deque[_Finished] = deque()
         self._taken: list[_Finished] = []
-        """Groups of the last batch. A trace that has ended already ignores another end."""
+        """Groups of the last batch. `stop` may end their traces again, which does nothing."""
         self._taken_is_used = False
         self._out: set[int] = set()
         self._jobs: set[asyncio.Task[None]] = set()
@@ -114,36 +115,37 @@ class Pipeline:
 
     @property
     def lacks_only_scores(self) -> bool:
-        """Enough groups for the batch are sampled, and some of them wait for their rewards."""
+        """Whether enough groups for the batch are sampled, and some of them still wait for their rewards."""
         sampled = len(self._finished) + len(self._scoring_since_s)
         return len(self._finished) < self._wanted <= sampled
 
     def oldest_since_s(self, doing: Literal["sampling", "scoring"]) -> float | None:
-        """Since when the group that has waited longest waits for samples or scores, in seconds since the epoch."""
+        """When the group that has waited longest for samples or scores began to wait, in seconds since the epoch."""
         since_s = self._sampling_since_s if doing == "sampling" else self._scoring_since_s
         return min(list(since_s.values()), default=None)
 
     def cursor(self) -> Cursor:
-        """What a checkpoint needs; for the event loop's thread."""
+        """Return the position that a checkpoint stores. Call it in the event loop's thread."""
         taken = [] if self._taken_is_used else self._taken
         waiting = [finished.group.position for finished in [*taken, *self._finished]]
         return Cursor(self._next_position, sorted([*self._out, *waiting, *self._again]))
 
     def batch_used(self) -> None:
-        """The last batch was trained on. Until then a stop may come, and a checkpoint counts its groups as unused."""
+        """Mark the last batch as trained on. A checkpoint before this call counts its groups as unused."""
         self._taken_is_used = True
 
     async def policy_updated(self, version: int) -> None:
-        """A push committed: from now on groups are sampled by `version`."""
-        self._training &= version == self.version  # pushed again while the batch was taken: it is yet to be trained on
+        """Sample groups with `version` from now on: its push has committed."""
+        # The same version pushed again: the batch that was taken is not trained on yet.
+        self._training &= version == self.version
         self.version = version
         if self.limits.max_staleness > 0:
             self._fill()
 
     async def next_batch(self) -> Batch:
-        """The groups of the next step, none staler than the bound.
+        """Return the groups of the next step, none staler than the bound.
 
-        Raises what a job raised, and RunError, before a group is used, when too few samples have a score.
+        Raises the error of a failed job, and RunError when too few samples have a score; no group is used then.
         """
         started = time.monotonic()
         self._wanted = self.limits.groups_per_batch
@@ -163,7 +165,7 @@ class Pipeline:
         self.counts.used += len(taken)
         if self.limits.max_staleness > 0:
             self._fill()
-        # In the order of the prompts: the batch must not depend on which request came back first.
+        # Sort by prompt: the batch must not depend on which request returned first.
         taken.sort(key=lambda finished: finished.group.position)
         for finished in taken:
             finished.group.trace.enter("train")
@@ -173,7 +175,7 @@ class Pipeline:
         return Batch([finished.group for finished in taken], last_sampled - started, ready - last_sampled)
 
     async def stop(self) -> None:
-        """Cancel what is in flight; the servers abort what their client leaves."""
+        """Cancel the requests in flight; a server aborts a request when its client disconnects."""
         for job in self._jobs:
             job.cancel()
         await asyncio.gather(*self._jobs, return_exceptions=True)
@@ -187,14 +189,14 @@ class Pipeline:
         fresh = [finished for finished in self._finished if not finished.group.is_older_than(oldest)]
         if dropped := len(self._finished) - len(fresh):
             self.counts.dropped_stale += dropped
-            log.info("%d groups dropped: sampled by a policy older than version %d", dropped, oldest)
+            log.info("dropped %d groups, sampled by a policy older than version %d", dropped, oldest)
             for finished in self._finished:
                 if finished.group.is_older_than(oldest):
                     finished.group.trace.end("stale")
             self._finished = deque(fresh)
 
     def _fill(self) -> None:
-        """Dispatch as much as the bound allows; with bound 0 only what the batch asked for still lacks."""
+        """Dispatch as many groups as the bound allows; with bound 0 only those that the requested batch lacks."""
         while True:
             out = len(self._out) + len(self._finished)
             room = self.limits.max_groups_out(self.version, training=self._training) - out
@@ -203,7 +205,7 @@ class Pipeline:
             if room <= 0:
                 return
             positions = [self._take_position() for _ in range(min(room, self.limits.groups_per_job))]
-            # The step that will train on them unless some are dropped: groups are used in their turn.
+            # The step that will train on these groups, unless some are dropped: groups are used in order.
             step = self.version + self._training + out // self.limits.groups_per_batch
             self._out.update(positions)
             self.counts.issued += len(positions)
@@ -239,8 +241,8 @@ class Pipeline:
         except BaseException as error:
             for trace in traces:
                 trace.end(type(error).__name__, failed=isinstance(error, Exception))
-            if isinstance(error, RunError) and not self._wanted:  # nobody waits for them, and a push may mend it
-                log.warning("%d groups are sampled again later: %s", len(positions), error)
+            if isinstance(error, RunError) and not self._wanted:  # no batch waits, and a push may fix it
+                log.warning("will sample %d groups again later: %s", len(positions), error)
                 self._out.difference_update(positions)
                 self._again = deque(sorted([*self._again, *positions]))
                 self.counts.issued -= len(positions)
@@ -252,7 +254,7 @@ class Pipeline:
         self._finished.extend(_Finished(group, sampled_at) for group in groups)
 
     def _move_on(self, positions: Sequence[int]) -> None:
-        """They do not sample or score any more."""
+        """Stop counting these positions as sampling or scoring."""
         for position in positions:
             self._sampling_since_s.pop(position, None)
             self._scoring_since_s.pop(position, None)

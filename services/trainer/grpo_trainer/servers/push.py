@@ -1,7 +1,7 @@
-"""Push: the new policy goes to every rollout server, and is in use there only once it is verified.
+"""Push the new policy to every rollout server; a server samples with it only after verifying it.
 
-Rank 0 talks to the servers and decides. Every rank takes part in gathering a sharded parameter, which is a collective:
-`Export.buckets` commands it bucket by bucket, so that no rank sits alone in a gather.
+Rank 0 calls the servers and decides. Gathering a sharded parameter is a collective of all ranks: `Export.buckets`
+commands it bucket by bucket, so that no rank waits alone in a gather.
 """
 
 import logging
@@ -33,7 +33,7 @@ PAUSE_BETWEEN_ATTEMPTS_S = 1.0
 
 
 class Export(Protocol):
-    """What is pushed: named tensors. `crew_export.py` has every rank help to gather them."""
+    """The named tensors to push. `crew_export.py` has every rank help to gather them."""
 
     kind: Kind
     device: torch.device
@@ -55,14 +55,14 @@ class PushResult:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why an attempt failed, and whether another one can help."""
+    """Why an attempt failed, and whether it is final: another attempt cannot succeed."""
 
     reason: str
     final: bool
 
 
 class WeightPusher:
-    """Rank 0's side of all pushes of a run: the open session and its members."""
+    """Rank 0's side of all pushes of a run: holds the open session and its members."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class WeightPusher:
         self._under_way: Transfer | None = None
 
     def open(self, version: int, kind: Kind, manifest: Manifest, deadline_s: float) -> Failure | None:
-        """Have a session with every server that answers, and begin the push on all of them."""
+        """Open a session with every server that answers, or keep the open one, and begin the push on all of them."""
         if self.lease.taken_over is not None:
             return Failure(self.lease.taken_over, final=True)
         members: list[Replica] = []
@@ -104,7 +104,7 @@ class WeightPusher:
         return None
 
     def commit(self, version: int, digest: str, deadline_s: float) -> Failure | None:
-        """The servers compare digests; those that agree serve `version` from now on."""
+        """Have the servers compare digests; servers that agree sample with `version` from now on."""
         session = self._open_session()
         try:
             self.loop.run(session.commit(version, digest, deadline_s=deadline_s))
@@ -115,7 +115,7 @@ class WeightPusher:
         return None
 
     def send(self, bucket: torch.Tensor) -> Failure | None:
-        """Begin to broadcast `bucket` as soon as the one before has arrived. Nobody may touch it before that."""
+        """Wait for the previous bucket, then start to broadcast `bucket`: leave it alone until `arrived`."""
         failure = self.arrived()
         if failure is not None:
             return failure
@@ -126,7 +126,7 @@ class WeightPusher:
         return None
 
     def arrived(self) -> Failure | None:
-        """Wait for the bucket under way, if there is one."""
+        """Wait for the broadcast under way, if any."""
         transfer, self._under_way = self._under_way, None
         try:
             if transfer is not None:
@@ -136,18 +136,21 @@ class WeightPusher:
         return None
 
     def leave(self) -> None:
-        """Close the session, if one is open."""
+        """Close the open session, if any."""
         if self.session is not None:
             session, self.session = self.session, None
             self.loop.run(session.close())
 
     def _open_session(self) -> WeightSession:
         if self.session is None:
-            raise RunError("a push went on without an open weight session")
+            raise RunError("no weight session is open")
         return self.session
 
     def _members(self, deadline_s: float) -> list[Replica]:
-        """The servers that answer, but for those that are left out."""
+        """Return the servers that answer, without the absent ones.
+
+        After a failure without a culprit, open a session with each server alone first, and leave out those that fail.
+        """
         members = self._without_absent(self.loop.run(self.fleet.reachable()))
         if self._try_each_alone and len(members) > 1:
             self._try_each_alone = False
@@ -158,7 +161,7 @@ class WeightPusher:
                 except (MemberFailed, ServiceError, RuntimeError, TimeoutError) as error:
                     failures[replica.url] = error
                 self.leave()
-            if len(failures) < len(members):  # else the fault is on this side
+            if len(failures) < len(members):  # otherwise the fault is on this side
                 for replica in members:
                     if replica.url in failures:
                         self.absences.leave_out(replica, failures[replica.url])
@@ -191,18 +194,18 @@ class WeightPusher:
         return is_final(error, num_members=len(members), all_failed_before=all_failed_before)
 
     def _give_up(self, error: Exception, *, final: bool) -> Failure:
-        """Nobody serves half a policy; the members that failed are looked at anew."""
+        """Abandon the session, so that no server samples with half a policy, and record which members are at fault."""
         reason = str(error) or type(error).__name__
-        told = self._abandon(reason)
+        answers = self._abandon(reason)
         if isinstance(error, MemberFailed):
             at_fault: Mapping[str, object] = error.failures if error.decided else {}
             self._try_each_alone = not error.decided
         else:
-            # Out of memory on a server looks like a lost connection here.
-            said = [f"{url}: {a.reason}" for url, a in told.items() if isinstance(a, WeightState) and a.reason]
-            reason = "; ".join([*(s for s in said if not s.endswith(reason[:MAX_REASON])), reason])
-            at_fault = who_broke_it_off(told)
-            self._try_each_alone = bool(told) and not at_fault
+            # Report the servers' reasons, too: out of memory on a server looks like a lost connection here.
+            reasons = [f"{url}: {a.reason}" for url, a in answers.items() if isinstance(a, WeightState) and a.reason]
+            reason = "; ".join([*(r for r in reasons if not r.endswith(reason[:MAX_REASON])), reason])
+            at_fault = who_broke_it_off(answers)
+            self._try_each_alone = bool(answers) and not at_fault
         log.warning("push failed: %s", reason)
         for replica in self.fleet.replicas:
             if replica.url in at_fault:
@@ -212,18 +215,18 @@ class WeightPusher:
         return Failure(reason, final)
 
     def _abandon(self, reason: str) -> dict[str, WeightState | ServiceError]:
-        """End the session, if one is open; what its members say."""
+        """Abandon the open session, if any. Returns the members' answers, by URL."""
         session, self.session = self.session, None
         return self.loop.run(session.abandon(reason)) if session is not None else {}
 
 
 def push(version: int, export: Export, pusher: WeightPusher, config: WeightsConfig) -> PushResult:
-    """Push what `export` has as policy `version`, by rank 0; the other ranks help to gather each bucket.
+    """Push the tensors of `export` as policy `version`, on rank 0; the other ranks help to gather each bucket.
 
-    A server that dies on the way is left out and the push repeated with the others, within `push_deadline_s`.
-    Raises ServersError when no attempt committed until then, or at once when no repetition can help; StopRequested
-    when a stop is asked for and an attempt has failed: a drain stops the servers as well, and nobody is left to wait
-    for.
+    Leaves out a server that dies during the push and retries with the others, within `push_deadline_s`.
+
+    Raises ServersError when no attempt has committed by then, or at once when no retry can help. Raises StopRequested
+    when an attempt fails after a stop was requested: a drain stops the servers as well, so waiting for them is useless.
     """
     started = time.monotonic()
     backend = "nccl" if export.device.type == "cuda" and config.backend != "gloo" else "gloo"
@@ -246,13 +249,13 @@ def push(version: int, export: Export, pusher: WeightPusher, config: WeightsConf
         if failure.final or seconds >= config.push_deadline_s:
             raise ServersError(
                 f"version {version} could not be pushed ({attempts} attempts): {failure.reason}",
-                hint="mend this and start again with --resume",
+                hint="fix the cause, then start again with --resume",
             )
         time.sleep(PAUSE_BETWEEN_ATTEMPTS_S)
 
 
 def _send(export: Export, manifest: Manifest, pusher: WeightPusher) -> tuple[Failure | None, str]:
-    """Digest and send each bucket while the next one is gathered; after a failure no further one is gathered."""
+    """Digest and send each bucket while the next is gathered. Stops gathering at the first failure."""
     digest: Digest | None = None
     on_gpu = pusher.session is not None and pusher.session.group.backend == "nccl"
     for bucket in export.buckets(manifest, export.device if on_gpu else "cpu"):  # Gloo sends from CPU memory
@@ -260,7 +263,7 @@ def _send(export: Export, manifest: Manifest, pusher: WeightPusher) -> tuple[Fai
         if (failure := pusher.send(bucket)) is not None:
             return failure, ""
         digest.add(bucket)
-        # Wait for the broadcast first: the next gather synchronizes the GPU, and would wait without a bound for a
+        # Wait for the broadcast first: the next gather synchronizes the GPU, and would wait without a timeout for a
         # broadcast that never ends.
         if on_gpu and export.sharded and (failure := pusher.arrived()) is not None:
             return failure, ""
@@ -268,9 +271,9 @@ def _send(export: Export, manifest: Manifest, pusher: WeightPusher) -> tuple[Fai
 
 
 def choose_backend(config: WeightsConfig, members: list[Replica], *, gpu: str | None, nccl: str | None) -> Backend:
-    """NCCL where it can work, Gloo elsewhere. `gpu` and `nccl` are this process's own, as in `RolloutInfo`.
+    """Choose NCCL where it can work, Gloo elsewhere. `gpu` and `nccl` are this process's own, as in `RolloutInfo`.
 
-    Raises UsageError when the configuration wants NCCL where it cannot work.
+    Raises UsageError when the configuration requires NCCL where it cannot work.
     """
     if config.backend == "gloo":
         return "gloo"
@@ -278,21 +281,21 @@ def choose_backend(config: WeightsConfig, members: list[Replica], *, gpu: str | 
     if obstacle is None:
         return "nccl"
     if config.backend == "nccl":
-        raise UsageError(f"weights.backend is nccl, and {obstacle}", hint="leave it out, or set it to gloo")
+        raise UsageError(f"weights.backend is nccl, but {obstacle}", hint="remove the setting, or set it to gloo")
     if gpu is not None:
         log.warning("weights travel over gloo, through CPU memory: %s", obstacle)
     return "gloo"
 
 
 def _no_nccl(gpu: str | None, nccl: str | None, member: Replica) -> str | None:
-    """Why this process and `member` cannot meet over NCCL; None when they can, as far as is known."""
+    """Why this process and `member` cannot connect over NCCL; None when no obstacle is known."""
     info = member.info
     if gpu is None or nccl is None:
         return "this trainer has no GPU"
     if info is None or info.device != "cuda":
         return f"{member.url} has no GPU"
     if gpu in info.gpus:
-        return f"{member.url} uses the same GPU, and NCCL wants one for each member"
+        return f"{member.url} uses the same GPU; NCCL needs a separate GPU for each member"
     if info.nccl_version not in (None, nccl):
-        return f"{member.url} has NCCL {info.nccl_version}, this trainer {nccl}: they refuse each other"
+        return f"{member.url} has NCCL {info.nccl_version}, this trainer {nccl}: the two versions refuse each other"
     return None

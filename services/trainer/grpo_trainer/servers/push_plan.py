@@ -1,4 +1,4 @@
-"""How the weights are laid into buckets, and how long a bucket may take."""
+"""Lay the weights into buckets, and bound the time of a bucket."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -10,17 +10,17 @@ from grpo_proto.transport import plan_manifest
 NUM_BUCKETS = 16
 MIB = 2**20
 LARGEST_MIB = {"gloo": 64, "nccl": 256}
-"""Of buckets of several tensors. Staging on every side is two of them, on a GPU that a model nearly fills."""
+"""Largest bucket of several tensors. Every side stages two buckets, on a GPU that a model nearly fills."""
 
 
 def plan_push(
     tensors: Iterable[tuple[str, str, Sequence[int]]], bucket_mib: int | None, *, largest_mib: int = LARGEST_MIB["gloo"]
 ) -> Manifest:
-    """The manifest for these (name, dtype, shape). Without `bucket_mib`, a sixteenth of the weights, 24 to
-    `largest_mib`.
+    """Return the manifest for these (name, dtype, shape).
 
-    The filling of the first bucket and the loading of the last overlap with nothing, and every bucket costs a call: of
-    a model of 64 GB a thousand, if they did not grow with it.
+    Without `bucket_mib` a bucket is a sixteenth of the weights, between 24 and `largest_mib` MiB. Smaller buckets
+    overlap better: filling the first bucket and loading the last overlap with nothing. But every bucket costs a call,
+    and a fixed size of 64 MiB would make a thousand of a 64 GB model.
     """
     tensors = list(tensors)
     if bucket_mib is not None:
@@ -30,5 +30,5 @@ def plan_push(
 
 
 def bucket_limit_s(manifest: Manifest, timeout_s: float, *, push_deadline_s: float) -> float:
-    """How long a bucket of this push may take: `timeout_s` is for one of 64 MiB, and a tensor may be larger."""
+    """Return the timeout of this push's buckets: `timeout_s`, scaled up where a tensor is larger than 64 MiB."""
     return min(timeout_s * max(1.0, max(manifest.bucket_bytes) / (LARGEST_MIB["gloo"] * MIB)), push_deadline_s)

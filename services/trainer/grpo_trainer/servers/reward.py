@@ -1,4 +1,4 @@
-"""Reward: samples get scores from the reward server."""
+"""Reward: get the scores of samples from the reward server."""
 
 import asyncio
 import logging
@@ -29,7 +29,7 @@ from .reward_code import RewardCode
 log = logging.getLogger(__name__)
 
 PAUSE_S = 1.0
-ACCEPT = "serve the code that the run began with, or accept the new one: --resume --reward.accept_changed_code true"
+ACCEPT = "serve the code that the run began with, or accept the new code: --resume --reward.accept_changed_code true"
 
 
 def reward_specs(config: RewardConfig) -> list[RewardSpec]:
@@ -41,7 +41,7 @@ def reward_specs(config: RewardConfig) -> list[RewardSpec]:
 
 
 class RewardStage:
-    """Scores groups in place: `rewards` and `total` of every episode."""
+    """Score groups in place: set `rewards` and `total` of every episode."""
 
     def __init__(self, client: RewardClient, config: RewardConfig, *, code: RewardCode | None = None):
         self.client, self.config = client, config
@@ -49,8 +49,11 @@ class RewardStage:
         self.specs = reward_specs(config)
 
     async def check(self, rows: list[PromptRow]) -> None:
-        """Raise UnavailableError when the server speaks another protocol, lacks a reward or has it from another file,
-        and UsageError when the dataset lacks a column."""
+        """Check that the server and the dataset fit the configured rewards.
+
+        Raises UnavailableError when the server speaks another protocol, lacks a reward or serves it from another file,
+        and UsageError when the dataset lacks a column or a reward's code has changed.
+        """
         info = await self.client.info()
         if info.protocol_version != PROTOCOL_VERSION:
             raise UnavailableError(
@@ -76,7 +79,7 @@ class RewardStage:
             if missing:
                 raise UsageError(
                     f"reward {spec.name} needs the column {missing[0]}; the dataset has {', '.join(rows[0].columns)}",
-                    hint="add the column to the dataset, or take the reward out of reward.reward_funcs",
+                    hint="add the column to the dataset, or remove the reward from reward.reward_funcs",
                 )
 
         hashes = {spec.name: known[spec.name].code_hash for spec in self.specs}
@@ -86,7 +89,10 @@ class RewardStage:
             self.code.adopt(hashes)
 
     async def score(self, groups: list[Group], *, step: int) -> None:
-        """Score every sample; once more what broke. Raises RunError when the server stays away for `retry_for_s`."""
+        """Score every sample, and once more each sample whose scoring broke.
+
+        Raises RunError when the server does not answer within `retry_for_s`.
+        """
         pairs = [(group, episode) for group in groups for episode in group.episodes]
         request = ScoreRequest(
             rewards=self.specs,
@@ -114,7 +120,7 @@ class RewardStage:
         except InfrastructureError as error:
             raise RunError(
                 f"the reward server could not score within {self.config.retry_for_s:g} s: {error}",
-                hint="bring it back, then start the run again with --resume",
+                hint="restart the reward server, then the run with --resume",
             ) from error
         for (_, episode), result in zip(pairs, response.results, strict=True):
             episode.rewards, episode.total = result.rewards, result.total
@@ -122,7 +128,11 @@ class RewardStage:
                 episode.unscored_because = missing_because(self.specs, result.rewards)
 
     async def _score(self, request: ScoreRequest, *, step: int) -> ScoreResponse:
-        """Raises ServersError, with the status of a wrong configuration, when the code has changed."""
+        """Get scores that all come from the code version of `step`'s first scores.
+
+        Raises ServersError when the code has changed, with the exit status of a wrong configuration, or when the
+        version of the first scores no longer answers.
+        """
         give_up_s = time.monotonic() + self.config.retry_for_s
         while True:
             response = await self.client.score(request, retry_for_s=self.config.retry_for_s)
@@ -134,21 +144,21 @@ class RewardStage:
                 return response
             if time.monotonic() >= give_up_s:
                 raise ServersError(
-                    f"two versions of the rewards answer, and step {step} got no more scores of the first one within "
-                    f"{self.config.retry_for_s:g} s",
-                    hint="go on with --resume when the reward servers are of one version",
+                    f"the reward servers run two versions of the code, and the version that step {step} began with "
+                    f"gave no more scores within {self.config.retry_for_s:g} s",
+                    hint="start again with --resume once all reward servers run the same version",
                 )
             await asyncio.sleep(PAUSE_S)
 
 
 def _check_file(file: Path, served: RewardDescription, url: str) -> None:
-    """Raise UnavailableError when the server's reward is not the one in `file`."""
+    """Raise UnavailableError when the server does not serve the reward in `file`."""
     try:
         own_hash = code_hash(file)
     except OSError as error:
-        raise storage_error_class(error)(f"reward {served.name} is to come from {file}: {error.strerror}") from error
+        raise storage_error_class(error)(f"reward {served.name}: {file} cannot be read: {error.strerror}") from error
     except SyntaxError as error:
-        raise UsageError(f"reward {served.name} is to come from {file}: {error}") from error
+        raise UsageError(f"reward {served.name}: {file} cannot be parsed: {error}") from error
     if own_hash != served.code_hash:
         raise UnavailableError(
             f"the reward server {url} has {served.name} from another file than {file}, or from an older version of it",
@@ -157,7 +167,7 @@ def _check_file(file: Path, served: RewardDescription, url: str) -> None:
 
 
 def check_enough_scored(groups: list[Group], min_share: float) -> None:
-    """Raise RunError when fewer than `min_share` of the samples have a score: training on the rest would mislead."""
+    """Raise RunError when fewer than `min_share` of the samples have a score: training on them would mislead."""
     episodes = [episode for group in groups for episode in group.episodes]
     scored = sum(episode.total is not None for episode in episodes)
     if scored < min_share * len(episodes):
@@ -166,9 +176,9 @@ def check_enough_scored(groups: list[Group], min_share: float) -> None:
             for name, score in (episode.unscored_because for episode in episodes if episode.unscored_because)
         ]
         raise RunError(
-            f"only {scored} of {len(episodes)} samples could be scored, reward.min_scored_share is {min_share:g}; "
+            f"only {scored} of {len(episodes)} samples could be scored; reward.min_scored_share is {min_share:g}; "
             f"for instance {details[0] if details else 'no reason given'}",
-            hint="look at the rewards and at the columns of the dataset",
+            hint="check the rewards and the columns of the dataset",
         )
 
 

@@ -1,4 +1,4 @@
-"""Rollout: rows become groups, sampled by the servers that have our weights."""
+"""Rollout: turn rows into groups, sampled by the servers that have our weights."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RolloutJob:
-    """Sample one group for each row, by policy `min_version` or newer. Positions, seeds, traces: one for each row."""
+    """Sample one group for each row, with policy `min_version` or newer. Positions, seeds, traces: one for each row."""
 
     positions: list[int]
     rows: list[PromptRow]
@@ -50,13 +50,13 @@ def training_sampling(config: RolloutConfig) -> Sampling:
 
 
 class RolloutStage:
-    """Sends jobs to the least busy server; a lost job is sent again, elsewhere if there is an elsewhere.
+    """Send jobs to the least busy server; send a lost job again, to another server if there is one.
 
-    `lost_requests` counts the attempts that failed, since this process began.
+    `lost_requests` counts the failed attempts since this process began.
     """
 
     MAX_LATE = 3
-    """Times that one request may be late."""
+    """How many times a single request may exceed its deadline; the last time it raises."""
 
     def __init__(self, fleet: Fleet, *, run_id: str, deadline_s: float, retry_for_s: float):
         self.fleet, self.run_id = fleet, run_id
@@ -67,13 +67,14 @@ class RolloutStage:
 
     @property
     def failing_since_s(self) -> float | None:
-        """Since when (seconds of the epoch) the request that fails for the longest time does; None when none does."""
+        """Since when (seconds since the epoch) the longest failing request has failed; None when no request fails."""
         return min(self._failing_since_s.values(), default=None)
 
     async def sample(self, job: RolloutJob, *, n: int, sampling: Sampling) -> list[Group]:
-        """One group of `n` samples for each row.
+        """Sample one group of `n` completions for each row.
 
-        Raises RunError when no server could do it within `retry_for_s` after the first failure, or in time.
+        Raises RunError when no server has answered within `retry_for_s` after the first failure, or when the request
+        has exceeded its deadline `MAX_LATE` times.
         """
         self._requests += 1
         traces = job.traces or [NO_TRACE] * len(job.rows)
@@ -99,9 +100,9 @@ class RolloutStage:
         ]
 
     async def _send(self, request: RolloutRequest) -> RolloutResponse:
-        """Try one server after the other. A server that failed gets no traffic until a push has brought it back.
+        """Try one server after another. A server that fails is expelled: no traffic until it commits a push.
 
-        One that is only late keeps its place: its watcher sees whether it lives.
+        A server that is only late stays a member: the fleet's watcher finds out whether it lives.
         """
         loop = asyncio.get_running_loop()
         give_up_at: float | None = None
@@ -113,12 +114,12 @@ class RolloutStage:
                 break
             replica.in_flight += 1
             try:
-                # A lost job is sent again after another push, which has opened another session.
+                # Use the current session: a push since the last attempt may have opened another.
                 request = request.model_copy(update={"session": self.fleet.session})
                 response = await _unless_lost(replica, request)
                 if _complete(response, request):
                     return response
-                last = RunError(f"{replica.url} sent completions that were aborted")
+                last = RunError(f"{replica.url} returned aborted completions")
                 await self.fleet.expel(replica, last, session=request.session)
             except InfrastructureError as error:
                 last = error
@@ -132,7 +133,7 @@ class RolloutStage:
                 else:
                     await self.fleet.expel(replica, error, session=request.session)
             except ConflictError as error:
-                # The server is another trainer's by now, or has lost our weights: it needs a push, not another request.
+                # Another trainer has the server, or it has lost our weights: it needs a push, not another request.
                 last = error
                 await self.fleet.expel(replica, error, session=request.session)
             finally:
@@ -140,14 +141,14 @@ class RolloutStage:
             self.lost_requests += 1
             give_up_at = give_up_at or loop.time() + self.retry_for_s
             self._failing_since_s.setdefault(request.request_id, time.time())
-            log.warning("a rollout request is lost and is sent again: %s", last)
+            log.warning("sending a lost rollout request again: %s", last)
         raise RunError(
             f"no rollout server could sample within {self.retry_for_s:g} s; the last error: {last}",
-            hint="look at the rollout servers' logs; then start the run again with --resume",
+            hint="check the rollout servers' logs, then start the run again with --resume",
         )
 
     def _check_late(self, late: int, request: RolloutRequest, error: InfrastructureError) -> None:
-        """Raise RunError when one request was late too often: it will be late everywhere."""
+        """Raise RunError when a request was late too often: no server will finish it in time."""
         if late < self.MAX_LATE:
             return
         num_sequences = len(request.prompts) * request.n
@@ -159,7 +160,7 @@ class RolloutStage:
 
 
 async def _unless_lost(replica: Replica, request: RolloutRequest) -> RolloutResponse:
-    """The answer; InfrastructureError at once when the fleet's watcher gives the server up meanwhile."""
+    """Return the answer. Raises InfrastructureError at once when the fleet's watcher expels the server meanwhile."""
     asking = asyncio.create_task(replica.rollouts.rollouts(request))
     losing = asyncio.create_task(replica.lost.wait())
     try:
@@ -174,7 +175,7 @@ async def _unless_lost(replica: Replica, request: RolloutRequest) -> RolloutResp
 
 
 def _complete(response: RolloutResponse, request: RolloutRequest) -> bool:
-    """Every group is there, in full; a server that was fenced off or went stale sends aborted completions."""
+    """Whether every group is complete; a server that was fenced off or became stale returns aborted completions."""
     return len(response.groups) == len(request.prompts) and all(
         len(group.completions) == request.n
         and all(completion.finish_reason not in ("abort", "error") for completion in group.completions)

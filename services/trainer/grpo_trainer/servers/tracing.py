@@ -1,8 +1,8 @@
 """OpenTelemetry: one trace for each group, from its prompt to its gradient.
 
-Its root span is `group`, and below it follow each other `sample`, `score`, `wait` and `train`. The prompt carries the
-identity of `sample` to the rollout server, where vLLM adds a span of its own when it was started with
-`--otlp-traces-endpoint`. Without an endpoint nothing is recorded, and the libraries need not be installed.
+The root span `group` has the consecutive children `sample`, `score`, `wait` and `train`. The prompt carries the span
+context of `sample` to the rollout server, where vLLM adds its own span when started with `--otlp-traces-endpoint`.
+Without an endpoint nothing is recorded, and the libraries need not be installed.
 """
 
 from typing import TYPE_CHECKING
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class Tracing:
-    """Makes traces, and sends them in the background. `close` sends the last ones.
+    """Make traces and send them in the background. `close` sends the remaining traces.
 
     Args:
         endpoint: base URL of an OTLP receiver over HTTP, such as http://otel-collector:4318; None: no tracing.
-            Headers, time-outs and sampling come from OpenTelemetry's own variables (OTEL_EXPORTER_OTLP_HEADERS, …).
+            Headers, timeouts and sampling come from OpenTelemetry's own variables (OTEL_EXPORTER_OTLP_HEADERS, …).
         run: the run's name.
 
     Raises UsageError when the libraries are not installed.
@@ -39,12 +39,12 @@ class Tracing:
         except ImportError as error:
             raise UsageError(
                 f"logging.otlp_endpoint needs {error.name}, which is not installed",
-                hint="pip install 'grpo-trainer[tracing]', or leave it out",
+                hint="pip install 'grpo-trainer[tracing]', or remove the setting",
             ) from error
         self._tracer = self._provider.get_tracer("grpo_trainer")
 
     def group(self, position: int) -> GroupTrace:
-        """The trace of the group at `position`, from now on."""
+        """Start the trace of the group at `position`."""
         return NO_TRACE if self._tracer is None else _Recorded(self._tracer, self._run, position)
 
     def close(self) -> None:
@@ -53,7 +53,7 @@ class Tracing:
 
 
 class _Recorded:
-    """A `GroupTrace` that is sent."""
+    """A `GroupTrace` that records and sends spans."""
 
     def __init__(self, tracer: "Tracer", run: str, position: int):
         from opentelemetry.trace import set_span_in_context
@@ -80,7 +80,7 @@ class _Recorded:
     def end(self, outcome: str, *, failed: bool = False, **attributes: Attribute) -> None:
         from opentelemetry.trace import StatusCode
 
-        if not self._root.is_recording():  # it has ended, or is not sampled
+        if not self._root.is_recording():  # it has ended, or OpenTelemetry does not sample it
             return
         if self._stage is not None:
             self._stage.end()

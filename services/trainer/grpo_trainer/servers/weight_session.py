@@ -1,7 +1,7 @@
-"""One weight group with some rollout servers: opened together, pushed to together, left together.
+"""A weight session: one process group with some rollout servers, from its rendezvous through its pushes to its end.
 
-A session is never repaired. When a member fails, the session is closed and another one, with a higher number, is
-opened with those that are left.
+A session is never repaired. When a member fails, close the session and open another, with a higher number and the
+remaining members.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ from .fleet import Replica
 log = logging.getLogger(__name__)
 
 MAX_REASON = 1000
-"""Characters of why a push is given up that a server is told."""
+"""Characters of the reason that an abort sends to the servers."""
 
 
 class WeightSession:
@@ -52,13 +52,13 @@ class WeightSession:
     async def open(
         cls, members: Sequence[Replica], config: WeightsConfig, *, trainer_id: str, backend: Backend, after: int = 0
     ) -> "WeightSession":
-        """Meet the workers of all `members` in a new group. Raises MemberFailed naming those that did not come."""
+        """Form a new group with the workers of all `members`. Raises MemberFailed when it does not form."""
         number = next_number(members, now_s=time.time(), after=after)
         world_size = 1 + sum(replica.info.world_size for replica in members if replica.info)
         timeout_s = min(config.bucket_timeout_s, config.push_deadline_s)
         store, port = await asyncio.to_thread(_listen, config, timeout_s)
-        # Our side of the meeting has a connection only: NCCL waits for ever for a member that does not come, and a
-        # thread that kept the store would keep the port from the next session.
+        # Give our side of the rendezvous a connection only: NCCL waits for ever for a missing member, and a thread that
+        # held the store itself would block the port for the next session.
         connection = await asyncio.to_thread(store.clone)
         requests, rank = [], 1
         for replica in members:
@@ -92,10 +92,10 @@ class WeightSession:
             await _all(members, calls)
             group = await asyncio.wrap_future(ours)
         except MemberFailed as error:
-            came = await asyncio.to_thread(_who_came, store, requests, members)
-            raise who_kept_it_from_forming(error.failures, came) from error
+            arrived = await asyncio.to_thread(_arrived_members, store, requests, members)
+            raise who_kept_it_from_forming(error.failures, arrived) from error
         finally:
-            del store  # it listens no longer
+            del store  # stop listening
         log.info("weight session %d with %s over %s", number, ", ".join(r.url for r in members), backend)
         return cls(number, members, group, config)
 
@@ -117,7 +117,7 @@ class WeightSession:
         await _all(self.members, [replica.weights.commit(request) for replica in self.members])
 
     async def renew(self) -> list[ServiceError]:
-        """Start the lease on all members again. Returns what those say that do not."""
+        """Renew the lease on all members. Returns the errors of members that refuse or do not answer."""
         request = RenewRequest(session=self.number)
         answers = await asyncio.gather(
             *(replica.weights.renew(request) for replica in self.members), return_exceptions=True
@@ -128,9 +128,9 @@ class WeightSession:
         return [answer for answer in answers if isinstance(answer, ServiceError)]
 
     async def abandon(self, reason: str) -> dict[str, WeightState | ServiceError]:
-        """Leave the group, so that nobody waits in it; tell all members to give the push up; end the session.
+        """Leave the group, so that no member waits in it; abort the push on all members; end the session.
 
-        Returns what they answer, by URL.
+        Returns the members' answers to the abort, by URL.
         """
         self.group.close()
         request = AbortRequest(session=self.number, reason=reason[:MAX_REASON])
@@ -139,22 +139,22 @@ class WeightSession:
             return_exceptions=True,
         )
         await self._end()
-        told: dict[str, WeightState | ServiceError] = {}
+        answers_by_url: dict[str, WeightState | ServiceError] = {}
         for replica, answer in zip(self.members, answers, strict=True):
             if isinstance(answer, ServiceError):
                 log.info("abort of session %d: %s", self.number, answer)
             elif not isinstance(answer, WeightState):
                 raise answer
-            told[replica.url] = answer
-        return told
+            answers_by_url[replica.url] = answer
+        return answers_by_url
 
     async def close(self) -> None:
-        """Leave the group and tell the members."""
+        """Leave the group, and close the session on all members."""
         self.group.close()
         await self._end()
 
     async def _end(self) -> None:
-        """Give up the lease: another trainer need not wait for its end."""
+        """Close the session on all members: another trainer need not wait until the lease expires."""
         request = CloseRequest(session=self.number)
         await asyncio.gather(
             *(replica.weights.close_session(request, timeout_s=10.0) for replica in self.members),
@@ -162,21 +162,21 @@ class WeightSession:
         )
 
 
-def _who_came(store: TCPStore, requests: Sequence[SessionRequest], members: Sequence[Replica]) -> list[str]:
-    """Members all of whose workers have reached the rendezvous."""
-    came = []
+def _arrived_members(store: TCPStore, requests: Sequence[SessionRequest], members: Sequence[Replica]) -> list[str]:
+    """Return the URLs of the members all of whose workers have reached the rendezvous."""
+    arrived = []
     for request, replica in zip(requests, members, strict=True):
         size = replica.info.world_size if replica.info else 0
         ranks = range(request.rank_offset, request.rank_offset + size)
         if store.check([joined_key(request.session, rank) for rank in ranks]):
-            came.append(replica.url)
-    return came
+            arrived.append(replica.url)
+    return arrived
 
 
 def next_number(members: Sequence[Replica], *, now_s: float, after: int) -> int:
-    """Epoch milliseconds; more where a member has had a newer session, of a trainer whose clock was ahead of this one.
+    """Return epoch milliseconds, or more where a member has had a newer session of a trainer whose clock was ahead.
 
-    A server takes only newer sessions than all that have been there.
+    A server accepts a session only if it is newer than every session before.
     """
     states = [replica.info.weights for replica in members if replica.info]
     theirs = [max(state.session or 0, state.newest_session or 0) for state in states]
@@ -184,14 +184,14 @@ def next_number(members: Sequence[Replica], *, now_s: float, after: int) -> int:
 
 
 def _listen(config: WeightsConfig, timeout_s: float) -> tuple[TCPStore, int]:
-    """The rendezvous, listening on the interface of `weights.host` alone."""
+    """Open the store of the rendezvous, listening on the interface of `weights.host` alone."""
     try:
         listener = listening_socket(config.host, config.port)
     except OSError as error:
         kind = UnavailableError if error.errno == errno.EADDRINUSE else UsageError
         raise kind(
             f"weights.host {config.host} port {config.port} cannot be listened on: {error.strerror}",
-            hint="weights.host is this machine's own address as the rollout servers see it; port 0 takes a free one",
+            hint="set weights.host to this machine's address as rollout servers reach it; port 0 takes a free port",
         ) from error
     port = listener.getsockname()[1]
     store = TCPStore(
@@ -206,12 +206,14 @@ def _listen(config: WeightsConfig, timeout_s: float) -> tuple[TCPStore, int]:
 
 
 def _in_daemon_thread(join: Callable[[], WeightGroup]) -> "Future[WeightGroup]":
-    """Our own side of the meeting. When a member does not come, Gloo waits until its time-out and NCCL for ever, and
-    nobody for them: a daemon thread does not keep a process that gave up from ending."""
+    """Run our side of the rendezvous in a daemon thread, which does not keep the process from ending.
+
+    For a missing member Gloo waits until its timeout and NCCL for ever, after every other part has given up.
+    """
     future: Future[WeightGroup] = Future()
 
     def run() -> None:
-        future.set_running_or_notify_cancel()  # who gives up does not take it away from this thread
+        future.set_running_or_notify_cancel()  # a waiter that gives up must not cancel it
         try:
             future.set_result(join())
         except Exception as error:
@@ -222,7 +224,7 @@ def _in_daemon_thread(join: Callable[[], WeightGroup]) -> "Future[WeightGroup]":
 
 
 async def _all(members: Sequence[Replica], calls: Sequence[Awaitable[object]]) -> None:
-    """Await one call per member; raise MemberFailed with everything that went wrong."""
+    """Await one call per member. Raises MemberFailed with the errors of all members that failed."""
     answers = await asyncio.gather(*calls, return_exceptions=True)
     failures: dict[str, BaseException] = {}
     for replica, answer in zip(members, answers, strict=True):
