@@ -1,6 +1,7 @@
 """The pipeline: staleness bound, carry-over, accounting, and that a failure ends the wait."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 from tests.otlp_receiver import otlp_receiver
@@ -12,7 +13,7 @@ from grpo_trainer.data.order import PromptOrder, sampling_seed
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.errors import RunError
 from grpo_trainer.servers.pipeline import Cursor, Pipeline, PipelineLimits
-from grpo_trainer.servers.rollout import RolloutJob
+from grpo_trainer.servers.rollout import Asked
 from grpo_trainer.servers.tracing import Tracing
 
 
@@ -20,25 +21,26 @@ class FakeRollout:
     """Samples with the version the job asks for; `hold` keeps jobs waiting, `max_out` records groups in flight."""
 
     def __init__(self) -> None:
-        self.jobs: list[RolloutJob] = []
+        self.jobs: list[Sequence[Asked]] = []
         self.hold = asyncio.Event()
         self.hold.set()
         self.failure: Exception | None = None
 
-    async def sample(self, job: RolloutJob, *, n: int, sampling: Sampling) -> list[Group]:
-        self.jobs.append(job)
+    async def sample(self, asked: Sequence[Asked], *, min_version: int, n: int, sampling: Sampling) -> list[Group]:
+        self.jobs.append(asked)
         await self.hold.wait()
         await asyncio.sleep(0)
         if self.failure:
             raise self.failure
+        versions = [(min_version, 1)]
         return [
             Group(
-                position,
-                row,
-                [completion(f"{position}-{k}", [1], [-0.5], "x", "stop", [(job.min_version, 1)]) for k in range(n)],
-                trace,
+                one.position,
+                one.row,
+                [completion(f"{one.position}-{k}", [1], [-0.5], "x", "stop", versions) for k in range(n)],
+                one.trace,
             )
-            for position, row, trace in zip(job.positions, job.rows, job.traces or [], strict=True)
+            for one in asked
         ]
 
 
@@ -89,7 +91,7 @@ async def test_synchronous_batches_are_sampled_by_the_current_version_only_when_
     assert pipeline.cursor() == Cursor(12, [8, 9, 10, 11])
     pipeline.batch_used()
     assert pipeline.cursor() == Cursor(12, [])
-    assert {seed for job in rollout.jobs for seed in job.seeds} == {
+    assert {one.seed for asked in rollout.jobs for one in asked} == {
         sampling_seed(1, position) for position in range(12)
     }
 

@@ -17,12 +17,12 @@ from grpo_proto import (
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.errors import RunError
 from grpo_trainer.servers.fleet import Fleet, Replica
-from grpo_trainer.servers.rollout import RolloutJob, RolloutStage
+from grpo_trainer.servers.rollout import Asked, RolloutStage
 
 GROUP = RolloutGroup(
     prompt_token_ids=[1], completions=[Completion(token_ids=[2], text="", finish_reason="stop", versions=[(1, 1)])]
 )
-JOB = RolloutJob([0], [PromptRow(index=0, prompt="", token_ids=[1], columns={})], [0], 1)
+ASKED = [Asked(position=0, row=PromptRow(index=0, prompt="", token_ids=[1], columns={}), seed=0)]
 
 
 class Server:
@@ -48,7 +48,7 @@ async def begun() -> tuple[Fleet, Server, RolloutStage, "asyncio.Task[object]"]:
     server = Server(fleet.replicas[0])
     stage = RolloutStage(fleet, run_id="run", deadline_s=60, retry_for_s=5)
     await fleet.admit(fleet.replicas, session=1)
-    sampling: asyncio.Task[object] = asyncio.create_task(stage.sample(JOB, n=1, sampling=Sampling()))
+    sampling: asyncio.Task[object] = asyncio.create_task(stage.sample(ASKED, min_version=1, n=1, sampling=Sampling()))
     await asyncio.wait_for(server.asked.wait(), 10)
     return fleet, server, stage, sampling
 
@@ -95,7 +95,7 @@ class TwoServers:
         stage = RolloutStage(self.fleet, run_id="run", deadline_s=60, retry_for_s=retry_for_s)
         await self.fleet.admit(self.fleet.replicas, session=1)
         try:
-            await asyncio.wait_for(stage.sample(JOB, n=1, sampling=Sampling()), 10)
+            await asyncio.wait_for(stage.sample(ASKED, min_version=1, n=1, sampling=Sampling()), 10)
         finally:
             assert stage.failing_since_s is None
             await self.fleet.close()

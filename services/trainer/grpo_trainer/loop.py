@@ -101,7 +101,7 @@ def sample_and_score(run: Run, *, version: int) -> list[TrainingSequence] | None
     """Prompt → rollout → reward → advantage. Returns what is trained on; None when the run was asked to stop."""
     config, orchestrator = run.config, run.orchestrator
     with run.journal.stage("wait"):
-        batch = wait_for(run, orchestrator.next_batch(), version=version)
+        batch = wait_for(run, orchestrator.pipeline.next_batch(), version=version)
     if batch is None:
         return None
     sequences, reward_metrics = training_sequences(
@@ -178,7 +178,7 @@ def push_policy(run: Run, *, version: int) -> None:
     """Push: the servers sample by `version` from here on."""
     with run.journal.stage("push"):
         result = push(version, run.export, run.orchestrator.pusher, run.config.weights)
-        run.orchestrator.policy_pushed(result)
+        run.orchestrator.policy_pushed(version)
         run.journal.pushed(result)
 
 
@@ -188,7 +188,7 @@ def check_canary(run: Run, *, version: int) -> None:
     That is no ServersError: a policy that was trained on its samples is not saved.
     """
     with run.journal.stage("eval"):
-        probes = wait_for(run, run.orchestrator.probes(), version=version) or []
+        probes = wait_for(run, run.orchestrator.probes(version), version=version) or []
         arrays = to_arrays([untrained_sequence(probe.segment, episode=n) for n, probe in enumerate(probes)])
         own = run.crew.do("logprobs", version, each=[arrays] * run.crew.ranks.world_size)
         bound = bound_for(run.config, run.device_type)
@@ -199,7 +199,7 @@ def evaluate(run: Run, step: int) -> None:
     """Held-out accuracy; the other ranks wait for the next command."""
     if run.config.eval.eval_steps and run.config.data.eval_dataset:
         with run.journal.stage("eval"):
-            metrics = wait_for(run, run.orchestrator.evaluation_of(step), version=step + 1)
+            metrics = wait_for(run, run.orchestrator.evaluation.run(version=step + 1, step=step), version=step + 1)
         if metrics is not None:
             run.journal.evaluated(step, metrics)
         else:

@@ -196,6 +196,8 @@ class Group:
     row: PromptRow
     episodes: list[Episode]
     trace: GroupTrace = NO_TRACE
+    sampled_at_s: float = 0.0
+    """When its last token had come, by this process's monotonic clock."""
 
     def is_older_than(self, version: int) -> bool:
         """Whether any token that may be trained on was sampled by an older policy."""

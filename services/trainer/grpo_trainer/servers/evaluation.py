@@ -10,7 +10,7 @@ from ..algorithm.sequences import Group
 from ..config.run_config import EvalConfig
 from ..data.prompt_row import PromptRow
 from .reward import RewardStage
-from .rollout import RolloutJob, RolloutStage
+from .rollout import Asked, RolloutStage
 
 ROWS_PER_JOB = 64
 
@@ -57,12 +57,7 @@ class Evaluation:
         return [group for groups in await asyncio.gather(*jobs) for group in groups]
 
     async def _job(self, numbers: range, sampling: Sampling, n: int, version: int, step: int) -> list[Group]:
-        job = RolloutJob(
-            positions=list(numbers),
-            rows=[self.rows[number] for number in numbers],
-            seeds=list(numbers),
-            min_version=version,
-        )
-        groups = await self.rollout.sample(job, n=n, sampling=sampling)
+        asked = [Asked(position=number, row=self.rows[number], seed=number) for number in numbers]
+        groups = await self.rollout.sample(asked, min_version=version, n=n, sampling=sampling)
         await self.reward.score(groups, step=step)
         return groups

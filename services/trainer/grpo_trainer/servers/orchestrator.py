@@ -21,8 +21,8 @@ from .canary import Probe, sample_probes
 from .evaluation import Evaluation
 from .event_loop import EventLoopThread
 from .fleet import Fleet
-from .pipeline import Batch, Cursor, Pipeline, PipelineLimits
-from .push import PushResult, WeightPusher
+from .pipeline import Cursor, Pipeline, PipelineLimits
+from .push import WeightPusher
 from .reward import RewardStage
 from .reward_code import RewardCode
 from .rollout import RolloutStage, training_sampling
@@ -112,7 +112,6 @@ class Orchestrator:
             max_tokens=config.rollout.max_completion_length,
             accuracy_reward=config.reward.decides_accuracy,
         )
-        self.push_result: PushResult | None = None
         self.reward_health: Health | None = None
         """The reward server's last answer, for display only; None before the first answer."""
 
@@ -190,17 +189,9 @@ class Orchestrator:
                 self.reward_health = Health(ok=False, detail=str(error))
             await asyncio.sleep(REWARD_PROBE_INTERVAL_S)
 
-    def policy_pushed(self, result: PushResult) -> None:
+    def policy_pushed(self, version: int) -> None:
         """Sample everything with this version from now on."""
-        self.push_result = result
-        self.loop.run(self.pipeline.policy_updated(result.version))
-
-    def next_batch(self) -> Coroutine[Any, Any, Batch]:
-        """Return the scored groups of the next step."""
-        return self.pipeline.next_batch()
-
-    def evaluation_of(self, step: int) -> Coroutine[Any, Any, dict[str, float]]:
-        return self.evaluation.run(version=self._pushed().version, step=step)
+        self.loop.run(self.pipeline.policy_updated(version))
 
     def start(self, coroutine: Coroutine[Any, Any, ResultT]) -> "asyncio.Task[ResultT]":
         """Start `coroutine` in the event loop; `wait` waits for its task."""
@@ -252,22 +243,16 @@ class Orchestrator:
 
         return self.loop.run(read())
 
-    def probes(self) -> Coroutine[Any, Any, list[Probe]]:
-        """Sample the canary's prompts on every server."""
-        pushed = self._pushed()
+    def probes(self, version: int) -> Coroutine[Any, Any, list[Probe]]:
+        """Sample the canary's prompts on every server, with policy `version`."""
         return sample_probes(
             self.fleet,
             self.rows[: self.config.canary.num_prompts],
             self.config.canary,
-            session=pushed.session,
-            version=pushed.version,
+            session=self.fleet.session,
+            version=version,
             temperature=self.config.rollout.temperature,
         )
-
-    def _pushed(self) -> PushResult:
-        if self.push_result is None:
-            raise RuntimeError("no policy has been pushed yet")
-        return self.push_result
 
 
 def _waiting_for_rollout(urls: Sequence[str]) -> str:

@@ -25,7 +25,7 @@ from ..data.order import PromptOrder
 from ..errors import RunError
 from ..group_trace import GroupTrace
 from .reward import RewardStage, check_enough_scored
-from .rollout import RolloutJob, RolloutStage
+from .rollout import Asked, RolloutStage
 from .tracing import Tracing
 
 log = logging.getLogger(__name__)
@@ -67,12 +67,6 @@ class PipelineLimits:
 
 
 @dataclass
-class _Finished:
-    group: Group
-    sampled_at: float
-
-
-@dataclass
 class Cursor:
     """The run's position in its prompts: a checkpoint stores it so that no prompt is repeated or skipped."""
 
@@ -100,8 +94,8 @@ class Pipeline:
         self.version = 0
         self._next_position = cursor.next_position
         self._again = deque(sorted(cursor.unused))
-        self._finished: deque[_Finished] = deque()
-        self._taken: list[_Finished] = []
+        self._finished: deque[Group] = deque()
+        self._taken: list[Group] = []
         """Groups of the last batch. `stop` may end their traces again, which does nothing."""
         self._taken_is_used = False
         self._out: set[int] = set()
@@ -127,7 +121,7 @@ class Pipeline:
     def cursor(self) -> Cursor:
         """Return the position that a checkpoint stores. Call it in the event loop's thread."""
         taken = [] if self._taken_is_used else self._taken
-        waiting = [finished.group.position for finished in [*taken, *self._finished]]
+        waiting = [group.position for group in [*taken, *self._finished]]
         return Cursor(self._next_position, sorted([*self._out, *waiting, *self._again]))
 
     def batch_used(self) -> None:
@@ -159,40 +153,40 @@ class Pipeline:
             self._changed.clear()
             await self._changed.wait()
         first = islice(self._finished, self.limits.groups_per_batch)
-        check_enough_scored([finished.group for finished in first], self.limits.min_scored_share)
+        check_enough_scored(list(first), self.limits.min_scored_share)
         taken = [self._finished.popleft() for _ in range(self.limits.groups_per_batch)]
         self._wanted, self._training = 0, True
         self.counts.used += len(taken)
         if self.limits.max_staleness > 0:
             self._fill()
         # Sort by prompt: the batch must not depend on which request returned first.
-        taken.sort(key=lambda finished: finished.group.position)
-        for finished in taken:
-            finished.group.trace.enter("train")
+        taken.sort(key=lambda group: group.position)
+        for group in taken:
+            group.trace.enter("train")
         self._taken, self._taken_is_used = taken, False
         ready = time.monotonic()
-        last_sampled = max(max(finished.sampled_at for finished in taken), started)
-        return Batch([finished.group for finished in taken], last_sampled - started, ready - last_sampled)
+        last_sampled = max(*(group.sampled_at_s for group in taken), started)
+        return Batch(taken, last_sampled - started, ready - last_sampled)
 
     async def stop(self) -> None:
         """Cancel the requests in flight; a server aborts a request when its client disconnects."""
         for job in self._jobs:
             job.cancel()
         await asyncio.gather(*self._jobs, return_exceptions=True)
-        for finished in self._taken:
-            finished.group.trace.end("trained" if self._taken_is_used else "unused")
-        for finished in self._finished:
-            finished.group.trace.end("unused")
+        for group in self._taken:
+            group.trace.end("trained" if self._taken_is_used else "unused")
+        for group in self._finished:
+            group.trace.end("unused")
 
     def _drop_stale(self) -> None:
         oldest = self.version - self.limits.max_staleness
-        fresh = [finished for finished in self._finished if not finished.group.is_older_than(oldest)]
+        fresh = [group for group in self._finished if not group.is_older_than(oldest)]
         if dropped := len(self._finished) - len(fresh):
             self.counts.dropped_stale += dropped
             log.info("dropped %d groups, sampled by a policy older than version %d", dropped, oldest)
-            for finished in self._finished:
-                if finished.group.is_older_than(oldest):
-                    finished.group.trace.end("stale")
+            for group in self._finished:
+                if group.is_older_than(oldest):
+                    group.trace.end("stale")
             self._finished = deque(fresh)
 
     def _fill(self) -> None:
@@ -220,19 +214,17 @@ class Pipeline:
         return self._next_position - 1
 
     async def _work(self, positions: Sequence[int], step: int) -> None:
-        traces = [self.tracing.group(position) for position in positions]
-        job = RolloutJob(
-            positions=list(positions),
-            rows=[self.prompts.row_at(position) for position in positions],
-            seeds=[self.prompts.seed_at(position) for position in positions],
-            min_version=self.version,
-            traces=traces,
-        )
+        asked = [
+            Asked(position, self.prompts.row_at(position), self.prompts.seed_at(position), self.tracing.group(position))
+            for position in positions
+        ]
+        traces = [one.trace for one in asked]
         try:
             self._sampling_since_s |= dict.fromkeys(positions, time.time())
             _enter("sample", traces)
-            groups = await self.rollout.sample(job, n=self.limits.num_generations, sampling=self.sampling)
-            sampled_at = time.monotonic()
+            groups = await self.rollout.sample(
+                asked, min_version=self.version, n=self.limits.num_generations, sampling=self.sampling
+            )
             self._move_on(positions)
             self._scoring_since_s |= dict.fromkeys(positions, time.time())
             _enter("score", traces)
@@ -251,7 +243,7 @@ class Pipeline:
         finally:
             self._move_on(positions)
         self._out.difference_update(positions)
-        self._finished.extend(_Finished(group, sampled_at) for group in groups)
+        self._finished.extend(groups)
 
     def _move_on(self, positions: Sequence[int]) -> None:
         """Stop counting these positions as sampling or scoring."""

@@ -3,7 +3,9 @@
 import asyncio
 import logging
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from grpo_proto import (
     ConflictError,
@@ -27,14 +29,13 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class RolloutJob:
-    """Sample one group for each row, with policy `min_version` or newer. Positions, seeds, traces: one for each row."""
+class Asked:
+    """A prompt to sample one group for, with its seed."""
 
-    positions: list[int]
-    rows: list[PromptRow]
-    seeds: list[int]
-    min_version: int
-    traces: list[GroupTrace] | None = None
+    position: int
+    row: PromptRow
+    seed: int
+    trace: GroupTrace = NO_TRACE
 
 
 def training_sampling(config: RolloutConfig) -> Sampling:
@@ -50,7 +51,7 @@ def training_sampling(config: RolloutConfig) -> Sampling:
 
 
 class RolloutStage:
-    """Send jobs to the least busy server; send a lost job again, to another server if there is one.
+    """Send requests to the least busy server; send a lost request again, to another server if there is one.
 
     `lost_requests` counts the failed attempts since this process began.
     """
@@ -70,36 +71,28 @@ class RolloutStage:
         """Since when (seconds since the epoch) the longest failing request has failed; None when no request fails."""
         return min(self._failing_since_s.values(), default=None)
 
-    async def sample(self, job: RolloutJob, *, n: int, sampling: Sampling) -> list[Group]:
-        """Sample one group of `n` completions for each row.
+    async def sample(self, asked: Sequence[Asked], *, min_version: int, n: int, sampling: Sampling) -> list[Group]:
+        """Sample one group of `n` completions for each prompt in one request, with policy `min_version` or newer.
 
         Raises RunError when no server has answered within `retry_for_s` after the first failure, or when the request
         has exceeded its deadline `MAX_LATE` times.
         """
         self._requests += 1
-        traces = job.traces or [NO_TRACE] * len(job.rows)
-        request = RolloutRequest(
-            request_id=f"{self.run_id}-{self.fleet.session}-{self._requests}",
-            session=self.fleet.session,
-            min_version=job.min_version,
-            prompts=[
-                Prompt(token_ids=row.token_ids, seed=seed, traceparent=trace.traceparent)
-                for row, seed, trace in zip(job.rows, job.seeds, traces, strict=True)
-            ],
-            n=n,
-            sampling=sampling,
-            deadline_s=self.deadline_s,
+        request_id = f"{self.run_id}-{self.fleet.session}-{self._requests}"
+        request_in = partial(
+            _request, request_id, asked, min_version=min_version, n=n, sampling=sampling, deadline_s=self.deadline_s
         )
         try:
-            response = await self._send(request)
+            response = await self._send(request_in)
         finally:
-            self._failing_since_s.pop(request.request_id, None)
+            self._failing_since_s.pop(request_id, None)
+        sampled_at_s = time.monotonic()
         return [
-            Group(position, row, _episodes(position, group), trace)
-            for position, row, group, trace in zip(job.positions, job.rows, response.groups, traces, strict=True)
+            Group(one.position, one.row, _episodes(one.position, group), one.trace, sampled_at_s)
+            for one, group in zip(asked, response.groups, strict=True)
         ]
 
-    async def _send(self, request: RolloutRequest) -> RolloutResponse:
+    async def _send(self, request_in: Callable[[int], RolloutRequest]) -> RolloutResponse:
         """Try one server after another. A server that fails is expelled: no traffic until it commits a push.
 
         A server that is only late stays a member: the fleet's watcher finds out whether it lives.
@@ -115,7 +108,7 @@ class RolloutStage:
             replica.in_flight += 1
             try:
                 # Use the current session: a push since the last attempt may have opened another.
-                request = request.model_copy(update={"session": self.fleet.session})
+                request = request_in(self.fleet.session)
                 response = await _unless_lost(replica, request)
                 if _complete(response, request):
                     return response
@@ -157,6 +150,29 @@ class RolloutStage:
             f"{late} times: {error}",
             hint="raise rollout.request_deadline_s, or lower rollout.prompts_per_request",
         ) from error
+
+
+def _request(
+    request_id: str,
+    asked: Sequence[Asked],
+    session: int,
+    *,
+    min_version: int,
+    n: int,
+    sampling: Sampling,
+    deadline_s: float,
+) -> RolloutRequest:
+    return RolloutRequest(
+        request_id=request_id,
+        session=session,
+        min_version=min_version,
+        prompts=[
+            Prompt(token_ids=one.row.token_ids, seed=one.seed, traceparent=one.trace.traceparent) for one in asked
+        ],
+        n=n,
+        sampling=sampling,
+        deadline_s=deadline_s,
+    )
 
 
 async def _unless_lost(replica: Replica, request: RolloutRequest) -> RolloutResponse:
