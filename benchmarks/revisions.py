@@ -4,7 +4,8 @@
 
 A refactoring proves itself so. Both runs are in float32 with `max_staleness` 0, against the same servers of this tree,
 which start once: one rank, then two ranks with ZeRO-2. Compared is what the survival tests compare: completions, with
-their scores and advantages, and the weights of the last checkpoint.
+their metrics, and the final weights. Then a run that the other revision began is resumed by this one: its checkpoints
+and run files go on.
 """
 
 import argparse
@@ -48,10 +49,10 @@ def run_file(folder: Path, model: Path, rollout_url: str, reward_url: str) -> Pa
     return path
 
 
-def train(tree: Path, file: Path, run_dir: Path, zero_stage: str, ranks: str) -> None:
+def train(tree: Path, file: Path, run_dir: Path, zero_stage: str, ranks: str, *more: str) -> None:
     paths = os.pathsep.join(str(tree / part) for part in ("proto", "services/trainer"))
     command = [sys.executable, "-m", "grpo_trainer", file, "--run_dir", run_dir]
-    flags = ["--deepspeed.zero_stage", zero_stage, "--deepspeed.nproc_per_node", ranks]
+    flags = ["--deepspeed.zero_stage", zero_stage, "--deepspeed.nproc_per_node", ranks, *more]
     environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     subprocess.run(list(map(str, [*command, *flags])), env=environment, check=True, timeout=300)
 
@@ -79,6 +80,11 @@ def main() -> None:
                     train(tree, file, run_dir, zero_stage, ranks)
                 assert_same_run(*runs)
                 print(f"{what}: the same completions and weights, to the bit", flush=True)
+                resumed = folder / f"resumed-{ranks}"
+                train(other, file, resumed, zero_stage, ranks, "--max_steps", "2")
+                train(ROOT, file, resumed, zero_stage, ranks, "--resume")
+                assert_same_run(resumed, runs[1])
+                print(f"{what}: begun by the other revision and resumed by this one, the same to the bit", flush=True)
 
 
 if __name__ == "__main__":

@@ -103,7 +103,8 @@ def save_model(folder: Path) -> None:
 
 
 def our_step(folder: Path, sequences: list[tuple[list[int], list[int], float]]) -> Callable[[], Any]:
-    from grpo_trainer.algorithm.batching import build_updates
+    from tests.trainer.made_episodes import build_updates
+
     from grpo_trainer.algorithm.decisions import sequences_of
     from grpo_trainer.algorithm.sequences import single_turn
     from grpo_trainer.config.algorithm import AlgorithmConfig

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.trainer.made_episodes import VERSION, Taken, decided, make_taken
+from tests.trainer.made_episodes import VERSION, Taken, build_updates, decided, make_taken
 from transformers import AutoModelForCausalLM
 
 from grpo_proto.transport import plan_manifest, view_tensor
-from grpo_trainer.algorithm.batching import build_updates
 from grpo_trainer.algorithm.sequences import MicroBatch
 from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.config.run_config import DeepSpeedConfig, ModelConfig, OptimizerConfig

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from grpo_proto import RewardScore
+from grpo_trainer.algorithm.batching import micro_batches, parts_of_ranks, plan_updates, tokens_of_updates
 from grpo_trainer.algorithm.decisions import sequences_of
-from grpo_trainer.algorithm.sequences import Episode, Segment, TrainingSequence, Turn, single_turn
+from grpo_trainer.algorithm.sequences import Episode, MicroBatch, Segment, TrainingSequence, Turn, single_turn
 from grpo_trainer.config.algorithm import AlgorithmConfig
 
 MAX_COMPLETION_LENGTH = 14
@@ -40,6 +41,25 @@ def decided(taken: Taken, algorithm: AlgorithmConfig | None = None) -> list[Trai
 
 def make_sequences(count: int, algorithm: AlgorithmConfig | None = None, **how: object) -> list[TrainingSequence]:
     return decided(make_taken(count, **how), algorithm)  # type: ignore[arg-type]
+
+
+def build_updates(
+    sequences: list[TrainingSequence],
+    *,
+    version: int = VERSION,
+    tokens_per_micro_batch: int,
+    rank: int = 0,
+    world_size: int = 1,
+    pad_token_id: int = 0,
+    device: object = "cpu",
+) -> list[list[MicroBatch]]:
+    """The micro-batches of one rank, the way the loop and the ranks make them."""
+    plan = plan_updates(sequences, world_size=world_size, tokens_per_micro_batch=tokens_per_micro_batch)
+    parts, plans = parts_of_ranks(sequences, plan, world_size)
+    update_tokens = tokens_of_updates(sequences, plan)
+    return micro_batches(
+        parts[rank], plans[rank], update_tokens, version=version, pad_token_id=pad_token_id, device=device
+    )  # type: ignore[arg-type]
 
 
 def one_completion(prompt: list[int], completion: list[int], *, fresh: bool = True, advantage: float = 0.0) -> Taken:

@@ -2,9 +2,17 @@ import random
 
 import pytest
 import torch
-from tests.trainer.made_episodes import VERSION, decided, make_sequences, make_taken, one_completion, two_segments
+from tests.trainer.made_episodes import (
+    VERSION,
+    build_updates,
+    decided,
+    make_sequences,
+    make_taken,
+    one_completion,
+    two_segments,
+)
 
-from grpo_trainer.algorithm.batching import Plan, build_updates, collate, plan_updates
+from grpo_trainer.algorithm.batching import Plan, collate, plan_updates
 from grpo_trainer.algorithm.sequences import MicroBatch, TrainingSequence
 from grpo_trainer.config.algorithm import AlgorithmConfig
 

@@ -11,11 +11,10 @@ import pytest
 import torch
 from tests.processes import free_port
 from tests.tiny_model import make_model, make_tokenizer
-from tests.trainer.made_episodes import VERSION, decided, make_taken
+from tests.trainer.made_episodes import VERSION, build_updates, decided, make_taken
 from tests.warm_python import warm_python
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from grpo_trainer.algorithm.batching import build_updates
 from grpo_trainer.algorithm.loss import old_logprobs, policy_loss
 from grpo_trainer.algorithm.surrogates.clipped import clipped
 from grpo_trainer.config.algorithm import AlgorithmConfig

@@ -8,11 +8,13 @@ import torch
 from tests.trainer.made_episodes import VERSION, make_sequences, make_taken
 
 from grpo_trainer.algorithm.batching import collate
-from grpo_trainer.algorithm.decisions import sequences_of
+from grpo_trainer.algorithm.decisions import sequences_of, training_sequences
 from grpo_trainer.algorithm.extension import named
 from grpo_trainer.algorithm.loss import policy_loss
+from grpo_trainer.algorithm.sequences import Group
 from grpo_trainer.algorithm.surrogates import SURROGATES
 from grpo_trainer.config.algorithm import LOSS_TYPES, AlgorithmConfig
+from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.errors import UsageError
 
 CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
@@ -58,9 +60,41 @@ def test_the_loss_of_the_contributing_page_works_as_it_stands(tmp_path: Path):
     assert {"ratio/mean", "ratio/bounded", "loss"} <= tally.reduce().keys()
 
 
-def test_a_normaliser_and_an_estimator_may_be_a_users_own(tmp_path: Path):
+OWN = """
+from __future__ import annotations
+from dataclasses import dataclass
+
+@dataclass
+class Calls:
+    count: int = 0
+
+CALLS = Calls()
+
+def halves(counts):
+    return [0.5] * len(counts.tokens)
+
+def calls(rewards, algorithm):
+    CALLS.count += 1
+    return [[float(CALLS.count) for _ in group] for group in rewards], {}
+"""
+
+
+def test_an_estimator_of_ones_own_keeps_its_state_and_gives_nothing_to_what_has_no_score(tmp_path: Path):
     file = tmp_path / "own.py"
-    file.write_text("def halves(counts):\n    return [0.5] * len(counts.tokens)\n")
+    file.write_text(OWN)
+    algorithm = AlgorithmConfig(advantage_estimator=f"{file}:calls")
+    for call in (1.0, 2.0):
+        scored, unscored = [episode for episode, _ in make_taken(2)]
+        scored.total = 0.0
+        group = Group(0, PromptRow(0, [1], "p", {}), [scored, unscored])
+        sequences, _ = training_sequences([group], algorithm, max_completion_length=14)
+        assert (scored.advantage, unscored.advantage) == (call, None)
+        assert [sequence.episode for sequence in sequences] == [0]
+
+
+def test_a_normaliser_may_be_a_users_own(tmp_path: Path):
+    file = tmp_path / "own.py"
+    file.write_text(OWN)
     algorithm = AlgorithmConfig(normaliser=f"{file}:halves")
     sequences = sequences_of(make_taken(3), algorithm, max_completion_length=14)
     assert all((sequence.weights_L[sequence.loss_mask_L] == 0.5).all() for sequence in sequences)

@@ -6,9 +6,17 @@ from itertools import pairwise
 import pytest
 import torch
 from tests.tiny_model import make_model
-from tests.trainer.made_episodes import VERSION, decided, make_sequences, make_taken, one_completion, two_segments
+from tests.trainer.made_episodes import (
+    VERSION,
+    build_updates,
+    decided,
+    make_sequences,
+    make_taken,
+    one_completion,
+    two_segments,
+)
 
-from grpo_trainer.algorithm.batching import build_updates, collate
+from grpo_trainer.algorithm.batching import collate
 from grpo_trainer.algorithm.loss import old_logprobs
 from grpo_trainer.algorithm.loss import policy_loss as loss_of
 from grpo_trainer.algorithm.reduction import Tally

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.trainer.made_episodes import build_updates
 from tests.trainer.trl_reference import MAX_COMPLETION_LENGTH, NUM_GENERATIONS, Completions, TrlReference, perturb
 
-from grpo_trainer.algorithm.batching import build_updates
 from grpo_trainer.algorithm.decisions import sequences_of
 from grpo_trainer.algorithm.estimators.group_mean import group_mean
 from grpo_trainer.algorithm.loss import old_logprobs, policy_loss

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from tests.otlp_receiver import otlp_receiver
@@ -298,3 +299,28 @@ async def test_rewards_hear_the_step_and_a_batch_that_is_not_finished_has_a_whol
     roots = {span.span_id for span in receiver.spans if span.name == "group"}
     assert {span.parent_id for span in receiver.spans if span.name == "train"} <= roots
     assert sum(span.name == "train" for span in receiver.spans) == 8
+
+
+async def test_short_groups_do_not_overtake_long_ones_until_those_are_stale():
+    """With staleness 1: a group that is late for one batch is waited for in the next."""
+    rollout = FakeRollout()
+    pipeline = make(rollout, max_staleness=1)
+    late, sample = asyncio.Event(), rollout.sample
+
+    async def sample_late(asked: Sequence[Asked], **options: Any) -> list[Group]:
+        groups = await sample(asked, **options)
+        if asked[0].position == 0:
+            await late.wait()
+        return groups
+
+    rollout.sample = sample_late  # type: ignore[method-assign]
+    await pipeline.policy_updated(1)
+    assert positions((await pipeline.next_batch()).groups) == [2, 3, 4, 5]
+    await pipeline.policy_updated(2)
+    batch = asyncio.create_task(pipeline.next_batch())
+    await asyncio.sleep(0.05)
+    assert not batch.done(), "groups of version 2 are finished, and those of version 1 would be stale next"
+    late.set()
+    assert positions((await batch).groups) == [0, 1, 6, 7]
+    assert pipeline.counts.dropped_stale == 0
+    await pipeline.stop()

@@ -47,6 +47,7 @@ from types import SimpleNamespace
 from grpo_trainer.errors import RunError, UsageError
 from grpo_trainer.ranks.crew import Crew, follow
 from grpo_trainer.ranks.ranks import join_ranks
+from grpo_trainer.ranks.stop_signal import StopRequested
 ranks = join_ranks(silence_s=60)
 
 class Work:
@@ -89,6 +90,7 @@ else:
         ("raise UsageError('no such file')", 2, ["UsageError"]),
         ("raise ZeroDivisionError", 1, ["ZeroDivisionError"]),
         ("raise SystemExit(3)", 1, ["SystemExit"]),
+        ("raise StopRequested", 0, ["StopRequested"]),
     ],
 )
 def test_the_others_do_what_rank_0_commands_answer_and_end_as_it_does(

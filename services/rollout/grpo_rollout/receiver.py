@@ -246,8 +246,8 @@ class Receiver:
         Returns whether the process group is still usable.
         """
         end_if_gpu_is_lost(self.worker.device)
-        if self.push is not None and self.push.number == number:
-            self.drop_push()
+        if self.push is None or self.push.number == number:
+            self.drop_push()  # also of a push that failed while its loader finished it
         return self.group is not None
 
     def drop_push(self) -> None:

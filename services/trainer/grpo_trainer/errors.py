@@ -62,4 +62,4 @@ class RunError(TrainerError):
 
 
 class ServersError(RunError):
-    """The servers gave nothing to train on, or took no weights. All ranks raise it together, the policy is intact."""
+    """The servers gave nothing to train on, or took no weights. The policy is intact."""

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from grpo_proto import ServiceError
 
-from .algorithm.batching import plan_updates
+from .algorithm.batching import parts_of_ranks, plan_updates, tokens_of_updates
 from .algorithm.decisions import training_sequences
 from .algorithm.sequences import TrainingSequence, to_arrays, untrained_sequence
 from .checkpoint.saving import save_checkpoint
@@ -26,7 +26,7 @@ from .ranks.crew import Crew
 from .ranks.stop_signal import StopRequested
 from .servers.canary import bound_for, compare
 from .servers.orchestrator import Orchestrator
-from .servers.push import Export, push
+from .servers.push import TensorSource, push
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Run:
 
     config: RunConfig
     crew: Crew
-    export: Export
+    export: TensorSource
     orchestrator: Orchestrator
     journal: Journal
     max_steps: int
@@ -150,7 +150,7 @@ def optimize(run: Run, sequences: list[TrainingSequence], *, version: int) -> No
     world_size = run.crew.ranks.world_size
     plan = plan_updates(sequences, world_size=world_size, tokens_per_micro_batch=sharing.tokens_per_micro_batch)
     parts, plans = parts_of_ranks(sequences, plan, world_size)
-    update_tokens = [sum(s.num_trained for s in sequences if s.update == number) for number in range(len(plan))]
+    update_tokens = tokens_of_updates(sequences, plan)
     with run.journal.stage("prepare"):
         run.crew.do("batch", plans, update_tokens, version, each=[to_arrays(part) for part in parts])
         run.crew.do("prepare")
@@ -158,20 +158,6 @@ def optimize(run: Run, sequences: list[TrainingSequence], *, version: int) -> No
         results = [run.crew.do("update", number) for _ in range(num_iterations) for number in range(len(plan))]
     run.orchestrator.pipeline.batch_used()
     run.journal.add(merge_updates(results))
-
-
-def parts_of_ranks(
-    sequences: list[TrainingSequence], plan: list[list[list[list[int]]]], world_size: int
-) -> tuple[list[list[TrainingSequence]], list[list[list[list[int]]]]]:
-    """The sequences of each rank, and its plan with their numbers: by update and micro-batch."""
-    parts: list[list[TrainingSequence]] = []
-    plans: list[list[list[list[int]]]] = []
-    for rank in range(world_size):
-        own = [i for update in plan for numbers in update[rank] for i in numbers]
-        number_of = {i: number for number, i in enumerate(own)}
-        parts.append([sequences[i] for i in own])
-        plans.append([[[number_of[i] for i in numbers] for numbers in update[rank]] for update in plan])
-    return parts, plans
 
 
 def push_policy(run: Run, *, version: int) -> None:

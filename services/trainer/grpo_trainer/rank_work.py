@@ -11,7 +11,7 @@ import torch
 
 from grpo_proto import Manifest
 
-from .algorithm.batching import collate
+from .algorithm.batching import PlanOfRank, micro_batches
 from .algorithm.sequences import MicroBatch, from_arrays
 from .checkpoint.saving import describe_part, engine_part
 from .engine.training_engine import TrainingEngine
@@ -40,26 +40,20 @@ class RankWork:
         self._updates: list[list[MicroBatch]] = []
         self._buckets: Iterator[torch.Tensor] = iter(())
 
-    def batch(self, arrays: NamedArrays, plans: list[Any], update_tokens: list[int], version: int) -> None:
+    def batch(self, arrays: NamedArrays, plans: list[PlanOfRank], update_tokens: list[int], version: int) -> None:
         """Take the sequences of this rank for one generation batch.
 
         `plans`: for each rank, the numbers of its own sequences by update and micro-batch. `update_tokens`: trained
         tokens of each update, over all ranks.
         """
-        sequences = from_arrays(arrays)
-        self._updates = [
-            [
-                collate(
-                    [sequences[i] for i in numbers],
-                    version=version,
-                    update_tokens=num_tokens,
-                    pad_token_id=self._pad_token_id,
-                    device=self.engine.device,
-                )
-                for numbers in micro_batches
-            ]
-            for micro_batches, num_tokens in zip(plans[self.ranks.rank], update_tokens, strict=True)
-        ]
+        self._updates = micro_batches(
+            from_arrays(arrays),
+            plans[self.ranks.rank],
+            update_tokens,
+            version=version,
+            pad_token_id=self._pad_token_id,
+            device=self.engine.device,
+        )
 
     def prepare(self) -> None:
         """Fill in what has to be known of the weights as they are before the first update."""

@@ -20,40 +20,8 @@ MIN_FILL, MIN_ROW_SHARE = 0.25, 0.75
 
 Plan = list[list[list[list[int]]]]
 """Sequence numbers by update, rank and micro-batch."""
-
-
-def build_updates(
-    sequences: Sequence[TrainingSequence],
-    *,
-    version: int,
-    tokens_per_micro_batch: int,
-    rank: int,
-    world_size: int,
-    pad_token_id: int,
-    device: torch.device | str,
-) -> list[list[MicroBatch]]:
-    """The micro-batches of this rank for every optimizer update of one pass over `sequences`, in order.
-
-    `version` is the policy that is trained on them. All ranks call it with the same sequences and get lists of the same
-    lengths.
-    """
-    plan = plan_updates(sequences, world_size=world_size, tokens_per_micro_batch=tokens_per_micro_batch)
-    updates = []
-    for update in plan:
-        update_tokens = sum(sequences[i].num_trained for rank_ in update for indices in rank_ for i in indices)
-        updates.append(
-            [
-                collate(
-                    [sequences[i] for i in indices],
-                    version=version,
-                    update_tokens=update_tokens,
-                    pad_token_id=pad_token_id,
-                    device=device,
-                )
-                for indices in update[rank]
-            ]
-        )
-    return updates
+PlanOfRank = list[list[list[int]]]
+"""Numbers of a rank's own sequences by update and micro-batch."""
 
 
 def plan_updates(sequences: Sequence[TrainingSequence], *, world_size: int, tokens_per_micro_batch: int) -> Plan:
@@ -114,6 +82,50 @@ def _spread(micro_batches: list[list[list[int]]], count: int) -> list[list[list[
         half = len(units) // 2
         spread[largest : largest + 1] = [units[:half], units[half:]]
     return spread
+
+
+def parts_of_ranks(
+    sequences: Sequence[TrainingSequence], plan: Plan, world_size: int
+) -> tuple[list[list[TrainingSequence]], list[PlanOfRank]]:
+    """The sequences of each rank, and its plan with their numbers."""
+    parts: list[list[TrainingSequence]] = []
+    plans: list[PlanOfRank] = []
+    for rank in range(world_size):
+        own = [i for update in plan for numbers in update[rank] for i in numbers]
+        number_of = {i: number for number, i in enumerate(own)}
+        parts.append([sequences[i] for i in own])
+        plans.append([[[number_of[i] for i in numbers] for numbers in update[rank]] for update in plan])
+    return parts, plans
+
+
+def tokens_of_updates(sequences: Sequence[TrainingSequence], plan: Plan) -> list[int]:
+    """Trained tokens of each update, over all micro-batches and ranks."""
+    return [sum(s.num_trained for s in sequences if s.update == update) for update in range(len(plan))]
+
+
+def micro_batches(
+    own: Sequence[TrainingSequence],
+    plan: PlanOfRank,
+    update_tokens: Sequence[int],
+    *,
+    version: int,
+    pad_token_id: int,
+    device: torch.device | str,
+) -> list[list[MicroBatch]]:
+    """The micro-batches of one rank, by optimizer update. `version` is the policy that is trained on them."""
+    return [
+        [
+            collate(
+                [own[i] for i in numbers],
+                version=version,
+                update_tokens=num_tokens,
+                pad_token_id=pad_token_id,
+                device=device,
+            )
+            for numbers in of_update
+        ]
+        for of_update, num_tokens in zip(plan, update_tokens, strict=True)
+    ]
 
 
 def collate(

@@ -30,7 +30,9 @@ def training_sequences(
     advantages, metrics = estimator(rewards, algorithm)
     taken: list[tuple[Episode, float]] = []
     for group, of_group in zip(groups, advantages, strict=True):
-        for episode, advantage in zip(group.episodes, of_group, strict=True):
+        for episode, given in zip(group.episodes, of_group, strict=True):
+            # Whatever an estimator of somebody's own returns: no score, no advantage.
+            advantage = None if episode.total is None or given is None else float(given)
             episode.advantage = advantage
             left_out = episode.left_out_because(mask_truncated=algorithm.mask_truncated_completions)
             if advantage is not None and left_out is None:

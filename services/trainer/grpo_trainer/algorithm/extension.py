@@ -1,10 +1,13 @@
 """What a run file names: an entry of one of our tables, or a user's own as `FILE.py:NAME`."""
 
 import difflib
+import hashlib
 import importlib.util
+import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..errors import UsageError
 
@@ -20,7 +23,8 @@ def named(name: str, table: Mapping[str, EntryT], *, setting: str) -> EntryT:
         return table[name]
     file, _, function = name.rpartition(":")
     if file.endswith(".py"):
-        return _of_file(Path(file).expanduser(), function, setting)
+        found: EntryT = _of_file(Path(file).expanduser().resolve(), function, setting)
+        return found
     close = difflib.get_close_matches(name, table, n=1)
     raise UsageError(
         f"{setting} {name} is unknown{f'; did you mean {close[0]}?' if close else ''}",
@@ -28,11 +32,15 @@ def named(name: str, table: Mapping[str, EntryT], *, setting: str) -> EntryT:
     )
 
 
-def _of_file(file: Path, function: str, setting: str) -> EntryT:  # type: ignore[type-var]
-    spec = importlib.util.spec_from_file_location(f"grpo_trainer_extension_{file.stem}", file)
+@cache
+def _of_file(file: Path, function: str, setting: str) -> Any:
+    """Import the file once: what it keeps between steps stays."""
+    unique = hashlib.sha256(str(file).encode()).hexdigest()[:8]
+    spec = importlib.util.spec_from_file_location(f"grpo_trainer_extension_{file.stem}_{unique}", file)
     if spec is None or spec.loader is None or not file.is_file():
         raise UsageError(f"{setting}: there is no file {file}")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look there for their own module
     try:
         spec.loader.exec_module(module)
     except Exception as error:
@@ -40,4 +48,4 @@ def _of_file(file: Path, function: str, setting: str) -> EntryT:  # type: ignore
     found = getattr(module, function, None)
     if not callable(found):
         raise UsageError(f"{setting}: {file} has no function {function}")
-    return found  # type: ignore[no-any-return]
+    return found

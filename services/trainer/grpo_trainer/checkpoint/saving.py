@@ -29,7 +29,9 @@ def save_checkpoint(step: int, config: RunConfig, crew: Crew, state: dict[str, A
             with _own_writing():
                 folder = begin_checkpoint(run_dir, step)
             crew.do("save_engine", str(folder / "engine"))
-            described = crew.gather("describe", str(folder), list_files(folder))
+            with _own_writing():
+                names = list_files(folder)
+            described = crew.gather("describe", str(folder), names)
             files = {name: file for part in described for name, file in part.items()}
             with _own_writing():
                 finish_checkpoint(run_dir, step, state, files, keep=keep)

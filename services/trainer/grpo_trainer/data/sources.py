@@ -91,12 +91,15 @@ def _nearest_file(path: Path) -> str:
 
 
 def _stamps(root: Path, files: Sequence[Path]) -> Any:
-    """The identity of files: where they are, their sizes, and when they were last written."""
+    """The identity of files: where they are, their sizes, and when contents and entry last changed.
+
+    A file that was copied with its times differs in the latter.
+    """
     try:
         stats = [(str(path.resolve()), path.stat()) for path in files]
     except OSError as error:
         raise storage_error_class(error)(f"dataset {root} cannot be read: {error.strerror or error}") from error
-    return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
+    return [[name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns] for name, stat in stats]
 
 
 # Folders and the Hub

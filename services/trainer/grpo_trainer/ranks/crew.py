@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from ..errors import RunError, TrainerError
 from .ranks import NamedArrays, Ranks
+from .stop_signal import StopRequested
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +45,14 @@ class Crew:
         ending: dict[str, Any] | None = None
         if isinstance(error, TrainerError):
             ending = error.told()
-        elif error is not None:
+        elif error is not None and not isinstance(error, StopRequested):
             ending = {"message": f"{type(error).__name__}: {error}"[:1000], "hint": None, "exit_status": 1}
-        self.ranks.broadcast_json([END, [ending], None])
+        try:
+            self.ranks.broadcast_json([END, [ending], None])
+        except RuntimeError as lost:
+            if error is None:
+                raise
+            log.warning("the other ranks are gone: %s", lost)
 
     def do(self, command: str, *arguments: Any, each: Sequence[NamedArrays] | None = None) -> Any:
         """What rank 0's own `command` returns, after every rank has done it; see `gather`."""

@@ -79,7 +79,7 @@ async def sample_probes(
     return [
         Probe(
             replica.url,
-            _segment(group.prompt_token_ids, completion),
+            _segment(group.prompt_token_ids, completion, version),
         )
         for replica, answer in zip(members, answers, strict=True)
         if isinstance(answer, RolloutResponse)
@@ -88,9 +88,11 @@ async def sample_probes(
     ]
 
 
-def _segment(prompt_token_ids: list[int], completion: Completion) -> Segment:
+def _segment(prompt_token_ids: list[int], completion: Completion, version: int) -> Segment:
     token_ids = [*prompt_token_ids, *completion.token_ids]
-    turn = Turn(len(prompt_token_ids), len(token_ids), completion.versions, completion.finish_reason, completion.text)
+    # The canary asks for one version, and nothing is pushed meanwhile: what spans the server reports does not matter.
+    versions = [(version, len(completion.token_ids))]
+    turn = Turn(len(prompt_token_ids), len(token_ids), versions, completion.finish_reason, completion.text)
     return Segment(token_ids, [turn], completion.logprobs)
 
 

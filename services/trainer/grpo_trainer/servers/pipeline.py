@@ -4,7 +4,7 @@ At most (max_staleness + 1) × groups_per_batch groups are out: dispatched, and 
 batch is being trained on, the bound is max_staleness × groups_per_batch: a group dispatched now and used that many
 batches later is exactly as old as it may be, and any further group would be dropped. With `max_staleness` 0 the groups
 of a batch are dispatched when the batch is requested: exactly synchronous GRPO. Above 0 a finished group that is not
-needed yet is carried over.
+needed yet is carried over, and a batch waits for the groups that the next version would make stale.
 
 Waits for: finished groups (`next_batch`), room below the bound (`_fill`). Unblocked by: a job's end, `policy_updated`.
 """
@@ -15,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Literal
 
 from grpo_proto import Sampling
@@ -98,7 +97,8 @@ class Pipeline:
         self._taken: list[Group] = []
         """Groups of the last batch. `stop` may end their traces again, which does nothing."""
         self._taken_is_used = False
-        self._out: set[int] = set()
+        self._out: dict[int, int] = {}
+        """Position of each group that is sampled or scored, and the policy version it was dispatched for."""
         self._jobs: set[asyncio.Task[None]] = set()
         self._sampling_since_s: dict[int, float] = {}
         self._scoring_since_s: dict[int, float] = {}
@@ -148,13 +148,16 @@ class Pipeline:
             self._fill()
             if self._failure is not None:
                 raise self._failure
-            if len(self._finished) >= self.limits.groups_per_batch:
+            if len(self._finished) >= self.limits.groups_per_batch and not self._lacks_due_groups():
                 break
             self._changed.clear()
             await self._changed.wait()
-        first = islice(self._finished, self.limits.groups_per_batch)
-        check_enough_scored(list(first), self.limits.min_scored_share)
-        taken = [self._finished.popleft() for _ in range(self.limits.groups_per_batch)]
+        # Groups that the next version would make stale go first, then the order in which they finished.
+        by_need = sorted(self._finished, key=lambda group: not group.is_older_than(self._oldest_next))
+        taken = by_need[: self.limits.groups_per_batch]
+        check_enough_scored(taken, self.limits.min_scored_share)
+        positions = {group.position for group in taken}
+        self._finished = deque(group for group in self._finished if group.position not in positions)
         self._wanted, self._training = 0, True
         self.counts.used += len(taken)
         if self.limits.max_staleness > 0:
@@ -167,6 +170,21 @@ class Pipeline:
         ready = time.monotonic()
         last_sampled = max(*(group.sampled_at_s for group in taken), started)
         return Batch(taken, last_sampled - started, ready - last_sampled)
+
+    @property
+    def _oldest_next(self) -> int:
+        """The oldest version that the next version's batch may use."""
+        return self.version + 1 - self.limits.max_staleness
+
+    def _lacks_due_groups(self) -> bool:
+        """Whether the batch has to wait for groups in flight that the next version would make stale.
+
+        Without the wait, short groups would overtake long ones until those were dropped: the policy would be trained on
+        shorter completions than it samples.
+        """
+        in_flight = any(version < self._oldest_next for version in self._out.values())
+        finished = sum(group.is_older_than(self._oldest_next) for group in self._finished)
+        return in_flight and finished < self.limits.groups_per_batch
 
     async def stop(self) -> None:
         """Cancel the requests in flight; a server aborts a request when its client disconnects."""
@@ -201,7 +219,7 @@ class Pipeline:
             positions = [self._take_position() for _ in range(min(room, self.limits.groups_per_job))]
             # The step that will train on these groups, unless some are dropped: groups are used in order.
             step = self.version + self._training + out // self.limits.groups_per_batch
-            self._out.update(positions)
+            self._out |= dict.fromkeys(positions, self.version)
             self.counts.issued += len(positions)
             job = asyncio.create_task(self._work(positions, step))
             self._jobs.add(job)
@@ -235,15 +253,19 @@ class Pipeline:
                 trace.end(type(error).__name__, failed=isinstance(error, Exception))
             if isinstance(error, RunError) and not self._wanted:  # no batch waits, and a push may fix it
                 log.warning("will sample %d groups again later: %s", len(positions), error)
-                self._out.difference_update(positions)
+                self._forget(positions)
                 self._again = deque(sorted([*self._again, *positions]))
                 self.counts.issued -= len(positions)
                 return
             raise
         finally:
             self._move_on(positions)
-        self._out.difference_update(positions)
+        self._forget(positions)
         self._finished.extend(groups)
+
+    def _forget(self, positions: Sequence[int]) -> None:
+        for position in positions:
+            del self._out[position]
 
     def _move_on(self, positions: Sequence[int]) -> None:
         """Stop counting these positions as sampling or scoring."""

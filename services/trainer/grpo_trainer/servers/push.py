@@ -1,6 +1,6 @@
 """Push the new policy to every rollout server; a server samples with it only after verifying it.
 
-Rank 0 calls the servers and decides. Gathering a sharded parameter is a collective of all ranks: `Export.buckets`
+Rank 0 calls the servers and decides. Gathering a sharded parameter is a collective of all ranks: `TensorSource.buckets`
 commands it bucket by bucket, so that no rank waits alone in a gather.
 """
 
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 PAUSE_BETWEEN_ATTEMPTS_S = 1.0
 
 
-class Export(Protocol):
+class TensorSource(Protocol):
     """The named tensors to push. `crew_export.py` has every rank help to gather them."""
 
     kind: Kind
@@ -220,7 +220,7 @@ class WeightPusher:
         return self.loop.run(session.abandon(reason)) if session is not None else {}
 
 
-def push(version: int, export: Export, pusher: WeightPusher, config: WeightsConfig) -> PushResult:
+def push(version: int, export: TensorSource, pusher: WeightPusher, config: WeightsConfig) -> PushResult:
     """Push the tensors of `export` as policy `version`, on rank 0; the other ranks help to gather each bucket.
 
     Leaves out a server that dies during the push and retries with the others, within `push_deadline_s`.
@@ -254,7 +254,7 @@ def push(version: int, export: Export, pusher: WeightPusher, config: WeightsConf
         time.sleep(PAUSE_BETWEEN_ATTEMPTS_S)
 
 
-def _send(export: Export, manifest: Manifest, pusher: WeightPusher) -> tuple[Failure | None, str]:
+def _send(export: TensorSource, manifest: Manifest, pusher: WeightPusher) -> tuple[Failure | None, str]:
     """Digest and send each bucket while the next is gathered. Stops gathering at the first failure."""
     digest: Digest | None = None
     on_gpu = pusher.session is not None and pusher.session.group.backend == "nccl"

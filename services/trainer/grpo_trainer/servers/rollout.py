@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from grpo_proto import (
+    Completion,
     ConflictError,
     ErrorDetail,
     InfrastructureError,
@@ -112,7 +113,7 @@ class RolloutStage:
                 response = await _unless_lost(replica, request)
                 if _complete(response, request):
                     return response
-                last = RunError(f"{replica.url} returned aborted completions")
+                last = RunError(f"{replica.url} returned completions that were aborted or lack versions")
                 await self.fleet.expel(replica, last, session=request.session)
             except InfrastructureError as error:
                 last = error
@@ -193,10 +194,14 @@ async def _unless_lost(replica: Replica, request: RolloutRequest) -> RolloutResp
 def _complete(response: RolloutResponse, request: RolloutRequest) -> bool:
     """Whether every group is complete; a server that was fenced off or became stale returns aborted completions."""
     return len(response.groups) == len(request.prompts) and all(
-        len(group.completions) == request.n
-        and all(completion.finish_reason not in ("abort", "error") for completion in group.completions)
-        for group in response.groups
+        len(group.completions) == request.n and all(map(_whole, group.completions)) for group in response.groups
     )
+
+
+def _whole(completion: Completion) -> bool:
+    """Whether it ended by itself or by its length, with a version for every token."""
+    counted = sum(count for _, count in completion.versions)
+    return completion.finish_reason not in ("abort", "error") and counted == len(completion.token_ids)
 
 
 def _episodes(position: int, group: RolloutGroup) -> list[Episode]:
