@@ -44,7 +44,9 @@ def test_it_describes_the_request_and_every_route(described):
 def test_it_says_when_a_total_is_null(described):
     total = described["components"]["schemas"]["ScoreResult"]["properties"]["total"]
     assert {"type": "null"} in total["anyOf"]
-    assert "Null when no such reward exists, when a reward with a weight ended in timeout or error" in total["description"]
+    assert (
+        "Null when no such reward exists, when a reward with a weight ended in timeout or error" in total["description"]
+    )
 
 
 async def test_every_example_runs(described):
