@@ -16,9 +16,8 @@ SETUP_STAMP := $(VENV)/.installed
 # What is started many times stays compiled, for the tests and the processes in them.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Most tests wait for processes, and twice as many workers as cores keep both busy. The quick ones compute more.
+# Tests wait for processes and for each other's timers: twice as many workers as cores keep both cores busy.
 WORKERS ?= $(shell echo $$((2 * $$(nproc) > 8 ? 8 : 2 * $$(nproc))))
-QUICK_WORKERS ?= $(shell echo $$(($$(nproc) >= 8 ? 8 : $$(nproc) + 1)))
 PYTEST := $(BIN)/python -m pytest tests --ignore tests/test_architecture.py
 ENGINES := vllm or e2e or ray or browser or deepspeed or processes
 
@@ -68,7 +67,7 @@ check: $(SETUP_STAMP)  ## formatter, linter, types, architecture
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 
 quick: $(SETUP_STAMP)  ## the tests without an engine, a cluster, a browser or a trainer process: 90 s at most
-	$(PYTEST) -n $(QUICK_WORKERS) -m "not ($(ENGINES) or faults)"
+	$(PYTEST) -n $(WORKERS) -m "not ($(ENGINES) or faults)"
 
 test: $(SETUP_STAMP)  ## every test that breaks nothing: 12 minutes at most on two cores
 	$(PYTEST) -n $(WORKERS) -m "not faults"

@@ -239,6 +239,7 @@ class TestGroup:
             group.broadcast(torch.zeros(16).byte(), timeout_s=1.0)
 
 
+@pytest.mark.processes
 def test_a_store_that_is_not_there_is_given_up_in_time():
     with pytest.raises(RuntimeError):
         TCPStore("127.0.0.1", 1, is_master=False, timeout=timedelta(seconds=1))

@@ -170,6 +170,7 @@ async def test_what_was_late_for_another_reason_overtakes_again(turns):
     await tasks[0]
 
 
+@pytest.mark.processes
 async def test_what_was_late_overtakes_less_and_less_often_and_after_the_others(turns, monkeypatch):
     monkeypatch.setattr("grpo_reward.executors.turns.AGAIN_S", (0.1, 0.2))
     executor, inner = turns

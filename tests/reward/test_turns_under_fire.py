@@ -24,6 +24,8 @@ from grpo_reward.executors.process import ProcessExecutor
 from grpo_reward.executors.turns import TurnsExecutor
 from grpo_reward.executors.worker_handle import Ending, WorkerHandle
 
+pytestmark = pytest.mark.processes
+
 NUM_CHUNKS = 250
 HANG_S = 0.1
 """An item that hangs is late after this."""

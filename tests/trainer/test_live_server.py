@@ -156,6 +156,7 @@ def test_more_pages_than_there_are_places_are_told_so_and_places_are_given_back(
     wait_for_a_place(running)
 
 
+@pytest.mark.processes
 def test_clients_that_do_not_read_lose_their_places(
     running: StatusServer, status: RunStatus, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):

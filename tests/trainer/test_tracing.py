@@ -75,6 +75,7 @@ def test_without_an_endpoint_nothing_is_recorded():
     tracing.close()
 
 
+@pytest.mark.processes
 def test_a_receiver_that_is_away_costs_only_the_spans(caplog):
     tracing = Tracing("http://127.0.0.1:9", run="a-run")
     trace = tracing.group(1)
