@@ -141,6 +141,7 @@ def test_completions_that_are_held_stay_when_the_trainer_starts_again(visit):
     advance(status, range(1, 6))
     with serve_status(status, ServerConfig(port=0)) as first:
         page = visit(f"{first.url}/").page
+        expect(page.locator("#groups article")).to_have_count(3)  # before that there is nothing to hold
         page.locator("#hold").click()
         expect(page.locator("#hold")).to_have_text("Held · go on")
         status.ended(None)
