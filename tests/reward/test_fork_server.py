@@ -162,7 +162,9 @@ async def test_a_sample_is_not_blamed_for_another_that_kills_the_fork_server(mac
     assert machinery.restarts == {"lost": 4}
 
 
-async def test_a_late_keeper_does_not_change_who_is_blamed(machinery):
+async def test_a_late_keeper_does_not_change_who_is_blamed(misbehaving):
+    machinery = Machinery(misbehaving)  # its own: the shared one may be coming back from the test before
+    await machinery.executor.start()
     keeper, victim = machinery.executor._forkserver.pid, fork_server(machinery.executor)
     os.kill(keeper, signal.SIGSTOP)
     work = asyncio.create_task(machinery.statuses("kill the parent", ""))
@@ -171,6 +173,7 @@ async def test_a_late_keeper_does_not_change_who_is_blamed(machinery):
     os.kill(keeper, signal.SIGCONT)
     assert await work == ["error", "ok"]
     assert machinery.restarts == {"lost": 4}
+    await machinery.executor.stop()
 
 
 def links_of(pid: int) -> set[str]:
