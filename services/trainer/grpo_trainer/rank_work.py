@@ -13,7 +13,8 @@ from grpo_proto import Manifest
 
 from .algorithm.batching import PlanOfRank, micro_batches
 from .algorithm.sequences import MicroBatch, from_arrays
-from .checkpoint.saving import describe_part, engine_part
+from .checkpoint.files import describe_files
+from .checkpoint.saving import writing
 from .engine.training_engine import TrainingEngine
 from .ranks.ranks import NamedArrays, Ranks
 from .servers.canary import own_logprobs
@@ -79,17 +80,21 @@ class RankWork:
         device = self.engine.device if on_gpu else torch.device("cpu")
         self._buckets = self.engine.export.buckets(Manifest.model_validate_json(manifest_json), device)
 
-    def bucket(self) -> torch.Tensor:
-        """The next bucket, whole on rank 0 and empty on the others."""
-        return next(self._buckets)
+    def bucket(self) -> torch.Tensor | None:
+        """The next bucket, on rank 0."""
+        bucket = next(self._buckets)
+        return bucket if self.ranks.is_first else None
 
     def save_engine(self, folder: str) -> None:
         """Write this rank's part of a checkpoint. Raises RunError when it cannot be written."""
-        engine_part(self.engine, Path(folder))
+        with writing():
+            self.engine.save(Path(folder))
 
     def describe(self, folder: str, names: list[str]) -> dict[str, dict[str, Any]]:
         """Size and hash of this rank's share of a checkpoint's files. Raises RunError when they cannot be read back."""
-        return describe_part(Path(folder), names[self.ranks.rank :: self.ranks.world_size], beat=self.engine.beat)
+        own = names[self.ranks.rank :: self.ranks.world_size]
+        with writing():
+            return describe_files(Path(folder), own, beat=self.engine.beat)
 
     def gather_state(self) -> dict[str, torch.Tensor] | None:
         """The policy's state dict in memory of the host, on rank 0."""

@@ -4,19 +4,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..config.algorithm import AlgorithmConfig
-from .estimators import ESTIMATORS
-from .extension import named
-from .normalisers import NORMALISERS
+from .estimators import estimator_of
+from .normalisers import normaliser_of
 from .normalisers.counts import Counts
 from .sequences import Episode, Group, TrainingSequence, untrained_sequence
-from .surrogates import SURROGATES
+from .surrogates import surrogate_of
 
 
 def check_names(algorithm: AlgorithmConfig) -> None:
     """Raise UsageError for a surrogate, a normaliser or an estimator that is in no table and in no file."""
-    named(algorithm.surrogate_name, SURROGATES, setting="algorithm.surrogate")
-    named(algorithm.normaliser_name, NORMALISERS, setting="algorithm.normaliser")
-    named(algorithm.advantage_estimator, ESTIMATORS, setting="algorithm.advantage_estimator")
+    surrogate_of(algorithm)
+    normaliser_of(algorithm)
+    estimator_of(algorithm)
 
 
 def training_sequences(
@@ -25,9 +24,8 @@ def training_sequences(
     """Advantages into the groups; then the sequences of all episodes that take part in the loss: scored, with tokens,
     not cut if cuts are masked. Also the metrics of their rewards. What takes no part counts in no normaliser.
     """
-    estimator = named(algorithm.advantage_estimator, ESTIMATORS, setting="algorithm.advantage_estimator")
     rewards = [[episode.total for episode in group.episodes] for group in groups]
-    advantages, metrics = estimator(rewards, algorithm)
+    advantages, metrics = estimator_of(algorithm)(rewards, algorithm)
     taken: list[tuple[Episode, float]] = []
     for group, of_group in zip(groups, advantages, strict=True):
         for episode, given in zip(group.episodes, of_group, strict=True):
@@ -51,9 +49,8 @@ def sequences_of(
     """
     facts = [_facts(episode, number) for number, (episode, _) in enumerate(taken)]
     updates = slices(len(taken), algorithm.steps_per_generation)
-    normaliser = named(algorithm.normaliser_name, NORMALISERS, setting="algorithm.normaliser")
     tokens = [sum(sequence.num_trained for sequence in sequences) for sequences in facts]
-    weights = normaliser(Counts(tokens, updates, max_completion_length))
+    weights = normaliser_of(algorithm)(Counts(tokens, updates, max_completion_length))
     return [
         _decided(sequence, advantage=advantage, weight=weight, update=update)
         for sequences, (_, advantage), weight, update in zip(facts, taken, weights, updates, strict=True)

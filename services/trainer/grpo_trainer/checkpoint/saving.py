@@ -3,19 +3,13 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ..atomic_file import WRITE_ERRORS, write_folder_atomically
 from ..config.run_config import RunConfig
 from ..errors import RunError
 from ..ranks.crew import Crew
-from .files import begin_checkpoint, describe_files, finish_checkpoint, list_files, remove_unfinished
-
-
-class SavedEngine(Protocol):
-    """The part of the training engine that every rank saves."""
-
-    def save(self, folder: Path) -> None: ...
+from .files import begin_checkpoint, finish_checkpoint, list_files, remove_unfinished
 
 
 def save_checkpoint(step: int, config: RunConfig, crew: Crew, state: dict[str, Any]) -> None:
@@ -51,20 +45,8 @@ def save_model(config: RunConfig, crew: Crew, write_hf: Callable[[Path, dict[str
         write_folder_atomically(config.run_dir / "model", lambda folder: write_hf(folder, state))
 
 
-def engine_part(engine: SavedEngine, folder: Path) -> None:
-    """Write this rank's part of a checkpoint. Raises RunError when it cannot be written."""
-    with _writing():
-        engine.save(folder)
-
-
-def describe_part(folder: Path, names: list[str], *, beat: Callable[[], None]) -> dict[str, dict[str, Any]]:
-    """Do this rank's share of `describe_files`. Raises RunError when a file cannot be read back."""
-    with _writing():
-        return describe_files(folder, names, beat=beat)
-
-
 @contextmanager
-def _writing() -> Iterator[None]:
+def writing() -> Iterator[None]:
     """Turn write errors, as on a full disk, into a RunError, which a rank sends to rank 0 as its answer."""
     try:
         yield
@@ -76,7 +58,7 @@ def _writing() -> Iterator[None]:
 def _own_writing() -> Iterator[None]:
     """Name rank 0 in the error of its own writing, as `Crew` names the other ranks."""
     try:
-        with _writing():
+        with writing():
             yield
     except RunError as error:
         raise RunError(f"rank 0: {error.message}") from error

@@ -25,11 +25,10 @@ from deepspeed.utils import logger as deepspeed_logger
 from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from ..algorithm.extension import named
 from ..algorithm.loss import old_logprobs, policy_loss
 from ..algorithm.reduction import Tally
 from ..algorithm.sequences import MicroBatch
-from ..algorithm.surrogates import SURROGATES
+from ..algorithm.surrogates import surrogate_of
 from ..config.algorithm import AlgorithmConfig
 from ..config.run_config import DeepSpeedConfig, ModelConfig, OptimizerConfig
 from ..errors import RunError, storage_error_class
@@ -70,7 +69,7 @@ class TrainingEngine:
     ):
         self.beat = beat
         self.model_config, self.optimizer_config, self.algorithm = model, optimizer, algorithm
-        self._surrogate = named(algorithm.surrogate_name, SURROGATES, setting="algorithm.surrogate")
+        self._surrogate = surrogate_of(algorithm)
         self.zero_stage, self.total_updates = sharing.zero_stage, total_updates
         self.device = join_process_group(timeout_s=sharing.timeout_s)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()

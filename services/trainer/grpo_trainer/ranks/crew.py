@@ -7,7 +7,6 @@ error ends its process at once, because the ranks that wait for it in a collecti
 Commands and arguments travel as JSON, arrays as bytes, in a Gloo group of their own (`ranks.py`). Nothing is pickled.
 """
 
-import json
 import logging
 from collections.abc import Sequence
 from types import TracebackType
@@ -97,7 +96,7 @@ def follow(ranks: Ranks, work: Any, commands: Sequence[str]) -> int:
             raise RuntimeError(f"rank 0 commands {command}, which this release does not have")
         given = (ranks.scatter_arrays(None),) if has_arrays else ()
         result, failure = _attempt(work, command, *given, *arguments)
-        ranks.gather_json([_json_or_none(result), failure.told() if failure else None])
+        ranks.gather_json([result, failure.told() if failure else None])
 
 
 def _attempt(work: Any, command: str, *arguments: Any) -> tuple[Any, RunError | None]:
@@ -105,12 +104,3 @@ def _attempt(work: Any, command: str, *arguments: Any) -> tuple[Any, RunError | 
         return getattr(work, command)(*arguments), None
     except RunError as error:
         return None, error
-
-
-def _json_or_none(result: Any) -> Any:
-    """`result` where it can be an answer; a tensor, say, stays where it is."""
-    try:
-        json.dumps(result)
-    except (TypeError, ValueError):
-        return None
-    return result

@@ -18,7 +18,7 @@ import torch
 
 from grpo_proto import Completion, ConflictError, InfrastructureError, Prompt, RolloutRequest, RolloutResponse, Sampling
 
-from ..algorithm.batching import collate, pack
+from ..algorithm.batching import micro_batches, pack
 from ..algorithm.sequences import MicroBatch, Segment, TrainingSequence, Turn
 from ..config.run_config import CanaryConfig, RunConfig
 from ..data.prompt_row import PromptRow
@@ -111,18 +111,11 @@ def own_logprobs(
     longest_first = sorted(range(len(sequences)), key=lambda i: (-sequences[i].num_tokens, i))
     packed = pack(sequences, [[i] for i in longest_first], tokens_per_micro_batch)
     numbers = [[i for (i,) in units] for units in packed]
-    micro_batches = [
-        collate(
-            [sequences[i] for i in indices],
-            version=version,
-            update_tokens=0,
-            pad_token_id=pad_token_id,
-            device=engine.device,
-        )
-        for indices in numbers
-    ]
+    (batches,) = micro_batches(
+        sequences, [numbers], [0], version=version, pad_token_id=pad_token_id, device=engine.device
+    )
     found: dict[int, list[float]] = {}
-    for indices, logprobs_N in zip(numbers, engine.logprobs(micro_batches), strict=True):
+    for indices, logprobs_N in zip(numbers, engine.logprobs(batches), strict=True):
         lengths = [sequences[i].num_trained for i in indices]
         found |= dict(zip(indices, (part.tolist() for part in logprobs_N.split(lengths)), strict=True))
     return [found[i] for i in range(len(sequences))]

@@ -6,6 +6,8 @@ they are cut into micro-batches. A user's own is `FILE.py:NAME` in `algorithm.no
 
 from collections.abc import Callable
 
+from ...config.algorithm import AlgorithmConfig
+from ..extension import named
 from .counts import Counts
 from .per_batch import dapo
 from .per_episode import dr_grpo, grpo
@@ -14,3 +16,8 @@ from .per_update import bnpo
 Normaliser = Callable[[Counts], list[float]]
 
 NORMALISERS: dict[str, Normaliser] = {"grpo": grpo, "bnpo": bnpo, "dr_grpo": dr_grpo, "dapo": dapo}
+
+
+def normaliser_of(algorithm: AlgorithmConfig) -> Normaliser:
+    """Look up the normaliser that the run file names. Raises UsageError for an unknown name."""
+    return named(algorithm.normaliser_name, NORMALISERS, setting="algorithm.normaliser")

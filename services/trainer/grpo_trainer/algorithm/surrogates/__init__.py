@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 
 from ...config.algorithm import AlgorithmConfig
+from ..extension import named
 from ..reduction import Tally
 from ..sequences import MicroBatch
 from .clipped import clipped
@@ -17,3 +18,8 @@ from .clipped import clipped
 Surrogate = Callable[[torch.Tensor, MicroBatch, AlgorithmConfig, Tally], torch.Tensor]
 
 SURROGATES: dict[str, Surrogate] = {"clipped": clipped}
+
+
+def surrogate_of(algorithm: AlgorithmConfig) -> Surrogate:
+    """Look up the surrogate that the run file names. Raises UsageError for an unknown name."""
+    return named(algorithm.surrogate_name, SURROGATES, setting="algorithm.surrogate")
