@@ -1,28 +1,66 @@
 """Each mistake ends in one readable message that names what to change, with an exit status other than 0."""
 
+import io
 import json
+import logging
 import os
+import signal
 import socket
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 
+from grpo_trainer.__main__ import main
 from grpo_trainer.checkpoint.run_lock import only_trainer_in
-from tests.e2e.conftest import PLUGIN, Stack
+from grpo_trainer.ranks.stop_signal import STOP_SIGNALS
+from tests.e2e.conftest import PLUGIN, TRAINER_ENVIRONMENT, Stack
 from tests.processes import free_port
 from tests.tiny_model import save_tiny_model
+from tests.warm_python import READ_BY_IMPORTS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.xdist_group("stack")]
 
 
+@pytest.fixture(autouse=True)
+def the_process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Set back what the trainer's command sets for its process."""
+    for name, value in (READ_BY_IMPORTS | TRAINER_ENVIRONMENT).items():
+        monkeypatch.setenv(name, value)
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    signals = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    for number, handler in signals.items():
+        signal.signal(number, handler)
+
+
 def refuse(stack: Stack, tmp_path: Path, *flags: object) -> str:
-    """Run, expect a refusal without a stack trace, and return what was said."""
+    """Run in this process, expect a refusal, and return what was said."""
+    return refused(*run_here(stack, tmp_path, *flags))
+
+
+def refused(status: int, printed: str) -> str:
+    assert status != 0, printed
+    assert "Traceback" not in printed
+    assert "error: " in printed
+    return printed
+
+
+def run_here(stack: Stack, tmp_path: Path, *flags: object) -> tuple[int, str]:
+    """`grpo-train` without a process of its own: its exit status, and all that it printed."""
+    printed = io.StringIO()
+    with redirect_stdout(printed), redirect_stderr(printed):
+        status = main([str(word) for word in (stack.run_file, "--run_dir", tmp_path / "run", *flags)])
+    return status, printed.getvalue()
+
+
+def train_in_a_process(stack: Stack, tmp_path: Path, *flags: object) -> tuple[int, str]:
     result = stack.train(tmp_path / "run", *flags, timeout_s=120)
-    assert result.returncode != 0, result.stdout
-    assert "Traceback" not in result.stdout
-    assert "error: " in result.stdout
-    return result.stdout
+    return result.returncode, result.stdout
 
 
 def write_rows(tmp_path: Path, *rows: dict[str, object]) -> Path:
@@ -73,8 +111,8 @@ def test_a_server_that_is_not_there(stack: Stack, tmp_path: Path):
 
 def test_a_server_with_another_model(stack: Stack, tmp_path: Path):
     other = save_tiny_model(tmp_path / "other", num_layers=3)
-    said = refuse(stack, tmp_path, "--model.name_or_path", other)
-    assert "model.layers.2" in said
+    # It is told after the ranks have met, which a process does once.
+    assert "model.layers.2" in refused(*train_in_a_process(stack, tmp_path, "--model.name_or_path", other))
 
 
 def test_a_server_with_another_tokenizer(stack: Stack, tmp_path: Path):
@@ -93,8 +131,8 @@ def test_a_reward_that_the_server_does_not_have(stack: Stack, tmp_path: Path):
 
 
 def test_a_reward_from_another_file_than_the_server_has(stack: Stack, tmp_path: Path):
-    result = stack.train(tmp_path / "run", "--dry-run", "--reward.reward_funcs", f"{PLUGIN}:letters")
-    assert result.returncode == 0, result.stdout
+    status, printed = run_here(stack, tmp_path, "--dry-run", "--reward.reward_funcs", f"{PLUGIN}:letters")
+    assert status == 0, printed
     changed = tmp_path / PLUGIN.name
     changed.write_text(PLUGIN.read_text() + "# changed\n")
     said = refuse(stack, tmp_path, "--reward.reward_funcs", f"{changed}:letters")
@@ -120,12 +158,13 @@ def test_a_folder_that_holds_another_run(stack: Stack, tmp_path: Path):
 def test_a_folder_that_another_trainer_uses(stack: Stack, tmp_path: Path):
     (tmp_path / "run").mkdir()
     with only_trainer_in(tmp_path / "run", timeout_s=0, interruptible=nullcontext):
-        assert f"is in use by process {os.getpid()} on" in refuse(stack, tmp_path, "--lock_timeout_s", 1)
+        said = refused(*train_in_a_process(stack, tmp_path, "--lock_timeout_s", 1))
+        assert f"is in use by process {os.getpid()} on" in said
 
 
 def test_a_dry_run_says_what_would_happen(stack: Stack, tmp_path: Path):
-    result = stack.train(tmp_path / "run", "--dry-run")
-    assert result.returncode == 0, result.stdout
-    assert "3, each 8 prompts x 4 completions" in result.stdout
-    assert "weights" in result.stdout
+    status, printed = run_here(stack, tmp_path, "--dry-run")
+    assert status == 0, printed
+    assert "3, each 8 prompts x 4 completions" in printed
+    assert "weights" in printed
     assert not (tmp_path / "run").exists()
