@@ -37,6 +37,7 @@ from grpo_proto import (
     WeightState,
 )
 from grpo_proto.messages.base import ContentPart, FunctionCall, ToolCall
+from grpo_proto.messages.rollout import AdapterLimits
 from grpo_proto.messages.weights import LastPush, PushFailure
 
 SESSION = 1795172400000
@@ -45,6 +46,7 @@ _function = FunctionCall(name="add", arguments='{"numbers": [44, 19]}')
 _call = ToolCall(id="call-1", function=_function)
 _part = ContentPart(type="text", text="What is in the picture?")
 _picture = ContentPart.model_validate({"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}})
+_adapters = AdapterLimits(max_loras=4, max_lora_rank=64, max_cpu_loras=8)
 _sample = ScoreSample(
     id="s-1",
     completion="<think>…</think><answer>44 + 19 + 35</answer>",
@@ -130,6 +132,7 @@ EXAMPLES: dict[str, BaseModel] = {
             deadline_s=600,
         ),
         RolloutResponse(groups=[_group], session=SESSION, server_id="server-1"),
+        _adapters,
         RolloutInfo(
             version="0.1.0",
             protocol_version=PROTOCOL_VERSION,
@@ -144,6 +147,7 @@ EXAMPLES: dict[str, BaseModel] = {
             device="cuda",
             gpus=["GPU-2f7d9c3e-0a51-4b8e-9d6c-3f1e5a7b9c0d"],
             nccl_version="2.30.7",
+            adapters=_adapters,
             weights=_state,
         ),
         TrainerInfo(
@@ -164,10 +168,12 @@ EXAMPLES: dict[str, BaseModel] = {
             backend="gloo",
             take_over=True,
         ),
-        BeginRequest(session=SESSION, version=13, kind="lora", manifest=_manifest, peft_config={"r": 8}),
+        BeginRequest(
+            session=SESSION, version=13, kind="lora", manifest=_manifest, peft_config={"r": 8}, base_digest="cd" * 32
+        ),
         CommitRequest(session=SESSION, version=13, digest="ab" * 32),
         AbortRequest(session=SESSION),
-        RenewRequest(session=SESSION),
+        RenewRequest(session=SESSION, canary_agreed=13),
         CloseRequest(session=SESSION),
     )
 }

@@ -102,6 +102,16 @@ class RolloutResponse(Response):
     server_id: str
 
 
+class AdapterLimits(Response):
+    """Which adapters a rollout server takes; set by its flags."""
+
+    max_loras: int
+    """Adapters in one batch. Each version that still samples is one."""
+    max_lora_rank: int
+    max_cpu_loras: int
+    """Adapters in memory."""
+
+
 class RolloutInfo(Response):
     """Rollout server → anybody. `GET /info`."""
 
@@ -119,4 +129,8 @@ class RolloutInfo(Response):
     device: Literal["cpu", "cuda"]
     gpus: list[str] = Field(default_factory=list, description="UUIDs of the GPUs of the server's workers.")
     nccl_version: str | None = Field(None, description="All members of a weight group over NCCL need the same version.")
+    adapters: AdapterLimits | None = Field(None, description="None: started without --enable-lora.")
+    base_digest: str | None = Field(
+        None, description="Of the checkpoint it loaded, see `grpo_proto.checkpoint_files`; None until it is computed."
+    )
     weights: WeightState

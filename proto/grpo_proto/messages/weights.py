@@ -16,6 +16,8 @@ Kind = Literal["full", "lora"]
 Backend = Literal["gloo", "nccl"]
 WeightStateName = Literal["initial", "loading", "current", "stale"]
 """State of a rollout server's weights: loaded from disk, in a push, verified, or not fit to serve."""
+Verification = Literal["probe", "canary"]
+"""A probe of each layer around vLLM's own packing; the trainer's comparison of sampled logprobs with its own."""
 DeadlineS = Annotated[float, Field(gt=0, le=3600)]
 Session = Annotated[int, Field(ge=1, description="Grows with every start of a trainer: epoch milliseconds.")]
 
@@ -92,15 +94,20 @@ class Manifest(Request):
 class BeginRequest(Request):
     """Trainer → rollout server: start a push. `POST /v1/weights/begin`.
 
-    `kind` full: the manifest equals the model's own list of tensors, without tied names. `kind` lora: the tensors of an
-    adapter, with its `peft_config`.
+    `kind` full: the manifest equals the model's own list of tensors, without tied names and without those of a frozen
+    part that are declared `absent`. `kind` lora: the tensors of an adapter, with its `peft_config` and the digest of
+    the checkpoint that it was trained on.
     """
 
     session: Session
     version: int = Field(ge=1)
     kind: Kind = "full"
     manifest: Manifest
-    peft_config: dict[str, Any] | None = None
+    absent: list[str] = Field(default_factory=list, description="Tensors of the model that stay as they are.")
+    peft_config: dict[str, Any] | None = Field(default=None, description="adapter_config.json of PEFT; lora only.")
+    base_digest: str | None = Field(
+        default=None, description="See `grpo_proto.checkpoint_files.checkpoint_digest`; lora only."
+    )
     bucket_timeout_s: DeadlineS = Field(default=30.0, description="Timeout of one bucket: how late a member may be.")
     deadline_s: DeadlineS = Field(default=300.0, description="Deadline of the whole push, from begin to commit.")
 
@@ -130,10 +137,14 @@ class CloseRequest(Request):
 class RenewRequest(Request):
     """Trainer → rollout server: renew the lease. `POST /v1/weights/renew`.
 
-    Every weights call renews the lease; this call does nothing else. It serves an update that outlasts the lease.
+    Every weights call renews the lease. This call serves an update that outlasts the lease, and tells the server that
+    the canary of a version agreed.
     """
 
     session: Session
+    canary_agreed: int | None = Field(
+        default=None, ge=1, description="The version whose served logprobs equal the trainer's own."
+    )
 
 
 class LastPush(Response):
@@ -166,5 +177,7 @@ class WeightState(Response):
     trainer_id: str | None = None
     reason: str | None = None
     last_push: LastPush | None = None
+    verified_by: list[Verification] = Field(default_factory=list)
+    """How it was verified that the served version computes what was pushed; empty: not at all."""
     push_failure: PushFailure | None = None
     """Progress of the last push, if it failed and the workers have reported; None until they have."""
