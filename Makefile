@@ -21,7 +21,7 @@ WORKERS ?= $(shell echo $$((2 * $$(nproc) > 8 ? 8 : 2 * $$(nproc))))
 PYTEST := $(BIN)/python -m pytest tests --ignore tests/test_architecture.py
 ENGINES := vllm or e2e or ray or browser or deepspeed or processes
 
-.PHONY: help setup lock schema format check quick test faults test-compose bench demo clean
+.PHONY: help setup lock schema format check quick test faults families test-compose bench demo clean
 
 help:  ## these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -74,6 +74,9 @@ test: $(SETUP_STAMP)  ## every test that breaks nothing: 12 minutes at most on t
 
 faults: $(SETUP_STAMP)  ## what kills, freezes, cuts or fills real services: 10 minutes at most
 	$(PYTEST) -n $(WORKERS) -m faults
+
+families: $(SETUP_STAMP)  ## a push to every model family; writes docs/model-families.md: five minutes
+	$(BIN)/python -m tests.rollout.families.matrix
 
 test-compose: $(SETUP_STAMP)  ## the images and `docker compose --profile cpu up`, for real: root, ten minutes
 	$(BIN)/python -m tests.deploy.compose.try_stack

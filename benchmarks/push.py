@@ -36,6 +36,7 @@ from tests.processes import ROLLOUT_ENVIRONMENT, free_port, rollout_command, ser
 from tests.tiny_model import make_tokenizer
 from torch.distributed import TCPStore
 
+from grpo_proto.checkpoint_layout import plain_layout
 from grpo_proto.transport import DEFAULT_BUCKET_BYTES, Digest, WeightGroup
 from grpo_trainer.config.run_config import WeightsConfig
 from grpo_trainer.engine.export import Export
@@ -177,7 +178,8 @@ class ReferenceLoad:
 def export_of(tensors: dict[str, torch.Tensor]) -> Export:
     """What the training engine exports, for tensors that nobody trains: no DeepSpeed, the same buckets."""
     cpu = torch.device("cpu")
-    return Export("full", tensors, device=cpu, gather=lambda _: nullcontext(), sharded=False, fills=True)
+    pieces = plain_layout(tensors)
+    return Export("full", pieces, tensors, device=cpu, gather=lambda _: nullcontext(), sharded=False, fills=True)
 
 
 @contextmanager

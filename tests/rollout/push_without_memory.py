@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from vllm.model_executor.model_loader.reload import layerwise, record_metadata_for_reloading
 
+from grpo_proto.messages.weights import BeginRequest
 from grpo_proto.transport import dtype_name, plan_manifest
 from grpo_rollout import receiver
 
@@ -74,7 +75,8 @@ def main() -> None:
     for version, value, materialize in ((1, 2.0, without_memory), (2, 3.0, place)):
         layerwise.materialize_layer = materialize
         worker._grpo_receiver.group = Sends(value)
-        call("begin", version, "full", manifest.model_dump_json(), 5.0)
+        request = BeginRequest(session=1, version=version, manifest=manifest, bucket_timeout_s=5.0)
+        call("begin", version, request.model_dump_json())
         error = call("receive", version).get("error")
         layerwise.materialize_layer = place
         call("recover" if error else "finish", version)

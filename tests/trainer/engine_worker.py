@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from tests.trainer.made_episodes import VERSION, Taken, build_updates, decided, make_taken
 from transformers import AutoModelForCausalLM
 
@@ -40,11 +41,11 @@ def new_engine(
     algorithm: AlgorithmConfig | None = None,
     optimizer: OptimizerConfig | None = None,
     gradient_checkpointing: bool = False,
-    tied: bool = True,
+    model: str = "tied",
 ) -> TrainingEngine:
     return TrainingEngine(
         ModelConfig(
-            name_or_path=str(folder / ("tied" if tied else "untied")),
+            name_or_path=str(folder / model),
             dtype=dtype,
             logprob_chunk_tokens=8,
             gradient_checkpointing=gradient_checkpointing,
@@ -217,12 +218,12 @@ def not_finite(folder: Path, stage: int, dtype: str) -> dict[str, Any]:
     }
 
 
-def exported(folder: Path, stage: int, dtype: str, tied: bool) -> dict[str, Any]:
+def exported(folder: Path, stage: int, dtype: str, model: str) -> dict[str, Any]:
     """What a push sends, what `write_hf` writes and what the engine computes are one model."""
-    engine = new_engine(folder, stage=stage, dtype=dtype, tied=tied)
+    engine = new_engine(folder, stage=stage, dtype=dtype, model=model)
     (update,) = updates_of(engine, make_taken(6, seed=2), budget=10_000)
     engine.update(update)
-    target = folder / f"hf-{engine.world_size}-{stage}-{dtype}-{tied}"
+    target = folder / f"hf-{engine.world_size}-{stage}-{dtype}-{model}"
     state = engine.whole_state()
     if engine.rank == 0:
         engine.write_hf(target, state)
@@ -230,14 +231,14 @@ def exported(folder: Path, stage: int, dtype: str, tied: bool) -> dict[str, Any]
     (logprobs_N,) = engine.logprobs(update)
     if engine.rank > 0:
         return {}
-    model = AutoModelForCausalLM.from_pretrained(target, dtype=getattr(torch, dtype))
+    saved = AutoModelForCausalLM.from_pretrained(target, dtype=getattr(torch, dtype))
     batch = update[0]
     with torch.no_grad():
-        all_logprobs = (model(batch.input_ids_BL).logits.float() / 0.9).log_softmax(-1)
+        all_logprobs = (saved(batch.input_ids_BL).logits.float() / 0.9).log_softmax(-1)
     targets = batch.input_ids_BL[batch.row_N, batch.column_N, None]
     expected_N = all_logprobs[batch.row_N, batch.column_N - 1].gather(1, targets)[:, 0]
     return {
-        "equal": equal(sent, {name: parameter.detach() for name, parameter in model.named_parameters()}),
+        "equal": equal(sent, load_file(target / "model.safetensors")),
         "files": sorted(path.name for path in target.iterdir()),
         "difference": (logprobs_N - expected_N).abs().max().item(),
     }
@@ -278,10 +279,12 @@ def scenarios(folder: Path, world_size: int) -> dict[str, Scenario]:
         found[f"not_finite {stage} bfloat16"] = partial(not_finite, folder, stage, "bfloat16")
         found[f"several_updates {stage}"] = partial(several_updates, folder, stage)
     if world_size > 1:
-        found["exported 0 float32"] = partial(exported, folder, 0, "float32", False)
-        found["exported 2 bfloat16"] = partial(exported, folder, 2, "bfloat16", True)
-        found["exported 3 float32"] = partial(exported, folder, 3, "float32", True)
-        found["exported 3 bfloat16"] = partial(exported, folder, 3, "bfloat16", False)
+        found["exported 0 float32"] = partial(exported, folder, 0, "float32", "untied")
+        found["exported 2 bfloat16"] = partial(exported, folder, 2, "bfloat16", "tied")
+        found["exported 3 float32"] = partial(exported, folder, 3, "float32", "tied")
+        found["exported 3 bfloat16"] = partial(exported, folder, 3, "bfloat16", "untied")
+        found["exported 2 float32 experts"] = partial(exported, folder, 2, "float32", "experts")
+        found["exported 3 float32 experts"] = partial(exported, folder, 3, "float32", "experts")
         found["other_layout"] = partial(other_layout, folder)
         found["heard"] = partial(heard, folder)
     return found

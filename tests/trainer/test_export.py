@@ -5,6 +5,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from grpo_proto.checkpoint_layout import plain_layout
 from grpo_proto.transport import plan_manifest, view_tensor
 from grpo_trainer.engine.export import Export, Gather
 from grpo_trainer.servers.push_plan import LARGEST_MIB, MIB, bucket_limit_s, plan_push
@@ -40,7 +41,8 @@ def test_buckets_of_a_large_model_grow_over_nccl_and_their_time_out_with_them():
 
 
 def export_of(tensors: dict[str, torch.Tensor], gather: Gather, *, fills: bool) -> Export:
-    return Export("full", tensors, device=torch.device("cpu"), gather=gather, sharded=False, fills=fills)
+    pieces = plain_layout(tensors)
+    return Export("full", pieces, tensors, device=torch.device("cpu"), gather=gather, sharded=False, fills=fills)
 
 
 def test_every_bucket_holds_its_tensors_until_the_next_but_one_is_asked_for():

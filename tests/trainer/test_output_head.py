@@ -1,9 +1,20 @@
+from pathlib import Path
+
 import pytest
 import torch
 from tests.tiny_model import make_model
+from transformers import (
+    AutoModelForCausalLM,
+    CohereConfig,
+    Gemma2Config,
+    GraniteConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
-from grpo_trainer.engine.output_head import Policy
-from grpo_trainer.errors import UsageError
+from grpo_trainer.config.run_config import ModelConfig
+from grpo_trainer.engine.model import attention_for
+from grpo_trainer.engine.output_head import LogitTransform, Policy
 
 # Four rows of 20 tokens; completions begin and end anywhere.
 SPANS = [(5, 14), (3, 11), (14, 20), (1, 20)]
@@ -104,8 +115,43 @@ def test_nothing_as_large_as_all_logits_is_ever_allocated():
     assert largest in (4, 64)
 
 
-def test_a_model_that_transforms_its_logits_is_refused():
-    model = make_model(tied=True, hidden_size=64)
-    model.config.final_logit_softcapping = 30.0
-    with pytest.raises(UsageError, match="final_logit_softcapping"):
-        Policy(model, temperature=1.0, chunk_tokens=8)
+def family(config: PretrainedConfig) -> PreTrainedModel:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    # Random weights give logits near 0, where no cap shows.
+    model.get_output_embeddings().weight.data.mul_(10.0)
+    return model
+
+
+SMALL = {"vocab_size": 101, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1,
+         "num_attention_heads": 2, "num_key_value_heads": 1, "pad_token_id": 0}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Gemma2Config(**SMALL, head_dim=32, final_logit_softcapping=2.0),
+        GraniteConfig(**SMALL, logits_scaling=8.0),
+        CohereConfig(**SMALL, logit_scale=0.25),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_logits_that_a_family_transforms(config: PretrainedConfig):
+    model = family(config)
+    expected = plain(model, 0.7)
+    found = Policy(model, temperature=0.7, chunk_tokens=7)(*tokens())
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-6, atol=2e-6)
+    torch.testing.assert_close(found[1], expected[1], rtol=1e-6, atol=2e-6)
+    difference = gradients(model, *found) - gradients(model, *expected)
+    assert difference.norm() < 2e-6 * gradients(model, *plain(model, 0.7)).norm()
+    # The transform shows: without it the logprobs are others.
+    without = Policy(model, temperature=0.7, chunk_tokens=7)
+    without.head.transform = LogitTransform()
+    assert (without(*tokens())[0] - expected[0]).abs().max() > 0.1
+
+
+def test_a_family_that_sdpa_computes_wrongly_gets_eager_attention(tmp_path: Path):
+    for config, expected in ((Gemma2Config(**SMALL, head_dim=32), "eager"), (GraniteConfig(**SMALL), "sdpa")):
+        config.save_pretrained(tmp_path / config.model_type)
+        model = ModelConfig(name_or_path=str(tmp_path / config.model_type))
+        assert attention_for(model) == expected

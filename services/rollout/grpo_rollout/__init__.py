@@ -22,6 +22,8 @@ In reading order:
     receiver.py        in every vLLM worker: join the trainer's process group, receive buckets, load them
     loaders.py         what a worker does with the tensors of a push, by kind
     staging.py         the buffers that buckets arrive in
+    layer_probe.py     does each layer compute with what was loaded into it?
+    family_cures.py    what some model families need around vLLM's layerwise reload
     reload.py          read and repair vLLM's layerwise reload while a push is incomplete
     workarounds.py     gaps in vLLM and its platform: what breaks without each workaround, when to delete it
     describe.py        print the OpenAPI document of our routes

@@ -1,14 +1,17 @@
 """Check the manifest of a push against the model's list of tensors, before any byte moves.
 
-A push must name every tensor of the model, with the shape and the dtype that are served, and nothing else: vLLM loads
-a partial list without complaint, and a layer that received nothing keeps its old tensors.
+A push must name every tensor of the model as its checkpoint has it, with the shape and the dtype that are served, and
+nothing else: vLLM loads a partial list without complaint, and a layer that received nothing keeps its old tensors. What
+the trainer keeps frozen is declared absent.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from grpo_proto.checkpoint_files import read_headers
 from grpo_proto.messages.weights import DIGEST_ALGORITHM, Manifest
 from grpo_proto.server.refusal import Refusal
 from grpo_proto.transport import ALIGNMENT_BYTES, dtype_name
@@ -21,25 +24,42 @@ class Expected(NamedTuple):
     shape: tuple[int, ...]
 
 
-def model_tensors(hf_config: Any, dtype: torch.dtype) -> dict[str, Expected]:
-    """Map the checkpoint name of every parameter to its dtype and shape.
+class ModelTensors(NamedTuple):
+    """The tensors of the checkpoint that is served, by name."""
 
-    Build transformers' own class on the meta device: nothing is allocated, and a trainer that uses the same class has
-    the same list. Of parameters tied together only the first is listed, as in `named_parameters`.
-    Raises whatever transformers raises for an unknown architecture.
+    expected: dict[str, Expected]
+    """What a push has to name. Of tensors tied together only the first, as in `named_parameters`."""
+    unknown: list[str]
+    """Tensors that the class for text does not have: of a vision tower, of a head for speculation."""
+
+
+def model_tensors(hf_config: Any, hf_text_config: Any, dtype: torch.dtype, folder: Path) -> ModelTensors:
+    """List the tensors of the checkpoint in `folder`.
+
+    Build transformers' own class on the meta device: nothing is allocated, and a trainer that uses the same class and
+    checkpoint has the same list. Raises whatever transformers raises for an unknown architecture, FileNotFoundError
+    when the folder has no safetensors, and LayoutError.
     """
     from transformers import AutoModelForCausalLM
 
+    from grpo_proto.checkpoint_layout import checkpoint_layout
+
+    config = hf_config if type(hf_config) in AutoModelForCausalLM._model_mapping else hf_text_config
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(hf_config, dtype=dtype)
-    return {
-        name: Expected(dtype_name(parameter.dtype), tuple(parameter.shape))
-        for name, parameter in model.named_parameters()
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    shapes = {name: header.shape for name, header in read_headers(folder).items()}
+    layout = checkpoint_layout(model, shapes)
+    expected = {
+        name: Expected(dtype_name(piece.dtype), shape) for piece in layout for name, shape in piece.shapes.items()
     }
+    return ModelTensors(expected, [name for name in shapes if name not in expected])
 
 
-def check_manifest(manifest: Manifest, expected: Mapping[str, Expected]) -> None:
-    """Raises Refusal (422) that names the tensors which differ from the model's list, or the faulty bucket."""
+def check_manifest(manifest: Manifest, absent: Sequence[str], expected: Mapping[str, Expected]) -> None:
+    """Check that `manifest` and `absent` together name every tensor of the model once.
+
+    Raises Refusal (422) that names the tensors which differ from the model's list, or the faulty bucket.
+    """
     if manifest.digest_algorithm != DIGEST_ALGORITHM:
         raise Refusal.invalid(
             "digest_algorithm",
@@ -47,8 +67,10 @@ def check_manifest(manifest: Manifest, expected: Mapping[str, Expected]) -> None
             f"use {DIGEST_ALGORITHM}",
         )
     given = {spec.name: Expected(spec.dtype, tuple(spec.shape)) for spec in manifest.tensors}
-    problems = [f"{name} is missing" for name in expected if name not in given]
-    problems += [f"{name} is unknown" for name in given if name not in expected]
+    left_out = set(absent)
+    problems = [f"{name} is missing" for name in expected if name not in given and name not in left_out]
+    problems += [f"{name} is unknown" for name in (*given, *absent) if name not in expected]
+    problems += [f"{name} is pushed and declared absent" for name in absent if name in given]
     for name, tensor in given.items():
         wanted = expected.get(name, tensor)
         if tensor.shape != wanted.shape:
@@ -60,7 +82,7 @@ def check_manifest(manifest: Manifest, expected: Mapping[str, Expected]) -> None
         raise Refusal.invalid(
             "manifest_mismatch",
             "the manifest differs from the model's list of tensors: " + "; ".join(problems[:SHOWN]) + more,
-            "push every parameter once (of tied parameters the first), in the dtype that GET /info shows",
+            "push every tensor of the checkpoint once (of tied ones the first), or declare it absent; dtype: GET /info",
         )
     _check_layout(manifest)
 

@@ -9,12 +9,13 @@ from vllm.engine.protocol import EngineClient
 from vllm.inputs.engine import tokens_input
 from vllm.renderers.chat_utils import load_chat_template
 
+from grpo_proto.checkpoint_files import checkpoint_folder
 from grpo_proto.messages.rollout import Prompt, RolloutRequest, Sampling
 
 from . import metrics
 from .engine import Engine
 from .health import InfoCard
-from .manifest_check import Expected, model_tensors
+from .manifest_check import ModelTensors, model_tensors
 from .pushes import Pushes
 from .rollouts import Rollouts, sampling_params
 
@@ -36,7 +37,7 @@ async def build_parts(client: EngineClient, args: Namespace) -> Parts:
     await engine.set_version(0)
     await warm_up(engine)
     world_size = engine.client.vllm_config.parallel_config.world_size
-    pushes = Pushes(engine, world_size=world_size, expected=_model_tensors(engine))
+    pushes = Pushes(engine, world_size=world_size, tensors=_model_tensors(engine))
     metrics.set_weight_state(pushes.weights.state, pushes.weights.version)
     tokenizer = engine.client.get_tokenizer()
     chat_template = load_chat_template(args.chat_template)
@@ -73,11 +74,11 @@ async def warm_up(engine: Engine) -> None:
     logger.info("warmed up in %.1f s", time.monotonic() - started_s)
 
 
-def _model_tensors(engine: Engine) -> dict[str, Expected] | None:
+def _model_tensors(engine: Engine) -> ModelTensors | None:
     """List the model's tensors. None for an architecture unknown to transformers: such a server refuses pushes."""
     config = engine.client.model_config
     try:
-        return model_tensors(config.hf_text_config, config.dtype)
+        return model_tensors(config.hf_config, config.hf_text_config, config.dtype, checkpoint_folder(config.model))
     except Exception:
         logger.exception("cannot list the tensors of %s: pushes will be refused", config.model)
         return None

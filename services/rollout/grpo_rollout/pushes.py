@@ -26,7 +26,7 @@ from grpo_proto.server.refusal import Refusal
 
 from . import metrics, weight_state
 from .engine import Engine, EngineDiedError, WorkerError
-from .manifest_check import Expected, check_manifest
+from .manifest_check import ModelTensors, check_manifest
 from .weight_state import Push, Weights
 
 logger = logging.getLogger("vllm.grpo_rollout.pushes")
@@ -49,10 +49,10 @@ class Reception(NamedTuple):
 class Pushes:
     """Holds the weight state of this server; one instance per server."""
 
-    def __init__(self, engine: Engine, *, world_size: int, expected: dict[str, Expected] | None):
+    def __init__(self, engine: Engine, *, world_size: int, tensors: ModelTensors | None):
         self.engine = engine
         self.world_size = world_size
-        self.expected = expected
+        self.tensors = tensors
         self.weights = Weights()
         self.server_id = uuid.uuid4().hex[:12]
         self._workers_lock = asyncio.Lock()
@@ -122,8 +122,10 @@ class Pushes:
         return self.message()
 
     def renew(self, request: RenewRequest) -> WeightState:
-        """Start the lease again. Raises Refusal (409) for another session."""
+        """Start the lease again, and note a canary that agreed. Raises Refusal (409) for another session."""
         self._renew(request.session)
+        if request.canary_agreed is not None:
+            self.weights = weight_state.canary_agreed(self.weights, version=request.canary_agreed)
         return self.message()
 
     async def begin(self, request: BeginRequest) -> WeightState:
@@ -131,11 +133,11 @@ class Pushes:
         self._renew(request.session)
         if request.kind == "lora":
             raise Refusal.invalid("kind_not_supported", "pushing adapters is not supported yet", "push with kind full")
-        if self.expected is None:
+        if self.tensors is None:
             raise Refusal.invalid(
                 "unknown_architecture", "transformers cannot list this model's tensors; see the server's log"
             )
-        check_manifest(request.manifest, self.expected)
+        check_manifest(request.manifest, request.absent, self.tensors.expected)
         if self._recoveries:
             # Wait for the workers to report whether the group survived the previous push.
             await asyncio.wait(self._recoveries)
@@ -151,8 +153,8 @@ class Pushes:
         try:
             async with self._workers_lock:
                 await self.engine.pause()
-                manifest_json = request.manifest.model_dump_json()
-                await self.engine.workers("begin", push.number, request.kind, manifest_json, request.bucket_timeout_s)
+                told = request.model_copy(update={"absent": [*request.absent, *self.tensors.unknown]})
+                await self.engine.workers("begin", push.number, told.model_dump_json())
         except (WorkerError, EngineDiedError) as error:
             self.fail(push, f"the push of version {push.version} could not begin: {error}")
         self._require_session(request.session)
@@ -209,8 +211,8 @@ class Pushes:
             async with self._workers_lock:
                 if weight_state.check_commit(self.weights, version=request.version, digest=request.digest) is None:
                     return self.message()
-                digests = await self.engine.workers("finish", push.number)
-                self._check_digests(push, digests, request.digest)
+                answers = await self.engine.workers("finish", push.number)
+                self._check_digests(push, [digest for digest, _ in answers], request.digest)
                 if self.weights.push is push:
                     await self.engine.resume(push.version)
         except (WorkerError, EngineDiedError) as error:
@@ -218,7 +220,12 @@ class Pushes:
         seconds = time.monotonic() - reception.started_s
         self._set(
             weight_state.commit(
-                self.weights, push, digest=request.digest, num_bytes=reception.num_bytes, seconds=seconds
+                self.weights,
+                push,
+                digest=request.digest,
+                num_bytes=reception.num_bytes,
+                seconds=seconds,
+                probed=all(probed for _, probed in answers),
             )
         )
         metrics.count_push("committed", seconds=seconds, num_bytes=reception.num_bytes)

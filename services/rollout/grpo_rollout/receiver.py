@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore
 
-from grpo_proto.messages.weights import Backend, Kind, Manifest, TensorSpec
+from grpo_proto.messages.weights import Backend, BeginRequest, Kind, Manifest, TensorSpec
 from grpo_proto.transport import (
     Digest,
     Transfer,
@@ -168,18 +168,19 @@ class Receiver:
 
     # --- a push ------------------------------------------------------------------------------------------------
 
-    def begin(self, number: int, kind: Kind, manifest_json: str, bucket_timeout_s: float) -> None:
+    def begin(self, number: int, request_json: str) -> None:
         """Prepare the buffers and the model for bucket 0."""
         self.drop_push()
         if self.group is None:
             raise RuntimeError("this worker is in no process group")
         on_device = self.group.backend == "nccl"
         device = self.worker.device if on_device else torch.device("cpu")
-        manifest = Manifest.model_validate_json(manifest_json)
-        self.staging.prepare(manifest, device)
-        self.push = IncomingPush(number, self.loaders[kind], manifest, device, bucket_timeout_s)
+        request = BeginRequest.model_validate_json(request_json)
+        self.staging.prepare(request.manifest, device)
+        loader = self.loaders[request.kind]
+        self.push = IncomingPush(number, loader, request.manifest, device, request.bucket_timeout_s)
         self.latest = self.push.progress
-        self.push.loader.begin()
+        loader.begin(request)
 
     def receive(self, number: int) -> int:
         """Load one bucket, waiting at most its timeout, and the buckets that arrive within `RECEIVE_S` of the call.
@@ -224,15 +225,18 @@ class Receiver:
             buffer = self.staging.buffer(bucket)
             push.transfers[bucket] = self.group.start_broadcast(buffer, timeout_s=push.bucket_timeout_s)
 
-    def finish(self, number: int) -> str:
-        """Put the loaded layers in place, after the last bucket. Returns the digest of the received bytes."""
+    def finish(self, number: int) -> tuple[str, bool]:
+        """Put the loaded layers in place, after the last bucket.
+
+        Returns the digest of the received bytes, and whether a probe of every layer has shown that it serves them.
+        """
         push = self._running(number)
         try:
-            push.loader.finish()
+            probed = push.loader.finish()
         finally:
             self.push = None
             self.staging.release()
-        return push.digest.hexdigest()
+        return push.digest.hexdigest(), probed
 
     def progress(self, number: int) -> dict[str, int | bool]:
         """Report how far push `number` came before it broke off, and whether an arrived bucket failed to load."""

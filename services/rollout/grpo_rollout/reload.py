@@ -1,9 +1,10 @@
 """Read and repair vLLM's layerwise reload while a push is incomplete. vLLM has no public interface for this."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from vllm.model_executor.layers.attention import is_deferred_attention_layer
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO
 from vllm.model_executor.model_loader.reload.types import LayerReloadingInfo
 
@@ -69,3 +70,47 @@ def unloaded_layers(model: torch.nn.Module) -> list[str]:
         and any(id(parameter) not in loaded for parameter in info.kernel_tensors[0].values())
         and not is_deferred_attention_layer(layer)
     ]
+
+
+def incomplete_layers(model: torch.nn.Module) -> list[str]:
+    """Return the names of layers of which a part has been loaded; vLLM would fill up the rest with anything.
+
+    Not counted: a padded vocabulary, which never arrives in full, and attention layers, which have scales only.
+    """
+    return [
+        name
+        for name, layer, info in open_layers(model)
+        if 0 < info.load_numel < (info.load_numel_total or 0)
+        and not isinstance(layer, VocabParallelEmbedding)
+        and not is_deferred_attention_layer(layer)
+    ]
+
+
+class FrozenParts:
+    """The layers that no push reaches, because their tensors are declared absent: a vision tower, above all."""
+
+    def __init__(self, model: torch.nn.Module, *, pushed: Sequence[str], absent: Sequence[str]):
+        self._pushed, self._absent = (_folders(_own_names(model, names)) for names in (pushed, absent))
+
+    def __contains__(self, layer: str) -> bool:
+        """Whether the smallest part of the model around `layer` that has tensors has absent ones only."""
+        while layer:
+            if layer in self._pushed or layer in self._absent:
+                return layer not in self._pushed
+            layer = layer.rpartition(".")[0]
+        return False
+
+
+def _own_names(model: torch.nn.Module, names: Sequence[str]) -> Sequence[str]:
+    """Translate a checkpoint's names into vLLM's."""
+    mapper = getattr(model, "hf_to_vllm_mapper", None)
+    return list(mapper.apply_list(list(names))) if mapper is not None else names
+
+
+def _folders(names: Iterable[str]) -> set[str]:
+    """Return all parts of the model that the tensors lie in: of `a.b.weight` `a.b` and `a`."""
+    found: set[str] = set()
+    for name in names:
+        while name := name.rpartition(".")[0]:
+            found.add(name)
+    return found

@@ -11,7 +11,7 @@ A trainer that has been fenced off gets a 409 at its next call.
 
 from dataclasses import dataclass, replace
 
-from grpo_proto.messages.weights import LastPush, PushFailure, WeightState, WeightStateName
+from grpo_proto.messages.weights import LastPush, PushFailure, Verification, WeightState, WeightStateName
 from grpo_proto.server.refusal import Refusal
 
 
@@ -47,6 +47,7 @@ class Weights:
     push: Push | None = None
     num_pushes: int = 0
     last_push: LastPush | None = None
+    verified_by: tuple[Verification, ...] = ()
     push_failure: PushFailure | None = None
 
     @property
@@ -73,6 +74,7 @@ class Weights:
             trainer_id=self.trainer_id,
             reason=reason,
             last_push=self.last_push,
+            verified_by=list(self.verified_by) if self.state == "current" else [],
             push_failure=self.push_failure,
         )
 
@@ -205,7 +207,9 @@ def check_commit(weights: Weights, *, version: int, digest: str) -> Push | None:
     return weights.push
 
 
-def commit(weights: Weights, push: Push, *, digest: str, num_bytes: int, seconds: float) -> Weights:
+def commit(
+    weights: Weights, push: Push, *, digest: str, num_bytes: int, seconds: float, probed: bool = False
+) -> Weights:
     """Serve a push that has arrived and is verified. Raises Refusal (409) when the push is no longer under way."""
     if weights.push is not push:
         raise Refusal.conflict("not_loading", weights.reason or "another push has begun", "begin a new push")
@@ -217,7 +221,16 @@ def commit(weights: Weights, push: Push, *, digest: str, num_bytes: int, seconds
         reason=None,
         push=None,
         last_push=LastPush(seconds=seconds, bytes=num_bytes, digest=digest),
+        verified_by=("probe",) if probed else (),
     )
+
+
+def canary_agreed(weights: Weights, *, version: int) -> Weights:
+    """Note that the trainer computes the same logprobs as this server, if `version` is still what is served."""
+    serves_it = weights.state == "current" and weights.version == version
+    if not serves_it or weights.committed_session != weights.session or "canary" in weights.verified_by:
+        return weights
+    return replace(weights, verified_by=(*weights.verified_by, "canary"))
 
 
 def fail(weights: Weights, reason: str) -> Weights:

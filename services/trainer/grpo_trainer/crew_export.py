@@ -15,7 +15,7 @@ class CrewExport:
 
     def __init__(self, own: Export, crew: Crew):
         self._own, self._crew = own, crew
-        self.kind, self.device, self.sharded = own.kind, own.device, own.sharded
+        self.kind, self.absent, self.device, self.sharded = own.kind, own.absent, own.device, own.sharded
 
     def listed(self) -> list[tuple[str, str, list[int]]]:
         return self._own.listed()

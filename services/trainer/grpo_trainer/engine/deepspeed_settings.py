@@ -5,6 +5,8 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from grpo_proto.checkpoint_layout import shape_of
+
 from ..config.run_config import DeepSpeedConfig, ModelConfig, OptimizerConfig
 
 REDUCE_BUCKET_NUMBERS = 50_000_000
@@ -53,8 +55,8 @@ def inference_settings(settings: dict[str, Any]) -> dict[str, Any]:
 def adamw(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
     """Return AdamW. Biases and norms (parameters of one dimension) do not decay, as in transformers' Trainer."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    matrices = [parameter for parameter in parameters if len(full_shape(parameter)) > 1]
-    vectors = [parameter for parameter in parameters if len(full_shape(parameter)) <= 1]
+    matrices = [parameter for parameter in parameters if len(shape_of(parameter)) > 1]
+    vectors = [parameter for parameter in parameters if len(shape_of(parameter)) <= 1]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
@@ -64,11 +66,6 @@ def adamw(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
         # A single pass over the memory: on a CPU twelve times as fast as torch's default.
         fused=True,
     )
-
-
-def full_shape(parameter: torch.Tensor) -> list[int]:
-    """Return the whole shape of a parameter, also when ZeRO-3 has sharded it."""
-    return list(getattr(parameter, "ds_shape", parameter.shape))
 
 
 class ClipBareOptimizer:

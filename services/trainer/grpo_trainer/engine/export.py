@@ -1,19 +1,19 @@
-"""Export the weights for a push: gather named tensors bucket by bucket into two alternating staging buffers.
+"""Export the weights for a push: make its tensors bucket by bucket, in two alternating staging buffers.
 
 While a bucket is broadcast, the next is gathered and digested; except under ZeRO-3 over NCCL, where a gather waits for
 the GPU. The buffers are kept from push to push: the first touch of fresh memory costs more than the copy into it.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from itertools import groupby
 
 import torch
 
 from grpo_proto import Manifest
-from grpo_proto.messages.weights import Kind
+from grpo_proto.checkpoint_layout import Piece
+from grpo_proto.messages.weights import Kind, TensorSpec
 from grpo_proto.transport import dtype_name, view_tensor
-
-from .deepspeed_settings import full_shape
 
 Gather = Callable[[list[torch.Tensor]], AbstractContextManager[None]]
 
@@ -23,8 +23,10 @@ class Export:
 
     Args:
         kind: how the servers load the tensors: `full`, every parameter of the model.
-        tensors: by their names in a Hugging Face checkpoint, without tied names.
-        device: where the tensors are.
+        pieces: the tensors to push, in the order of pushing, and what they are made of.
+        sources: what the pieces are made of, by its name in the model.
+        absent: tensors of the checkpoint that stay as they are, because they are frozen.
+        device: where the sources are.
         gather: a context in which its tensors are whole; under ZeRO-3 a collective of all ranks.
         sharded: whether `gather` is a collective.
         fills: whether this rank fills buckets; otherwise it only helps to gather.
@@ -34,21 +36,28 @@ class Export:
     def __init__(
         self,
         kind: Kind,
-        tensors: Mapping[str, torch.Tensor],
+        pieces: Sequence[Piece],
+        sources: Mapping[str, torch.Tensor],
         *,
+        absent: Sequence[str] = (),
         device: torch.device,
         gather: Gather,
         sharded: bool,
         fills: bool,
         beat: Callable[[], None] = lambda: None,
     ):
-        self.kind, self.device, self.sharded = kind, device, sharded
-        self._tensors, self._gather, self._fills, self._beat = tensors, gather, fills, beat
+        self.kind, self.absent, self.device, self.sharded = kind, list(absent), device, sharded
+        self._pieces, self._sources = pieces, sources
+        self._gather, self._fills, self._beat = gather, fills, beat
         self._staging: list[torch.Tensor] = []
 
     def listed(self) -> list[tuple[str, str, list[int]]]:
         """Return name, dtype and whole shape of each tensor, in push order."""
-        return [(name, dtype_name(tensor.dtype), full_shape(tensor)) for name, tensor in self._tensors.items()]
+        return [
+            (name, dtype_name(piece.dtype), list(shape))
+            for piece in self._pieces
+            for name, shape in piece.shapes.items()
+        ]
 
     def buckets(self, manifest: Manifest, device: torch.device | str) -> Iterator[torch.Tensor]:
         """Yield the buckets of `manifest`: uint8 buffers on `device`, empty on a rank that only helps to gather.
@@ -58,16 +67,47 @@ class Export:
         """
         if self._fills:
             self._make_staging(max(manifest.bucket_bytes), torch.device(device))
-        for number, num_bytes in enumerate(manifest.bucket_bytes):
-            specs = [spec for spec in manifest.tensors if spec.bucket == number]
-            buffer = self._staging[number % 2][:num_bytes] if self._fills else torch.empty(0, dtype=torch.uint8)
-            with self._gather([self._tensors[spec.name] for spec in specs]):
-                if self._fills:
-                    # Copy, never keep a view: a gathered tensor's memory is freed when the context ends.
-                    for spec in specs:
-                        view_tensor(buffer, spec).copy_(self._tensors[spec.name].data)
-            self._beat()
-            yield buffer
+        number = 0
+        for pieces, specs in self._gathered_together(manifest):
+            while number < specs[0].bucket:
+                yield self._filled(number, manifest)
+                number += 1
+            with self._gather([self._sources[name] for piece in pieces for name in piece.sources]):
+                made = self._made(pieces) if self._fills else {}
+                for spec in specs:
+                    while number < spec.bucket:  # a piece may be larger than a bucket
+                        yield self._filled(number, manifest)
+                        number += 1
+                    if self._fills:
+                        # Copy, never keep a view: a gathered tensor's memory is freed when the context ends.
+                        view_tensor(self._bucket(number, manifest), spec).copy_(made.pop(spec.name))
+        yield self._filled(number, manifest)
+
+    def _gathered_together(self, manifest: Manifest) -> Iterator[tuple[list[Piece], list[TensorSpec]]]:
+        """All pieces that lie in one bucket, or a single piece that reaches beyond it; with their places."""
+        place = {spec.name: spec for spec in manifest.tensors}
+        specs = [[place[name] for name in piece.shapes] for piece in self._pieces]
+
+        def shared_bucket(number: int) -> tuple[int, int]:
+            first, last = specs[number][0].bucket, specs[number][-1].bucket
+            return first, (-1 if first == last else number)
+
+        for _, numbers in groupby(range(len(specs)), key=shared_bucket):
+            together = list(numbers)
+            yield [self._pieces[n] for n in together], [spec for n in together for spec in specs[n]]
+
+    def _made(self, pieces: Sequence[Piece]) -> dict[str, torch.Tensor]:
+        made: dict[str, torch.Tensor] = {}
+        for piece in pieces:
+            made |= piece.restore([self._sources[name].data for name in piece.sources])
+        return made
+
+    def _filled(self, number: int, manifest: Manifest) -> torch.Tensor:
+        self._beat()
+        return self._bucket(number, manifest) if self._fills else torch.empty(0, dtype=torch.uint8)
+
+    def _bucket(self, number: int, manifest: Manifest) -> torch.Tensor:
+        return self._staging[number % 2][: manifest.bucket_bytes[number]]
 
     def _make_staging(self, num_bytes: int, device: torch.device) -> None:
         if self._staging and self._staging[0].numel() >= num_bytes and self._staging[0].device.type == device.type:

@@ -1,16 +1,22 @@
-"""Load a policy: a Hugging Face causal language model, in the dtype of training and push."""
+"""Load a policy: a Hugging Face causal language model, in the dtype of training and push; what of it is pushed."""
 
+import logging
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM
-from transformers.core_model_loading import WeightConverter
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
+
+from grpo_proto.checkpoint_files import checkpoint_folder, read_headers
+from grpo_proto.checkpoint_layout import LayoutError, Piece, checkpoint_layout
 
 from ..config.run_config import ModelConfig
 from ..errors import UsageError, model_error_class
 from .output_head import Policy
+
+log = logging.getLogger(__name__)
 
 
 def load_policy(config: ModelConfig, *, temperature: float, zero3: dict[str, Any] | None) -> Policy:
@@ -25,7 +31,7 @@ def load_policy(config: ModelConfig, *, temperature: float, zero3: dict[str, Any
         model = AutoModelForCausalLM.from_pretrained(
             config.name_or_path,
             dtype=getattr(torch, config.dtype),
-            attn_implementation=config.attn_implementation,
+            attn_implementation=attention_for(config),
             trust_remote_code=config.trust_remote_code,
         )
     except (OSError, ValueError, ImportError) as error:
@@ -37,17 +43,57 @@ def load_policy(config: ModelConfig, *, temperature: float, zero3: dict[str, Any
         if sharded is not None:
             # transformers keeps a weak reference to the setting, and would shard every later model as well.
             unset_hf_deepspeed_config()
-    if any(isinstance(change, WeightConverter) for change in getattr(model, "_weight_conversions", None) or []):
-        # transformers fuses some tensors while loading (experts, above all); servers load the original tensors.
-        raise UsageError(
-            f"{config.name_or_path} ({model.config.model_type}) has other parameters in memory than in its checkpoint; "
-            "a rollout server cannot load them",
-            hint="use a dense model",
-        )
     switch_dropout_off(model)
+    freeze_all_but_text(model)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return Policy(model, temperature=temperature, chunk_tokens=config.logprob_chunk_tokens)
+
+
+def attention_for(config: ModelConfig) -> str:
+    """Return the configured attention, or `eager` for a family that sdpa computes wrongly or not at all.
+
+    transformers' sdpa leaves out the soft-capping of attention scores (gemma2) without a word, and knows no attention
+    sinks (gpt_oss).
+    """
+    family = AutoConfig.from_pretrained(config.name_or_path, trust_remote_code=config.trust_remote_code)
+    soft_caps = getattr(family.get_text_config(), "attn_logit_softcapping", None) is not None
+    known = AutoModelForCausalLM._model_mapping.get(type(family), None)
+    if config.attn_implementation == "sdpa" and (soft_caps or not getattr(known, "_supports_sdpa", True)):
+        log.info("model.attn_implementation: eager, because sdpa cannot compute the attention of %s", family.model_type)
+        return "eager"
+    return config.attn_implementation
+
+
+def freeze_all_but_text(model: PreTrainedModel) -> None:
+    """Train the decoder and the output head only: a vision tower gets no gradient from text."""
+    trained = {id(parameter) for parameter in model.get_decoder().parameters()}
+    trained |= {id(parameter) for parameter in model.get_output_embeddings().parameters()}
+    for parameter in model.parameters():
+        parameter.requires_grad_(id(parameter) in trained)
+
+
+def pieces_to_push(model: PreTrainedModel, name_or_path: str) -> tuple[list[Piece], list[str]]:
+    """Return what of the model is pushed, and the names of the checkpoint's tensors that are frozen.
+
+    The names are those of the checkpoint that was loaded, which the servers have loaded as well. Raises UsageError when
+    the checkpoint is not in safetensors, or has a tensor that cannot be made from the model's parameters.
+    """
+    try:
+        headers = read_headers(checkpoint_folder(name_or_path))
+        layout = checkpoint_layout(model, {name: header.shape for name, header in headers.items()})
+    except (OSError, ValueError) as error:
+        hint = "save it with transformers' save_pretrained"
+        if isinstance(error, LayoutError):
+            hint = "this model family cannot be pushed; docs/model-families.md lists those that can"
+        raise UsageError(f"the tensors of {name_or_path} cannot be pushed: {error}", hint=hint) from error
+    trained = dict(model.named_parameters(remove_duplicate=False))
+    pushed = [piece for piece in layout if _changes(piece, trained)]
+    return pushed, [name for piece in layout if not _changes(piece, trained) for name in piece.shapes]
+
+
+def _changes(piece: Piece, parameters: Mapping[str, nn.Parameter]) -> bool:
+    return any(source in parameters and parameters[source].requires_grad for source in piece.sources)
 
 
 def switch_dropout_off(model: nn.Module) -> None:

@@ -5,51 +5,57 @@ backward pass holds them three times. So only completion tokens pass the output 
 backward pass recomputes the logits of a chunk instead of keeping them.
 """
 
+import math
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
-
-from ..errors import UsageError
+from transformers import PretrainedConfig, PreTrainedModel
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
-# Settings of models that transform their logits after the output head: the chunked head does not.
-LOGIT_TRANSFORMS = {
-    "final_logit_softcapping": None,
-    "logit_scale": 1.0,
-    "logits_scaling": 1.0,
-    "lm_head_multiplier": 1.0,
-    "output_multiplier": 1.0,
-}
+FACTORS = ("logit_scale", "lm_head_multiplier", "output_multiplier")
+"""Settings by which a family multiplies its logits: cohere, falcon_h1, muse_glimmer."""
+MULTIPLIES_BY_LOGITS_SCALING = ("hyperclovax",)
+"""Families that multiply by `logits_scaling`; granite, which the setting comes from, divides by it."""
+
+
+class LogitTransform(NamedTuple):
+    """What a family does to the products of the output head: first `scale` · x, then cap · tanh(x / cap)."""
+
+    scale: float = 1.0
+    cap: float | None = None
+
+
+def logit_transform(config: PretrainedConfig) -> LogitTransform:
+    """Read the transform from the model's configuration."""
+    text = config.get_text_config()
+    scale = math.prod(float(getattr(text, key, None) or 1.0) for key in FACTORS)
+    scaling = float(getattr(text, "logits_scaling", None) or 1.0)
+    scale = scale * scaling if text.model_type in MULTIPLIES_BY_LOGITS_SCALING else scale / scaling
+    return LogitTransform(scale, getattr(text, "final_logit_softcapping", None))
 
 
 class Policy(nn.Module):  # type: ignore[misc]
-    """A causal language model that returns logprobs. The wrapped model keeps its parameters and their names.
-
-    Raises UsageError for models that transform their logits (soft-capping, scaling).
-    """
+    """A causal language model that returns logprobs. The wrapped model keeps its parameters and their names."""
 
     def __init__(self, model: PreTrainedModel, *, temperature: float, chunk_tokens: int):
         super().__init__()
-        for key, neutral in LOGIT_TRANSFORMS.items():
-            value = getattr(model.config, key, None)
-            if value is not None and value != neutral:
-                raise UsageError(
-                    f"model {model.config.model_type} sets {key} to {value}, which the trainer does not reproduce",
-                    hint="use a model with plain logits",
-                )
         self.model = model
-        self.head = TokenHead(model.get_output_embeddings(), temperature=temperature, chunk_tokens=chunk_tokens)
+        self.head = TokenHead(
+            model.get_output_embeddings(),
+            transform=logit_transform(model.config),
+            temperature=temperature,
+            chunk_tokens=chunk_tokens,
+        )
 
     def forward(self, input_ids_BL: torch.Tensor, row_N: torch.Tensor, column_N: torch.Tensor) -> Pair:
         """Return log π and entropy [N], float32, of the tokens at (row_N, column_N), after temperature.
 
         Sequences are padded on the right: with causal attention they need no mask (see `MicroBatch`).
         """
-        hidden_BLH = self.model.base_model(input_ids=input_ids_BL, use_cache=False).last_hidden_state
+        hidden_BLH = self.model.get_decoder()(input_ids=input_ids_BL, use_cache=False).last_hidden_state
         length, width = hidden_BLH.shape[1:]
         # The hidden state of a column predicts the token of the next column.
         hidden_NH = hidden_BLH.reshape(-1, width).index_select(0, row_N * length + column_N - 1)
@@ -63,21 +69,25 @@ class TokenHead(nn.Module):  # type: ignore[misc]
     differs between ranks. It shares the parameters of the model's own head.
     """
 
-    def __init__(self, head: nn.Module, *, temperature: float, chunk_tokens: int):
+    def __init__(self, head: nn.Module, *, transform: LogitTransform, temperature: float, chunk_tokens: int):
         super().__init__()
         self.weight = head.weight
         self.bias = getattr(head, "bias", None)
-        self.temperature, self.chunk_tokens = temperature, chunk_tokens
+        self.transform, self.temperature, self.chunk_tokens = transform, temperature, chunk_tokens
 
     def forward(self, hidden_NH: torch.Tensor, target_N: torch.Tensor) -> Pair:
-        pair = _ChunkedHead.apply(hidden_NH, self.weight, self.bias, target_N, self.temperature, self.chunk_tokens)
+        pair = _ChunkedHead.apply(
+            hidden_NH, self.weight, self.bias, target_N, self.transform, self.temperature, self.chunk_tokens
+        )
         return cast(Pair, pair)
 
 
 class _ChunkedHead(torch.autograd.Function):  # type: ignore[misc]
-    """With logits z = (h W' + b) / temperature, p = softmax(z) and H = −Σ_v p_v log p_v:
+    """With logits z = f(h W' + b) / temperature, p = softmax(z) and H = −Σ_v p_v log p_v:
 
         ∂ log p_target / ∂z_v = [v = target] − p_v          ∂H / ∂z_v = −p_v (log p_v + H)
+
+    f is the family's transform: with x scaled, f'(x) = scale, and with soft-capping at c, scale · (1 − (f(x) / c)²).
 
     Matrix products are in the weight's dtype, softmax and sums in float32.
     """
@@ -89,6 +99,7 @@ class _ChunkedHead(torch.autograd.Function):  # type: ignore[misc]
         weight_VH: torch.Tensor,
         bias_V: torch.Tensor | None,
         target_N: torch.Tensor,
+        transform: LogitTransform,
         temperature: float,
         chunk_tokens: int,
     ) -> Pair:
@@ -96,14 +107,14 @@ class _ChunkedHead(torch.autograd.Function):  # type: ignore[misc]
         logprobs_N = torch.empty(size, dtype=torch.float32, device=hidden_NH.device)
         entropy_N, log_sum_N = torch.empty_like(logprobs_N), torch.empty_like(logprobs_N)
         for chunk in _chunks(size, chunk_tokens):
-            logits = _logits(hidden_NH[chunk], weight_VH, bias_V, temperature)
+            logits = _logits(hidden_NH[chunk], weight_VH, bias_V, transform).div_(temperature)
             log_sum_N[chunk] = torch.logsumexp(logits, dim=-1)
             logprobs_N[chunk] = logits.gather(1, target_N[chunk, None])[:, 0] - log_sum_N[chunk]
             # H = log Σ exp(z) − Σ p z
             probabilities = torch.exp(logits - log_sum_N[chunk, None])
             entropy_N[chunk] = log_sum_N[chunk] - probabilities.mul_(logits).sum(dim=-1)
         ctx.save_for_backward(hidden_NH, weight_VH, bias_V, target_N, log_sum_N, entropy_N)
-        ctx.temperature, ctx.chunk_tokens = temperature, chunk_tokens
+        ctx.transform, ctx.temperature, ctx.chunk_tokens = transform, temperature, chunk_tokens
         ctx.set_materialize_grads(False)
         return logprobs_N, entropy_N
 
@@ -112,7 +123,7 @@ class _ChunkedHead(torch.autograd.Function):  # type: ignore[misc]
         ctx: Any, grad_logprobs_N: torch.Tensor | None, grad_entropy_N: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
         hidden_NH, weight_VH, bias_V, target_N, log_sum_N, entropy_N = ctx.saved_tensors
-        temperature, chunk_tokens = ctx.temperature, ctx.chunk_tokens
+        transform, temperature, chunk_tokens = ctx.transform, ctx.temperature, ctx.chunk_tokens
         # Keep sums over chunks in float32 until the end, so that bf16 rounds once.
         grad_weight_VH = torch.zeros_like(weight_VH, dtype=torch.float32)
         grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
@@ -120,7 +131,9 @@ class _ChunkedHead(torch.autograd.Function):  # type: ignore[misc]
         if grad_logprobs_N is None:
             grad_logprobs_N = torch.zeros_like(log_sum_N)
         for chunk in _chunks(hidden_NH.shape[0], chunk_tokens):
-            logits = _logits(hidden_NH[chunk], weight_VH, bias_V, temperature)
+            logits = _logits(hidden_NH[chunk], weight_VH, bias_V, transform)
+            slope_of_cap = None if transform.cap is None else 1.0 - (logits / transform.cap).square_()
+            logits.div_(temperature)
             log_probabilities = logits.sub_(log_sum_N[chunk, None])
             grad_logits = torch.exp(log_probabilities)
             if grad_entropy_N is not None:
@@ -129,7 +142,9 @@ class _ChunkedHead(torch.autograd.Function):  # type: ignore[misc]
             else:
                 grad_logits.mul_(-grad_logprobs_N[chunk, None])
             grad_logits.scatter_add_(1, target_N[chunk, None], grad_logprobs_N[chunk, None])
-            grad_logits.div_(temperature)
+            grad_logits.mul_(transform.scale / temperature)
+            if slope_of_cap is not None:
+                grad_logits.mul_(slope_of_cap)
             if grad_bias_V is not None:
                 grad_bias_V += grad_logits.sum(dim=0)
             grad_logits = grad_logits.to(weight_VH.dtype)
@@ -139,16 +154,22 @@ class _ChunkedHead(torch.autograd.Function):  # type: ignore[misc]
             else:
                 grad_weight_VH += grad_logits.T @ hidden_NH[chunk]
         grad_bias = None if grad_bias_V is None or bias_V is None else grad_bias_V.to(bias_V.dtype)
-        return grad_hidden_NH, grad_weight_VH.to(weight_VH.dtype), grad_bias, None, None, None
+        return grad_hidden_NH, grad_weight_VH.to(weight_VH.dtype), grad_bias, None, None, None, None
 
 
 def _logits(
-    hidden: torch.Tensor, weight_VH: torch.Tensor, bias_V: torch.Tensor | None, temperature: float
+    hidden: torch.Tensor, weight_VH: torch.Tensor, bias_V: torch.Tensor | None, transform: LogitTransform
 ) -> torch.Tensor:
+    """The family's logits before temperature, float32."""
     logits = hidden @ weight_VH.T
     if bias_V is not None:
         logits = logits + bias_V
-    return logits.float().div_(temperature)
+    logits = logits.float()
+    if transform.scale != 1.0:
+        logits.mul_(transform.scale)
+    if transform.cap is not None:
+        logits.div_(transform.cap).tanh_().mul_(transform.cap)
+    return logits
 
 
 def _chunks(size: int, chunk_tokens: int) -> Iterator[slice]:

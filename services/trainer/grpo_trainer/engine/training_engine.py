@@ -35,7 +35,7 @@ from ..errors import RunError, storage_error_class
 from ..ranks.process_group import join_process_group
 from .deepspeed_settings import ClipBareOptimizer, adamw, deepspeed_settings, inference_settings
 from .export import Export
-from .model import load_policy
+from .model import load_policy, pieces_to_push
 from .output_head import Policy
 from .random_state import random_state, restore_random_state, seed_everything
 from .schedule import learning_rate
@@ -80,9 +80,12 @@ class TrainingEngine:
         self.policy = load_policy(model, temperature=temperature, zero3=sharding)
         self._engine = _initialize(self.policy, settings, adamw(self.policy, optimizer))
         self._clip = ClipBareOptimizer.attach(self._engine.optimizer, settings, optimizer.max_grad_norm)
+        pushed, absent = pieces_to_push(self.policy.model, model.name_or_path)
         self.export = Export(
             "full",
-            dict(self.policy.model.named_parameters()),
+            pushed,
+            self.policy.model.state_dict(keep_vars=True),
+            absent=absent,
             device=self.device,
             gather=self._gathered,
             sharded=self.zero_stage == 3,

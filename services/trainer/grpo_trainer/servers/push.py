@@ -36,6 +36,7 @@ class TensorSource(Protocol):
     """The named tensors to push. `crew_export.py` has every rank help to gather them."""
 
     kind: Kind
+    absent: list[str]
     device: torch.device
     sharded: bool
 
@@ -83,7 +84,7 @@ class WeightPusher:
         self._try_each_alone = False
         self._under_way: Transfer | None = None
 
-    def open(self, version: int, kind: Kind, manifest: Manifest, deadline_s: float) -> Failure | None:
+    def open(self, version: int, export: TensorSource, manifest: Manifest, deadline_s: float) -> Failure | None:
         """Open a session with every server that answers, or keep the open one, and begin the push on all of them."""
         if self.lease.taken_over is not None:
             return Failure(self.lease.taken_over, final=True)
@@ -95,7 +96,14 @@ class WeightPusher:
                 manifest, self.config.bucket_timeout_s, push_deadline_s=self.config.push_deadline_s
             )
             self.loop.run(
-                session.begin(version, kind, manifest, bucket_timeout_s=self._bucket_s, deadline_s=deadline_s)
+                session.begin(
+                    version,
+                    export.kind,
+                    manifest,
+                    absent=export.absent,
+                    bucket_timeout_s=self._bucket_s,
+                    deadline_s=deadline_s,
+                )
             )
         except MemberFailed as error:
             return self._give_up(error, final=self._is_final(error, members))
@@ -235,7 +243,7 @@ def push(version: int, export: TensorSource, pusher: WeightPusher, config: Weigh
     while True:
         attempts += 1
         left_s = max(started + config.push_deadline_s - time.monotonic(), 1.0)
-        failure = pusher.open(version, export.kind, manifest, left_s)
+        failure = pusher.open(version, export, manifest, left_s)
         if failure is None:
             failure, digest = _send(export, manifest, pusher)
             if failure is None:

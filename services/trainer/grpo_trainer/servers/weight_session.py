@@ -100,13 +100,21 @@ class WeightSession:
         return cls(number, members, group, config)
 
     async def begin(
-        self, version: int, kind: Kind, manifest: Manifest, *, bucket_timeout_s: float, deadline_s: float
+        self,
+        version: int,
+        kind: Kind,
+        manifest: Manifest,
+        *,
+        absent: list[str],
+        bucket_timeout_s: float,
+        deadline_s: float,
     ) -> None:
         request = BeginRequest(
             session=self.number,
             version=version,
             kind=kind,
             manifest=manifest,
+            absent=absent,
             bucket_timeout_s=bucket_timeout_s,
             deadline_s=deadline_s,
         )

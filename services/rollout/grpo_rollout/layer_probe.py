@@ -1,0 +1,201 @@
+"""Probe each layer of the model: does it compute with the weights that were loaded into it?
+
+vLLM packs weights into the layouts of its kernels after loading. Before that, a layer's plain weights say what it must
+compute; after the push, the layer is asked. A layer that went on with an older packing, or that got plain weights in
+packed storage, gives another answer, and the push fails by its name.
+
+A linear layer and an output head get inputs with a single 1, at columns that change with each push: each output is one
+weight, without any rounding, so that it has to be equal to the bit. Experts compute through an activation, where
+kernels round differently: they are compared within a tolerance, and the bits of their parameters are summed in
+addition, which no packing changes.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.model_executor.layers.fused_moe.activation import MoEActivation, apply_moe_activation
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
+
+logger = logging.getLogger("vllm.grpo_rollout.layer_probe")
+
+NUM_COLUMNS = 4
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.03, torch.float16: 0.005}
+"""Of experts, relative to the largest output."""
+INTEGERS = {4: torch.int32, 2: torch.int16, 1: torch.int8}
+
+
+@dataclass
+class Expected:
+    """What a layer has to answer, from its plain weights."""
+
+    inputs: torch.Tensor | None
+    outputs: torch.Tensor | None
+    """None where the layer cannot be asked by itself."""
+    bit_sums: dict[str, int]
+
+
+class LayerProbe:
+    """The probes of one push. `watch` before the first tensor is loaded, `first_difference` after the last."""
+
+    def __init__(self, model: torch.nn.Module):
+        self._names = {module: name for name, module in model.named_modules()}
+        self._expected: dict[torch.nn.Module, Expected] = {}
+        self._unprobed: list[str] = []
+        self._watched: list[Any] = []
+        self._seed = 0
+
+    def watch(self) -> None:
+        """Note the expected answers when vLLM is about to pack a layer."""
+        self.stop_watching()
+        self._expected.clear()
+        self._unprobed.clear()
+        self._seed += 1
+        for module in self._names:
+            method: Any = getattr(module, "quant_method", None)
+            if type(method) in EXPECTED and method not in self._watched:
+                method.process_weights_after_loading = self._noting(method.process_weights_after_loading)
+                self._watched.append(method)
+
+    def stop_watching(self) -> None:
+        """Leave vLLM's objects as they were."""
+        for method in self._watched:
+            del method.process_weights_after_loading
+        self._watched.clear()
+
+    def first_difference(self) -> str | None:
+        """Return the name of the first layer that serves something else than was loaded, and what shows it."""
+        self._note_unpacked()
+        for module, expected in self._expected.items():
+            if (difference := self._compare(module, expected)) is not None:
+                return f"{self._names[module]}: {difference}"
+        return None
+
+    def _note_unpacked(self) -> None:
+        """Note the layers that vLLM has not packed anew, from the plain weights that they still have.
+
+        A head tied to the embedding is one: whatever it was packed into before must compute with the new embedding.
+        """
+        for module in self._names:
+            if module in self._expected or type(getattr(module, "quant_method", None)) not in EXPECTED:
+                continue
+            plain = getattr(module, "weight", None)
+            if isinstance(plain, torch.Tensor) and plain.dim() == 2 and plain.numel() > 0:
+                self._note(module)
+
+    @property
+    def covers_all(self) -> bool:
+        """Whether every layer that vLLM packs has been probed."""
+        return bool(self._expected) and not self._unprobed
+
+    def _noting(self, process: Callable[[torch.nn.Module], None]) -> Callable[[torch.nn.Module], None]:
+        def noting(module: torch.nn.Module) -> None:
+            if module in self._names:
+                self._note(module)
+            process(module)
+
+        return noting
+
+    def _note(self, module: torch.nn.Module) -> None:
+        generator = torch.Generator().manual_seed(self._seed)
+        try:
+            self._expected[module] = EXPECTED[type(module.quant_method)](module, generator)
+        except Exception as error:
+            self._skip(module, error)
+
+    def _compare(self, module: torch.nn.Module, expected: Expected) -> str | None:
+        if expected.inputs is not None and expected.outputs is not None:
+            try:
+                answer, bound = _ask(module, expected.inputs)
+            except Exception as error:
+                self._skip(module, error)
+                return None
+            outputs = expected.outputs.float()
+            difference = (answer[:, : outputs.shape[1]].float() - outputs).abs().max().item()
+            largest = outputs.abs().max().item()
+            if not difference <= bound * largest:  # a NaN exceeds every bound
+                return f"its outputs are off by {difference:.3g}, and the largest is {largest:.3g}"
+        for name, bits in expected.bit_sums.items():
+            if _bit_sum(getattr(module, name)) != bits:
+                return f"{name} is not what was loaded"
+        return None
+
+    def _skip(self, module: torch.nn.Module, error: Exception) -> None:
+        self._unprobed.append(self._names[module])
+        if len(self._unprobed) == 1:
+            logger.warning("%s cannot be probed, only the canary checks it: %r", self._names[module], error)
+
+
+def _of_linear(module: torch.nn.Module, generator: torch.Generator) -> Expected:
+    weight = module.weight
+    if weight.dim() != 2:  # a short convolution of linear attention
+        return Expected(None, None, {"weight": _bit_sum(weight)})
+    columns = torch.randint(weight.shape[1], (NUM_COLUMNS,), generator=generator).to(weight.device)
+    inputs = torch.nn.functional.one_hot(columns, weight.shape[1]).to(weight.dtype)
+    # The rows that fill up a vocabulary hold anything.
+    num_rows = module.shard_indices.num_org_elements if isinstance(module, VocabParallelEmbedding) else len(weight)
+    return Expected(inputs, weight[:num_rows, columns].T.contiguous(), {})
+
+
+def _of_experts(module: torch.nn.Module, generator: torch.Generator) -> Expected:
+    if module.quant_method.moe.moe_parallel_config.use_all2all_kernels:
+        raise ValueError("its experts are spread over engines")
+    w13, w2 = module.w13_weight, module.w2_weight
+    num_experts, _, width = w13.shape
+    inputs = torch.randn(num_experts, width, generator=generator).to(w13)
+    hidden = torch.bmm(w13, inputs[:, :, None])[:, :, 0]
+    if (bias := getattr(module, "w13_bias", None)) is not None:
+        hidden = hidden + bias
+    active = _activated(module.activation, hidden)
+    outputs = torch.bmm(w2, active[:, :, None])[:, :, 0]
+    if (bias := getattr(module, "w2_bias", None)) is not None:
+        outputs = outputs + bias
+    return Expected(inputs, outputs, {name: _bit_sum(getattr(module, name)) for name in ("w13_weight", "w2_weight")})
+
+
+def _activated(activation: MoEActivation, hidden: torch.Tensor) -> torch.Tensor:
+    if activation == MoEActivation.SWIGLUOAI:  # of which vLLM has no kernel for a CPU by itself
+        gate, up = hidden[:, ::2].clamp(max=7.0), hidden[:, 1::2].clamp(-7.0, 7.0)
+        return (up + 1) * gate * torch.sigmoid(1.702 * gate)
+    active = hidden.new_empty(len(hidden), hidden.shape[1] // 2 if activation.is_gated else hidden.shape[1])
+    apply_moe_activation(activation, active, hidden)
+    return active
+
+
+def _ask(module: torch.nn.Module, inputs: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """Return the layer's outputs as it serves them, and how far they may be off."""
+    if isinstance(module.quant_method, UnquantizedFusedMoEMethod):
+        return _ask_experts(module, inputs), TOLERANCE[inputs.dtype]
+    return module.quant_method.apply(module, inputs), 0.0
+
+
+def _ask_experts(module: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    """One token for each expert of this worker, which it alone answers."""
+    local = torch.arange(len(inputs), device=inputs.device)
+    if module.expert_map is not None:
+        local = torch.nonzero(module.expert_map >= 0)[:, 0]
+    return module.quant_method.apply(
+        layer=module,
+        x=inputs.clone(),
+        topk_weights=torch.ones(len(inputs), 1, dtype=torch.float32, device=inputs.device),
+        topk_ids=local[:, None].to(torch.int32),
+        shared_experts=None,
+        shared_experts_input=None,
+    )
+
+
+def _bit_sum(tensor: torch.Tensor) -> int:
+    """Sum the bits of all numbers as integers: the same for every order of the numbers, and for more zeros."""
+    return int(tensor.detach().view(INTEGERS[tensor.element_size()]).sum(dtype=torch.int64))
+
+
+EXPECTED: dict[type, Callable[[torch.nn.Module, torch.Generator], Expected]] = {
+    UnquantizedLinearMethod: _of_linear,
+    UnquantizedEmbeddingMethod: _of_linear,
+    UnquantizedFusedMoEMethod: _of_experts,
+}
+"""By vLLM's method of a layer. Quantized layers serve something else than was pushed, on purpose: not probed."""

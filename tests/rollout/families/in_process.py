@@ -1,0 +1,134 @@
+"""An engine of vLLM in this process, and a push to it through the real receiver and the trainer's real export."""
+
+import gc
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import TCPStore
+
+from grpo_proto.messages.weights import BeginRequest
+from grpo_proto.transport import Digest, WeightGroup, plan_manifest
+from grpo_trainer.config.run_config import ModelConfig
+from grpo_trainer.engine.export import Export
+from grpo_trainer.engine.model import load_policy, pieces_to_push
+from grpo_trainer.engine.output_head import Policy
+
+from .models import VOCABULARY, Family
+
+BUCKET_BYTES = 40_000
+"""Small enough to cut every layer, and the experts of one layer, over several buckets."""
+NUM_PROMPTS, PROMPT_LENGTH, NUM_TOKENS = 4, 9, 12
+
+
+@contextmanager
+def engine(folder: Path, family: Family) -> Iterator[Any]:
+    from vllm import LLM
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    llm = LLM(
+        model=str(folder),
+        skip_tokenizer_init=True,
+        dtype=str(family.dtype).removeprefix("torch."),
+        enforce_eager=True,
+        max_model_len=128,
+        max_num_seqs=8,
+        enable_chunked_prefill=False,
+        logprobs_mode="processed_logprobs",
+        worker_extension_cls="grpo_rollout.receiver.ReceiverExtension",
+        **family.flags,
+    )
+    try:
+        yield llm
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+        del llm
+        gc.collect()
+        cleanup_dist_env_and_memory()
+
+
+def policy_of(folder: Path, family: Family) -> Policy:
+    """The model as the trainer has it."""
+    config = ModelConfig(name_or_path=str(folder), dtype=str(family.dtype).removeprefix("torch."))
+    policy = load_policy(config, temperature=1.0, zero3=None)
+    # vLLM serves some families by transformers' own class, which it then wraps for everybody in the process.
+    policy.model.get_decoder().do_not_compile = True
+    return policy
+
+
+def call(llm: Any, name: str, *args: Any) -> Any:
+    (answer,) = llm.collective_rpc("grpo_weights", args=(name, *args))
+    if "error" in answer:
+        raise RuntimeError(answer["error"])
+    return answer["ok"]
+
+
+def push(llm: Any, policy: Policy, folder: Path, *, session: int) -> bool:
+    """Returns whether every layer was probed. Raises RuntimeError with the worker's error."""
+    pieces, absent = pieces_to_push(policy.model, str(folder))
+    export = Export(
+        "full",
+        pieces,
+        policy.model.state_dict(keep_vars=True),
+        absent=absent,
+        device=torch.device("cpu"),
+        gather=lambda _: nullcontext(),
+        sharded=False,
+        fills=True,
+    )
+    manifest = plan_manifest(export.listed(), BUCKET_BYTES)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
+    call(llm, "join", session, "127.0.0.1", store.port, 1, 2, "gloo", 30.0)
+    group = WeightGroup(store, session=session, rank=0, world_size=2, backend="gloo", timeout_s=30.0)
+    while not call(llm, "joined", session):
+        time.sleep(0.01)
+    request = BeginRequest(session=session, version=1, manifest=manifest, absent=absent)
+    call(llm, "begin", session, request.model_dump_json())
+    digest = Digest(max(manifest.bucket_bytes), "cpu")
+    # All are on their way before the first is received: both sides are this thread.
+    buckets = [bucket.clone() for bucket in export.buckets(manifest, "cpu")]
+    transfers = [group.start_broadcast(bucket, timeout_s=30.0) for bucket in buckets]
+    for bucket in buckets:
+        digest.add(bucket)
+    while call(llm, "receive", session) < len(buckets):
+        pass
+    for transfer in transfers:
+        transfer.wait()
+    received, probed = call(llm, "finish", session)
+    assert received == digest.hexdigest()
+    group.close()
+    return bool(probed)
+
+
+def sampled_logprobs(llm: Any) -> list[tuple[list[int], int, list[float]]]:
+    """Sample: for each sequence its tokens, the length of the prompt, and the logprobs that the server reports."""
+    from vllm import SamplingParams
+
+    generator = torch.Generator().manual_seed(0)
+    prompts = torch.randint(3, VOCABULARY, (NUM_PROMPTS, PROMPT_LENGTH), generator=generator).tolist()
+    params = [
+        SamplingParams(max_tokens=NUM_TOKENS, seed=number, logprobs=0, ignore_eos=True, detokenize=False)
+        for number in range(NUM_PROMPTS)
+    ]
+    answers = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+    found = []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        completion = answer.outputs[0]
+        logprobs = [step[token].logprob for step, token in zip(completion.logprobs, completion.token_ids, strict=True)]
+        found.append((prompt + list(completion.token_ids), len(prompt), logprobs))
+    return found
+
+
+@torch.no_grad()
+def differences(llm: Any, policy: Policy) -> torch.Tensor:
+    """Of each sampled token, between the logprob that the server reports and the trainer's own."""
+    parts = []
+    for tokens, start, served in sampled_logprobs(llm):
+        columns = torch.arange(start, len(tokens))
+        own, _ = policy(torch.tensor([tokens]), torch.zeros_like(columns), columns)
+        parts.append((own - torch.tensor(served)).abs())
+    return torch.cat(parts)

@@ -1,0 +1,137 @@
+"""Push to every model family, and write docs/model-families.md: `python -m tests.rollout.families.matrix FAMILY …`.
+
+Without names all families. One process, one engine after the other; results are JSON lines on standard output. The exit
+status is 1 when a family is wrong.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from unittest.mock import patch
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_PLUGINS": "grpo_rollout", "OMP_NUM_THREADS": "1",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "0",
+}  # fmt: skip
+FP32_BOUND, BF16_MEAN_BOUND = 1e-4, 0.02
+CURES = {
+    "pack_experts_anew": "qwen3_moe",
+    "pack_heads_anew": "qwen2",
+    "load_sinks_in_place": "gpt_oss",
+    "one_by_one": "gpt_oss",
+}
+"""Each cure of `family_cures.py`, and a family that is wrong without it."""
+PAGE = Path(__file__).parents[3] / "docs/model-families.md"
+
+
+@dataclass(frozen=True)
+class Row:
+    """Differences are between logprobs that the server reports and the trainer's own, over all sampled tokens."""
+
+    family: str
+    dtype: str
+    as_loaded: float
+    pushed: float
+    pushed_mean: float
+    before_the_push: float
+    """Between the policy before and what is served after the push: what a push that did nothing would show."""
+    restored: bool
+    """Whether a push of the first weights brought back the first answers, to the bit."""
+    probed: bool
+
+    @property
+    def right(self) -> bool:
+        near = self.pushed <= FP32_BOUND if self.dtype == "float32" else self.pushed_mean <= BF16_MEAN_BOUND
+        return near and self.restored and self.probed and self.before_the_push > 0.1
+
+
+def try_family(name: str, folder: Path) -> Row:
+    from .in_process import differences, engine, policy_of, push, sampled_logprobs
+    from .models import FAMILIES, save_model
+
+    family = FAMILIES[name]
+    folders = [save_model(family, folder / name / str(seed), seed=seed) for seed in (1, 2)]
+    first, second = (policy_of(place, family) for place in folders)
+    with engine(folders[0], family) as llm:
+        at_first, as_loaded = sampled_logprobs(llm), differences(llm, first)
+        probed = push(llm, second, folders[1], session=1)
+        pushed, before = differences(llm, second), differences(llm, first)
+        probed = push(llm, first, folders[0], session=2) and probed
+        restored = sampled_logprobs(llm) == at_first
+    return Row(
+        name,
+        str(family.dtype).removeprefix("torch."),
+        as_loaded=as_loaded.max().item(),
+        pushed=pushed.max().item(),
+        pushed_mean=pushed.mean().item(),
+        before_the_push=before.max().item(),
+        restored=restored,
+        probed=probed,
+    )
+
+
+def try_without(cure: str, folder: Path) -> str | None:
+    """Push without one of the cures. Returns the error that the push ends with."""
+    from grpo_rollout import family_cures
+
+    from .in_process import engine, policy_of, push
+    from .models import FAMILIES, save_model
+
+    family = FAMILIES[CURES[cure]]
+    folders = [save_model(family, folder / cure / str(seed), seed=seed) for seed in (1, 2)]
+    nothing = (lambda model, tensors: tensors) if cure == "one_by_one" else (lambda model: None)
+    with engine(folders[0], family) as llm, patch.object(family_cures, cure, nothing):
+        try:
+            push(llm, policy_of(folders[1], family), folders[1], session=1)
+        except RuntimeError as error:
+            return str(error)
+    return None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("families", nargs="*")
+    parser.add_argument("--cures", action="store_true", help="push without each cure, too")
+    options = parser.parse_args()
+    os.environ.update(ENVIRONMENT)
+    from .models import FAMILIES
+
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in options.families or [name for name, family in FAMILIES.items() if family.not_here is None]:
+            row = try_family(name, Path(folder))
+            rows.append(row)
+            print(json.dumps(asdict(row) | {"right": row.right}), flush=True)
+        for cure in CURES if options.cures else ():
+            print(json.dumps({"without": cure, "error": try_without(cure, Path(folder))}), flush=True)
+    if not options.families:
+        write_page(rows)
+    return 0 if all(row.right for row in rows) else 1
+
+
+def write_page(rows: list[Row]) -> None:
+    from .models import FAMILIES
+
+    lines = (PAGE.read_text().partition("<!-- table -->")[0] + "<!-- table -->").splitlines()
+    lines += ["", "| family | particular | dtype | as loaded | after a push | mean | verdict |"]
+    lines += ["|---|---|---|---|---|---|---|"]
+    by_name = {row.family: row for row in rows}
+    for name, family in FAMILIES.items():
+        what = family.what or "–"
+        dtype = str(family.dtype).removeprefix("torch.")
+        if (row := by_name.get(name)) is None:
+            lines.append(f"| {name} | {what} | {dtype} | – | – | – | not tried on a CPU: {family.not_here} |")
+        else:
+            verdict = "equal" if row.right else "**wrong**"
+            figures = f"{row.as_loaded:.1g} | {row.pushed:.1g} | {row.pushed_mean:.1g}"
+            lines.append(f"| {name} | {what} | {dtype} | {figures} | {verdict} |")
+    PAGE.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

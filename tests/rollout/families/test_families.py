@@ -1,0 +1,51 @@
+"""Four families through a push: dense tied, dense untied, experts, gpt_oss. `make families` has all of them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.rollout.families.matrix import CURES, PAGE
+from tests.rollout.families.models import FAMILIES
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+ROWS = ("qwen2", "qwen2_untied", "qwen3_moe", "gpt_oss")
+FAILS_WITH = {
+    "pack_experts_anew": "a layer does not serve what was pushed: model.layers.0.mlp.experts",
+    "pack_heads_anew": "a layer does not serve what was pushed: lm_head",
+    "load_sinks_in_place": "nothing was loaded into model.layers.0.attn",
+    "one_by_one": "nothing was loaded into model.layers.0.mlp.experts",
+}
+
+
+@pytest.fixture(scope="module")
+def matrix(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """All four, and a push without each cure, in one process: it imports vLLM once."""
+    log = tmp_path_factory.mktemp("families") / "log"
+    command = [sys.executable, "-m", "tests.rollout.families.matrix", *ROWS, "--cures"]
+    with log.open("w") as errors:
+        result = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, timeout=280, cwd=Path(__file__).parents[3]
+        )
+    lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+    assert len(lines) == len(ROWS) + len(CURES), log.read_text()[-4000:]
+    return {line.get("family") or line["without"]: line for line in lines}
+
+
+@pytest.mark.parametrize("family", ROWS)
+def test_what_is_served_after_a_push_is_what_was_pushed(matrix: dict[str, dict[str, Any]], family: str):
+    assert matrix[family]["right"], matrix[family]
+
+
+@pytest.mark.parametrize("cure", CURES)
+def test_a_push_that_would_serve_something_else_fails_and_names_the_layer(matrix: dict[str, dict[str, Any]], cure: str):
+    assert FAILS_WITH[cure] in (matrix[cure]["error"] or "")
+
+
+def test_the_page_has_a_row_for_every_family():
+    rows = [line.split("|")[1].strip() for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    assert rows == ["family", *FAMILIES]
+    assert "**wrong**" not in PAGE.read_text()
