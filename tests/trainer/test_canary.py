@@ -12,7 +12,7 @@ from grpo_trainer.algorithm.sequences import MicroBatch, Segment, Turn, untraine
 from grpo_trainer.config.run_config import CanaryConfig, RunConfig
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.errors import RunError
-from grpo_trainer.servers.canary import Probe, bound_for, compare, own_logprobs, sample_probes
+from grpo_trainer.servers.canary import Probe, Rule, compare, own_logprobs, rule_for, sample_probes
 from grpo_trainer.servers.fleet import Fleet
 
 
@@ -27,7 +27,7 @@ def segment(prompt: list[int], completion: list[int], logprobs: list[float] | No
 
 def test_servers_that_agree_pass_and_the_difference_is_a_metric():
     probes = [probe("http://a", -1.0, -2.0), probe("http://b", -3.0)]
-    metrics = compare(probes, [[-1.01, -2.0], [-3.02]], bound=0.03, version=3)
+    metrics = compare(probes, [[-1.01, -2.0], [-3.02]], rule=Rule(0.03), version=3)
     assert metrics["canary/logprob_difference_mean"] == pytest.approx(0.01)
     assert metrics["canary/logprob_difference_max"] == pytest.approx(0.02)
 
@@ -36,16 +36,16 @@ def test_servers_that_agree_pass_and_the_difference_is_a_metric():
 def test_one_server_that_is_wrong_stops_the_run_and_is_named(served: float):
     probes = [probe("http://right", -1.0, -1.0, -1.0), probe("http://wrong", served)]
     with pytest.raises(RunError, match=r"http://wrong serves another policy than version 3"):
-        compare(probes, [[-1.0, -1.0, -1.0], [-1.0]], bound=0.03, version=3)
+        compare(probes, [[-1.0, -1.0, -1.0], [-1.0]], rule=Rule(0.03), version=3)
 
 
 def test_a_logprob_too_few_is_an_error_and_no_silent_cut():
     with pytest.raises(ValueError, match="zip"):
-        compare([probe("http://a", -1.0)], [[-1.0, -2.0]], bound=0.02, version=1)
+        compare([probe("http://a", -1.0)], [[-1.0, -2.0]], rule=Rule(0.02), version=1)
 
 
 def test_without_a_server_there_is_no_number():
-    assert compare([], [], bound=0.02, version=1) == {}
+    assert compare([], [], rule=Rule(0.02), version=1) == {}
 
 
 @pytest.mark.parametrize(("device", "dtype", "bound"), [("cpu", "float32", 1e-4), ("cuda", "bfloat16", 0.1)])
@@ -56,9 +56,26 @@ def test_two_engines_on_gpus_may_be_further_apart(device: str, dtype: str, bound
         "data": {"dataset": "rows.jsonl"},
         "reward": {"reward_funcs": ["format"]},
     }
-    assert bound_for(RunConfig.model_validate(run), device) == bound
+    assert rule_for(RunConfig.model_validate(run), device, has_experts=False) == Rule(bound)
     own = run | {"canary": {"max_logprob_difference": 0.5}}
-    assert bound_for(RunConfig.model_validate(own), device) == 0.5
+    assert rule_for(RunConfig.model_validate(own), device, has_experts=False) == Rule(0.5)
+
+
+def test_a_few_tokens_that_took_other_experts_are_no_other_policy():
+    """In bf16 the quantile counts; wrong weights move most tokens, and it stops the run."""
+    run = {
+        "run_dir": "run",
+        "model": {"name_or_path": "m", "dtype": "bfloat16"},
+        "data": {"dataset": "rows.jsonl"},
+        "reward": {"reward_funcs": ["format"]},
+    }
+    rule = rule_for(RunConfig.model_validate(run), "cpu", has_experts=True)
+    flipped = probe("http://a", -1.0, -1.0, -1.0, -1.0, -3.0)
+    assert compare([flipped], [[-1.0] * 5], rule=rule, version=1)["canary/logprob_difference_max"] == 2.0
+    with pytest.raises(RunError, match="at the 75% quantile"):
+        compare([probe("http://a", *[-1.2] * 4, -1.0)], [[-1.0] * 5], rule=rule, version=1)
+    fp32 = RunConfig.model_validate(run | {"model": {"name_or_path": "m", "dtype": "float32"}})
+    assert rule_for(fp32, "cpu", has_experts=True).quantile is None
 
 
 @pytest.mark.parametrize(("status", "stays"), [(504, True), (None, False)])

@@ -13,13 +13,13 @@ from tests.processes import free_port
 from tests.tiny_model import make_model, make_tokenizer
 from tests.trainer.made_episodes import VERSION, build_updates, decided, make_taken
 from tests.warm_python import warm_python
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import CohereConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from grpo_trainer.algorithm.loss import old_logprobs, policy_loss
 from grpo_trainer.algorithm.surrogates.clipped import clipped
 from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.config.run_config import ModelConfig
-from grpo_trainer.engine.model import load_policy, switch_dropout_off
+from grpo_trainer.engine.model import check_family, load_policy, switch_dropout_off
 from grpo_trainer.engine.output_head import Policy
 from grpo_trainer.engine.state import read_engine_state
 from grpo_trainer.engine.training_engine import TrainingEngine
@@ -225,6 +225,21 @@ def test_a_checkpoint_on_a_disk_that_is_away_may_be_there_at_the_next_try(
 def test_a_model_that_is_not_there_is_named(tmp_path: Path):
     with pytest.raises(UsageError, match="nowhere cannot be loaded"):
         load_policy(ModelConfig(name_or_path=str(tmp_path / "nowhere")), temperature=1.0, zero3=None)
+
+
+def test_quantized_weights_are_refused_before_they_are_loaded(tmp_path: Path):
+    config = make_model(tied=True, hidden_size=64).config
+    config.quantization_config = {"quant_method": "mxfp4"}
+    config.save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match=r"quantized \(mxfp4\)"):
+        load_policy(ModelConfig(name_or_path=str(tmp_path)), temperature=1.0, zero3=None)
+
+
+def test_a_family_that_was_never_pushed_is_warned_of(caplog: pytest.LogCaptureFixture):
+    check_family(Qwen3MoeConfig(), "tried")
+    assert not caplog.records
+    check_family(CohereConfig(), "untried")
+    assert "no push has been tried with the family cohere" in caplog.text
 
 
 def test_dropout_is_off_while_the_model_is_in_training_mode():

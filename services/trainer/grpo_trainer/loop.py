@@ -24,7 +24,7 @@ from .journal import Journal
 from .observe.metrics import merge_updates
 from .ranks.crew import Crew
 from .ranks.stop_signal import StopRequested
-from .servers.canary import bound_for, compare
+from .servers.canary import Rule, compare
 from .servers.orchestrator import Orchestrator
 from .servers.push import TensorSource, push
 
@@ -45,7 +45,7 @@ class Run:
     orchestrator: Orchestrator
     journal: Journal
     max_steps: int
-    device_type: str
+    canary_rule: Rule
 
 
 def train(run: Run, *, step: int) -> int:
@@ -177,8 +177,8 @@ def check_canary(run: Run, *, version: int) -> None:
         probes = wait_for(run, run.orchestrator.probes(version), version=version) or []
         arrays = to_arrays([untrained_sequence(probe.segment, episode=n) for n, probe in enumerate(probes)])
         own = run.crew.do("logprobs", version, each=[arrays] * run.crew.ranks.world_size)
-        bound = bound_for(run.config, run.device_type)
-        run.journal.add(compare(probes, own, bound=bound, version=version))
+        run.journal.add(compare(probes, own, rule=run.canary_rule, version=version))
+        run.orchestrator.pusher.canary_agreed(version)
 
 
 def evaluate(run: Run, step: int) -> None:

@@ -18,6 +18,7 @@ from .crew_export import CrewExport
 from .data.order import PromptOrder
 from .data.rows import load_prompt_rows
 from .data.tokenizer import load_tokenizer
+from .engine.model import has_experts
 from .engine.schedule import number_of_steps
 from .engine.state import layout, read_engine_state
 from .engine.training_engine import TrainingEngine
@@ -35,6 +36,7 @@ from .ranks.process_group import join_process_group, own_device
 from .ranks.ranks import join_ranks
 from .ranks.rendezvous import Rendezvous
 from .ranks.stop_signal import StopRequested, StopSignal
+from .servers.canary import rule_for
 from .servers.orchestrator import Orchestrator
 from .servers.pipeline import Cursor
 from .servers.reward_code import RewardCode
@@ -160,7 +162,7 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
         orchestrator,
         journal,
         max_steps=max_steps,
-        device_type=engine.device.type,
+        canary_rule=rule_for(config, engine.device.type, has_experts=has_experts(engine.policy.model)),
     )
     finished = train(parts, step=step)
     if finished < max_steps:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from grpo_trainer.engine.model import TRIED_FAMILIES
 from tests.rollout.families.matrix import CURES, PAGE
 from tests.rollout.families.models import FAMILIES
 
@@ -43,6 +44,11 @@ def test_what_is_served_after_a_push_is_what_was_pushed(matrix: dict[str, dict[s
 @pytest.mark.parametrize("cure", CURES)
 def test_a_push_that_would_serve_something_else_fails_and_names_the_layer(matrix: dict[str, dict[str, Any]], cure: str):
     assert FAILS_WITH[cure] in (matrix[cure]["error"] or "")
+
+
+def test_the_trainer_knows_which_families_have_been_tried():
+    served = {family.config().model_type for family in FAMILIES.values() if family.not_here is None}
+    assert set(TRIED_FAMILIES) == served
 
 
 def test_the_page_has_a_row_for_every_family():

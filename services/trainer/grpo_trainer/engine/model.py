@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
 from grpo_proto.checkpoint_files import checkpoint_folder, read_headers
@@ -18,6 +18,12 @@ from .output_head import Policy
 
 log = logging.getLogger(__name__)
 
+TRIED_FAMILIES = (
+    "qwen2", "qwen3", "llama", "mistral", "phi3", "gemma2", "gemma3_text", "olmo2", "granite", "smollm3", "glm4",
+    "qwen3_moe", "mixtral", "gpt_oss", "qwen3_next",
+)  # fmt: skip
+"""Model types whose row in docs/model-families.md says that a push leaves them equal."""
+
 
 def load_policy(config: ModelConfig, *, temperature: float, zero3: dict[str, Any] | None) -> Policy:
     """Load the model of `config`, without dropout: the same tokens always have the same logprobs.
@@ -28,10 +34,12 @@ def load_policy(config: ModelConfig, *, temperature: float, zero3: dict[str, Any
     """
     sharded = HfDeepSpeedConfig(zero3) if zero3 is not None else None
     try:
+        family = AutoConfig.from_pretrained(config.name_or_path, trust_remote_code=config.trust_remote_code)
+        check_family(family, config.name_or_path)
         model = AutoModelForCausalLM.from_pretrained(
             config.name_or_path,
             dtype=getattr(torch, config.dtype),
-            attn_implementation=attention_for(config),
+            attn_implementation=attention_for(family, config.attn_implementation),
             trust_remote_code=config.trust_remote_code,
         )
     except (OSError, ValueError, ImportError) as error:
@@ -50,19 +58,35 @@ def load_policy(config: ModelConfig, *, temperature: float, zero3: dict[str, Any
     return Policy(model, temperature=temperature, chunk_tokens=config.logprob_chunk_tokens)
 
 
-def attention_for(config: ModelConfig) -> str:
-    """Return the configured attention, or `eager` for a family that sdpa computes wrongly or not at all.
+def check_family(family: PretrainedConfig, name_or_path: str) -> None:
+    """Warn of a family that no push has been tried with. Raises UsageError for quantized weights."""
+    quantization = getattr(family, "quantization_config", None)
+    if quantization is not None:
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization.quant_method
+        raise UsageError(
+            f"the weights of {name_or_path} are quantized ({method}), and what is trained and pushed is not",
+            hint="convert the checkpoint to bfloat16",
+        )
+    if family.model_type not in TRIED_FAMILIES:
+        log.warning(
+            "no push has been tried with the family %s (docs/model-families.md); the canary after the first push tells "
+            "whether the servers compute what was pushed",
+            family.model_type,
+        )
+
+
+def attention_for(family: PretrainedConfig, wanted: str) -> str:
+    """Return the attention `wanted`, or `eager` for a family that sdpa computes wrongly or not at all.
 
     transformers' sdpa leaves out the soft-capping of attention scores (gemma2) without a word, and knows no attention
     sinks (gpt_oss).
     """
-    family = AutoConfig.from_pretrained(config.name_or_path, trust_remote_code=config.trust_remote_code)
     soft_caps = getattr(family.get_text_config(), "attn_logit_softcapping", None) is not None
     known = AutoModelForCausalLM._model_mapping.get(type(family), None)
-    if config.attn_implementation == "sdpa" and (soft_caps or not getattr(known, "_supports_sdpa", True)):
+    if wanted == "sdpa" and (soft_caps or not getattr(known, "_supports_sdpa", True)):
         log.info("model.attn_implementation: eager, because sdpa cannot compute the attention of %s", family.model_type)
         return "eager"
-    return config.attn_implementation
+    return wanted
 
 
 def freeze_all_but_text(model: PreTrainedModel) -> None:
@@ -71,6 +95,11 @@ def freeze_all_but_text(model: PreTrainedModel) -> None:
     trained |= {id(parameter) for parameter in model.get_output_embeddings().parameters()}
     for parameter in model.parameters():
         parameter.requires_grad_(id(parameter) in trained)
+
+
+def has_experts(model: PreTrainedModel) -> bool:
+    text = model.config.get_text_config()
+    return any((getattr(text, key, None) or 0) > 1 for key in ("num_experts", "num_local_experts", "n_routed_experts"))
 
 
 def pieces_to_push(model: PreTrainedModel, name_or_path: str) -> tuple[list[Piece], list[str]]:

@@ -143,6 +143,11 @@ class WeightPusher:
             return self._give_up(error, final=False)
         return None
 
+    def canary_agreed(self, version: int) -> None:
+        """Tell the servers that what they serve as `version` has been compared with the trainer's own logprobs."""
+        if self.session is not None:
+            self.loop.run(self.session.renew(canary_agreed=version))
+
     def leave(self) -> None:
         """Close the open session, if any."""
         if self.session is not None:

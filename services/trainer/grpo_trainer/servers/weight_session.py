@@ -124,9 +124,9 @@ class WeightSession:
         request = CommitRequest(session=self.number, version=version, digest=digest, deadline_s=deadline_s)
         await _all(self.members, [replica.weights.commit(request) for replica in self.members])
 
-    async def renew(self) -> list[ServiceError]:
+    async def renew(self, *, canary_agreed: int | None = None) -> list[ServiceError]:
         """Renew the lease on all members. Returns the errors of members that refuse or do not answer."""
-        request = RenewRequest(session=self.number)
+        request = RenewRequest(session=self.number, canary_agreed=canary_agreed)
         answers = await asyncio.gather(
             *(replica.weights.renew(request) for replica in self.members), return_exceptions=True
         )
