@@ -103,7 +103,7 @@ def main() -> int:
 
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        for name in options.families or [name for name, family in FAMILIES.items() if family.not_here is None]:
+        for name in options.families or [name for name, family in FAMILIES.items() if family.can_be_tried]:
             row = try_family(name, Path(folder))
             rows.append(row)
             print(json.dumps(asdict(row) | {"right": row.right}), flush=True)
@@ -117,7 +117,10 @@ def main() -> int:
 def write_page(rows: list[Row]) -> None:
     from .models import FAMILIES
 
-    lines = (PAGE.read_text().partition("<!-- table -->")[0] + "<!-- table -->").splitlines()
+    """A family that was not tried this time keeps the row of the run that tried it."""
+    text, _, table = PAGE.read_text().partition("<!-- table -->")
+    before = {line.split("|")[1].strip(): line for line in table.splitlines() if line.startswith("| ")}
+    lines = (text + "<!-- table -->").splitlines()
     lines += ["", "| family | particular | dtype | as loaded | after a push | mean | verdict |"]
     lines += ["|---|---|---|---|---|---|---|"]
     by_name = {row.family: row for row in rows}
@@ -125,7 +128,8 @@ def write_page(rows: list[Row]) -> None:
         what = family.what or "–"
         dtype = str(family.dtype).removeprefix("torch.")
         if (row := by_name.get(name)) is None:
-            lines.append(f"| {name} | {what} | {dtype} | – | – | – | not tried on a CPU: {family.not_here} |")
+            why = family.not_here or f"not tried: it needs {family.needs}"
+            lines.append(before.get(name) or f"| {name} | {what} | {dtype} | – | – | – | {why} |")
         else:
             verdict = "equal" if row.right else "**wrong**"
             figures = f"{row.as_loaded:.1g} | {row.pushed:.1g} | {row.pushed_mean:.1g}"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +25,40 @@ DELTA_NET = {
 
 @dataclass(frozen=True)
 class Family:
-    """`what` is particular to it; `flags` of the engine; `not_here`: why a CPU engine cannot serve it."""
+    """`what` is particular to it; `flags` of the engine; `needs` a package that the CPU environment leaves out;
+    `not_here`: why a CPU engine cannot serve it."""
 
     config: Callable[[], PretrainedConfig]
     what: str = ""
     dtype: torch.dtype = torch.float32
     flags: dict[str, Any] = field(default_factory=dict)
+    needs: str | None = None
     not_here: str | None = None
+
+    @property
+    def can_be_tried(self) -> bool:
+        return self.not_here is None and (self.needs is None or find_spec(self.needs) is not None)
 
 
 def _of(name: str, **settings: Any) -> Callable[[], PretrainedConfig]:
     return lambda: getattr(transformers, name)(**SMALL | settings)
+
+
+def _vision_language() -> PretrainedConfig:
+    text = {key: value for key, value in SMALL.items() if not key.endswith("_token_id")}
+    vision = {
+        "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "image_size": 28, "patch_size": 14,
+    }  # fmt: skip
+    return transformers.Gemma3Config(
+        text_config={**text, "query_pre_attn_scalar": 32},
+        vision_config=vision,
+        mm_tokens_per_image=4,
+        boi_token_index=120,
+        eoi_token_index=121,
+        image_token_index=122,
+        architectures=["Gemma3ForConditionalGeneration"],
+    )
 
 
 FAMILIES = {
@@ -46,6 +70,12 @@ FAMILIES = {
     "phi3": Family(_of("Phi3Config"), "fused projections"),
     "gemma2": Family(_of("Gemma2Config", query_pre_attn_scalar=32), "soft-capped attention and logits"),
     "gemma3_text": Family(_of("Gemma3TextConfig", query_pre_attn_scalar=32)),
+    "gemma3": Family(
+        _vision_language,
+        "text of a vision-language checkpoint; the vision tower is frozen",
+        flags={"language_model_only": True},
+        needs="torchvision",
+    ),
     "olmo2": Family(_of("Olmo2Config")),
     "granite": Family(_of("GraniteConfig", logits_scaling=8.0), "scaled logits"),
     "smollm3": Family(_of("SmolLM3Config")),
@@ -64,7 +94,7 @@ FAMILIES = {
             first_k_dense_replace=1, num_key_value_heads=4, topk_method="noaux_tc", head_dim=64,
         ),
         "latent attention, experts",
-        not_here="vLLM's latent attention on a CPU differs from transformers' as loaded already, by up to 2.4",
+        not_here="as loaded, before any push, a CPU engine's latent attention differs from transformers' by up to 2.4",
     ),
     "qwen3_next": Family(
         _of("Qwen3NextConfig", **EXPERTS, **DELTA_NET, shared_expert_intermediate_size=32),
@@ -77,7 +107,7 @@ FAMILIES = {
         "linear attention",
         dtype=torch.bfloat16,
         flags={"enable_prefix_caching": False},
-        not_here="vLLM's class imports torchvision, of which the CPU environment has no build for its torch",
+        needs="torchvision",
     ),
 }  # fmt: skip
 
