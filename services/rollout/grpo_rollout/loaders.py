@@ -1,7 +1,7 @@
 """What a worker does with the tensors of a push, one loader for each kind that a trainer may push."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
@@ -12,16 +12,23 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 from grpo_proto.messages.weights import Kind
 
+from .adapter_loader import AdapterLoader
 from .reload import copy_pending_views, forget_loaded, unloaded_layers
 
 
 class Loader(Protocol):
-    """Takes the tensors of one push after the other into vLLM's `worker`."""
+    """Takes the tensors of one push after the other into vLLM's `worker`.
+
+    `waits`: sampling is paused, so the worker may wait for buckets; otherwise it looks whether they have arrived.
+    """
+
+    waits: bool
 
     def __init__(self, worker: Any): ...
 
-    def begin(self) -> None:
-        """A push begins; the one before has ended in `finish` or `drop`."""
+    @property
+    def begin(self) -> Callable[..., None]:
+        """A push begins; the one before has ended in `finish` or `drop`. Its options are of the kind that is pushed."""
 
     def load(self, tensors: Iterable[tuple[str, torch.Tensor]], buffer: torch.Tensor) -> None:
         """Take in the tensors of one bucket, which are views of `buffer`; it is reused afterwards."""
@@ -35,6 +42,8 @@ class Loader(Protocol):
 
 class FullLoader:
     """Every parameter of the model, through vLLM's layerwise reload."""
+
+    waits = True
 
     def __init__(self, worker: Any):
         self.worker = worker
@@ -88,4 +97,4 @@ class FullLoader:
         self._open = False
 
 
-LOADERS: dict[Kind, type[Loader]] = {"full": FullLoader}
+LOADERS: dict[Kind, type[Loader]] = {"full": FullLoader, "lora": AdapterLoader}

@@ -40,12 +40,6 @@ def model_tensors(hf_config: Any, dtype: torch.dtype) -> dict[str, Expected]:
 
 def check_manifest(manifest: Manifest, expected: Mapping[str, Expected]) -> None:
     """Raises Refusal (422) that names the tensors which differ from the model's list, or the faulty bucket."""
-    if manifest.digest_algorithm != DIGEST_ALGORITHM:
-        raise Refusal.invalid(
-            "digest_algorithm",
-            f"digest algorithm {manifest.digest_algorithm} is unknown",
-            f"use {DIGEST_ALGORITHM}",
-        )
     given = {spec.name: Expected(spec.dtype, tuple(spec.shape)) for spec in manifest.tensors}
     problems = [f"{name} is missing" for name in expected if name not in given]
     problems += [f"{name} is unknown" for name in given if name not in expected]
@@ -62,11 +56,18 @@ def check_manifest(manifest: Manifest, expected: Mapping[str, Expected]) -> None
             "the manifest differs from the model's list of tensors: " + "; ".join(problems[:SHOWN]) + more,
             "push every parameter once (of tied parameters the first), in the dtype that GET /info shows",
         )
-    _check_layout(manifest)
+    check_layout(manifest)
 
 
-def _check_layout(manifest: Manifest) -> None:
-    """Raises Refusal (422) unless tensors are aligned, do not overlap, and fill their buckets to the end."""
+def check_layout(manifest: Manifest) -> None:
+    """Raises Refusal (422) unless tensors are aligned, do not overlap, and fill their buckets to the end, and the
+    digest is one that this server computes."""
+    if manifest.digest_algorithm != DIGEST_ALGORITHM:
+        raise Refusal.invalid(
+            "digest_algorithm",
+            f"digest algorithm {manifest.digest_algorithm} is unknown",
+            f"use {DIGEST_ALGORITHM}",
+        )
     ends = [0] * len(manifest.bucket_bytes)
     for spec in sorted(manifest.tensors, key=lambda spec: (spec.bucket, spec.offset)):
         if spec.offset % ALIGNMENT_BYTES or spec.offset < ends[spec.bucket]:
