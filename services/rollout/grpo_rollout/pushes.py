@@ -73,6 +73,7 @@ class Pushes:
         self._receiving: asyncio.Task[Reception] | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._recoveries: set[asyncio.Task[None]] = set()
+        self._unloads: set[asyncio.Task[None]] = set()
 
     def message(self) -> WeightState:
         return self.weights.message()
@@ -315,16 +316,10 @@ class Pushes:
             metrics.count_push("failed")
         if turned_stale:
             logger.error("weights are stale: %s", weights.reason)
-            self._in_background(self._recover(failed))
+            run_in_background(self._recover(failed), self._recoveries)
         elif failed is not None:
             logger.error("the adapter before it stays: %s", weights.reason)
-            self._in_background(self._recover_from_adapter(failed))
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` of the workers; the next push waits for it."""
-        recovery = asyncio.create_task(work)
-        self._recoveries.add(recovery)
-        recovery.add_done_callback(self._recoveries.discard)
+            run_in_background(self._recover_from_adapter(failed), self._recoveries)
 
     async def _recover(self, push: Push | None) -> None:
         """Abort all sequences, and have the workers drop `push`."""
@@ -355,7 +350,7 @@ class Pushes:
             self.weights = weight_state.set_group(self.weights, push.session, has_group=False)
 
     def _unload_unused(self) -> None:
-        self._in_background(self._unload())
+        run_in_background(self._unload(), self._unloads)
 
     async def _unload(self) -> None:
         """Unload the adapter versions that no request uses."""
@@ -370,3 +365,10 @@ class Pushes:
 
     def _require_session(self, session: int) -> None:
         weight_state.require_session(self.weights, session)
+
+
+def run_in_background(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
+    """Run `work`, and keep its task in `tasks` until it is done: asyncio itself does not keep tasks alive."""
+    task = asyncio.create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
