@@ -10,6 +10,7 @@ import math
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -161,6 +162,11 @@ class Transfer:
     def __init__(self, work: Work, timeout_s: float):
         self._work = work
         self._timeout_s = timeout_s
+        self.started_s = time.monotonic()
+
+    def is_over(self) -> bool:
+        """Whether `wait` returns or raises at once: the broadcast is complete, or it has failed."""
+        return bool(self._work.is_completed())
 
     def wait(self) -> None:
         """Block until the broadcast is complete. Raises RuntimeError after the timeout, or when a peer has gone."""

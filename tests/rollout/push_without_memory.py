@@ -76,7 +76,7 @@ def main() -> None:
         layerwise.materialize_layer = materialize
         worker._grpo_receiver.group = Sends(value)
         request = BeginRequest(session=1, version=version, manifest=manifest, bucket_timeout_s=5.0)
-        call("begin", version, request.model_dump_json())
+        call("begin", version, request.model_dump_json(), {"unknown": []})
         error = call("receive", version).get("error")
         layerwise.materialize_layer = place
         call("recover" if error else "finish", version)

@@ -34,7 +34,7 @@ def parsed(model: Path, **changes: object) -> argparse.Namespace:
     defaults: dict[str, object] = {
         "model_tag": str(model), "model": "", "config": None, "api_server_count": None, "data_parallel_size": 1,
         "headless": False, "grpc": False, "uds": None, "port": 8000, "enable_chunked_prefill": False,
-        "node_rank": 0,
+        "node_rank": 0, "enable_lora": False, "max_cpu_loras": None,
     }  # fmt: skip
     for name, value in (defaults | changes).items():
         setattr(args, name, value)
@@ -67,6 +67,15 @@ def test_the_defaults_pass(model: Path):
 def test_what_cannot_work_is_named(model: Path, changes: dict[str, object], named: str):
     with pytest.raises(StartError, match=named):
         check_options(parsed(model, **changes), on_cpu=True)
+
+
+def test_adapters_get_our_defaults(model: Path):
+    args = parsed(model, enable_lora=True)
+    check_options(args, on_cpu=True)
+    assert (args.max_loras, args.max_lora_rank, args.max_cpu_loras) == (4, 64, 8)
+    args = parsed(model, enable_lora=True, max_loras=2, max_cpu_loras=3)
+    check_options(args, on_cpu=True)
+    assert (args.max_loras, args.max_cpu_loras) == (2, 3)
 
 
 def test_a_machine_without_a_server_needs_no_token(model: Path):

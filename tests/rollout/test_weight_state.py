@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from grpo_proto.messages.weights import Kind
 from grpo_proto.server.refusal import Refusal
 from grpo_rollout import weight_state
 from grpo_rollout.weight_state import Push, Weights
@@ -22,12 +23,12 @@ def joined(weights: Weights | None = None, *, session: int = 10, trainer_id: str
     return weight_state.set_group(opened, session, has_group=True)
 
 
-def loading(weights: Weights | None = None, *, version: int = 1) -> tuple[Weights, Push]:
-    return weight_state.begin(weights or joined(), version=version, deadline_s=60.0, now_s=0.0)
+def loading(weights: Weights | None = None, *, version: int = 1, kind: Kind = "full") -> tuple[Weights, Push]:
+    return weight_state.begin(weights or joined(), version=version, deadline_s=60.0, now_s=0.0, kind=kind)
 
 
-def committed(weights: Weights | None = None, *, version: int = 1, digest: str = "d") -> Weights:
-    begun, push = loading(weights, version=version)
+def committed(weights: Weights | None = None, *, version: int = 1, digest: str = "d", kind: Kind = "full") -> Weights:
+    begun, push = loading(weights, version=version, kind=kind)
     return weight_state.commit(begun, push, digest=digest, num_bytes=8, seconds=0.1)
 
 
@@ -209,11 +210,70 @@ class TestRequests:
         assert weights.lease_until_s == LEASE_S
 
 
+class TestAdapters:
+    def test_what_is_served_stays_until_the_commit(self):
+        weights = committed(kind="lora")
+        begun, push = loading(weights, version=2, kind="lora")
+        assert (begun.state, begun.version, begun.ready, begun.push) == ("current", 1, True, push)
+        after = weight_state.commit(begun, push, digest="e", num_bytes=8, seconds=0.1)
+        assert (after.state, after.version, after.push, after.served_kind) == ("current", 2, None, "lora")
+
+    def test_the_first_leaves_the_server_initial_meanwhile(self):
+        begun, _ = loading(kind="lora")
+        assert (begun.state, begun.serves, begun.ready) == ("initial", True, False)
+        assert weight_state.fail(begun, "x").state == "initial"
+
+    def test_a_failed_push_changes_nothing(self):
+        before = committed(kind="lora")
+        begun, push = loading(before, version=2, kind="lora")
+        after = weight_state.fail(begun, "the cable")
+        assert after == replace(before, reason="the cable", num_pushes=2)
+        with refusal(409, "not_loading"):
+            weight_state.commit(after, push, digest="d", num_bytes=8, seconds=0.1)
+        with pytest.raises(Refusal, match="the cable"):
+            weight_state.check_commit(after, version=2, digest="d")
+        assert weight_state.not_begun(after).status == 503
+        assert committed(after, version=2, kind="lora").reason is None
+
+    def test_it_ends_with_its_session_and_the_version_before_stays(self):
+        before = committed(kind="lora")
+        begun, _ = loading(before, version=2, kind="lora")
+        closed = weight_state.close_session(begun)
+        replaced = joined(begun, session=11)
+        taken = joined(begun, session=11, trainer_id="b", take_over=True)
+        for after in (closed, replaced, taken):
+            assert (after.state, after.version, after.committed_session, after.push) == ("current", 1, 10, None)
+        with refusal(409, "no_weights_yet"):
+            weight_state.check_request(taken, session=11, min_version=None)
+
+    def test_its_base_is_gone_once_a_push_of_all_weights_has_begun(self):
+        for weights in (committed(), weight_state.fail(loading()[0], "x")):
+            for base in (weights, joined(weights, session=11)):
+                with refusal(409, "base_overwritten"):
+                    loading(base, version=2, kind="lora")
+
+    def test_a_session_pushes_one_kind(self):
+        weights = committed(kind="lora")
+        with refusal(409, "other_kind"):
+            loading(weights, version=2)
+        begun, push = loading(joined(weights, session=11), version=1)
+        assert begun.state == "loading"
+        assert weight_state.commit(begun, push, digest="d", num_bytes=8, seconds=0.1).served_kind == "full"
+
+    def test_versions_grow(self):
+        with refusal(409, "old_version"):
+            loading(committed(version=3, kind="lora"), version=3, kind="lora")
+        with refusal(409, "push_in_progress"):
+            loading(loading(kind="lora")[0], version=2, kind="lora")
+
+
 def test_no_walk_breaks_the_invariants():
-    """10,000 random calls: the state always fits its fields, and stale is left by no way but loading."""
+    """Random calls on fresh servers: the state always fits its fields, and stale is left by no way but loading."""
     rng = random.Random(0)
     weights, now_s, session = Weights(), 0.0, 0
-    for _ in range(10_000):
+    for step in range(10_000):
+        if step % 500 == 0:
+            weights, session = Weights(), 0  # a server started again: its base is whole
         now_s += rng.random() * 10
         before = weights
         try:
@@ -230,22 +290,34 @@ def test_no_walk_breaks_the_invariants():
                 case 1:
                     weights = weight_state.close_session(weights)
                 case 2 | 3:
-                    weights, _ = weight_state.begin(weights, version=rng.randrange(1, 9), deadline_s=9, now_s=now_s)
+                    # Of all weights seldom: no adapter follows on them.
+                    kind = "full" if rng.random() < 0.01 or weights.base_overwritten else "lora"
+                    version = rng.randrange(1, 9)
+                    weights, _ = weight_state.begin(weights, version=version, deadline_s=9, now_s=now_s, kind=kind)
                 case 4:
                     push = weights.push or Push(-1, 1, 1, 0.0, False)
                     weights = weight_state.commit(weights, push, digest="d", num_bytes=1, seconds=1)
-                case 5:
-                    weights = weight_state.fail(weights, "x") if rng.random() < 0.3 else weights
+                case 5 if rng.random() < 0.3 and (weights.push is not None or weights.served_kind == "full"):
+                    weights = weight_state.fail(weights, "x")
         except Refusal:
             assert weights is before
-        assert (weights.state == "loading") == (weights.push is not None)
-        assert (weights.state == "stale") == (weights.reason is not None)
+        of_all = weights.push is not None and weights.push.kind == "full"
+        assert (weights.state == "loading") == of_all
+        assert (weights.state == "stale") <= (weights.reason is not None)
+        if weights.push is not None:
+            assert weights.reason is None
+        if before.push is not None and before.push.kind == "lora":
+            assert weights.serves == before.serves
+            assert (weights.version, weights.committed_session) in (
+                (before.version, before.committed_session),
+                (before.push.version, before.push.session),
+            )
         assert (weights.session is None) == (weights.trainer_id is None)
         assert weights.message().version == weights.version
         if before.state == "stale":
             assert weights.state in ("stale", "loading")
         if weights.state == "current" and before.state != "current":
-            assert before.state == "loading"
+            assert before.state == "loading" or before.push.kind == "lora"
             assert weights.committed_session == weights.session
         if weights.state == "initial":
             assert weights == replace(weights, version=0, committed_session=None)

@@ -167,6 +167,8 @@ class WeightState(Response):
 
     `initial`: as loaded from disk, version 0. `loading`: between begin and commit. `current`: verified, at `version`.
     `stale`: serves nobody, for `reason`, until a full push commits.
+
+    An adapter push leaves the state as it is until its commit. When it fails nothing changes, and `reason` says why.
     """
 
     state: WeightStateName

@@ -18,13 +18,17 @@ In reading order:
     rollouts.py        POST /v1/rollouts: sample groups of completions
     weight_state.py    the weight state machine, pure functions
     pushes.py          /v1/weights/*: carry out the state machine's decisions in the engine
+    adapters.py        the adapter versions, and which of them each request samples from
+    adapter_check.py   check the push of an adapter: its configuration, its base, its tensors
     manifest_check.py  check a push's manifest against the model's list of tensors, before any byte moves
     receiver.py        in every vLLM worker: join the trainer's process group, receive buckets, load them
     loaders.py         what a worker does with the tensors of a push, by kind
+    adapter_loader.py  take an adapter into vLLM from the tensors of a push, inside a worker
     staging.py         the buffers that buckets arrive in
     layer_probe.py     does each layer compute with what was loaded into it?
     family_cures.py    what some model families need around vLLM's layerwise reload
     reload.py          read and repair vLLM's layerwise reload while a push is incomplete
+    cpu_kernels.py     adapter kernels for an engine on CPUs
     workarounds.py     gaps in vLLM and its platform: what breaks without each workaround, when to delete it
     describe.py        print the OpenAPI document of our routes
     json_logging.json  vLLM's logging configuration for GRPO_LOG_FORMAT=json

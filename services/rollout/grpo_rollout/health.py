@@ -17,13 +17,14 @@ from .pushes import Pushes
 
 
 def livez(engine: Engine, pushes: Pushes, *, heartbeat_timeout_s: float) -> Health:
-    """Report whether the engine answers. While weights load it cannot: the push's deadline is then the bound."""
+    """Report whether the engine answers. While all weights load it cannot: the push's deadline is then the bound."""
     if engine.died.is_set():
         return Health(ok=False, detail="the engine process has died")
     now_s = time.monotonic()
     age_s = now_s - engine.last_heartbeat_s
     push = pushes.weights.push
-    if age_s <= heartbeat_timeout_s or (push is not None and now_s <= push.deadline_at_s):
+    stands_still = push is not None and push.kind == "full" and now_s <= push.deadline_at_s
+    if age_s <= heartbeat_timeout_s or stands_still:
         return Health(ok=True)
     return Health(ok=False, detail=f"the engine has not answered for {age_s:.0f} s")
 
@@ -68,4 +69,9 @@ class InfoCard:
         }
 
     def info(self, pushes: Pushes) -> RolloutInfo:
-        return RolloutInfo(**self.fixed, weights=pushes.message())
+        return RolloutInfo(
+            **self.fixed,
+            adapters=pushes.adapters.limits if pushes.adapters is not None else None,
+            base_digest=pushes.adapters.base.digest if pushes.adapters is not None else None,
+            weights=pushes.message(),
+        )

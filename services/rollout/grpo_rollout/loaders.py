@@ -1,7 +1,7 @@
 """What a worker does with the tensors of a push, one loader for each kind that a trainer may push."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -12,17 +12,24 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from grpo_proto.messages.weights import BeginRequest, Kind
 
 from . import family_cures
+from .adapter_loader import AdapterLoader
 from .layer_probe import LayerProbe
 from .reload import FrozenParts, copy_pending_views, forget_loaded, incomplete_layers, unloaded_layers
 
 
 class Loader(Protocol):
-    """Takes the tensors of one push after the other into vLLM's `worker`."""
+    """Takes the tensors of one push after the other into vLLM's `worker`.
+
+    `waits`: sampling is paused, so the worker may wait for buckets; otherwise it looks whether they have arrived.
+    """
+
+    waits: bool
 
     def __init__(self, worker: Any): ...
 
-    def begin(self, request: BeginRequest) -> None:
-        """A push begins; the one before has ended in `finish` or `drop`."""
+    @property
+    def begin(self) -> Callable[..., None]:
+        """A push begins, with its request; the one before has ended in `finish` or `drop`. Options are of the kind."""
 
     def load(self, tensors: Iterable[tuple[str, torch.Tensor]], buffer: torch.Tensor) -> None:
         """Take in the tensors of one bucket, which are views of `buffer`; it is reused afterwards."""
@@ -40,6 +47,8 @@ class Loader(Protocol):
 class FullLoader:
     """Every parameter of the model, through vLLM's layerwise reload."""
 
+    waits = True
+
     def __init__(self, worker: Any):
         self.worker = worker
         self._open = False
@@ -54,10 +63,11 @@ class FullLoader:
     def model(self) -> torch.nn.Module:
         return self.worker.model_runner.model
 
-    def begin(self, request: BeginRequest) -> None:
+    def begin(self, request: BeginRequest, *, unknown: Sequence[str]) -> None:
+        """`unknown`: tensors of the checkpoint that no trainer of text has."""
         pushed = [spec.name for spec in request.manifest.tensors]
         with set_current_vllm_config(self.worker.vllm_config), torch.no_grad():
-            self._open, self._frozen = True, FrozenParts(self.model, pushed=pushed, absent=request.absent)
+            self._open, self._frozen = True, FrozenParts(self.model, pushed=pushed, absent=[*request.absent, *unknown])
             self._packed_heads = family_cures.packed_heads(self.model)
             family_cures.pack_experts_anew(self.model)
             initialize_layerwise_reload(self.model)
@@ -98,4 +108,4 @@ class FullLoader:
         self._open = False
 
 
-LOADERS: dict[Kind, type[Loader]] = {"full": FullLoader}
+LOADERS: dict[Kind, type[Loader]] = {"full": FullLoader, "lora": AdapterLoader}

@@ -60,12 +60,6 @@ def check_manifest(manifest: Manifest, absent: Sequence[str], expected: Mapping[
 
     Raises Refusal (422) that names the tensors which differ from the model's list, or the faulty bucket.
     """
-    if manifest.digest_algorithm != DIGEST_ALGORITHM:
-        raise Refusal.invalid(
-            "digest_algorithm",
-            f"digest algorithm {manifest.digest_algorithm} is unknown",
-            f"use {DIGEST_ALGORITHM}",
-        )
     given = {spec.name: Expected(spec.dtype, tuple(spec.shape)) for spec in manifest.tensors}
     left_out = set(absent)
     problems = [f"{name} is missing" for name in expected if name not in given and name not in left_out]
@@ -84,11 +78,18 @@ def check_manifest(manifest: Manifest, absent: Sequence[str], expected: Mapping[
             "the manifest differs from the model's list of tensors: " + "; ".join(problems[:SHOWN]) + more,
             "push every tensor of the checkpoint once (of tied ones the first), or declare it absent; dtype: GET /info",
         )
-    _check_layout(manifest)
+    check_layout(manifest)
 
 
-def _check_layout(manifest: Manifest) -> None:
-    """Raises Refusal (422) unless tensors are aligned, do not overlap, and fill their buckets to the end."""
+def check_layout(manifest: Manifest) -> None:
+    """Raises Refusal (422) unless tensors are aligned, do not overlap, and fill their buckets to the end, and the
+    digest is one that this server computes."""
+    if manifest.digest_algorithm != DIGEST_ALGORITHM:
+        raise Refusal.invalid(
+            "digest_algorithm",
+            f"digest algorithm {manifest.digest_algorithm} is unknown",
+            f"use {DIGEST_ALGORITHM}",
+        )
     ends = [0] * len(manifest.bucket_bytes)
     for spec in sorted(manifest.tensors, key=lambda spec: (spec.bucket, spec.offset)):
         if spec.offset % ALIGNMENT_BYTES or spec.offset < ends[spec.bucket]:

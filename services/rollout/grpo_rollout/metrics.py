@@ -13,6 +13,7 @@ PUSH_SECONDS = Histogram(
 PUSH_BYTES = Counter("grpo_rollout_push_bytes", "Bytes of committed pushes.")
 WEIGHT_STATE = Gauge("grpo_rollout_weight_state", "1 for the state that the weights are in.", ["state"])
 WEIGHT_VERSION = Gauge("grpo_rollout_weight_version", "Policy version that is served.")
+ADAPTERS = Gauge("grpo_rollout_adapters", "Adapter versions in memory.")
 ROLLOUTS = Counter("grpo_rollout_requests", "Requests for rollouts by status.", ["status"])
 SEQUENCES = Counter("grpo_rollout_sequences", "Sampled sequences by finish reason.", ["finish_reason"])
 TOKENS = Counter("grpo_rollout_tokens", "Sampled tokens that were returned.")

@@ -13,6 +13,9 @@ RECEIVER = "grpo_rollout.receiver.ReceiverExtension"
 DEFAULT_HEARTBEAT_TIMEOUT_S = 60.0
 DEFAULT_MAX_WAITING = 1024
 DEFAULT_BODY_TIMEOUT_S = 30.0
+DEFAULT_MAX_LORAS = 4
+"""Each policy version that still samples takes a slot: more than `max_staleness` + 1 of a trainer."""
+DEFAULT_MAX_LORA_RANK = 64
 
 
 class StartError(Exception):
@@ -54,6 +57,8 @@ def add_options(parser: argparse.ArgumentParser, *, on_cpu: bool) -> None:
         host="127.0.0.1",
         worker_extension_cls=RECEIVER,
         logprobs_mode="processed_logprobs",
+        max_loras=DEFAULT_MAX_LORAS,
+        max_lora_rank=DEFAULT_MAX_LORA_RANK,
         disable_access_log_for_endpoints="/livez,/readyz,/metrics",
     )
     group = parser.add_argument_group("grpo-rollout")
@@ -98,6 +103,8 @@ def check_options(args: argparse.Namespace, *, on_cpu: bool) -> None:
     if args.grpc:
         raise StartError("--grpc starts a server without the routes of grpo-rollout", "leave the option out")
     _check_machine(args)
+    if args.enable_lora and args.max_cpu_loras is None:
+        args.max_cpu_loras = 2 * args.max_loras
     if args.worker_extension_cls != RECEIVER:
         raise StartError(
             f"--worker-extension-cls {args.worker_extension_cls} would replace the weight receiver",

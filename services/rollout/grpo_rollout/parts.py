@@ -4,6 +4,7 @@ import logging
 import time
 from argparse import Namespace
 from dataclasses import dataclass
+from typing import Any
 
 from vllm.engine.protocol import EngineClient
 from vllm.inputs.engine import tokens_input
@@ -13,6 +14,8 @@ from grpo_proto.checkpoint_files import checkpoint_folder
 from grpo_proto.messages.rollout import Prompt, RolloutRequest, Sampling
 
 from . import metrics
+from .adapter_check import BaseDigest
+from .adapters import Adapters
 from .engine import Engine
 from .health import InfoCard
 from .manifest_check import ModelTensors, model_tensors
@@ -30,14 +33,18 @@ class Parts:
     info: InfoCard
 
 
-async def build_parts(client: EngineClient, args: Namespace) -> Parts:
-    """Build everything that our routes need, on top of a running engine."""
+async def build_parts(client: EngineClient, args: Namespace, *, models: Any) -> Parts:
+    """Build everything that our routes need, on top of a running engine. `models` is vLLM's `OpenAIServingModels`."""
     engine = Engine(client)
     engine.start()
     await engine.set_version(0)
     await warm_up(engine)
     world_size = engine.client.vllm_config.parallel_config.world_size
-    pushes = Pushes(engine, world_size=world_size, tensors=_model_tensors(engine))
+    lora_config = engine.client.vllm_config.lora_config
+    adapters = None
+    if lora_config is not None:
+        adapters = Adapters(engine, lora_config, BaseDigest(engine.client.model_config.model), models)
+    pushes = Pushes(engine, world_size=world_size, tensors=_model_tensors(engine), adapters=adapters)
     metrics.set_weight_state(pushes.weights.state, pushes.weights.version)
     tokenizer = engine.client.get_tokenizer()
     chat_template = load_chat_template(args.chat_template)

@@ -13,7 +13,7 @@ from .guard import Guard
 from .options import DEFAULT_HEARTBEAT_TIMEOUT_S, DEFAULT_MAX_WAITING
 from .parts import Parts, build_parts
 from .routes import make_router
-from .workarounds import die_with_parent, request_amx_tiles, spin_briefly
+from .workarounds import die_with_parent, mend_cpu_adapters, request_amx_tiles, spin_briefly
 
 
 def register() -> None:
@@ -24,6 +24,7 @@ def register() -> None:
     die_with_parent()
     request_amx_tiles()
     spin_briefly()
+    mend_cpu_adapters()
 
 
 class RolloutEndpoints:
@@ -53,7 +54,7 @@ class RolloutEndpoints:
     async def init_state(self, engine_client: EngineClient | None, state: State, args: Namespace) -> None:
         if engine_client is None:
             raise RuntimeError("rollouts need an engine, and this is a render server")
-        self._parts = await build_parts(engine_client, args)
+        self._parts = await build_parts(engine_client, args, models=state.openai_serving_models)
 
     def _require_parts(self) -> Parts:
         if self._parts is None:

@@ -9,7 +9,8 @@ import asyncio
 import logging
 import time
 import uuid
-from typing import NamedTuple
+from collections.abc import Coroutine
+from typing import Any, NamedTuple
 
 from grpo_proto.messages.weights import (
     AbortRequest,
@@ -25,6 +26,7 @@ from grpo_proto.messages.weights import (
 from grpo_proto.server.refusal import Refusal
 
 from . import metrics, weight_state
+from .adapters import Adapters
 from .engine import Engine, EngineDiedError, WorkerError
 from .manifest_check import ModelTensors, check_manifest
 from .weight_state import Push, Weights
@@ -32,6 +34,8 @@ from .weight_state import Push, Weights
 logger = logging.getLogger("vllm.grpo_rollout.pushes")
 
 JOIN_POLL_S = 0.02
+ARRIVAL_POLL_S = 0.005
+"""How often the workers look for a bucket of an adapter. Each look interrupts sampling for less than a millisecond."""
 ABORT_TIMEOUT_S = 5.0
 """How long an abort waits for the workers' progress. A worker that waits for a bucket may take longer."""
 JOIN_GRACE_S = 1.0
@@ -47,18 +51,29 @@ class Reception(NamedTuple):
 
 
 class Pushes:
-    """Holds the weight state of this server; one instance per server."""
+    """Holds the weight state of this server; one instance per server.
 
-    def __init__(self, engine: Engine, *, world_size: int, tensors: ModelTensors | None):
+    Args:
+        tensors: the model's list of tensors; None refuses full pushes.
+        adapters: the adapter versions; None refuses adapters.
+    """
+
+    def __init__(
+        self, engine: Engine, *, world_size: int, tensors: ModelTensors | None, adapters: Adapters | None = None
+    ):
         self.engine = engine
         self.world_size = world_size
         self.tensors = tensors
+        self.adapters = adapters
+        if adapters is not None:
+            adapters.on_unused = self._unload_unused
         self.weights = Weights()
         self.server_id = uuid.uuid4().hex[:12]
         self._workers_lock = asyncio.Lock()
         self._receiving: asyncio.Task[Reception] | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._recoveries: set[asyncio.Task[None]] = set()
+        self._unloads: set[asyncio.Task[None]] = set()
 
     def message(self) -> WeightState:
         return self.weights.message()
@@ -129,21 +144,22 @@ class Pushes:
         return self.message()
 
     async def begin(self, request: BeginRequest) -> WeightState:
-        """Freeze sampling, prepare every worker for bucket 0. Raises Refusal: 409 state, 422 manifest, 503 failed."""
+        """Prepare every worker for bucket 0, and freeze sampling unless an adapter is pushed.
+
+        Raises Refusal: 409 state, 422 manifest, 503 failed; those of `Adapters.check`.
+        """
         self._renew(request.session)
-        if request.kind == "lora":
-            raise Refusal.invalid("kind_not_supported", "pushing adapters is not supported yet", "push with kind full")
-        if self.tensors is None:
-            raise Refusal.invalid(
-                "unknown_architecture", "transformers cannot list this model's tensors; see the server's log"
-            )
-        check_manifest(request.manifest, request.absent, self.tensors.expected)
+        await self._check(request)
         if self._recoveries:
             # Wait for the workers to report whether the group survived the previous push.
             await asyncio.wait(self._recoveries)
             self._require_session(request.session)
         loading, push = weight_state.begin(
-            self.weights, version=request.version, deadline_s=request.deadline_s, now_s=time.monotonic()
+            self.weights,
+            version=request.version,
+            deadline_s=request.deadline_s,
+            now_s=time.monotonic(),
+            kind=request.kind,
         )
         self._set(loading)
         self._receiving = None
@@ -152,24 +168,53 @@ class Pushes:
         self._deadline = asyncio.get_running_loop().call_later(request.deadline_s, self.fail, push, reason)
         try:
             async with self._workers_lock:
-                await self.engine.pause()
-                told = request.model_copy(update={"absent": [*request.absent, *self.tensors.unknown]})
-                await self.engine.workers("begin", push.number, told.model_dump_json())
+                options = await self._prepare(push, request)
+                await self.engine.workers("begin", push.number, request.model_dump_json(), options)
         except (WorkerError, EngineDiedError) as error:
             self.fail(push, f"the push of version {push.version} could not begin: {error}")
         self._require_session(request.session)
         if self.weights.push is not push:
-            raise weight_state.not_serving(self.weights)
+            raise weight_state.not_begun(self.weights)
         self._receiving = asyncio.create_task(self._receive(push, request.manifest))
         return self.message()
 
+    async def _check(self, request: BeginRequest) -> None:
+        """Raises Refusal for a push of something that this server cannot serve."""
+        if request.kind == "lora":
+            if self.adapters is None:
+                raise Refusal.invalid(
+                    "adapters_not_enabled", "this server takes no adapters", "start the server with --enable-lora"
+                )
+            await self.adapters.check(request)
+            self._require_session(request.session)
+            return
+        if self.tensors is None:
+            raise Refusal.invalid(
+                "unknown_architecture", "transformers cannot list this model's tensors; see the server's log"
+            )
+        check_manifest(request.manifest, request.absent, self.tensors.expected)
+
+    async def _prepare(self, push: Push, request: BeginRequest) -> dict[str, Any]:
+        """Return what the workers' loader needs besides the tensors. Freeze sampling for a push of all weights."""
+        if push.kind == "lora" and self.adapters is not None:
+            version = self.adapters.start(push)
+            return {"name": version.lora_name, "int_id": version.lora_int_id, "path": version.lora_path}
+        if self.adapters is not None and self.adapters.newest is not None:
+            # Abort sequences of an earlier session's adapters: they do not fit other weights.
+            self.adapters.withdraw()
+            await self.engine.abort_all()
+        await self.engine.pause()
+        return {"unknown": self.tensors.unknown if self.tensors is not None else []}
+
     async def _receive(self, push: Push, manifest: Manifest) -> Reception:
-        """Have the workers load all buckets. A failure makes the weights stale and is not raised."""
+        """Have the workers load all buckets. A failure ends the push and is not raised."""
         reception = Reception(push, time.monotonic(), sum(manifest.bucket_bytes))
         num_buckets, num_loaded = len(manifest.bucket_bytes), 0
         try:
             while num_loaded < num_buckets and self.weights.push is push:
-                num_loaded = min(await self.engine.workers("receive", push.number))
+                before, num_loaded = num_loaded, min(await self.engine.workers("receive", push.number))
+                if push.kind == "lora" and num_loaded == before:
+                    await asyncio.sleep(ARRIVAL_POLL_S)
         except (WorkerError, EngineDiedError) as error:
             await self._record_failure(push)
             self.fail(push, f"the push of version {push.version} broke off: {error}")
@@ -213,7 +258,7 @@ class Pushes:
                     return self.message()
                 answers = await self.engine.workers("finish", push.number)
                 self._check_digests(push, [digest for digest, _ in answers], request.digest)
-                if self.weights.push is push:
+                if self.weights.push is push and push.kind == "full":
                     await self.engine.resume(push.version)
         except (WorkerError, EngineDiedError) as error:
             self.fail(push, f"version {push.version} could not be served: {error}")
@@ -228,6 +273,9 @@ class Pushes:
                 probed=all(probed for _, probed in answers),
             )
         )
+        if push.kind == "lora" and self.adapters is not None:
+            self.adapters.publish()
+            self._unload_unused()
         metrics.count_push("committed", seconds=seconds, num_bytes=reception.num_bytes)
         logger.info("version %d: %d bytes in %.3f s", push.version, reception.num_bytes, seconds)
         return self.message()
@@ -250,42 +298,76 @@ class Pushes:
         return self.message()
 
     def fail(self, push: Push, reason: str) -> None:
-        """End `push`: the weights are stale until another push commits. Does nothing when `push` is not under way."""
+        """End `push`; the weights are stale then, unless it is of an adapter. Does nothing when it is not under way."""
         if self.weights.push is push:
             self._set(weight_state.fail(self.weights, reason))
 
     def _set(self, weights: Weights) -> None:
-        """Enter the next state. On entering `stale`, abort all sequences and repair the workers."""
+        """Enter the next state. After a failed push repair the workers; on entering `stale` abort all sequences."""
         before, self.weights = self.weights, weights
         metrics.set_weight_state(weights.state, weights.version)
         if weights.push is None and self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-        if weights.state == "stale" and before.state != "stale":
+        failed = before.push if weights.push is None and weights.reason is not None else None
+        turned_stale = weights.state == "stale" and before.state != "stale"
+        if failed is not None:
+            metrics.count_push("failed")
+        if turned_stale:
             logger.error("weights are stale: %s", weights.reason)
-            if before.push is not None:
-                metrics.count_push("failed")
-            recovery = asyncio.create_task(self._recover(before.push))
-            self._recoveries.add(recovery)
-            recovery.add_done_callback(self._recoveries.discard)
+            run_in_background(self._recover(failed), self._recoveries)
+        elif failed is not None:
+            logger.error("the adapter before it stays: %s", weights.reason)
+            run_in_background(self._recover_from_adapter(failed), self._recoveries)
 
     async def _recover(self, push: Push | None) -> None:
         """Abort all sequences, and have the workers drop `push`."""
         try:
             await self.engine.abort_all()
             if push is not None:
-                async with self._workers_lock:
-                    group_kept = all(await self.engine.workers("recover", push.number))
-                if not group_kept:
-                    self.weights = weight_state.set_group(self.weights, push.session, has_group=False)
+                await self._drop(push)
             # Abort again, for requests that came in while the state changed.
             if self.weights.state == "stale":
                 await self.engine.abort_all()
         except (WorkerError, EngineDiedError) as error:
             logger.error("recovery failed: %s", error)
 
+    async def _recover_from_adapter(self, push: Push) -> None:
+        """Have the workers drop `push`, and unload its adapter if it came that far."""
+        try:
+            await self._drop(push)
+        except (WorkerError, EngineDiedError) as error:
+            logger.error("recovery failed: %s", error)
+        if self.adapters is not None:
+            self.adapters.abandon()
+        await self._unload()
+
+    async def _drop(self, push: Push) -> None:
+        async with self._workers_lock:
+            group_kept = all(await self.engine.workers("recover", push.number))
+        if not group_kept:
+            self.weights = weight_state.set_group(self.weights, push.session, has_group=False)
+
+    def _unload_unused(self) -> None:
+        run_in_background(self._unload(), self._unloads)
+
+    async def _unload(self) -> None:
+        """Unload the adapter versions that no request uses."""
+        if self.adapters is not None:
+            try:
+                await self.adapters.unload_unused()
+            except (WorkerError, EngineDiedError) as error:
+                logger.error("adapters could not be unloaded: %s", error)
+
     def _renew(self, session: int) -> None:
         self.weights = weight_state.renew(self.weights, session=session, now_s=time.monotonic())
 
     def _require_session(self, session: int) -> None:
         weight_state.require_session(self.weights, session)
+
+
+def run_in_background(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
+    """Run `work`, and keep its task in `tasks` until it is done: asyncio itself does not keep tasks alive."""
+    task = asyncio.create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)

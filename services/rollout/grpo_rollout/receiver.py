@@ -29,6 +29,7 @@ from grpo_proto.transport import (
     view_tensor,
 )
 
+from .adapter_loader import AdapterLoader, Sizes
 from .loaders import LOADERS, Loader
 from .staging import Staging
 
@@ -168,8 +169,8 @@ class Receiver:
 
     # --- a push ------------------------------------------------------------------------------------------------
 
-    def begin(self, number: int, request_json: str) -> None:
-        """Prepare the buffers and the model for bucket 0."""
+    def begin(self, number: int, request_json: str, options: dict[str, Any]) -> None:
+        """Prepare the buffers and the model for bucket 0. `options` are those of the kind's loader."""
         self.drop_push()
         if self.group is None:
             raise RuntimeError("this worker is in no process group")
@@ -180,21 +181,35 @@ class Receiver:
         loader = self.loaders[request.kind]
         self.push = IncomingPush(number, loader, request.manifest, device, request.bucket_timeout_s)
         self.latest = self.push.progress
-        loader.begin(request)
+        loader.begin(request, **options)
 
     def receive(self, number: int) -> int:
         """Load one bucket, waiting at most its timeout, and the buckets that arrive within `RECEIVE_S` of the call.
 
-        Returns the number of buckets loaded so far.
+        Returns the number of buckets loaded so far. A loader that does not wait gets the buckets that are there.
         """
         push = self._running(number)
         until_s = time.monotonic() + RECEIVE_S
         while push.progress.num_loaded < len(push.bucket_bytes):
+            if not push.loader.waits and not self._has_arrived(push, push.progress.num_loaded):
+                break
             self._receive_bucket(push, push.progress.num_loaded)
             push.progress.num_loaded += 1
             if time.monotonic() >= until_s:
                 break
         return push.progress.num_loaded
+
+    def _has_arrived(self, push: IncomingPush, bucket: int) -> bool:
+        """Return whether a bucket can be loaded without waiting. Raises RuntimeError once it is late."""
+        self._start_transfer(push, bucket)
+        transfer = push.transfers[bucket]
+        if transfer.is_over():
+            return True
+        if time.monotonic() > transfer.started_s + push.bucket_timeout_s:
+            self.leave()
+            late = f"bucket {bucket} of {len(push.bucket_bytes)} did not arrive within {push.bucket_timeout_s:g} s"
+            raise RuntimeError(late)
+        return False
 
     def _receive_bucket(self, push: IncomingPush, bucket: int) -> None:
         """Wait for a bucket and load it. The next bucket is received meanwhile, where there is a buffer for it."""
@@ -237,6 +252,19 @@ class Receiver:
             self.push = None
             self.staging.release()
         return push.digest.hexdigest(), probed
+
+    def adapter_sizes(self, tensor_names: list[str]) -> dict[str, Sizes | None]:
+        """Return the sizes of the layers that these tensors of an adapter belong to."""
+        return self._adapters().sizes(tensor_names)
+
+    def unload_adapters(self, int_ids: list[int]) -> int:
+        """Unload these adapters. Return how many stay."""
+        return self._adapters().unload(int_ids)
+
+    def _adapters(self) -> AdapterLoader:
+        loader = self.loaders["lora"]
+        assert isinstance(loader, AdapterLoader)  # noqa: S101 - for the type checker
+        return loader
 
     def progress(self, number: int) -> dict[str, int | bool]:
         """Report how far push `number` came before it broke off, and whether an arrived bucket failed to load."""

@@ -22,6 +22,7 @@ from grpo_proto.messages.rollout import Prompt, RolloutRequest
 from grpo_proto.server.refusal import Refusal
 
 from . import metrics, weight_state
+from .adapters import version_of
 from .chat_messages import template_messages
 from .engine import Engine, EngineDiedError
 from .pushes import Pushes
@@ -156,7 +157,8 @@ class Rollouts:
         texts = await self._texts(request, outputs)
         groups = []
         for output in outputs:
-            completions = [completion_fields(completion, next(texts)) for completion in output.outputs]
+            version = version_of(output.lora_request)
+            completions = [completion_fields(completion, next(texts), version) for completion in output.outputs]
             completions *= request.n // len(completions)
             groups.append(
                 msgspec.json.encode({"prompt_token_ids": output.prompt_token_ids, "completions": completions})
@@ -223,13 +225,19 @@ def spread_seed(seed: int) -> int:
     return int.from_bytes(hashlib.blake2b(seed.to_bytes(8), digest_size=8).digest()) >> 2
 
 
-def completion_fields(completion: CompletionOutput, text: str) -> dict[str, Any]:
-    """Return the fields of a wire Completion. Skip validation: checking every token costs more than sampling it."""
+def completion_fields(completion: CompletionOutput, text: str, adapter_version: int | None) -> dict[str, Any]:
+    """Return the fields of a wire Completion. Skip validation: checking every token costs more than sampling it.
+
+    A sequence keeps its adapter, so all its tokens are of `adapter_version`. Without one, the engine labels each token.
+    """
     logprobs: Any = completion.logprobs
+    versions = [(int(span.version), span.end - span.start) for span in completion.weight_versions or []]
+    if adapter_version is not None and completion.token_ids:
+        versions = [(adapter_version, len(completion.token_ids))]
     return {
         "token_ids": list(completion.token_ids),
         "logprobs": None if logprobs is None else logprobs.logprobs,
         "text": text,
         "finish_reason": completion.finish_reason,
-        "versions": [(int(span.version), span.end - span.start) for span in completion.weight_versions or []],
+        "versions": versions,
     }

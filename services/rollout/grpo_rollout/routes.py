@@ -94,9 +94,9 @@ def make_router(get_parts: Callable[[], Parts], *, heartbeat_timeout_s: float) -
         """Start the lease again. 409: the session has ended; `fenced` names the trainer that has the server."""
         return get_parts().pushes.renew(body)
 
-    @router.post("/v1/weights/begin", responses=ALWAYS | _errors(409))
+    @router.post("/v1/weights/begin", responses=ALWAYS | _errors(409, 429))
     async def begin(body: BeginRequest) -> WeightState:
-        """Start a push. After the answer, the workers wait for bucket 0."""
+        """Start a push. After the answer, the workers take bucket 0. 429: too many adapter versions are in use."""
         return await get_parts().pushes.begin(body)
 
     @router.post("/v1/weights/commit", responses=ALWAYS | _errors(409, 504))
@@ -106,7 +106,7 @@ def make_router(get_parts: Callable[[], Parts], *, heartbeat_timeout_s: float) -
 
     @router.post("/v1/weights/abort", responses=ALWAYS | _errors(409))
     async def abort(body: AbortRequest) -> WeightState:
-        """Abort the push under way; the weights are stale afterwards."""
+        """Abort the push under way. The weights are stale afterwards, unless an adapter was pushed."""
         return await get_parts().pushes.abort(body)
 
     return router

@@ -4,14 +4,20 @@
                           │                    │ begin, or another trainer takes over
                           └──anything else──► stale(reason) ──begin──► loading ──commit──► current
 
-Only a full push that commits ends `stale`. Functions take the monotonic time `now_s` where time matters, and raise
+Only a full push that commits ends `stale`. An adapter push leaves the state as it is until its commit, since what is
+served stays untouched meanwhile, and a failed adapter push changes nothing:
+
+    initial, current(version) ──begin, fail──► initial, current(version)       kind lora
+    initial, current(version) ──begin, commit──► current(next version)
+
+Functions take the monotonic time `now_s` where time matters, and raise
 `Refusal` for a call that is not allowed. A session is one start of one trainer; versions are ordered within a session.
 A trainer that has been fenced off gets a 409 at its next call.
 """
 
 from dataclasses import dataclass, replace
 
-from grpo_proto.messages.weights import LastPush, PushFailure, Verification, WeightState, WeightStateName
+from grpo_proto.messages.weights import Kind, LastPush, PushFailure, Verification, WeightState, WeightStateName
 from grpo_proto.server.refusal import Refusal
 
 
@@ -24,6 +30,7 @@ class Push:
     version: int
     deadline_at_s: float
     served_before: bool
+    kind: Kind = "full"
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,9 @@ class Weights:
 
     `version` belongs to `committed_session`, the session whose push is served (None: as loaded from disk).
     `has_group`: the session's process group exists: every member has joined, and no push has broken it since.
+    `served_kind`: the kind of the push that is served; None as loaded from disk.
+    `base_overwritten`: a full push has begun at some time, so no adapter fits the base any more.
+    `reason`: why the weights are stale, or why the last adapter push failed.
     """
 
     state: WeightStateName = "initial"
@@ -49,6 +59,8 @@ class Weights:
     last_push: LastPush | None = None
     verified_by: tuple[Verification, ...] = ()
     push_failure: PushFailure | None = None
+    served_kind: Kind | None = None
+    base_overwritten: bool = False
 
     @property
     def serves(self) -> bool:
@@ -111,9 +123,10 @@ def open_session(
         lease_until_s=now_s + lease_s,
         has_group=False,
     )
-    if opened.state == "loading":
-        return fail(opened, f"session {session} of trainer {trainer_id} replaced the session that was pushing")
-    if opened.state == "current" and foreign:
+    if opened.push is not None:
+        opened = fail(opened, f"session {session} of trainer {trainer_id} replaced the session that was pushing")
+    # Adapters stay: their names keep the trainers apart, and the new trainer's requests wait for its own push.
+    if opened.state == "current" and opened.served_kind == "full" and foreign:
         return fail(opened, f"trainer {trainer_id} took over and has not committed a push yet")
     return opened
 
@@ -141,13 +154,16 @@ def require_session(weights: Weights, session: int) -> None:
 def close_session(weights: Weights) -> Weights:
     """Close the session. The served weights stay, unless a push was under way."""
     closed = replace(weights, session=None, trainer_id=None, lease_until_s=0.0, has_group=False)
-    return fail(closed, "the trainer closed its session during a push") if closed.state == "loading" else closed
+    return fail(closed, "the trainer closed its session during a push") if closed.push is not None else closed
 
 
-def begin(weights: Weights, *, version: int, deadline_s: float, now_s: float) -> tuple[Weights, Push]:
+def begin(
+    weights: Weights, *, version: int, deadline_s: float, now_s: float, kind: Kind = "full"
+) -> tuple[Weights, Push]:
     """Start a push. Call `renew` first.
 
-    Raises Refusal (409) when a push is under way, the version does not grow, or there is no process group.
+    Raises Refusal (409) when a push is under way, the version does not grow, there is no process group, an adapter's
+    base has been overwritten, or a session that serves adapters pushes all weights.
     """
     if weights.session is None:
         raise Refusal.conflict("no_session", "the server has no session", "join with a new session")
@@ -167,15 +183,33 @@ def begin(weights: Weights, *, version: int, deadline_s: float, now_s: float) ->
             f"version {version} is not newer than the served version {weights.version}",
             "raise the version with every push of a session",
         )
+    _check_kind(weights, kind)
     push = Push(
         number=weights.num_pushes + 1,
         session=weights.session,
         version=version,
         deadline_at_s=now_s + deadline_s,
         served_before=weights.serves,
+        kind=kind,
     )
-    loading = replace(weights, state="loading", reason=None, push=push, push_failure=None, num_pushes=push.number)
-    return loading, push
+    begun = replace(weights, reason=None, push=push, push_failure=None, num_pushes=push.number)
+    return begun if kind == "lora" else replace(begun, state="loading", base_overwritten=True), push
+
+
+def _check_kind(weights: Weights, kind: Kind) -> None:
+    """Raises Refusal (409) for an adapter without its base, and for a push of the other kind in mid-run."""
+    if weights.served_kind == "lora" and kind == "full" and weights.committed_session == weights.session:
+        raise Refusal.conflict(
+            "other_kind",
+            f"a push of the other kind in mid-run: session {weights.session} serves adapters and pushes all weights",
+            "push adapters, or join with a new session",
+        )
+    if kind == "lora" and weights.base_overwritten:
+        raise Refusal.conflict(
+            "base_overwritten",
+            "an adapter needs the weights as loaded from disk, and a push of all weights has overwritten them",
+            "start the server again",
+        )
 
 
 def check_commit(weights: Weights, *, version: int, digest: str) -> Push | None:
@@ -218,6 +252,7 @@ def commit(
         state="current",
         version=push.version,
         committed_session=push.session,
+        served_kind=push.kind,
         reason=None,
         push=None,
         last_push=LastPush(seconds=seconds, bytes=num_bytes, digest=digest),
@@ -234,7 +269,12 @@ def canary_agreed(weights: Weights, *, version: int) -> Weights:
 
 
 def fail(weights: Weights, reason: str) -> Weights:
-    """Mark the weights stale: neither the served nor the loading weights can be trusted any more."""
+    """Mark the weights stale: neither the served nor the loading weights can be trusted any more.
+
+    A failed adapter push changes nothing: the adapter before it is still whole.
+    """
+    if weights.push is not None and weights.push.kind == "lora":
+        return replace(weights, reason=reason, push=None)
     return replace(weights, state="stale", reason=reason, push=None)
 
 
@@ -268,6 +308,13 @@ def check_request(weights: Weights, *, session: int | None, min_version: int | N
             f"version {min_version} is requested, version {weights.version} is served",
             "push that version first",
         )
+
+
+def not_begun(weights: Weights) -> Refusal:
+    """Return the refusal of a push that has failed before the workers were ready for it."""
+    if not weights.serves:
+        return not_serving(weights)
+    return Refusal.busy(503, "push_failed", f"the push failed, and changed nothing: {weights.reason}", 1.0)
 
 
 def not_serving(weights: Weights) -> Refusal:

@@ -163,14 +163,17 @@ class TestRefusedBeforeAnyByte:
             with refused(409, "old_version"):
                 await trainer.begin(5, manifest_of(fresh.model(1)))
 
-    async def test_adapters_are_not_supported_yet(self, fresh: Server):
+    async def test_an_adapter_without_enable_lora(self, fresh: Server):
         async with fresh.trainer() as trainer:
             await trainer.join(take_over=True)
             request = BeginRequest(
                 session=trainer.session, version=1, kind="lora", manifest=manifest_of(fresh.model(1))
             )
-            with refused(422, "kind_not_supported"):
+            with refused(422, "adapters_not_enabled"):
                 await trainer.clients[0].begin(request)
+        async with fresh.client() as client:
+            info = await client.info()
+        assert (info.adapters, info.base_digest) == (None, None)
 
 
 @pytest.mark.faults

@@ -87,7 +87,7 @@ def push(llm: Any, policy: Policy, folder: Path, *, session: int) -> bool:
     while not call(llm, "joined", session):
         time.sleep(0.01)
     request = BeginRequest(session=session, version=1, manifest=manifest, absent=absent)
-    call(llm, "begin", session, request.model_dump_json())
+    call(llm, "begin", session, request.model_dump_json(), {"unknown": []})
     digest = Digest(max(manifest.bucket_bytes), "cpu")
     # All are on their way before the first is received: both sides are this thread.
     buckets = [bucket.clone() for bucket in export.buckets(manifest, "cpu")]
