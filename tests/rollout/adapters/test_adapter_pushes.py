@@ -348,5 +348,7 @@ class TestLast:
             assert versions_in(answer) == {1}
             assert logprob_error(server.model(51), answer) <= 1e-4
             assert not {name for name in await models(server) if name.startswith("policy")}
+            assert (await complete(server, "policy")).status_code == 404
+            assert await num_adapters(server) == 0
             with refused(409, "base_overwritten"):
                 await full.begin_adapter(Adapter(52), 2)
