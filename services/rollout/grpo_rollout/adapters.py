@@ -10,7 +10,6 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any
 
 from vllm.config.lora import LoRAConfig
@@ -36,13 +35,6 @@ SETTLE_S = 0.05
 tells the engine."""
 
 
-@dataclass(frozen=True, eq=False)
-class Adapter:
-    """One version. Compare by identity: a failed version may be pushed again, under the same name."""
-
-    request: LoRARequest
-
-
 def adapter_name(session: int, version: int) -> str:
     return f"{ALIAS}@{session}.{version}"
 
@@ -55,25 +47,29 @@ def version_of(request: LoRARequest | None) -> int | None:
 
 
 class Adapters:
-    """Holds the versions of one server; made for a server with --enable-lora.
+    """Holds the versions of one server with --enable-lora, each as the request of vLLM's that names it.
 
     Args:
+        config: vLLM's limits.
+        base: the digest of the checkpoint that adapters must have been trained on.
         models: vLLM's `OpenAIServingModels`, which resolves the model names of vLLM's own routes.
-        on_unused: called when a version that is not the newest has lost its last request.
+
+    `on_unused` is called when a version that is not the newest has lost its last request.
     """
 
-    def __init__(self, engine: Engine, limits: LoRAConfig, base: BaseDigest, models: Any):
-        self.engine, self.base, self.config, self.models = engine, base, limits, models
-        max_cpu_loras = limits.max_cpu_loras or limits.max_loras
+    def __init__(self, engine: Engine, config: LoRAConfig, base: BaseDigest, models: Any):
+        self.engine, self.config, self.base, self.models = engine, config, base, models
         self.limits = AdapterLimits(
-            max_loras=limits.max_loras, max_lora_rank=limits.max_lora_rank, max_cpu_loras=max_cpu_loras
+            max_loras=config.max_loras,
+            max_lora_rank=config.max_lora_rank,
+            max_cpu_loras=config.max_cpu_loras or config.max_loras,
         )
-        self.newest: Adapter | None = None
+        self.newest: LoRARequest | None = None
         self.on_unused: Callable[[], None] = lambda: None
-        self._loading: Adapter | None = None
-        self._loaded: dict[str, Adapter] = {}
-        self._retired: list[Adapter] = []
-        self._num_requests: Counter[Adapter] = Counter()
+        self._loading: LoRARequest | None = None
+        self._loaded: dict[str, LoRARequest] = {}
+        self._retired_ids: list[int] = []
+        self._num_requests: Counter[str] = Counter()
         self._next_id = FIRST_ID
         self._generate = engine.client.generate
         engine.client.generate = self.generate
@@ -93,36 +89,38 @@ class Adapters:
 
         Raises VLLMNotFoundError for a version that has been unloaded.
         """
-        adapter = self._choose(lora_request)
-        if adapter is not None:
-            lora_request = adapter.request
-            self._num_requests[adapter] += 1
+        chosen = self._choose(lora_request)
+        self._hold(chosen)
         try:
-            outputs = self._generate(prompt, sampling_params, request_id, lora_request=lora_request, **options)
+            outputs = self._generate(prompt, sampling_params, request_id, lora_request=chosen, **options)
             async with aclosing(outputs):
                 async for output in outputs:
                     yield output
         finally:
-            if adapter is not None:
-                self._release(adapter)
+            self._release(chosen)
 
-    def _choose(self, asked: LoRARequest | None) -> Adapter | None:
-        """Return the version for a request; None when it takes the base, or an adapter of --lora-modules."""
-        if asked is None or (asked.lora_name == ALIAS and asked.lora_int_id >= FIRST_ID):
+    def _choose(self, asked: LoRARequest | None) -> LoRARequest | None:
+        """Return the version for a request; None for the base. An adapter of --lora-modules is none of ours."""
+        if asked is None:
             return self.newest
         if asked.lora_int_id < FIRST_ID:
-            return None
-        adapter = self._loaded.get(asked.lora_name)
-        if adapter is None:
-            raise VLLMNotFoundError(f"{asked.lora_name} is not served any more; {ALIAS} names the newest version")
-        return adapter
+            return asked
+        chosen = self.newest if asked.lora_name == ALIAS else self._loaded.get(asked.lora_name)
+        if chosen is None:
+            raise VLLMNotFoundError(f"{asked.lora_name} is not served any more; GET /v1/models lists what is")
+        return chosen
 
-    def _release(self, adapter: Adapter) -> None:
-        self._num_requests[adapter] -= 1
-        if self._num_requests[adapter] <= 0:
-            del self._num_requests[adapter]
-            if adapter is not self.newest:
-                self.on_unused()
+    def _hold(self, chosen: LoRARequest | None) -> None:
+        if chosen is not None:
+            self._num_requests[chosen.lora_name] += 1
+
+    def _release(self, chosen: LoRARequest | None) -> None:
+        if chosen is not None:
+            self._num_requests[chosen.lora_name] -= 1
+            if self._num_requests[chosen.lora_name] == 0:
+                del self._num_requests[chosen.lora_name]
+                if chosen.lora_name in self._loaded and chosen is not self.newest:
+                    self.on_unused()
 
     # --- pushes ------------------------------------------------------------------------------------------------
 
@@ -137,13 +135,13 @@ class Adapters:
         self._check_room()
 
     def _check_room(self) -> None:
-        """Raises Refusal (429) when one more version would not fit beside those that are in use."""
-        self._retire()
-        if len(self._loaded) >= self.limits.max_cpu_loras:
+        """Raises Refusal (429) when one more version would not fit beside those that have requests."""
+        num_used = sum(name in self._num_requests for name in self._loaded)
+        if num_used >= self.limits.max_cpu_loras:
             raise Refusal.busy(
                 429,
                 "versions_in_use",
-                f"{len(self._loaded)} versions are in use, and --max-cpu-loras is {self.limits.max_cpu_loras}",
+                f"{num_used} versions have requests, and --max-cpu-loras is {self.limits.max_cpu_loras}",
                 RETRY_AFTER_S,
                 hint="push once the oldest sequences have ended, or start the server with a greater --max-cpu-loras",
             )
@@ -152,24 +150,23 @@ class Adapters:
         """Return what the version of a push will be called. It has an id of its own; no request gets it yet."""
         self._next_id += 1
         name = adapter_name(push.session, push.version)
-        self._loading = Adapter(LoRARequest(lora_name=name, lora_int_id=self._next_id, lora_path=f"/{name}"))
-        return self._loading.request
+        self._loading = LoRARequest(lora_name=name, lora_int_id=self._next_id, lora_path=f"/{name}")
+        return self._loading
 
     def publish(self) -> None:
         """Serve the version that has been loaded, from now on, as the newest."""
         if self._loading is None:
             raise RuntimeError("no adapter has been loaded")
-        self.newest, self._loading = self._loading, None
-        request = self.newest.request
-        self._loaded[request.lora_name] = self.newest
+        newest, self._loading = self._loading, None
+        self.newest = self._loaded[newest.lora_name] = newest
         self._retire()
-        alias = LoRARequest(lora_name=ALIAS, lora_int_id=request.lora_int_id, lora_path=request.lora_path)
-        self.models.lora_requests |= {ALIAS: alias, request.lora_name: request}
+        alias = LoRARequest(lora_name=ALIAS, lora_int_id=newest.lora_int_id, lora_path=newest.lora_path)
+        self.models.lora_requests |= {ALIAS: alias, newest.lora_name: newest}
 
     def abandon(self) -> None:
         """Forget the version that was being loaded: its push has failed."""
         if self._loading is not None:
-            self._retired.append(self._loading)
+            self._retired_ids.append(self._loading.lora_int_id)
             self._loading = None
 
     def withdraw(self) -> None:
@@ -180,16 +177,16 @@ class Adapters:
 
     def _retire(self) -> None:
         """Withdraw the names of versions that no request uses, except the newest version's."""
-        for name, adapter in list(self._loaded.items()):
-            if adapter is not self.newest and adapter not in self._num_requests:
-                self._retired.append(self._loaded.pop(name))
+        for name, version in list(self._loaded.items()):
+            if version is not self.newest and name not in self._num_requests:
+                del self._loaded[name]
+                self._retired_ids.append(version.lora_int_id)
                 self.models.lora_requests.pop(name, None)
 
     async def unload_unused(self) -> None:
         """Have the workers unload versions that no request can get any more. Raises WorkerError, EngineDiedError."""
         self._retire()
-        retired, self._retired = self._retired, []
-        if retired:
+        ids, self._retired_ids = self._retired_ids, []
+        if ids:
             await asyncio.sleep(SETTLE_S)
-            ids = [adapter.request.lora_int_id for adapter in retired]
             metrics.ADAPTERS.set(max(await self.engine.workers("unload_adapters", ids)))

@@ -275,7 +275,7 @@ class Pushes:
         )
         if push.kind == "lora" and self.adapters is not None:
             self.adapters.publish()
-            self._unload_unused()
+        self._unload_unused()
         metrics.count_push("committed", seconds=seconds, num_bytes=reception.num_bytes)
         logger.info("version %d: %d bytes in %.3f s", push.version, reception.num_bytes, seconds)
         return self.message()

@@ -31,6 +31,12 @@ def finish_reasons(answer: RolloutResponse) -> set[str]:
     return {completion.finish_reason for group in answer.groups for completion in group.completions}
 
 
+def every_eighth(answer: RolloutResponse) -> RolloutResponse:
+    """Completions of a long request, few enough to compute them here."""
+    groups = [group.model_copy(update={"completions": group.completions[::8]}) for group in answer.groups]
+    return answer.model_copy(update={"groups": groups})
+
+
 async def assert_served(server: Server, adapter: Adapter) -> None:
     """A request of nobody's session gets this adapter."""
     assert logprob_error(adapter.model, await server.sample(prompts=4, n=4, max_tokens=24)) <= FP32_BOUND
@@ -68,8 +74,8 @@ class TestFirst:
                                        (2, second.model, of_second)):  # fmt: skip
             assert versions_in(answer) == {version}
             assert finish_reasons(answer) <= {"stop", "length"}
-            assert logprob_error(model, answer) <= FP32_BOUND
-        assert logprob_error(second.model, of_first) > 0.1
+            assert logprob_error(model, every_eighth(answer)) <= FP32_BOUND
+        assert logprob_error(second.model, every_eighth(of_first)) > 0.1
 
 
 class TestRequests:
@@ -120,7 +126,7 @@ class TestRequests:
         adapters = [Adapter(10), Adapter(11)]
         for version in range(1, 21):
             await trainer.push_adapter(adapters[version % 2], version)
-            answer = await server.sample(prompts=2, n=2, session=trainer.session)
+            answer = await server.sample(prompts=1, n=2, session=trainer.session)
             assert versions_in(answer) == {version}
             assert logprob_error(adapters[version % 2].model, answer) <= FP32_BOUND
         assert await num_adapters(server) == 1
@@ -159,21 +165,33 @@ class TestWhilePushing:
     async def test_versions_beyond_memory_are_refused_until_sequences_end(
         self, server: Server, trainer: AdapterTrainer
     ):
+        adapters = [Adapter(20 + number) for number in range(3)]
         async with server.client() as client:
             running = []
-            for version in range(1, 5):
-                await trainer.push_adapter(Adapter(20 + version), version)
-                request = long_request(f"held{version}", prompts=4, session=trainer.session)
+            for version in (1, 2):
+                await trainer.push_adapter(adapters[version - 1], version)
+                request = long_request(f"held{version}", prompts=1, session=trainer.session)
                 running.append(asyncio.create_task(client.rollouts(request)))
                 await asyncio.sleep(0.1)
             with refused(429, "versions_in_use"):
-                await trainer.begin_adapter(Adapter(25), 5)
-            for task in running:
-                task.cancel()
-            await asyncio.wait(running)
-        await until_running(server, 0)
-        await trainer.push_adapter(Adapter(25), 5)
-        await assert_served(server, Adapter(25))
+                await trainer.begin_adapter(adapters[2], 3)
+            waiting = asyncio.create_task(complete(server, "foreign-0"))  # no slot is free
+            answers = [await task for task in running]
+            assert (await waiting).status_code == 200
+        for version, answer in enumerate(answers, 1):
+            assert versions_in(answer) == {version}
+            assert logprob_error(adapters[version - 1].model, every_eighth(answer)) <= FP32_BOUND
+        await trainer.push_adapter(adapters[2], 3)
+        await assert_served(server, adapters[2])
+
+    async def test_a_version_that_vllm_has_evicted_comes_back(self, server: Server, trainer: AdapterTrainer):
+        """vLLM then loads it inside a step, where a failure would end the engine, or scale it twice."""
+        adapter = Adapter(26, lora_alpha=24)
+        await trainer.push_adapter(adapter, 1)
+        for _ in range(2):
+            for name in ("foreign-0", "foreign-1"):
+                assert (await complete(server, name)).status_code == 200
+            await assert_served(server, adapter)
 
 
 class TestRefusedBeforeAnyByte:
@@ -212,7 +230,7 @@ class TestRefusedBeforeAnyByte:
         async with server.client() as client:
             info = await client.info()
         assert info.adapters is not None
-        assert (info.adapters.max_loras, info.adapters.max_lora_rank, info.adapters.max_cpu_loras) == (2, 64, 4)
+        assert (info.adapters.max_loras, info.adapters.max_lora_rank, info.adapters.max_cpu_loras) == (2, 64, 2)
         assert info.base_digest == checkpoint_digest(checkpoint_folder(info.model))
 
     async def test_older_versions_and_a_push_of_all_weights(self, server: Server, trainer: AdapterTrainer):
@@ -330,5 +348,7 @@ class TestLast:
             assert versions_in(answer) == {1}
             assert logprob_error(server.model(51), answer) <= 1e-4
             assert not {name for name in await models(server) if name.startswith("policy")}
+            assert (await complete(server, "policy")).status_code == 404
+            assert await num_adapters(server) == 0
             with refused(409, "base_overwritten"):
                 await full.begin_adapter(Adapter(52), 2)
