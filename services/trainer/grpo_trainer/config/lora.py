@@ -18,7 +18,7 @@ REFUSED = {
 """Settings of PEFT that no rollout server can serve, and the reason."""
 SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes as --max-lora-rank."""
-NEUTRAL = (None, False, "none", [])
+NEUTRAL: tuple[Any, ...] = (None, False, "none", [])
 
 
 class LoraConfig(Section):

@@ -12,8 +12,9 @@ Three decisions are made here instead of by DeepSpeed:
 import contextlib
 import io
 import logging
+import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from ..lora.adapter import Adapter, keep_adapter_only
 from ..lora.files import write_adapter, write_merged_card
 from ..lora.merging import LowRankDelta, checkpoint_name
 from ..ranks.process_group import join_process_group
-from .deepspeed_settings import ClipBareOptimizer, adamw, deepspeed_settings, inference_settings
+from .deepspeed_settings import ClipBareOptimizer, adamw, deepspeed_settings, full_shape, inference_settings
 from .export import Export
 from .model import load_policy
 from .output_head import Policy
@@ -106,6 +107,13 @@ class TrainingEngine:
     def _make_export(self, kind: Kind) -> Export:
         adapter = self.adapter if kind == "lora" else None
         tensors, deltas = self._whole_model()
+        if deltas and kind == "full" and self.rank == 0:
+            log.warning(
+                "the rollout servers take no adapters: every push sends the whole model with the adapter added, %.1f "
+                "MiB instead of %.1f; to push the adapter alone, start the servers with --enable-lora",
+                _num_bytes(tensors.values()) / 2**20,
+                _num_bytes(factor for delta in deltas.values() for factor in delta.factors) / 2**20,
+            )
         return Export(
             kind,
             adapter.tensors() if adapter else tensors,
@@ -208,7 +216,8 @@ class TrainingEngine:
     def save(self, folder: Path) -> None:
         """Write model, optimizer, update counts and every rank's random state into `folder`.
 
-        Of a model with an adapter only the adapter is written. All ranks call it; the folder is complete once all have returned.
+        Of a model with an adapter only the adapter is written. All ranks call it; the folder is complete once all have
+        returned.
         """
         files = self._engine.checkpoint_engine
         methods = (files, "makedirs"), (files, "save"), (self._engine, "_copy_recovery_script")
@@ -332,6 +341,10 @@ def _deferring_write_errors(*methods: tuple[Any, str], afterwards: Callable[[], 
             delattr(owner, name)
     if failures:
         raise failures[0]
+
+
+def _num_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(math.prod(full_shape(tensor)) * tensor.element_size() for tensor in tensors)
 
 
 def _quieten_libraries() -> None:

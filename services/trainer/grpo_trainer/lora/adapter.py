@@ -142,6 +142,14 @@ class Adapter:
         """Return what the adapter adds to the model's parameters, by the names of its checkpoint."""
         return {name: LowRankDelta(layer) for name, layer in self.layers.items()}
 
+    def merged_state(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """Return the whole model with the adapter added, in `dtype`; for a model that no engine shards."""
+        deltas = self.deltas()
+        return {
+            name: (deltas[name].added_to(tensor) if name in deltas else tensor.detach()).to(dtype)
+            for name, tensor in self.base_tensors().items()
+        }
+
     def saved_config(self) -> dict[str, Any]:
         """Return the contents of PEFT's adapter_config.json."""
         plain: dict[str, Any] = json.loads(json.dumps(self._config.to_dict(), default=sorted))

@@ -81,7 +81,7 @@ def _adapter_card(config: Mapping[str, Any]) -> str:
     )
 
 
-def base_digest(name_or_path: str) -> str:
+def base_digest_of(name_or_path: str) -> str:
     """Return the digest of a model's checkpoint; downloads a model of the Hub that is not here yet.
 
     Reads every byte. Raises UsageError or UnavailableError when there is no checkpoint in safetensors.

@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -38,6 +38,9 @@ class TensorSource(Protocol):
     kind: Kind
     device: torch.device
     sharded: bool
+    peft_config: dict[str, Any] | None
+    """With `base_digest` of a `lora` push only, see `BeginRequest`."""
+    base_digest: str | None
 
     def listed(self) -> list[tuple[str, str, list[int]]]: ...
 
@@ -83,7 +86,7 @@ class WeightPusher:
         self._try_each_alone = False
         self._under_way: Transfer | None = None
 
-    def open(self, version: int, kind: Kind, manifest: Manifest, deadline_s: float) -> Failure | None:
+    def open(self, version: int, export: TensorSource, manifest: Manifest, deadline_s: float) -> Failure | None:
         """Open a session with every server that answers, or keep the open one, and begin the push on all of them."""
         if self.lease.taken_over is not None:
             return Failure(self.lease.taken_over, final=True)
@@ -95,7 +98,15 @@ class WeightPusher:
                 manifest, self.config.bucket_timeout_s, push_deadline_s=self.config.push_deadline_s
             )
             self.loop.run(
-                session.begin(version, kind, manifest, bucket_timeout_s=self._bucket_s, deadline_s=deadline_s)
+                session.begin(
+                    version,
+                    export.kind,
+                    manifest,
+                    peft_config=export.peft_config,
+                    base_digest=export.base_digest,
+                    bucket_timeout_s=self._bucket_s,
+                    deadline_s=deadline_s,
+                )
             )
         except MemberFailed as error:
             return self._give_up(error, final=self._is_final(error, members))
@@ -235,7 +246,7 @@ def push(version: int, export: TensorSource, pusher: WeightPusher, config: Weigh
     while True:
         attempts += 1
         left_s = max(started + config.push_deadline_s - time.monotonic(), 1.0)
-        failure = pusher.open(version, export.kind, manifest, left_s)
+        failure = pusher.open(version, export, manifest, left_s)
         if failure is None:
             failure, digest = _send(export, manifest, pusher)
             if failure is None:

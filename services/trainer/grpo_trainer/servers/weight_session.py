@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
+from typing import Any
 
 from torch.distributed import TCPStore
 
@@ -100,13 +101,23 @@ class WeightSession:
         return cls(number, members, group, config)
 
     async def begin(
-        self, version: int, kind: Kind, manifest: Manifest, *, bucket_timeout_s: float, deadline_s: float
+        self,
+        version: int,
+        kind: Kind,
+        manifest: Manifest,
+        *,
+        peft_config: dict[str, Any] | None,
+        base_digest: str | None,
+        bucket_timeout_s: float,
+        deadline_s: float,
     ) -> None:
         request = BeginRequest(
             session=self.number,
             version=version,
             kind=kind,
             manifest=manifest,
+            peft_config=peft_config,
+            base_digest=base_digest,
             bucket_timeout_s=bucket_timeout_s,
             deadline_s=deadline_s,
         )
