@@ -212,7 +212,8 @@ def _save(
         model.save_pretrained(part, state_dict=state)
         tokenizer.save_pretrained(part)
         if adapter is not None:
-            write_adapter(part / "adapter", adapter.saved_config(), adapter.tensors())
+            method = "supervised fine-tuning"
+            write_adapter(part / "adapter", adapter.saved_config(), adapter.tensors(), trained_by=method)
             tokenizer.save_pretrained(part / "adapter")
 
     try:

@@ -275,7 +275,7 @@ class TrainingEngine:
         """Write `state` as PEFT does, with tokenizer and model card. No collective."""
         if self.adapter is None:
             raise ValueError("the model has no adapter")
-        write_adapter(folder, self.adapter.saved_config(), state)
+        write_adapter(folder, self.adapter.saved_config(), state, trained_by="GRPO")
         self._write_tokenizer(folder)
 
     def write_hf(self, folder: Path, state: dict[str, torch.Tensor]) -> None:

@@ -18,6 +18,7 @@ import torch
 from peft.tuners.lora import Linear
 from peft.tuners.lora.layer import ParamWrapper
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from ..config.lora import ALL_LINEAR, LoraConfig
 from ..errors import UsageError
@@ -48,7 +49,7 @@ class Adapter:
         self._config = peft.LoraConfig(
             r=config.r,
             lora_alpha=config.alpha,
-            target_modules=config.target_modules,
+            target_modules=_linear_layers(model) if config.target_modules == ALL_LINEAR else config.target_modules,
             target_parameters=config.target_parameters or None,
             lora_dropout=config.dropout,
             use_rslora=config.use_rslora,
@@ -70,6 +71,10 @@ class Adapter:
                 peft.inject_adapter_in_model(self._config, self.model, adapter_name=ADAPTER)
             except (ValueError, TypeError) as error:
                 raise UsageError(f"model.lora does not fit the model: {error}", hint=HINT) from error
+        if self._config.rank_pattern:
+            # PEFT takes names of the experts' layers before transformers 5 for fused experts, at twice the rank.
+            fused = ", ".join(sorted(self._config.target_parameters))
+            raise UsageError(f"PEFT takes some of model.lora.target_modules for the parameters {fused}", hint=HINT)
 
     def _check_targets(self, config: LoraConfig) -> None:
         for name, layer in self.layers.items():
@@ -175,6 +180,17 @@ class Adapter:
     def _enable(self, *, enabled: bool) -> None:
         for layer in self.layers.values():
             layer.enable_adapters(enabled)
+
+
+def _linear_layers(model: nn.Module) -> list[str]:
+    """Return the names of all linear layers but the output head.
+
+    PEFT's own `all-linear` also reaches the fused experts and the router of some families, at several ranks.
+    """
+    head = model.get_output_embeddings()
+    return [
+        name for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D) and module is not head
+    ]
 
 
 def is_adapter(name: str) -> bool:

@@ -50,12 +50,17 @@ def read_adapter(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]
     return config, tensors
 
 
-def write_adapter(folder: Path, config: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-    """Write an adapter and its model card into `folder`, which is made. Raises OSError and SafetensorError."""
+def write_adapter(
+    folder: Path, config: Mapping[str, Any], tensors: dict[str, torch.Tensor], *, trained_by: str
+) -> None:
+    """Write an adapter and its model card into `folder`, which is made. Raises OSError and SafetensorError.
+
+    `trained_by`: the method, for the card.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / TENSORS, {"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True))
-    (folder / "README.md").write_text(_adapter_card(config))
+    (folder / "README.md").write_text(_adapter_card(config, trained_by))
 
 
 def write_merged_card(folder: Path, config: Mapping[str, Any], *, dtype: str) -> None:
@@ -63,18 +68,18 @@ def write_merged_card(folder: Path, config: Mapping[str, Any], *, dtype: str) ->
     base = config["base_model_name_or_path"]
     (folder / "README.md").write_text(
         f"---\nbase_model: {json.dumps(base)}\nlibrary_name: transformers\npipeline_tag: text-generation\n"
-        "tags: [grpo, lora]\n---\n\n# A policy trained with GRPO, its adapter merged\n\n"
+        "tags: [grpo, lora]\n---\n\n# A policy trained by GRPO, its adapter merged\n\n"
         f"The weights of `{base}` with a LoRA adapter of rank {config['r']} added.\n"
         f"The sum was computed in float32 and rounded once to {dtype}. It needs no PEFT: load it with\n"
         "`transformers` or serve it with vLLM like any model.\n"
     )
 
 
-def _adapter_card(config: Mapping[str, Any]) -> str:
+def _adapter_card(config: Mapping[str, Any], trained_by: str) -> str:
     base, rank = config["base_model_name_or_path"], served_rank(config["r"])
     return (
         f"---\nbase_model: {json.dumps(base)}\nlibrary_name: peft\npipeline_tag: text-generation\n"
-        "tags: [grpo, lora]\n---\n\n# A LoRA adapter trained with GRPO\n\n"
+        f"tags: [lora]\n---\n\n# A LoRA adapter trained by {trained_by}\n\n"
         f"It belongs to `{base}`: rank {config['r']}, alpha {config['lora_alpha']}. Load both with\n"
         "`peft.AutoPeftModelForCausalLM.from_pretrained(THIS_FOLDER)`, or serve them with\n"
         f"`vllm serve {base} --enable-lora --max-lora-rank {rank} --lora-modules policy=THIS_FOLDER`.\n"
