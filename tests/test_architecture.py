@@ -16,6 +16,7 @@ PACKAGES = {
 # The files in which a heavy library may be imported, as paths inside the package; "" is all of it.
 HEAVY = {
     "deepspeed": {"grpo_trainer": ["engine/training_engine.py"]},
+    "peft": {"grpo_trainer": ["lora/adapter.py", "lora/merging.py"]},
     "vllm": {"grpo_rollout": [""]},
     "ray": {"grpo_reward": ["executors/ray.py", "executors/ray_cluster.py", "executors/ray_node.py"]},
     "trl": {"grpo_trainer": ["cold_start/command.py"]},
@@ -40,10 +41,11 @@ def imported_modules(path: Path) -> Iterator[str]:
 BELOW_PARTS = {"algorithm", "ranks", "data", "config"}
 ARROWS = {
     "servers": BELOW_PARTS,
-    "engine": BELOW_PARTS,
+    "engine": BELOW_PARTS | {"lora"},
     "checkpoint": BELOW_PARTS,
     "observe": BELOW_PARTS,
-    "cold_start": BELOW_PARTS,
+    "cold_start": BELOW_PARTS | {"lora"},
+    "lora": {"config"},
     "algorithm": {"data", "config"},
     "ranks": {"data", "config"},
     "data": {"config"},

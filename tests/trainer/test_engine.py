@@ -53,9 +53,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run_ranks(folder: Path, world_size: int) -> list[dict[str, Any]]:
-    """What each rank saw, scenario by scenario."""
-    worker, port = Path(__file__).with_name("engine_worker.py"), str(free_port())
+def spawn_ranks(worker: Path, folder: Path, world_size: int) -> None:
+    """Run `worker` on all ranks to its end, which has to be status 0."""
+    port = str(free_port())
     meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(world_size), "CUDA_VISIBLE_DEVICES": ""}
     logs = [folder / f"log-{world_size}-{rank}" for rank in range(world_size)]
     ranks = [
@@ -68,6 +68,11 @@ def run_ranks(folder: Path, world_size: int) -> list[dict[str, Any]]:
         for process in ranks:
             process.kill()
     assert ends == [0] * world_size, "\n".join(log.read_text()[-4000:] for log in logs)
+
+
+def run_ranks(folder: Path, world_size: int) -> list[dict[str, Any]]:
+    """What each rank saw, scenario by scenario."""
+    spawn_ranks(Path(__file__).with_name("engine_worker.py"), folder, world_size)
     return [json.loads((folder / f"results-{world_size}-{rank}.json").read_text()) for rank in range(world_size)]
 
 

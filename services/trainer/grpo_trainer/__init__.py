@@ -5,6 +5,7 @@ rank_work.py     what every rank does when rank 0 commands it; crew_export.py, t
 algorithm/       pure: sequences, advantages, losses, normalisers, batching
 servers/         rank 0: all that talks to the rollout and reward servers
 engine/          DeepSpeed
+lora/            an adapter on a frozen model
 data/            rows → prompts
 config/          what a run file may say
 ranks/           the processes of one trainer

@@ -16,6 +16,7 @@ class CrewExport:
     def __init__(self, own: Export, crew: Crew):
         self._own, self._crew = own, crew
         self.kind, self.absent, self.device, self.sharded = own.kind, own.absent, own.device, own.sharded
+        self.peft_config, self.base_digest = own.peft_config, own.base_digest
 
     def listed(self) -> list[tuple[str, str, list[int]]]:
         return self._own.listed()

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import torch
 import yaml
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from grpo_proto import RewardClient, ServiceError
 from grpo_proto.fingerprint import tokenizer_fingerprint
@@ -19,7 +19,9 @@ from .data.tokenizer import load_tokenizer
 from .engine.deepspeed_settings import deepspeed_settings
 from .engine.schedule import number_of_steps
 from .errors import model_error_class
+from .lora.adapter import Adapter
 from .observe.server import checked_tokens
+from .servers.adapters import AdapterNeeds
 from .servers.fleet import Fleet
 from .servers.push_plan import plan_push
 from .servers.reward import RewardStage
@@ -71,20 +73,23 @@ def _plan(config: RunConfig, rows: RowStore, eval_rows: RowStore) -> Iterator[Li
 
 def _memory(config: RunConfig) -> Iterator[Line]:
     """Weights, gradients and optimizer state of one rank; activations come on top and depend on the model's code."""
+    lora = config.model.lora
     try:
         with torch.device("meta"):  # no memory, and tied weights are one parameter, as in training
             model = AutoModelForCausalLM.from_config(
                 AutoConfig.from_pretrained(config.model.name_or_path, trust_remote_code=config.model.trust_remote_code)
             )
+            adapter = _adapter_on(model, config)
     except (OSError, ValueError) as error:
         raise model_error_class(config.model.name_or_path, error)(
             f"no model in {config.model.name_or_path}: {str(error).splitlines()[0]}",
             hint="model.name_or_path is a folder or a Hugging Face name",
         ) from error
-    named = list(model.named_parameters())
-    count = sum(parameter.numel() for _, parameter in named)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    pushed = adapter.tensors() if adapter else dict(model.named_parameters())
     manifest = plan_push(
-        ((name, config.model.dtype, parameter.shape) for name, parameter in named), config.weights.bucket_mib
+        ((name, config.model.dtype, parameter.shape) for name, parameter in pushed.items()), config.weights.bucket_mib
     )
     width, ranks = DTYPE_BYTES[config.model.dtype], config.deepspeed.nproc_per_node
     stage = config.deepspeed.zero_stage
@@ -92,15 +97,17 @@ def _memory(config: RunConfig) -> Iterator[Line]:
     sharding = told["zero_optimization"]
     offloads = "offload_optimizer" in sharding
     # Adam's two moments in float32, and a float32 copy of the weights unless they are float32 themselves.
-    optimizer = count * (8 + (4 if config.model.dtype == "bfloat16" else 0)) / (ranks if sharding["stage"] else 1)
-    gradients = count * 4 / (ranks if sharding["stage"] > 1 else 1)  # DeepSpeed's stage 1 keeps them whole
+    optimizer = trained * (8 + (4 if config.model.dtype == "bfloat16" else 0)) / (ranks if sharding["stage"] else 1)
+    gradients = trained * 4 / (ranks if sharding["stage"] > 1 else 1)  # DeepSpeed's stage 1 keeps them whole
     weights = count * width / (ranks if stage == 3 else 1)
-    # Sharded as the policy is.
-    reference = weights if config.algorithm.beta > 0 else 0
+    # Sharded as the policy is; below an adapter it is the same model.
+    reference = weights if config.algorithm.beta > 0 and adapter is None else 0
     # Under ZeRO-3 the gradients' shard lies where the optimizer's state does.
     offloads_gradients = offloads and stage == 3
     total = weights + reference + (0 if offloads_gradients else gradients) + (0 if offloads else optimizer)
     yield "parameters", f"{count:,} in {config.model.dtype}"
+    if lora is not None:
+        yield "adapter", f"{trained:,} parameters of rank {lora.r}; the others are frozen"
     yield (
         "memory of a rank",
         (
@@ -113,6 +120,13 @@ def _memory(config: RunConfig) -> Iterator[Line]:
     yield "one push", f"{sum(manifest.bucket_bytes) / 2**20:.1f} MiB in {len(manifest.bucket_bytes)} buckets"
 
 
+def _adapter_on(model: PreTrainedModel, config: RunConfig) -> Adapter | None:
+    if config.model.lora is None:
+        return None
+    new = config.model.lora.model_copy(update={"adapter": None})
+    return Adapter(model, new, base_name=config.model.name_or_path, seed=config.seed)
+
+
 async def _servers(config: RunConfig, rows: RowStore, tokenizer: str) -> list[Line]:
     """What the servers say, where they run already; one that does not fit is an error, one that is away is not."""
     lines: list[Line] = []
@@ -123,10 +137,14 @@ async def _servers(config: RunConfig, rows: RowStore, tokenizer: str) -> list[Li
             lines.append((f"rollout {replica.url}", f"{replica.info.model}, weights {replica.info.weights.state}"))
         except ServiceError as error:
             lines.append((f"rollout {replica.url}", f"not checked: {error.detail.message}"))
-    fleet.check_compatible(
-        tokenizer=tokenizer, max_tokens=rows.summary.longest_prompt + config.rollout.max_completion_length
+    kind = fleet.check_compatible(
+        tokenizer=tokenizer,
+        max_tokens=rows.summary.longest_prompt + config.rollout.max_completion_length,
+        adapter=AdapterNeeds.of(config, None),
     )
     await fleet.close()
+    if config.model.lora is not None and kind == "full":
+        lines.append(("note", "the servers take no adapters: every push sends the whole model, the adapter added"))
     async with RewardClient(config.reward.url) as client:
         try:
             info = await client.info()

@@ -29,6 +29,7 @@ COMMANDS = (
     "save_engine",
     "describe",
     "gather_state",
+    "gather_adapter",
 )
 
 
@@ -99,3 +100,7 @@ class RankWork:
     def gather_state(self) -> dict[str, torch.Tensor] | None:
         """The policy's state dict in memory of the host, on rank 0."""
         return self.engine.whole_state() or None
+
+    def gather_adapter(self) -> dict[str, torch.Tensor] | None:
+        """The adapter's tensors in memory of the host, on rank 0."""
+        return self.engine.adapter_state() or None

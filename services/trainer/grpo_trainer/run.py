@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from grpo_proto import ServiceError
+from grpo_proto.messages.weights import Kind
 
 from .algorithm.decisions import check_names
 from .checkpoint.run_folder import find_start, make_run_folder, trainer_id
 from .checkpoint.run_lock import only_trainer_in
-from .checkpoint.saving import save_model
+from .checkpoint.saving import save_adapter, save_model
 from .config.doubts import doubts
 from .config.run_config import RunConfig
 from .config.settings import write_resolved
@@ -26,6 +27,7 @@ from .errors import RunError
 from .journal import Journal
 from .live_sources import show_servers
 from .loop import Run, train
+from .lora.files import base_digest_of
 from .observe.live_warnings import recent_warnings
 from .observe.run_status import RunStatus
 from .observe.summary import RunTotals, write_report_and_summary
@@ -70,7 +72,7 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
     own_device()  # a GPU that is missing is told before anything is waited for
     warnings = open_parts.enter_context(recent_warnings())
     rendezvous = open_parts.enter_context(Rendezvous(connect_s=config.deepspeed.timeout_s))
-    folder, state = None, None
+    folder, state, base_digest = None, None, None
     if first_rank:
         make_run_folder(config.run_dir)
         status.enter_phase("waiting for another trainer in this run_dir", limit_s=config.lock_timeout_s + LOCK_SLACK_S)
@@ -78,13 +80,15 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
             only_trainer_in(config.run_dir, timeout_s=config.lock_timeout_s, interruptible=stop.interruptible)
         )
         status.enter_phase("reading the data", limit_s=config.server.loading_s)
-        folder, state = open_checkpoint(config, resume=resume, stop=stop)
+        base_digest = digest_below_adapter(config, status=status, stop=stop)
+        folder, state = open_checkpoint(config, resume=resume, stop=stop, base_digest=base_digest)
     step = state["step"] if state else 0
     if state:  # before the loads and the waits: who looks at the run meanwhile sees what it did
         status.know_run(max_steps=0, step=step)
         status.history.restore(config.run_dir, through_step=step)
 
     orchestrator, max_steps, pad_token_id = None, 0, 0
+    push_kind: Kind = "full"
     if first_rank:
         tokenizer = load_tokenizer(config.model)
         pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
@@ -109,22 +113,25 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
                 max_steps=max_steps,
                 stop=stop,
                 status=status,
+                base_digest=base_digest,
             )
         )
         open_parts.enter_context(status.watching("the event loop", orchestrator.loop.is_alive))
         show_servers(status, config, orchestrator, warnings)
-        orchestrator.connect(tokenizer)
+        push_kind = orchestrator.connect(tokenizer)
 
     # Ranks wait for each other in libraries, where no handler runs, and there is nothing to save yet.
     with stop.ending_at_once() if rendezvous.has_others else nullcontext():
         if first_rank:
             status.enter_phase("waiting for the other ranks", limit_s=config.deepspeed.timeout_s)
             told = {"step": step, "max_steps": max_steps, "pad_token_id": pad_token_id}
+            told |= {"push_kind": push_kind, "base_digest": base_digest}
             rendezvous.announce(told | {"folder": str(folder) if folder else None})
         else:  # which so need neither the data nor the tokenizer
             told = rendezvous.wait_for_start(silence_s=SILENCE_S)
             folder, step = Path(told["folder"]) if told["folder"] else None, told["step"]
             max_steps, pad_token_id = told["max_steps"], told["pad_token_id"]
+            push_kind, base_digest = told["push_kind"], told["base_digest"]
             status.know_run(max_steps=max_steps, step=step)
         join_process_group(timeout_s=config.deepspeed.timeout_s)
     status.enter_phase("loading the model", limit_s=config.server.loading_s)
@@ -136,6 +143,8 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
         temperature=config.rollout.temperature,
         total_updates=max_steps * config.algorithm.steps_per_generation * config.algorithm.num_iterations,
         seed=config.seed,
+        push_kind=push_kind,
+        base_digest=base_digest,
         beat=status.beat,
     )
     if folder is not None:
@@ -169,15 +178,29 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
         log.info("stopped after step %d of %d; go on with --resume", finished, max_steps)
     else:
         with journal.stage("save"):
-            save_model(config, crew, engine.write_hf)
+            if config.model.lora is None:
+                save_model(config, crew, engine.write_hf)
+            else:
+                save_adapter(config, crew, engine.write_adapter)
+            if config.model.lora is not None and config.checkpoint.save_merged:
+                save_model(config, crew, engine.write_hf, folder="model-merged")
     write_report_and_summary(config, journal.final_totals(), steps=finished)
     if finished >= max_steps:
         status.done()
     return 0
 
 
+def digest_below_adapter(config: RunConfig, *, status: RunStatus, stop: StopSignal) -> str | None:
+    """Compute the digest of the model that an adapter is trained on; None when all weights are trained. Rank 0 only."""
+    if config.model.lora is None:
+        return None
+    status.enter_phase("computing the digest of the model", limit_s=config.server.loading_s)
+    with stop.interruptible():
+        return base_digest_of(config.model.name_or_path)
+
+
 def open_checkpoint(
-    config: RunConfig, *, resume: bool, stop: StopSignal
+    config: RunConfig, *, resume: bool, stop: StopSignal, base_digest: str | None = None
 ) -> tuple[Path, dict[str, Any]] | tuple[None, None]:
     """The checkpoint to go on from and its state, if there is one. Rank 0 only.
 
@@ -185,8 +208,13 @@ def open_checkpoint(
     """
     found = find_start(config.run_dir, resume=resume, reading=stop.interruptible)
     if found is not None:
-        stage, dtype = config.deepspeed.zero_stage, config.model.dtype
-        own = layout(zero_stage=stage, world_size=environment_world_size(), dtype=dtype)
+        own = layout(
+            zero_stage=config.deepspeed.zero_stage,
+            world_size=environment_world_size(),
+            dtype=config.model.dtype,
+            lora=config.model.lora,
+            base_digest=base_digest,
+        )
         read_engine_state(found[0] / "engine", own)
     if resume and found is None:
         log.warning("nothing to resume in %s: this is a new run", config.run_dir)

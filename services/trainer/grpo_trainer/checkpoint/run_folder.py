@@ -1,7 +1,8 @@
 """The run folder: its contents, its trainer id, and whether a run may use it.
 
 run.yaml            the resolved configuration        checkpoints/   see files.py
-trainer_id          the name of this run for servers  model/         the final policy, for transformers and vLLM
+trainer_id          the name of this run for servers  model/         the final policy, for transformers and vLLM;
+                                                      with an adapter: the adapter, and model-merged/ their sum
 metrics.jsonl, completions.jsonl, tensorboard/, report.html, summary.json
 data/               the prompt rows with their token ids; see data/rows.py
 .lock               held by the trainer that uses the folder; see run_lock.py

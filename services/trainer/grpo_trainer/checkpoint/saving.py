@@ -34,15 +34,25 @@ def save_checkpoint(step: int, config: RunConfig, crew: Crew, state: dict[str, A
         raise
 
 
-def save_model(config: RunConfig, crew: Crew, write_hf: Callable[[Path, dict[str, Any]], None]) -> None:
-    """Write the policy for transformers and vLLM into `model/`, complete or not at all.
+def save_model(
+    config: RunConfig, crew: Crew, write_hf: Callable[[Path, dict[str, Any]], None], *, folder: str = "model"
+) -> None:
+    """Write the policy for transformers and vLLM into `folder`, complete or not at all; with an adapter, their sum.
 
     Raises RunError when the model could not be written.
     """
-    state = crew.do("gather_state")
+    _save_final(config.run_dir / folder, crew.do("gather_state"), write_hf)
+
+
+def save_adapter(config: RunConfig, crew: Crew, write_adapter: Callable[[Path, dict[str, Any]], None]) -> None:
+    """Write the adapter for PEFT and vLLM into `model/`, complete or not at all. Raises RunError."""
+    _save_final(config.run_dir / "model", crew.do("gather_adapter"), write_adapter)
+
+
+def _save_final(folder: Path, state: dict[str, Any], write: Callable[[Path, dict[str, Any]], None]) -> None:
     hint = "free some space, then use --resume: the checkpoint of the last step is intact"
     with _named("the final model", hint=hint), _own_writing():
-        write_folder_atomically(config.run_dir / "model", lambda folder: write_hf(folder, state))
+        write_folder_atomically(folder, lambda part: write(part, state))
 
 
 @contextmanager

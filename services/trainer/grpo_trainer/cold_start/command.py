@@ -21,6 +21,8 @@ from .examples import load_examples
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from ..lora.adapter import Adapter
+
 log = logging.getLogger(__name__)
 
 
@@ -42,6 +44,7 @@ def run_cold_start(config: ColdStartConfig) -> Path:
     _no_bars()
     on_cpu = _on_cpu(config, gpu_present=torch.cuda.is_available())
     model, tokenizer = _load(config)
+    adapter = _adapter(config, model)
     examples = load_examples(config.data, tokenizer)
     started = time.monotonic()
     trainer = _trainer(config, model, tokenizer, examples, on_cpu=on_cpu)
@@ -52,7 +55,7 @@ def run_cold_start(config: ColdStartConfig) -> Path:
     if trainer.is_world_process_zero():
         # Sampling needs the cache, which the trainer has switched off.
         model.config.use_cache = True
-        _save(model.to(getattr(torch, config.model.dtype)), tokenizer, config.output_dir)
+        _save(model, adapter, tokenizer, config)
     return config.output_dir
 
 
@@ -104,6 +107,15 @@ def _load(config: ColdStartConfig) -> tuple["PreTrainedModel", "PreTrainedTokeni
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return model, tokenizer
+
+
+def _adapter(config: ColdStartConfig, model: "PreTrainedModel") -> "Adapter | None":
+    """Put a new adapter on the model and freeze the model; None when all weights are trained."""
+    if config.model.lora is None:
+        return None
+    from ..lora.adapter import Adapter
+
+    return Adapter(model, config.model.lora, base_name=config.model.name_or_path, seed=config.seed)
 
 
 def _trainer(
@@ -180,12 +192,29 @@ def _progress_lines() -> Any:
     return ProgressLines()
 
 
-def _save(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
-    """Write the folder whole or not at all: an interrupted save leaves no half model under its name."""
+def _save(
+    model: "PreTrainedModel", adapter: "Adapter | None", tokenizer: "PreTrainedTokenizerBase", config: ColdStartConfig
+) -> None:
+    """Write the folder whole or not at all: an interrupted save leaves no half model under its name.
+
+    A run begins from the folder, or from the model below the adapter and the folder `adapter` inside.
+    """
+    import torch
+
+    from ..lora.files import write_adapter
+
+    folder, dtype = config.output_dir, getattr(torch, config.model.dtype)
+    # Add the adapter before the cast: the sum is rounded once.
+    state = adapter.merged_state(dtype) if adapter else None
+    model.to(dtype)
 
     def write(part: Path) -> None:
-        model.save_pretrained(part)
+        model.save_pretrained(part, state_dict=state)
         tokenizer.save_pretrained(part)
+        if adapter is not None:
+            method = "supervised fine-tuning"
+            write_adapter(part / "adapter", adapter.saved_config(), adapter.tensors(), trained_by=method)
+            tokenizer.save_pretrained(part / "adapter")
 
     try:
         write_folder_atomically(folder, write)

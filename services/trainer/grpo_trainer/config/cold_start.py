@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from .lora import LoraConfig
 from .run_config import RecipeName
 from .section import Positive, Section, Share
 
@@ -20,6 +21,9 @@ class ColdStartModel(Section):
     attn_implementation: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
     gradient_checkpointing: bool = Field(False, description="Recompute activations: less memory, slower backward.")
     trust_remote_code: bool = False
+    lora: LoraConfig | None = Field(
+        None, description="Train an adapter: saved in output_dir/adapter, and added to the model in output_dir."
+    )
 
 
 class ColdStartData(Section):

@@ -5,6 +5,10 @@ They are no errors because existing run files contain them.
 
 from .run_config import RunConfig
 
+LOWEST_LORA_RATE = 5e-6
+"""LoRA learns best at about ten times the learning rate of full fine-tuning ("LoRA Without Regret", Thinking Machines
+Lab, 2025), for which RL takes 1e-6 and below."""
+
 TIME_OUTS = (
     ("reward", "timeout_s", "reward", "deadline_s", "one slow sample ends the request of all"),
     ("weights", "bucket_timeout_s", "weights", "push_deadline_s", "a late bucket leaves no time to repeat a push"),
@@ -19,6 +23,11 @@ def doubts(config: RunConfig) -> list[str]:
     if config.rollout.distorting:
         names = ", ".join(config.rollout.distorting)
         found.append(f"{names}: the policy is trained as if it had sampled without, over all tokens")
+    rate = config.optimizer.learning_rate
+    if config.model.lora is not None and 0 < rate < LOWEST_LORA_RATE:
+        found.append(
+            f"optimizer.learning_rate {rate:g} is one of full fine-tuning: with model.lora take about ten times as much"
+        )
     for section, name, longer_section, longer, why in TIME_OUTS:
         value, limit = getattr(getattr(config, section), name), getattr(getattr(config, longer_section), longer)
         if value >= limit:

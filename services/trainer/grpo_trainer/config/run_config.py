@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from .algorithm import AlgorithmConfig
+from .lora import LoraConfig
 from .section import Positive, Seconds, Section, ServerUrl, Share, without_credentials
 
 RecipeName = Literal["none", "countdown", "numina_math"]
@@ -26,6 +27,9 @@ class ModelConfig(Section):
         1024, ge=1, description="Tokens whose [tokens, vocabulary] logits are in memory at the same time."
     )
     trust_remote_code: bool = False
+    lora: LoraConfig | None = Field(
+        None, description="Train an adapter and keep the model frozen; absent: train all weights."
+    )
 
 
 class DataConfig(Section):
@@ -251,6 +255,9 @@ class CheckpointConfig(Section):
 
     save_steps: int = Field(100, ge=0, description="Save every so many steps and at the end; 0: only at the end.")
     save_total_limit: int = Field(2, ge=1, description="Number of newest checkpoints that are kept.")
+    save_merged: bool = Field(
+        False, description="With model.lora: write model-merged/ beside model/, the model with the adapter added."
+    )
 
 
 class LoggingConfig(Section):

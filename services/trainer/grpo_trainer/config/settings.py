@@ -120,8 +120,9 @@ def _readable(file: Path) -> Path:
 def _dotted_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
         yield prefix + name
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from _dotted_keys(field.annotation, f"{prefix}{name}.")
+        for part in get_args(field.annotation) or (field.annotation,):  # a section may be absent: Section | None
+            if isinstance(part, type) and issubclass(part, BaseModel):
+                yield from _dotted_keys(part, f"{prefix}{name}.")
 
 
 def _check_flags(flags: Sequence[str], known: set[str]) -> None:
@@ -142,7 +143,8 @@ def _check_environment(environment: Mapping[str, str], prefix: str, known: set[s
 def _inside_mapping(name: str, known: set[str]) -> bool:
     """Whether `name` lies in a free mapping, whose keys are the user's, such as `reward.params.format`."""
     parent = name.rpartition(".")[0]
-    return "." in parent and parent in known
+    is_section = any(key.startswith(f"{parent}.") for key in known)
+    return "." in parent and parent in known and not is_section
 
 
 def _nearest(name: str, known: set[str], prefix: str) -> str | None:

@@ -7,6 +7,7 @@ the GPU. The buffers are kept from push to push: the first touch of fresh memory
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import groupby
+from typing import Any
 
 import torch
 
@@ -15,6 +16,8 @@ from grpo_proto.checkpoint_layout import Piece
 from grpo_proto.messages.weights import Kind, TensorSpec
 from grpo_proto.transport import dtype_name, view_tensor
 
+from ..lora.merging import LowRankDelta
+
 Gather = Callable[[list[torch.Tensor]], AbstractContextManager[None]]
 
 
@@ -22,7 +25,7 @@ class Export:
     """The named tensors of a push.
 
     Args:
-        kind: how the servers load the tensors: `full`, every parameter of the model.
+        kind: how the servers load the tensors: `full`, every parameter of the model, or `lora`, those of an adapter.
         pieces: the tensors to push, in the order of pushing, and what they are made of.
         sources: what the pieces are made of, by its name in the model.
         absent: tensors of the checkpoint that stay as they are, because they are frozen.
@@ -31,6 +34,8 @@ class Export:
         sharded: whether `gather` is a collective.
         fills: whether this rank fills buckets; otherwise it only helps to gather.
         beat: called after each bucket.
+        deltas: what an adapter adds to some of the tensors of a `full` push, which sends the sum.
+        peft_config, base_digest: of a `lora` push, see `BeginRequest`.
     """
 
     def __init__(
@@ -45,9 +50,13 @@ class Export:
         sharded: bool,
         fills: bool,
         beat: Callable[[], None] = lambda: None,
+        deltas: Mapping[str, LowRankDelta] | None = None,
+        peft_config: dict[str, Any] | None = None,
+        base_digest: str | None = None,
     ):
         self.kind, self.absent, self.device, self.sharded = kind, list(absent), device, sharded
-        self._pieces, self._sources = pieces, sources
+        self.peft_config, self.base_digest = peft_config, base_digest
+        self._pieces, self._sources, self._deltas = pieces, sources, deltas or {}
         self._gather, self._fills, self._beat = gather, fills, beat
         self._staging: list[torch.Tensor] = []
 
@@ -72,7 +81,7 @@ class Export:
             while number < specs[0].bucket:
                 yield self._filled(number, manifest)
                 number += 1
-            with self._gather([self._sources[name] for piece in pieces for name in piece.sources]):
+            with self._gather([part for piece in pieces for source in piece.sources for part in self._parts(source)]):
                 made = self._made(pieces) if self._fills else {}
                 for spec in specs:
                     while number < spec.bucket:  # a piece may be larger than a bucket
@@ -99,7 +108,7 @@ class Export:
     def _made(self, pieces: Sequence[Piece]) -> dict[str, torch.Tensor]:
         made: dict[str, torch.Tensor] = {}
         for piece in pieces:
-            made |= piece.restore([self._sources[name].data for name in piece.sources])
+            made |= piece.restore([self._value(source) for source in piece.sources])
         return made
 
     def _filled(self, number: int, manifest: Manifest) -> torch.Tensor:
@@ -108,6 +117,14 @@ class Export:
 
     def _bucket(self, number: int, manifest: Manifest) -> torch.Tensor:
         return self._staging[number % 2][: manifest.bucket_bytes[number]]
+
+    def _parts(self, source: str) -> list[torch.Tensor]:
+        """Return the parameters that the value of `source` is computed from."""
+        return [self._sources[source], *(self._deltas[source].factors if source in self._deltas else [])]
+
+    def _value(self, source: str) -> torch.Tensor:
+        weight = self._sources[source].data
+        return self._deltas[source].added_to(weight) if source in self._deltas else weight
 
     def _make_staging(self, num_bytes: int, device: torch.device) -> None:
         if self._staging and self._staging[0].numel() >= num_bytes and self._staging[0].device.type == device.type:

@@ -124,9 +124,10 @@ class _ChunkedHead(torch.autograd.Function):  # type: ignore[misc]
     ) -> tuple[torch.Tensor | None, ...]:
         hidden_NH, weight_VH, bias_V, target_N, log_sum_N, entropy_N = ctx.saved_tensors
         transform, temperature, chunk_tokens = ctx.transform, ctx.temperature, ctx.chunk_tokens
-        # Keep sums over chunks in float32 until the end, so that bf16 rounds once.
-        grad_weight_VH = torch.zeros_like(weight_VH, dtype=torch.float32)
-        grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
+        # Keep sums over chunks in float32 until the end, so that bf16 rounds once. A frozen head needs none.
+        _, trains_weight, trains_bias, *_ = ctx.needs_input_grad
+        grad_weight_VH = torch.zeros_like(weight_VH, dtype=torch.float32) if trains_weight else None
+        grad_bias_V = torch.zeros_like(bias_V, dtype=torch.float32) if trains_bias else None
         grad_hidden_NH = torch.empty_like(hidden_NH)
         if grad_logprobs_N is None:
             grad_logprobs_N = torch.zeros_like(log_sum_N)
@@ -149,12 +150,15 @@ class _ChunkedHead(torch.autograd.Function):  # type: ignore[misc]
                 grad_bias_V += grad_logits.sum(dim=0)
             grad_logits = grad_logits.to(weight_VH.dtype)
             grad_hidden_NH[chunk] = grad_logits @ weight_VH
+            if grad_weight_VH is None:
+                continue
             if weight_VH.dtype == torch.float32:
                 grad_weight_VH.addmm_(grad_logits.T, hidden_NH[chunk])
             else:
                 grad_weight_VH += grad_logits.T @ hidden_NH[chunk]
-        grad_bias = None if grad_bias_V is None or bias_V is None else grad_bias_V.to(bias_V.dtype)
-        return grad_hidden_NH, grad_weight_VH.to(weight_VH.dtype), grad_bias, None, None, None, None
+        grad_weight = None if grad_weight_VH is None else grad_weight_VH.to(weight_VH.dtype)
+        grad_bias = None if grad_bias_V is None else grad_bias_V.to(bias_V.dtype)
+        return grad_hidden_NH, grad_weight, grad_bias, None, None, None, None
 
 
 def _logits(

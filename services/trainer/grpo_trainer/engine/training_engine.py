@@ -12,8 +12,9 @@ Three decisions are made here instead of by DeepSpeed:
 import contextlib
 import io
 import logging
+import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,9 @@ from deepspeed.utils import logger as deepspeed_logger
 from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
+from grpo_proto.checkpoint_layout import plain_layout, shape_of
+from grpo_proto.messages.weights import Kind
+
 from ..algorithm.loss import old_logprobs, policy_loss
 from ..algorithm.reduction import Tally
 from ..algorithm.sequences import MicroBatch
@@ -32,6 +36,9 @@ from ..algorithm.surrogates import surrogate_of
 from ..config.algorithm import AlgorithmConfig
 from ..config.run_config import DeepSpeedConfig, ModelConfig, OptimizerConfig
 from ..errors import RunError, storage_error_class
+from ..lora.adapter import Adapter, keep_adapter_only
+from ..lora.files import write_adapter, write_merged_card
+from ..lora.merging import LowRankDelta, checkpoint_name
 from ..ranks.process_group import join_process_group
 from .deepspeed_settings import ClipBareOptimizer, adamw, deepspeed_settings, inference_settings
 from .export import Export
@@ -51,8 +58,11 @@ deepspeed.ops.__compatible_ops__ = {}
 class TrainingEngine:
     """The policy in training, and the reference model if `beta` > 0.
 
+    With `model.lora` an adapter is trained and the reference is the model below it. `push_kind` `full` then pushes the
+    sum of both. `base_digest` is the digest of the model below.
+
     `total_updates` is the length of the learning-rate schedule, in optimizer updates. `beat` is called after every
-    micro-batch, bucket and file of a checkpoint. Raises what `load_policy` raises.
+    micro-batch, bucket and file of a checkpoint. Raises what `load_policy` and `Adapter` raise.
     """
 
     def __init__(
@@ -65,6 +75,8 @@ class TrainingEngine:
         temperature: float,
         total_updates: int,
         seed: int,
+        push_kind: Kind = "full",
+        base_digest: str | None = None,
         beat: Callable[[], None] = lambda: None,
     ):
         self.beat = beat
@@ -78,26 +90,55 @@ class TrainingEngine:
         settings = deepspeed_settings(model, optimizer, sharing)
         sharding = settings if self.zero_stage == 3 else None
         self.policy = load_policy(model, temperature=temperature, zero3=sharding)
+        # Before there is an adapter: the names of the model's parameters are then those that the checkpoint's have.
+        self._pieces, self._absent = pieces_to_push(self.policy.model, model.name_or_path)
+        self._sources = dict(self.policy.model.state_dict(keep_vars=True))
+        self.base_digest = base_digest
+        self.adapter: Adapter | None = None
+        if model.lora is not None:
+            self.adapter = Adapter(self.policy.model, model.lora, base_name=model.name_or_path, seed=seed)
+            self.policy.register_state_dict_post_hook(keep_adapter_only)
         self._engine = _initialize(self.policy, settings, adamw(self.policy, optimizer))
         self._clip = ClipBareOptimizer.attach(self._engine.optimizer, settings, optimizer.max_grad_norm)
-        pushed, absent = pieces_to_push(self.policy.model, model.name_or_path)
-        self.export = Export(
-            "full",
-            pushed,
-            self.policy.model.state_dict(keep_vars=True),
-            absent=absent,
+        self.export = self._make_export(push_kind)
+        self._reference: Policy | DeepSpeedEngine | None = None
+        if algorithm.beta > 0:
+            self._reference = self._engine if self.adapter else self._load_reference(model, temperature, sharding)
+        self.updates_done = 0
+        self.skipped_updates = 0
+        self._skipped_in_a_row = 0
+
+    def _make_export(self, kind: Kind) -> Export:
+        adapter = self.adapter if kind == "lora" else None
+        deltas = self.adapter.deltas() if self.adapter and adapter is None else {}
+        if deltas and self.rank == 0:
+            log.warning(
+                "the rollout servers take no adapters: every push sends the whole model with the adapter added, %.1f "
+                "MiB instead of %.1f; to push the adapter alone, start the servers with --enable-lora",
+                _num_bytes(self._sources[name] for piece in self._pieces for name in piece.sources) / 2**20,
+                _num_bytes(factor for delta in deltas.values() for factor in delta.factors) / 2**20,
+            )
+        tensors = adapter.tensors() if adapter else self._sources
+        return Export(
+            kind,
+            plain_layout(tensors) if adapter else self._pieces,
+            tensors,
+            absent=() if adapter else self._absent,
             device=self.device,
             gather=self._gathered,
             sharded=self.zero_stage == 3,
             fills=self.rank == 0,
             beat=lambda: self.beat(),
+            deltas=deltas,
+            peft_config=adapter.saved_config() if adapter else None,
+            base_digest=self.base_digest if adapter else None,
         )
-        self._reference: Policy | DeepSpeedEngine | None = None
-        if algorithm.beta > 0:
-            self._reference = self._load_reference(model, temperature, sharding)
-        self.updates_done = 0
-        self.skipped_updates = 0
-        self._skipped_in_a_row = 0
+
+    def _whole_model(self) -> tuple[dict[str, torch.Tensor], dict[str, LowRankDelta]]:
+        """Return the model's parameters by their names in its checkpoint, and what an adapter adds to them."""
+        if self.adapter is None:
+            return dict(self.policy.model.named_parameters()), {}
+        return self.adapter.base_tensors(), self.adapter.deltas()
 
     def _load_reference(
         self, config: ModelConfig, temperature: float, sharding: dict[str, Any] | None
@@ -115,22 +156,24 @@ class TrainingEngine:
         if model is None:
             raise ValueError("there is no reference model: beta is 0")
         found = []
-        for batch in micro_batches:
-            found.append(model(batch.input_ids_BL, batch.row_N, batch.column_N)[0])
-            self.beat()
+        with self.adapter.comparing(switched_off=reference) if self.adapter else contextlib.nullcontext():
+            for batch in micro_batches:
+                found.append(model(batch.input_ids_BL, batch.row_N, batch.column_N)[0])
+                self.beat()
         return found
 
     def prepare(self, updates: Sequence[Sequence[MicroBatch]]) -> None:
         """Fill in the logprobs that depend on the current weights, before the first update of a generation batch.
 
         These are the reference's logprobs, and the old logprobs of all updates but the first: the first update sees
-        the weights unchanged and uses its own logprobs.
+        the weights unchanged and uses its own logprobs, unless an adapter's dropout distorts them.
         """
         if self._reference is not None:
             for micro_batches in updates:
                 for batch, logprobs_N in zip(micro_batches, self.logprobs(micro_batches, reference=True), strict=True):
                     batch.ref_logprobs_N = logprobs_N
-        for micro_batches in updates[1:]:
+        drops_out = self.model_config.lora is not None and self.model_config.lora.dropout > 0
+        for micro_batches in updates if drops_out else updates[1:]:
             for batch, logprobs_N in zip(micro_batches, self.logprobs(micro_batches), strict=True):
                 batch.old_logprobs_N = old_logprobs(batch, logprobs_N)
 
@@ -180,12 +223,15 @@ class TrainingEngine:
     def save(self, folder: Path) -> None:
         """Write model, optimizer, update counts and every rank's random state into `folder`.
 
-        All ranks call it; the folder is complete once all have returned.
+        Of a model with an adapter only the adapter is written. All ranks call it; the folder is complete once all have
+        returned.
         """
         files = self._engine.checkpoint_engine
         methods = (files, "makedirs"), (files, "save"), (self._engine, "_copy_recovery_script")
         with _deferring_write_errors(*methods, afterwards=self.beat):
-            self._engine.save_checkpoint(str(folder), tag=STATE_TAG, save_latest=False)
+            self._engine.save_checkpoint(
+                str(folder), tag=STATE_TAG, save_latest=False, exclude_frozen_parameters=self.adapter is not None
+            )
         torch.save(random_state(), folder / STATE_TAG / f"random-{self.rank}.pt")
         if self.rank == 0:
             write_engine_state(folder, self._layout, self._counts)
@@ -193,7 +239,7 @@ class TrainingEngine:
     def load(self, folder: Path) -> None:
         """Continue from the state that `save` wrote, bit for bit.
 
-        Raises UsageError for another ZeRO stage, world size or dtype, UnavailableError when the disk is unavailable.
+        Raises what `read_engine_state` raises.
         """
         try:
             self._load(folder)
@@ -202,19 +248,42 @@ class TrainingEngine:
 
     def _load(self, folder: Path) -> None:
         saved = read_engine_state(folder, self._layout)
-        self._engine.load_checkpoint(str(folder), tag=STATE_TAG)
+        self._engine.load_checkpoint(str(folder), tag=STATE_TAG, load_module_strict=self.adapter is None)
         self.updates_done, self.skipped_updates = saved["updates_done"], saved["skipped_updates"]
         restore_random_state(torch.load(folder / STATE_TAG / f"random-{self.rank}.pt", weights_only=True))
 
     def whole_state(self) -> dict[str, torch.Tensor]:
-        """Gather the policy's state dict into host memory on rank 0; the other ranks return an empty dict."""
+        """Gather the policy's state dict into host memory on rank 0; the other ranks return an empty dict.
+
+        An adapter is added to the model, in float32, and the sum is cast to the model's dtype.
+        """
         model = self.policy.model
+        tensors, deltas = self._whole_model()
         state: dict[str, torch.Tensor] = {}
-        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        for name, tensor in [*tensors.items(), *model.named_buffers()]:
+            factors = deltas[name].factors if name in deltas else []
+            with self._gathered([tensor, *factors]):
+                if self.rank == 0:
+                    whole = deltas[name].added_to(tensor) if factors else tensor.detach()
+                    state[name] = whole.cpu().clone()
+        names = map(checkpoint_name, model.state_dict()) if self.adapter else model.state_dict()
+        return {name: state[name] for name in names if name in state}
+
+    def adapter_state(self) -> dict[str, torch.Tensor]:
+        """Gather the adapter by PEFT's saved names on rank 0; empty on the other ranks and without an adapter."""
+        state: dict[str, torch.Tensor] = {}
+        for name, tensor in (self.adapter.tensors() if self.adapter else {}).items():
             with self._gathered([tensor]):
                 if self.rank == 0:
                     state[name] = tensor.detach().cpu().clone()
-        return {name: state[name] for name in model.state_dict() if name in state}
+        return state
+
+    def write_adapter(self, folder: Path, state: dict[str, torch.Tensor]) -> None:
+        """Write `state` as PEFT does, with tokenizer and model card. No collective."""
+        if self.adapter is None:
+            raise ValueError("the model has no adapter")
+        write_adapter(folder, self.adapter.saved_config(), state, trained_by="GRPO")
+        self._write_tokenizer(folder)
 
     def write_hf(self, folder: Path, state: dict[str, torch.Tensor]) -> None:
         """Write `state` for `transformers` and the rollout server: safetensors, configuration, tokenizer.
@@ -222,6 +291,11 @@ class TrainingEngine:
         No collective: a single rank calls it.
         """
         self.policy.model.save_pretrained(folder, state_dict=state)
+        if self.adapter:
+            write_merged_card(folder, self.adapter.saved_config(), dtype=self.model_config.dtype)
+        self._write_tokenizer(folder)
+
+    def _write_tokenizer(self, folder: Path) -> None:
         source = self.model_config
         AutoTokenizer.from_pretrained(source.name_or_path, trust_remote_code=source.trust_remote_code).save_pretrained(
             folder
@@ -229,7 +303,14 @@ class TrainingEngine:
 
     @property
     def _layout(self) -> dict[str, Any]:
-        return layout(zero_stage=self.zero_stage, world_size=self.world_size, dtype=self.model_config.dtype)
+        model = self.model_config
+        return layout(
+            zero_stage=self.zero_stage,
+            world_size=self.world_size,
+            dtype=model.dtype,
+            lora=model.lora,
+            base_digest=self.base_digest,
+        )
 
     @property
     def _counts(self) -> dict[str, int]:
@@ -267,6 +348,10 @@ def _deferring_write_errors(*methods: tuple[Any, str], afterwards: Callable[[], 
             delattr(owner, name)
     if failures:
         raise failures[0]
+
+
+def _num_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(math.prod(shape_of(tensor)) * tensor.element_size() for tensor in tensors)
 
 
 def _quieten_libraries() -> None:

@@ -12,8 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from grpo_proto import PROTOCOL_VERSION, InfrastructureError, RolloutClient, RolloutInfo, ServiceError, WeightsClient
+from grpo_proto.messages.weights import Kind
 
-from ..errors import RunError, UnavailableError
+from ..errors import RunError, TrainerError, UnavailableError
+from .adapters import AdapterNeeds, choose_push_kind
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +34,10 @@ class Needs:
 
     tokenizer: str
     max_tokens: int
+    adapter: AdapterNeeds | None = None
+    """None when every push is `full`."""
 
-    def misfit(self, url: str, info: RolloutInfo) -> UnavailableError | None:
+    def misfit(self, url: str, info: RolloutInfo) -> TrainerError | None:
         """Why this server cannot be used; None when it fits."""
         where = f"the rollout server {url}"
         if info.protocol_version != PROTOCOL_VERSION:
@@ -51,7 +55,7 @@ class Needs:
                 f"{where} has a context of {info.max_model_len} tokens; prompt and completion need {self.max_tokens}",
                 hint="raise its --max-model-len, or lower data.max_prompt_length or rollout.max_completion_length",
             )
-        return None
+        return self.adapter.misfit(url, info) if self.adapter else None
 
 
 @dataclass
@@ -136,16 +140,22 @@ class Fleet:
             "; ".join(f"{url} ({reason})" for url, reason in missing.items()),
         )
 
-    def check_compatible(self, *, tokenizer: str, max_tokens: int) -> None:
-        """Raise UnavailableError for a server of another protocol or tokenizer, or with too short a context.
+    def check_compatible(self, *, tokenizer: str, max_tokens: int, adapter: AdapterNeeds | None = None) -> Kind:
+        """Return what to push: the adapter, if the run has one and the servers take it, or every weight.
 
-        A server that comes up later and does not fit gets neither weights nor traffic.
+        Raises UnavailableError for a server of another protocol or tokenizer, or with too short a context, and
+        UsageError for servers that cannot serve the adapter. A server that comes up later and does not fit gets neither
+        weights nor traffic.
         """
         self._needs = Needs(tokenizer, max_tokens)
         for replica in self.replicas:
             misfit = self._needs.misfit(replica.url, replica.info) if replica.info else None
             if misfit is not None:
                 raise misfit
+        kind = choose_push_kind({replica.url: replica.info for replica in self.replicas if replica.info}, adapter)
+        if kind == "lora":
+            self._needs = Needs(tokenizer, max_tokens, adapter)
+        return kind
 
     async def reachable(self) -> list[Replica]:
         """Return the servers that answer now; expel all others and all that restarted.

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, Self, TypeVar
 
 from grpo_proto import Health, InfrastructureError, RewardClient, ServiceError
 from grpo_proto.fingerprint import tokenizer_fingerprint
+from grpo_proto.messages.weights import Kind
 
 from ..config.run_config import RunConfig
 from ..data.order import PromptOrder
@@ -17,6 +18,7 @@ from ..data.prompt_row import PromptRow
 from ..data.row_store import RowStore
 from ..errors import UnavailableError
 from ..ranks.stop_signal import StopRequested, StopSignal
+from .adapters import AdapterNeeds
 from .canary import Probe, sample_probes
 from .evaluation import Evaluation
 from .event_loop import EventLoopThread
@@ -67,8 +69,10 @@ class Orchestrator:
         max_steps: int,
         stop: StopSignal,
         status: Status,
+        base_digest: str | None = None,
     ):
         self.config, self.stop, self.status = config, stop, status
+        self._adapter = AdapterNeeds.of(config, base_digest)
         self.rows = rows
         self.tracing = Tracing(config.logging.otlp_endpoint, run=config.logging.run_name or config.run_dir.name)
         self.loop = EventLoopThread()
@@ -130,8 +134,12 @@ class Orchestrator:
             self.loop.__exit__(*error)
             self.tracing.close()
 
-    def connect(self, tokenizer: Any) -> None:
-        """Wait for the servers. Raises UnavailableError when a server is missing or does not fit."""
+    def connect(self, tokenizer: Any) -> Kind:
+        """Wait for the servers, and return what to push to them.
+
+        Raises UnavailableError when a server is missing or does not fit, and UsageError when it cannot serve the run's
+        adapter.
+        """
         config, status = self.config, self.status
         with self.stop.interruptible():
             limit_s = config.rollout.startup_timeout_s
@@ -140,13 +148,15 @@ class Orchestrator:
             limit_s = config.reward.startup_timeout_s
             status.enter_phase(self._waiting_for_reward, limit_s=limit_s, silent=False)
             self.loop.run(self._wait_for_reward_server(limit_s))
-        self.fleet.check_compatible(
+        kind = self.fleet.check_compatible(
             tokenizer=tokenizer_fingerprint(tokenizer.get_vocab(), eos_token_id=tokenizer.eos_token_id),
             max_tokens=self.rows.summary.longest_prompt + config.rollout.max_completion_length,
+            adapter=self._adapter,
         )
         self.loop.start(self.fleet.watch())
         self.loop.start(self._watch_reward_server())
         self.loop.start(self.pusher.lease.keep())
+        return kind
 
     @property
     def _waiting_for_reward(self) -> str:

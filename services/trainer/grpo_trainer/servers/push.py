@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -39,6 +39,9 @@ class TensorSource(Protocol):
     absent: list[str]
     device: torch.device
     sharded: bool
+    peft_config: dict[str, Any] | None
+    """With `base_digest` of a `lora` push only, see `BeginRequest`."""
+    base_digest: str | None
 
     def listed(self) -> list[tuple[str, str, list[int]]]: ...
 
@@ -101,6 +104,8 @@ class WeightPusher:
                     export.kind,
                     manifest,
                     absent=export.absent,
+                    peft_config=export.peft_config,
+                    base_digest=export.base_digest,
                     bucket_timeout_s=self._bucket_s,
                     deadline_s=deadline_s,
                 )

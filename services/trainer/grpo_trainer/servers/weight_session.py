@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
+from typing import Any
 
 from torch.distributed import TCPStore
 
@@ -106,6 +107,8 @@ class WeightSession:
         manifest: Manifest,
         *,
         absent: list[str],
+        peft_config: dict[str, Any] | None,
+        base_digest: str | None,
         bucket_timeout_s: float,
         deadline_s: float,
     ) -> None:
@@ -115,6 +118,8 @@ class WeightSession:
             kind=kind,
             manifest=manifest,
             absent=absent,
+            peft_config=peft_config,
+            base_digest=base_digest,
             bucket_timeout_s=bucket_timeout_s,
             deadline_s=deadline_s,
         )

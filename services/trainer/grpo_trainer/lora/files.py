@@ -1,0 +1,106 @@
+"""The files of an adapter, as PEFT saves and loads them, and the digest of the model that the adapter belongs to."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from grpo_proto.checkpoint_files import checkpoint_digest, checkpoint_folder
+
+from ..config.lora import served_rank
+from ..errors import UsageError, model_error_class, storage_error_class
+
+CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+UNSUPPORTED = {
+    "use_dora": "DoRA", "lora_bias": "a bias", "modules_to_save": "whole modules", "rank_pattern": "several ranks",
+    "alpha_pattern": "several alphas",
+}  # fmt: skip
+"""Settings of a saved adapter that the trainer cannot continue, and their words."""
+
+
+def read_adapter(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Return the configuration and the tensors of a LoRA adapter.
+
+    Raises UsageError when the folder holds none, or one of a kind that the trainer does not train; UnavailableError
+    when the disk is unavailable.
+    """
+    try:
+        config = json.loads((folder / CONFIG).read_text())
+        tensors = load_file(folder / TENSORS)
+    except OSError as error:
+        raise storage_error_class(error)(
+            f"model.lora.adapter {folder} cannot be read: {error}", hint=f"give a folder with {CONFIG} and {TENSORS}"
+        ) from error
+    except (ValueError, SafetensorError) as error:
+        raise UsageError(f"model.lora.adapter {folder} is no adapter: {error}") from error
+    if config.get("peft_type") != "LORA":
+        raise UsageError(f"model.lora.adapter {folder} is of type {config.get('peft_type')}, not LORA")
+    kinds = [word for name, word in UNSUPPORTED.items() if config.get(name)]
+    if config.get("bias", "none") != "none":
+        kinds.append("a bias")
+    if kinds:
+        raise UsageError(
+            f"the adapter {folder} has {' and '.join(kinds)}, which no rollout server serves as it is trained",
+            hint="start from an adapter with plain A and B matrices of one rank",
+        )
+    return config, tensors
+
+
+def write_adapter(
+    folder: Path, config: Mapping[str, Any], tensors: dict[str, torch.Tensor], *, trained_by: str
+) -> None:
+    """Write an adapter and its model card into `folder`, which is made. Raises OSError and SafetensorError.
+
+    `trained_by`: the method, for the card.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / TENSORS, {"format": "pt"})
+    (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True))
+    (folder / "README.md").write_text(_adapter_card(config, trained_by))
+
+
+def write_merged_card(folder: Path, config: Mapping[str, Any], *, dtype: str) -> None:
+    """Write the model card of a model to which the adapter of `config` was added."""
+    base = config["base_model_name_or_path"]
+    (folder / "README.md").write_text(
+        f"---\nbase_model: {json.dumps(base)}\nlibrary_name: transformers\npipeline_tag: text-generation\n"
+        "tags: [grpo, lora]\n---\n\n# A policy trained by GRPO, its adapter merged\n\n"
+        f"The weights of `{base}` with a LoRA adapter of rank {config['r']} added.\n"
+        f"The sum was computed in float32 and rounded once to {dtype}. It needs no PEFT: load it with\n"
+        "`transformers` or serve it with vLLM like any model.\n"
+    )
+
+
+def _adapter_card(config: Mapping[str, Any], trained_by: str) -> str:
+    base, rank = config["base_model_name_or_path"], served_rank(config["r"])
+    return (
+        f"---\nbase_model: {json.dumps(base)}\nlibrary_name: peft\npipeline_tag: text-generation\n"
+        f"tags: [lora]\n---\n\n# A LoRA adapter trained by {trained_by}\n\n"
+        f"It belongs to `{base}`: rank {config['r']}, alpha {config['lora_alpha']}. Load both with\n"
+        "`peft.AutoPeftModelForCausalLM.from_pretrained(THIS_FOLDER)`, or serve them with\n"
+        f"`vllm serve {base} --enable-lora --max-lora-rank {rank} --lora-modules policy=THIS_FOLDER`.\n"
+    )
+
+
+def base_digest_of(name_or_path: str) -> str:
+    """Return the digest of a model's checkpoint; downloads a model of the Hub that is not here yet.
+
+    Reads every byte. Raises UsageError or UnavailableError when there is no checkpoint in safetensors.
+    """
+    try:
+        try:
+            folder = checkpoint_folder(name_or_path)
+        except FileNotFoundError:
+            from huggingface_hub import snapshot_download
+
+            folder = Path(snapshot_download(name_or_path))
+        return checkpoint_digest(folder)
+    except (OSError, ValueError) as error:
+        raise model_error_class(name_or_path, error)(
+            f"the model {name_or_path} has no checkpoint whose digest can be computed: {error}",
+            hint="model.lora needs a model in safetensors: its servers check that they serve the same one",
+        ) from error

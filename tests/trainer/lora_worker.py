@@ -1,0 +1,204 @@
+"""One rank of the LoRA tests: runs every scenario of `test_lora_engine.py` and writes what it saw to a file.
+
+torchrun --nproc-per-node N lora_worker.py FOLDER
+"""
+
+import gc
+import json
+import sys
+import time
+import traceback
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.trainer.engine_worker import Scenario, equal, pushed, updates_of, weights
+from tests.trainer.made_episodes import make_taken
+
+from grpo_trainer.config.algorithm import AlgorithmConfig
+from grpo_trainer.config.lora import LoraConfig
+from grpo_trainer.config.run_config import DeepSpeedConfig, ModelConfig, OptimizerConfig
+from grpo_trainer.engine import training_engine as engine_module
+from grpo_trainer.engine.training_engine import TrainingEngine
+from grpo_trainer.errors import UsageError
+from grpo_trainer.ranks.process_exit import end_process
+
+DIGEST = "ab" * 32
+
+
+def new_engine(
+    folder: Path,
+    *,
+    stage: int,
+    dtype: str = "float32",
+    tied: bool = True,
+    lora: LoraConfig | None = None,
+    push_kind: Any = "lora",
+    checkpointing: bool = False,
+    digest: str = DIGEST,
+) -> TrainingEngine:
+    return TrainingEngine(
+        ModelConfig(
+            name_or_path=str(folder / ("tied" if tied else "untied")),
+            dtype=dtype,
+            logprob_chunk_tokens=8,
+            gradient_checkpointing=checkpointing,
+            lora=lora or LoraConfig(r=4, alpha=8),
+        ),
+        OptimizerConfig(learning_rate=1e-2, weight_decay=0.1),
+        DeepSpeedConfig(zero_stage=stage),
+        AlgorithmConfig(loss_type="grpo", beta=0.1, entropy_coef=0.01),
+        temperature=0.9,
+        total_updates=100,
+        seed=1,
+        push_kind=push_kind,
+        base_digest=digest,
+    )
+
+
+def train(engine: TrainingEngine, seeds: range) -> list[dict[str, float]]:
+    results = []
+    for seed in seeds:
+        updates = updates_of(engine, make_taken(9, seed=seed), budget=40)
+        engine.prepare(updates)
+        results += [engine.update(update) for update in updates]
+    return results
+
+
+def logprobs(engine: TrainingEngine, *, reference: bool = False) -> list[float]:
+    """Of sequences that both ranks share."""
+    (update,) = updates_of(engine, make_taken(6, seed=2), budget=10_000)
+    (found_N,) = engine.logprobs(update, reference=reference)
+    return found_N.tolist()
+
+
+def learned(folder: Path, stage: int, dtype: str, tied: bool, checkpointing: bool = False) -> dict[str, Any]:
+    """Three updates: what moves, what the reference says, and what both kinds of push send."""
+    engine = new_engine(folder, stage=stage, dtype=dtype, tied=tied, checkpointing=checkpointing)
+    name = f"{engine.world_size}-{stage}-{dtype}-{tied}"
+    before, at_start = weights(engine), logprobs(engine)
+    metrics = train(engine, range(3))
+    after = weights(engine)
+    own, reference = logprobs(engine), logprobs(engine, reference=True)
+    adapter = engine.adapter_state()
+    merged = engine.whole_state()
+    sent_adapter = pushed(engine)
+    config = engine.export.peft_config
+    engine.export = engine._make_export("full")
+    sent_merged = pushed(engine)
+    trained = {n for n, p in engine.policy.named_parameters() if p.requires_grad}
+    if engine.rank == 0:
+        engine.write_adapter(folder / f"adapter-{name}", adapter)
+        engine.write_hf(folder / f"merged-{name}", merged)
+    (update,) = updates_of(engine, make_taken(6, seed=2), budget=10_000)
+    torch.save((update[0].input_ids_BL, update[0].row_N, update[0].column_N), folder / f"batch-{name}-{engine.rank}.pt")
+    return {
+        "moved": sorted(n for n in before if not torch.equal(before[n], after[n])),
+        "trained": sorted(trained),
+        "start": at_start,
+        "own": own,
+        "reference": reference,
+        "kl": [m["kl"] for m in metrics],
+        "grad_norms": [m["grad_norm"] for m in metrics],
+        "push_is_adapter": engine.rank > 0 or equal(sent_adapter, adapter),
+        "merged_push_is_file": engine.rank > 0 or all(torch.equal(sent_merged[n], merged[n]) for n in sent_merged),
+        "names": sorted(sent_merged),
+        "config": config,
+    }
+
+
+def continued(folder: Path, stage: int, dtype: str) -> dict[str, Any]:
+    """Two updates, a checkpoint, two more; and the same two again from the checkpoint in a new engine."""
+    checkpoint = folder / f"lora-checkpoint-{torch.distributed.get_world_size()}-{stage}-{dtype}"
+    engine = new_engine(folder, stage=stage, dtype=dtype)
+    train(engine, range(2))
+    checkpoint.mkdir(exist_ok=True)
+    engine.save(checkpoint)
+    num_bytes = sum(file.stat().st_size for file in checkpoint.rglob("*") if file.is_file())
+    metrics, end = train(engine, range(2, 4)), weights(engine)
+    resumed = new_engine(folder, stage=stage, dtype=dtype)
+    resumed.load(checkpoint)
+    again, final = train(resumed, range(2, 4)), weights(resumed)
+    messages = []
+    others = ({"digest": "cd" * 32}, {"lora": LoraConfig(r=8, alpha=8)})
+    for other in others if stage == 2 else ():
+        try:
+            new_engine(folder, stage=stage, dtype=dtype, **other).load(checkpoint)
+        except UsageError as error:
+            messages.append(str(error))
+    return {
+        "same_metrics": metrics == again,
+        "same_end": equal(end, final),
+        "messages": messages,
+        "bytes": num_bytes,
+        "base_bytes": sum(p.nbytes for n, p in weights(engine).items() if "lora_" not in n),
+    }
+
+
+def drops_out(folder: Path) -> dict[str, Any]:
+    """Dropout acts in updates, and nowhere that logprobs are compared."""
+    engine = new_engine(folder, stage=0, lora=LoraConfig(r=4, alpha=8, dropout=0.5))
+    train(engine, range(2))
+    (update,) = updates_of(engine, make_taken(6, seed=2), budget=10_000)
+    engine.prepare([update])
+    batch = update[0]
+    in_update = [engine._engine(batch.input_ids_BL, batch.row_N, batch.column_N)[0].tolist() for _ in range(2)]
+    return {
+        "compared": [logprobs(engine), logprobs(engine)],
+        "old": batch.old_logprobs_N is not None,
+        "in_update": in_update,
+    }
+
+
+def started(folder: Path) -> dict[str, Any]:
+    """A new run starts from the adapter of `learned`."""
+    saved = folder / f"adapter-{torch.distributed.get_world_size()}-2-float32-True"
+    engine = new_engine(folder, stage=2, lora=LoraConfig(r=4, alpha=8, adapter=saved))
+    messages = []
+    for other in ({"r": 8, "alpha": 8}, {"r": 4, "alpha": 4}, {"r": 4, "alpha": 8, "target_modules": ["q_proj"]}):
+        try:
+            new_engine(folder, stage=2, lora=LoraConfig(adapter=saved, **other))
+        except UsageError as error:
+            messages.append(str(error))
+    return {"own": logprobs(engine), "messages": messages}
+
+
+def scenarios(folder: Path, world_size: int) -> dict[str, Scenario]:
+    found: dict[str, Scenario] = {}
+    for stage in (2, 3) if world_size > 1 else (0,):
+        found[f"learned {stage} float32"] = partial(learned, folder, stage, "float32", True)
+        found[f"continued {stage} float32"] = partial(continued, folder, stage, "float32")
+        found[f"continued {stage} bfloat16"] = partial(continued, folder, stage, "bfloat16")
+    if world_size == 1:
+        found["checkpointing"] = partial(learned, folder, 0, "float32", False, True)
+        found["no checkpointing"] = partial(learned, folder, 0, "float32", False)
+        found["learned 0 bfloat16"] = partial(learned, folder, 0, "bfloat16", True)
+        found["drops_out"] = partial(drops_out, folder)
+    else:
+        found["started"] = partial(started, folder)
+    return found
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    gc.freeze()
+    results: dict[str, Any] = {}
+    engine_module.join_process_group(timeout_s=60.0)
+    rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    try:
+        for name, scenario in scenarios(folder, world_size).items():
+            begin_s = time.monotonic()
+            results[name] = scenario()
+            print(f"{time.monotonic() - begin_s:5.1f} s  {name}", flush=True)
+    except Exception:
+        results["error"] = traceback.format_exc()
+        raise
+    finally:
+        (folder / f"lora-{world_size}-{rank}.json").write_text(json.dumps(results))
+    end_process(0)
+
+
+if __name__ == "__main__":
+    main()
