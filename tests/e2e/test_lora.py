@@ -1,0 +1,79 @@
+"""A run with an adapter: the servers keep their base, take a version after each step, and sample all the while."""
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from tests.e2e.conftest import Stack, read_jsonl
+from tests.e2e.runs import assert_same_run, wait_for_step
+from tests.processes import ROLLOUT_ENVIRONMENT, free_port, rollout_command, service
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.xdist_group("stack")]
+LORA = ("--model.lora.r", 8, "--model.lora.alpha", 16, "--optimizer.learning_rate", 1e-2)
+
+
+@pytest.fixture(scope="module")
+def adapters(stack: Stack) -> Iterator[Stack]:
+    """The stack with a rollout server of its own: one that has taken a full push has lost the base of an adapter."""
+    port = free_port()
+    command = rollout_command(stack.model, port, "--dtype", "float32", "--enforce-eager", "--enable-lora")
+    with service(command, stack.folder / "adapters.log", port=port, environment=ROLLOUT_ENVIRONMENT) as rollout:
+        rollout.wait_until_live()
+        yield replace(stack, rollout=rollout)
+
+
+def train(stack: Stack, run_dir: Path, *flags: object) -> str:
+    result = stack.train(run_dir, "--rollout.urls", stack.rollout.url, *LORA, *flags)
+    assert result.returncode == 0, result.stdout
+    return result.stdout
+
+
+def test_adapters_are_pushed_verified_and_saved(adapters: Stack, tmp_path: Path):
+    said = train(adapters, tmp_path / "run", "--checkpoint.save_merged", True)
+    metrics = read_jsonl(tmp_path / "run" / "metrics.jsonl")
+    pushed = {step["weights/push_bytes"] for step in metrics if "weights/push_bytes" in step}
+    assert max(pushed) < 200_000, "an adapter, and not the model of 1.6 MB"
+    differences = [step["canary/logprob_difference_max"] for step in metrics if "canary/logprob_difference_max" in step]
+    assert differences, said
+    assert max(differences) <= 1e-5
+    state = httpx.get(f"{adapters.rollout.url}/info", trust_env=False).json()["weights"]
+    assert state["state"] == "current"
+    assert state["verified_by"] == ["canary"]
+    base = AutoModelForCausalLM.from_pretrained(adapters.model)
+    with_adapter = PeftModel.from_pretrained(base, tmp_path / "run" / "model")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model-merged")
+    tokens = torch.arange(5, 25)[None]
+    with torch.no_grad():
+        difference = (with_adapter(tokens).logits - merged(tokens).logits).abs().max()
+        with with_adapter.disable_adapter():
+            moved = (with_adapter(tokens).logits - merged(tokens).logits).abs().max()
+    assert difference <= 1e-5 < moved
+
+
+@pytest.mark.faults
+def test_a_killed_and_resumed_run_equals_the_undisturbed_one_to_the_bit(adapters: Stack, tmp_path: Path):
+    undisturbed, run_dir = tmp_path / "undisturbed", tmp_path / "killed"
+    train(adapters, undisturbed, "--max_steps", 4)
+    flags = ("--rollout.urls", adapters.rollout.url, *LORA, "--max_steps", 4)
+    trainer = adapters.start_trainer(run_dir, tmp_path / "trainer.log", *flags)
+    wait_for_step(run_dir, 2, trainer)
+    os.killpg(trainer.pid, signal.SIGKILL)
+    trainer.wait(30)
+    train(adapters, run_dir, "--max_steps", 4, "--resume")
+    assert_same_run(undisturbed, run_dir)
+
+
+def test_servers_without_adapters_get_the_sum_in_full(stack: Stack, tmp_path: Path):
+    result = stack.train(tmp_path / "run", *LORA)
+    assert result.returncode == 0, result.stdout
+    assert "start the servers with --enable-lora" in result.stdout
+    metrics = read_jsonl(tmp_path / "run" / "metrics.jsonl")
+    assert max(step.get("canary/logprob_difference_max", 0.0) for step in metrics) <= 1e-5
