@@ -4,6 +4,7 @@ import errno
 import json
 from pathlib import Path
 
+import peft
 import pytest
 import torch
 import yaml
@@ -13,9 +14,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from grpo_trainer.cold_start.command import main, run_cold_start
 from grpo_trainer.cold_start.examples import load_examples
 from grpo_trainer.config.cold_start import ColdStartConfig
+from grpo_trainer.config.lora import LoraConfig
 from grpo_trainer.config.run_config import DataConfig
 from grpo_trainer.data.rows import load_prompt_rows
 from grpo_trainer.errors import UnavailableError, UsageError
+from grpo_trainer.lora.adapter import Adapter
 
 COMPLETION = "<think>1+2=3</think><answer>1+2</answer>"
 ROW = {"nums": [1, 2], "target": 3, "completion": COMPLETION}
@@ -82,6 +85,32 @@ class TestTraining:
         [row] = load_prompt_rows(DataConfig(dataset=f"{dataset}#1", recipe="countdown"), tokenizer)
         ids = model.generate(torch.tensor([row.token_ids]), max_new_tokens=60, do_sample=False)[0]
         assert tokenizer.decode(ids[len(row.token_ids) :]) == COMPLETION + "<eos>"
+
+    def test_with_lora_a_run_begins_from_the_adapter_or_from_the_merged_model(self, tmp_path, model_folder):
+        dataset = write(tmp_path / "rows.jsonl", *[ROW] * 8)
+        content = {
+            "output_dir": tmp_path / "cold-start",
+            "model": {
+                "name_or_path": str(model_folder),
+                "dtype": "float32",
+                "lora": {"r": 8},
+                "gradient_checkpointing": True,
+            },
+            "data": {"dataset": dataset, "recipe": "countdown"},
+            "device": "cpu",
+            "max_steps": 10,
+            "learning_rate": 0.02,
+        }
+        folder = run_cold_start(ColdStartConfig.model_validate(content))
+        ids = torch.arange(5, 30)[None]
+        base, merged = (AutoModelForCausalLM.from_pretrained(place) for place in (model_folder, folder))
+        before = base(ids).logits
+        adapted = peft.PeftModel.from_pretrained(base, folder / "adapter")
+        assert (merged(ids).logits - adapted.eval()(ids).logits).abs().max() < 1e-4
+        assert (merged(ids).logits - before).abs().max() > 0.1
+        lora = LoraConfig(r=8, adapter=folder / "adapter")
+        continued = Adapter(AutoModelForCausalLM.from_pretrained(model_folder), lora, base_name="base", seed=0)
+        assert torch.equal(continued.model(ids).logits, adapted(ids).logits)
 
 
 class TestExamples:

@@ -11,6 +11,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 FULL_SIZE = EXAMPLES / "countdown_3b"
 RUNS = {
     "demo": [EXAMPLES / "countdown" / "run.yaml"],
+    "the demo with an adapter": [EXAMPLES / "countdown" / "lora.yaml"],
     "three GPUs": [FULL_SIZE / "run.yaml"],
     "one GPU": [FULL_SIZE / "run.yaml", FULL_SIZE / "one_gpu.yaml"],
     "eight GPUs": [FULL_SIZE / "run.yaml", FULL_SIZE / "eight_gpus.yaml"],

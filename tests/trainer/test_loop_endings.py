@@ -55,7 +55,7 @@ def attempt(monkeypatch: pytest.MonkeyPatch) -> Callable[[Pusher], None]:
     monkeypatch.setattr(stage, "plan_push", lambda *_, **__: None)
     monkeypatch.setattr(stage, "PAUSE_BETWEEN_ATTEMPTS_S", 0.25)
     monkeypatch.setattr(stage, "time", Clock())
-    export: Any = SimpleNamespace(kind="full", listed=list, device=torch.device("cpu"))
+    export: Any = SimpleNamespace(listed=list, device=torch.device("cpu"))
     config = WeightsConfig(push_deadline_s=1.0)
     return lambda pusher: stage.push(3, export, pusher, config)  # type: ignore[arg-type, return-value]
 

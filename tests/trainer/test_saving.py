@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from tests.trainer.gloo_ranks import outputs_of_two_ranks
 
 from grpo_trainer.checkpoint.files import find_latest
-from grpo_trainer.checkpoint.saving import save_checkpoint, save_model
+from grpo_trainer.checkpoint.saving import save_adapter, save_checkpoint, save_model
 from grpo_trainer.errors import RunError
 from grpo_trainer.rank_work import COMMANDS, RankWork
 from grpo_trainer.ranks.crew import Crew
@@ -32,6 +32,9 @@ class Engine:
     def whole_state(self) -> dict[str, Any]:
         return {"content": self.content}
 
+    def adapter_state(self) -> dict[str, Any]:
+        return {"content": f"adapter of {self.content}"}
+
     def write_hf(self, folder: Path, state: dict[str, Any]) -> None:
         folder.mkdir()
         (folder / "model.safetensors").write_text(state["content"])
@@ -48,6 +51,15 @@ def test_the_model_takes_the_place_of_an_older_one(tmp_path: Path):
         save(tmp_path, Engine(content))
     assert (tmp_path / "model/model.safetensors").read_text() == "new"
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_an_adapter_is_the_model_and_the_merged_model_lies_beside_it(tmp_path: Path):
+    config: Any = SimpleNamespace(run_dir=tmp_path)
+    engine = Engine("both")
+    save_adapter(config, alone(engine), engine.write_hf)
+    save_model(config, alone(engine), engine.write_hf, folder="model-merged")
+    assert (tmp_path / "model/model.safetensors").read_text() == "adapter of both"
+    assert (tmp_path / "model-merged/model.safetensors").read_text() == "both"
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("Error while serializing")])
@@ -143,7 +155,7 @@ settings = {{
 }}
 inner = engine._initialize(model, settings, torch.optim.AdamW(model.parameters()))
 ranks = join_ranks(silence_s=60)
-ours = SimpleNamespace(beat=lambda: None, _engine=inner, rank=ranks.rank, _layout={{}}, _counts={{}})
+ours = SimpleNamespace(beat=lambda: None, adapter=None, _engine=inner, rank=ranks.rank, _layout={{}}, _counts={{}})
 write = torch.save
 
 def full(what, file, **options):

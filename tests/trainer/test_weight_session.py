@@ -12,8 +12,8 @@ import torch
 from tests.processes import free_port
 from torch.distributed import TCPStore
 
-from grpo_proto import AbortRequest, ErrorDetail, InfrastructureError, SessionRequest, WeightState
-from grpo_proto.transport import WeightGroup, joined_key
+from grpo_proto import AbortRequest, BeginRequest, ErrorDetail, InfrastructureError, SessionRequest, WeightState
+from grpo_proto.transport import WeightGroup, joined_key, plan_manifest
 from grpo_trainer.config.run_config import WeightsConfig
 from grpo_trainer.servers import weight_session
 from grpo_trainer.servers.blame import MemberFailed
@@ -68,6 +68,25 @@ def test_who_did_not_reach_the_rendezvous_is_told_from_who_waited_for_it():
         asyncio.run(opening)
     assert failed.value.decided
     assert set(failed.value.failures) == {"http://missing"}
+
+
+async def test_an_adapter_is_announced_with_its_configuration_and_its_model():
+    begun: list[BeginRequest] = []
+
+    async def begin(request: BeginRequest) -> None:
+        begun.append(request)
+
+    replica: Any = SimpleNamespace(url="http://rollout:8000", weights=SimpleNamespace(begin=begin))
+    group: Any = None
+    session = WeightSession(7, [replica], group, WeightsConfig())
+    manifest = plan_manifest([("base_model.model.q_proj.lora_A.weight", "float32", [4, 8])])
+    times = {"bucket_timeout_s": 5.0, "deadline_s": 9.0}
+    await session.begin(2, "lora", manifest, peft_config={"r": 4}, base_digest="ab" * 32, **times)
+    await session.begin(3, "full", manifest, peft_config=None, base_digest=None, **times)
+    assert [(r.kind, r.peft_config, r.base_digest) for r in begun] == [
+        ("lora", {"r": 4}, "ab" * 32),
+        ("full", None, None),
+    ]
 
 
 def test_after_a_meeting_buckets_travel():
