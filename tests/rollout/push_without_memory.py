@@ -74,7 +74,7 @@ def main() -> None:
     for version, value, materialize in ((1, 2.0, without_memory), (2, 3.0, place)):
         layerwise.materialize_layer = materialize
         worker._grpo_receiver.group = Sends(value)
-        call("begin", version, "full", manifest.model_dump_json(), 5.0)
+        call("begin", version, "full", manifest.model_dump_json(), 5.0, {})
         error = call("receive", version).get("error")
         layerwise.materialize_layer = place
         call("recover" if error else "finish", version)
