@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.processes import BIN, ROLLOUT_ENVIRONMENT, Service, free_port, rollout_command, service
+from tests.rollout.adapters.adapter import Adapter, AdapterTrainer
 from tests.rollout.conftest import Server, logprob_error
 from tests.rollout.pushing import Trainer
 from tests.tiny_model import save_tiny_model
@@ -25,7 +26,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server,
     port = free_port()
     flags = [
         "--dtype=float32", "--enforce-eager", "--tensor-parallel-size=2", "--distributed-executor-backend=mp",
-        "--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={free_port()}",
+        "--enable-lora", "--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={free_port()}",
     ]  # fmt: skip
     first = rollout_command(model, port, *flags, "--node-rank=0")
     second = [BIN / "grpo-rollout", "serve", model, "--max-model-len=256", *flags, "--node-rank=1", "--headless"]
@@ -37,10 +38,22 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server,
         yield Server(running, tied=False, dtype=torch.float32), workers
 
 
+async def test_an_adapter_reaches_the_workers_of_both(machines: tuple[Server, Service]):
+    """First: it needs the base. Each worker keeps its part of the layers, and their sizes are those of the whole."""
+    server, _ = machines
+    async with AdapterTrainer(server.url, workers_of_each=NUM_WORKERS) as trainer:
+        await trainer.join()
+        for version in (1, 2):
+            adapter = Adapter(version)
+            await trainer.push_adapter(adapter, version)
+            answer = await server.sample(prompts=4, n=4, session=trainer.session, min_version=version)
+            assert logprob_error(adapter.model, answer) <= FP32_BOUND
+
+
 async def test_a_push_reaches_the_workers_of_both(machines: tuple[Server, Service]):
     server, _ = machines
     async with Trainer(server.url, workers_of_each=NUM_WORKERS) as trainer:
-        await trainer.join()
+        await trainer.join(take_over=True)
         for version in (1, 2):
             model = server.model(version)
             await trainer.push(model, version)

@@ -243,6 +243,7 @@ class TestAdapters:
         taken = joined(begun, session=11, trainer_id="b", take_over=True)
         for after in (closed, replaced, taken):
             assert (after.state, after.version, after.committed_session, after.push) == ("current", 1, 10, None)
+        assert "replaced the session that was pushing" in taken.message().reason
         with refusal(409, "no_weights_yet"):
             weight_state.check_request(taken, session=11, min_version=None)
 

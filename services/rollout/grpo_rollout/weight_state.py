@@ -76,7 +76,8 @@ class Weights:
 
     def message(self) -> WeightState:
         reason = self.reason
-        if self.state == "current" and self.session is not None and self.session != self.committed_session:
+        is_new = self.session is not None and self.session != self.committed_session
+        if self.state == "current" and is_new and reason is None:
             reason = f"session {self.session} has not pushed yet; the weights are of session {self.committed_session}"
         return WeightState(
             state=self.state,
