@@ -9,9 +9,14 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
+
+if TYPE_CHECKING:
+    from grpo_trainer.engine.output_head import Policy
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1",
@@ -43,14 +48,18 @@ class Row:
     restored: bool
     """Whether a push of the first weights brought back the first answers, to the bit."""
     probed: bool
+    without: dict[str, str | None]
+    """The errors of pushes without a cure that the family needs."""
 
     @property
     def right(self) -> bool:
         near = self.pushed <= FP32_BOUND if self.dtype == "float32" else self.pushed_mean <= BF16_MEAN_BOUND
-        return near and self.restored and self.probed and self.before_the_push > 0.1
+        noticed = None not in self.without.values()
+        return near and self.restored and self.probed and noticed and self.before_the_push > 0.1
 
 
-def try_family(name: str, folder: Path) -> Row:
+def try_family(name: str, folder: Path, *, cures: Sequence[str] = ()) -> Row:
+    """`cures`: push without each of them, too. The last push is a whole one, whatever the others did."""
     from .in_process import differences, engine, policy_of, push, sampled_logprobs
     from .models import FAMILIES, save_model
 
@@ -61,7 +70,10 @@ def try_family(name: str, folder: Path) -> Row:
         at_first, as_loaded = sampled_logprobs(llm), differences(llm, first)
         probed = push(llm, second, folders[1], session=1)
         pushed, before = differences(llm, second), differences(llm, first)
-        probed = push(llm, first, folders[0], session=2) and probed
+        without = {
+            cure: push_without(cure, llm, first, folders[0], session=10 + number) for number, cure in enumerate(cures)
+        }
+        probed = push(llm, first, folders[0], session=20) and probed
         restored = sampled_logprobs(llm) == at_first
     return Row(
         name,
@@ -72,23 +84,22 @@ def try_family(name: str, folder: Path) -> Row:
         before_the_push=before.max().item(),
         restored=restored,
         probed=probed,
+        without=without,
     )
 
 
-def try_without(cure: str, folder: Path) -> str | None:
+def push_without(cure: str, llm: Any, policy: "Policy", folder: Path, *, session: int) -> str | None:
     """Push without one of the cures. Returns the error that the push ends with."""
     from grpo_rollout import family_cures
 
-    from .in_process import engine, policy_of, push
-    from .models import FAMILIES, save_model
+    from .in_process import call, push
 
-    family = FAMILIES[CURES[cure]]
-    folders = [save_model(family, folder / cure / str(seed), seed=seed) for seed in (1, 2)]
-    nothing = (lambda model, tensors: tensors) if cure == "one_by_one" else (lambda model: None)
-    with engine(folders[0], family) as llm, patch.object(family_cures, cure, nothing):
+    nothing = (lambda model, tensors: tensors) if cure == "one_by_one" else (lambda model: {})
+    with patch.object(family_cures, cure, nothing):
         try:
-            push(llm, policy_of(folders[1], family), folders[1], session=1)
+            push(llm, policy, folder, session=session)
         except RuntimeError as error:
+            call(llm, "recover", session)
             return str(error)
     return None
 
@@ -96,7 +107,6 @@ def try_without(cure: str, folder: Path) -> str | None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("families", nargs="*")
-    parser.add_argument("--cures", action="store_true", help="push without each cure, too")
     options = parser.parse_args()
     os.environ.update(ENVIRONMENT)
     from .models import FAMILIES
@@ -104,11 +114,10 @@ def main() -> int:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for name in options.families or [name for name, family in FAMILIES.items() if family.can_be_tried]:
-            row = try_family(name, Path(folder))
+            cures = [cure for cure, needed_by in CURES.items() if needed_by == name]
+            row = try_family(name, Path(folder), cures=cures)
             rows.append(row)
             print(json.dumps(asdict(row) | {"right": row.right}), flush=True)
-        for cure in CURES if options.cures else ():
-            print(json.dumps({"without": cure, "error": try_without(cure, Path(folder))}), flush=True)
     if not options.families:
         write_page(rows)
     return 0 if all(row.right for row in rows) else 1
