@@ -4,6 +4,7 @@ import itertools
 import json
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,7 +61,13 @@ class Stack:
 
 @pytest.fixture(scope="package")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    folder = tmp_path_factory.mktemp("stack")
+    with running_stack(tmp_path_factory.mktemp("stack")) as stack:
+        yield stack
+
+
+@contextmanager
+def running_stack(folder: Path, *rollout_flags: str) -> Iterator[Stack]:
+    """Both servers, and a run file for them; `rollout_flags` come on top of the rollout server's."""
     model = save_tiny_model(folder / "model")
     rows = [{"prompt": f"write {word}", "target": number} for number, word in enumerate(["ab", "cde", "f", "ghij"] * 6)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -95,7 +102,9 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     )
     with otlp_receiver() as receiver:
         traced = ("--otlp-traces-endpoint", f"{receiver.url}/v1/traces")
-        sampling = rollout_command(model, rollout_port, "--dtype", "float32", "--enforce-eager", *traced)
+        sampling = rollout_command(
+            model, rollout_port, "--dtype", "float32", "--enforce-eager", *traced, *rollout_flags
+        )
         scoring = reward_command(reward_port, "--plugin", PLUGIN, "--otlp-endpoint", receiver.url)
         with (
             service(

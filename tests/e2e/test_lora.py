@@ -3,7 +3,6 @@
 import os
 import signal
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -12,26 +11,22 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from tests.e2e.conftest import Stack, read_jsonl
+from tests.e2e.conftest import Stack, read_jsonl, running_stack
 from tests.e2e.runs import assert_same_run, wait_for_step
-from tests.processes import ROLLOUT_ENVIRONMENT, free_port, rollout_command, service
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.xdist_group("stack")]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.xdist_group("engine")]
 LORA = ("--model.lora.r", 8, "--model.lora.alpha", 16, "--optimizer.learning_rate", 1e-2)
 
 
 @pytest.fixture(scope="module")
-def adapters(stack: Stack) -> Iterator[Stack]:
-    """The stack with a rollout server of its own: one that has taken a full push has lost the base of an adapter."""
-    port = free_port()
-    command = rollout_command(stack.model, port, "--dtype", "float32", "--enforce-eager", "--enable-lora")
-    with service(command, stack.folder / "adapters.log", port=port, environment=ROLLOUT_ENVIRONMENT) as rollout:
-        rollout.wait_until_live()
-        yield replace(stack, rollout=rollout)
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A stack of its own: a rollout server that has taken a full push has lost the base of an adapter."""
+    with running_stack(tmp_path_factory.mktemp("adapters"), "--enable-lora") as stack:
+        yield stack
 
 
 def train(stack: Stack, run_dir: Path, *flags: object) -> str:
-    result = stack.train(run_dir, "--rollout.urls", stack.rollout.url, *LORA, *flags)
+    result = stack.train(run_dir, *LORA, *flags)
     assert result.returncode == 0, result.stdout
     return result.stdout
 
@@ -62,18 +57,9 @@ def test_adapters_are_pushed_verified_and_saved(adapters: Stack, tmp_path: Path)
 def test_a_killed_and_resumed_run_equals_the_undisturbed_one_to_the_bit(adapters: Stack, tmp_path: Path):
     undisturbed, run_dir = tmp_path / "undisturbed", tmp_path / "killed"
     train(adapters, undisturbed, "--max_steps", 4)
-    flags = ("--rollout.urls", adapters.rollout.url, *LORA, "--max_steps", 4)
-    trainer = adapters.start_trainer(run_dir, tmp_path / "trainer.log", *flags)
+    trainer = adapters.start_trainer(run_dir, tmp_path / "trainer.log", *LORA, "--max_steps", 4)
     wait_for_step(run_dir, 2, trainer)
     os.killpg(trainer.pid, signal.SIGKILL)
     trainer.wait(30)
     train(adapters, run_dir, "--max_steps", 4, "--resume")
     assert_same_run(undisturbed, run_dir)
-
-
-def test_servers_without_adapters_get_the_sum_in_full(stack: Stack, tmp_path: Path):
-    result = stack.train(tmp_path / "run", *LORA)
-    assert result.returncode == 0, result.stdout
-    assert "start the servers with --enable-lora" in result.stdout
-    metrics = read_jsonl(tmp_path / "run" / "metrics.jsonl")
-    assert max(step.get("canary/logprob_difference_max", 0.0) for step in metrics) <= 1e-5

@@ -72,3 +72,11 @@ def test_several_updates_on_one_batch(stack: Stack, tmp_path: Path):
     # The first update meets the policy it was sampled by, the later ones do not: ratios leave the clip's range.
     assert any(step["clip_ratio/region_mean"] > 0 for step in steps)
     assert [step["policy_version"] for step in steps] == [2, 3]
+
+
+def test_servers_without_adapters_get_the_sum_in_full(stack: Stack, tmp_path: Path):
+    result = stack.train(tmp_path / "run", "--model.lora.r", 8)
+    assert result.returncode == 0, result.stdout
+    assert "start the servers with --enable-lora" in result.stdout
+    metrics = read_jsonl(tmp_path / "run" / "metrics.jsonl")
+    assert max(step.get("canary/logprob_difference_max", 0.0) for step in metrics) <= 1e-5

@@ -12,7 +12,7 @@ from grpo_trainer.engine.model import TRIED_FAMILIES
 from tests.rollout.families.matrix import CURES, PAGE
 from tests.rollout.families.models import FAMILIES
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300), pytest.mark.xdist_group("engines")]
 ROWS = ("qwen2", "qwen2_untied", "qwen3_moe", "gpt_oss")
 FAILS_WITH = {
     "pack_experts_anew": "a layer does not serve what was pushed: model.layers.0.mlp.experts",
