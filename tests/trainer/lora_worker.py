@@ -151,6 +151,14 @@ def drops_out(folder: Path) -> dict[str, Any]:
     }
 
 
+def parameters(folder: Path, stage: int) -> dict[str, Any]:
+    """An adapter on a parameter, as on fused experts, and on one linear layer."""
+    lora = LoraConfig(r=4, alpha=8, target_modules=["q_proj"], target_parameters=["mlp.up_proj.weight"])
+    engine = new_engine(folder, stage=stage, lora=lora, checkpointing=True)
+    metrics = train(engine, range(2))
+    return {"grad_norms": [m["grad_norm"] for m in metrics], "trained": sorted(engine.adapter_state())}
+
+
 def started(folder: Path) -> dict[str, Any]:
     """A new run starts from the adapter of `learned`."""
     saved = folder / f"adapter-{torch.distributed.get_world_size()}-2-float32-True"
@@ -168,6 +176,7 @@ def scenarios(folder: Path, world_size: int) -> dict[str, Scenario]:
     found: dict[str, Scenario] = {}
     for stage in (2, 3) if world_size > 1 else (0,):
         found[f"learned {stage} float32"] = partial(learned, folder, stage, "float32", True)
+        found[f"parameters {stage}"] = partial(parameters, folder, stage)
         found[f"continued {stage} float32"] = partial(continued, folder, stage, "float32")
         found[f"continued {stage} bfloat16"] = partial(continued, folder, stage, "bfloat16")
     if world_size == 1:

@@ -1,6 +1,7 @@
 """A run goes on only as it was laid out; whoever asks for another is told before anything is written or waited for."""
 
 import errno
+import json
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,7 @@ def test_the_same_layout_goes_on(run_file: Path):
         (["--deepspeed.zero_stage", "3"], None, "zero_stage 2, and this run has 3"),
         (["--model.dtype", "bfloat16"], None, "dtype float32, and this run has bfloat16"),
         ([], "4", "world_size 1, and this run has 4"),
+        (["--model.lora.r", "8"], None, "lora None, and this run has {'r': 8"),
     ],
 )
 def test_another_one_is_refused(
@@ -60,6 +62,18 @@ def test_another_one_is_refused(
         open_checkpoint(config_of(run_file, *flags), resume=True, stop=StopSignal())
     assert refused.value.hint is not None
     assert "another run_dir" in refused.value.hint
+
+
+def test_an_adapter_goes_on_upon_the_same_model_alone(run_file: Path, tmp_path: Path):
+    config = config_of(run_file, "--model.lora.r", "8")
+    folder = tmp_path / "run" / "checkpoints" / "checkpoint-3" / "engine"
+    own = layout(zero_stage=2, world_size=1, dtype="float32", lora=config.model.lora, base_digest="a" * 64)
+    write_engine_state(folder, own, COUNTS)
+    described = describe_files(folder.parent, list_files(folder.parent))
+    (folder.parent / "manifest.json").write_text(json.dumps({"files": described}))
+    assert open_checkpoint(config, resume=True, stop=StopSignal(), base_digest="a" * 64)[1] == {"step": 3}
+    with pytest.raises(UsageError, match=f"base_digest {'a' * 64}, and this run has {'b' * 64}"):
+        open_checkpoint(config, resume=True, stop=StopSignal(), base_digest="b" * 64)
 
 
 def test_its_configuration_stays_what_it_was(run_file: Path, tmp_path: Path):

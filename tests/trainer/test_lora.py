@@ -201,7 +201,7 @@ class TestAdapter:
             ({"target_modules": ["q_proj", "no_proj"]}, "targets no_proj, which matches nothing"),
             ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "gate_up_proj, which matches nothing"),
             ({"target_modules": ["lm_head"]}, "targets the output head"),
-            ({"target_modules": ["embed_tokens"]}, "a Embedding, which is no linear layer"),
+            ({"target_modules": ["embed_tokens"]}, "of type Embedding, which is no linear layer"),
         ],
     )
     def test_a_target_that_cannot_be_trained_is_named(self, lora: dict[str, Any], named: str):

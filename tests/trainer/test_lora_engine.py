@@ -78,6 +78,13 @@ def test_all_zero_stages_train_alike(seen: dict[str, dict[str, Any]], stage: int
 
 
 @pytest.mark.parametrize("stage", STAGES)
+def test_parameters_outside_linear_layers_are_trained_alike(seen: dict[str, dict[str, Any]], stage: int):
+    result, expected = seen[f"parameters {stage}"], seen["parameters 0"]
+    assert result["grad_norms"] == pytest.approx(expected["grad_norms"], rel=1e-3)
+    assert len(result["trained"]) == 2 * 2 * 2
+
+
+@pytest.mark.parametrize("stage", STAGES)
 def test_adapter_and_merged_model_load_everywhere_as_the_policy(
     seen: dict[str, dict[str, Any]], folder: Path, stage: int
 ):

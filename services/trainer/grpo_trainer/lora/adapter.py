@@ -80,7 +80,7 @@ class Adapter:
         for name, layer in self.layers.items():
             if not isinstance(layer, Linear | ParamWrapper):
                 kind = type(layer.get_base_layer()).__name__
-                raise UsageError(f"model.lora targets {name}, a {kind}, which is no linear layer", hint=HINT)
+                raise UsageError(f"model.lora targets {name} of type {kind}, which is no linear layer", hint=HINT)
         head = self.model.get_output_embeddings()
         if any(layer is head for layer in self.layers.values()):
             raise UsageError("model.lora targets the output head, whose weight the trainer reads directly", hint=HINT)
@@ -90,7 +90,9 @@ class Adapter:
                 shown = target.removesuffix(".weight") if target in wanted else target
                 raise UsageError(f"model.lora targets {shown}, which matches nothing in the model", hint=HINT)
         if config.target_modules == ALL_LINEAR:
-            missed = {name for name, shape in self._frozen_shapes() if len(shape) > 2}
+            frozen = {name: tensor for name, tensor in self.base_tensors().items() if name not in self.layers}
+            # ZeRO-3 shards the parameter itself.
+            missed = [name for name, tensor in frozen.items() if len(getattr(tensor, "ds_shape", tensor.shape)) > 2]
             if missed:
                 log.warning(
                     "model.lora.target_modules all-linear leaves out %d fused parameters, such as %s; add them to "
@@ -98,11 +100,6 @@ class Adapter:
                     len(missed),
                     min(missed),
                 )
-
-    def _frozen_shapes(self) -> Iterator[tuple[str, Any]]:
-        for name, parameter in self.base_tensors().items():
-            if name not in self.layers:
-                yield name, getattr(parameter, "ds_shape", parameter.shape)  # ZeRO-3 shards the parameter itself
 
     def _take_over(self, folder: Path) -> None:
         """Copy the adapter of `folder`. Raises UsageError when it is another adapter than the run file describes."""
