@@ -1,6 +1,6 @@
 """What an adapter push costs, against a full push of the same model; and a full push of experts, against a dense one.
 
-    python benchmarks/adapter_push.py [--megabytes 551] [--turns 9] [--seconds 20]
+    python benchmarks/adapter_push.py [--megabytes 551] [--turns 9] [--seconds 20] [--experts-only]
 
 1. Pushes in turn, to two servers of the same random bf16 model with idle engines: the whole model to one, an adapter of
    rank 32 on all linear layers to the other. Goal: at most 0.2 of the seconds. How long the engine stands still is the
@@ -44,7 +44,6 @@ from grpo_trainer.config.lora import LoraConfig
 from grpo_trainer.config.run_config import WeightsConfig
 from grpo_trainer.engine.export import Export
 from grpo_trainer.lora.adapter import Adapter
-from grpo_trainer.ranks.ranks import Ranks
 from grpo_trainer.ranks.stop_signal import StopSignal
 from grpo_trainer.servers.event_loop import EventLoopThread
 from grpo_trainer.servers.fleet import Fleet
@@ -91,7 +90,7 @@ def pushing(url: str, export: Export) -> Iterator[Callable[[int], PushResult]]:
         pusher = WeightPusher(
             fleet, loop, config, trainer_id="benchmark", stop=StopSignal(), has_heartbeat=lambda: True
         )
-        yield lambda version: push(version, export, Ranks(0, 1), pusher, config)
+        yield lambda version: push(version, export, pusher, config)
         pusher.leave()
         loop.run(fleet.close())
 
@@ -268,12 +267,14 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=526)
     parser.add_argument("--turns", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--experts-only", action="store_true", help="part 3 alone")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="grpo-benchmark-") as place:
         dense, sparse = Path(place) / "dense", Path(place) / "experts"
         random_model(options.megabytes, dense)
         model_of_experts(options.megabytes, sparse)
-        adapters(dense, options.turns, options.seconds)
+        if not options.experts_only:
+            adapters(dense, options.turns, options.seconds)
         experts(dense, sparse, options.turns)
 
 

@@ -40,7 +40,6 @@ from grpo_proto.checkpoint_layout import plain_layout
 from grpo_proto.transport import DEFAULT_BUCKET_BYTES, Digest, WeightGroup
 from grpo_trainer.config.run_config import WeightsConfig
 from grpo_trainer.engine.export import Export
-from grpo_trainer.ranks.ranks import Ranks
 from grpo_trainer.ranks.stop_signal import StopSignal
 from grpo_trainer.servers.event_loop import EventLoopThread
 from grpo_trainer.servers.fleet import Fleet
@@ -193,7 +192,7 @@ def trainer_push(url: str, tensors: dict[str, torch.Tensor]) -> Iterator[Callabl
         pusher = WeightPusher(
             fleet, loop, config, trainer_id="benchmark", stop=StopSignal(), has_heartbeat=lambda: True
         )
-        yield lambda version: push(version, export, Ranks(0, 1), pusher, config)
+        yield lambda version: push(version, export, pusher, config)
         pusher.leave()
         loop.run(fleet.close())
 

@@ -27,9 +27,10 @@ class TensorHeader(NamedTuple):
     end: int
 
 
-def checkpoint_folder(name_or_path: str) -> Path:
+def checkpoint_folder(name_or_path: str, *, revision: str | None = None, cache_folder: str | None = None) -> Path:
     """Return the folder of a checkpoint that is on this machine: a path, or a Hub name that has been downloaded.
 
+    `cache_folder`: where it was downloaded to, if not to the usual place.
     Raises FileNotFoundError when it is not here.
     """
     if Path(name_or_path).is_dir():
@@ -39,7 +40,11 @@ def checkpoint_folder(name_or_path: str) -> Path:
 
     try:
         patterns = ["*.safetensors", "*.safetensors.index.json", "config.json"]
-        return Path(snapshot_download(name_or_path, local_files_only=True, allow_patterns=patterns))
+        return Path(
+            snapshot_download(
+                name_or_path, revision=revision, cache_dir=cache_folder, local_files_only=True, allow_patterns=patterns
+            )
+        )
     except (LocalEntryNotFoundError, HFValidationError) as error:
         raise FileNotFoundError(f"no checkpoint {name_or_path} on this machine") from error
 

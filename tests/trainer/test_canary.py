@@ -12,7 +12,7 @@ from grpo_trainer.algorithm.sequences import MicroBatch, Segment, Turn, untraine
 from grpo_trainer.config.run_config import CanaryConfig, RunConfig
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.errors import RunError
-from grpo_trainer.servers.canary import Probe, Rule, compare, own_logprobs, rule_for, sample_probes
+from grpo_trainer.servers.canary import Probe, Rule, compare, compared_urls, own_logprobs, rule_for, sample_probes
 from grpo_trainer.servers.fleet import Fleet
 
 
@@ -46,6 +46,7 @@ def test_a_logprob_too_few_is_an_error_and_no_silent_cut():
 
 def test_without_a_server_there_is_no_number():
     assert compare([], [], rule=Rule(0.02), version=1) == {}
+    assert compared_urls([probe("http://a", -1.0), probe("http://b")]) == {"http://a"}, "b sampled no token"
 
 
 @pytest.mark.parametrize(("device", "dtype", "bound"), [("cpu", "float32", 1e-4), ("cuda", "bfloat16", 0.1)])

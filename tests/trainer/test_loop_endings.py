@@ -3,8 +3,10 @@
 import asyncio
 import gc
 import logging
+import math
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -152,6 +154,42 @@ def test_a_policy_that_cannot_be_trusted_is_not_saved(monkeypatch: pytest.Monkey
     with pytest.raises(RunError, match="another policy"):
         loop.train(steps.run, step=4)
     assert not [name for name, _ in steps.did if name == "save"]
+
+
+@pytest.mark.parametrize(("kind", "start"), [("lora", None), ("lora", "folder"), ("full", None)])
+@pytest.mark.parametrize("step", [0, 4])
+def test_the_first_adapter_that_is_not_zero_is_checked_whatever_the_interval(
+    monkeypatch: pytest.MonkeyPatch, kind: str, start: str | None, step: int
+):
+    steps = Steps(monkeypatch, "sample", None)
+    monkeypatch.setattr(loop, "check_canary", lambda _, version: steps.did.append(("canary", version - 1)))
+    monkeypatch.setattr(loop, "optimize", lambda *_, version: version != 1)  # step 1 is the first of a warm-up
+    steps.run.export = SimpleNamespace(kind=kind)
+    steps.run.config.model = SimpleNamespace(lora=SimpleNamespace(adapter=start))
+    loop.train(steps.run, step=step)
+    checked = [done for name, done in steps.did if name == "canary"]
+    assert checked == ([0, 2] if (kind, start, step) == ("lora", None, 0) else [step])
+
+
+def test_a_policy_changes_by_an_update_with_a_rate_and_a_finite_gradient(monkeypatch: pytest.MonkeyPatch):
+    def changed(rate: float, grad_norm: float) -> bool:
+        result = {"learning_rate": rate, "grad_norm": grad_norm}
+        crew = SimpleNamespace(ranks=SimpleNamespace(world_size=1), do=lambda *_, **__: result)
+        config = SimpleNamespace(
+            deepspeed=SimpleNamespace(tokens_per_micro_batch=8), algorithm=SimpleNamespace(num_iterations=1)
+        )
+        pipeline = SimpleNamespace(batch_used=lambda: None)
+        journal = SimpleNamespace(stage=lambda _: nullcontext(), add=lambda _: None)
+        run: Any = SimpleNamespace(
+            config=config, crew=crew, orchestrator=SimpleNamespace(pipeline=pipeline), journal=journal
+        )
+        return loop.optimize(run, [], version=1)
+
+    monkeypatch.setattr(loop, "plan_updates", lambda *_, **__: [None])
+    monkeypatch.setattr(loop, "parts_of_ranks", lambda *_: ([], []))
+    monkeypatch.setattr(loop, "tokens_of_updates", lambda *_: [])
+    assert changed(1e-5, 0.3)
+    assert not any(changed(*numbers) for numbers in ((0.0, 0.3), (1e-5, 0.0), (1e-5, float("inf")), (1e-5, math.nan)))
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,11 @@
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 from pydantic import ValidationError
@@ -14,6 +16,7 @@ from tests.trainer.made_run_file import write_run_file
 from tests.trainer.test_fleet import info
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from grpo_proto.checkpoint_files import checkpoint_digest
 from grpo_proto.messages.rollout import AdapterLimits
 from grpo_trainer.config.doubts import doubts
 from grpo_trainer.config.lora import SERVED_RANKS, LoraConfig, served_rank
@@ -22,6 +25,7 @@ from grpo_trainer.config.settings import read_config
 from grpo_trainer.dry_run import _memory
 from grpo_trainer.engine.output_head import Policy
 from grpo_trainer.errors import UsageError
+from grpo_trainer.lora import files
 from grpo_trainer.lora.adapter import Adapter
 from grpo_trainer.lora.files import base_digest_of, read_adapter, write_adapter
 from grpo_trainer.servers.adapters import AdapterNeeds, choose_push_kind
@@ -84,6 +88,7 @@ class TestRunFile:
     def test_a_server_is_started_with_a_rank_that_vllm_has(self):
         assert [served_rank(rank) for rank in (1, 4, 32, 33, 512)] == [1, 8, 32, 64, 512]
         assert max(SERVED_RANKS) == 512
+        assert served_rank(LoraConfig(r=12).r) == 16
 
     @pytest.mark.parametrize(("dtype", "share"), [("bfloat16", 0.16), ("float32", 0.30)])
     def test_the_state_of_a_half_billion_model_is_a_third_of_full_training(
@@ -118,6 +123,17 @@ class TestServers:
         assert choose_push_kind({"a": info(), "b": info()}, self.needs) == "full"
         assert choose_push_kind({"a": self.server()}, None) == "full"
 
+    def test_an_adapter_on_fused_experts_needs_servers_that_take_the_sum(self):
+        needs = replace(self.needs, target_parameters=("mlp.experts.down_proj",))
+        assert choose_push_kind({"a": info()}, needs) == "full"
+        assert choose_push_kind({}, needs) == "lora", "a dry run before the servers are up"
+        for infos in ({"a": self.server()}, {"a": self.server(), "b": info()}):
+            with pytest.raises(UsageError, match=r"\(a\).*names mlp.experts.down_proj.*without --enable-lora.*or drop"):
+                choose_push_kind(infos, needs)
+
+    def test_any_rank_up_to_the_servers_is_taken(self):
+        assert choose_push_kind({"a": self.server()}, replace(self.needs, rank=12)) == "lora"
+
     def test_servers_that_disagree_are_named(self):
         with pytest.raises(UsageError, match=r"take adapters \(a\) and some do not \(b\).*--enable-lora, or none"):
             choose_push_kind({"a": self.server(), "b": info()}, self.needs)
@@ -142,6 +158,10 @@ class TestServers:
         flags = ["--model.lora.r", "8"]
         config = read_config(RunConfig, [str(file), *flags], program="test", env_prefix="NONE__")
         assert AdapterNeeds.of(config, BASE) == AdapterNeeds(rank=8, num_versions=4, base_digest=BASE)
+        flags += ["--model.lora.target_parameters", "down_proj"]
+        needs = AdapterNeeds.of(read_config(RunConfig, [str(file), *flags], program="test", env_prefix="NONE__"), BASE)
+        assert needs is not None
+        assert needs.target_parameters == ("down_proj",)
 
 
 class TestAdapter:
@@ -177,6 +197,18 @@ class TestAdapter:
         with caplog.at_level(logging.WARNING):
             adapter_on(small_moe())
         assert "all-linear leaves out 2 fused parameters, such as model.layers.0.mlp.experts.down_proj" in caplog.text
+        assert "start the rollout servers without --enable-lora" in caplog.text
+
+    def test_buffers_of_the_checkpoint_are_merged_along(self):
+        model = make_model(tied=True, hidden_size=64)
+        layer = model.model.layers[0].self_attn.q_proj
+        layer.register_buffer("scale", torch.tensor([1.5]))
+        model.register_buffer("count", torch.tensor([7]))
+        model.register_buffer("scratch", torch.tensor([0.0]), persistent=False)
+        merged = adapter_on(model).merged_state(torch.bfloat16)
+        assert merged["model.layers.0.self_attn.q_proj.scale"].dtype == torch.bfloat16
+        assert merged["count"].dtype == torch.int64
+        assert not [name for name in merged if "lora_" in name or "base_layer" in name or name == "scratch"]
 
     def test_names_that_peft_takes_for_fused_experts_are_refused(self):
         with pytest.raises(UsageError, match=r"takes some of model.lora.target_modules for .*gate_up_proj"):
@@ -237,6 +269,11 @@ class TestFiles:
             ({"bias": "lora_only"}, "has a bias"),
             ({"rank_pattern": {"q_proj": 8}}, "has several ranks"),
             ({"peft_type": "IA3"}, "of type IA3"),
+            ({"init_lora_weights": "pissa_niter_4"}, "has init_lora_weights pissa_niter_4"),
+            ({"init_lora_weights": "olora"}, "has init_lora_weights olora"),
+            ({"alora_invocation_tokens": [5]}, "has activation by tokens"),
+            ({"layer_replication": [[0, 1]]}, "has repeated layers"),
+            ({"use_qalora": True}, "has QALoRA"),
         ],
     )
     def test_an_adapter_of_another_kind_is_no_start(self, tmp_path: Path, setting: dict[str, Any], named: str):
@@ -244,6 +281,13 @@ class TestFiles:
         write_adapter(tmp_path, adapter.saved_config() | setting, adapter.tensors(), trained_by="GRPO")
         with pytest.raises(UsageError, match=named):
             read_adapter(tmp_path)
+
+    @pytest.mark.parametrize("init", [True, False, "gaussian", "eva"])
+    def test_how_plain_matrices_began_does_not_matter(self, tmp_path: Path, init: bool | str):
+        adapter = adapter_on(make_model(tied=True, hidden_size=64))
+        config = adapter.saved_config() | {"init_lora_weights": init}
+        write_adapter(tmp_path, config, adapter.tensors(), trained_by="GRPO")
+        assert read_adapter(tmp_path)[0]["init_lora_weights"] == init
 
     def test_a_folder_without_an_adapter_is_named(self, tmp_path: Path):
         with pytest.raises(UsageError, match=r"model.lora.adapter .* cannot be read"):
@@ -260,5 +304,20 @@ class TestFiles:
         save_file(tensors, first / "model.safetensors")
         assert base_digest_of(str(first)) == base_digest_of(str(second))
         (tmp_path / "empty").mkdir()
-        with pytest.raises(UsageError, match="no checkpoint whose digest"):
+        with pytest.raises(UsageError, match=r"no checkpoint whose digest.*no model.safetensors"):
             base_digest_of(str(tmp_path / "empty"))
+
+    def test_a_download_that_broke_off_is_completed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        """As where a tokenizer was loaded: the configuration is here, the weights are not."""
+        whole, part = save_tiny_model(tmp_path / "whole"), tmp_path / "part"
+        part.mkdir()
+        asked: list[list[str]] = []
+
+        def snapshot_download(name: str, *, allow_patterns: list[str]) -> str:
+            asked.append(allow_patterns)
+            return str(whole)
+
+        monkeypatch.setattr(files, "checkpoint_folder", lambda _: part)
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+        assert base_digest_of("someone/model") == checkpoint_digest(whole)
+        assert asked == [["*.safetensors", "*.safetensors.index.json", "config.json"]]

@@ -12,7 +12,15 @@ import torch
 from tests.processes import free_port
 from torch.distributed import TCPStore
 
-from grpo_proto import AbortRequest, BeginRequest, ErrorDetail, InfrastructureError, SessionRequest, WeightState
+from grpo_proto import (
+    AbortRequest,
+    BeginRequest,
+    ErrorDetail,
+    InfrastructureError,
+    RenewRequest,
+    SessionRequest,
+    WeightState,
+)
 from grpo_proto.transport import WeightGroup, joined_key, plan_manifest
 from grpo_trainer.config.run_config import WeightsConfig
 from grpo_trainer.servers import weight_session
@@ -80,13 +88,28 @@ async def test_an_adapter_is_announced_with_its_configuration_and_its_model():
     group: Any = None
     session = WeightSession(7, [replica], group, WeightsConfig())
     manifest = plan_manifest([("base_model.model.q_proj.lora_A.weight", "float32", [4, 8])])
-    times = {"bucket_timeout_s": 5.0, "deadline_s": 9.0}
-    await session.begin(2, "lora", manifest, peft_config={"r": 4}, base_digest="ab" * 32, **times)
-    await session.begin(3, "full", manifest, peft_config=None, base_digest=None, **times)
+    common: dict[str, Any] = {"absent": [], "bucket_timeout_s": 5.0, "deadline_s": 9.0}
+    await session.begin(2, "lora", manifest, peft_config={"r": 4}, base_digest="ab" * 32, **common)
+    await session.begin(3, "full", manifest, peft_config=None, base_digest=None, **common)
     assert [(r.kind, r.peft_config, r.base_digest) for r in begun] == [
         ("lora", {"r": 4}, "ab" * 32),
         ("full", None, None),
     ]
+
+
+async def test_that_the_canary_agreed_is_reported_to_the_servers_it_compared():
+    renewed: dict[str, int | None] = {}
+
+    def server(url: str) -> Any:
+        async def renew(request: RenewRequest) -> None:
+            renewed[url] = request.canary_agreed
+
+        return SimpleNamespace(url=url, weights=SimpleNamespace(renew=renew))
+
+    group: Any = None
+    session = WeightSession(7, [server("http://compared"), server("http://busy")], group, WeightsConfig())
+    assert await session.renew(canary_agreed=3, agreed_urls={"http://compared"}) == []
+    assert renewed == {"http://compared": 3, "http://busy": None}
 
 
 def test_after_a_meeting_buckets_travel():

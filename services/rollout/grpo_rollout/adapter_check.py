@@ -8,13 +8,14 @@ adapter, with the layer's sizes and the configuration's rank.
 import asyncio
 import logging
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from vllm.config.lora import LoRAConfig, MaxLoRARanks
+from vllm.config.lora import LoRAConfig
 from vllm.lora.peft_helper import PEFTHelper
 
-from grpo_proto.checkpoint_files import checkpoint_digest, checkpoint_folder
+from grpo_proto.checkpoint_files import checkpoint_digest
 from grpo_proto.messages.weights import Manifest, TensorSpec
 from grpo_proto.server.refusal import Refusal
 
@@ -31,26 +32,30 @@ NAME = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<side>[AB]
 class BaseDigest:
     """The digest of the checkpoint that the server loaded. A thread computes it: that reads every byte."""
 
-    def __init__(self, model: str):
+    def __init__(self, find_folder: Callable[[], Path]):
         self.digest: str | None = None
-        self._problem = "it is still being computed"
-        self._task = asyncio.create_task(self._compute(model))
+        self._problem: str | None = None
+        self._task = asyncio.create_task(self._compute(find_folder))
 
-    async def _compute(self, model: str) -> None:
+    async def _compute(self, find_folder: Callable[[], Path]) -> None:
         try:
-            self.digest = await asyncio.to_thread(lambda: checkpoint_digest(checkpoint_folder(model)))
-        except (OSError, ValueError) as error:
-            self._problem = str(error)
-            logger.warning("no digest of %s, so adapters will be refused: %s", model, error)
+            self.digest = await asyncio.to_thread(lambda: checkpoint_digest(find_folder()))
+        except Exception as error:
+            self._problem = f"{type(error).__name__}: {error}"
+            logger.warning("the checkpoint has no digest, so adapters will be refused: %s", self._problem)
 
     async def check(self, sent: str | None, *, timeout_s: float) -> None:
-        """Raises Refusal: 409 for another base, 503 while the digest is not known."""
+        """Raises Refusal: 409 for another base, or one without a digest; 503 while it is being computed."""
         if self.digest is None:
             await asyncio.wait((self._task,), timeout=timeout_s)
-        if self.digest is None:
-            raise Refusal.busy(
-                503, "base_digest_unknown", f"the digest of the served checkpoint is unknown: {self._problem}", 5.0
+        if self._problem is not None:
+            raise Refusal.conflict(
+                "base_digest_unknown",
+                f"the served checkpoint has no digest: {self._problem}",
+                "serve a checkpoint in safetensors",
             )
+        if self.digest is None:
+            raise Refusal.busy(503, "base_digest_unknown", "the digest of the checkpoint is still being computed", 5.0)
         if sent != self.digest:
             raise Refusal.conflict(
                 "other_base",
@@ -67,11 +72,6 @@ def check_config(peft_config: dict[str, Any] | None, limits: LoRAConfig) -> PEFT
         helper = PEFTHelper.from_dict(peft_config)
         helper.validate_legal(limits)
         problems = [] if not helper.modules_to_save else [f"modules_to_save is {helper.modules_to_save}"]
-        problems += [
-            f"rank {rank} is none of {', '.join(map(str, get_args(MaxLoRARanks)))}"
-            for rank in sorted({helper.r, *helper.rank_pattern.values()})
-            if rank not in get_args(MaxLoRARanks)
-        ]
     except (ValueError, TypeError, AttributeError, ZeroDivisionError) as error:
         problems = [str(error)]
     if problems:

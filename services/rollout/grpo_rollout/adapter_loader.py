@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from vllm.lora.layers import LogitsProcessorWithLoRA
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.request import LoRARequest
@@ -54,8 +55,11 @@ class AdapterLoader:
             self._replaced_reading = True
 
     def load(self, tensors: Iterable[tuple[str, torch.Tensor]], buffer: torch.Tensor) -> None:
-        """Clone: the buffer is reused, and an adapter that kept views of it would change with the next bucket."""
-        self._tensors.update((name, tensor.clone()) for name, tensor in tensors)
+        """Copy: the buffer is reused, and an adapter that kept views of it would change with the next bucket.
+
+        Into the host's memory, where vLLM builds adapters: a GPU's may be all in use, and sampling goes on.
+        """
+        self._tensors.update((name, tensor.to("cpu", copy=True)) for name, tensor in tensors)
 
     def finish(self) -> bool:
         """Add the adapter to vLLM, into a slot of its own: no running request refers to it yet.
@@ -138,7 +142,7 @@ def layer_sizes(adapter_manager: Any) -> dict[str, Sizes | None]:
             sizes[name] = (base.input_size, base.output_size)
         elif isinstance(base, VocabParallelEmbedding):
             sizes[name] = (base.org_vocab_size, base.embedding_dim)
-        elif hasattr(layer, "hidden_size"):  # the output head, wrapped as the logits processor
+        elif isinstance(layer, LogitsProcessorWithLoRA):  # the output head
             sizes[name] = (layer.hidden_size, layer.vocab_size)
         else:
             # Experts in one tensor: PEFT names gate and up as the module's base layer.

@@ -23,7 +23,7 @@ from grpo_proto.server.refusal import Refusal
 
 from . import metrics
 from .adapter_check import BaseDigest, check_config, check_tensors, tensor_names
-from .engine import Engine
+from .engine import Engine, WorkerError
 from .weight_state import Push
 
 ALIAS = "policy"
@@ -159,6 +159,7 @@ class Adapters:
             raise RuntimeError("no adapter has been loaded")
         newest, self._loading = self._loading, None
         self.newest = self._loaded[newest.lora_name] = newest
+        metrics.ADAPTERS.set(len(self._loaded))
         self._retire()
         alias = LoRARequest(lora_name=ALIAS, lora_int_id=newest.lora_int_id, lora_path=newest.lora_path)
         self.models.lora_requests |= {ALIAS: alias, newest.lora_name: newest}
@@ -189,4 +190,9 @@ class Adapters:
         ids, self._retired_ids = self._retired_ids, []
         if ids:
             await asyncio.sleep(SETTLE_S)
-            metrics.ADAPTERS.set(max(await self.engine.workers("unload_adapters", ids)))
+            try:
+                left = await self.engine.workers("unload_adapters", ids)
+            except WorkerError:
+                self._retired_ids += ids
+                raise
+            metrics.ADAPTERS.set(max(left))

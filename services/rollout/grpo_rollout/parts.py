@@ -4,6 +4,7 @@ import logging
 import time
 from argparse import Namespace
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from vllm.engine.protocol import EngineClient
@@ -43,7 +44,7 @@ async def build_parts(client: EngineClient, args: Namespace, *, models: Any) -> 
     lora_config = engine.client.vllm_config.lora_config
     adapters = None
     if lora_config is not None:
-        adapters = Adapters(engine, lora_config, BaseDigest(engine.client.model_config.model), models)
+        adapters = Adapters(engine, lora_config, BaseDigest(lambda: served_folder(engine)), models)
     pushes = Pushes(engine, world_size=world_size, tensors=_model_tensors(engine), adapters=adapters)
     metrics.set_weight_state(pushes.weights.state, pushes.weights.version)
     tokenizer = engine.client.get_tokenizer()
@@ -81,11 +82,17 @@ async def warm_up(engine: Engine) -> None:
     logger.info("warmed up in %.1f s", time.monotonic() - started_s)
 
 
-def _model_tensors(engine: Engine) -> ModelTensors | None:
-    """List the model's tensors. None for an architecture unknown to transformers: such a server refuses pushes."""
+def served_folder(engine: Engine) -> Path:
+    """Return the folder of the checkpoint that vLLM has loaded. Raises FileNotFoundError when it is not here."""
+    model, loading = engine.client.model_config, engine.client.vllm_config.load_config
+    return checkpoint_folder(model.model, revision=model.revision, cache_folder=loading.download_dir)
+
+
+def _model_tensors(engine: Engine) -> ModelTensors | str:
+    """List the tensors of the checkpoint; or say why they cannot be listed, which refuses full pushes."""
     config = engine.client.model_config
     try:
-        return model_tensors(config.hf_config, config.hf_text_config, config.dtype, checkpoint_folder(config.model))
-    except Exception:
-        logger.exception("cannot list the tensors of %s: pushes will be refused", config.model)
-        return None
+        return model_tensors(config.hf_config, config.hf_text_config, config.dtype, served_folder(engine))
+    except Exception as error:
+        logger.exception("cannot list the tensors of %s: pushes of all weights will be refused", config.model)
+        return f"{type(error).__name__}: {error}"

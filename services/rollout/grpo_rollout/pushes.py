@@ -54,12 +54,12 @@ class Pushes:
     """Holds the weight state of this server; one instance per server.
 
     Args:
-        tensors: the model's list of tensors; None refuses full pushes.
+        tensors: the model's list of tensors; or why there is none, which refuses full pushes.
         adapters: the adapter versions; None refuses adapters.
     """
 
     def __init__(
-        self, engine: Engine, *, world_size: int, tensors: ModelTensors | None, adapters: Adapters | None = None
+        self, engine: Engine, *, world_size: int, tensors: ModelTensors | str, adapters: Adapters | None = None
     ):
         self.engine = engine
         self.world_size = world_size
@@ -185,12 +185,17 @@ class Pushes:
                 raise Refusal.invalid(
                     "adapters_not_enabled", "this server takes no adapters", "start the server with --enable-lora"
                 )
-            await self.adapters.check(request)
+            try:
+                await self.adapters.check(request)
+            except WorkerError as error:
+                raise Refusal.invalid("adapter_mismatch", f"the adapter cannot be checked: {error}") from error
             self._require_session(request.session)
             return
-        if self.tensors is None:
+        if isinstance(self.tensors, str):
             raise Refusal.invalid(
-                "unknown_architecture", "transformers cannot list this model's tensors; see the server's log"
+                "unknown_tensors",
+                f"the tensors of the served checkpoint cannot be listed: {self.tensors}",
+                "serve a checkpoint in safetensors, of an architecture that transformers knows",
             )
         check_manifest(request.manifest, request.absent, self.tensors.expected)
 
@@ -204,7 +209,7 @@ class Pushes:
             self.adapters.withdraw()
             await self.engine.abort_all()
         await self.engine.pause()
-        return {"unknown": self.tensors.unknown if self.tensors is not None else []}
+        return {"unknown": [] if isinstance(self.tensors, str) else self.tensors.unknown}
 
     async def _receive(self, push: Push, manifest: Manifest) -> Reception:
         """Have the workers load all buckets. A failure ends the push and is not raised."""
@@ -262,6 +267,9 @@ class Pushes:
                     await self.engine.resume(push.version)
         except (WorkerError, EngineDiedError) as error:
             self.fail(push, f"version {push.version} could not be served: {error}")
+            raise Refusal.conflict(
+                "not_loading", self.weights.reason or "another push has begun", "begin a new push"
+            ) from error
         seconds = time.monotonic() - reception.started_s
         self._set(
             weight_state.commit(

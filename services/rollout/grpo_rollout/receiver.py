@@ -286,6 +286,8 @@ class Receiver:
         """Drop the push under way, if any. A transfer under way cannot be cancelled: leave the group as well."""
         if self.push is not None and self.push.transfers:
             self.leave()
+            # A transfer may still write into its buffer, until the group has closed.
+            self.staging = Staging()
         self.push = None
         for loader in self.loaders.values():
             loader.drop()

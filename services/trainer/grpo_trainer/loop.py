@@ -7,6 +7,7 @@ k + 1.
 
 import asyncio
 import logging
+import math
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -24,7 +25,7 @@ from .journal import Journal
 from .observe.metrics import merge_updates
 from .ranks.crew import Crew
 from .ranks.stop_signal import StopRequested
-from .servers.canary import Rule, compare
+from .servers.canary import Rule, compare, compared_urls
 from .servers.orchestrator import Orchestrator
 from .servers.push import TensorSource, push
 
@@ -54,6 +55,7 @@ def train(run: Run, *, step: int) -> int:
     Raises ServersError when the servers do not do their part; every step until then is saved.
     """
     config = run.config
+    adapter_is_zero = step == 0 and has_new_adapter(run)
     push_policy(run, version=step + 1)
     check_canary(run, version=step + 1)
     if step == 0:
@@ -70,10 +72,11 @@ def train(run: Run, *, step: int) -> int:
             if sequences is None:
                 break
             step += 1
-            optimize(run, sequences, version=step)
+            changed = optimize(run, sequences, version=step)
             push_policy(run, version=step + 1)
-            if due(config.canary.steps, step):
+            if due(config.canary.steps, step) or (adapter_is_zero and changed):
                 check_canary(run, version=step + 1)
+            adapter_is_zero = adapter_is_zero and not changed
             if due(config.eval.eval_steps, step) or step == run.max_steps:
                 evaluate(run, step)
             run.journal.finish_step(step)
@@ -144,8 +147,11 @@ def raise_failure_of(task: "asyncio.Task[Any]") -> None:
             raise ServersError(str(error)) from error
 
 
-def optimize(run: Run, sequences: list[TrainingSequence], *, version: int) -> None:
-    """Loss: `num_iterations` passes over the batch, each rank with its own part of the sequences."""
+def optimize(run: Run, sequences: list[TrainingSequence], *, version: int) -> bool:
+    """Loss: `num_iterations` passes over the batch, each rank with its own part of the sequences.
+
+    Returns whether the policy changed: not at a learning rate of 0, as a warm-up begins, nor without a gradient.
+    """
     sharing, num_iterations = run.config.deepspeed, run.config.algorithm.num_iterations
     world_size = run.crew.ranks.world_size
     plan = plan_updates(sequences, world_size=world_size, tokens_per_micro_batch=sharing.tokens_per_micro_batch)
@@ -158,6 +164,7 @@ def optimize(run: Run, sequences: list[TrainingSequence], *, version: int) -> No
         results = [run.crew.do("update", number) for _ in range(num_iterations) for number in range(len(plan))]
     run.orchestrator.pipeline.batch_used()
     run.journal.add(merge_updates(results))
+    return any(result["learning_rate"] > 0 and 0 < result["grad_norm"] < math.inf for result in results)
 
 
 def push_policy(run: Run, *, version: int) -> None:
@@ -178,7 +185,13 @@ def check_canary(run: Run, *, version: int) -> None:
         arrays = to_arrays([untrained_sequence(probe.segment, episode=n) for n, probe in enumerate(probes)])
         own = run.crew.do("logprobs", version, each=[arrays] * run.crew.ranks.world_size)
         run.journal.add(compare(probes, own, rule=run.canary_rule, version=version))
-        run.orchestrator.pusher.canary_agreed(version)
+        run.orchestrator.pusher.canary_agreed(version, compared_urls(probes))
+
+
+def has_new_adapter(run: Run) -> bool:
+    """Whether the first push is an adapter that adds nothing, so that the first canary proves nothing of it."""
+    lora = run.config.model.lora
+    return run.export.kind == "lora" and lora is not None and lora.adapter is None
 
 
 def evaluate(run: Run, step: int) -> None:

@@ -79,8 +79,8 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
         open_parts.enter_context(
             only_trainer_in(config.run_dir, timeout_s=config.lock_timeout_s, interruptible=stop.interruptible)
         )
-        status.enter_phase("reading the data", limit_s=config.server.loading_s)
         base_digest = digest_below_adapter(config, status=status, stop=stop)
+        status.enter_phase("reading the data", limit_s=config.server.loading_s)
         folder, state = open_checkpoint(config, resume=resume, stop=stop, base_digest=base_digest)
     step = state["step"] if state else 0
     if state:  # before the loads and the waits: who looks at the run meanwhile sees what it did

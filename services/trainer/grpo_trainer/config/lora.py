@@ -17,7 +17,7 @@ REFUSED = {
 }
 """Settings of PEFT that no rollout server can serve, and the reason."""
 SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM takes as --max-lora-rank."""
+"""What vLLM takes as --max-lora-rank. The rank of an adapter may be any number up to that."""
 NEUTRAL: tuple[Any, ...] = (None, False, "none", [])
 
 
@@ -34,7 +34,7 @@ class LoraConfig(Section):
     target_parameters: list[str] = Field(
         default_factory=list,
         description="Ends of names of parameters outside linear layers: fused experts, such as "
-        "mlp.experts.gate_up_proj, which all-linear misses.",
+        "mlp.experts.gate_up_proj, which all-linear misses. Only with servers without --enable-lora.",
     )
     dropout: float = Field(
         0.0, ge=0.0, lt=1.0, description="Dropout before the adapter, in updates only: never where logprobs compare."

@@ -114,7 +114,8 @@ class TrainingEngine:
         if deltas and self.rank == 0:
             log.warning(
                 "the rollout servers take no adapters: every push sends the whole model with the adapter added, %.1f "
-                "MiB instead of %.1f; to push the adapter alone, start the servers with --enable-lora",
+                "MiB instead of %.1f; to push the adapter alone, start the servers with --enable-lora (not possible "
+                "with model.lora.target_parameters)",
                 _num_bytes(self._sources[name] for piece in self._pieces for name in piece.sources) / 2**20,
                 _num_bytes(factor for delta in deltas.values() for factor in delta.factors) / 2**20,
             )

@@ -95,8 +95,8 @@ class Adapter:
             missed = [name for name, tensor in frozen.items() if len(getattr(tensor, "ds_shape", tensor.shape)) > 2]
             if missed:
                 log.warning(
-                    "model.lora.target_modules all-linear leaves out %d fused parameters, such as %s; add them to "
-                    "model.lora.target_parameters",
+                    "model.lora.target_modules all-linear leaves out %d fused parameters, such as %s; to train them, "
+                    "add them to model.lora.target_parameters and start the rollout servers without --enable-lora",
                     len(missed),
                     min(missed),
                 )
@@ -145,9 +145,17 @@ class Adapter:
         return {name: LowRankDelta(layer) for name, layer in self.layers.items()}
 
     def merged_state(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """Return the whole model with the adapter added, in `dtype`; for a model that no engine shards."""
-        deltas = self.deltas()
-        return {
+        """Return the whole model with the adapter added, in `dtype`; for a model that no engine shards.
+
+        Buffers that a checkpoint holds are included; those of integers keep their dtype.
+        """
+        deltas, saved = self.deltas(), self.model.state_dict().keys()
+        buffers = {
+            checkpoint_name(name): buffer.to(dtype) if buffer.is_floating_point() else buffer
+            for name, buffer in self.model.named_buffers()
+            if name in saved and not is_adapter(name)
+        }
+        return buffers | {
             name: (deltas[name].added_to(tensor) if name in deltas else tensor.detach()).to(dtype)
             for name, tensor in self.base_tensors().items()
         }

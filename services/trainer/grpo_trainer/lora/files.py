@@ -15,11 +15,17 @@ from ..config.lora import served_rank
 from ..errors import UsageError, model_error_class, storage_error_class
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+CHECKPOINT_FILES = ["*.safetensors", "*.safetensors.index.json", "config.json"]
 UNSUPPORTED = {
     "use_dora": "DoRA", "lora_bias": "a bias", "modules_to_save": "whole modules", "rank_pattern": "several ranks",
-    "alpha_pattern": "several alphas",
+    "alpha_pattern": "several alphas", "alora_invocation_tokens": "activation by tokens (aLoRA)",
+    "layer_replication": "repeated layers", "use_qalora": "QALoRA", "use_bdlora": "BD-LoRA", "kasa_config": "KaSA",
+    "arrow_config": "Arrow", "trainable_token_indices": "trained tokens",
 }  # fmt: skip
 """Settings of a saved adapter that the trainer cannot continue, and their words."""
+PLAIN_INITS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
+"""The words of init_lora_weights that leave the model below as it is, see vLLM's `PEFTHelper`. With other words (pissa,
+olora, corda, loftq) PEFT changes the model below when it loads the adapter, so that A and B alone mean nothing."""
 
 
 def read_adapter(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -42,10 +48,14 @@ def read_adapter(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]
     kinds = [word for name, word in UNSUPPORTED.items() if config.get(name)]
     if config.get("bias", "none") != "none":
         kinds.append("a bias")
+    init = config.get("init_lora_weights")
+    if isinstance(init, str) and init.lower() not in PLAIN_INITS:
+        kinds.append(f"init_lora_weights {init}")
     if kinds:
         raise UsageError(
             f"the adapter {folder} has {' and '.join(kinds)}, which no rollout server serves as it is trained",
-            hint="start from an adapter with plain A and B matrices of one rank",
+            hint="start from an adapter with plain A and B matrices of one rank; PEFT's save_pretrained converts PiSSA "
+            "and the like to one with path_initial_model_for_weight_conversion",
         )
     return config, tensors
 
@@ -87,18 +97,19 @@ def _adapter_card(config: Mapping[str, Any], trained_by: str) -> str:
 
 
 def base_digest_of(name_or_path: str) -> str:
-    """Return the digest of a model's checkpoint; downloads a model of the Hub that is not here yet.
+    """Return the digest of a model's checkpoint; downloads what is not here yet of a model of the Hub.
 
     Reads every byte. Raises UsageError or UnavailableError when there is no checkpoint in safetensors.
     """
     try:
         try:
-            folder = checkpoint_folder(name_or_path)
-        except FileNotFoundError:
+            return checkpoint_digest(checkpoint_folder(name_or_path))
+        except FileNotFoundError:  # of a download that broke off, some files are here
+            if Path(name_or_path).is_dir():
+                raise
             from huggingface_hub import snapshot_download
 
-            folder = Path(snapshot_download(name_or_path))
-        return checkpoint_digest(folder)
+            return checkpoint_digest(Path(snapshot_download(name_or_path, allow_patterns=CHECKPOINT_FILES)))
     except (OSError, ValueError) as error:
         raise model_error_class(name_or_path, error)(
             f"the model {name_or_path} has no checkpoint whose digest can be computed: {error}",

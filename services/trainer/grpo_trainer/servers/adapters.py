@@ -23,13 +23,15 @@ class AdapterNeeds:
     num_versions: int
     """Versions on a server at a time: the newest arrives while `max_staleness` + 1 may still be sampling."""
     base_digest: str | None
+    target_parameters: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, config: RunConfig, base_digest: str | None) -> "AdapterNeeds | None":
         """Return the needs of the run of `config`; None when it trains all weights."""
         if config.model.lora is None:
             return None
-        return cls(config.model.lora.r, config.algorithm.max_staleness + 2, base_digest)
+        lora = config.model.lora
+        return cls(lora.r, config.algorithm.max_staleness + 2, base_digest, tuple(lora.target_parameters))
 
     def misfit(self, url: str, info: RolloutInfo) -> UsageError | None:
         """Why this server cannot serve the adapter; None when it can."""
@@ -63,15 +65,23 @@ class AdapterNeeds:
 def choose_push_kind(infos: Mapping[str, RolloutInfo], needs: AdapterNeeds | None) -> Kind:
     """Return what to push to the servers, by their URLs: `full` without an adapter, or when no server takes adapters.
 
-    Raises UsageError when only some servers take adapters, and when one of them cannot take this run's.
+    Raises UsageError when only some servers take adapters, and when one of them cannot take this run's. An adapter on
+    fused experts is refused: most of vLLM's families expect A and B of each expert by itself, and no other was tried.
     """
     if needs is None:
         return "full"
     without = [url for url, info in infos.items() if info.adapters is None]
-    if without and len(without) == len(infos):
+    with_adapters = [url for url in infos if url not in without]
+    if without and not with_adapters:
         return "full"
+    if with_adapters and needs.target_parameters:
+        raise UsageError(
+            f"the rollout servers take adapters ({', '.join(with_adapters)}), but none on fused parameters is pushed "
+            f"to vLLM; model.lora.target_parameters names {', '.join(needs.target_parameters)}",
+            hint="start the servers without --enable-lora: every push then sends the whole model, the adapter added; "
+            "or drop model.lora.target_parameters",
+        )
     if without:
-        with_adapters = [url for url in infos if url not in without]
         raise UsageError(
             f"some rollout servers take adapters ({', '.join(with_adapters)}) and some do not ({', '.join(without)})",
             hint="start all of them with --enable-lora, or none",

@@ -149,6 +149,11 @@ def rule_for(config: RunConfig, device: str, *, has_experts: bool) -> Rule:
     return Rule(bound, MOE_QUANTILE if has_experts and config.model.dtype == "bfloat16" else None)
 
 
+def compared_urls(probes: Sequence[Probe]) -> set[str]:
+    """Return the URLs of the servers of which at least one token is compared."""
+    return {probe.url for probe in probes if probe.segment.logprobs}
+
+
 def compare(
     probes: Sequence[Probe], own_logprobs: Sequence[Sequence[float]], *, rule: Rule, version: int
 ) -> dict[str, float]:

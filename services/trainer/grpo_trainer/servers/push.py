@@ -6,7 +6,7 @@ commands it bucket by bucket, so that no rank waits alone in a gather.
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -148,10 +148,10 @@ class WeightPusher:
             return self._give_up(error, final=False)
         return None
 
-    def canary_agreed(self, version: int) -> None:
-        """Tell the servers that what they serve as `version` has been compared with the trainer's own logprobs."""
+    def canary_agreed(self, version: int, urls: Collection[str]) -> None:
+        """Report to the servers at `urls` that their logprobs of `version` agree with the trainer's own."""
         if self.session is not None:
-            self.loop.run(self.session.renew(canary_agreed=version))
+            self.loop.run(self.session.renew(canary_agreed=version, agreed_urls=urls))
 
     def leave(self) -> None:
         """Close the open session, if any."""

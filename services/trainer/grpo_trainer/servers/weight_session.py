@@ -9,7 +9,7 @@ import errno
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any
@@ -129,12 +129,15 @@ class WeightSession:
         request = CommitRequest(session=self.number, version=version, digest=digest, deadline_s=deadline_s)
         await _all(self.members, [replica.weights.commit(request) for replica in self.members])
 
-    async def renew(self, *, canary_agreed: int | None = None) -> list[ServiceError]:
-        """Renew the lease on all members. Returns the errors of members that refuse or do not answer."""
-        request = RenewRequest(session=self.number, canary_agreed=canary_agreed)
-        answers = await asyncio.gather(
-            *(replica.weights.renew(request) for replica in self.members), return_exceptions=True
-        )
+    async def renew(self, *, canary_agreed: int | None = None, agreed_urls: Collection[str] = ()) -> list[ServiceError]:
+        """Renew the lease on all members. Returns the errors of members that refuse or do not answer.
+
+        `canary_agreed`: the version that the canary compared with success on the members at `agreed_urls`.
+        """
+        plain = RenewRequest(session=self.number)
+        agreed = RenewRequest(session=self.number, canary_agreed=canary_agreed)
+        calls = [replica.weights.renew(agreed if replica.url in agreed_urls else plain) for replica in self.members]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
         unexpected = [a for a in answers if isinstance(a, BaseException) and not isinstance(a, ServiceError)]
         if unexpected:
             raise unexpected[0]
