@@ -102,13 +102,14 @@ class TestRunFile:
         ).save_pretrained(tmp_path / "model")  # fmt: skip
 
         def gib(*flags: str) -> float:
-            flags = (*flags, "--model.dtype", dtype, "--algorithm.beta", "0.1", "--deepspeed.zero_stage", "0")
+            flags = (*flags, "--model.dtype", dtype, "--deepspeed.zero_stage", "0")
             lines = dict(_memory(read_config(RunConfig, [file, *flags], program="test", env_prefix="NONE__")))
             assert ("adapter" in lines) == ("--model.lora.r" in flags)
-            assert ("reference" in lines["memory of a rank"]) == ("--model.lora.r" not in flags)
             return float(lines["memory of a rank"].split()[1])
 
-        assert gib("--model.lora.r", "32") / gib() < share
+        adapter = ["--model.lora.r", "32"]
+        assert gib(*adapter) / gib() < share
+        assert gib(*adapter, "--algorithm.beta", "0.1") == gib(*adapter), "the reference takes no memory"
 
 
 class TestServers:
