@@ -6,12 +6,12 @@ packed storage, gives another answer, and the push fails by its name.
 
 A linear layer and an output head get inputs with a single 1, at columns that change with each push: each output is one
 weight, without any rounding, so that it has to be equal to the bit. Experts compute through an activation, where
-kernels round differently: they are compared within a tolerance, and in addition the bits of one expert are summed,
-another one at each push: no packing changes the sum, and a layer is packed as a whole.
+kernels round differently: some, others at each push, are compared within a tolerance, and in addition the bits of one
+expert are summed, which no packing changes.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbed
 
 logger = logging.getLogger("vllm.grpo_rollout.layer_probe")
 
-NUM_COLUMNS = 4
+NUM_COLUMNS, NUM_EXPERTS = 2, 4
+"""How much of a layer each push asks. A layer is packed as a whole, so a part of it tells."""
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.03, torch.float16: 0.005}
 """Of experts, relative to the largest output."""
 INTEGERS = {4: torch.int32, 2: torch.int16, 1: torch.int8}
@@ -38,8 +39,9 @@ class Expected:
     outputs: torch.Tensor | None
     """None where the layer cannot be asked by itself."""
     bit_sums: dict[str, int]
-    """By parameter; of experts, of the one numbered `summed`."""
-    summed: int | None = None
+    """By parameter; of experts, of the first of `experts`."""
+    experts: Sequence[int] = ()
+    """Which experts were asked, by their numbers on this worker."""
 
 
 class LayerProbe:
@@ -113,7 +115,7 @@ class LayerProbe:
     def _compare(self, module: torch.nn.Module, expected: Expected) -> str | None:
         if expected.inputs is not None and expected.outputs is not None:
             try:
-                answer, bound = _ask(module, expected.inputs)
+                answer, bound = _ask(module, expected.inputs, expected.experts)
             except Exception as error:
                 self._skip(module, error)
                 return None
@@ -123,7 +125,7 @@ class LayerProbe:
             if not difference <= bound * largest:  # a NaN exceeds every bound
                 return f"its outputs are off by {difference:.3g}, and the largest is {largest:.3g}"
         for name, bits in expected.bit_sums.items():
-            if _bit_sum(getattr(module, name), expected.summed) != bits:
+            if _bit_sum(getattr(module, name), *expected.experts[:1]) != bits:
                 return f"{name} is not what was loaded"
         return None
 
@@ -156,18 +158,19 @@ def _of_linear(module: torch.nn.Module, generator: torch.Generator) -> Expected:
 def _of_experts(module: torch.nn.Module, generator: torch.Generator) -> Expected:
     if module.quant_method.moe.moe_parallel_config.use_all2all_kernels:
         raise ValueError("its experts are spread over engines")
-    w13, w2 = module.w13_weight, module.w2_weight
-    num_experts, _, width = w13.shape
-    inputs = torch.randn(num_experts, width, generator=generator).to(w13)
+    chosen = torch.randperm(len(module.w13_weight), generator=generator)[:NUM_EXPERTS].tolist()
+    w13, w2 = module.w13_weight[chosen], module.w2_weight[chosen]
+    inputs = torch.randn(len(chosen), w13.shape[2], generator=generator).to(w13)
     hidden = torch.bmm(w13, inputs[:, :, None])[:, :, 0]
     if (bias := getattr(module, "w13_bias", None)) is not None:
-        hidden = hidden + bias
+        hidden = hidden + bias[chosen]
     active = _activated(module.activation, hidden)
     outputs = torch.bmm(w2, active[:, :, None])[:, :, 0]
     if (bias := getattr(module, "w2_bias", None)) is not None:
-        outputs = outputs + bias
-    summed = int(torch.randint(num_experts, (1,), generator=generator))
-    return Expected(inputs, outputs, {"w13_weight": _bit_sum(w13, summed), "w2_weight": _bit_sum(w2, summed)}, summed)
+        outputs = outputs + bias[chosen]
+    summed = chosen[0]
+    bit_sums = {name: _bit_sum(getattr(module, name), summed) for name in ("w13_weight", "w2_weight")}
+    return Expected(inputs, outputs, bit_sums, chosen)
 
 
 def _activated(activation: MoEActivation, hidden: torch.Tensor) -> torch.Tensor:
@@ -179,23 +182,23 @@ def _activated(activation: MoEActivation, hidden: torch.Tensor) -> torch.Tensor:
     return active
 
 
-def _ask(module: torch.nn.Module, inputs: torch.Tensor) -> tuple[torch.Tensor, float]:
+def _ask(module: torch.nn.Module, inputs: torch.Tensor, experts: Sequence[int]) -> tuple[torch.Tensor, float]:
     """Return the layer's outputs as it serves them, and how far they may be off."""
     if isinstance(module.quant_method, UnquantizedFusedMoEMethod):
-        return _ask_experts(module, inputs), TOLERANCE[inputs.dtype]
+        return _ask_experts(module, inputs, experts), TOLERANCE[inputs.dtype]
     return module.quant_method.apply(module, inputs), 0.0
 
 
-def _ask_experts(module: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-    """One token for each expert of this worker, which it alone answers."""
-    local = torch.arange(len(inputs), device=inputs.device)
-    if module.expert_map is not None:
-        local = torch.nonzero(module.expert_map >= 0)[:, 0]
+def _ask_experts(module: torch.nn.Module, inputs: torch.Tensor, experts: Sequence[int]) -> torch.Tensor:
+    """One token for each of these experts of this worker, which it alone answers."""
+    numbers = torch.tensor(experts, device=inputs.device)
+    if module.expert_map is not None:  # from all experts to this worker's
+        numbers = torch.nonzero(module.expert_map >= 0)[:, 0][numbers]
     return module.quant_method.apply(
         layer=module,
         x=inputs.clone(),
         topk_weights=torch.ones(len(inputs), 1, dtype=torch.float32, device=inputs.device),
-        topk_ids=local[:, None].to(torch.int32),
+        topk_ids=numbers[:, None].to(torch.int32),
         shared_experts=None,
         shared_experts_input=None,
     )
