@@ -84,9 +84,9 @@ run.train = lambda parts, *, step: report(parts.crew.ranks, step)
 def TrainingEngine(*_, **__):
     print("joined", flush=True)
     time.sleep(float(os.environ.get("LOAD_S", "0")))
-    export = SimpleNamespace(kind="full", device=None, sharded=False, peft_config=None, base_digest=None)
+    export = SimpleNamespace(kind="full", absent=[], device=None, sharded=False, peft_config=None, base_digest=None)
     load = lambda folder: said.update(loaded=str(folder))
-    return SimpleNamespace(load=load, export=export, device=SimpleNamespace(type="cpu"))
+    return SimpleNamespace(load=load, export=export, device=SimpleNamespace(type="cpu"), has_experts=False)
 
 run.TrainingEngine = TrainingEngine
 run.show_servers = run.write_report_and_summary = lambda *_, **__: None

@@ -19,7 +19,6 @@ from .crew_export import CrewExport
 from .data.order import PromptOrder
 from .data.rows import load_prompt_rows
 from .data.tokenizer import load_tokenizer
-from .engine.model import has_experts
 from .engine.schedule import number_of_steps
 from .engine.state import layout, read_engine_state
 from .engine.training_engine import TrainingEngine
@@ -171,7 +170,7 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
         orchestrator,
         journal,
         max_steps=max_steps,
-        canary_rule=rule_for(config, engine.device.type, has_experts=has_experts(engine.policy.model)),
+        canary_rule=rule_for(config, engine.device.type, has_experts=engine.has_experts),
     )
     finished = train(parts, step=step)
     if finished < max_steps:

@@ -42,7 +42,7 @@ from ..lora.merging import LowRankDelta, checkpoint_name
 from ..ranks.process_group import join_process_group
 from .deepspeed_settings import ClipBareOptimizer, adamw, deepspeed_settings, inference_settings
 from .export import Export
-from .model import load_policy, pieces_to_push
+from .model import has_experts, load_policy, pieces_to_push
 from .output_head import Policy
 from .random_state import random_state, restore_random_state, seed_everything
 from .schedule import learning_rate
@@ -301,6 +301,11 @@ class TrainingEngine:
         AutoTokenizer.from_pretrained(source.name_or_path, trust_remote_code=source.trust_remote_code).save_pretrained(
             folder
         )
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether each token takes some of several experts, by the model's configuration."""
+        return has_experts(self.policy.model)
 
     @property
     def _layout(self) -> dict[str, Any]:
