@@ -21,8 +21,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 import torch
-from benchmarks.push import random_model
+from benchmarks.push import pushing, random_model
 from tests.processes import ROLLOUT_ENVIRONMENT, free_port, rollout_command, service
 from tests.tiny_model import make_tokenizer
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
@@ -41,13 +41,8 @@ from grpo_proto.checkpoint_files import checkpoint_digest, read_headers
 from grpo_proto.checkpoint_layout import checkpoint_layout, plain_layout
 from grpo_proto.client.clients import RolloutClient
 from grpo_trainer.config.lora import LoraConfig
-from grpo_trainer.config.run_config import WeightsConfig
 from grpo_trainer.engine.export import Export
 from grpo_trainer.lora.adapter import Adapter
-from grpo_trainer.ranks.stop_signal import StopSignal
-from grpo_trainer.servers.event_loop import EventLoopThread
-from grpo_trainer.servers.fleet import Fleet
-from grpo_trainer.servers.push import PushResult, WeightPusher, push
 
 TIMEOUT_S = 120.0
 WARM_UP_TURNS = 3
@@ -78,21 +73,6 @@ def adapter_export(model: Any, folder: Path) -> Export:
         peft_config=adapter.saved_config(),
         base_digest=checkpoint_digest(folder),
     )
-
-
-@contextmanager
-def pushing(url: str, export: Export) -> Iterator[Callable[[int], PushResult]]:
-    """The trainer's own push of `export` to the server at `url`."""
-    config = WeightsConfig()
-    with EventLoopThread() as loop:
-        fleet = Fleet([url], min_replicas=1)
-        loop.run(fleet.wait_until_live(TIMEOUT_S))
-        pusher = WeightPusher(
-            fleet, loop, config, trainer_id="benchmark", stop=StopSignal(), has_heartbeat=lambda: True
-        )
-        yield lambda version: push(version, export, pusher, config)
-        pusher.leave()
-        loop.run(fleet.close())
 
 
 def model_of_experts(megabytes: int, folder: Path) -> None:

@@ -182,9 +182,8 @@ def export_of(tensors: dict[str, torch.Tensor]) -> Export:
 
 
 @contextmanager
-def trainer_push(url: str, tensors: dict[str, torch.Tensor]) -> Iterator[Callable[[int], PushResult]]:
-    """The trainer's own push, to the server at `url`."""
-    export = export_of(tensors)
+def pushing(url: str, export: Export) -> Iterator[Callable[[int], PushResult]]:
+    """The trainer's own push of `export` to the server at `url`."""
     config = WeightsConfig()
     with EventLoopThread() as loop:
         fleet = Fleet([url], min_replicas=1)
@@ -232,7 +231,7 @@ def whole_push(transfers: Transfers, megabytes: int, turns: int) -> str:
             engine_processes = [p for p in psutil.Process().children(recursive=True) if p not in others]
             sizes = plan_push(export_of(tensors).listed(), None).bucket_bytes
             raw, loads, pushes = [], [], []
-            with trainer_push(server.url, tensors) as push_version:
+            with pushing(server.url, export_of(tensors)) as push_version:
                 for version in range(1, WARM_UP_TURNS + turns + 1):
                     with suspended(server_processes + engine_processes):
                         raw.append(transfers.seconds("raw", sizes))

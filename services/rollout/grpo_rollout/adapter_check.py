@@ -19,7 +19,7 @@ from grpo_proto.checkpoint_files import checkpoint_digest
 from grpo_proto.messages.weights import Manifest, TensorSpec
 from grpo_proto.server.refusal import Refusal
 
-from .manifest_check import SHOWN, check_layout
+from .manifest_check import check_layout, first_of
 
 logger = logging.getLogger("vllm.grpo_rollout.adapter_check")
 
@@ -103,10 +103,9 @@ def check_tensors(manifest: Manifest, helper: PEFTHelper, sizes: Mapping[str, Se
             problems += _spec_problems(spec, match["side"], _rank(helper, match["module"]), sizes[spec.name])
     problems += [f"{module} has no lora_{'BA'[side == {'B'}]}" for module, side in sides.items() if len(side) == 1]
     if problems:
-        more = f" and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
         raise Refusal.invalid(
             "adapter_mismatch",
-            "the adapter does not fit the model: " + "; ".join(problems[:SHOWN]) + more,
+            f"the adapter does not fit the model: {first_of(problems)}",
             "push both matrices of each adapted layer as PEFT saves them: A [rank, columns], B [rows, rank]",
         )
     check_layout(manifest)

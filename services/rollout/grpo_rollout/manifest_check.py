@@ -72,13 +72,18 @@ def check_manifest(manifest: Manifest, absent: Sequence[str], expected: Mapping[
         elif tensor.dtype != wanted.dtype:
             problems.append(f"{name} has dtype {tensor.dtype} and is served as {wanted.dtype}")
     if problems:
-        more = f" and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
         raise Refusal.invalid(
             "manifest_mismatch",
-            "the manifest differs from the model's list of tensors: " + "; ".join(problems[:SHOWN]) + more,
+            f"the manifest differs from the model's list of tensors: {first_of(problems)}",
             "push every tensor of the checkpoint once (of tied ones the first), or declare it absent; dtype: GET /info",
         )
     check_layout(manifest)
+
+
+def first_of(problems: Sequence[str]) -> str:
+    """The first problems, and how many more there are: one foreign model differs in every tensor."""
+    more = f" and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
+    return "; ".join(problems[:SHOWN]) + more
 
 
 def check_layout(manifest: Manifest) -> None:
