@@ -196,7 +196,7 @@ async def test_a_head_that_is_gone_ends_the_server(cluster, serve, replaced):
     cluster.head_node.kill_gcs_server()
     if replaced:  # without a database it is another cluster
         cluster.head_node.start_gcs_server()
-    assert "no node of the Ray cluster answers" in await server.until_ready_is(503)
+    await server.until_ready_is(503)  # for want of a node or of the head: on a busy machine either is noticed first
     errors = server.process.communicate(timeout=PATIENCE_S)[1]
     assert server.process.returncode == 1
     assert "error: the head of the Ray cluster has not answered for 15 s" in errors

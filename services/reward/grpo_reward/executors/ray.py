@@ -137,6 +137,7 @@ class RayExecutor:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         self._head = ray.remote(Head).options(num_cpus=0, max_restarts=-1, scheduling_strategy=here).remote()
         self._begin(self._tend())
+        self._begin(self._follow_head())
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -238,8 +239,14 @@ class RayExecutor:
         """Ask all nodes, draw the conclusion, again and again."""
         while True:
             await asyncio.sleep(PROBE_S)
-            await asyncio.gather(self._list_nodes(), *(self._probe(member) for member in self._members.values()))
+            await asyncio.gather(*(self._probe(member) for member in self._members.values()))
             self._judge(asyncio.get_running_loop().time())
+
+    async def _follow_head(self) -> None:
+        """Beside `_tend`: a head that is silent does not delay what is concluded about the nodes."""
+        while True:
+            await asyncio.sleep(PROBE_S)
+            await self._list_nodes()
 
     async def _probe(self, member: Member) -> None:
         try:
