@@ -9,6 +9,7 @@ from typing import Any, Self
 from .algorithm.sequences import DROP_REASONS
 from .config.run_config import RunConfig
 from .observe.completions import CompletionLog
+from .observe.dynamic_sampling import dynamic_sampling_metrics
 from .observe.learning import LearningWatch
 from .observe.live_warnings import redacting
 from .observe.metrics import count_tokens, rollout_metrics, staleness_of
@@ -90,6 +91,7 @@ class Journal:
         self.add({"rollout/lost_requests": lost_requests - self._lost_before})
         self._lost_before = lost_requests
         self._batch, self._batch_version = batch, version
+        self.add({"epoch": batch.epoch})
         self.add(
             rollout_metrics(
                 batch.groups,
@@ -101,6 +103,9 @@ class Journal:
             )
         )
         self.add(reward_metrics)
+        if self.config.algorithm.dynamic_sampling:
+            correct = self.config.reward.decides_accuracy
+            self.add(dynamic_sampling_metrics(batch.groups, batch.replaced, accuracy_reward=correct))
         for reason in DROP_REASONS:
             if count := int(self._collected[f"samples/dropped_{reason}"]):
                 self.status.dropped(reason, count)
@@ -125,7 +130,7 @@ class Journal:
 
     def finish_step(self, step: int) -> None:
         """Write the metrics collected since the last step."""
-        groups = self._batch.groups if self._batch else []
+        groups, replaced = (self._batch.groups, self._batch.replaced) if self._batch else ([], [])
         num_tokens = count_tokens(groups)
         self.totals.num_tokens += num_tokens
         metrics = {"num_tokens": self.totals.num_tokens, **self._collected, **self.clock.end_step()}
@@ -138,7 +143,7 @@ class Journal:
             group.trace.end("trained", step=step)
         self.sinks.write(step, metrics)
         episodes = [episode for group in groups for episode in group.episodes]
-        missing = missing_scores(groups, self.config.reward.names)
+        missing = missing_scores([*groups, *replaced], self.config.reward.names)
         self.status.step_done(
             step,
             metrics,

@@ -42,6 +42,12 @@ class AlgorithmConfig(Section):
     mask_truncated_completions: bool = Field(False, description="Leave truncated completions out of the loss.")
     entropy_coef: float = Field(0.0, ge=0.0, description="Weight of an entropy bonus.")
     max_staleness: int = Field(0, ge=0, le=16, description="Versions a token may lag behind; 0: synchronous GRPO.")
+    dynamic_sampling: bool = Field(
+        False, description="Replace groups with equal rewards by groups of further prompts, from which is learnt."
+    )
+    max_refills: int = Field(
+        3, ge=1, le=100, description="Limit of dynamic_sampling: replaced groups of a step, in batches of groups."
+    )
     importance_sampling_correction: bool = Field(
         True, description="Weigh tokens by the trainer's over the server's probability."
     )

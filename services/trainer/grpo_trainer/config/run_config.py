@@ -336,6 +336,15 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _groups_that_can_have_spread(self) -> Self:
+        if self.algorithm.dynamic_sampling and self.rollout.num_generations < 2:
+            raise ValueError(
+                "algorithm.dynamic_sampling replaces groups with equal rewards, and every group of a single completion "
+                "is one; set rollout.num_generations to 2 or more"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _whole_mini_batches(self) -> Self:
         size, steps = self.rollout.generation_batch_size, self.algorithm.steps_per_generation
         if size % steps:

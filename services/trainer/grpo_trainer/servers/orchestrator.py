@@ -12,6 +12,7 @@ from grpo_proto import Health, InfrastructureError, RewardClient, ServiceError
 from grpo_proto.fingerprint import tokenizer_fingerprint
 from grpo_proto.messages.weights import Kind
 
+from ..algorithm.spread import teaches
 from ..config.run_config import RunConfig
 from ..data.order import PromptOrder
 from ..data.prompt_row import PromptRow
@@ -25,6 +26,7 @@ from .event_loop import EventLoopThread
 from .fleet import Fleet
 from .pipeline import Cursor, Pipeline, PipelineLimits
 from .push import WeightPusher
+from .refills import Refills
 from .reward import RewardStage
 from .reward_code import RewardCode
 from .rollout import RolloutStage, training_sampling
@@ -99,6 +101,7 @@ class Orchestrator:
             ),
             cursor,
             self.tracing,
+            _refills(config),
         )
         self.pusher = WeightPusher(
             self.fleet,
@@ -263,6 +266,12 @@ class Orchestrator:
             version=version,
             temperature=self.config.rollout.temperature,
         )
+
+
+def _refills(config: RunConfig) -> Refills:
+    if not config.algorithm.dynamic_sampling:
+        return Refills()
+    return Refills(teaches, config.algorithm.max_refills * config.rollout.groups_per_batch)
 
 
 def _waiting_for_rollout(urls: Sequence[str]) -> str:

@@ -4,7 +4,8 @@ At most (max_staleness + 1) × groups_per_batch groups are out: dispatched, and 
 batch is being trained on, the bound is max_staleness × groups_per_batch: a group dispatched now and used that many
 batches later is exactly as old as it may be, and any further group would be dropped. With `max_staleness` 0 the groups
 of a batch are dispatched when the batch is requested: exactly synchronous GRPO. Above 0 a finished group that is not
-needed yet is carried over, and a batch waits for the groups that the next version would make stale.
+needed yet is carried over, and a batch waits for the groups that the next version would make stale. With dynamic
+sampling a finished group that teaches nothing is no longer out: the next prompt takes its place (refills.py).
 
 Waits for: finished groups (`next_batch`), room below the bound (`_fill`). Unblocked by: a job's end, `policy_updated`.
 """
@@ -23,6 +24,7 @@ from ..algorithm.sequences import Group
 from ..data.order import PromptOrder
 from ..errors import RunError
 from ..group_trace import GroupTrace
+from .refills import Refills
 from .reward import RewardStage, check_enough_scored
 from .rollout import Asked, RolloutStage
 from .tracing import Tracing
@@ -39,14 +41,19 @@ class Batch:
     """Waiting time until the last group was sampled."""
     reward_s: float
     """Waiting time for rewards after that: the part of scoring that sampling did not hide."""
+    epoch: float
+    """Prompts of the run up to the last of this batch, trained on or not, in passes over the dataset."""
+    replaced: list[Group] = field(default_factory=list)
+    """Groups that were sampled and scored for this batch, and are not trained on: they teach nothing."""
 
 
 @dataclass
 class Counts:
-    """Numbers of groups since this process began. issued = used + dropped_stale + waiting + in flight."""
+    """Numbers of groups since this process began. issued = used + replaced + dropped_stale + waiting + in flight."""
 
     issued: int = 0
     used: int = 0
+    replaced: int = 0
     dropped_stale: int = 0
 
 
@@ -86,8 +93,10 @@ class Pipeline:
         limits: PipelineLimits,
         cursor: Cursor,
         tracing: Tracing,
+        refills: Refills | None = None,
     ):
         self.tracing = tracing
+        self.refills = refills or Refills()
         self.rollout, self.reward, self.prompts, self.sampling, self.limits = rollout, reward, prompts, sampling, limits
         self.counts = Counts()
         self.version = 0
@@ -95,7 +104,7 @@ class Pipeline:
         self._again = deque(sorted(cursor.unused))
         self._finished: deque[Group] = deque()
         self._taken: list[Group] = []
-        """Groups of the last batch. `stop` may end their traces again, which does nothing."""
+        """Groups of the last batch, and those they replaced. `stop` may end their traces again, which does nothing."""
         self._taken_is_used = False
         self._out: dict[int, int] = {}
         """Position of each group that is sampled or scored, and the policy version it was dispatched for."""
@@ -121,7 +130,7 @@ class Pipeline:
     def cursor(self) -> Cursor:
         """Return the position that a checkpoint stores. Call it in the event loop's thread."""
         taken = [] if self._taken_is_used else self._taken
-        waiting = [group.position for group in [*taken, *self._finished]]
+        waiting = [group.position for group in [*taken, *self._finished, *self.refills.replaced]]
         return Cursor(self._next_position, sorted([*self._out, *waiting, *self._again]))
 
     def batch_used(self) -> None:
@@ -152,29 +161,49 @@ class Pipeline:
                 break
             self._changed.clear()
             await self._changed.wait()
-        # Groups that the next version would make stale go first, then the order in which they finished.
-        by_need = sorted(self._finished, key=lambda group: not group.is_older_than(self._oldest_next))
-        taken = by_need[: self.limits.groups_per_batch]
-        check_enough_scored(taken, self.limits.min_scored_share)
-        positions = {group.position for group in taken}
+        taken, replaced = self._choose()
+        check_enough_scored([*taken, *replaced], self.limits.min_scored_share)
+        positions = {group.position for group in [*taken, *replaced]}
         self._finished = deque(group for group in self._finished if group.position not in positions)
+        self.refills.batch_taken()
         self._wanted, self._training = 0, True
         self.counts.used += len(taken)
+        self.counts.replaced += len(replaced)
         if self.limits.max_staleness > 0:
             self._fill()
-        # Sort by prompt: the batch must not depend on which request returned first.
-        taken.sort(key=lambda group: group.position)
         for group in taken:
             group.trace.enter("train")
-        self._taken, self._taken_is_used = taken, False
+        for group in replaced:
+            group.trace.end("no spread")
+        self._taken, self._taken_is_used = [*taken, *replaced], False
         ready = time.monotonic()
         last_sampled = max(*(group.sampled_at_s for group in taken), started)
-        return Batch(taken, last_sampled - started, ready - last_sampled)
+        epoch = (1 + max(group.position for group in self._taken)) / len(self.prompts.rows)
+        return Batch(taken, last_sampled - started, ready - last_sampled, epoch, replaced)
+
+    def _choose(self) -> tuple[list[Group], list[Group]]:
+        """Choose the groups of the batch out of the finished ones, and those that they replace."""
+        # Groups that the next version would make stale go first, then the order in which they finished.
+        by_need = sorted(self._finished, key=lambda group: not group.is_older_than(self._oldest_next))
+        taken, replaced = self.refills.choose(by_need, self.limits.groups_per_batch, oldest=self._oldest)
+        if lacking := sum(not self.refills.teaches(group) for group in taken):
+            log.warning(
+                "step %d: %d of %d groups have equal rewards, after %d others were replaced (algorithm.max_refills): "
+                "nothing is learnt from them; take prompts that the policy solves sometimes",
+                *(self.version, lacking, len(taken), len(replaced)),
+            )
+        # Sort by prompt: the batch must not depend on which request returned first.
+        return sorted(taken, key=lambda group: group.position), replaced
+
+    @property
+    def _oldest(self) -> int:
+        """The oldest version that the current version's batch may use."""
+        return self.version - self.limits.max_staleness
 
     @property
     def _oldest_next(self) -> int:
         """The oldest version that the next version's batch may use."""
-        return self.version + 1 - self.limits.max_staleness
+        return self._oldest + 1
 
     def _lacks_due_groups(self) -> bool:
         """Whether the batch has to wait for groups in flight that the next version would make stale.
@@ -193,11 +222,11 @@ class Pipeline:
         await asyncio.gather(*self._jobs, return_exceptions=True)
         for group in self._taken:
             group.trace.end("trained" if self._taken_is_used else "unused")
-        for group in self._finished:
+        for group in [*self._finished, *self.refills.replaced]:
             group.trace.end("unused")
 
     def _drop_stale(self) -> None:
-        oldest = self.version - self.limits.max_staleness
+        oldest = self._oldest
         fresh = [group for group in self._finished if not group.is_older_than(oldest)]
         if dropped := len(self._finished) - len(fresh):
             self.counts.dropped_stale += dropped
@@ -261,7 +290,10 @@ class Pipeline:
         finally:
             self._move_on(positions)
         self._forget(positions)
-        self._finished.extend(groups)
+        kept = self.refills.keep(groups)
+        self._finished.extend(kept)
+        if len(kept) < len(groups):
+            self._fill()
 
     def _forget(self, positions: Sequence[int]) -> None:
         for position in positions:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 
 from ...config.algorithm import AlgorithmConfig
+from ..spread import has_spread
 
 STD_EPSILON = 1e-4
 """Added to the standard deviation, in units of the reward: a group of equal rewards gets advantages 0."""
@@ -35,7 +36,7 @@ def group_mean(
     without_spread = 0
     for group, scores in zip(rewards, scored, strict=True):
         mean, std_of_group = _mean(scores), _std(scores)
-        if std_of_group <= 1e-8:
+        if not has_spread(scores):
             without_spread += len(scores)
         divisors = {"group": std_of_group + STD_EPSILON, "batch": std_of_batch + STD_EPSILON, "none": 1.0}
         divisor = divisors[algorithm.scale_rewards]

@@ -1,0 +1,22 @@
+"""Whether the rewards of a group differ: where they do not, every advantage of the group is 0 and nothing is learnt.
+
+One test for all who ask: `frac_reward_zero_std` counts such groups, dynamic sampling replaces them.
+"""
+
+from collections.abc import Iterable
+
+from .scores import standard_deviation
+from .sequences import Group
+
+ZERO_STD = 1e-8
+"""Largest standard deviation, in units of the reward, that counts as none: what rounding leaves of equal rewards."""
+
+
+def has_spread(rewards: Iterable[float | None]) -> bool:
+    """Whether the rewards of a group differ. None is no reward; fewer than two rewards have no spread."""
+    return (standard_deviation(reward for reward in rewards if reward is not None) or 0.0) > ZERO_STD
+
+
+def teaches(group: Group) -> bool:
+    """Whether the totals of a scored group differ."""
+    return has_spread(episode.total for episode in group.episodes)
