@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM
 
 from grpo_proto.transport import plan_manifest, view_tensor
 from grpo_trainer.algorithm.sequences import MicroBatch
+from grpo_trainer.algorithm.skipping import sequences_to_compute
 from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.config.run_config import DeepSpeedConfig, ModelConfig, OptimizerConfig
 from grpo_trainer.engine import training_engine as engine_module
@@ -260,6 +261,39 @@ def several_updates(folder: Path, stage: int) -> dict[str, Any]:
     return {"same": same, "losses": [result["loss"] for result in results]}
 
 
+def skipped(folder: Path, stage: int) -> dict[str, Any]:
+    """Four updates, in the second nothing has an advantage; once with all samples and once with those to compute."""
+    algorithm = AlgorithmConfig(loss_type="grpo", steps_per_generation=4)
+    taken = [
+        (episode, 0.0 if number // 3 % 2 or 6 <= number < 12 else advantage)
+        for number, (episode, advantage) in enumerate(make_taken(24, seed=6, stale_share=0.2))
+    ]
+    sequences = decided(taken, algorithm)
+    ends, results, surveys = [], [], []
+    for chosen in (sequences, sequences_to_compute(sequences, algorithm)):
+        # A large epsilon: Adam would turn a rounding of a gradient near 0 into a whole step.
+        optimizer = OptimizerConfig(learning_rate=1e-3, weight_decay=0.1, adam_epsilon=1e-3)
+        engine = new_engine(folder, stage=stage, algorithm=algorithm, optimizer=optimizer)
+        updates = build_updates(
+            chosen,
+            tokens_per_micro_batch=60,
+            rank=engine.rank,
+            world_size=engine.world_size,
+            device=engine.device,
+            num_updates=4,
+        )
+        surveys.append(engine.survey([batch for update in updates for batch in update]))
+        engine.prepare(updates)
+        results.append([engine.update(update) for update in updates])
+        ends.append(weights(engine))
+    return {
+        "share": len(sequences_to_compute(sequences, algorithm)) / len(sequences),
+        "results": results,
+        "surveys": surveys,
+        "difference": max((ends[0][name] - ends[1][name]).abs().max().item() for name in ends[0]),
+    }
+
+
 Scenario = Callable[[], dict[str, Any]]
 
 
@@ -277,6 +311,7 @@ def scenarios(folder: Path, world_size: int) -> dict[str, Scenario]:
         found[f"continued {stage} float32"] = partial(continued, folder, stage, "float32")
         found[f"not_finite {stage} float32"] = partial(not_finite, folder, stage, "float32")
         found[f"not_finite {stage} bfloat16"] = partial(not_finite, folder, stage, "bfloat16")
+        found[f"skipped {stage}"] = partial(skipped, folder, stage)
         found[f"several_updates {stage}"] = partial(several_updates, folder, stage)
     if world_size > 1:
         found["exported 0 float32"] = partial(exported, folder, 0, "float32", "untied")

@@ -52,9 +52,12 @@ def build_updates(
     world_size: int = 1,
     pad_token_id: int = 0,
     device: object = "cpu",
+    num_updates: int | None = None,
 ) -> list[list[MicroBatch]]:
     """The micro-batches of one rank, the way the loop and the ranks make them."""
-    plan = plan_updates(sequences, world_size=world_size, tokens_per_micro_batch=tokens_per_micro_batch)
+    plan = plan_updates(
+        sequences, world_size=world_size, tokens_per_micro_batch=tokens_per_micro_batch, num_updates=num_updates
+    )
     parts, plans = parts_of_ranks(sequences, plan, world_size)
     update_tokens = tokens_of_updates(sequences, plan)
     return micro_batches(

@@ -198,6 +198,19 @@ def test_old_logprobs_are_those_before_the_first_update_of_the_batch(two_ranks: 
         assert seen["losses"][2] < seen["losses"][0], "the second pass has not learnt from the first"
 
 
+@pytest.mark.parametrize("stage", STAGES)
+def test_updates_are_the_same_without_the_samples_that_have_no_gradient(two_ranks: list[dict[str, Any]], stage: int):
+    for result in two_ranks:
+        seen = result[f"skipped {stage}"]
+        assert seen["share"] == 9 / 24
+        for name in ("loss", "grad_norm"):
+            everything, computed = ([metrics[name] for metrics in of_run] for of_run in seen["results"])
+            assert computed == pytest.approx(everything, rel=1e-6, abs=1e-9)
+            assert computed[1] == 0.0, "nothing is computed in the second update"
+        assert seen["difference"] < 1e-6
+        assert seen["surveys"][0]["entropy"] != seen["surveys"][1]["entropy"], "both are of all samples"
+
+
 def test_a_long_update_push_or_checkpoint_is_heard_of_meanwhile(two_ranks: list[dict[str, Any]]):
     for result in two_ranks:
         seen = result["heard"]

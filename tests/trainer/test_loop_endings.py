@@ -15,6 +15,7 @@ import torch
 
 from grpo_proto import ErrorDetail, FatalError
 from grpo_trainer import loop
+from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.config.run_config import WeightsConfig
 from grpo_trainer.errors import RunError, ServersError
 from grpo_trainer.ranks.stop_signal import StopRequested, StopSignal
@@ -175,9 +176,7 @@ def test_a_policy_changes_by_an_update_with_a_rate_and_a_finite_gradient(monkeyp
     def changed(rate: float, grad_norm: float) -> bool:
         result = {"learning_rate": rate, "grad_norm": grad_norm}
         crew = SimpleNamespace(ranks=SimpleNamespace(world_size=1), do=lambda *_, **__: result)
-        config = SimpleNamespace(
-            deepspeed=SimpleNamespace(tokens_per_micro_batch=8), algorithm=SimpleNamespace(num_iterations=1)
-        )
+        config = SimpleNamespace(deepspeed=SimpleNamespace(tokens_per_micro_batch=8), algorithm=AlgorithmConfig())
         pipeline = SimpleNamespace(batch_used=lambda: None)
         journal = SimpleNamespace(stage=lambda _: nullcontext(), add=lambda _: None)
         run: Any = SimpleNamespace(
@@ -185,9 +184,8 @@ def test_a_policy_changes_by_an_update_with_a_rate_and_a_finite_gradient(monkeyp
         )
         return loop.optimize(run, [], version=1)
 
-    monkeypatch.setattr(loop, "plan_updates", lambda *_, **__: [None])
-    monkeypatch.setattr(loop, "parts_of_ranks", lambda *_: ([], []))
-    monkeypatch.setattr(loop, "tokens_of_updates", lambda *_: [])
+    monkeypatch.setattr(loop, "count_updates", lambda _: 1)
+    monkeypatch.setattr(loop, "surveyed", lambda _: {})
     assert changed(1e-5, 0.3)
     assert not any(changed(*numbers) for numbers in ((0.0, 0.3), (1e-5, 0.0), (1e-5, float("inf")), (1e-5, math.nan)))
 

@@ -15,9 +15,10 @@ from typing import Any, TypeVar
 
 from grpo_proto import ServiceError
 
-from .algorithm.batching import parts_of_ranks, plan_updates, tokens_of_updates
+from .algorithm.batching import count_updates, parts_of_ranks, plan_updates, tokens_of_updates
 from .algorithm.decisions import training_sequences
 from .algorithm.sequences import TrainingSequence, to_arrays, untrained_sequence
+from .algorithm.skipping import SURVEY_EVERY, sequences_to_compute, surveyed
 from .checkpoint.saving import save_checkpoint
 from .config.run_config import RunConfig
 from .errors import RunError, ServersError
@@ -152,19 +153,34 @@ def optimize(run: Run, sequences: list[TrainingSequence], *, version: int) -> bo
 
     Returns whether the policy changed: not at a learning rate of 0, as a warm-up begins, nor without a gradient.
     """
-    sharing, num_iterations = run.config.deepspeed, run.config.algorithm.num_iterations
-    world_size = run.crew.ranks.world_size
-    plan = plan_updates(sequences, world_size=world_size, tokens_per_micro_batch=sharing.tokens_per_micro_batch)
-    parts, plans = parts_of_ranks(sequences, plan, world_size)
-    update_tokens = tokens_of_updates(sequences, plan)
+    algorithm, num_updates = run.config.algorithm, count_updates(sequences)
+    computed = sequences_to_compute(sequences, algorithm)
+    run.journal.add({"samples/computed": len({sequence.episode for sequence in computed})})
     with run.journal.stage("prepare"):
-        run.crew.do("batch", plans, update_tokens, version, each=[to_arrays(part) for part in parts])
+        if len(computed) < len(sequences) and (due(SURVEY_EVERY, version) or not computed):
+            hand_out(run, sequences, of=sequences, version=version)
+            run.journal.add(surveyed(run.crew.do("survey")))
+        hand_out(run, computed, of=sequences, version=version)
         run.crew.do("prepare")
     with run.journal.stage("train"):
-        results = [run.crew.do("update", number) for _ in range(num_iterations) for number in range(len(plan))]
+        numbers = [number for _ in range(algorithm.num_iterations) for number in range(num_updates)]
+        results = [run.crew.do("update", number) for number in numbers]
     run.orchestrator.pipeline.batch_used()
     run.journal.add(merge_updates(results))
     return any(result["learning_rate"] > 0 and 0 < result["grad_norm"] < math.inf for result in results)
+
+
+def hand_out(run: Run, computed: list[TrainingSequence], *, of: list[TrainingSequence], version: int) -> None:
+    """Give each rank its part of the sequences to compute, which are some of those of the batch or all."""
+    world_size = run.crew.ranks.world_size
+    plan = plan_updates(
+        computed,
+        world_size=world_size,
+        tokens_per_micro_batch=run.config.deepspeed.tokens_per_micro_batch,
+        num_updates=count_updates(of),
+    )
+    parts, plans = parts_of_ranks(computed, plan, world_size)
+    run.crew.do("batch", plans, tokens_of_updates(of, plan), version, each=[to_arrays(part) for part in parts])
 
 
 def push_policy(run: Run, *, version: int) -> None:

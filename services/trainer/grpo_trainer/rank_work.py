@@ -22,6 +22,7 @@ from .servers.canary import own_logprobs
 COMMANDS = (
     "batch",
     "prepare",
+    "survey",
     "update",
     "logprobs",
     "begin_export",
@@ -60,6 +61,11 @@ class RankWork:
     def prepare(self) -> None:
         """Fill in what has to be known of the weights as they are before the first update."""
         self.engine.prepare(self._updates)
+
+    def survey(self) -> dict[str, float]:
+        """Metrics of a forward pass over the whole batch, without a gradient; the same on all ranks."""
+        metrics: dict[str, float] = self.engine.survey([batch for update in self._updates for batch in update])
+        return metrics
 
     def update(self, number: int) -> dict[str, float]:
         """Optimizer update `number` of the batch. Returns its metrics, the same on all ranks."""

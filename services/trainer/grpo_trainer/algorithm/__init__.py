@@ -4,6 +4,7 @@ sequences.py    the types, in the order the data changes, and the legend of the 
 decisions.py    scored groups → what is trained on, with which advantage and weight, in which update
                 estimators/    rewards → advantages
                 normalisers/   the weight of a token
+skipping.py     sequences without a gradient are not computed
 batching.py     sequences → micro-batches of each rank
 loss.py         logprobs → the loss of a micro-batch
                 surrogates/    the loss of a token

@@ -24,16 +24,24 @@ PlanOfRank = list[list[list[int]]]
 """Numbers of a rank's own sequences by update and micro-batch."""
 
 
-def plan_updates(sequences: Sequence[TrainingSequence], *, world_size: int, tokens_per_micro_batch: int) -> Plan:
+def plan_updates(
+    sequences: Sequence[TrainingSequence],
+    *,
+    world_size: int,
+    tokens_per_micro_batch: int,
+    num_updates: int | None = None,
+) -> Plan:
     """Who computes what: sequence numbers by update, rank and micro-batch.
 
     Inside an update, episodes go longest first to the rank with the fewest tokens and are packed in that order while
     rows × longest row ≤ `tokens_per_micro_batch` and the padding stays small (`MIN_ROW_SHARE`); an episode larger than
     the budget has a micro-batch of its own. Every rank has the same number of micro-batches; a rank that needs fewer
-    first halves its largest ones and then gets empty ones.
+    first halves its largest ones and then gets empty ones. `num_updates` defaults to those that `sequences` are in; an
+    update of which none is left has one empty micro-batch on every rank, because its optimizer steps all the same.
     """
     units = [list(numbers) for _, numbers in groupby(range(len(sequences)), key=lambda i: sequences[i].episode)]
-    num_updates = max((sequence.update for sequence in sequences), default=-1) + 1
+    if num_updates is None:
+        num_updates = count_updates(sequences)
     plan: Plan = []
     for update in range(num_updates):
         in_update = [unit for unit in units if sequences[unit[0]].update == update]
@@ -44,10 +52,14 @@ def plan_updates(sequences: Sequence[TrainingSequence], *, world_size: int, toke
             members[lightest].append(unit)
             loads[lightest] += sum(sequences[i].num_tokens for i in unit)
         packed = [pack(sequences, units_of_rank, tokens_per_micro_batch) for units_of_rank in members]
-        count = max(len(micro_batches) for micro_batches in packed)
+        count = max(1, *(len(micro_batches) for micro_batches in packed))
         spread = [_spread(micro_batches, count) for micro_batches in packed]
         plan.append([[[i for unit in units for i in unit] for units in micro_batches] for micro_batches in spread])
     return plan
+
+
+def count_updates(sequences: Sequence[TrainingSequence]) -> int:
+    return max((sequence.update for sequence in sequences), default=-1) + 1
 
 
 def pack(sequences: Sequence[TrainingSequence], longest_first: list[list[int]], budget: int) -> list[list[list[int]]]:
@@ -99,7 +111,7 @@ def parts_of_ranks(
 
 
 def tokens_of_updates(sequences: Sequence[TrainingSequence], plan: Plan) -> list[int]:
-    """Trained tokens of each update, over all micro-batches and ranks."""
+    """Trained tokens of each update, over all micro-batches and ranks, skipped sequences included."""
     return [sum(s.num_trained for s in sequences if s.update == update) for update in range(len(plan))]
 
 

@@ -314,7 +314,7 @@ class MicroBatch:
     num_episodes: int
     """E."""
     update_tokens: int
-    """Trained tokens of the whole optimizer update, over all micro-batches and ranks."""
+    """Trained tokens of the whole optimizer update, over all micro-batches and ranks, skipped sequences included."""
     old_logprobs_N: "torch.Tensor | None" = None
     """Logprobs under the policy that the batch started with; filled in before or by the first update that uses them."""
     ref_logprobs_N: "torch.Tensor | None" = None

@@ -39,6 +39,10 @@ class AlgorithmConfig(Section):
     beta: float = Field(0.0, ge=0.0, description="Weight of the KL term (k3) to the reference model; 0: no reference.")
     num_iterations: int = Field(1, ge=1, description="Passes over one generation batch.")
     steps_per_generation: int = Field(1, ge=1, description="Optimizer updates per pass over a generation batch.")
+    skip_zero_advantage: bool = Field(
+        True,
+        description="Do not compute samples of advantage 0 where their gradient is 0; they count in every normaliser.",
+    )
     mask_truncated_completions: bool = Field(False, description="Leave truncated completions out of the loss.")
     entropy_coef: float = Field(0.0, ge=0.0, description="Weight of an entropy bonus.")
     max_staleness: int = Field(0, ge=0, le=16, description="Versions a token may lag behind; 0: synchronous GRPO.")

@@ -178,6 +178,16 @@ class TrainingEngine:
             for batch, logprobs_N in zip(micro_batches, self.logprobs(micro_batches), strict=True):
                 batch.old_logprobs_N = old_logprobs(batch, logprobs_N)
 
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def survey(self, micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
+        """Return the metrics of `policy_loss` over all ranks under the current weights. Nothing is learnt."""
+        tally = Tally()
+        with self.adapter.comparing(switched_off=False) if self.adapter else contextlib.nullcontext():
+            for batch in micro_batches:
+                tally.merge(self._loss(batch)[1])
+                self.beat()
+        return tally.reduce()
+
     def update(self, micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
         """Make one optimizer update. Returns its metrics over all ranks, without numbers that are not finite.
 
@@ -191,12 +201,7 @@ class TrainingEngine:
             group["lr"] = rate
         tally = Tally()
         for batch in micro_batches:
-            logprobs_N, entropy_N = self._engine(batch.input_ids_BL, batch.row_N, batch.column_N)
-            if batch.old_logprobs_N is None:
-                batch.old_logprobs_N = old_logprobs(batch, logprobs_N)
-            if self.algorithm.entropy_coef == 0.0:
-                entropy_N = entropy_N.detach()
-            loss, of_batch = policy_loss(logprobs_N, entropy_N, batch, self.algorithm, self._surrogate)
+            loss, of_batch = self._loss(batch)
             tally.merge(of_batch)
             self._engine.backward(loss * self.world_size, scale_wrt_gas=False)
             self.beat()
@@ -206,6 +211,15 @@ class TrainingEngine:
         metrics = tally.reduce() | {"grad_norm": float(grad_norm), "learning_rate": rate}
         self._count_skipped(skipped=not torch.isfinite(torch.tensor(metrics["grad_norm"])), metrics=metrics)
         return {name: value for name, value in metrics.items() if abs(value) < float("inf")}
+
+    def _loss(self, batch: MicroBatch) -> tuple[torch.Tensor, Tally]:
+        """Compute the micro-batch's part of the update's loss. Fills in its old logprobs when it is the first to."""
+        logprobs_N, entropy_N = self._engine(batch.input_ids_BL, batch.row_N, batch.column_N)
+        if batch.old_logprobs_N is None:
+            batch.old_logprobs_N = old_logprobs(batch, logprobs_N)
+        if self.algorithm.entropy_coef == 0.0:
+            entropy_N = entropy_N.detach()
+        return policy_loss(logprobs_N, entropy_N, batch, self.algorithm, self._surrogate)
 
     def _count_skipped(self, *, skipped: bool, metrics: dict[str, float]) -> None:
         metrics["update_skipped"] = float(skipped)

@@ -61,7 +61,9 @@ def signs_of(step: StepSeen, *, best_reward: float) -> set[str]:
         signs.add(EQUAL_REWARDS)
     if step.get("completions/clipped_ratio") >= CUT_OFF:
         signs.add(CUT_OFF_EARLY)
-    gone = step.get("entropy") < NO_ENTROPY or step.get("kl") > FAR_FROM_REFERENCE
+    # The first is missing when no sample was computed, the second while most are.
+    no_entropy = any(step.get(name) < NO_ENTROPY for name in ("entropy", "all_samples/entropy"))
+    gone = no_entropy or step.get("kl") > FAR_FROM_REFERENCE
     if gone and step.get("reward") < best_reward - (1 - FALLEN_TO) * abs(best_reward):
         signs.add(COLLAPSE)
     return signs

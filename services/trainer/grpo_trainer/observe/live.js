@@ -39,7 +39,7 @@ const charts = [
     named(curves, "frac_reward_zero_std", "all rewards equal", "--purple", { noisy: true }),
     named(curves, "completions/clipped_ratio", "cut off at the limit", "--red", { noisy: true }),
   ], { format: percent, low: 0, high: 1 }),
-  new Chart("Entropy", "of the policy", (curves) => [named(curves, "entropy", "entropy", "--teal", { noisy: true })], { low: 0 }),
+  new Chart("Entropy", "of the policy, over computed samples", (curves) => [named(curves, "entropy", "entropy", "--teal", { noisy: true })], { low: 0 }),
   new Chart("KL", "to the reference", (curves) => [named(curves, "kl", "KL", "--purple", { noisy: true })], { low: 0 }),
   new Chart("Gradient norm", "before clipping", (curves) => [named(curves, "grad_norm", "norm", "--brown", { noisy: true })], { low: 0 }),
   new Chart("Reward spread", "within a batch", (curves) => [named(curves, "reward_std", "standard deviation", "--blue", { noisy: true })], { low: 0 }),

@@ -25,13 +25,13 @@ LEARNING = {
         "completions_truncated_ratio",
         "Share of the completions of the last step that were cut off at the limit of their length.",
     ),
-    "entropy": ("entropy_nats", "Mean entropy of the policy in the last step, in nats per token."),
+    "entropy": ("entropy_nats", "Mean entropy of the policy in the last step, in nats per computed token."),
     "kl": ("kl_nats", "Mean KL divergence from the reference model in the last step, in nats per token."),
     "grad_norm": ("gradient_norm", "Norm of the gradient in the last step, before it is clipped."),
     "learning_rate": ("learning_rate", "Learning rate of the last update."),
     "clip_ratio/region_mean": (
         "clipped_tokens_ratio",
-        "Share of the tokens of the last step whose probability ratio was clipped.",
+        "Share of the computed tokens of the last step whose probability ratio was clipped.",
     ),
     "sampling/sampling_logp_difference/mean": (
         "sampling_logprob_difference_nats",

@@ -90,7 +90,7 @@ def make_charts(curves: Curves) -> list[Chart]:
             "policy",
             "KL, entropy and clipping",
             "How far the policy is from the reference model, how spread out its choices are, and how often the clip "
-            "was active.",
+            "was active; over the computed samples of a step.",
             "None of these was measured.",
             [
                 Panel("KL", list(_lines(curves, {"kl": "KL to the reference"}, [PURPLE])), 1.3),

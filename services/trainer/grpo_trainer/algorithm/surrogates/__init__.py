@@ -3,6 +3,9 @@
 A surrogate takes the policy's logprobs, which carry the gradient, the micro-batch, the settings of the algorithm and a
 tally for its metrics, and returns the loss of every token. `batch.old_logprobs_N` is filled in by then. Every rank
 records the same metrics, also for an empty micro-batch. A user's own is `FILE.py:NAME` in `algorithm.surrogate`.
+
+A surrogate whose loss and gradient are 0 wherever the advantage is 0 declares it with the attribute
+`zero_without_advantage = True`: samples of advantage 0 are then not computed.
 """
 
 from collections.abc import Callable

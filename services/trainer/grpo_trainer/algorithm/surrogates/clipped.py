@@ -12,8 +12,10 @@ import torch
 from ...config.algorithm import AlgorithmConfig
 from ..reduction import Tally
 from ..sequences import MicroBatch
+from .declarations import zero_without_advantage
 
 
+@zero_without_advantage
 def clipped(logprobs_N: torch.Tensor, batch: MicroBatch, algorithm: AlgorithmConfig, tally: Tally) -> torch.Tensor:
     """The loss of every token [N]."""
     advantage_N = batch.advantage_N
