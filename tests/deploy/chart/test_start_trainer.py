@@ -18,6 +18,8 @@ from .rendering import CHART
 pytestmark = pytest.mark.processes
 
 SCRIPT = CHART / "files" / "start_trainer.sh"
+Pod = subprocess.Popen[str]
+Pods = list[Pod]
 
 # What grpo-train does with signals: SIGTERM saves and ends with 0. `how` says what else happens.
 STAND_IN = """\
@@ -39,20 +41,31 @@ time.sleep(60)
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
+    return _folder(tmp_path)
+
+
+def _folder(path: Path) -> Path:
     """bin/grpo-train, the package grpo_trainer and python3 are the stand-ins."""
-    (tmp_path / "bin").mkdir()
-    program = tmp_path / "bin" / "grpo-train"
+    (path / "bin").mkdir(parents=True)
+    program = path / "bin" / "grpo-train"
     program.write_text(f"#!{sys.executable}\n{STAND_IN}")
     program.chmod(0o755)
-    (tmp_path / "packages" / "grpo_trainer").mkdir(parents=True)
-    (tmp_path / "packages" / "grpo_trainer" / "__main__.py").write_text(STAND_IN)
-    python = tmp_path / "bin" / "python3"
+    (path / "packages" / "grpo_trainer").mkdir(parents=True)
+    (path / "packages" / "grpo_trainer" / "__main__.py").write_text(STAND_IN)
+    python = path / "bin" / "python3"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    return tmp_path
+    return path
 
 
-def _start(folder: Path, script: Path | str = SCRIPT, **variables: str) -> subprocess.Popen[str]:
+def _launch_by(folder: Path, script: str, *cases: str) -> None:
+    """The script in place of torchrun, and of the seconds in which it imports torch. `cases`: of python3's words."""
+    (folder / "launched.sh").write_text(script)
+    launched = " ".join((f"*grpo_trainer.launch*) exec sh {folder}/launched.sh;;", *cases))
+    (folder / "bin" / "python3").write_text(f'#!/bin/sh\ncase "$*" in {launched} esac\nexec {sys.executable} "$@"\n')
+
+
+def _start(folder: Path, script: Path | str = SCRIPT, **variables: str) -> Pod:
     environment = {
         "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
         "PYTHONPATH": str(folder / "packages"),
@@ -76,16 +89,16 @@ def _start(folder: Path, script: Path | str = SCRIPT, **variables: str) -> subpr
 
 
 @pytest.fixture
-def started(folder: Path) -> Iterator[list[subprocess.Popen[str]]]:
-    processes: list[subprocess.Popen[str]] = []
+def started(folder: Path) -> Iterator[Pods]:
+    processes: Pods = []
     yield processes
     for process in processes:
-        if process.poll() is None:
-            process.terminate()
+        process.terminate()
+    for process in processes:
         process.communicate(timeout=30)
 
 
-def _line(process: subprocess.Popen[str]) -> str:
+def _line(process: Pod) -> str:
     assert process.stdout
     return process.stdout.readline().strip()
 
@@ -108,7 +121,7 @@ def test_stopped_is_not_done(folder: Path) -> None:
     assert process.returncode == 143
 
 
-def test_one_at_a_time_in_a_run_folder(folder: Path, started: list[subprocess.Popen[str]]) -> None:
+def test_one_at_a_time_in_a_run_folder(folder: Path, started: Pods) -> None:
     first = _start(folder)
     started.append(first)
     _line(first)
@@ -121,7 +134,7 @@ def test_one_at_a_time_in_a_run_folder(folder: Path, started: list[subprocess.Po
     assert "rank None" in _line(second)
 
 
-def test_a_lock_that_stays_taken_is_named(folder: Path, started: list[subprocess.Popen[str]]) -> None:
+def test_a_lock_that_stays_taken_is_named(folder: Path, started: Pods) -> None:
     first = _start(folder)
     started.append(first)
     _line(first)
@@ -132,7 +145,7 @@ def test_a_lock_that_stays_taken_is_named(folder: Path, started: list[subprocess
     assert "another trainer using this run folder" in error
 
 
-def test_a_killed_trainer_leaves_no_lock(folder: Path, started: list[subprocess.Popen[str]]) -> None:
+def test_a_killed_trainer_leaves_no_lock(folder: Path, started: Pods) -> None:
     first = _start(folder)
     started.append(first)
     _line(first)
@@ -146,7 +159,7 @@ def test_a_killed_trainer_leaves_no_lock(folder: Path, started: list[subprocess.
 
 
 @pytest.mark.skipif(not shutil.which("flock"), reason="no flock")
-def test_two_pods_are_one_training(folder: Path, started: list[subprocess.Popen[str]]) -> None:
+def test_two_pods_are_one_training(folder: Path, started: Pods) -> None:
     port = str(free_port())
     common = {"NODES": "2", "RANKS_PER_NODE": "2", "MASTER_PORT": port, "HOW": "0", "LOGLEVEL": "INFO"}
     started += [_start(folder, NODE_RANK=str(rank), **common) for rank in (0, 1)]
@@ -190,22 +203,31 @@ def stop(*_):
         ended.touch()
 signal.signal(signal.SIGTERM, stop)
 os.write(1, b"started\\n")
-if os.environ["HOW"] == "done" and first:
-    ended.touch()
 while not ended.exists():
     time.sleep(0.1)
 time.sleep(0.5 if first else 0)
 """
+# The same without torchrun: the other pods end before the first one does.
+LAUNCHED = """\
+trap '[ "$NODE_RANK" != 0 ] || { sleep "$SAVE_S"; echo saved; : >"$ENDED"; }' TERM
+echo started
+[ "$HOW$NODE_RANK" != done0 ] || : >"$ENDED"
+until [ -e "$ENDED" ]; do sleep 0.1; done
+[ "$NODE_RANK" != 0 ] || sleep 0.5
+"""
 
 
 @pytest.fixture
-def pair(folder: Path, started: list[subprocess.Popen[str]]) -> Callable[..., list[subprocess.Popen[str]]]:
+def pair(started: Pods) -> Callable[..., Pods]:
     """Two pods of one training, which have both started."""
-    (folder / "packages" / "grpo_trainer" / "__main__.py").write_text(TOGETHER)
 
-    def start(how: str, ended: str = "ended", **variables: str) -> list[subprocess.Popen[str]]:
-        common = {"NODES": "2", "MASTER_PORT": str(free_port()), "HOW": how, "ENDED": str(folder / ended), **variables}
-        pods = [_start(folder, NODE_RANK=str(rank), **common) for rank in (0, 1)]
+    def start(folder: Path, how: str, ended: str = "ended", *, torchrun: bool = False, **variables: str) -> Pods:
+        if torchrun:
+            (folder / "packages" / "grpo_trainer" / "__main__.py").write_text(TOGETHER)
+        else:
+            _launch_by(folder, LAUNCHED)
+        own = {"MASTER_PORT": str(free_port()), "HOW": how, "ENDED": str(folder / ended), "SAVE_S": "0", **variables}
+        pods = [_start(folder, NODES="2", NODE_RANK=str(rank), **own) for rank in (0, 1)]
         started.extend(pods)
         for pod in pods:
             assert _line(pod) == "started"
@@ -214,55 +236,53 @@ def pair(folder: Path, started: list[subprocess.Popen[str]]) -> Callable[..., li
     return start
 
 
-@pytest.mark.parametrize("told", [(0,), (1,), (0, 1)])
-def test_when_one_pod_is_stopped_all_are(
-    pair: Callable[..., list[subprocess.Popen[str]]], told: tuple[int, ...]
+def test_when_one_pod_is_stopped_all_are(tmp_path: Path, pair: Callable[..., Pods]) -> None:
+    """A pod that ended with 0 would be done for ever, and the pods that come back would wait for it.
+
+    torchrun ends otherwise than its ranks, so it is the real one where a pod learns of the stop from another.
+    """
+    cases = {
+        told: pair(_folder(tmp_path / f"told-{told[-1]}-of-{len(told)}"), "wait", torchrun=told == (1,))
+        for told in ((0,), (1,), (0, 1))
+    }
+    for told, pods in cases.items():
+        for rank in told:
+            pods[rank].send_signal(signal.SIGTERM)
+    for told, pods in cases.items():
+        outputs = [pod.communicate(timeout=60)[0] for pod in pods]
+        assert outputs[0].count("saved") == 1, told
+        assert [pod.returncode != 0 for pod in pods] == [True, True], (told, outputs)
+
+
+def test_all_pods_are_done_when_the_training_is_and_what_old_jobs_left_is_taken_away(
+    folder: Path, pair: Callable[..., Pods]
 ) -> None:
-    """A pod that ended with 0 would be done for ever, and the pods that come back would wait for it."""
-    pods = pair("wait")
-    for rank in told:
-        pods[rank].send_signal(signal.SIGTERM)
-    outputs = [pod.communicate(timeout=60)[0] for pod in pods]
-    assert outputs[0].count("saved") == 1
-    assert [pod.returncode != 0 for pod in pods] == [True, True], outputs
-
-
-def test_all_pods_are_done_when_the_training_is(pair: Callable[..., list[subprocess.Popen[str]]]) -> None:
-    pods = pair("done")
+    old, young, other = (folder / f".{name}.end" for name in ("run.lock.old", "run.lock.young", "another-run.lock.old"))
+    for file in (old, young, other):
+        file.write_text("stopped\n")
+    for file in (old, other):
+        os.utime(file, (0, 0))
+    pods = pair(folder, "done")
     outputs = [pod.communicate(timeout=60) for pod in pods]
     assert [pod.returncode for pod in pods] == [0, 0], outputs
+    assert [file.exists() for file in (old, young, other)] == [False, True, True]
 
 
-def test_an_old_end_is_not_taken_for_this_one(folder: Path, pair: Callable[..., list[subprocess.Popen[str]]]) -> None:
+def test_an_old_end_is_not_taken_for_this_one(folder: Path, pair: Callable[..., Pods]) -> None:
     (folder / ".run.lock.4ae5-09.end").write_text("done\n")
-    pods = pair("wait")
+    pods = pair(folder, "wait")
     pods[0].send_signal(signal.SIGTERM)
     for pod in pods:
         pod.communicate(timeout=60)
     assert all(pod.returncode for pod in pods)
 
 
-# torchrun without torch: the other pods end before the first one does.
-LAUNCHED = """\
-trap '[ "$NODE_RANK" != 0 ] || { sleep "$SAVE_S"; : >"$ENDED"; }' TERM
-echo started
-[ "$HOW$NODE_RANK" != done0 ] || : >"$ENDED"
-until [ -e "$ENDED" ]; do sleep 0.1; done
-[ "$NODE_RANK" != 0 ] || sleep 2
-"""
-
-
-def test_a_job_that_still_saves_is_not_taken_for_its_successor(
-    folder: Path, pair: Callable[..., list[subprocess.Popen[str]]]
-) -> None:
+def test_a_job_that_still_saves_is_not_taken_for_its_successor(folder: Path, pair: Callable[..., Pods]) -> None:
     """After an upgrade: what the pods of the old Job tell each other is not for those of the new one."""
-    (folder / "launched.sh").write_text(LAUNCHED)
-    launched = f'case "$*" in *grpo_trainer.launch*) exec sh {folder}/launched.sh;; esac'
-    (folder / "bin" / "python3").write_text(f'#!/bin/sh\n{launched}\nexec {sys.executable} "$@"\n')
-    old = pair("wait", "old-ended", JOB_UID="old", SAVE_S="3")
+    old = pair(folder, "wait", "old-ended", JOB_UID="old", SAVE_S="3")
     for pod in old:
         pod.send_signal(signal.SIGTERM)
-    new = pair("done", "new-ended", JOB_UID="new", LOCK_TIMEOUT_S="60")
+    new = pair(folder, "done", "new-ended", JOB_UID="new", LOCK_TIMEOUT_S="60")
     assert [pod.wait(timeout=60) for pod in new] == [0, 0]
     assert [pod.wait(timeout=60) for pod in old] == [143, 143]
 
@@ -278,13 +298,11 @@ until [ "$waited" = 300 ]; do sleep 0.1; waited=$((waited + 1)); done
 
 
 @pytest.fixture
-def alone(folder: Path, started: list[subprocess.Popen[str]]) -> Callable[..., subprocess.Popen[str]]:
+def alone(started: Pods) -> Callable[..., Pod]:
     """A pod of two that finds no other one."""
-    (folder / "launched.sh").write_text(ALONE)
-    launched = f'case "$*" in *grpo_trainer.launch*) exec sh {folder}/launched.sh;; esac'
-    (folder / "bin" / "python3").write_text(f'#!/bin/sh\n{launched}\nexec {sys.executable} "$@"\n')
 
-    def start(**variables: str) -> subprocess.Popen[str]:
+    def start(folder: Path, *cases: str, **variables: str) -> Pod:
+        _launch_by(folder, ALONE, *cases)
         pod = _start(folder, NODES="2", **variables)
         started.append(pod)
         assert _line(pod) == "started"
@@ -294,10 +312,10 @@ def alone(folder: Path, started: list[subprocess.Popen[str]]) -> Callable[..., s
 
 
 def test_a_pod_that_cannot_tell_the_first_one_to_stop_stops_its_own_ranks(
-    folder: Path, alone: Callable[..., subprocess.Popen[str]]
+    folder: Path, alone: Callable[..., Pod]
 ) -> None:
     """Status 2 of the shell would end the training for good, and its ranks would be killed."""
-    pod = alone(NODE_RANK="1", LOCK_FILE=str(folder / "no-such-folder" / ".run.lock"), GRACE_S="1")
+    pod = alone(folder, NODE_RANK="1", LOCK_FILE=str(folder / "no-such-folder" / ".run.lock"), GRACE_S="1")
     pod.send_signal(signal.SIGTERM)
     out, error = pod.communicate(timeout=30)
     assert pod.returncode == 143
@@ -305,74 +323,73 @@ def test_a_pod_that_cannot_tell_the_first_one_to_stop_stops_its_own_ranks(
     assert "the first pod cannot be told to stop" in error
 
 
-def test_an_end_that_cannot_be_written_is_tried_again(alone: Callable[..., subprocess.Popen[str]]) -> None:
+def test_an_end_that_cannot_be_written_is_tried_again(folder: Path, alone: Callable[..., Pod]) -> None:
     """The other pods come back, and would wait for ever for one that is done."""
-    pod = alone(NODE_RANK="0", HOW="done")
+    pod = alone(folder, NODE_RANK="0", HOW="done")
     _, error = pod.communicate(timeout=30)
     assert pod.returncode == 1
     assert "the other pods cannot be told that the training is done" in error
 
 
-@pytest.mark.parametrize(("later", "is_another"), [("10.1.0.9", True), ("10.1.0.9 10.1.0.7", False), ("", False)])
-def test_a_pod_whose_first_pod_is_another_one_starts_again(
-    folder: Path, alone: Callable[..., subprocess.Popen[str]], later: str, is_another: bool
-) -> None:
+def test_a_pod_whose_first_pod_is_another_one_starts_again(tmp_path: Path, alone: Callable[..., Pod]) -> None:
     """Its node went without a word: no connection to it ever ends, and its successor waits for this one."""
-    python, address = folder / "bin" / "python3", folder / "address"
-    looked_up = f'case "$*" in *getaddrinfo*) cat {address}; exec test -s {address};; esac'
-    python.write_text(python.read_text().replace("#!/bin/sh\n", f"#!/bin/sh\n{looked_up}\n"))
-    address.write_text("10.1.0.7")
-    # Without that folder it ends at once when it is told to.
-    pod = alone(NODE_RANK="1", LOCK_FILE=str(folder / "no-such-folder" / ".run.lock"), GRACE_S="1")
-    address.write_text(later)
-    if is_another:
-        _, error = pod.communicate(timeout=30)
-        assert pod.returncode == 143
-        assert "is another one now: this one starts again" in error
-    else:
-        time.sleep(5)
-        assert pod.poll() is None
+    pods = {}
+    for number, later in enumerate(("10.1.0.9", "10.1.0.9 10.1.0.7", "")):
+        folder = _folder(tmp_path / str(number))
+        (address := folder / "address").write_text("10.1.0.7")
+        lookup = f"*getaddrinfo*) cat {address}; exec test -s {address};;"
+        lock = str(folder / "no-such-folder" / ".run.lock")  # without that folder it ends at once when it is told to
+        pods[later] = alone(folder, lookup, NODE_RANK="1", LOCK_FILE=lock, GRACE_S="1")
+        address.write_text(later)
+    replaced = pods.pop("10.1.0.9")
+    _, error = replaced.communicate(timeout=30)
+    assert replaced.returncode == 143
+    assert "is another one now: this one starts again" in error
+    time.sleep(3)
+    assert {later: pod.poll() for later, pod in pods.items()} == dict.fromkeys(pods)
 
 
-def _told_to_stop(folder: Path, started: list[subprocess.Popen[str]], *, probe: str, ends_in_s: int) -> tuple[int, str]:
-    """Exit status and standard error of a pod whose trainer takes `ends_in_s` to stop, and 1 s where it hangs."""
-    script = shutil.copy(SCRIPT, folder)
-    (folder / "trainer_probe.py").write_text(probe)
-    program = folder / "bin" / "grpo-train"
-    program.write_text(f"#!/bin/sh\ntrap 'sleep {ends_in_s}; exit 0' TERM\necho started\nwhile :; do sleep 0.1; done\n")
-    pod = _start(folder, script=script, HUNG_GRACE_S="1", SILENT_GRACE_S="1")
-    started.append(pod)
-    assert _line(pod) == "started"
-    pod.send_signal(signal.SIGTERM)
-    _, error = pod.communicate(timeout=30)
-    return pod.returncode, error
+def _told_to_stop(
+    tmp_path: Path, started: Pods, *, probes: dict[int, str], ends_in_s: int
+) -> dict[int, tuple[int, str]]:
+    """Exit status and standard error of pods whose trainers take `ends_in_s` to stop, and 1 s where they hang."""
+    pods = {}
+    for number, probe in probes.items():
+        folder = _folder(tmp_path / str(number))
+        script = shutil.copy(SCRIPT, folder)
+        (folder / "trainer_probe.py").write_text(probe)
+        trainer = f"#!/bin/sh\ntrap 'sleep {ends_in_s}; exit 0' TERM\necho started\nwhile :; do sleep 0.1; done\n"
+        (folder / "bin" / "grpo-train").write_text(trainer)
+        pods[number] = _start(folder, script=script, HUNG_GRACE_S="1", SILENT_GRACE_S="1")
+        started.append(pods[number])
+    for pod in pods.values():
+        assert _line(pod) == "started"
+        pod.send_signal(signal.SIGTERM)
+    errors = {number: pod.communicate(timeout=30)[1] for number, pod in pods.items()}
+    return {number: (pod.returncode, errors[number]) for number, pod in pods.items()}
 
 
-@pytest.mark.parametrize("later", [4, 3, 0])
-def test_a_trainer_that_does_not_answer_is_asked_again(
-    folder: Path, started: list[subprocess.Popen[str]], later: int
-) -> None:
+def test_a_trainer_that_does_not_answer_is_asked_again(tmp_path: Path, started: Pods) -> None:
     """It may be in one long call of a checkpoint, or nothing in it runs any more."""
-    probe = (
-        "import pathlib, sys\n"
-        f"asked = pathlib.Path({str(folder / 'asked')!r})\n"
+    probes = {
+        later: "import pathlib, sys\n"
+        "asked = pathlib.Path(__file__).with_name('asked')\n"
         f"status = {later} if asked.exists() else 4\n"
         "asked.touch()\n"
         "sys.exit(status)\n"
-    )
-    status, error = _told_to_stop(folder, started, probe=probe, ends_in_s=8)
-    assert status == (137 if later else 143)
-    assert "the trainer does not answer" in error
+        for later in (4, 3, 0)
+    }
+    ends = _told_to_stop(tmp_path, started, probes=probes, ends_in_s=8)
+    assert {later: status for later, (status, _) in ends.items()} == {4: 137, 3: 137, 0: 143}
+    assert all("the trainer does not answer" in error for _, error in ends.values())
 
 
-@pytest.mark.parametrize(("livez", "hangs"), [(3, True), (1, False), (0, False)])
-def test_a_trainer_that_says_it_hangs_has_little_time_to_end(
-    folder: Path, started: list[subprocess.Popen[str]], livez: int, hangs: bool
-) -> None:
+def test_a_trainer_that_says_it_hangs_has_little_time_to_end(tmp_path: Path, started: Pods) -> None:
     """One that only does not answer may be writing a checkpoint on a busy node."""
-    status, error = _told_to_stop(folder, started, probe=f"import sys; sys.exit({livez})", ends_in_s=4)
-    assert status == (137 if hangs else 143)
-    assert ("the training hangs" in error) == hangs
+    probes = {livez: f"import sys; sys.exit({livez})" for livez in (3, 1, 0)}
+    ends = _told_to_stop(tmp_path, started, probes=probes, ends_in_s=4)
+    assert {livez: status for livez, (status, _) in ends.items()} == {3: 137, 1: 143, 0: 143}
+    assert {livez: "the training hangs" in error for livez, (_, error) in ends.items()} == {3: True, 1: False, 0: False}
 
 
 @pytest.mark.parametrize("wrong", [{"NODES": "2", "GRACE_S": "ten minutes"}, {"GRACE_S": "1 +"}])
@@ -381,14 +398,3 @@ def test_a_failure_of_the_shell_is_not_taken_for_a_mistake_in_the_run_file(folde
     _, error = pod.communicate(timeout=30)
     assert error
     assert pod.returncode == 1
-
-
-def test_what_old_jobs_left_is_taken_away(folder: Path, pair: Callable[..., list[subprocess.Popen[str]]]) -> None:
-    old, young, other = (folder / f".{name}.end" for name in ("run.lock.old", "run.lock.young", "another-run.lock.old"))
-    for file in (old, young, other):
-        file.write_text("stopped\n")
-    for file in (old, other):
-        os.utime(file, (0, 0))
-    for pod in pair("done"):
-        pod.communicate(timeout=60)
-    assert [file.exists() for file in (old, young, other)] == [False, True, True]
