@@ -7,8 +7,11 @@ import pytest
 import torch
 from tests.trainer.made_episodes import VERSION, make_sequences, make_taken
 
+from grpo_proto import RewardScore
 from grpo_trainer.algorithm.batching import collate
 from grpo_trainer.algorithm.decisions import sequences_of, training_sequences
+from grpo_trainer.algorithm.estimators import estimator_of
+from grpo_trainer.algorithm.estimators.rewards import Rewards
 from grpo_trainer.algorithm.extension import named
 from grpo_trainer.algorithm.loss import policy_loss
 from grpo_trainer.algorithm.sequences import Group
@@ -18,6 +21,7 @@ from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.errors import UsageError
 
 CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
+DOCUMENTATION = Path(__file__).parents[2] / "docs" / "trainer.md"
 
 
 def test_an_unknown_name_lists_those_that_are_known():
@@ -75,7 +79,11 @@ def halves(counts):
 
 def calls(rewards, algorithm):
     CALLS.count += 1
-    return [[float(CALLS.count) for _ in group] for group in rewards], {}
+    return [[float(CALLS.count) for _ in group] for group in rewards.totals]
+
+def by_format(rewards, algorithm):
+    weight = rewards.weights["format"]
+    return [[None if score is None else weight * score for score in group] for group in rewards.by_name["format"]]
 """
 
 
@@ -87,9 +95,31 @@ def test_an_estimator_of_ones_own_keeps_its_state_and_gives_nothing_to_what_has_
         scored, unscored = [episode for episode, _ in make_taken(2)]
         scored.total = 0.0
         group = Group(0, PromptRow(0, [1], "p", {}), [scored, unscored])
-        sequences, _ = training_sequences([group], algorithm, max_completion_length=14)
+        sequences, _ = training_sequences([group], algorithm, reward_weights={}, max_completion_length=14)
         assert (scored.advantage, unscored.advantage) == (call, None)
         assert [sequence.episode for sequence in sequences] == [0]
+
+
+def test_an_estimator_of_ones_own_reads_each_reward_by_name_and_weight(tmp_path: Path):
+    file = tmp_path / "own.py"
+    file.write_text(OWN)
+    algorithm = AlgorithmConfig(advantage_estimator=f"{file}:by_format")
+    judged, unjudged = [episode for episode, _ in make_taken(2)]
+    judged.total = unjudged.total = 1.0
+    judged.rewards["format"] = RewardScore(score=0.5, status="ok")
+    unjudged.rewards["format"] = RewardScore(score=None, status="unscorable")
+    group = Group(0, PromptRow(0, [1], "p", {}), [judged, unjudged])
+    training_sequences([group], algorithm, reward_weights={"answer": 1.0, "format": 0.1}, max_completion_length=14)
+    assert judged.advantage == pytest.approx(0.05)
+    assert unjudged.advantage is None
+
+
+def test_the_estimator_of_the_documentation_works_as_it_stands(tmp_path: Path):
+    (text,) = re.findall(r"```python\n(def halved.*?)```", DOCUMENTATION.read_text(), re.DOTALL)
+    (tmp_path / "own.py").write_text(text)
+    algorithm = AlgorithmConfig(advantage_estimator=f"{tmp_path}/own.py:halved")
+    assert estimator_of(algorithm)(Rewards([[1.0, None]]), algorithm) == [[0.5, None]]
+    assert not estimator_of(algorithm).zero_without_spread
 
 
 def test_a_normaliser_may_be_a_users_own(tmp_path: Path):

@@ -9,7 +9,10 @@ from tests.trainer.made_episodes import build_updates
 from tests.trainer.trl_reference import MAX_COMPLETION_LENGTH, NUM_GENERATIONS, Completions, TrlReference, perturb
 
 from grpo_trainer.algorithm.decisions import sequences_of
+from grpo_trainer.algorithm.estimators.each_reward import each_reward
 from grpo_trainer.algorithm.estimators.group_mean import group_mean
+from grpo_trainer.algorithm.estimators.rewards import Rewards
+from grpo_trainer.algorithm.estimators.statistics import reward_metrics
 from grpo_trainer.algorithm.loss import old_logprobs, policy_loss
 from grpo_trainer.algorithm.reduction import Tally
 from grpo_trainer.algorithm.sequences import MicroBatch, TrainingSequence, single_turn
@@ -46,7 +49,7 @@ def make_batch(seed: int, num_groups: int = 3) -> Completions:
 
 def ours(batch: Completions, algorithm: AlgorithmConfig) -> list[TrainingSequence]:
     groups = [batch.rewards[k : k + NUM_GENERATIONS] for k in range(0, len(batch.rewards), NUM_GENERATIONS)]
-    advantages = [a for group in group_mean(groups, algorithm)[0] for a in group]
+    advantages = [a for group in group_mean(Rewards(groups), algorithm) for a in group]
     episodes = [
         single_turn("e", prompt, completion, versions=[(1, len(completion))], finish_reason="stop", logprobs=logprobs)
         for prompt, completion, logprobs in zip(batch.prompt_ids, batch.completion_ids, batch.logprobs, strict=True)
@@ -176,7 +179,8 @@ def test_advantages_equal_trl(trl: TrlReference, scale_rewards: str, seed: int):
     batch = make_batch(seed, num_groups=4)
     inputs = trl.score(batch)
     groups = [batch.rewards[k : k + NUM_GENERATIONS] for k in range(0, len(batch.rewards), NUM_GENERATIONS)]
-    advantages, metrics = group_mean(groups, AlgorithmConfig(scale_rewards=scale_rewards))
+    advantages = group_mean(Rewards(groups), AlgorithmConfig(scale_rewards=scale_rewards))
+    metrics = reward_metrics(groups)
     found = torch.tensor([a for group in advantages for a in group])
     torch.testing.assert_close(found, inputs["advantages"], rtol=1e-6, atol=1e-6)
     expected = trl.metrics()
@@ -192,7 +196,8 @@ def test_a_missing_reward_is_left_out_where_trl_leaves_it_out(trl: TrlReference,
         batch.rewards[position] = None
     inputs = trl.score(batch)
     groups = [batch.rewards[k : k + NUM_GENERATIONS] for k in range(0, len(batch.rewards), NUM_GENERATIONS)]
-    advantages = [a for group in group_mean(groups, AlgorithmConfig(scale_rewards=scale_rewards))[0] for a in group]
+    algorithm = AlgorithmConfig(scale_rewards=scale_rewards)
+    advantages = [a for group in group_mean(Rewards(groups), algorithm) for a in group]
     for position, expected in enumerate(inputs["advantages"].tolist()):
         if batch.rewards[position] is None:
             # TRL gives it advantage 0 and counts its tokens in the denominator; here it is not there at all.
@@ -200,3 +205,34 @@ def test_a_missing_reward_is_left_out_where_trl_leaves_it_out(trl: TrlReference,
             assert expected == 0.0
         else:
             assert advantages[position] == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_rewards_normalised_one_by_one_equal_trl(trl: TrlReference, missing: bool, monkeypatch: pytest.MonkeyPatch):
+    trl.configure()
+    batch = make_batch(seed=5, num_groups=4)
+    rewards = torch.rand(len(batch.rewards), 3, generator=torch.Generator().manual_seed(5)) * torch.tensor([1, 10, 0.1])
+    if missing:
+        rewards[[1, 6, 7], 1] = torch.nan
+    weights = torch.tensor([1.0, 0.5, -2.0])
+    for name, value in {
+        "multi_objective_aggregation": "normalize_then_sum",
+        "reward_funcs": [None] * 3,
+        "reward_func_names": ["a", "b", "c"],
+        "reward_weights": weights,
+        "_calculate_rewards": lambda *_: rewards,
+    }.items():
+        monkeypatch.setattr(trl.trainer, name, value)
+    expected = trl.score(batch)["advantages"]
+
+    def grouped(scores: torch.Tensor) -> list[list[float | None]]:
+        values = [None if score != score else score for score in scores.tolist()]
+        return [values[k : k + NUM_GENERATIONS] for k in range(0, len(values), NUM_GENERATIONS)]
+
+    given = Rewards(
+        totals=grouped((rewards * weights).nansum(dim=1)),
+        by_name={name: grouped(rewards[:, k]) for k, name in enumerate("abc")},
+        weights=dict(zip("abc", weights.tolist(), strict=True)),
+    )
+    found = torch.tensor([a for group in each_reward(given, AlgorithmConfig()) for a in group])
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)

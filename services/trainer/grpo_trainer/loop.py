@@ -109,7 +109,10 @@ def sample_and_score(run: Run, *, version: int) -> list[TrainingSequence] | None
     if batch is None:
         return None
     sequences, reward_metrics = training_sequences(
-        batch.groups, config.algorithm, max_completion_length=config.rollout.max_completion_length
+        batch.groups,
+        config.algorithm,
+        reward_weights=config.reward.weights,
+        max_completion_length=config.rollout.max_completion_length,
     )
     counts, lost = orchestrator.pipeline.counts, orchestrator.rollout.lost_requests
     run.journal.batch_arrived(batch, reward_metrics, counts, lost_requests=lost, version=version)

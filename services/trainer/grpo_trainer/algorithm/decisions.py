@@ -1,10 +1,12 @@
 """Decisions: scored groups → what is trained on, with which advantage and weight, in which optimizer update."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..config.algorithm import AlgorithmConfig
 from .estimators import estimator_of
+from .estimators.rewards import rewards_of
+from .estimators.statistics import reward_metrics
 from .normalisers import normaliser_of
 from .normalisers.counts import Counts
 from .sequences import Episode, Group, TrainingSequence, untrained_sequence
@@ -19,13 +21,17 @@ def check_names(algorithm: AlgorithmConfig) -> None:
 
 
 def training_sequences(
-    groups: Sequence[Group], algorithm: AlgorithmConfig, *, max_completion_length: int
+    groups: Sequence[Group],
+    algorithm: AlgorithmConfig,
+    *,
+    reward_weights: Mapping[str, float],
+    max_completion_length: int,
 ) -> tuple[list[TrainingSequence], dict[str, float]]:
     """Advantages into the groups; then the sequences of all episodes that take part in the loss: scored, with tokens,
     not cut if cuts are masked. Also the metrics of their rewards. What takes no part counts in no normaliser.
     """
-    rewards = [[episode.total for episode in group.episodes] for group in groups]
-    advantages, metrics = estimator_of(algorithm)(rewards, algorithm)
+    rewards = rewards_of(groups, reward_weights)
+    advantages = estimator_of(algorithm)(rewards, algorithm)
     taken: list[tuple[Episode, float]] = []
     for group, of_group in zip(groups, advantages, strict=True):
         for episode, given in zip(group.episodes, of_group, strict=True):
@@ -35,7 +41,7 @@ def training_sequences(
             left_out = episode.left_out_because(mask_truncated=algorithm.mask_truncated_completions)
             if advantage is not None and left_out is None:
                 taken.append((episode, advantage))
-    return sequences_of(taken, algorithm, max_completion_length=max_completion_length), metrics
+    return sequences_of(taken, algorithm, max_completion_length=max_completion_length), reward_metrics(rewards.totals)
 
 
 def sequences_of(

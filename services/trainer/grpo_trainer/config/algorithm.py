@@ -22,7 +22,10 @@ class AlgorithmConfig(Section):
         "dapo", description="A preset of surrogate and normaliser, under TRL's name."
     )
     advantage_estimator: str = Field(
-        "grpo", min_length=1, description="Estimator: rewards → advantages; your own is FILE.py:NAME."
+        "grpo",
+        min_length=1,
+        description="Rewards → advantages: grpo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline, gdpo, maxrl, "
+        "pass_at_k; your own is FILE.py:NAME.",
     )
     surrogate: str | None = Field(
         None, min_length=1, description="Loss of a token, instead of the preset's; your own is FILE.py:NAME."
@@ -30,8 +33,8 @@ class AlgorithmConfig(Section):
     normaliser: str | None = Field(
         None, min_length=1, description="Weight of a token, instead of the preset's; your own is FILE.py:NAME."
     )
-    scale_rewards: Literal["group", "batch", "none"] = Field(
-        "group", description="Standard deviation that divides the advantages."
+    scale_rewards: Literal["group", "batch", "none"] | None = Field(
+        None, description="Standard deviation that divides the advantages; absent: the estimator's own."
     )
     epsilon: Share = Field(0.2, description="Lower clip of the importance ratio: 1 - epsilon.")
     epsilon_high: float | None = Field(None, gt=0.0, description="Upper clip: 1 + epsilon_high; epsilon when absent.")

@@ -153,6 +153,11 @@ class RewardConfig(Section):
         return [reward.rpartition(".py:")[2] for reward in self.reward_funcs]
 
     @property
+    def weights(self) -> dict[str, float]:
+        """Reward → its weight."""
+        return dict(zip(self.names, self.reward_weights or [1.0] * len(self.names), strict=True))
+
+    @property
     def decides_accuracy(self) -> str:
         """The reward that decides which completions are correct."""
         return self.accuracy_reward or self.names[0]

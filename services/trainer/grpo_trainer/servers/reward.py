@@ -33,10 +33,9 @@ ACCEPT = "serve the code that the run began with, or accept the new code: --resu
 
 
 def reward_specs(config: RewardConfig) -> list[RewardSpec]:
-    weights = config.reward_weights or [1.0] * len(config.names)
     return [
         RewardSpec(name=name, weight=weight, params=config.params.get(name, {}))
-        for name, weight in zip(config.names, weights, strict=True)
+        for name, weight in config.weights.items()
     ]
 
 

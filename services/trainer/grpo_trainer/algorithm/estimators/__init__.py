@@ -1,23 +1,78 @@
 """Advantage estimators, one small file each: rewards of groups → advantages of their episodes.
 
-An estimator takes the rewards of the generation batch, group by group, None for an episode without a score, and the
-settings of the algorithm. It returns advantages in the same shape, None where the reward is, and metrics about the
-rewards. A user's own is `FILE.py:NAME` in `algorithm.advantage_estimator`.
+An estimator takes the rewards of the generation batch (`rewards.py`: totals, and each reward by name with its weight)
+and the settings of the algorithm. It returns advantages in the shape of the totals, None where the total is None. A
+user's own is `FILE.py:NAME` in `algorithm.advantage_estimator`: such a function (`docs/trainer.md` has a whole one), or
+an `Estimator`, which also declares what holds of it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from ...config.algorithm import AlgorithmConfig
+from ...errors import UsageError
 from ..extension import named
+from .best_of_group import best_of_group
+from .each_reward import each_reward
 from .group_mean import group_mean
+from .leave_one_out import leave_one_out
+from .max_likelihood import max_likelihood
+from .reinforce_plus_plus import reinforce_plus_plus, reinforce_plus_plus_baseline
+from .rewards import Rewards
 
-Rewards = Sequence[Sequence[float | None]]
 Advantages = list[list[float | None]]
-Estimator = Callable[[Rewards, AlgorithmConfig], tuple[Advantages, dict[str, float]]]
 
-ESTIMATORS: dict[str, Estimator] = {"grpo": group_mean}
+
+@dataclass(frozen=True)
+class Estimator:
+    """A function and what it declares."""
+
+    function: Callable[[Rewards, AlgorithmConfig], Advantages]
+    zero_without_spread: bool | None = None
+    """Whether a group whose totals are all equal gets advantage 0 throughout, so that `dynamic_sampling` loses nothing
+    by replacing it; None: not declared, and taken on trust."""
+    scales: tuple[str, ...] | None = None
+    """The values of `scale_rewards` that it reads, its default first; None: it does what it likes with the setting."""
+    reads_each_reward: bool = False
+    """Whether it takes the rewards one by one, so that what is added to the totals does not reach it."""
+
+    def __call__(self, rewards: Rewards, algorithm: AlgorithmConfig) -> Advantages:
+        return self.function(rewards, algorithm)
+
+
+ESTIMATORS: dict[str, Estimator] = {
+    "grpo": Estimator(group_mean, zero_without_spread=True, scales=("group", "batch", "none")),
+    "rloo": Estimator(leave_one_out, zero_without_spread=True, scales=("none", "batch")),
+    "reinforce_plus_plus": Estimator(reinforce_plus_plus, zero_without_spread=False, scales=("batch",)),
+    "reinforce_plus_plus_baseline": Estimator(
+        reinforce_plus_plus_baseline, zero_without_spread=True, scales=("batch",)
+    ),
+    # Rewards that differ may add up to equal totals.
+    "gdpo": Estimator(each_reward, zero_without_spread=False, scales=("batch",), reads_each_reward=True),
+    "maxrl": Estimator(max_likelihood, zero_without_spread=True, scales=("none",)),
+    "pass_at_k": Estimator(best_of_group, zero_without_spread=True, scales=("none", "group")),
+}
 
 
 def estimator_of(algorithm: AlgorithmConfig) -> Estimator:
-    """Look up the estimator that the run file names. Raises UsageError for an unknown name."""
-    return named(algorithm.advantage_estimator, ESTIMATORS, setting="algorithm.advantage_estimator")
+    """Look up the estimator that the run file names.
+
+    Raises UsageError for an unknown name, for a `scale_rewards` that the estimator does not read, and when
+    `dynamic_sampling` would replace groups that the estimator trains on.
+    """
+    name, scale = algorithm.advantage_estimator, algorithm.scale_rewards
+    found = named(name, ESTIMATORS, setting="algorithm.advantage_estimator")
+    estimator = found if isinstance(found, Estimator) else Estimator(found)
+    if scale is not None and estimator.scales is not None and scale not in estimator.scales:
+        raise UsageError(
+            f"algorithm.scale_rewards {scale}: the estimator {name} always divides as {estimator.scales[0]}"
+            if len(estimator.scales) == 1
+            else f"algorithm.scale_rewards {scale}: the estimator {name} knows {' and '.join(estimator.scales)}",
+            hint=f"leave algorithm.scale_rewards out, which is {estimator.scales[0]} here",
+        )
+    if algorithm.dynamic_sampling and estimator.zero_without_spread is False:
+        raise UsageError(
+            f"algorithm.dynamic_sampling replaces groups with equal rewards, and the estimator {name} trains on them",
+            hint="switch algorithm.dynamic_sampling off, or choose another algorithm.advantage_estimator",
+        )
+    return estimator
