@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
@@ -135,8 +136,19 @@ class _Reverse:
         target = self.places[0][0]
         for source, (_, pattern), value in zip(self.sources, self.places, values, strict=True):
             self.converter.add_tensor(target, source, pattern, value)
-        made = self.converter.convert(target, model=self.model, config=self.model.config)
+        with _Views():
+            made = self.converter.convert(target, model=self.model, config=self.model.config)
         return dict(_renamed(made, self.names))
+
+
+class _Views(TorchFunctionMode):  # type: ignore[misc]
+    """Leave out the copies at the end of transformers' operations: what they make is copied into a bucket anyway.
+
+    Otherwise all experts of a layer are copied to fresh memory at once, whose first touch costs more than the copy.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0] if func is torch.Tensor.contiguous else func(*args, **(kwargs or {}))
 
 
 def _renamed(made: Mapping[str, Any], names: Sequence[str]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -4,8 +4,9 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from grpo_proto.checkpoint_layout import plain_layout
+from grpo_proto.checkpoint_layout import checkpoint_layout, plain_layout
 from grpo_proto.transport import plan_manifest, view_tensor
 from grpo_trainer.engine.export import Export, Gather
 from grpo_trainer.servers.push_plan import LARGEST_MIB, MIB, bucket_limit_s, plan_push
@@ -76,3 +77,26 @@ def test_another_rank_gathers_as_often_and_fills_nothing():
     buckets = list(export_of(PARAMETERS, no_gathering(gathered), fills=False).buckets(manifest, "cpu"))
     assert [bucket.numel() for bucket in buckets] == [0, 0, 0]
     assert gathered == [2, 2, 1]
+
+
+def test_experts_of_a_layer_are_pushed_without_a_copy_of_all_of_them():
+    """Their copy in fresh memory would cost more than the whole transfer."""
+    config = Qwen3MoeConfig(
+        vocab_size=8, hidden_size=8, moe_intermediate_size=4, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=4, num_experts=2, num_experts_per_tok=1,
+    )  # fmt: skip
+    model = Qwen3MoeForCausalLM(config)
+    experts = "model.layers.0.mlp.experts"
+    shapes = {
+        f"{experts}.{number}.{name}.weight": (8, 4) if name == "down_proj" else (4, 8)
+        for number in range(2)
+        for name in ("gate_proj", "up_proj", "down_proj")
+    }
+    sources = model.state_dict()
+    fused = sources[f"{experts}.gate_up_proj"]
+    pieces = checkpoint_layout(model, shapes)
+    made = {name: t for piece in pieces for name, t in piece.restore([sources[s] for s in piece.sources]).items()}
+    assert set(made) == set(shapes)
+    assert torch.equal(made[f"{experts}.1.up_proj.weight"], fused[1, 4:])
+    owned = {tensor.untyped_storage().data_ptr() for tensor in sources.values()}
+    assert {tensor.untyped_storage().data_ptr() for tensor in made.values()} <= owned

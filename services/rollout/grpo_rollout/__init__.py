@@ -27,6 +27,7 @@ In reading order:
     staging.py         the buffers that buckets arrive in
     layer_probe.py     does each layer compute with what was loaded into it?
     family_cures.py    what some model families need around vLLM's layerwise reload
+    expert_reload.py   load experts where they belong as they arrive
     reload.py          read and repair vLLM's layerwise reload while a push is incomplete
     cpu_kernels.py     adapter kernels for an engine on CPUs
     workarounds.py     gaps in vLLM and its platform: what breaks without each workaround, when to delete it
