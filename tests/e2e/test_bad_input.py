@@ -74,8 +74,8 @@ def test_a_batch_that_num_generations_does_not_divide(stack: Stack, tmp_path: Pa
 
 
 def test_an_unknown_surrogate(stack: Stack, tmp_path: Path):
-    said = refuse(stack, tmp_path, "--dry-run", "--algorithm.surrogate", "cliped")
-    assert "algorithm.surrogate cliped is unknown; did you mean clipped?" in said
+    said = refuse(stack, tmp_path, "--dry-run", "--algorithm.loss", "cliped")
+    assert "algorithm.loss cliped is unknown; did you mean clipped?" in said
 
 
 def test_an_empty_dataset(stack: Stack, tmp_path: Path):

@@ -9,24 +9,29 @@ from tests.trainer.made_episodes import VERSION, make_sequences, make_taken
 
 from grpo_proto import RewardScore
 from grpo_trainer.algorithm.batching import collate
+from grpo_trainer.algorithm.correction import rollout_correction
 from grpo_trainer.algorithm.decisions import sequences_of, training_sequences
 from grpo_trainer.algorithm.estimators import estimator_of
 from grpo_trainer.algorithm.estimators.rewards import Rewards
 from grpo_trainer.algorithm.extension import named
-from grpo_trainer.algorithm.loss import policy_loss
+from grpo_trainer.algorithm.loss import old_logprobs, policy_loss
+from grpo_trainer.algorithm.reduction import Tally
 from grpo_trainer.algorithm.sequences import Group
-from grpo_trainer.algorithm.surrogates import SURROGATES
+from grpo_trainer.algorithm.surrogates import SURROGATES, reads, reads_of, surrogate_of
+from grpo_trainer.algorithm.surrogates.reads import Reads, prepared_for
+from grpo_trainer.algorithm.trial import check_algorithm, try_out
 from grpo_trainer.config.algorithm import LOSS_TYPES, AlgorithmConfig
+from grpo_trainer.config.run_config import RunConfig
 from grpo_trainer.data.prompt_row import PromptRow
-from grpo_trainer.errors import UsageError
+from grpo_trainer.errors import RunError, UsageError
 
 CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "trainer.md"
 
 
 def test_an_unknown_name_lists_those_that_are_known():
-    with pytest.raises(UsageError, match=r"algorithm\.surrogate cliped is unknown; did you mean clipped") as refused:
-        named("cliped", SURROGATES, setting="algorithm.surrogate")
+    with pytest.raises(UsageError, match=r"algorithm\.loss cliped is unknown; did you mean clipped") as refused:
+        named("cliped", SURROGATES, setting="algorithm.loss")
     assert refused.value.hint == "known are clipped; your own is FILE.py:NAME"
 
 
@@ -44,15 +49,16 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, content: str | None, 
     if content is not None:
         file.write_text(content)
     with pytest.raises(UsageError, match=message):
-        named(f"{file}:{name}", SURROGATES, setting="algorithm.surrogate")
+        named(f"{file}:{name}", SURROGATES, setting="algorithm.loss")
 
 
 def test_the_loss_of_the_contributing_page_works_as_it_stands(tmp_path: Path):
     (text,) = re.findall(r"```python\n(.*?)```", CONTRIBUTING.read_text(), re.DOTALL)
     assert len(text.splitlines()) <= 30
     (tmp_path / "bounded_reinforce.py").write_text(text)
-    algorithm = AlgorithmConfig(surrogate=f"{tmp_path}/bounded_reinforce.py:bounded_reinforce", loss_type="grpo")
-    surrogate = named(algorithm.surrogate_name, SURROGATES, setting="algorithm.surrogate")
+    algorithm = AlgorithmConfig(loss=f"{tmp_path}/bounded_reinforce.py:bounded_reinforce", loss_type="grpo")
+    try_out(algorithm)
+    surrogate = surrogate_of(algorithm)
     sequences = make_sequences(6, algorithm, seed=2)
     batch = collate(sequences, version=VERSION, update_tokens=9, pad_token_id=0, device="cpu")
     batch.old_logprobs_N = batch.rollout_logprobs_N
@@ -62,6 +68,94 @@ def test_the_loss_of_the_contributing_page_works_as_it_stands(tmp_path: Path):
     ratio_N = torch.exp(logprobs_N.detach() - batch.rollout_logprobs_N)
     torch.testing.assert_close(logprobs_N.grad, -batch.weight_N * batch.advantage_N * ratio_N.clamp(max=2.0))
     assert {"ratio/mean", "ratio/bounded", "loss"} <= tally.reduce().keys()
+
+
+OWN_LOSSES = {
+    "raises": ("1 / 0", r"own.py:loss raised ZeroDivisionError in line 4: division by zero"),
+    "needs a value that is not there": ("return logprobs_N * batch.entropy_N", "raised TypeError in line 4"),
+    "is NaN": ("return logprobs_N * float('nan')", "own.py:loss is nan for 7 tokens"),
+    "raises without tokens": ("return -logprobs_N * logprobs_N.max()", "own.py:loss raised RuntimeError in line 4"),
+    "has a gradient that is NaN": (
+        "return (logprobs_N - logprobs_N).sqrt()",
+        "gradient of .*own.py:loss is not finite",
+    ),
+    "is a scalar": ("return -logprobs_N.sum()", r"own.py:loss returned \(\) for 7 tokens"),
+    "is no tensor": ("return 0.0", "own.py:loss returned float for 7 tokens"),
+    "teaches nothing": ("return batch.advantage_N * 2", "own.py:loss does not depend on logprobs_N"),
+    "records too little": (
+        "len(logprobs_N) and tally.mean('x', logprobs_N); return -logprobs_N",
+        "own.py:loss records x for some micro-batches only",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", OWN_LOSSES)
+def test_a_loss_file_that_cannot_be_trained_with_is_refused_by_name(tmp_path: Path, what: str):
+    body, message = OWN_LOSSES[what]
+    file = tmp_path / "own.py"
+    file.write_text(f"import torch\n\ndef loss(logprobs_N, batch, algorithm, tally):\n    {body}\n")
+    with pytest.raises(UsageError, match=message):
+        check_algorithm(run_config(tmp_path, loss=f"{file}:loss"))
+
+
+def run_config(tmp_path: Path, rollout: dict[str, object] | None = None, **algorithm: object) -> RunConfig:
+    sections = {"data": {"dataset": "d.jsonl"}, "reward": {"reward_funcs": ["r"]}, "rollout": rollout or {}}
+    return RunConfig(run_dir=tmp_path, model={"name_or_path": "m"}, algorithm=algorithm, **sections)
+
+
+BEHAVIOUR = """
+from grpo_trainer.algorithm.surrogates import reads
+
+@reads(behaviour=True, corrects_mismatch=True, old=False)
+def own(logprobs_N, batch, algorithm, tally):
+    assert algorithm.beta > 0 or batch.old_logprobs_N is not None
+    return -batch.advantage_N * (logprobs_N - batch.rollout_logprobs_N).exp()
+"""
+
+
+def test_what_a_users_loss_declares_is_what_the_run_prepares(tmp_path: Path):
+    file = tmp_path / "own.py"
+    file.write_text(BEHAVIOUR)
+    algorithm = AlgorithmConfig(loss=f"{file}:own")
+    surrogate = surrogate_of(algorithm)
+    assert reads_of(surrogate) == Reads(old=False, behaviour=True, corrects_mismatch=True)
+    assert not prepared_for(surrogate, algorithm).old
+    assert prepared_for(surrogate, AlgorithmConfig(beta=0.1)).reference
+    check_algorithm(run_config(tmp_path, loss=algorithm.loss))
+    distorted = {"importance_sampling_correction": False, "loss": algorithm.loss}
+    with pytest.raises(UsageError, match=r"own.py:own reads the servers' logprobs, and with rollout.top_p 0.9"):
+        check_algorithm(run_config(tmp_path, rollout={"top_p": 0.9}, **distorted))
+
+    (known, a), (unknown, b) = make_taken(1)[0], make_taken(1, logprobs=False)[0]
+    known.total, unknown.total = a, b
+    groups = [Group(0, PromptRow(0, [1], "p", {}), [known, unknown])]
+    with pytest.raises(RunError, match=r"own.py:own reads the servers' logprobs, and 1 of 2 samples came without"):
+        training_sequences(groups, algorithm, reward_weights={}, max_completion_length=14)
+
+
+def test_a_correction_that_the_surrogate_contains_is_not_applied_again():
+    """And π_old is not asked for by a loss that reads none."""
+    batch = collate(make_sequences(6, seed=1), version=VERSION, update_tokens=9, pad_token_id=0, device="cpu")
+    algorithm = AlgorithmConfig()
+
+    @reads(old=False, corrects_mismatch=True)
+    def plain(logprobs_N, batch, algorithm, tally):
+        return -batch.advantage_N * logprobs_N
+
+    logprobs_N = batch.rollout_logprobs_N + 0.3
+    loss, tally = policy_loss(logprobs_N, logprobs_N, batch, algorithm, plain)
+    torch.testing.assert_close(loss, -(batch.weight_N * batch.advantage_N * logprobs_N).sum())
+    assert not any(name.startswith("sampling/") for name in tally.names)
+
+
+def test_the_proximal_policy_is_the_trainers_own_for_stale_tokens_too_and_the_correction_sees_it():
+    sequences = make_sequences(8, seed=3, stale_share=0.5)
+    batch = collate(sequences, version=VERSION, update_tokens=9, pad_token_id=0, device="cpu")
+    own_N = batch.rollout_logprobs_N + 0.2
+    assert torch.equal(old_logprobs(batch, own_N, proximal=True), own_N)
+    batch.old_logprobs_N = own_N
+    correction_N = rollout_correction(batch, AlgorithmConfig(importance_sampling_clip_max=9.0), Tally())
+    torch.testing.assert_close(correction_N, torch.full_like(own_N, 0.2).exp())
 
 
 OWN = """

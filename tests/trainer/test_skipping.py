@@ -29,17 +29,17 @@ def test_an_episode_of_advantage_0_is_not_computed_and_the_others_keep_weight_an
 
 @pytest.mark.parametrize(
     "settings",
-    [{"skip_zero_advantage": False}, {"beta": 0.1}, {"entropy_coef": 0.01}, {"surrogate": "FILE"}],
+    [{"skip_zero_advantage": False}, {"beta": 0.1}, {"entropy_coef": 0.01}, {"loss": "FILE"}],
     ids=str,
 )
 def test_all_are_computed_where_a_sample_of_advantage_0_may_have_a_gradient(
     settings: dict[str, object], tmp_path: object
 ):
-    if "surrogate" in settings:
+    if "loss" in settings:
         file = f"{tmp_path}/own.py"
         with open(file, "w") as own:
             own.write("def loss(logprobs_N, batch, algorithm, tally):\n    return -logprobs_N\n")
-        settings = {"surrogate": f"{file}:loss"}
+        settings = {"loss": f"{file}:loss"}
     sequences = decided(half_without_spread())
     assert len(sequences_to_compute(sequences, AlgorithmConfig(**settings))) == len(sequences)  # type: ignore[arg-type]
 
@@ -64,7 +64,7 @@ DECLARED = [name for name, surrogate in SURROGATES.items() if getattr(surrogate,
 
 @pytest.mark.parametrize("surrogate", DECLARED)
 def test_a_surrogate_that_declares_it_has_no_loss_and_no_gradient_without_advantage(surrogate: str):
-    algorithm = AlgorithmConfig(surrogate=surrogate)
+    algorithm = AlgorithmConfig(loss=surrogate)
     ((batch,),) = build_updates(decided([(e, 0.0) for e, _ in make_taken(9)]), tokens_per_micro_batch=10_000)
     generator = torch.Generator().manual_seed(0)
     batch.old_logprobs_N = batch.rollout_logprobs_N

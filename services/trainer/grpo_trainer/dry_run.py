@@ -11,7 +11,9 @@ from grpo_proto import RewardClient, ServiceError
 from grpo_proto.fingerprint import tokenizer_fingerprint
 from grpo_proto.messages.weights import DTYPE_BYTES
 
-from .algorithm.decisions import check_names
+from .algorithm.surrogates import surrogate_of
+from .algorithm.surrogates.reads import prepared_for
+from .algorithm.trial import check_algorithm
 from .config.run_config import RunConfig
 from .data.row_store import RowStore
 from .data.rows import load_prompt_rows
@@ -33,7 +35,7 @@ Line = tuple[str, str]
 def dry_run(config: RunConfig) -> int:
     """Print the plan of the run. Returns 0; raises UsageError at the first thing that cannot work."""
     print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
-    check_names(config.algorithm)
+    check_algorithm(config)
     if config.server.enabled:
         checked_tokens(config.server)
     tokenizer = load_tokenizer(config.model)
@@ -101,7 +103,8 @@ def _memory(config: RunConfig) -> Iterator[Line]:
     gradients = trained * 4 / (ranks if sharding["stage"] > 1 else 1)  # DeepSpeed's stage 1 keeps them whole
     weights = count * width / (ranks if stage == 3 else 1)
     # Sharded as the policy is; below an adapter it is the same model.
-    reference = weights if config.algorithm.beta > 0 and adapter is None else 0
+    reading = prepared_for(surrogate_of(config.algorithm), config.algorithm)
+    reference = weights if reading.reference and adapter is None else 0
     # Under ZeRO-3 the gradients' shard lies where the optimizer's state does.
     offloads_gradients = offloads and stage == 3
     total = weights + reference + (0 if offloads_gradients else gradients) + (0 if offloads else optimizer)

@@ -8,7 +8,7 @@ from typing import Any
 from grpo_proto import ServiceError
 from grpo_proto.messages.weights import Kind
 
-from .algorithm.decisions import check_names
+from .algorithm.trial import check_algorithm
 from .checkpoint.run_folder import find_start, make_run_folder, trainer_id
 from .checkpoint.run_lock import only_trainer_in
 from .checkpoint.saving import save_adapter, save_model
@@ -67,7 +67,7 @@ def run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal)
 
 def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal, open_parts: ExitStack) -> int:
     first_rank = environment_rank() == 0
-    check_names(config.algorithm)
+    check_algorithm(config)
     own_device()  # a GPU that is missing is told before anything is waited for
     warnings = open_parts.enter_context(recent_warnings())
     rendezvous = open_parts.enter_context(Rendezvous(connect_s=config.deepspeed.timeout_s))

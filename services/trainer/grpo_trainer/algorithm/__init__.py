@@ -10,6 +10,7 @@ loss.py         logprobs → the loss of a micro-batch
                 surrogates/    the loss of a token
 correction.py   the trainer's over the server's probability
 scores.py       statistics in which null is never 0; spread.py: whether a group has anything to teach
+trial.py        settings that cannot work, and a user's own surrogate on made tokens, before the run begins
 reduction.py    metrics that come out the same however a batch is cut
 extension.py    an entry of one of the tables, or a user's own as FILE.py:NAME
 """

@@ -7,23 +7,32 @@ from .reduction import Tally
 from .sequences import MicroBatch
 
 
+def measure_mismatch(batch: MicroBatch, tally: Tally) -> None:
+    """Record how far the trainer's and the server's logprobs of the same weights are apart: those of fresh tokens.
+
+    Nothing of it without `old_logprobs_N`: a later update of a batch, with a loss that reads none.
+    """
+    if batch.old_logprobs_N is None:
+        return
+    difference_N = batch.old_logprobs_N - batch.rollout_logprobs_N
+    mismatch = difference_N[~torch.isnan(difference_N) & batch.fresh_N].abs()
+    tally.mean("sampling/sampling_logp_difference/mean", mismatch)
+    tally.maximum("sampling/sampling_logp_difference/max", mismatch)
+
+
 def rollout_correction(batch: MicroBatch, algorithm: AlgorithmConfig, tally: Tally) -> torch.Tensor | None:
-    """c_n = π_old(n) / π_rollout(n), bounded: truncated importance sampling; None when it is switched off.
+    """c_n = π_old(n) / μ(n), bounded: truncated importance sampling; None when it is switched off.
 
     `token_*` takes the ratio of each token, `sequence_*` the product over the episode; `*_truncate` cuts at
     `importance_sampling_clip_max`, `*_mask` drops what lies above. Where the server gave no logprob the ratio is 1. The
-    ratio of a stale token is 1 too, its old logprob is the server's. Left out on purpose: a lower bound of c.
+    ratio of a stale token is 1 too, its old logprob is the server's, unless the surrogate reads the proximal policy.
+    Left out on purpose: a lower bound of c.
     """
-    if batch.old_logprobs_N is None:
-        raise ValueError("old_logprobs_N is not filled in")
-    difference_N = batch.old_logprobs_N - batch.rollout_logprobs_N
-    known_N = ~torch.isnan(difference_N)
-    mismatch = difference_N[known_N & batch.fresh_N].abs()
-    tally.mean("sampling/sampling_logp_difference/mean", mismatch)
-    tally.maximum("sampling/sampling_logp_difference/max", mismatch)
     if not algorithm.importance_sampling_correction:
         return None
-    difference_N = torch.where(known_N, difference_N, 0.0)
+    if batch.old_logprobs_N is None:
+        raise ValueError("old_logprobs_N is not filled in")
+    difference_N = torch.nan_to_num(batch.old_logprobs_N - batch.rollout_logprobs_N, nan=0.0)
     level, kind = algorithm.importance_sampling_mode.split("_")
     if level == "token":
         ratio = torch.exp(difference_N)

@@ -4,20 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..config.algorithm import AlgorithmConfig
+from ..errors import RunError
 from .estimators import estimator_of
 from .estimators.rewards import rewards_of
 from .estimators.statistics import reward_metrics
 from .normalisers import normaliser_of
 from .normalisers.counts import Counts
 from .sequences import Episode, Group, TrainingSequence, untrained_sequence
-from .surrogates import surrogate_of
-
-
-def check_names(algorithm: AlgorithmConfig) -> None:
-    """Raise UsageError for a surrogate, a normaliser or an estimator that is in no table and in no file."""
-    surrogate_of(algorithm)
-    normaliser_of(algorithm)
-    estimator_of(algorithm)
+from .surrogates import reads_of, surrogate_of
 
 
 def training_sequences(
@@ -41,7 +35,19 @@ def training_sequences(
             left_out = episode.left_out_because(mask_truncated=algorithm.mask_truncated_completions)
             if advantage is not None and left_out is None:
                 taken.append((episode, advantage))
+    if reads_of(surrogate_of(algorithm)).behaviour:
+        _refuse_unknown_behaviour([episode for episode, _ in taken], algorithm)
     return sequences_of(taken, algorithm, max_completion_length=max_completion_length), reward_metrics(rewards.totals)
+
+
+def _refuse_unknown_behaviour(episodes: Sequence[Episode], algorithm: AlgorithmConfig) -> None:
+    without = [e.id for e in episodes if any(segment.logprobs is None for segment in e.segments if segment.turns)]
+    if without:
+        raise RunError(
+            f"algorithm.loss {algorithm.surrogate_name} reads the servers' logprobs, and {len(without)} of "
+            f"{len(episodes)} samples came without, the first of them {without[0]}",
+            hint="use rollout servers that return logprobs, or a loss that reads the trainer's own",
+        )
 
 
 def sequences_of(

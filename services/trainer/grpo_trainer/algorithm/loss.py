@@ -4,29 +4,33 @@
     k3 = π_ref/π − log(π_ref/π) − 1            (arXiv 2402.03300, equation 4)
     loss = Σ_n w_n · l_n  −  entropy_coef · (Σ_n entropy_n) / T
 
-The surrogate is one of `surrogates/`, c is `correction.py`'s, w_n is `MicroBatch.weight_N`: the normaliser's, over the
-whole optimizer update on all ranks. T is the number of trained tokens of that update. The losses of all micro-batches
-of all ranks are therefore summed, never averaged.
+The surrogate is one of `surrogates/`, c is `correction.py`'s (1 where the surrogate has its own), w_n is
+`MicroBatch.weight_N`: the normaliser's, over the whole optimizer update on all ranks. T is the number of trained tokens
+of that update. The losses of all micro-batches of all ranks are therefore summed, never averaged.
 
 The factor ρ = π / π_old of k3 makes its gradient the unbiased one of the reverse KL (DeepSeek-V3.2, arXiv 2512.02556);
 TRL's `use_bias_correction_kl` is on by default, here it always is. Left out on purpose: entropy masks.
 """
 
+from dataclasses import replace
+
 import torch
 
 from ..config.algorithm import AlgorithmConfig
-from .correction import rollout_correction
+from .correction import measure_mismatch, rollout_correction
 from .reduction import Tally
 from .sequences import MicroBatch
-from .surrogates import Surrogate
+from .surrogates import Surrogate, reads_of
 
 
-def old_logprobs(batch: MicroBatch, logprobs_N: torch.Tensor) -> torch.Tensor:
+def old_logprobs(batch: MicroBatch, logprobs_N: torch.Tensor, *, proximal: bool = False) -> torch.Tensor:
     """log π_old of every token, given the trainer's logprobs before anything was learnt from this generation batch.
 
     A fresh token came from these very weights: the trainer's own. A push lies between a stale one and now: the
-    server's, from the weights that sampled it.
+    server's, from the weights that sampled it; or, for a surrogate that reads the `proximal` policy, the trainer's own.
     """
+    if proximal:
+        return logprobs_N.detach()
     return torch.where(batch.fresh_N, logprobs_N.detach(), batch.rollout_logprobs_N)
 
 
@@ -39,24 +43,29 @@ def policy_loss(
 ) -> tuple[torch.Tensor, Tally]:
     """This micro-batch's part of the update's loss, a scalar to be summed, and metrics under TRL's names.
 
-    `logprobs_N` carry the gradient; `entropy_N` too if `entropy_coef` is to matter. Raises ValueError when
-    `batch.old_logprobs_N` is not filled in, or with `beta` > 0 `batch.ref_logprobs_N`.
+    `logprobs_N` carry the gradient; `entropy_N` too if `entropy_coef` is to matter. Raises ValueError when logprobs of
+    `batch` that surrogate, correction or KL term read are not filled in.
     """
-    if batch.old_logprobs_N is None:
-        raise ValueError("old_logprobs_N is not filled in")
     tally = Tally()
+    reading = reads_of(surrogate)
+    if reading.old and batch.old_logprobs_N is None:
+        raise ValueError("old_logprobs_N is not filled in")
+    if reading.entropy:
+        batch = replace(batch, entropy_N=entropy_N.detach())
+    measure_mismatch(batch, tally)
     loss_N = surrogate(logprobs_N, batch, algorithm, tally)
-    correction_N = rollout_correction(batch, algorithm, tally)
-    if correction_N is not None:
-        loss_N = loss_N * correction_N
+    if not reading.corrects_mismatch:
+        correction_N = rollout_correction(batch, algorithm, tally)
+        loss_N = loss_N if correction_N is None else loss_N * correction_N
     if algorithm.beta > 0.0:
-        if batch.ref_logprobs_N is None:
-            raise ValueError("beta is not 0 and ref_logprobs_N is not filled in")
+        if batch.ref_logprobs_N is None or batch.old_logprobs_N is None:
+            raise ValueError("beta is not 0 and ref_logprobs_N or old_logprobs_N is not filled in")
         log_ratio_N = batch.ref_logprobs_N - logprobs_N
         kl_N = (torch.exp(log_ratio_N) - log_ratio_N - 1.0) * torch.exp(logprobs_N - batch.old_logprobs_N)
         loss_N = loss_N + algorithm.beta * kl_N
         tally.mean("kl", kl_N)
     loss = (batch.weight_N * loss_N).sum()
+    tally.total("tokens_without_finite_loss", (~torch.isfinite(loss_N)).sum())
     if algorithm.entropy_coef > 0.0:
         loss = loss - algorithm.entropy_coef * entropy_N.sum() / max(batch.update_tokens, 1)
     tally.total("loss", loss)

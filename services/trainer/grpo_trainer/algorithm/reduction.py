@@ -40,6 +40,11 @@ class Tally:
         known = self.largest.get(name, values.new_tensor(-math.inf))
         self.largest[name] = torch.cat([values, known.reshape(1)]).amax()
 
+    @property
+    def names(self) -> set[str]:
+        """Every metric that was recorded, of nothing too."""
+        return {*self.totals, *self.sums_and_counts, *self.smallest, *self.largest}
+
     def merge(self, other: "Tally") -> None:
         """Take in another micro-batch's values."""
         for name, value in other.totals.items():

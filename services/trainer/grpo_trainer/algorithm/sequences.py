@@ -318,3 +318,5 @@ class MicroBatch:
     old_logprobs_N: "torch.Tensor | None" = None
     """Logprobs under the policy that the batch started with; filled in before or by the first update that uses them."""
     ref_logprobs_N: "torch.Tensor | None" = None
+    entropy_N: "torch.Tensor | None" = None
+    """Of the policy's distribution at each token, without a gradient; there for a surrogate that declares it."""

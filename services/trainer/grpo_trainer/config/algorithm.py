@@ -27,7 +27,7 @@ class AlgorithmConfig(Section):
         description="Rewards → advantages: grpo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline, gdpo, maxrl, "
         "pass_at_k; your own is FILE.py:NAME.",
     )
-    surrogate: str | None = Field(
+    loss: str | None = Field(
         None, min_length=1, description="Loss of a token, instead of the preset's; your own is FILE.py:NAME."
     )
     normaliser: str | None = Field(
@@ -65,7 +65,7 @@ class AlgorithmConfig(Section):
 
     @property
     def surrogate_name(self) -> str:
-        return self.surrogate or LOSS_TYPES[self.loss_type][0]
+        return self.loss or LOSS_TYPES[self.loss_type][0]
 
     @property
     def normaliser_name(self) -> str:

@@ -33,6 +33,7 @@ from ..algorithm.loss import old_logprobs, policy_loss
 from ..algorithm.reduction import Tally
 from ..algorithm.sequences import MicroBatch
 from ..algorithm.surrogates import surrogate_of
+from ..algorithm.surrogates.reads import prepared_for
 from ..config.algorithm import AlgorithmConfig
 from ..config.run_config import DeepSpeedConfig, ModelConfig, OptimizerConfig
 from ..errors import RunError, storage_error_class
@@ -56,7 +57,7 @@ deepspeed.ops.__compatible_ops__ = {}
 
 
 class TrainingEngine:
-    """The policy in training, and the reference model if `beta` > 0.
+    """The policy in training, and the reference model if the loss reads it.
 
     With `model.lora` an adapter is trained and the reference is the model below it. `push_kind` `full` then pushes the
     sum of both. `base_digest` is the digest of the model below.
@@ -82,6 +83,7 @@ class TrainingEngine:
         self.beat = beat
         self.model_config, self.optimizer_config, self.algorithm = model, optimizer, algorithm
         self._surrogate = surrogate_of(algorithm)
+        self._reads = prepared_for(self._surrogate, algorithm)
         self.zero_stage, self.total_updates = sharing.zero_stage, total_updates
         self.device = join_process_group(timeout_s=sharing.timeout_s)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
@@ -102,11 +104,12 @@ class TrainingEngine:
         self._clip = ClipBareOptimizer.attach(self._engine.optimizer, settings, optimizer.max_grad_norm)
         self.export = self._make_export(push_kind)
         self._reference: Policy | DeepSpeedEngine | None = None
-        if algorithm.beta > 0:
+        if self._reads.reference:
             self._reference = self._engine if self.adapter else self._load_reference(model, temperature, sharding)
         self.updates_done = 0
         self.skipped_updates = 0
         self._skipped_in_a_row = 0
+        self._as_at_the_start_of_the_batch = True
 
     def _make_export(self, kind: Kind) -> Export:
         adapter = self.adapter if kind == "lora" else None
@@ -155,7 +158,7 @@ class TrainingEngine:
         """Return log π of the completion tokens of each micro-batch [N], under the policy or the reference model."""
         model = self._reference if reference else self._engine
         if model is None:
-            raise ValueError("there is no reference model: beta is 0")
+            raise ValueError("there is no reference model: the loss reads none")
         found = []
         with self.adapter.comparing(switched_off=reference) if self.adapter else contextlib.nullcontext():
             for batch in micro_batches:
@@ -164,19 +167,22 @@ class TrainingEngine:
         return found
 
     def prepare(self, updates: Sequence[Sequence[MicroBatch]]) -> None:
-        """Fill in the logprobs that depend on the current weights, before the first update of a generation batch.
+        """Fill in the logprobs that the loss reads and later weights cannot give, before the first update of a batch.
 
         These are the reference's logprobs, and the old logprobs of all updates but the first: the first update sees
         the weights unchanged and uses its own logprobs, unless an adapter's dropout distorts them.
         """
+        self._as_at_the_start_of_the_batch = True
         if self._reference is not None:
             for micro_batches in updates:
                 for batch, logprobs_N in zip(micro_batches, self.logprobs(micro_batches, reference=True), strict=True):
                     batch.ref_logprobs_N = logprobs_N
+        if not self._reads.old:
+            return
         drops_out = self.model_config.lora is not None and self.model_config.lora.dropout > 0
         for micro_batches in updates if drops_out else updates[1:]:
             for batch, logprobs_N in zip(micro_batches, self.logprobs(micro_batches), strict=True):
-                batch.old_logprobs_N = old_logprobs(batch, logprobs_N)
+                batch.old_logprobs_N = old_logprobs(batch, logprobs_N, proximal=self._reads.proximal)
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def survey(self, micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
@@ -186,7 +192,7 @@ class TrainingEngine:
             for batch in micro_batches:
                 tally.merge(self._loss(batch)[1])
                 self.beat()
-        return tally.reduce()
+        return {name: value for name, value in tally.reduce().items() if name != "tokens_without_finite_loss"}
 
     def update(self, micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
         """Make one optimizer update. Returns its metrics over all ranks, without numbers that are not finite.
@@ -206,6 +212,7 @@ class TrainingEngine:
             self._engine.backward(loss * self.world_size, scale_wrt_gas=False)
             self.beat()
         self._engine.step()
+        self._as_at_the_start_of_the_batch = False
         self.updates_done += 1
         grad_norm = self._clip.grad_norm if self._clip else self._engine.get_global_grad_norm()
         metrics = tally.reduce() | {"grad_norm": float(grad_norm), "learning_rate": rate}
@@ -215,22 +222,26 @@ class TrainingEngine:
     def _loss(self, batch: MicroBatch) -> tuple[torch.Tensor, Tally]:
         """Compute the micro-batch's part of the update's loss. Fills in its old logprobs when it is the first to."""
         logprobs_N, entropy_N = self._engine(batch.input_ids_BL, batch.row_N, batch.column_N)
-        if batch.old_logprobs_N is None:
-            batch.old_logprobs_N = old_logprobs(batch, logprobs_N)
+        if batch.old_logprobs_N is None and (self._reads.old or self._as_at_the_start_of_the_batch):
+            batch.old_logprobs_N = old_logprobs(batch, logprobs_N, proximal=self._reads.proximal)
         if self.algorithm.entropy_coef == 0.0:
             entropy_N = entropy_N.detach()
         return policy_loss(logprobs_N, entropy_N, batch, self.algorithm, self._surrogate)
 
     def _count_skipped(self, *, skipped: bool, metrics: dict[str, float]) -> None:
         metrics["update_skipped"] = float(skipped)
+        bad_tokens = int(metrics.pop("tokens_without_finite_loss", 0))
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
         self.skipped_updates += skipped
         if not skipped:
             return
-        log.warning("update %d skipped: its gradient is not finite (loss %s)", self.updates_done, metrics.get("loss"))
+        loss = f"loss {metrics.get('loss')}"
+        if bad_tokens:
+            loss += f": algorithm.loss {self.algorithm.surrogate_name} or its KL is not finite for {bad_tokens} tokens"
+        log.warning("update %d skipped: its gradient is not finite (%s)", self.updates_done, loss)
         if self._skipped_in_a_row > self.optimizer_config.max_skipped_updates:
             raise RunError(
-                f"{self._skipped_in_a_row} updates in a row had no finite gradient (loss {metrics.get('loss')})",
+                f"{self._skipped_in_a_row} updates in a row had no finite gradient ({loss})",
                 hint="lower optimizer.learning_rate, set algorithm.delta, or check the last rows of completions.jsonl; "
                 "the last checkpoint is kept",
             )

@@ -1,11 +1,17 @@
 """Surrogates, one small file each: the loss of each trained token, before its weight.
 
-A surrogate takes the policy's logprobs, which carry the gradient, the micro-batch, the settings of the algorithm and a
-tally for its metrics, and returns the loss of every token. `batch.old_logprobs_N` is filled in by then. Every rank
-records the same metrics, also for an empty micro-batch. A user's own is `FILE.py:NAME` in `algorithm.surrogate`.
+A surrogate takes the policy's logprobs [N], which carry the gradient, the micro-batch, the settings of the algorithm
+and a tally for its metrics, and returns the loss of every token [N]. Every rank records the same metrics, also for an
+empty micro-batch (N = 0). What it reads of the micro-batch beyond `old_logprobs_N` it declares with `@reads(…)`. An
+episode lies whole in one micro-batch, so sums over an episode (`batch.episode_N`) need nothing more. A user's own is
+`FILE.py:NAME` in `algorithm.loss`.
 
 A surrogate whose loss and gradient are 0 wherever the advantage is 0 declares it with the attribute
 `zero_without_advantage = True`: samples of advantage 0 are then not computed.
+
+reads.py    what a surrogate declares that it reads
+own.py      a user's own: what it raises or returns is named, before the run begins where possible
+clipped.py  PPO's and GRPO's
 """
 
 from collections.abc import Callable
@@ -17,12 +23,18 @@ from ..extension import named
 from ..reduction import Tally
 from ..sequences import MicroBatch
 from .clipped import clipped
+from .own import guarded
+from .reads import Reads, reads, reads_of
 
 Surrogate = Callable[[torch.Tensor, MicroBatch, AlgorithmConfig, Tally], torch.Tensor]
 
 SURROGATES: dict[str, Surrogate] = {"clipped": clipped}
 
+__all__ = ["SURROGATES", "Reads", "Surrogate", "reads", "reads_of", "surrogate_of"]
+
 
 def surrogate_of(algorithm: AlgorithmConfig) -> Surrogate:
     """Look up the surrogate that the run file names. Raises UsageError for an unknown name."""
-    return named(algorithm.surrogate_name, SURROGATES, setting="algorithm.surrogate")
+    name = algorithm.surrogate_name
+    found = named(name, SURROGATES, setting="algorithm.loss")
+    return found if name in SURROGATES else guarded(found, name)

@@ -1,0 +1,53 @@
+"""What a surrogate declares that it reads, so that the engine prepares exactly that."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from ...config.algorithm import AlgorithmConfig
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Reads:
+    """What a surrogate reads of a micro-batch besides its tokens, episodes and advantages. The policy's own logprobs,
+    which carry the gradient, are an argument."""
+
+    old: bool = True
+    """`old_logprobs_N`, π_old: the trainer's own logprobs from before the first update for a fresh token, the server's
+    for a stale one. Costs a forward pass when a generation batch makes several updates."""
+    proximal: bool = False
+    """π_old is the trainer's own for stale tokens too: the proximal policy, apart from the one that sampled."""
+    behaviour: bool = False
+    """`rollout_logprobs_N`, μ: the server's. A sample without them is then an error; undeclared, they may be NaN."""
+    reference: bool = False
+    """`ref_logprobs_N`: a frozen copy of the first model is kept."""
+    entropy: bool = False
+    """`entropy_N`, without a gradient."""
+    corrects_mismatch: bool = False
+    """The surrogate weighs by the trainer's over the server's probability itself; `correction.py` does not again."""
+
+
+def reads(**declared: bool) -> Callable[[FunctionT], FunctionT]:
+    """Declare what a surrogate reads: `@reads(behaviour=True)` above the function. `Reads()` holds without it."""
+    reading = Reads(**declared)
+
+    def declare(function: FunctionT) -> FunctionT:
+        setattr(function, "reads", reading)  # noqa: B010 (a function has no such attribute for the type checker)
+        return function
+
+    return declare
+
+
+def reads_of(surrogate: Callable[..., Any]) -> Reads:
+    declared = getattr(surrogate, "reads", None)
+    return declared if isinstance(declared, Reads) else Reads()
+
+
+def prepared_for(surrogate: Callable[..., Any], algorithm: AlgorithmConfig) -> Reads:
+    """What has to be there for the whole loss: for the surrogate, the correction and the KL term."""
+    own = reads_of(surrogate)
+    corrected = algorithm.importance_sampling_correction and not own.corrects_mismatch
+    with_kl = algorithm.beta > 0.0
+    return replace(own, old=own.old or own.proximal or corrected or with_kl, reference=own.reference or with_kl)

@@ -1,0 +1,81 @@
+"""The trial: what is wrong with the settings of the algorithm is found before the run waits for anything."""
+
+import torch
+
+from ..config.algorithm import AlgorithmConfig
+from ..config.run_config import RunConfig
+from ..errors import RunError, UsageError
+from .estimators import estimator_of
+from .loss import policy_loss
+from .normalisers import normaliser_of
+from .sequences import MicroBatch
+from .surrogates import SURROGATES, reads_of, surrogate_of
+
+
+def check_algorithm(config: RunConfig) -> None:
+    """Raise UsageError for a surrogate, a normaliser or an estimator that is in no table and in no file, for a user's
+    surrogate that cannot be trained with, and for one that reads what the run does not have."""
+    algorithm = config.algorithm
+    surrogate = surrogate_of(algorithm)
+    normaliser_of(algorithm)
+    estimator_of(algorithm)
+    if reads_of(surrogate).behaviour and config.rollout.distorting:
+        raise UsageError(
+            f"algorithm.loss {algorithm.surrogate_name} reads the servers' logprobs, and with "
+            f"{', '.join(config.rollout.distorting)} they are of another distribution than the policy's",
+            hint="sample without it, or choose a loss that reads the trainer's own logprobs",
+        )
+    if algorithm.surrogate_name not in SURROGATES:
+        try_out(algorithm)
+
+
+def try_out(algorithm: AlgorithmConfig) -> None:
+    """Call a user's surrogate on made tokens: seven in three episodes, then none, as an idle rank has.
+
+    Raises UsageError when it raises, when its loss is not one finite number for each token or does not depend on the
+    logprobs, and when its metrics depend on the tokens: ranks add up their metrics by position.
+    """
+    name, surrogate = f"algorithm.loss {algorithm.surrogate_name}", surrogate_of(algorithm)
+    metrics = []
+    for batch in (_made([3, 2, 2]), _made([])):
+        logprobs_N = torch.linspace(-0.3, -2.0, len(batch.row_N)).requires_grad_()
+        try:
+            loss, tally = policy_loss(logprobs_N, -logprobs_N.detach(), batch, algorithm, surrogate)
+        except RunError as error:
+            raise UsageError(error.message, error.hint) from error
+        metrics.append(tally.names)
+        if not loss.isfinite():
+            raise UsageError(f"{name} is {loss.item()} for {len(batch.row_N)} tokens", hint="an empty sum is 0")
+        if len(batch.row_N) and not loss.requires_grad:
+            raise UsageError(f"{name} does not depend on logprobs_N: it has no gradient", hint="do not detach them")
+        if loss.requires_grad:
+            loss.backward()
+            if not logprobs_N.grad.isfinite().all():
+                raise UsageError(f"the gradient of {name} is not finite", hint=f"it is {logprobs_N.grad.tolist()}")
+    if metrics[0] != metrics[1]:
+        raise UsageError(
+            f"{name} records {', '.join(sorted(metrics[0] ^ metrics[1]))} for some micro-batches only",
+            hint="record each metric always, of an empty vector too",
+        )
+
+
+def _made(lengths: list[int]) -> MicroBatch:
+    """Episodes of `lengths` trained tokens, the last one stale, their policy a little away from what sampled them."""
+    count = sum(lengths)
+    numbers_N = torch.arange(count)
+    episode_N = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths, dtype=torch.int64))
+    old_N = torch.linspace(-0.4, -1.7, count)
+    return MicroBatch(
+        input_ids_BL=torch.zeros(max(len(lengths), 1), max(lengths, default=0) + 1, dtype=torch.int64),
+        row_N=episode_N,
+        column_N=numbers_N + 1,
+        episode_N=episode_N,
+        advantage_N=torch.tensor([1.0, -0.5, 0.0])[episode_N],
+        rollout_logprobs_N=old_N - 0.01,
+        fresh_N=episode_N < 2,
+        weight_N=torch.full((count,), 1.0 / max(count, 1)),
+        num_episodes=len(lengths),
+        update_tokens=count,
+        old_logprobs_N=old_N,
+        ref_logprobs_N=old_N - 0.1,
+    )
