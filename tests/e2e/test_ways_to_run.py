@@ -22,8 +22,9 @@ def metrics_of(stack: Stack, run_dir: Path, *flags: object) -> list[dict[str, fl
 
 @pytest.mark.parametrize("zero_stage", [2, 3])
 def test_two_ranks_push_one_policy(stack: Stack, tmp_path: Path, zero_stage: int):
-    """Each started by its environment, as some clusters do."""
+    """Each started by its environment, as some clusters do. Both compute a part of the KL in the rewards."""
     flags = ("--deepspeed.nproc_per_node", 2, "--deepspeed.zero_stage", zero_stage, "--max_steps", 2)
+    flags += ("--algorithm.beta", 0.05, "--algorithm.kl_in_reward", True)
     meet = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     logs = [tmp_path / f"rank-{rank}.log" for rank in range(2)]
     ranks = [
@@ -41,6 +42,7 @@ def test_two_ranks_push_one_policy(stack: Stack, tmp_path: Path, zero_stage: int
     assert [step["step"] for step in steps] == [0, 1, 2]
     assert all(step["canary/logprob_difference_max"] <= 1e-4 for step in steps)
     assert steps[2]["reward"] != steps[1]["reward"]
+    assert [step["kl"] != 0.0 for step in steps[1:]] == [False, True]  # only the first update moves from the reference
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
 
 

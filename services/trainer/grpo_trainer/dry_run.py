@@ -12,7 +12,7 @@ from grpo_proto.fingerprint import tokenizer_fingerprint
 from grpo_proto.messages.weights import DTYPE_BYTES
 
 from .algorithm.surrogates import surrogate_of
-from .algorithm.surrogates.reads import prepared_for
+from .algorithm.surrogates.reads import keeps_reference
 from .algorithm.trial import check_algorithm
 from .config.run_config import RunConfig
 from .data.row_store import RowStore
@@ -103,8 +103,8 @@ def _memory(config: RunConfig) -> Iterator[Line]:
     gradients = trained * 4 / (ranks if sharding["stage"] > 1 else 1)  # DeepSpeed's stage 1 keeps them whole
     weights = count * width / (ranks if stage == 3 else 1)
     # Sharded as the policy is; below an adapter it is the same model.
-    reading = prepared_for(surrogate_of(config.algorithm), config.algorithm)
-    reference = weights if reading.reference and adapter is None else 0
+    keeps = keeps_reference(surrogate_of(config.algorithm), config.algorithm)
+    reference = weights if keeps and adapter is None else 0
     # Under ZeRO-3 the gradients' shard lies where the optimizer's state does.
     offloads_gradients = offloads and stage == 3
     total = weights + reference + (0 if offloads_gradients else gradients) + (0 if offloads else optimizer)

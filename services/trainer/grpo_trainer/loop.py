@@ -1,4 +1,4 @@
-"""GRPO on one page: prompt → rollout → reward → advantage → loss → push.
+"""GRPO on one page: prompt → rollout → reward → (KL in the reward) → advantage → loss → push.
 
 This is rank 0's script. It speaks to the servers through the orchestrator, commands all ranks through the crew
 (`rank_work.py` is what each does), and writes things down in the journal. After step k the servers have policy version
@@ -17,7 +17,8 @@ from grpo_proto import ServiceError
 
 from .algorithm.batching import count_updates, parts_of_ranks, plan_updates, tokens_of_updates
 from .algorithm.decisions import training_sequences
-from .algorithm.sequences import TrainingSequence, to_arrays, untrained_sequence
+from .algorithm.kl_in_reward import penalize, sequences_to_compare
+from .algorithm.sequences import Group, TrainingSequence, to_arrays, untrained_sequence
 from .algorithm.skipping import SURVEY_EVERY, sequences_to_compute, surveyed
 from .checkpoint.saving import save_checkpoint
 from .config.run_config import RunConfig
@@ -108,6 +109,8 @@ def sample_and_score(run: Run, *, version: int) -> list[TrainingSequence] | None
         batch = wait_for(run, orchestrator.pipeline.next_batch(), version=version)
     if batch is None:
         return None
+    if config.algorithm.kl_in_reward:
+        penalize_kl(run, batch.groups, version=version)
     sequences, reward_metrics = training_sequences(
         batch.groups,
         config.algorithm,
@@ -119,6 +122,16 @@ def sample_and_score(run: Run, *, version: int) -> list[TrainingSequence] | None
     if not sequences:
         raise ServersError("no sample of the batch can be trained on: none has both a score and a token")
     return sequences
+
+
+def penalize_kl(run: Run, groups: list[Group], *, version: int) -> None:
+    """KL in the reward, which has to be known before the advantages: the policy's logprobs and the reference's."""
+    episodes, sequences = sequences_to_compare(groups)
+    with run.journal.stage("prepare"):
+        parts = hand_out(run, sequences, of=sequences, version=version)
+        sums = [one for of_rank in run.crew.gather("log_ratios") for one in of_rank]
+    compared = [sequence for part in parts for sequence in part]
+    run.journal.add(penalize(episodes, compared, sums, beta=run.config.algorithm.beta))
 
 
 def wait_for(run: Run, ask: Coroutine[Any, Any, ResultT], *, version: int) -> ResultT | None:
@@ -173,8 +186,13 @@ def optimize(run: Run, sequences: list[TrainingSequence], *, version: int) -> bo
     return any(result["learning_rate"] > 0 and 0 < result["grad_norm"] < math.inf for result in results)
 
 
-def hand_out(run: Run, computed: list[TrainingSequence], *, of: list[TrainingSequence], version: int) -> None:
-    """Give each rank its part of the sequences to compute, which are some of those of the batch or all."""
+def hand_out(
+    run: Run, computed: list[TrainingSequence], *, of: list[TrainingSequence], version: int
+) -> list[list[TrainingSequence]]:
+    """Give each rank its part of the sequences to compute, which are some of those of the batch or all.
+
+    Returns the parts, each in the order of its rank's micro-batches.
+    """
     world_size = run.crew.ranks.world_size
     plan = plan_updates(
         computed,
@@ -184,6 +202,7 @@ def hand_out(run: Run, computed: list[TrainingSequence], *, of: list[TrainingSeq
     )
     parts, plans = parts_of_ranks(computed, plan, world_size)
     run.crew.do("batch", plans, tokens_of_updates(of, plan), version, each=[to_arrays(part) for part in parts])
+    return parts
 
 
 def push_policy(run: Run, *, version: int) -> None:

@@ -12,6 +12,7 @@ import torch
 from grpo_proto import Manifest
 
 from .algorithm.batching import PlanOfRank, micro_batches
+from .algorithm.kl_in_reward import log_ratio_sums
 from .algorithm.sequences import MicroBatch, from_arrays
 from .checkpoint.files import describe_files
 from .checkpoint.saving import writing
@@ -21,6 +22,7 @@ from .servers.canary import own_logprobs
 
 COMMANDS = (
     "batch",
+    "log_ratios",
     "prepare",
     "survey",
     "update",
@@ -61,6 +63,12 @@ class RankWork:
     def prepare(self) -> None:
         """Fill in what has to be known of the weights as they are before the first update."""
         self.engine.prepare(self._updates)
+
+    def log_ratios(self) -> list[float]:
+        """Σ log π − log π_ref over the trained tokens of each sequence of the batch, micro-batch by micro-batch."""
+        batches = [batch for update in self._updates for batch in update]
+        own, reference = self.engine.logprobs(batches), self.engine.logprobs(batches, reference=True)
+        return [one for of_batch in zip(batches, own, reference, strict=True) for one in log_ratio_sums(*of_batch)]
 
     def survey(self) -> dict[str, float]:
         """Metrics of a forward pass over the whole batch, without a gradient; the same on all ranks."""

@@ -2,6 +2,7 @@
 
 sequences.py    the types, in the order the data changes, and the legend of the dimension suffixes
 decisions.py    scored groups → what is trained on, with which advantage and weight, in which update
+                kl_in_reward.py  what is subtracted from rewards before
                 estimators/    rewards → advantages
                 normalisers/   the weight of a token
 skipping.py     sequences without a gradient are not computed

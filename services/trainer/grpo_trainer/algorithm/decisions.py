@@ -24,8 +24,7 @@ def training_sequences(
     """Advantages into the groups; then the sequences of all episodes that take part in the loss: scored, with tokens,
     not cut if cuts are masked. Also the metrics of their rewards. What takes no part counts in no normaliser.
     """
-    rewards = rewards_of(groups, reward_weights)
-    advantages = estimator_of(algorithm)(rewards, algorithm)
+    advantages = estimator_of(algorithm)(rewards_of(groups, reward_weights), algorithm)
     taken: list[tuple[Episode, float]] = []
     for group, of_group in zip(groups, advantages, strict=True):
         for episode, given in zip(group.episodes, of_group, strict=True):
@@ -37,7 +36,8 @@ def training_sequences(
                 taken.append((episode, advantage))
     if reads_of(surrogate_of(algorithm)).behaviour:
         _refuse_unknown_behaviour([episode for episode, _ in taken], algorithm)
-    return sequences_of(taken, algorithm, max_completion_length=max_completion_length), reward_metrics(rewards.totals)
+    metrics = reward_metrics([[episode.total for episode in group.episodes] for group in groups])
+    return sequences_of(taken, algorithm, max_completion_length=max_completion_length), metrics
 
 
 def _refuse_unknown_behaviour(episodes: Sequence[Episode], algorithm: AlgorithmConfig) -> None:
@@ -59,7 +59,7 @@ def sequences_of(
     `steps_per_generation` there are only as many updates as episodes, because an update without any would still move
     the weights (momentum, weight decay).
     """
-    facts = [_facts(episode, number) for number, (episode, _) in enumerate(taken)]
+    facts = [facts_of(episode, number) for number, (episode, _) in enumerate(taken)]
     updates = slices(len(taken), algorithm.steps_per_generation)
     tokens = [sum(sequence.num_trained for sequence in sequences) for sequences in facts]
     weights = normaliser_of(algorithm)(Counts(tokens, updates, max_completion_length))
@@ -77,8 +77,8 @@ def slices(count: int, num_slices: int) -> list[int]:
     return [k for k in range(num_slices) for _ in range(bounds[k], bounds[k + 1])]
 
 
-def _facts(episode: Episode, number: int) -> list[TrainingSequence]:
-    """The segments in which something is trained."""
+def facts_of(episode: Episode, number: int) -> list[TrainingSequence]:
+    """The segments of episode `number` in which something is trained, before any decision."""
     sequences, first_turn = [], 0
     for segment in episode.segments:
         sequence = untrained_sequence(segment, episode=number, first_turn=first_turn)

@@ -8,7 +8,8 @@ The surrogate is one of `surrogates/`, c is `correction.py`'s (1 where the surro
 `MicroBatch.weight_N`: the normaliser's, over the whole optimizer update on all ranks. T is the number of trained tokens
 of that update. The losses of all micro-batches of all ranks are therefore summed, never averaged.
 
-The factor ρ = π / π_old of k3 makes its gradient the unbiased one of the reverse KL (DeepSeek-V3.2, arXiv 2512.02556);
+With `kl_in_reward` the KL is subtracted from the rewards (`kl_in_reward.py`), and the term with beta is not there. The
+factor ρ = π / π_old of k3 makes its gradient the unbiased one of the reverse KL (DeepSeek-V3.2, arXiv 2512.02556);
 TRL's `use_bias_correction_kl` is on by default, here it always is. Left out on purpose: entropy masks.
 """
 
@@ -57,12 +58,12 @@ def policy_loss(
     if not reading.corrects_mismatch:
         correction_N = rollout_correction(batch, algorithm, tally)
         loss_N = loss_N if correction_N is None else loss_N * correction_N
-    if algorithm.beta > 0.0:
+    if algorithm.beta_of_loss > 0.0:
         if batch.ref_logprobs_N is None or batch.old_logprobs_N is None:
-            raise ValueError("beta is not 0 and ref_logprobs_N or old_logprobs_N is not filled in")
+            raise ValueError("the loss has a KL term, and ref_logprobs_N or old_logprobs_N is not filled in")
         log_ratio_N = batch.ref_logprobs_N - logprobs_N
         kl_N = (torch.exp(log_ratio_N) - log_ratio_N - 1.0) * torch.exp(logprobs_N - batch.old_logprobs_N)
-        loss_N = loss_N + algorithm.beta * kl_N
+        loss_N = loss_N + algorithm.beta_of_loss * kl_N
         tally.mean("kl", kl_N)
     loss = (batch.weight_N * loss_N).sum()
     tally.total("tokens_without_finite_loss", (~torch.isfinite(loss_N)).sum())

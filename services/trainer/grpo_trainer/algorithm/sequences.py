@@ -111,6 +111,8 @@ class Episode:
     total: float | None = None
     unscored_because: tuple[str, RewardScore] | None = None
     """The reward with a weight, and what became of it, that left the episode without a total."""
+    kl_penalty: float = 0.0
+    """What `kl_in_reward` subtracts from the total before the advantages."""
     advantage: float | None = None
     """None when the episode has no score: it takes no part in the loss."""
 

@@ -1,8 +1,8 @@
 """The section `algorithm` of a run file."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from .section import Positive, Section, Share
 
@@ -40,6 +40,9 @@ class AlgorithmConfig(Section):
     epsilon_high: float | None = Field(None, gt=0.0, description="Upper clip: 1 + epsilon_high; epsilon when absent.")
     delta: float | None = Field(None, gt=1.0, description="Upper bound of the ratio where the clip sets none.")
     beta: float = Field(0.0, ge=0.0, description="Weight of the KL term (k3) to the reference model; 0: no reference.")
+    kl_in_reward: bool = Field(
+        False, description="Subtract beta · KL (k1) from the rewards, before the advantages, and not in the loss."
+    )
     num_iterations: int = Field(1, ge=1, description="Passes over one generation batch.")
     steps_per_generation: int = Field(1, ge=1, description="Optimizer updates per pass over a generation batch.")
     skip_zero_advantage: bool = Field(
@@ -62,6 +65,19 @@ class AlgorithmConfig(Section):
         "token_truncate"
     )
     importance_sampling_clip_max: Positive = 3.0
+
+    @model_validator(mode="after")
+    def _beta_of_the_kl_in_the_reward(self) -> Self:
+        if self.kl_in_reward and self.beta == 0.0:
+            raise ValueError(
+                "kl_in_reward subtracts beta · KL from the rewards, and beta is 0: set beta, or kl_in_reward false"
+            )
+        return self
+
+    @property
+    def beta_of_loss(self) -> float:
+        """Weight of the KL term of the loss: 0 when the KL is in the reward."""
+        return 0.0 if self.kl_in_reward else self.beta
 
     @property
     def surrogate_name(self) -> str:

@@ -33,7 +33,7 @@ from ..algorithm.loss import old_logprobs, policy_loss
 from ..algorithm.reduction import Tally
 from ..algorithm.sequences import MicroBatch
 from ..algorithm.surrogates import surrogate_of
-from ..algorithm.surrogates.reads import prepared_for
+from ..algorithm.surrogates.reads import keeps_reference, prepared_for
 from ..config.algorithm import AlgorithmConfig
 from ..config.run_config import DeepSpeedConfig, ModelConfig, OptimizerConfig
 from ..errors import RunError, storage_error_class
@@ -104,7 +104,7 @@ class TrainingEngine:
         self._clip = ClipBareOptimizer.attach(self._engine.optimizer, settings, optimizer.max_grad_norm)
         self.export = self._make_export(push_kind)
         self._reference: Policy | DeepSpeedEngine | None = None
-        if self._reads.reference:
+        if keeps_reference(self._surrogate, algorithm):
             self._reference = self._engine if self.adapter else self._load_reference(model, temperature, sharding)
         self.updates_done = 0
         self.skipped_updates = 0
@@ -173,7 +173,7 @@ class TrainingEngine:
         the weights unchanged and uses its own logprobs, unless an adapter's dropout distorts them.
         """
         self._as_at_the_start_of_the_batch = True
-        if self._reference is not None:
+        if self._reads.reference:
             for micro_batches in updates:
                 for batch, logprobs_N in zip(micro_batches, self.logprobs(micro_batches, reference=True), strict=True):
                     batch.ref_logprobs_N = logprobs_N

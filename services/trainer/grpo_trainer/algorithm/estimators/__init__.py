@@ -33,8 +33,8 @@ class Estimator:
     by replacing it; None: not declared, and taken on trust."""
     scales: tuple[str, ...] | None = None
     """The values of `scale_rewards` that it reads, its default first; None: it does what it likes with the setting."""
-    reads_each_reward: bool = False
-    """Whether it takes the rewards one by one, so that what is added to the totals does not reach it."""
+    takes_penalty: bool = True
+    """Whether a KL that is subtracted from the totals reaches it and may make them negative."""
 
     def __call__(self, rewards: Rewards, algorithm: AlgorithmConfig) -> Advantages:
         return self.function(rewards, algorithm)
@@ -48,8 +48,8 @@ ESTIMATORS: dict[str, Estimator] = {
         reinforce_plus_plus_baseline, zero_without_spread=True, scales=("batch",)
     ),
     # Rewards that differ may add up to equal totals.
-    "gdpo": Estimator(each_reward, zero_without_spread=False, scales=("batch",), reads_each_reward=True),
-    "maxrl": Estimator(max_likelihood, zero_without_spread=True, scales=("none",)),
+    "gdpo": Estimator(each_reward, zero_without_spread=False, scales=("batch",), takes_penalty=False),
+    "maxrl": Estimator(max_likelihood, zero_without_spread=True, scales=("none",), takes_penalty=False),
     "pass_at_k": Estimator(best_of_group, zero_without_spread=True, scales=("none", "group")),
 }
 
@@ -58,7 +58,7 @@ def estimator_of(algorithm: AlgorithmConfig) -> Estimator:
     """Look up the estimator that the run file names.
 
     Raises UsageError for an unknown name, for a `scale_rewards` that the estimator does not read, and when
-    `dynamic_sampling` would replace groups that the estimator trains on.
+    `dynamic_sampling` would replace groups that the estimator trains on or `kl_in_reward` would not work with it.
     """
     name, scale = algorithm.advantage_estimator, algorithm.scale_rewards
     found = named(name, ESTIMATORS, setting="algorithm.advantage_estimator")
@@ -74,5 +74,11 @@ def estimator_of(algorithm: AlgorithmConfig) -> Estimator:
         raise UsageError(
             f"algorithm.dynamic_sampling replaces groups with equal rewards, and the estimator {name} trains on them",
             hint="switch algorithm.dynamic_sampling off, or choose another algorithm.advantage_estimator",
+        )
+    if algorithm.kl_in_reward and not estimator.takes_penalty:
+        raise UsageError(
+            f"algorithm.kl_in_reward subtracts the KL from total rewards, and the estimator {name} needs each reward "
+            "by itself, or none below 0",
+            hint="set algorithm.kl_in_reward false to have the KL in the loss, or choose another estimator",
         )
     return estimator

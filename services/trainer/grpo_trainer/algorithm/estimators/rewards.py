@@ -17,7 +17,7 @@ class Rewards:
     """
 
     totals: Scores
-    """The weighted sum of an episode's rewards; what most estimators need."""
+    """The weighted sum of an episode's rewards, less its KL with `kl_in_reward`; what most estimators need."""
     by_name: Mapping[str, Scores] = field(default_factory=dict)
     """The rewards one by one, before their weights."""
     weights: Mapping[str, float] = field(default_factory=dict)
@@ -27,7 +27,7 @@ class Rewards:
 def rewards_of(groups: Sequence[Group], weights: Mapping[str, float]) -> Rewards:
     """The rewards of scored groups."""
     return Rewards(
-        totals=[[episode.total for episode in group.episodes] for group in groups],
+        totals=[[None if e.total is None else e.total - e.kl_penalty for e in group.episodes] for group in groups],
         by_name={
             name: [
                 [scored.score if (scored := episode.rewards.get(name)) else None for episode in group.episodes]

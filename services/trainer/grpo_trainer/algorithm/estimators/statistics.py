@@ -34,7 +34,7 @@ def reward_metrics(totals: Scores) -> dict[str, float]:
     """Metrics of the rewards that an estimator gets, whichever it is, under TRL's names.
 
     `reward` and `reward_std` are over all scored episodes, `frac_reward_zero_std` is the share of scored episodes in
-    groups without spread. A batch without scores has no metrics.
+    groups without spread. Of the totals alone, without a KL in the reward. A batch without scores has no metrics.
     """
     groups = [known(group) for group in totals]
     everything = [score for group in groups for score in group]

@@ -49,5 +49,10 @@ def prepared_for(surrogate: Callable[..., Any], algorithm: AlgorithmConfig) -> R
     """What has to be there for the whole loss: for the surrogate, the correction and the KL term."""
     own = reads_of(surrogate)
     corrected = algorithm.importance_sampling_correction and not own.corrects_mismatch
-    with_kl = algorithm.beta > 0.0
+    with_kl = algorithm.beta_of_loss > 0.0
     return replace(own, old=own.old or own.proximal or corrected or with_kl, reference=own.reference or with_kl)
+
+
+def keeps_reference(surrogate: Callable[..., Any], algorithm: AlgorithmConfig) -> bool:
+    """Whether the run keeps a reference model: for the loss, or for the KL in the reward."""
+    return algorithm.kl_in_reward or prepared_for(surrogate, algorithm).reference
