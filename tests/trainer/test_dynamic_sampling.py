@@ -160,9 +160,7 @@ def test_the_metrics_tell_what_the_batch_would_have_been_without():
             episode.total = total
         return Group(position, PromptRow(0, [1], "p", {}), episodes)
 
-    metrics = dynamic_sampling_metrics(
-        [group(0, [0.0, 1.0]), group(2, [1.0, 0.0])], [group(1, [0.5, None])], accuracy_reward="none"
-    )
+    metrics = dynamic_sampling_metrics([group(0, [0.0, 1.0]), group(2, [1.0, 0.0])], [group(1, [0.5, None])])
     assert metrics == {
         "dynamic_sampling/replaced_groups": 1,
         "dynamic_sampling/refills": 0.5,

@@ -177,11 +177,9 @@ def test_a_policy_changes_by_an_update_with_a_rate_and_a_finite_gradient(monkeyp
         result = {"learning_rate": rate, "grad_norm": grad_norm}
         crew = SimpleNamespace(ranks=SimpleNamespace(world_size=1), do=lambda *_, **__: result)
         config = SimpleNamespace(deepspeed=SimpleNamespace(tokens_per_micro_batch=8), algorithm=AlgorithmConfig())
-        pipeline = SimpleNamespace(batch_used=lambda: None)
+        orchestrator = SimpleNamespace(batch_used=lambda: None)
         journal = SimpleNamespace(stage=lambda _: nullcontext(), add=lambda _: None)
-        run: Any = SimpleNamespace(
-            config=config, crew=crew, orchestrator=SimpleNamespace(pipeline=pipeline), journal=journal
-        )
+        run: Any = SimpleNamespace(config=config, crew=crew, orchestrator=orchestrator, journal=journal)
         return loop.optimize(run, [], version=1)
 
     monkeypatch.setattr(loop, "count_updates", lambda _: 1)

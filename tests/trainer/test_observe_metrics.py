@@ -9,7 +9,7 @@ from tests.trainer.made_episodes import completion
 
 from grpo_proto import RewardScore, RewardSpec
 from grpo_proto.totals import missing_because
-from grpo_trainer.algorithm.scores import accuracy
+from grpo_trainer.algorithm.scores import accuracy, is_correct
 from grpo_trainer.algorithm.sequences import DROP_REASONS, Episode, Group
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.observe.live_history import MAX_NEW_STEPS
@@ -33,7 +33,7 @@ def make_sample(
 ) -> Episode:
     if rewards is None:
         rewards = {"countdown": RewardScore(score=total, status="ok" if total is not None else "unscorable")}
-    return completion(
+    sample = completion(
         "s",
         token_ids=[1] * length,
         logprobs=[-0.1] * length,
@@ -46,6 +46,8 @@ def make_sample(
         advantage=None if total is None else advantage,
         prompt=[1, 2, 3],
     )
+    sample.correct = is_correct(rewards.get("countdown"))
+    return sample
 
 
 def make_group(*episodes: Episode, position: int = 0) -> Group:
@@ -62,7 +64,6 @@ def metrics_of(
     return rollout_metrics(
         groups,
         reward_names=names,
-        accuracy_reward="countdown",
         policy_version=version,
         mask_truncated=mask_truncated,
         **options,
@@ -181,7 +182,7 @@ def test_nothing_at_all_is_no_error():
     metrics = metrics_of()
     named = {f"samples/{name}" for name in ("used", "unscorable", "timeout", "error")}
     assert set(metrics) == named | {f"samples/dropped_{reason}" for reason in DROP_REASONS}
-    assert accuracy([], "countdown") is None
+    assert accuracy([]) is None
 
 
 def test_tokens_count_the_prompt_for_each_completion():

@@ -91,12 +91,11 @@ class Journal:
         self.add({"rollout/lost_requests": lost_requests - self._lost_before})
         self._lost_before = lost_requests
         self._batch, self._batch_version = batch, version
-        self.add({"epoch": batch.epoch})
+        self.add({"epoch": batch.epoch, **batch.difficulty})
         self.add(
             rollout_metrics(
                 batch.groups,
                 reward_names=self.config.reward.names,
-                accuracy_reward=self.config.reward.decides_accuracy,
                 policy_version=version,
                 mask_truncated=self.config.algorithm.mask_truncated_completions,
                 dropped_stale=dropped,
@@ -104,8 +103,7 @@ class Journal:
         )
         self.add(reward_metrics)
         if self.config.algorithm.dynamic_sampling:
-            correct = self.config.reward.decides_accuracy
-            self.add(dynamic_sampling_metrics(batch.groups, batch.replaced, accuracy_reward=correct))
+            self.add(dynamic_sampling_metrics(batch.groups, batch.replaced))
         for reason in DROP_REASONS:
             if count := int(self._collected[f"samples/dropped_{reason}"]):
                 self.status.dropped(reason, count)

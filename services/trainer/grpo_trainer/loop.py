@@ -181,7 +181,7 @@ def optimize(run: Run, sequences: list[TrainingSequence], *, version: int) -> bo
     with run.journal.stage("train"):
         numbers = [number for _ in range(algorithm.num_iterations) for number in range(num_updates)]
         results = [run.crew.do("update", number) for number in numbers]
-    run.orchestrator.pipeline.batch_used()
+    run.orchestrator.batch_used()
     run.journal.add(merge_updates(results))
     return any(result["learning_rate"] > 0 and 0 < result["grad_norm"] < math.inf for result in results)
 

@@ -16,6 +16,7 @@ from .config.doubts import doubts
 from .config.run_config import RunConfig
 from .config.settings import write_resolved
 from .crew_export import CrewExport
+from .data.difficulty import DifficultyMemory
 from .data.order import PromptOrder
 from .data.rows import load_prompt_rows
 from .data.tokenizer import load_tokenizer
@@ -98,13 +99,16 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
         write_resolved(config, config.run_dir / "run.yaml")
         for doubt in doubts(config):
             log.warning("%s", doubt)
+        cursor = Cursor(**state["cursor"]) if state else Cursor()
+        memory = DifficultyMemory.of(config.data.difficulty, seed=config.seed, known=cursor.difficulty)
+        prompts = PromptOrder(rows, seed=config.seed, shuffle=config.data.shuffle, difficulty=memory)
         orchestrator = open_parts.enter_context(
             Orchestrator(
                 config,
                 rows=rows,
                 eval_rows=eval_rows,
-                prompts=PromptOrder(rows, seed=config.seed, shuffle=config.data.shuffle),
-                cursor=Cursor(**state["cursor"]) if state else Cursor(),
+                prompts=prompts,
+                cursor=cursor,
                 reward_code=RewardCode(
                     state.get("reward_code") if state else None, accept=config.reward.accept_changed_code
                 ),

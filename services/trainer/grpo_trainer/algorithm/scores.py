@@ -3,16 +3,23 @@
 import math
 from collections.abc import Iterable
 
+from grpo_proto import RewardScore
+
 from .sequences import Group
 
 CORRECT_SCORE = 1.0
 """A completion is correct when the accuracy reward gives it at least this."""
 
 
-def accuracy(groups: Iterable[Group], accuracy_reward: str) -> float | None:
+def is_correct(score: RewardScore | None) -> bool | None:
+    """Whether the accuracy reward's score of a completion means correct; None without a score."""
+    return None if score is None or score.score is None else score.score >= CORRECT_SCORE
+
+
+def accuracy(groups: Iterable[Group]) -> float | None:
     """Share of correct completions among those that the accuracy reward could score; None when it scored none."""
-    rewards = [episode.rewards.get(accuracy_reward) for group in groups for episode in group.episodes]
-    return mean(float(result.score >= CORRECT_SCORE) for result in rewards if result and result.score is not None)
+    found = [episode.correct for group in groups for episode in group.episodes]
+    return mean(float(correct) for correct in found if correct is not None)
 
 
 def mean(values: Iterable[float]) -> float | None:

@@ -109,6 +109,8 @@ class Episode:
     """Its messages; empty for a single turn, whose prompt and text say the same."""
     rewards: dict[str, RewardScore] = field(default_factory=dict)
     total: float | None = None
+    correct: bool | None = None
+    """Whether the accuracy reward finds it correct; None when that reward has no score for it."""
     unscored_because: tuple[str, RewardScore] | None = None
     """The reward with a weight, and what became of it, that left the episode without a total."""
     kl_penalty: float = 0.0

@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from .data import RecipeName
 from .lora import LoraConfig
-from .run_config import RecipeName
 from .section import Positive, Section, Share
 
 

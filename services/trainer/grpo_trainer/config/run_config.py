@@ -9,11 +9,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from .algorithm import AlgorithmConfig
+from .data import DataConfig
 from .lora import LoraConfig
 from .section import Positive, Seconds, Section, ServerUrl, Share, without_credentials
-
-RecipeName = Literal["none", "countdown", "numina_math"]
-"""Name of a conversion from rows to prompts; see `data/recipes/`."""
 
 
 class ModelConfig(Section):
@@ -30,26 +28,6 @@ class ModelConfig(Section):
     lora: LoraConfig | None = Field(
         None, description="Train an adapter and keep the model frozen; absent: train all weights."
     )
-
-
-class DataConfig(Section):
-    """Where the prompts come from."""
-
-    dataset: str = Field(
-        min_length=1, description="A .jsonl, .json, .csv or .parquet file, or a Hub name. `name#500` takes 500 rows."
-    )
-    split: str = Field("train", description="Split of a Hub dataset.")
-    eval_dataset: str | None = Field(None, description="Held-out rows, in the same forms; absent: no evaluation.")
-    eval_split: str = "test"
-    recipe: RecipeName = Field("none", description="How a row becomes a prompt; `none` takes `prompt_column` as it is.")
-    prompt_column: str = Field("prompt", description="Text or a list of messages, for recipe `none`.")
-    prompt_template: str | None = Field(
-        None, description="Replaces the recipe's question text; {column} is filled in from the row."
-    )
-    system: str | None = Field(None, description="System prompt, or a file that holds it; replaces the recipe's own.")
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    max_prompt_length: int = Field(512, ge=1, description="Tokens; a longer prompt stops the run before it starts.")
-    shuffle: bool = Field(True, description="Shuffle the rows in every epoch, as a function of the seed.")
 
 
 class RolloutConfig(Section):

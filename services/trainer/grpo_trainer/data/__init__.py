@@ -6,5 +6,5 @@ prompts.py      a row → its prompt, as text and as tokens; tokenizer.py
 batches.py      all rows → prompts and tokens, checked, some hundred at a time
 row_store.py    … kept on disk, and read one at a time, each a PromptRow (prompt_row.py)
 rows.py         the rows of a run file, ready to sample from: out of the run folder, or made
-order.py        which row is prompt number n, and its seed
+order.py        which row is prompt number n, and its seed; difficulty.py: which rows an epoch passes over
 """

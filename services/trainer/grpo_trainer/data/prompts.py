@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from ..config.cold_start import ColdStartData
-    from ..config.run_config import DataConfig
+    from ..config.data import DataConfig
 
 Prompt = str | list[Message]
 

@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ..config.run_config import DataConfig
+from ..config.data import DataConfig
 from .batches import prepared_batches
 from .prompts import PromptMaker
 from .row_store import RowStore, open_rows, write_rows

@@ -8,9 +8,7 @@ from ..algorithm.spread import teaches
 from .metrics import optional
 
 
-def dynamic_sampling_metrics(
-    trained: Sequence[Group], replaced: Sequence[Group], *, accuracy_reward: str
-) -> dict[str, float]:
+def dynamic_sampling_metrics(trained: Sequence[Group], replaced: Sequence[Group]) -> dict[str, float]:
     """Return how much was replaced, and what rewards would have been without: over all groups sampled for the batch.
 
     `dynamic_sampling/refills` is in batches, as `algorithm.max_refills`.
@@ -25,5 +23,5 @@ def dynamic_sampling_metrics(
             mean(float(not in_spread) for total, in_spread in scores if total is not None),
         ),
         **optional("dynamic_sampling/reward", mean(total for total, _ in scores if total is not None)),
-        **optional("dynamic_sampling/accuracy", accuracy(sampled, accuracy_reward)),
+        **optional("dynamic_sampling/accuracy", accuracy(sampled)),
     }

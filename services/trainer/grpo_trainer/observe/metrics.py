@@ -16,7 +16,6 @@ def rollout_metrics(
     groups: Sequence[Group],
     *,
     reward_names: Sequence[str],
-    accuracy_reward: str,
     policy_version: int,
     mask_truncated: bool,
     dropped_stale: int = 0,
@@ -28,7 +27,7 @@ def rollout_metrics(
     episodes = [episode for group in groups for episode in group.episodes]
     return {
         **reward_metrics(groups, reward_names),
-        **optional("accuracy", accuracy(groups, accuracy_reward)),
+        **optional("accuracy", accuracy(groups)),
         **length_metrics(episodes),
         **staleness_metrics(episodes, policy_version),
         **sample_counts(episodes, mask_truncated=mask_truncated, dropped_stale=dropped_stale),

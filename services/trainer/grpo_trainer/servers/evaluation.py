@@ -26,9 +26,8 @@ class Evaluation:
         config: EvalConfig,
         *,
         max_tokens: int,
-        accuracy_reward: str,
     ):
-        self.rollout, self.reward, self.accuracy_reward = rollout, reward, accuracy_reward
+        self.rollout, self.reward = rollout, reward
         self.rows = list(rows[: config.max_rows])
         self.max_tokens, self.num_generations = max_tokens, config.num_generations_eval
 
@@ -42,8 +41,8 @@ class Evaluation:
         )
         episodes = [episode for group in sampled_groups for episode in group.episodes]
         metrics = {
-            "eval_accuracy": accuracy(sampled_groups, self.accuracy_reward),
-            "eval_greedy": accuracy(greedy_groups, self.accuracy_reward),
+            "eval_accuracy": accuracy(sampled_groups),
+            "eval_greedy": accuracy(greedy_groups),
             "eval_reward": mean(s.total for s in episodes if s.total is not None),
             "eval_completions/mean_length": mean(s.num_sampled for s in episodes),
         }

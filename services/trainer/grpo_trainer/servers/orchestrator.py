@@ -117,7 +117,6 @@ class Orchestrator:
             eval_rows,
             config.eval,
             max_tokens=config.rollout.max_completion_length,
-            accuracy_reward=config.reward.decides_accuracy,
         )
         self.reward_health: Health | None = None
         """The reward server's last answer, for display only; None before the first answer."""
@@ -247,6 +246,14 @@ class Orchestrator:
         except StopRequested:
             self.loop.cancel(task)
             return "stop"
+
+    def batch_used(self) -> None:
+        """Mark the last batch as trained on. In the event loop's thread, which chooses prompts by what it teaches."""
+
+        async def mark() -> None:
+            self.pipeline.batch_used()
+
+        self.loop.run(mark())
 
     def cursor(self) -> Cursor:
         """Return the run's position in its prompts. Read in the event loop's thread, which changes it."""

@@ -20,7 +20,10 @@ from typing import Literal
 
 from grpo_proto import Sampling
 
+from ..algorithm.scores import accuracy
 from ..algorithm.sequences import Group
+from ..algorithm.spread import teaches
+from ..data.difficulty import Known
 from ..data.order import PromptOrder
 from ..errors import RunError
 from ..group_trace import GroupTrace
@@ -43,6 +46,8 @@ class Batch:
     """Waiting time for rewards after that: the part of scoring that sampling did not hide."""
     epoch: float
     """Prompts of the run up to the last of this batch, trained on or not, in passes over the dataset."""
+    difficulty: dict[str, float] = field(default_factory=dict)
+    """What was known of the prompts when the batch was taken; empty without a memory of their difficulty."""
     replaced: list[Group] = field(default_factory=list)
     """Groups that were sampled and scored for this batch, and are not trained on: they teach nothing."""
 
@@ -79,6 +84,8 @@ class Cursor:
     next_position: int = 0
     unused: list[int] = field(default_factory=list)
     """Positions dispatched but not used: sampled again after a resume."""
+    difficulty: Known = field(default_factory=list)
+    """What is known of the prompts from the batches that were trained on."""
 
 
 class Pipeline:
@@ -131,11 +138,17 @@ class Pipeline:
         """Return the position that a checkpoint stores. Call it in the event loop's thread."""
         taken = [] if self._taken_is_used else self._taken
         waiting = [group.position for group in [*taken, *self._finished, *self.refills.replaced]]
-        return Cursor(self._next_position, sorted([*self._out, *waiting, *self._again]))
+        known = self.prompts.difficulty.state() if self.prompts.difficulty else []
+        return Cursor(self._next_position, sorted([*self._out, *waiting, *self._again]), known)
 
     def batch_used(self) -> None:
-        """Mark the last batch as trained on. A checkpoint before this call counts its groups as unused."""
+        """Mark the last batch as trained on. A checkpoint before this call counts its groups as unused.
+
+        What it shows of the difficulty of prompts counts from here on. Call it in the event loop's thread.
+        """
         self._taken_is_used = True
+        for group in sorted(self._taken, key=lambda group: group.position):
+            self.prompts.learn(group.position, solved=accuracy([group]), teaches=teaches(group))
 
     async def policy_updated(self, version: int) -> None:
         """Sample groups with `version` from now on: its push has committed."""
@@ -178,8 +191,11 @@ class Pipeline:
         self._taken, self._taken_is_used = [*taken, *replaced], False
         ready = time.monotonic()
         last_sampled = max(*(group.sampled_at_s for group in taken), started)
-        epoch = (1 + max(group.position for group in self._taken)) / len(self.prompts.rows)
-        return Batch(taken, last_sampled - started, ready - last_sampled, epoch, replaced)
+        last = max(group.position for group in self._taken)
+        epoch = (1 + last) / len(self.prompts.rows)
+        memory = self.prompts.difficulty
+        difficulty = memory.metrics(epoch=self.prompts.epoch_of(last)) if memory else {}
+        return Batch(taken, last_sampled - started, ready - last_sampled, epoch, difficulty, replaced)
 
     def _choose(self) -> tuple[list[Group], list[Group]]:
         """Choose the groups of the batch out of the finished ones, and those that they replace."""
@@ -257,8 +273,9 @@ class Pipeline:
     def _take_position(self) -> int:
         if self._again:
             return self._again.popleft()
-        self._next_position += 1
-        return self._next_position - 1
+        position = self.prompts.next_from(self._next_position)
+        self._next_position = position + 1
+        return position
 
     async def _work(self, positions: Sequence[int], step: int) -> None:
         asked = [

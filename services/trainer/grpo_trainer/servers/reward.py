@@ -20,6 +20,7 @@ from grpo_proto import (
 from grpo_proto.code_hash import code_hash
 from grpo_proto.totals import missing_because, score_broken_again
 
+from ..algorithm.scores import is_correct
 from ..algorithm.sequences import Group
 from ..config.run_config import RewardConfig
 from ..data.prompt_row import PromptRow
@@ -123,6 +124,7 @@ class RewardStage:
             ) from error
         for (_, episode), result in zip(pairs, response.results, strict=True):
             episode.rewards, episode.total = result.rewards, result.total
+            episode.correct = is_correct(result.rewards.get(self.config.decides_accuracy))
             if result.total is None:
                 episode.unscored_because = missing_because(self.specs, result.rewards)
 

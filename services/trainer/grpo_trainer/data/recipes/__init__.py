@@ -1,4 +1,4 @@
-"""The recipes, one small file each. A new one is a new file, a line here and its name in `config.RecipeName`."""
+"""The recipes, one small file each. A new one is a new file, a line here and its name in `config/data.py`."""
 
 from . import countdown, numina_math
 from .recipe import Message, Recipe, with_system
