@@ -32,7 +32,7 @@ DOCUMENTATION = Path(__file__).parents[2] / "docs" / "trainer.md"
 def test_an_unknown_name_lists_those_that_are_known():
     with pytest.raises(UsageError, match=r"algorithm\.loss cliped is unknown; did you mean clipped") as refused:
         named("cliped", SURROGATES, setting="algorithm.loss")
-    assert refused.value.hint == "known are clipped; your own is FILE.py:NAME"
+    assert refused.value.hint == f"known are {', '.join(sorted(SURROGATES))}; your own is FILE.py:NAME"
 
 
 @pytest.mark.parametrize(
@@ -226,5 +226,5 @@ def test_a_normaliser_may_be_a_users_own(tmp_path: Path):
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 def test_each_loss_type_is_a_preset_that_a_name_of_its_own_overrides(loss_type: str):
-    assert AlgorithmConfig(loss_type=loss_type).normaliser_name == LOSS_TYPES[loss_type][1]
+    assert AlgorithmConfig(loss_type=loss_type).normaliser_name == LOSS_TYPES[loss_type].normaliser
     assert AlgorithmConfig(loss_type=loss_type, normaliser="bnpo").normaliser_name == "bnpo"

@@ -98,8 +98,9 @@ def test_loss_and_gradient_are_those_of_all_samples(loss_type: str):
     sequences = decided(half_without_spread(), algorithm)
     loss, gradient = loss_and_gradient(policy, sequences, algorithm)
     loss_computed, gradient_computed = loss_and_gradient(policy, sequences_to_compute(sequences, algorithm), algorithm)
-    assert loss_computed == pytest.approx(loss, rel=1e-6)
-    assert (gradient - gradient_computed).norm() < 1e-6 * gradient.norm()
+    bound = 1e-5 if loss_type == "vespo" else 1e-6  # its weight multiplies the rounding of all logprobs of an episode
+    assert loss_computed == pytest.approx(loss, rel=bound)
+    assert (gradient - gradient_computed).norm() < bound * gradient.norm()
 
 
 def test_metrics_of_all_samples_are_labelled():

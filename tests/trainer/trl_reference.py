@@ -5,6 +5,7 @@ replaced, through TRL's `rollout_func`, and attributes that a configuration woul
 """
 
 import copy
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,12 @@ from trl import import_utils as trl_import_utils
 # TRL would import vLLM, which takes long, and warn that it does not know its version. Nothing here samples.
 trl_import_utils.is_vllm_available = lambda min_version=None: False
 
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
+from trl.experimental.gmpo import GMPOTrainer  # noqa: E402
+
+from grpo_trainer.config.algorithm import AlgorithmConfig  # noqa: E402
 
 NUM_GENERATIONS = 4
 MAX_COMPLETION_LENGTH = 12
@@ -72,33 +78,23 @@ class TrlReference:
     def model(self) -> PreTrainedModel:
         return self.trainer.model
 
-    def configure(
-        self,
-        *,
-        loss_type: str = "dapo",
-        scale_rewards: str = "group",
-        beta: float = 0.0,
-        epsilon: float = 0.2,
-        epsilon_high: float | None = None,
-        delta: float | None = None,
-        entropy_coef: float = 0.0,
-        num_iterations: int = 1,
-        steps_per_generation: int = 1,
-        correction: str | None = None,
-        correction_limit: float = 3.0,
-    ) -> None:
+    def configure(self, algorithm: AlgorithmConfig) -> None:
+        """Set what `algorithm` says. `loss_type` is ours; TRL has GSPO and decoupled ratios as settings of others."""
         trainer = self.trainer
-        trainer.loss_type, trainer.scale_rewards, trainer.beta = loss_type, scale_rewards, beta
-        trainer.epsilon_low, trainer.epsilon_high = epsilon, epsilon if epsilon_high is None else epsilon_high
-        trainer.args.delta, trainer.num_iterations = delta, num_iterations
-        trainer.entropy_coef, trainer._entropy_bonus_enabled = entropy_coef, entropy_coef > 0
-        trainer.args.steps_per_generation = steps_per_generation
+        trainer.loss_type = {"gspo": "grpo"}.get(algorithm.loss_type, algorithm.loss_type)
+        trainer.importance_sampling_level = algorithm.importance_sampling_level
+        trainer.scale_rewards, trainer.beta = algorithm.scale_rewards or "group", algorithm.beta
+        trainer.epsilon_low, trainer.epsilon_high = algorithm.epsilon, algorithm.upper_epsilon
+        trainer.args.delta, trainer.num_iterations = algorithm.delta, algorithm.num_iterations
+        trainer.entropy_coef, trainer._entropy_bonus_enabled = algorithm.entropy_coef, algorithm.entropy_coef > 0
+        trainer.args.steps_per_generation = algorithm.steps_per_generation
         trainer.args.gradient_accumulation_steps = 1
-        trainer.use_vllm = correction is not None
+        trainer.use_vllm = trainer.vllm_importance_sampling_correction = algorithm.importance_sampling_correction
         trainer._last_loaded_step = trainer.state.global_step
-        trainer.vllm_importance_sampling_correction = correction is not None
-        trainer.vllm_importance_sampling_mode = correction
-        trainer.vllm_importance_sampling_clip_min, trainer.vllm_importance_sampling_clip_max = None, correction_limit
+        trainer.vllm_importance_sampling_mode = algorithm.importance_sampling_mode
+        trainer.vllm_importance_sampling_clip_min = algorithm.importance_sampling_clip_min
+        trainer.vllm_importance_sampling_clip_max = algorithm.importance_sampling_clip_max
+        trainer.off_policy_mask_threshold = algorithm.off_policy_mask_threshold
 
     def score(self, batch: Completions) -> dict[str, Any]:
         """TRL's tensors for `batch` under the weights as they are now; its metrics start anew."""
@@ -108,7 +104,8 @@ class TrlReference:
 
     def loss_and_gradient(self, inputs: dict[str, Any]) -> tuple[float, dict[str, torch.Tensor]]:
         self.model.zero_grad()
-        loss = self.trainer._compute_loss(self.model, inputs)
+        compute = GMPOTrainer._compute_loss if self.trainer.loss_type == "gmpo" else GRPOTrainer._compute_loss
+        loss = compute(self.trainer, self.model, inputs)
         loss.backward()
         gradient = {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
         return loss.item(), gradient

@@ -9,7 +9,7 @@ skipping.py     sequences without a gradient are not computed
 batching.py     sequences → micro-batches of each rank
 loss.py         logprobs → the loss of a micro-batch
                 surrogates/    the loss of a token
-correction.py   the trainer's over the server's probability
+correction.py   the trainer's over the server's probability; off_policy_mask.py: episodes that are left out
 scores.py       statistics in which null is never 0; spread.py: whether a group has anything to teach
 trial.py        settings that cannot work, and a user's own surrogate on made tokens, before the run begins
 reduction.py    metrics that come out the same however a batch is cut

@@ -26,7 +26,8 @@ def rollout_correction(batch: MicroBatch, algorithm: AlgorithmConfig, tally: Tal
     `token_*` takes the ratio of each token, `sequence_*` the product over the episode; `*_truncate` cuts at
     `importance_sampling_clip_max`, `*_mask` drops what lies above. Where the server gave no logprob the ratio is 1. The
     ratio of a stale token is 1 too, its old logprob is the server's, unless the surrogate reads the proximal policy.
-    Left out on purpose: a lower bound of c.
+    `importance_sampling_clip_min` bounds it below in the same way: with `token_mask` that is IcePop (GLM-4.5 and
+    Ling 2.0 use 0.5 to 5).
     """
     if not algorithm.importance_sampling_correction:
         return None
@@ -38,8 +39,8 @@ def rollout_correction(batch: MicroBatch, algorithm: AlgorithmConfig, tally: Tal
         ratio = torch.exp(difference_N)
     else:
         ratio = torch.exp(difference_N.new_zeros(batch.num_episodes).index_add(0, batch.episode_N, difference_N))
-    limit = algorithm.importance_sampling_clip_max
-    ratio = ratio.clamp(max=limit) if kind == "truncate" else torch.where(ratio > limit, 0.0, ratio)
+    low, high = algorithm.importance_sampling_clip_min or 0.0, algorithm.importance_sampling_clip_max
+    ratio = ratio.clamp(low, high) if kind == "truncate" else torch.where((ratio < low) | (ratio > high), 0.0, ratio)
     tally.minimum("sampling/importance_sampling_ratio/min", ratio)
     tally.mean("sampling/importance_sampling_ratio/mean", ratio)
     tally.maximum("sampling/importance_sampling_ratio/max", ratio)

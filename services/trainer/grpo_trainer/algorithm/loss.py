@@ -1,12 +1,12 @@
 """Loss: what an optimizer update makes smaller, on the flat token vectors of a micro-batch.
 
-    l = surrogate · c  +  beta · k3 · ρ
+    l = surrogate · m · c  +  beta · k3 · ρ
     k3 = π_ref/π − log(π_ref/π) − 1            (arXiv 2402.03300, equation 4)
     loss = Σ_n w_n · l_n  −  entropy_coef · (Σ_n entropy_n) / T
 
-The surrogate is one of `surrogates/`, c is `correction.py`'s (1 where the surrogate has its own), w_n is
-`MicroBatch.weight_N`: the normaliser's, over the whole optimizer update on all ranks. T is the number of trained tokens
-of that update. The losses of all micro-batches of all ranks are therefore summed, never averaged.
+The surrogate is one of `surrogates/`, m is `off_policy_mask.py`'s, c is `correction.py`'s (1 where the surrogate has
+its own), w_n is `MicroBatch.weight_N`: the normaliser's, over the whole optimizer update on all ranks. T is the number
+of trained tokens of that update. The losses of all micro-batches of all ranks are therefore summed, never averaged.
 
 With `kl_in_reward` the KL is subtracted from the rewards (`kl_in_reward.py`), and the term with beta is not there. The
 factor ρ = π / π_old of k3 makes its gradient the unbiased one of the reverse KL (DeepSeek-V3.2, arXiv 2512.02556);
@@ -19,6 +19,7 @@ import torch
 
 from ..config.algorithm import AlgorithmConfig
 from .correction import measure_mismatch, rollout_correction
+from .off_policy_mask import off_policy_mask
 from .reduction import Tally
 from .sequences import MicroBatch
 from .surrogates import Surrogate, reads_of
@@ -55,6 +56,9 @@ def policy_loss(
         batch = replace(batch, entropy_N=entropy_N.detach())
     measure_mismatch(batch, tally)
     loss_N = surrogate(logprobs_N, batch, algorithm, tally)
+    kept_N = off_policy_mask(logprobs_N, batch, algorithm, tally)
+    if kept_N is not None:
+        loss_N = loss_N * kept_N
     if not reading.corrects_mismatch:
         correction_N = rollout_correction(batch, algorithm, tally)
         loss_N = loss_N if correction_N is None else loss_N * correction_N

@@ -25,8 +25,31 @@ def check_algorithm(config: RunConfig) -> None:
             f"{', '.join(config.rollout.distorting)} they are of another distribution than the policy's",
             hint="sample without it, or choose a loss that reads the trainer's own logprobs",
         )
+    check_settings(algorithm)
     if algorithm.surrogate_name not in SURROGATES:
         try_out(algorithm)
+
+
+def check_settings(algorithm: AlgorithmConfig) -> None:
+    """Raise UsageError for settings that the surrogate does not read or cannot do with."""
+    reading = reads_of(surrogate_of(algorithm))
+    if algorithm.importance_sampling_level != "token" and not reading.level:
+        raise UsageError(
+            f"algorithm.importance_sampling_level is {algorithm.importance_sampling_level}, and the loss "
+            f"{algorithm.surrogate_name} does not read it",
+            hint="set it to token, or choose a loss of ratios: clipped, decoupled, cispo, sapo",
+        )
+    if reading.proximal and not algorithm.importance_sampling_correction:
+        raise UsageError(
+            f"algorithm.loss {algorithm.surrogate_name} leaves the policy that sampled to the correction, which is off",
+            hint="set algorithm.importance_sampling_correction true",
+        )
+    if algorithm.surrogate_name == "vespo" and not algorithm.importance_sampling_mode.startswith("token"):
+        raise UsageError(
+            "algorithm.loss vespo multiplies the corrections of an episode's tokens, and importance_sampling_mode "
+            f"{algorithm.importance_sampling_mode} has one for the whole episode",
+            hint="set algorithm.importance_sampling_mode to token_truncate or token_mask",
+        )
 
 
 def try_out(algorithm: AlgorithmConfig) -> None:

@@ -1,25 +1,68 @@
 """The section `algorithm` of a run file."""
 
-from typing import Literal, Self
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from .section import Positive, Section, Share
 
-LOSS_TYPES = {
-    "grpo": ("clipped", "grpo"),
-    "bnpo": ("clipped", "bnpo"),
-    "dr_grpo": ("clipped", "dr_grpo"),
-    "dapo": ("clipped", "dapo"),
+LossType = Literal[
+    "grpo",
+    "bnpo",
+    "dr_grpo",
+    "dapo",
+    "gspo",
+    "gspo_token",
+    "luspo",
+    "decoupled",
+    "cispo",
+    "sapo",
+    "gmpo",
+    "dppo_tv",
+    "dppo_kl",
+    "vespo",
+    "reinforce",
+]
+
+
+@dataclass(frozen=True)
+class Preset:
+    """What a `loss_type` stands for."""
+
+    surrogate: str
+    normaliser: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Defaults of other settings of the section, where they differ from the section's own."""
+
+
+GSPO_CLIP = {"epsilon": 3e-4, "epsilon_high": 4e-4}
+"""arXiv 2507.18071: ratios of whole episodes stay much closer to 1 than those of tokens."""
+LOSS_TYPES: dict[LossType, Preset] = {
+    "grpo": Preset("clipped", "grpo"),
+    "bnpo": Preset("clipped", "bnpo"),
+    "dr_grpo": Preset("clipped", "dr_grpo"),
+    "dapo": Preset("clipped", "dapo"),
+    "gspo": Preset("clipped", "grpo", {"importance_sampling_level": "sequence", **GSPO_CLIP}),
+    "gspo_token": Preset("clipped", "grpo", {"importance_sampling_level": "sequence_token", **GSPO_CLIP}),
+    "luspo": Preset("clipped", "luspo", {"importance_sampling_level": "sequence"}),
+    "decoupled": Preset("decoupled", "dapo"),
+    "cispo": Preset("cispo", "dapo", {"epsilon_high": 5.0}),
+    "sapo": Preset("sapo", "grpo"),
+    "gmpo": Preset("gmpo", "grpo", {"epsilon": 0.4}),
+    "dppo_tv": Preset("dppo_tv", "dapo", {"epsilon": 0.15}),
+    "dppo_kl": Preset("dppo_kl", "dapo", {"epsilon": 0.05}),
+    "vespo": Preset("vespo", "dapo"),
+    "reinforce": Preset("reinforce", "dapo"),
 }
-"""Surrogate and normaliser of each `loss_type`."""
 
 
 class AlgorithmConfig(Section):
     """Loss, advantages and staleness."""
 
-    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo"] = Field(
-        "dapo", description="A preset of surrogate and normaliser, under TRL's name."
+    loss_type: LossType = Field(
+        "dapo", description="A preset of surrogate, normaliser and defaults of its settings, under TRL's name."
     )
     advantage_estimator: str = Field(
         "grpo",
@@ -38,6 +81,15 @@ class AlgorithmConfig(Section):
     )
     epsilon: Share = Field(0.2, description="Lower clip of the importance ratio: 1 - epsilon.")
     epsilon_high: float | None = Field(None, gt=0.0, description="Upper clip: 1 + epsilon_high; epsilon when absent.")
+    importance_sampling_level: Literal["token", "sequence", "sequence_token"] = Field(
+        "token", description="Importance ratio of a token, of its whole completion, or that with a token's gradient."
+    )
+    sapo_temperature_pos: Positive = Field(1.0, description="Steepness of SAPO's gate where the advantage is positive.")
+    sapo_temperature_neg: Positive = Field(1.05, description="Steepness of SAPO's gate elsewhere.")
+    vespo_k_pos: Positive = Field(2.0, description="Exponent of VESPO's weight where the advantage is not negative.")
+    vespo_lambda_pos: Positive = Field(3.0, description="Decay of VESPO's weight where the advantage is not negative.")
+    vespo_k_neg: Positive = Field(3.0, description="Exponent of VESPO's weight where the advantage is negative.")
+    vespo_lambda_neg: Positive = Field(2.0, description="Decay of VESPO's weight where the advantage is negative.")
     delta: float | None = Field(None, gt=1.0, description="Upper bound of the ratio where the clip sets none.")
     beta: float = Field(0.0, ge=0.0, description="Weight of the KL term (k3) to the reference model; 0: no reference.")
     kl_in_reward: bool = Field(
@@ -65,6 +117,30 @@ class AlgorithmConfig(Section):
         "token_truncate"
     )
     importance_sampling_clip_max: Positive = 3.0
+    importance_sampling_clip_min: Positive | None = Field(
+        None, description="Lower bound of the correction; with a mask of tokens, 0.5 and a maximum of 5 are IcePop's."
+    )
+    off_policy_mask_threshold: Positive | None = Field(
+        None,
+        description="Leave out completions of negative advantage whose mean of log(sampler / policy) is above this.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_the_preset(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        preset = LOSS_TYPES.get(given.get("loss_type", "dapo"))
+        return {**(preset.settings if preset else {}), **given}
+
+    @model_validator(mode="after")
+    def _bounds_of_the_correction(self) -> Self:
+        if (self.importance_sampling_clip_min or 0.0) >= self.importance_sampling_clip_max:
+            raise ValueError(
+                f"importance_sampling_clip_min {self.importance_sampling_clip_min:g} is not below "
+                f"importance_sampling_clip_max {self.importance_sampling_clip_max:g}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _beta_of_the_kl_in_the_reward(self) -> Self:
@@ -81,11 +157,11 @@ class AlgorithmConfig(Section):
 
     @property
     def surrogate_name(self) -> str:
-        return self.loss or LOSS_TYPES[self.loss_type][0]
+        return self.loss or LOSS_TYPES[self.loss_type].surrogate
 
     @property
     def normaliser_name(self) -> str:
-        return self.normaliser or LOSS_TYPES[self.loss_type][1]
+        return self.normaliser or LOSS_TYPES[self.loss_type].normaliser
 
     @property
     def upper_epsilon(self) -> float:

@@ -10,12 +10,12 @@ from ...config.algorithm import AlgorithmConfig
 from ..extension import named
 from .counts import Counts
 from .per_batch import dapo
-from .per_episode import dr_grpo, grpo
+from .per_episode import dr_grpo, grpo, luspo
 from .per_update import bnpo
 
 Normaliser = Callable[[Counts], list[float]]
 
-NORMALISERS: dict[str, Normaliser] = {"grpo": grpo, "bnpo": bnpo, "dr_grpo": dr_grpo, "dapo": dapo}
+NORMALISERS: dict[str, Normaliser] = {"grpo": grpo, "bnpo": bnpo, "dr_grpo": dr_grpo, "dapo": dapo, "luspo": luspo}
 
 
 def normaliser_of(algorithm: AlgorithmConfig) -> Normaliser:

@@ -15,3 +15,11 @@ def grpo(counts: Counts) -> list[float]:
 def dr_grpo(counts: Counts) -> list[float]:
     """1 / (N · limit): no length bias (arXiv 2503.20783). Another limit is another scale."""
     return [1.0 / (n * counts.limit) for n in counts.episodes_of_update()]
+
+
+def luspo(counts: Counts) -> list[float]:
+    """1 / N: each token of the update counts the same, whatever the lengths are (LUSPO, arXiv 2602.05261).
+
+    With ratios of whole episodes a long one then counts as often as it has tokens.
+    """
+    return [1.0 / n for n in counts.episodes_of_update()]

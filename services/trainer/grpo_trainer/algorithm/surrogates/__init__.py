@@ -11,7 +11,8 @@ A surrogate whose loss and gradient are 0 wherever the advantage is 0 declares i
 
 reads.py    what a surrogate declares that it reads
 own.py      a user's own: what it raises or returns is named, before the run begins where possible
-clipped.py  PPO's and GRPO's
+ratios.py   importance ratios of tokens and of episodes
+clipped.py  PPO's, GRPO's and GSPO's; decoupled.py: around the proximal policy; the others have the name of their file
 """
 
 from collections.abc import Callable
@@ -22,13 +23,30 @@ from ...config.algorithm import AlgorithmConfig
 from ..extension import named
 from ..reduction import Tally
 from ..sequences import MicroBatch
+from .cispo import cispo
 from .clipped import clipped
+from .decoupled import decoupled
+from .dppo import dppo_kl, dppo_tv
+from .gmpo import gmpo
 from .own import guarded
 from .reads import Reads, reads, reads_of
+from .reinforce import reinforce
+from .sapo import sapo
+from .vespo import vespo
 
 Surrogate = Callable[[torch.Tensor, MicroBatch, AlgorithmConfig, Tally], torch.Tensor]
 
-SURROGATES: dict[str, Surrogate] = {"clipped": clipped}
+SURROGATES: dict[str, Surrogate] = {
+    "clipped": clipped,
+    "decoupled": decoupled,
+    "cispo": cispo,
+    "sapo": sapo,
+    "gmpo": gmpo,
+    "dppo_tv": dppo_tv,
+    "dppo_kl": dppo_kl,
+    "vespo": vespo,
+    "reinforce": reinforce,
+}
 
 __all__ = ["SURROGATES", "Reads", "Surrogate", "reads", "reads_of", "surrogate_of"]
 

@@ -25,6 +25,8 @@ class Reads:
     """`ref_logprobs_N`: a frozen copy of the first model is kept."""
     entropy: bool = False
     """`entropy_N`, without a gradient."""
+    level: bool = False
+    """Ratios follow `importance_sampling_level`; undeclared, another level than `token` is refused."""
     corrects_mismatch: bool = False
     """The surrogate weighs by the trainer's over the server's probability itself; `correction.py` does not again."""
 
@@ -50,7 +52,9 @@ def prepared_for(surrogate: Callable[..., Any], algorithm: AlgorithmConfig) -> R
     own = reads_of(surrogate)
     corrected = algorithm.importance_sampling_correction and not own.corrects_mismatch
     with_kl = algorithm.beta_of_loss > 0.0
-    return replace(own, old=own.old or own.proximal or corrected or with_kl, reference=own.reference or with_kl)
+    masked = algorithm.off_policy_mask_threshold is not None
+    old = own.old or own.proximal or corrected or with_kl or masked
+    return replace(own, old=old, reference=own.reference or with_kl)
 
 
 def keeps_reference(surrogate: Callable[..., Any], algorithm: AlgorithmConfig) -> bool:

@@ -1,0 +1,25 @@
+"""SAPO: a soft gate in the place of the clip, steeper for tokens that are to become less likely.
+
+    l = −(4 / τ) · σ( τ · (ρ − 1) ) · A,    τ = sapo_temperature_pos where A > 0, else sapo_temperature_neg
+
+arXiv 2511.20347; the factor 4 / τ makes the gradient at ρ = 1 that of the plain ratio.
+"""
+
+import torch
+
+from ...config.algorithm import AlgorithmConfig
+from ..reduction import Tally
+from ..sequences import MicroBatch
+from .declarations import zero_without_advantage
+from .ratios import importance_ratio
+from .reads import reads
+
+
+@zero_without_advantage
+@reads(level=True)
+def sapo(logprobs_N: torch.Tensor, batch: MicroBatch, algorithm: AlgorithmConfig, tally: Tally) -> torch.Tensor:
+    """The loss of every token [N]."""
+    ratio_N = importance_ratio(logprobs_N, batch, algorithm)
+    positive, negative = algorithm.sapo_temperature_pos, algorithm.sapo_temperature_neg
+    temperature_N = torch.where(batch.advantage_N > 0, positive, negative)
+    return -4.0 / temperature_N * torch.sigmoid(temperature_N * (ratio_N - 1.0)) * batch.advantage_N

@@ -1,0 +1,137 @@
+"""Surrogates that no peer at hand has, against their formulas written out; and what they refuse."""
+
+import math
+
+import pytest
+import torch
+from pydantic import ValidationError
+from tests.trainer import losses_page
+from tests.trainer.made_episodes import build_updates, decided, make_taken
+
+from grpo_trainer.algorithm.loss import policy_loss
+from grpo_trainer.algorithm.reduction import Tally
+from grpo_trainer.algorithm.sequences import MicroBatch
+from grpo_trainer.algorithm.surrogates import SURROGATES, surrogate_of
+from grpo_trainer.algorithm.trial import check_settings
+from grpo_trainer.config.algorithm import LOSS_TYPES, AlgorithmConfig
+from grpo_trainer.errors import UsageError
+
+
+def made_batch(scale: float = 1.0) -> tuple[MicroBatch, torch.Tensor]:
+    """Twelve episodes, half of them of a negative advantage, and logprobs away from those that sampled them."""
+    ((batch,),) = build_updates(decided(make_taken(12, seed=3)), tokens_per_micro_batch=10_000)
+    generator = torch.Generator().manual_seed(1)
+    noise_N = torch.randn(batch.row_N.numel(), generator=generator) * scale
+    batch.old_logprobs_N = batch.rollout_logprobs_N + 0.01
+    return batch, (batch.rollout_logprobs_N / 8 + noise_N).clamp(max=-1e-3).requires_grad_()
+
+
+def loss_of(name: str, batch: MicroBatch, logprobs_N: torch.Tensor, **settings: object) -> torch.Tensor:
+    algorithm = AlgorithmConfig(loss_type=name, **settings)  # type: ignore[arg-type]
+    return surrogate_of(algorithm)(logprobs_N, batch, algorithm, Tally())
+
+
+@pytest.mark.parametrize(("name", "threshold"), [("dppo_tv", 0.15), ("dppo_kl", 0.05)])
+def test_dppo_takes_the_gradient_of_tokens_that_moved_too_far_the_way_of_their_advantage(name: str, threshold: float):
+    batch, logprobs_N = made_batch()
+    batch.rollout_logprobs_N = batch.rollout_logprobs_N / 8
+    loss_N = loss_of(name, batch, logprobs_N)
+    expected, masked = [], 0
+    for log_p, log_q, advantage in zip(
+        logprobs_N.tolist(), batch.rollout_logprobs_N.tolist(), batch.advantage_N.tolist(), strict=True
+    ):
+        p, q = math.exp(log_p), math.exp(log_q)
+        distance = abs(p - q) if name == "dppo_tv" else q * math.log(q / p) + (1 - q) * math.log((1 - q) / (1 - p))
+        outside = distance > threshold and (p > q if advantage > 0 else p < q)
+        masked += outside
+        expected.append(0.0 if outside else -min(p / q, 20.0) * advantage * log_p)
+    assert 0 < masked < len(expected)
+    assert loss_N.tolist() == pytest.approx(expected, rel=2e-5, abs=1e-6)
+    (gradient_N,) = torch.autograd.grad(loss_N.sum(), logprobs_N)
+    ratio_N = torch.exp(logprobs_N.detach() - batch.rollout_logprobs_N).clamp(max=20.0)
+    kept_N = torch.tensor([float(value != 0.0) for value in expected])
+    torch.testing.assert_close(gradient_N, -kept_N * ratio_N * batch.advantage_N)
+
+
+def test_reinforce_has_the_gradient_of_the_clipped_loss_while_the_policy_is_the_old_one():
+    batch, logprobs_N = made_batch()
+    batch.old_logprobs_N = logprobs_N.detach()
+    (of_reinforce,) = torch.autograd.grad(loss_of("reinforce", batch, logprobs_N).sum(), logprobs_N)
+    (of_clipped,) = torch.autograd.grad(loss_of("dapo", batch, logprobs_N).sum(), logprobs_N)
+    torch.testing.assert_close(of_reinforce, of_clipped)
+
+
+def test_gspo_token_is_gspo_where_an_episode_has_one_advantage():
+    batch, logprobs_N = made_batch(scale=0.1)
+    batch.old_logprobs_N = logprobs_N.detach() + 1e-4 * torch.linspace(-3, 3, len(logprobs_N))
+    results = []
+    for name in ("gspo", "gspo_token"):
+        # The gradient of an episode is what counts: that of its sum, with the weight of the normaliser.
+        loss_N = loss_of(name, batch, logprobs_N)
+        results.append((loss_N.detach(), torch.autograd.grad((batch.weight_N * loss_N).sum(), logprobs_N)[0]))
+    torch.testing.assert_close(results[0], results[1])
+    assert len(results[0][1].unique()) > 6
+
+
+def test_gspo_token_acts_with_the_advantage_of_each_token():
+    batch, logprobs_N = made_batch(scale=0.1)
+    batch.old_logprobs_N = logprobs_N.detach()
+    batch.advantage_N = torch.linspace(-1, 1, len(logprobs_N))
+    (gradient_N,) = torch.autograd.grad(loss_of("gspo_token", batch, logprobs_N).sum(), logprobs_N)
+    torch.testing.assert_close(gradient_N, -batch.advantage_N)
+
+
+def test_dual_clip_is_delta():
+    batch, logprobs_N = made_batch()
+    ratio_N = torch.exp(logprobs_N - batch.old_logprobs_N)
+    advantage_N = batch.advantage_N
+    usual_N = torch.max(-ratio_N * advantage_N, -ratio_N.clamp(0.8, 1.2) * advantage_N)
+    dual_N = torch.where(advantage_N < 0, torch.min(usual_N, -3.0 * advantage_N), usual_N)
+    torch.testing.assert_close(loss_of("dapo", batch, logprobs_N, delta=3.0), dual_N)
+    assert (dual_N != usual_N).any()
+
+
+@pytest.mark.parametrize("name", LOSS_TYPES)
+def test_a_preset_shows_the_defaults_that_it_changes_and_takes_others(name: str):
+    algorithm = AlgorithmConfig(loss_type=name)  # type: ignore[arg-type]
+    for setting, value in LOSS_TYPES[name].settings.items():
+        assert getattr(algorithm, setting) == value
+        assert algorithm.model_dump()[setting] == value
+    assert AlgorithmConfig(loss_type=name, epsilon=0.11).epsilon == 0.11  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", SURROGATES)
+def test_an_idle_rank_records_the_same_metrics(name: str):
+    """Ranks add up their metrics by position."""
+    algorithm = AlgorithmConfig(loss=name, off_policy_mask_threshold=0.1)
+    batch, logprobs_N = made_batch()
+    ((nothing,),) = build_updates([], tokens_per_micro_batch=10, num_updates=1)
+    nothing.old_logprobs_N = nothing.rollout_logprobs_N
+    names = []
+    for one, of_one in ((batch, logprobs_N), (nothing, torch.zeros(0, requires_grad=True))):
+        loss, tally = policy_loss(of_one, -of_one.detach(), one, algorithm, SURROGATES[name])
+        assert loss.isfinite()
+        names.append(tally.names)
+    assert names[0] == names[1]
+
+
+def test_the_page_of_losses_is_that_of_the_tables():
+    assert losses_page.PAGE.read_text() == losses_page.page(), "run python -m tests.trainer.losses_page"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"loss_type": "gmpo", "importance_sampling_level": "sequence"}, "the loss gmpo does not read it"),
+        ({"loss_type": "decoupled", "importance_sampling_correction": False}, "leaves the policy that sampled to the"),
+        ({"loss_type": "vespo", "importance_sampling_mode": "sequence_mask"}, "has one for the whole episode"),
+    ],
+)
+def test_settings_that_exclude_each_other_are_refused(settings: dict[str, object], message: str):
+    with pytest.raises(UsageError, match=message):
+        check_settings(AlgorithmConfig(**settings))  # type: ignore[arg-type]
+
+
+def test_bounds_of_the_correction_in_the_wrong_order_are_refused():
+    with pytest.raises(ValidationError, match="importance_sampling_clip_min 5 is not below"):
+        AlgorithmConfig(importance_sampling_clip_min=5.0)
