@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from tests.trainer import losses_page
 from tests.trainer.made_episodes import build_updates, decided, make_taken
 
+from grpo_trainer.algorithm.kl import kl_term
 from grpo_trainer.algorithm.loss import policy_loss
 from grpo_trainer.algorithm.reduction import Tally
 from grpo_trainer.algorithm.sequences import MicroBatch
@@ -135,3 +136,17 @@ def test_settings_that_exclude_each_other_are_refused(settings: dict[str, object
 def test_bounds_of_the_correction_in_the_wrong_order_are_refused():
     with pytest.raises(ValidationError, match="importance_sampling_clip_min 5 is not below"):
         AlgorithmConfig(importance_sampling_clip_min=5.0)
+
+
+def test_k2_has_the_gradient_of_the_reverse_kl_and_is_half_a_square():
+    batch, logprobs_N = made_batch(scale=0.1)
+    batch.ref_logprobs_N = logprobs_N.detach() - torch.linspace(-1, 1, len(logprobs_N))
+    kl_N = kl_term(logprobs_N, batch, AlgorithmConfig(beta=0.1, kl_estimator="k2"))
+    difference_N = logprobs_N.detach() - batch.ref_logprobs_N
+    torch.testing.assert_close(kl_N.detach(), difference_N**2 / 2)
+    torch.testing.assert_close(torch.autograd.grad(kl_N.sum(), logprobs_N)[0], difference_N)
+
+
+def test_k1_is_refused_as_a_term_of_the_loss():
+    with pytest.raises(ValidationError, match="set algorithm"):
+        AlgorithmConfig(beta=0.1, kl_estimator="k1")  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ CASES = {
         "loss_type": "bnpo", "num_iterations": 2, "epsilon": 0.1, "epsilon_high": 0.15, "delta": 1.2,
     },
     "later pass with kl": {"loss_type": "dapo", "num_iterations": 2, "beta": 0.2, "scale_rewards": "batch"},
+    "later pass with k3": {"loss_type": "grpo", "num_iterations": 2, "beta": 0.2, "kl_estimator": "k3"},
     "entropy bonus": {"loss_type": "dapo", "entropy_coef": 0.05},
     "token_truncate": {"loss_type": "dapo", "correction": "token_truncate"},
     "token_mask": {"loss_type": "grpo", "correction": "token_mask", "correction_limit": 1.5},

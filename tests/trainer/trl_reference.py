@@ -94,6 +94,7 @@ class TrlReference:
         trainer.vllm_importance_sampling_mode = algorithm.importance_sampling_mode
         trainer.vllm_importance_sampling_clip_min = algorithm.importance_sampling_clip_min
         trainer.vllm_importance_sampling_clip_max = algorithm.importance_sampling_clip_max
+        trainer.args.use_bias_correction_kl = algorithm.kl_estimator == "unbiased"
         trainer.off_policy_mask_threshold = algorithm.off_policy_mask_threshold
 
     def score(self, batch: Completions) -> dict[str, Any]:

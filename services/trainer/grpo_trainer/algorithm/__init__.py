@@ -7,7 +7,7 @@ decisions.py    scored groups → what is trained on, with which advantage and w
                 normalisers/   the weight of a token
 skipping.py     sequences without a gradient are not computed
 batching.py     sequences → micro-batches of each rank
-loss.py         logprobs → the loss of a micro-batch
+loss.py         logprobs → the loss of a micro-batch; kl.py: its KL term
                 surrogates/    the loss of a token
 correction.py   the trainer's over the server's probability; off_policy_mask.py: episodes that are left out
 scores.py       statistics in which null is never 0; spread.py: whether a group has anything to teach

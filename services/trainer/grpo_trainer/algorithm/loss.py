@@ -1,16 +1,14 @@
 """Loss: what an optimizer update makes smaller, on the flat token vectors of a micro-batch.
 
-    l = surrogate · m · c  +  beta · k3 · ρ
-    k3 = π_ref/π − log(π_ref/π) − 1            (arXiv 2402.03300, equation 4)
+    l = surrogate · m · c  +  beta · KL
     loss = Σ_n w_n · l_n  −  entropy_coef · (Σ_n entropy_n) / T
 
 The surrogate is one of `surrogates/`, m is `off_policy_mask.py`'s, c is `correction.py`'s (1 where the surrogate has
 its own), w_n is `MicroBatch.weight_N`: the normaliser's, over the whole optimizer update on all ranks. T is the number
 of trained tokens of that update. The losses of all micro-batches of all ranks are therefore summed, never averaged.
 
-With `kl_in_reward` the KL is subtracted from the rewards (`kl_in_reward.py`), and the term with beta is not there. The
-factor ρ = π / π_old of k3 makes its gradient the unbiased one of the reverse KL (DeepSeek-V3.2, arXiv 2512.02556);
-TRL's `use_bias_correction_kl` is on by default, here it always is. Left out on purpose: entropy masks.
+KL is `kl.py`'s; with `kl_in_reward` it is subtracted from the rewards (`kl_in_reward.py`) and not here. Left out on
+purpose: entropy masks.
 """
 
 from dataclasses import replace
@@ -19,6 +17,7 @@ import torch
 
 from ..config.algorithm import AlgorithmConfig
 from .correction import measure_mismatch, rollout_correction
+from .kl import kl_term
 from .off_policy_mask import off_policy_mask
 from .reduction import Tally
 from .sequences import MicroBatch
@@ -63,10 +62,7 @@ def policy_loss(
         correction_N = rollout_correction(batch, algorithm, tally)
         loss_N = loss_N if correction_N is None else loss_N * correction_N
     if algorithm.beta_of_loss > 0.0:
-        if batch.ref_logprobs_N is None or batch.old_logprobs_N is None:
-            raise ValueError("the loss has a KL term, and ref_logprobs_N or old_logprobs_N is not filled in")
-        log_ratio_N = batch.ref_logprobs_N - logprobs_N
-        kl_N = (torch.exp(log_ratio_N) - log_ratio_N - 1.0) * torch.exp(logprobs_N - batch.old_logprobs_N)
+        kl_N = kl_term(logprobs_N, batch, algorithm)
         loss_N = loss_N + algorithm.beta_of_loss * kl_N
         tally.mean("kl", kl_N)
     loss = (batch.weight_N * loss_N).sum()

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from .section import Positive, Section, Share
 
@@ -91,7 +91,10 @@ class AlgorithmConfig(Section):
     vespo_k_neg: Positive = Field(3.0, description="Exponent of VESPO's weight where the advantage is negative.")
     vespo_lambda_neg: Positive = Field(2.0, description="Decay of VESPO's weight where the advantage is negative.")
     delta: float | None = Field(None, gt=1.0, description="Upper bound of the ratio where the clip sets none.")
-    beta: float = Field(0.0, ge=0.0, description="Weight of the KL term (k3) to the reference model; 0: no reference.")
+    beta: float = Field(0.0, ge=0.0, description="Weight of the KL term to the reference model; 0: no reference.")
+    kl_estimator: Literal["unbiased", "k3", "k2"] = Field(
+        "unbiased", description="KL term of the loss: k2, k3, or k3 times the ratio, whose gradient is unbiased."
+    )
     kl_in_reward: bool = Field(
         False, description="Subtract beta · KL (k1) from the rewards, before the advantages, and not in the loss."
     )
@@ -132,6 +135,13 @@ class AlgorithmConfig(Section):
             return given
         preset = LOSS_TYPES.get(given.get("loss_type", "dapo"))
         return {**(preset.settings if preset else {}), **given}
+
+    @field_validator("kl_estimator", mode="before")
+    @classmethod
+    def _k1_is_for_the_reward(cls, given: Any) -> Any:
+        if given == "k1":
+            raise ValueError("k1 as a term of the loss has no gradient on average; set algorithm.kl_in_reward for it")
+        return given
 
     @model_validator(mode="after")
     def _bounds_of_the_correction(self) -> Self:

@@ -53,7 +53,8 @@ def prepared_for(surrogate: Callable[..., Any], algorithm: AlgorithmConfig) -> R
     corrected = algorithm.importance_sampling_correction and not own.corrects_mismatch
     with_kl = algorithm.beta_of_loss > 0.0
     masked = algorithm.off_policy_mask_threshold is not None
-    old = own.old or own.proximal or corrected or with_kl or masked
+    with_ratio = with_kl and algorithm.kl_estimator == "unbiased"
+    old = own.old or own.proximal or corrected or with_ratio or masked
     return replace(own, old=old, reference=own.reference or with_kl)
 
 
