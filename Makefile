@@ -21,7 +21,7 @@ WORKERS ?= $(shell echo $$((2 * $$(nproc) > 8 ? 8 : 2 * $$(nproc))))
 PYTEST := $(BIN)/python -m pytest tests --ignore tests/test_architecture.py
 ENGINES := vllm or e2e or ray or browser or deepspeed or processes
 
-.PHONY: help setup lock schema format check quick test faults families test-compose bench demo clean
+.PHONY: help setup lock schema format check quick test faults families test-compose bench gpu-check demo clean
 
 help:  ## these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -93,6 +93,12 @@ demo: $(SETUP_STAMP)  ## the main job: Countdown on CPU, all three services, abo
 bench: $(SETUP_STAMP)  ## ratios against peers and limits, side by side in one run
 	@for name in trainer reward reward_peers reward_limits push adapter_push rollout live_page scrape; do \
 	  echo; echo "== benchmarks/$$name.py"; $(BIN)/python benchmarks/$$name.py || exit 1; done
+
+# A GPU box has an environment of its own: .venv is the CPU's. The services' packages need not be installed in it.
+GPU_PYTHON ?= $(or $(wildcard $(BIN)/python),python3)
+gpu-check:  ## the acceptance of a GPU box, a table with bounds; GPU_PYTHON=/path/to/python with torch for CUDA
+	PYTHONPATH=$(CURDIR)/proto:$(CURDIR)/services/trainer:$(CURDIR)/services/rollout:$(CURDIR)/services/reward \
+	  $(GPU_PYTHON) -m benchmarks.gpu_check
 
 clean:  ## remove the environment and the runs
 	rm -rf $(VENV) runs

@@ -1,0 +1,14 @@
+"""The acceptance of a GPU box: `make gpu-check`, or `python -m benchmarks.gpu_check` (see docs/gpu-check.md).
+
+It stands beside the benchmarks because its figures depend on the machine, as theirs do; it is no test, because most of
+it needs hardware that the tests do not have.
+
+check.py      what a check is: a function, what it needs, the bounds of its figures
+box.py        what this machine has: GPUs, their memory, packages and versions
+checks.py     the table of all checks, and what the project has not built
+runner.py     each check in a process of its own, with a deadline
+table.py      the table at the end, gpu-check.json, the exit status
+made.py       models of random weights and sequences for them
+head.py       the output head against whole logits
+losses.py     every loss type against float64 on the CPU
+"""

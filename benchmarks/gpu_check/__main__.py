@@ -1,0 +1,68 @@
+"""Check what only a GPU can show, and print a table with bounds; a machine-readable copy goes to gpu-check.json.
+
+    python -m benchmarks.gpu_check [--only NAME …] [--json FILE]
+    python -m benchmarks.gpu_check --device cpu --tiny      a trial of the checks themselves
+
+Exit status: 0 all that ran is within its bounds; 1 something is not, or failed; 3 nothing was checked (no GPU).
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+from .box import Box
+from .check import Check
+from .checks import CHECKS, NOT_BUILT
+from .runner import ROOT, CheckFailedError, child_environment, in_a_child, in_this_process, run_checks
+from .table import as_json, exit_status, table
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: a trial, only with --tiny")
+    parser.add_argument("--tiny", action="store_true", help="shapes that a CPU computes in a second")
+    parser.add_argument("--only", nargs="+", choices=list(CHECKS), metavar="NAME", help=f"of {', '.join(CHECKS)}")
+    parser.add_argument("--json", type=Path, default=Path("gpu-check.json"), help="where the copy of the table goes")
+    parser.add_argument("--child", nargs=2, metavar=("NAME", "FILE"), help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.tiny != (options.device == "cpu"):
+        parser.error("--device cpu and --tiny belong together: a CPU says nothing about the shapes that are checked")
+    if options.child:
+        return answer(options.child[0], Path(options.child[1]), options.device, tiny=options.tiny)
+    checks = [CHECKS[name] for name in options.only or CHECKS]
+    results, box = [], box_seen_from(options.device)
+    for result in run_checks(
+        checks, box, partial(in_a_child, device=options.device, tiny=options.tiny), trial=options.tiny
+    ):
+        results.append(result)
+        print(f"{result.check.name}: {result.outcome} {result.reason}", file=sys.stderr, flush=True)
+    print(table(results, box, NOT_BUILT, trial=options.tiny))
+    copy = as_json(results, box, NOT_BUILT, trial=options.tiny)
+    options.json.write_text(json.dumps(copy, indent=1) + "\n")
+    return exit_status(results)
+
+
+def box_seen_from(device: str) -> Box:
+    command = [sys.executable, "-m", "benchmarks.gpu_check.box"]
+    found = subprocess.run(
+        command, cwd=ROOT, env=child_environment(device), check=True, capture_output=True, text=True, timeout=120.0
+    )
+    return Box(**json.loads(found.stdout.splitlines()[-1]))
+
+
+def answer(name: str, file: Path, device: str, *, tiny: bool) -> int:
+    """Run one check here, and write its figures, or its error, into `file`."""
+    check: Check = CHECKS[name]
+    try:
+        file.write_text(json.dumps({"figures": dict(in_this_process(check, device, tiny=tiny))}))
+    except CheckFailedError as error:
+        file.write_text(json.dumps({"error": str(error)}))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

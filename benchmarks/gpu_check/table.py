@@ -1,0 +1,87 @@
+"""What is printed at the end, what is written to gpu-check.json, and the exit status."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from .box import Box
+from .check import Bound
+from .runner import Result
+
+RIGHT, WRONG, NOTHING_CHECKED = 0, 1, 3
+"""2 is argparse's status for a command line that it does not understand."""
+
+
+def exit_status(results: Sequence[Result]) -> int:
+    """Return 0 only if at least one check ran and all that ran are right."""
+    ran = [result for result in results if result.outcome != "left out"]
+    if not ran:
+        return NOTHING_CHECKED
+    return RIGHT if all(result.outcome == "right" for result in ran) else WRONG
+
+
+def table(results: Sequence[Result], box: Box, not_built: Mapping[str, str], *, trial: bool) -> str:
+    lines = [heading(box, trial=trial), "", "| check | figure | value | bound | |", "|---|---|---|---|---|"]
+    for result in results:
+        lines += _rows(result, trial=trial)
+    lines += [f"| {name} | | | | not built: {reason} |" for name, reason in not_built.items()]
+    return "\n".join([*lines, "", summary(results)])
+
+
+def heading(box: Box, *, trial: bool) -> str:
+    versions = ", ".join(f"{name} {number}" for name, number in box.versions.items())
+    machine = f"{len(box.gpus)} × {box.gpus[0]}, {box.memory_gib:.0f} GiB" if box.gpus else "no GPU"
+    start = (
+        "Trial on the CPU with tiny shapes: it shows that the checks run, and nothing about a GPU. " if trial else ""
+    )
+    return f"{start}{machine}; CUDA {box.cuda or 'none'}; {versions}"
+
+
+def summary(results: Sequence[Result]) -> str:
+    counts = {outcome: sum(result.outcome == outcome for result in results) for outcome in _MARKS}
+    if exit_status(results) == NOTHING_CHECKED:
+        return f"NOTHING WAS CHECKED: all {len(results)} checks were left out. This is no acceptance."
+    return ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
+
+
+_MARKS = {"right": "right", "outside its bound": "OUTSIDE", "failed": "FAILED", "left out": "left out"}
+
+
+def _rows(result: Result, *, trial: bool) -> list[str]:
+    check = result.check
+    if result.outcome in ("left out", "failed"):
+        return [f"| {check.name} | | | | {_MARKS[result.outcome]}: {result.reason} |"]
+    rows = []
+    for name, value in result.figures.items():
+        bound = check.bounds.get(name)
+        loose = bound is None or (trial and not bound.in_trials)
+        mark = "" if loose or bound is None else "right" if bound.holds(value) else "OUTSIDE"
+        shown = "not measured" if value is None else f"{value:.3g}"
+        rows.append(f"| {check.name} | {name} | {shown} | {'' if loose else _words(bound)} | {mark} |")
+    return rows
+
+
+def _words(bound: Bound | None) -> str:
+    return "" if bound is None else f"{'≤' if bound.kind == 'at most' else '≥'} {bound.limit:g}"
+
+
+def as_json(results: Sequence[Result], box: Box, not_built: Mapping[str, str], *, trial: bool) -> dict[str, Any]:
+    return {
+        "trial": trial,
+        "exit_status": exit_status(results),
+        "box": asdict(box),
+        "checks": [
+            {
+                "name": result.check.name,
+                "title": result.check.title,
+                "needs": asdict(result.check.needs),
+                "outcome": result.outcome,
+                "reason": result.reason,
+                "seconds": round(result.seconds, 1),
+                "figures": dict(result.figures),
+                "bounds": {name: asdict(bound) for name, bound in result.check.bounds.items()},
+            }
+            for result in results
+        ],
+        "not_built": dict(not_built),
+    }

