@@ -36,7 +36,7 @@ class Result:
 
 
 def run_checks(checks: Iterable[Check], box: Box, measure: Measure, *, trial: bool) -> Iterable[Result]:
-    """Yield each check's result as soon as it is there. A `trial` needs no GPU, and ignores bounds of speed and memory."""
+    """Yield each check's result once it is there. A `trial` needs no GPU, and ignores bounds of speed and memory."""
     for check in checks:
         lacking = box.lacks_packages(check.needs) if trial else box.lacks(check.needs)
         if lacking:
