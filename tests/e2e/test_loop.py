@@ -21,7 +21,10 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.xdist_group
 def finished_run(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """By the command itself; the other runs are forks of a process that has imported the libraries."""
     run_dir = tmp_path_factory.mktemp("runs") / "loop"
-    flags = ("--run_dir", run_dir, "--logging.report_to", "tensorboard", "--algorithm.beta", "0.01")
+    flags = ["--run_dir", run_dir, "--logging.report_to", "tensorboard", "--algorithm.beta", "0.01"]
+    rows = str(stack.model.parent / "rows.jsonl")
+    sets = {"few": {"dataset": f"{rows}#4", "num_generations": 4, "pass_at": [1, 4]}, "all": {"dataset": rows}}
+    flags += ["--data.eval_dataset", "null", "--data.eval_datasets", json.dumps(sets)]
     result = subprocess.run(
         [BIN / "grpo-train", stack.run_file, *flags],
         env=os.environ | TRAINER_ENVIRONMENT,
@@ -47,6 +50,9 @@ def test_every_step_is_written_with_its_metrics(finished_run: Path):
     assert [step["policy_version"] for step in steps] == [1, 2, 3, 4]
     assert "eval_accuracy" in steps[0]
     assert "eval_greedy" in steps[3]
+    of_sets = {"few/avg@4", "few/pass@1", "few/pass@4", "few/greedy", "all/avg@1", "all/pass@1", "all/greedy"}
+    assert {f"eval/{name}" for name in of_sets} == {name for name in steps[0] if name.startswith("eval/")}
+    assert steps[0]["eval_accuracy"] == (steps[0]["eval/few/avg@4"] + steps[0]["eval/all/avg@1"]) / 2  # type: ignore[operator]
 
 
 def test_the_servers_compute_what_the_trainer_computes(finished_run: Path):

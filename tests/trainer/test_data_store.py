@@ -18,7 +18,7 @@ from grpo_trainer.data import batches
 from grpo_trainer.data.batches import RowBatch
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.data.row_store import RowStore, open_rows, write_rows
-from grpo_trainer.data.rows import load_prompt_rows
+from grpo_trainer.data.rows import load_eval_sets, load_prompt_rows
 from grpo_trainer.data.sources import read_rows
 from grpo_trainer.errors import UsageError
 
@@ -241,6 +241,16 @@ class TestKeptRows:
         assert load()[0] == first
         config = DataConfig(dataset=dataset)
         assert len(load_prompt_rows(config, tokenizer, split="eval", folder=tmp_path / "run")) == 0
+
+    def test_each_held_out_set_has_its_own_file_and_its_own_prompts(self, tmp_path, tokenizer, dataset):
+        sets = {"plain": {"dataset": f"{dataset}#1"}, "asked": {"dataset": dataset, "prompt_template": "Add {nums}."}}
+        config = DataConfig(dataset=dataset, eval_datasets=sets)
+        found = load_eval_sets(config, tokenizer, folder=tmp_path)
+        assert {name: len(rows) for name, rows in found.items()} == {"plain": 1, "asked": len(read_rows(dataset, ""))}
+        [message] = found["asked"][0].prompt
+        assert message["content"].startswith("Add [")
+        assert found["plain"][0].prompt == load_prompt_rows(config, tokenizer)[0].prompt
+        assert {path.name for path in tmp_path.glob("rows-*")} == {"rows-eval-plain.arrow", "rows-eval-asked.arrow"}
 
     def test_a_mistake_keeps_nothing(self, load, tmp_path, dataset):
         write(Path(dataset), ROW, {"nums": [1]})

@@ -181,14 +181,15 @@ def test_an_evaluation_that_comes_late_is_shown_like_any_other(config: RunConfig
             journal.finish_step(step)
         metrics = RunMetrics(status)
         assert "grpo_trainer_evaluation_accuracy 0.25" in metrics.text().decode()
-        journal.evaluated(3, {"eval_accuracy": 0.75})
+        journal.evaluated(3, {"eval_accuracy": 0.75, "eval/few/pass@4": 1.0})
         journal.complete_step(3)
         found = metrics.text().decode()
     assert "grpo_trainer_evaluation_accuracy 0.75" in found
     assert "grpo_trainer_reward 0.3" in found
     assert "grpo_trainer_step 3.0" in found
     assert status.history.whole()[1]["eval_accuracy"]["latest"] == 0.75
-    assert json.loads((config.run_dir / "metrics.jsonl").read_text().splitlines()[-1])["eval_accuracy"] == 0.75
+    last = json.loads((config.run_dir / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (last["eval_accuracy"], last["eval/few/pass@4"]) == (0.75, 1.0)
 
 
 def test_seconds_of_the_run_before_are_in_the_totals_and_not_in_the_counters(config: RunConfig):

@@ -98,6 +98,9 @@ def test_a_reward_may_name_its_file(run_file: Path):
         (["--algorithm.steps_per_generation", "3"], r"steps_per_generation 3 does not divide"),
         (["--reward.reward_weights", "[1]"], r"1 reward_weights for 2 reward_funcs"),
         (["--algorithm.loss_type", "ppo"], r"algorithm\.loss_type: .*'grpo'.*'dapo'"),
+        (["--data.eval_dataset", "a", "--data.eval_datasets", '{"b": {"dataset": "b"}}'], r"make data\.eval_dataset a"),
+        (["--data.eval_datasets", '{"a": {"dataset": "a", "pass_at": [1, 4]}}'], r"a\.num_generations to 4 or more"),
+        (["--data.eval_datasets", '{"a/b": {"dataset": "a"}}'], r"eval_datasets\.a/b.*pattern"),
         (["--rollout.temperature", "0"], r"rollout\.temperature: .*greater than 0"),
     ],
 )

@@ -16,7 +16,7 @@ from .algorithm.surrogates.reads import keeps_reference
 from .algorithm.trial import check_algorithm
 from .config.run_config import RunConfig
 from .data.row_store import RowStore
-from .data.rows import load_prompt_rows
+from .data.rows import load_eval_sets, load_prompt_rows
 from .data.tokenizer import load_tokenizer
 from .engine.deepspeed_settings import deepspeed_settings
 from .engine.schedule import number_of_steps
@@ -40,7 +40,7 @@ def dry_run(config: RunConfig) -> int:
         checked_tokens(config.server)
     tokenizer = load_tokenizer(config.model)
     rows = load_prompt_rows(config.data, tokenizer, split="train")
-    eval_rows = load_prompt_rows(config.data, tokenizer, split="eval")
+    eval_rows = load_eval_sets(config.data, tokenizer)
     lines = [*_plan(config, rows, eval_rows), *_memory(config)]
     fingerprint = tokenizer_fingerprint(tokenizer.get_vocab(), eos_token_id=tokenizer.eos_token_id)
     lines += asyncio.run(_servers(config, rows, fingerprint))
@@ -50,13 +50,14 @@ def dry_run(config: RunConfig) -> int:
     return 0
 
 
-def _plan(config: RunConfig, rows: RowStore, eval_rows: RowStore) -> Iterator[Line]:
+def _plan(config: RunConfig, rows: RowStore, eval_rows: dict[str, RowStore]) -> Iterator[Line]:
     steps = number_of_steps(config, len(rows))
     algorithm, rollout = config.algorithm, config.rollout
     updates = algorithm.num_iterations * algorithm.steps_per_generation
     shortest, longest = rows.summary.shortest_prompt, rows.summary.longest_prompt
     yield "prompts", f"{len(rows)}, {shortest} to {longest} tokens; columns {', '.join(rows[0].columns)}"
-    yield "held-out prompts", str(len(eval_rows)) if eval_rows else "none: no evaluation"
+    for name, held_out in eval_rows.items():
+        yield f"held-out prompts {name}".rstrip(), str(len(held_out)) if held_out else "none: no evaluation"
     yield "steps", f"{steps}, each {rollout.groups_per_batch} prompts x {rollout.num_generations} completions"
     yield "optimizer updates", f"{steps * updates} ({updates} per step)"
     yield "epochs", f"{steps * rollout.groups_per_batch / len(rows):.2f}"

@@ -158,7 +158,8 @@ class Journal:
 
     def complete_step(self, step: int) -> None:
         """Add the evaluation to the last step, which the previous process has written. Drops the push's metrics."""
-        self._collected, late = {}, {key: value for key, value in self._collected.items() if key.startswith("eval_")}
+        collected, self._collected = self._collected, {}
+        late = {key: value for key, value in collected.items() if key.startswith(("eval_", "eval/"))}
         if late:
             self.sinks.complete(step, late)
             self.status.history.complete(step, late)

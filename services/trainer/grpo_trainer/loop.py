@@ -234,7 +234,7 @@ def has_new_adapter(run: Run) -> bool:
 
 def evaluate(run: Run, step: int) -> None:
     """Held-out accuracy; the other ranks wait for the next command."""
-    if run.config.eval.eval_steps and run.config.data.eval_dataset:
+    if run.config.eval.eval_steps and run.config.data.has_held_out_rows:
         with run.journal.stage("eval"):
             metrics = wait_for(run, run.orchestrator.evaluation.run(version=step + 1, step=step), version=step + 1)
         if metrics is not None:

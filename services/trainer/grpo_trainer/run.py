@@ -18,7 +18,7 @@ from .config.settings import write_resolved
 from .crew_export import CrewExport
 from .data.difficulty import DifficultyMemory
 from .data.order import PromptOrder
-from .data.rows import load_prompt_rows
+from .data.rows import load_eval_sets, load_prompt_rows
 from .data.tokenizer import load_tokenizer
 from .engine.schedule import number_of_steps
 from .engine.state import layout, read_engine_state
@@ -93,7 +93,7 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
         tokenizer = load_tokenizer(config.model)
         pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         rows = load_prompt_rows(config.data, tokenizer, split="train", folder=config.run_dir / "data")
-        eval_rows = load_prompt_rows(config.data, tokenizer, split="eval", folder=config.run_dir / "data")
+        eval_rows = load_eval_sets(config.data, tokenizer, folder=config.run_dir / "data")
         max_steps = number_of_steps(config, len(rows))
         status.know_run(max_steps=max_steps, step=step)
         write_resolved(config, config.run_dir / "run.yaml")

@@ -11,6 +11,7 @@ loss.py         logprobs → the loss of a micro-batch; kl.py: its KL term
                 surrogates/    the loss of a token
 correction.py   the trainer's over the server's probability; off_policy_mask.py: episodes that are left out
 scores.py       statistics in which null is never 0; spread.py: whether a group has anything to teach
+at_k.py         avg@k and pass@k
 trial.py        settings that cannot work, and a user's own surrogate on made tokens, before the run begins
 reduction.py    metrics that come out the same however a batch is cut
 extension.py    an entry of one of the tables, or a user's own as FILE.py:NAME

@@ -1,8 +1,8 @@
 """The section `data` of a run file."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from .section import Section, Share
 
@@ -22,6 +22,30 @@ class DifficultyConfig(Section):
     memory: Share = Field(0.5, description="Weight of earlier epochs in the solve rate of a prompt.")
 
 
+SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+"""Name of a set of rows: part of the names of metrics, and of a file in the run folder."""
+
+
+class EvalDataset(Section):
+    """Held-out rows with a name of their own. What is absent is that of `data` or `eval`."""
+
+    dataset: str = Field(
+        min_length=1, description="A .jsonl, .json, .csv or .parquet file, or a Hub name. `name#500` takes 500 rows."
+    )
+    split: str = Field("test", description="Split of a Hub dataset.")
+    recipe: RecipeName | None = Field(None, description="How a row becomes a prompt; absent: data.recipe.")
+    prompt_column: str | None = Field(None, description="Column of the prompt; absent: data.prompt_column.")
+    prompt_template: str | None = Field(None, description="Text of the prompt; absent: data.prompt_template.")
+    system: str | None = Field(None, description="System prompt, or a file that holds it; absent: data.system.")
+    max_rows: int | None = Field(None, ge=1, description="Rows that are evaluated; absent: eval.max_rows.")
+    num_generations: int | None = Field(
+        None, ge=1, description="Sampled completions per prompt, the k of avg@k; absent: eval.num_generations_eval."
+    )
+    pass_at: list[Annotated[int, Field(ge=1)]] | None = Field(
+        None, min_length=1, description="Each k of pass@k, at most the sampled completions; absent: all of them."
+    )
+
+
 class DataConfig(Section):
     """Where the prompts come from."""
 
@@ -31,6 +55,9 @@ class DataConfig(Section):
     split: str = Field("train", description="Split of a Hub dataset.")
     eval_dataset: str | None = Field(None, description="Held-out rows, in the same forms; absent: no evaluation.")
     eval_split: str = "test"
+    eval_datasets: dict[SetName, EvalDataset] = Field(
+        default_factory=dict, description="Several held-out sets by name, each with its avg@k and pass@k."
+    )
     recipe: RecipeName = Field("none", description="How a row becomes a prompt; `none` takes `prompt_column` as it is.")
     prompt_column: str = Field("prompt", description="Text or a list of messages, for recipe `none`.")
     prompt_template: str | None = Field(
@@ -43,3 +70,23 @@ class DataConfig(Section):
     difficulty: DifficultyConfig | None = Field(
         None, description="Remember which prompts are solved, and prefer those that sometimes are; absent: all alike."
     )
+
+    @property
+    def has_held_out_rows(self) -> bool:
+        return self.eval_dataset is not None or bool(self.eval_datasets)
+
+    @model_validator(mode="after")
+    def _one_form_of_held_out_rows(self) -> Self:
+        if self.eval_dataset is not None and self.eval_datasets:
+            raise ValueError(
+                "data.eval_dataset and data.eval_datasets both name held-out rows; make data.eval_dataset "
+                f"{self.eval_dataset} one of data.eval_datasets, and leave it out"
+            )
+        return self
+
+    def of_eval_dataset(self, name: str) -> "DataConfig":
+        """These settings with the set `name` as the only held-out one."""
+        chosen = self.eval_datasets[name]
+        own = chosen.model_dump(include={"recipe", "prompt_column", "prompt_template", "system"}, exclude_none=True)
+        held_out = {"eval_dataset": chosen.dataset, "eval_split": chosen.split, "eval_datasets": {}}
+        return self.model_copy(update=own | held_out)

@@ -328,6 +328,17 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _enough_completions_for_pass_at_k(self) -> Self:
+        for name, chosen in self.data.eval_datasets.items():
+            n, most = chosen.num_generations or self.eval.num_generations_eval, max(chosen.pass_at or [1])
+            if most > n:
+                raise ValueError(
+                    f"data.eval_datasets.{name}.pass_at {most} needs as many completions per prompt, and {n} are "
+                    f"sampled; set data.eval_datasets.{name}.num_generations to {most} or more"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _whole_mini_batches(self) -> Self:
         size, steps = self.rollout.generation_batch_size, self.algorithm.steps_per_generation
         if size % steps:

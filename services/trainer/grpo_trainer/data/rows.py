@@ -36,17 +36,19 @@ def load_prompt_rows(
     *,
     split: Literal["train", "eval"] = "train",
     folder: Path | None = None,
+    set_name: str = "",
 ) -> RowStore:
     """The rows to train on, or the held-out ones (none when `eval_dataset` is absent), in the dataset's order.
 
-    They are kept in `folder`, or without one in a temporary folder that is gone when this returns. `columns` are all
-    columns of a row, unrenamed. Raises UsageError: a dataset that is missing, unreadable or empty, a column that the
-    recipe needs and the dataset lacks, a prompt longer than `max_prompt_length`.
+    They are kept in `folder`, or without one in a temporary folder that is gone when this returns; `set_name` tells
+    apart the files of several held-out sets. `columns` are all columns of a row, unrenamed. Raises UsageError: a
+    dataset that is missing, unreadable or empty, a column that the recipe needs and the dataset lacks, a prompt longer
+    than `max_prompt_length`.
     """
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="grpo-rows-") as temporary:
-            return load_prompt_rows(config, tokenizer, split=split, folder=Path(temporary))
-    path = folder / f"rows-{split}.arrow"
+            return load_prompt_rows(config, tokenizer, split=split, folder=Path(temporary), set_name=set_name)
+    path = folder / f"rows-{split}{set_name and '-'}{set_name}.arrow"
     if split == "train":
         dataset, source_split = config.dataset, config.split
     elif config.eval_dataset is None:
@@ -67,6 +69,18 @@ def load_prompt_rows(
     rows = write_rows(path, batches, fingerprint)
     log.info("dataset %s: %d rows read and tokenized in %.1f s", dataset, len(rows), time.monotonic() - started)
     return rows
+
+
+def load_eval_sets(
+    config: DataConfig, tokenizer: "PreTrainedTokenizerBase", *, folder: Path | None = None
+) -> dict[str, RowStore]:
+    """The held-out rows of each set by its name; those of `eval_dataset` under the empty name. See above."""
+    if not config.eval_datasets:
+        return {"": load_prompt_rows(config, tokenizer, split="eval", folder=folder)}
+    return {
+        name: load_prompt_rows(config.of_eval_dataset(name), tokenizer, split="eval", folder=folder, set_name=name)
+        for name in config.eval_datasets
+    }
 
 
 def rows_fingerprint(

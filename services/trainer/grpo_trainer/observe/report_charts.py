@@ -267,6 +267,9 @@ def _accuracy_traces(curves: Curves) -> Iterator[Trace]:
     ):
         if series := curves.get(metric):
             yield _line(series, name, color, mode="lines+markers", marker={"symbol": symbol, "size": 8, "color": color})
+    for index, (name, series) in enumerate(curves.matching("eval/", "").items()):  # `<set>/avg@8`
+        color = PALETTE[index % len(PALETTE)]
+        yield _line(series, name, color, line={"color": color, "width": 1.5, "dash": "dot"})
 
 
 def _length_traces(curves: Curves) -> Iterator[Trace]:

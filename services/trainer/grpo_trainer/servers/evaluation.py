@@ -1,13 +1,15 @@
 """Held-out evaluation: greedy, and sampled at temperature 1, on the same servers as the training."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from grpo_proto import Sampling
 
+from ..algorithm.at_k import at_k_metrics
 from ..algorithm.scores import accuracy, mean
 from ..algorithm.sequences import Group
-from ..config.run_config import EvalConfig
+from ..config.run_config import RunConfig
 from ..data.prompt_row import PromptRow
 from .reward import RewardStage
 from .rollout import Asked, RolloutStage
@@ -15,29 +17,65 @@ from .rollout import Asked, RolloutStage
 ROWS_PER_JOB = 64
 
 
+@dataclass(frozen=True)
+class EvalSet:
+    """Held-out rows, how often each is sampled, and each k of pass@k; none for rows without a name."""
+
+    rows: Sequence[PromptRow]
+    num_generations: int
+    pass_at: Sequence[int] = ()
+
+
+def eval_sets(config: RunConfig, rows: Mapping[str, Sequence[PromptRow]]) -> dict[str, EvalSet]:
+    """The sets of a run file by name, with the rows of each; those of `data.eval_dataset` have the empty name."""
+    sets = {}
+    for name, held_out in rows.items():
+        chosen = config.data.eval_datasets.get(name)
+        if chosen is None:
+            sets[name] = EvalSet(list(held_out[: config.eval.max_rows]), config.eval.num_generations_eval)
+        else:
+            n = chosen.num_generations or config.eval.num_generations_eval
+            limit = chosen.max_rows or config.eval.max_rows
+            sets[name] = EvalSet(list(held_out[:limit]), n, chosen.pass_at or [n])
+    return sets
+
+
+def mean_over_sets(results: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Each metric's mean over the sets that have it: a set counts the same however many rows it has."""
+    names = dict.fromkeys(name for result in results.values() for name in result)
+    means = {name: mean(result[name] for result in results.values() if name in result) for name in names}
+    return {name: value for name, value in means.items() if value is not None}
+
+
 class Evaluation:
     """Sample and score the held-out rows. Seeds depend on the row alone, so that evaluations are comparable."""
 
-    def __init__(
-        self,
-        rollout: RolloutStage,
-        reward: RewardStage,
-        rows: Sequence[PromptRow],
-        config: EvalConfig,
-        *,
-        max_tokens: int,
-    ):
-        self.rollout, self.reward = rollout, reward
-        self.rows = list(rows[: config.max_rows])
-        self.max_tokens, self.num_generations = max_tokens, config.num_generations_eval
+    def __init__(self, rollout: RolloutStage, reward: RewardStage, sets: Mapping[str, EvalSet], *, max_tokens: int):
+        self.rollout, self.reward, self.sets = rollout, reward, sets
+        self.max_tokens = max_tokens
 
     async def run(self, *, version: int, step: int) -> dict[str, float]:
-        """Return `eval_accuracy` (sampled), `eval_greedy`, `eval_reward` and mean length; omits unscored metrics."""
+        """Return `eval_accuracy` (sampled), `eval_greedy`, `eval_reward` and mean length; omits unscored metrics.
+
+        They are means over the sets. Each set with a name adds `eval/<set>/avg@k`, `eval/<set>/pass@k` and
+        `eval/<set>/greedy`.
+        """
+        found = await asyncio.gather(*(self._run(chosen, version, step) for chosen in self.sets.values()))
+        results = {name: means for name, (means, _) in zip(self.sets, found, strict=True)}
+        metrics = mean_over_sets(results)
+        for name, (means, at_k) in zip(self.sets, found, strict=True):
+            if name:
+                own = at_k | ({"greedy": means["eval_greedy"]} if "eval_greedy" in means else {})
+                metrics |= {f"eval/{name}/{key}": value for key, value in own.items()}
+        return metrics
+
+    async def _run(self, chosen: EvalSet, version: int, step: int) -> tuple[dict[str, float], dict[str, float]]:
+        """Return the metrics that are averaged over the sets, and those at k."""
         sampled = Sampling(temperature=1.0, max_tokens=self.max_tokens, logprobs=False)
         greedy = Sampling(temperature=0.0, max_tokens=self.max_tokens, logprobs=False)
         sampled_groups, greedy_groups = await asyncio.gather(
-            self._groups(sampled, self.num_generations, version, step),
-            self._groups(greedy, 1, version, step),
+            self._groups(chosen.rows, sampled, chosen.num_generations, version, step),
+            self._groups(chosen.rows, greedy, 1, version, step),
         )
         episodes = [episode for group in sampled_groups for episode in group.episodes]
         metrics = {
@@ -46,17 +84,22 @@ class Evaluation:
             "eval_reward": mean(s.total for s in episodes if s.total is not None),
             "eval_completions/mean_length": mean(s.num_sampled for s in episodes),
         }
-        return {name: value for name, value in metrics.items() if value is not None}
+        at_k = at_k_metrics(sampled_groups, num_generations=chosen.num_generations, pass_at=chosen.pass_at)
+        return {name: value for name, value in metrics.items() if value is not None}, at_k
 
-    async def _groups(self, sampling: Sampling, n: int, version: int, step: int) -> list[Group]:
+    async def _groups(
+        self, rows: Sequence[PromptRow], sampling: Sampling, n: int, version: int, step: int
+    ) -> list[Group]:
         jobs = [
-            self._job(range(first, min(first + ROWS_PER_JOB, len(self.rows))), sampling, n, version, step)
-            for first in range(0, len(self.rows), ROWS_PER_JOB)
+            self._job(range(first, min(first + ROWS_PER_JOB, len(rows))), rows, sampling, n, version, step)
+            for first in range(0, len(rows), ROWS_PER_JOB)
         ]
         return [group for groups in await asyncio.gather(*jobs) for group in groups]
 
-    async def _job(self, numbers: range, sampling: Sampling, n: int, version: int, step: int) -> list[Group]:
-        asked = [Asked(position=number, row=self.rows[number], seed=number) for number in numbers]
+    async def _job(
+        self, numbers: range, rows: Sequence[PromptRow], sampling: Sampling, n: int, version: int, step: int
+    ) -> list[Group]:
+        asked = [Asked(position=number, row=rows[number], seed=number) for number in numbers]
         groups = await self.rollout.sample(asked, min_version=version, n=n, sampling=sampling)
         await self.reward.score(groups, step=step)
         return groups

@@ -5,7 +5,7 @@ It owns the event loop's thread, in which sampling and scoring go on while the m
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Literal, Protocol, Self, TypeVar
 
 from grpo_proto import Health, InfrastructureError, RewardClient, ServiceError
@@ -21,7 +21,7 @@ from ..errors import UnavailableError
 from ..ranks.stop_signal import StopRequested, StopSignal
 from .adapters import AdapterNeeds
 from .canary import Probe, sample_probes
-from .evaluation import Evaluation
+from .evaluation import Evaluation, eval_sets
 from .event_loop import EventLoopThread
 from .fleet import Fleet
 from .pipeline import Cursor, Pipeline, PipelineLimits
@@ -63,7 +63,7 @@ class Orchestrator:
         config: RunConfig,
         *,
         rows: RowStore,
-        eval_rows: Sequence[PromptRow],
+        eval_rows: Mapping[str, Sequence[PromptRow]],
         prompts: PromptOrder,
         cursor: Cursor,
         reward_code: RewardCode,
@@ -114,8 +114,7 @@ class Orchestrator:
         self.evaluation = Evaluation(
             self.rollout,
             self.reward,
-            eval_rows,
-            config.eval,
+            eval_sets(config, eval_rows),
             max_tokens=config.rollout.max_completion_length,
         )
         self.reward_health: Health | None = None

@@ -1,0 +1,60 @@
+"""Held-out evaluation: avg@k, pass@k, and what several sets have in common."""
+
+from itertools import combinations
+
+import pytest
+from tests.trainer.made_episodes import completion
+
+from grpo_trainer.algorithm.at_k import at_k_metrics, pass_at_k
+from grpo_trainer.algorithm.sequences import Group
+from grpo_trainer.config.run_config import RunConfig
+from grpo_trainer.data.prompt_row import PromptRow
+from grpo_trainer.servers.evaluation import EvalSet, eval_sets, mean_over_sets
+
+ROWS = [PromptRow(number, [1], "p", {}) for number in range(5)]
+
+
+def group(*correct: bool | None) -> Group:
+    group = Group(0, ROWS[0], [completion("a", [1], [-0.1], "a", "stop", [(0, 1)]) for _ in correct])
+    for episode, value in zip(group.episodes, correct, strict=True):
+        episode.correct = value
+    return group
+
+
+@pytest.mark.parametrize("n", [1, 4, 6])
+def test_pass_at_k_is_the_share_of_all_choices_of_k_that_hold_a_correct_one(n: int):
+    for num_correct in range(n + 1):
+        for k in range(1, n + 1):
+            choices = list(combinations([True] * num_correct + [False] * (n - num_correct), k))
+            assert pass_at_k(n, num_correct, k) == pytest.approx(sum(map(any, choices)) / len(choices), abs=1e-15)
+    assert pass_at_k(n, 1, n + 1) is None
+
+
+def test_pass_at_k_of_many_completions_is_a_number():
+    assert pass_at_k(5000, 1, 100) == pytest.approx(100 / 5000)
+
+
+def test_what_could_not_be_scored_is_not_wrong():
+    groups = [group(True, False, None, None), group(False, None, None, None), group(None, None, None, None)]
+    metrics = at_k_metrics(groups, num_generations=4, pass_at=[1, 2, 4])
+    assert metrics == {"avg@4": 1 / 3, "pass@1": 0.25, "pass@2": 1.0}
+    assert at_k_metrics(groups[2:], num_generations=4, pass_at=[1]) == {}
+
+
+def test_a_set_counts_the_same_however_many_rows_it_has_and_one_alone_is_its_own_mean():
+    assert mean_over_sets({"a": {"x": 0.1, "y": 0.3}, "b": {"x": 0.3}}) == {"x": 0.2, "y": 0.3}
+    odd = {"x": 0.1 + 0.2, "y": 1 / 3}
+    assert mean_over_sets({"": odd}) == odd
+
+
+def test_a_set_takes_from_the_section_eval_what_it_does_not_say():
+    run = {"run_dir": "r", "model": {"name_or_path": "m"}, "reward": {"reward_funcs": ["format"]}}
+    run |= {"eval": {"max_rows": 3, "num_generations_eval": 2}}
+    sets = {"plain": {"dataset": "a"}, "own": {"dataset": "b", "num_generations": 8, "pass_at": [1, 8], "max_rows": 4}}
+    config = RunConfig.model_validate(run | {"data": {"dataset": "t", "eval_datasets": sets}})
+    assert eval_sets(config, {"plain": ROWS, "own": ROWS}) == {
+        "plain": EvalSet(ROWS[:3], 2, [2]),
+        "own": EvalSet(ROWS[:4], 8, [1, 8]),
+    }
+    config = RunConfig.model_validate(run | {"data": {"dataset": "t", "eval_dataset": "a"}})
+    assert eval_sets(config, {"": ROWS}) == {"": EvalSet(ROWS[:3], 2)}
