@@ -9,7 +9,7 @@ from grpo_trainer.algorithm.batching import count_updates, plan_updates
 from grpo_trainer.algorithm.loss import old_logprobs, policy_loss
 from grpo_trainer.algorithm.sequences import TrainingSequence
 from grpo_trainer.algorithm.skipping import sequences_to_compute, surveyed
-from grpo_trainer.algorithm.surrogates import SURROGATES, surrogate_of
+from grpo_trainer.algorithm.surrogates import SURROGATES, reads_of, surrogate_of
 from grpo_trainer.config.algorithm import LOSS_TYPES, AlgorithmConfig
 from grpo_trainer.engine.output_head import Policy
 
@@ -59,7 +59,7 @@ def test_an_update_of_which_nothing_is_computed_has_an_empty_micro_batch_on_ever
     assert plan[1] == [[[]], [[]]]
 
 
-DECLARED = [name for name, surrogate in SURROGATES.items() if getattr(surrogate, "zero_without_advantage", False)]
+DECLARED = [name for name, surrogate in SURROGATES.items() if reads_of(surrogate).zero_without_advantage]
 
 
 @pytest.mark.parametrize("surrogate", DECLARED)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from ..config.algorithm import AlgorithmConfig
 from .sequences import TrainingSequence
-from .surrogates import surrogate_of
+from .surrogates import reads_of, surrogate_of
 
 SURVEY_EVERY = 10
 SURVEYED = "all_samples/"
@@ -33,7 +33,7 @@ def sequences_to_compute(sequences: Sequence[TrainingSequence], algorithm: Algor
 def may_skip(algorithm: AlgorithmConfig) -> bool:
     """Whether a token of advantage 0 has no gradient by the settings, and skipping is on."""
     reads_all = algorithm.beta_of_loss > 0.0 or algorithm.entropy_coef > 0.0
-    declared = getattr(surrogate_of(algorithm), "zero_without_advantage", False)
+    declared = reads_of(surrogate_of(algorithm)).zero_without_advantage
     return algorithm.skip_zero_advantage and declared and not reads_all
 
 

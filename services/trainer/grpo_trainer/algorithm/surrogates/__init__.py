@@ -6,8 +6,8 @@ empty micro-batch (N = 0). What it reads of the micro-batch beyond `old_logprobs
 episode lies whole in one micro-batch, so sums over an episode (`batch.episode_N`) need nothing more. A user's own is
 `FILE.py:NAME` in `algorithm.loss`.
 
-A surrogate whose loss and gradient are 0 wherever the advantage is 0 declares it with the attribute
-`zero_without_advantage = True`: samples of advantage 0 are then not computed.
+A surrogate whose loss and gradient are 0 wherever the advantage is 0 declares that, too: samples of advantage 0 are
+then not computed.
 
 reads.py    what a surrogate declares that it reads
 own.py      a user's own: what it raises or returns is named, before the run begins where possible

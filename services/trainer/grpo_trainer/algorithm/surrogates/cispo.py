@@ -11,13 +11,11 @@ import torch
 from ...config.algorithm import AlgorithmConfig
 from ..reduction import Tally
 from ..sequences import MicroBatch
-from .declarations import zero_without_advantage
 from .ratios import importance_ratio, mean_by_episode
 from .reads import reads
 
 
-@zero_without_advantage
-@reads(level=True)
+@reads(zero_without_advantage=True, level=True)
 def cispo(logprobs_N: torch.Tensor, batch: MicroBatch, algorithm: AlgorithmConfig, tally: Tally) -> torch.Tensor:
     """The loss of every token [N]."""
     ratio_N = importance_ratio(logprobs_N, batch, algorithm).detach()

@@ -13,12 +13,10 @@ from ...config.algorithm import AlgorithmConfig
 from ..reduction import Tally
 from ..sequences import MicroBatch
 from .clipped import clipped
-from .declarations import zero_without_advantage
 from .reads import reads
 
 
-@zero_without_advantage
-@reads(level=True, proximal=True)
+@reads(zero_without_advantage=True, level=True, proximal=True)
 def decoupled(logprobs_N: torch.Tensor, batch: MicroBatch, algorithm: AlgorithmConfig, tally: Tally) -> torch.Tensor:
     """The loss of every token [N]: that of `clipped`, where π_old is the proximal policy by what is declared."""
     return clipped(logprobs_N, batch, algorithm, tally)

@@ -20,7 +20,6 @@ from ...config.algorithm import AlgorithmConfig
 from ..reduction import Tally
 from ..sequences import MicroBatch
 from .clip_metrics import tally_clipping
-from .declarations import zero_without_advantage
 from .reads import reads
 
 LARGEST_RATIO = 20.0
@@ -28,15 +27,13 @@ NEARLY_ONE = 1.0 - 1e-6
 """Largest probability in the logarithm of 1 − π."""
 
 
-@zero_without_advantage
-@reads(old=False, behaviour=True, corrects_mismatch=True)
+@reads(zero_without_advantage=True, old=False, behaviour=True, corrects_mismatch=True)
 def dppo_tv(logprobs_N: torch.Tensor, batch: MicroBatch, algorithm: AlgorithmConfig, tally: Tally) -> torch.Tensor:
     """The loss of every token [N], with the total variation as distance."""
     return _masked(logprobs_N, batch, algorithm, tally, lambda policy_N, sampler_N: (policy_N - sampler_N).abs())
 
 
-@zero_without_advantage
-@reads(old=False, behaviour=True, corrects_mismatch=True)
+@reads(zero_without_advantage=True, old=False, behaviour=True, corrects_mismatch=True)
 def dppo_kl(logprobs_N: torch.Tensor, batch: MicroBatch, algorithm: AlgorithmConfig, tally: Tally) -> torch.Tensor:
     """The loss of every token [N], with the Kullback-Leibler divergence as distance."""
     return _masked(logprobs_N, batch, algorithm, tally, _divergence)

@@ -13,11 +13,11 @@ from ...config.algorithm import AlgorithmConfig
 from ..reduction import Tally
 from ..sequences import MicroBatch
 from .clip_metrics import tally_clipping
-from .declarations import zero_without_advantage
 from .ratios import mean_by_episode
+from .reads import reads
 
 
-@zero_without_advantage
+@reads(zero_without_advantage=True)
 def gmpo(logprobs_N: torch.Tensor, batch: MicroBatch, algorithm: AlgorithmConfig, tally: Tally) -> torch.Tensor:
     """The loss of every token [N]."""
     advantage_N = batch.advantage_N

@@ -27,6 +27,8 @@ class Reads:
     """`entropy_N`, without a gradient."""
     level: bool = False
     """Ratios follow `importance_sampling_level`; undeclared, another level than `token` is refused."""
+    zero_without_advantage: bool = False
+    """Loss and gradient of a token are 0 where its advantage is 0, whatever its ratio: such samples are skipped."""
     corrects_mismatch: bool = False
     """The surrogate weighs by the trainer's over the server's probability itself; `correction.py` does not again."""
 

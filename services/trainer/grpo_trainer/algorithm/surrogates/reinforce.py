@@ -11,12 +11,10 @@ import torch
 from ...config.algorithm import AlgorithmConfig
 from ..reduction import Tally
 from ..sequences import MicroBatch
-from .declarations import zero_without_advantage
 from .reads import reads
 
 
-@zero_without_advantage
-@reads(old=False)
+@reads(zero_without_advantage=True, old=False)
 def reinforce(logprobs_N: torch.Tensor, batch: MicroBatch, algorithm: AlgorithmConfig, tally: Tally) -> torch.Tensor:
     """The loss of every token [N]."""
     return -batch.advantage_N * logprobs_N

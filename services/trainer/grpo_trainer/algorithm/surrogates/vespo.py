@@ -15,15 +15,13 @@ from ...config.algorithm import AlgorithmConfig
 from ..correction import rollout_correction
 from ..reduction import Tally
 from ..sequences import MicroBatch
-from .declarations import zero_without_advantage
 from .ratios import mean_by_episode, sum_by_episode
 from .reads import reads
 
 SMALLEST, LARGEST = math.log(1e-8), 20.0
 
 
-@zero_without_advantage
-@reads(corrects_mismatch=True)
+@reads(zero_without_advantage=True, corrects_mismatch=True)
 def vespo(logprobs_N: torch.Tensor, batch: MicroBatch, algorithm: AlgorithmConfig, tally: Tally) -> torch.Tensor:
     """The loss of every token [N]."""
     log_weight_N = (logprobs_N.detach() - batch.old_logprobs_N).double().clamp(-LARGEST, LARGEST)
