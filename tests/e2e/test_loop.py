@@ -25,6 +25,7 @@ def finished_run(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Path
     rows = str(stack.model.parent / "rows.jsonl")
     sets = {"few": {"dataset": f"{rows}#4", "num_generations": 4, "pass_at": [1, 4]}, "all": {"dataset": rows}}
     flags += ["--data.eval_dataset", "null", "--data.eval_datasets", json.dumps(sets)]
+    flags += ["--checkpoint.metric_for_best", "eval/few/pass@4"]
     result = subprocess.run(
         [BIN / "grpo-train", stack.run_file, *flags],
         env=os.environ | TRAINER_ENVIRONMENT,
@@ -83,7 +84,10 @@ def test_the_run_ends_with_a_summary_and_a_page(finished_run: Path):
     assert summary["steps"] == 3
     assert summary["eval_accuracy_before"] is not None
     assert set(summary["seconds_per_stage"]) >= {"wait", "train", "push"}
+    assert summary["best_checkpoint"] in ("checkpoints/checkpoint-2", "checkpoints/checkpoint-3")
+    assert (finished_run / summary["best_checkpoint"] / "manifest.json").exists()
     page = (finished_run / "report.html").read_text()
+    assert summary["best_checkpoint"] in page
     markup = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
     assert not re.search(r"""(?:src|href)\s*=\s*["']?https?:""", markup)
     assert list((finished_run / "tensorboard").glob("*tfevents*"))

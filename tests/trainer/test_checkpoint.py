@@ -2,11 +2,14 @@
 
 import errno
 import json
+import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from grpo_trainer.checkpoint.best import BestCheckpoint
 from grpo_trainer.checkpoint.files import (
     begin_checkpoint,
     checkpoint_folder,
@@ -16,6 +19,7 @@ from grpo_trainer.checkpoint.files import (
     list_files,
     list_steps,
 )
+from grpo_trainer.config.run_config import CheckpointConfig
 from grpo_trainer.errors import UnavailableError, UsageError
 
 
@@ -41,6 +45,55 @@ def test_only_the_newest_are_kept(tmp_path: Path):
     for step in (1, 2, 3, 4):
         save(tmp_path, step, keep=2)
     assert list_steps(tmp_path) == [3, 4]
+
+
+def judged(best: BestCheckpoint, *values: float | None) -> BestCheckpoint:
+    for step, value in enumerate(values):
+        best.judge(step, {} if value is None else {"eval_accuracy": value})
+    return best
+
+
+def test_the_best_is_kept_beside_the_newest(tmp_path: Path):
+    best = BestCheckpoint("eval_accuracy")
+    for step, value in enumerate((0.2, 0.5, 0.4, 0.4, 0.4), start=1):
+        best.judge(step, {"eval_accuracy": value})
+        folder = begin_checkpoint(tmp_path, step)
+        finish_checkpoint(tmp_path, step, {}, describe_files(folder, []), keep=1, spared=[best.step or 0])
+    assert list_steps(tmp_path) == [2, 5]
+    assert best.facts() == {
+        "best_metric": "eval_accuracy",
+        "best_value": 0.5,
+        "best_checkpoint": "checkpoints/checkpoint-2",
+    }
+
+
+@pytest.mark.parametrize(
+    ("greater", "values", "step", "since"),
+    [
+        (True, [0.9, 0.1, 0.3, 0.3, 0.2], 2, 2),  # that before the first step has no checkpoint; equal is not better
+        (True, [0.9, 0.1, None, math.nan, 0.0], 1, 1),
+        (False, [0.9, 0.5, 0.4, 0.6], 2, 1),
+        (True, [0.9, None], None, 0),
+    ],
+)
+def test_the_best_evaluation(greater: bool, values: list[float | None], step: int | None, since: int):
+    best = judged(BestCheckpoint("eval_accuracy", greater), *values)
+    assert (best.step, best.evaluations_since) == (step, since)
+    assert best.is_exhausted(since)
+    assert not best.is_exhausted(since + 1)
+    assert not best.is_exhausted(None)
+
+
+def test_a_resume_knows_the_best_of_the_same_settings_while_it_is_there(tmp_path: Path):
+    best = judged(BestCheckpoint("eval_accuracy"), 0.0, 0.5, 0.4)
+    known = json.loads(json.dumps(asdict(best)))
+    config = CheckpointConfig(metric_for_best="eval_accuracy")
+    assert BestCheckpoint.of(config, known, run_dir=tmp_path) == BestCheckpoint("eval_accuracy"), "it is gone"
+    save(tmp_path, 1)
+    assert BestCheckpoint.of(config, known, run_dir=tmp_path) == best
+    other = CheckpointConfig(metric_for_best="eval_greedy")
+    assert BestCheckpoint.of(other, known, run_dir=tmp_path) == BestCheckpoint("eval_greedy")
+    assert BestCheckpoint.of(CheckpointConfig(), None, run_dir=tmp_path).facts() == {}
 
 
 @pytest.mark.parametrize("keep", [1, 2])

@@ -15,6 +15,7 @@ import torch
 
 from grpo_proto import ErrorDetail, FatalError
 from grpo_trainer import loop
+from grpo_trainer.checkpoint.best import BestCheckpoint
 from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.config.run_config import WeightsConfig
 from grpo_trainer.errors import RunError, ServersError
@@ -92,10 +93,10 @@ class Steps:
         config = SimpleNamespace(
             canary=SimpleNamespace(steps=0),
             eval=SimpleNamespace(eval_steps=6),
-            checkpoint=SimpleNamespace(save_steps=save_steps),
+            checkpoint=SimpleNamespace(save_steps=save_steps, patience=None),
         )
         self.journal = SimpleNamespace(finish_step=lambda step: self._note("finish", step))
-        self.run: Any = SimpleNamespace(config=config, max_steps=9, journal=self.journal)
+        self.run: Any = SimpleNamespace(config=config, max_steps=9, journal=self.journal, best=BestCheckpoint())
 
     def _note(self, name: str, step: int) -> list[Any]:
         self.did.append((name, step))
@@ -148,6 +149,18 @@ def test_a_step_is_not_saved_twice(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(ServersError):
         loop.train(steps.run, step=4)
     assert steps.did.count(("save", 5)) == 1
+
+
+def test_the_best_policy_is_saved_at_once_and_a_run_without_a_better_one_ends(monkeypatch: pytest.MonkeyPatch):
+    steps = Steps(monkeypatch, "sample", None)
+    steps.run.config.eval.eval_steps, steps.run.config.checkpoint.patience = 1, 2
+    steps.run.best = best = BestCheckpoint("eval_accuracy")
+    monkeypatch.setattr(loop, "evaluate", lambda _, step: best.judge(step, {"eval_accuracy": -abs(step - 6)}))
+    assert loop.train(steps.run, step=4) == 8
+    assert [step for name, step in steps.did if name == "save"] == [5, 6, 8]
+    steps.did.clear()
+    assert loop.train(steps.run, step=8) == 8, "a resume of a run that ended early adds no step"
+    assert [name for name, _ in steps.did] == ["push"]
 
 
 def test_a_policy_that_cannot_be_trusted_is_not_saved(monkeypatch: pytest.MonkeyPatch):

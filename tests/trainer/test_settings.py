@@ -101,6 +101,9 @@ def test_a_reward_may_name_its_file(run_file: Path):
         (["--data.eval_dataset", "a", "--data.eval_datasets", '{"b": {"dataset": "b"}}'], r"make data\.eval_dataset a"),
         (["--data.eval_datasets", '{"a": {"dataset": "a", "pass_at": [1, 4]}}'], r"a\.num_generations to 4 or more"),
         (["--data.eval_datasets", '{"a/b": {"dataset": "a"}}'], r"eval_datasets\.a/b.*pattern"),
+        (["--checkpoint.patience", "3"], r"patience needs checkpoint\.metric_for_best"),
+        (["--checkpoint.metric_for_best", "eval_accuracy"], r"needs an evaluation; set data\.eval_dataset or"),
+        (["--data.eval_dataset", "a", "--checkpoint.metric_for_best", "eval_x"], r"known are eval_accuracy, eval_gre"),
         (["--rollout.temperature", "0"], r"rollout\.temperature: .*greater than 0"),
     ],
 )

@@ -20,6 +20,7 @@ from .algorithm.decisions import training_sequences
 from .algorithm.kl_in_reward import penalize, sequences_to_compare
 from .algorithm.sequences import Group, TrainingSequence, to_arrays, untrained_sequence
 from .algorithm.skipping import SURVEY_EVERY, sequences_to_compute, surveyed
+from .checkpoint.best import BestCheckpoint
 from .checkpoint.saving import save_checkpoint
 from .config.run_config import RunConfig
 from .errors import RunError, ServersError
@@ -49,10 +50,13 @@ class Run:
     journal: Journal
     max_steps: int
     canary_rule: Rule
+    best: BestCheckpoint
 
 
 def train(run: Run, *, step: int) -> int:
-    """Train on from `step` finished steps, to the end or until asked to stop. Returns the last finished step.
+    """Train on from `step` finished steps, to the end, until no better evaluation comes, or until asked to stop.
+
+    Returns the last finished step.
 
     Raises ServersError when the servers do not do their part; every step until then is saved.
     """
@@ -69,7 +73,7 @@ def train(run: Run, *, step: int) -> int:
     finished = saved = step
     failure: ServersError | None = None
     try:
-        while step < run.max_steps:
+        while step < run.max_steps and not run.best.is_exhausted(config.checkpoint.patience):
             sequences = sample_and_score(run, version=step + 1)
             if sequences is None:
                 break
@@ -83,7 +87,7 @@ def train(run: Run, *, step: int) -> int:
                 evaluate(run, step)
             run.journal.finish_step(step)
             finished = step
-            if due(config.checkpoint.save_steps, step):
+            if due(config.checkpoint.save_steps, step) or step == run.best.step:
                 save(run, step)
                 saved = step
     except StopRequested:  # asked for during a push that nobody answered
@@ -239,6 +243,7 @@ def evaluate(run: Run, step: int) -> None:
             metrics = wait_for(run, run.orchestrator.evaluation.run(version=step + 1, step=step), version=step + 1)
         if metrics is not None:
             run.journal.evaluated(step, metrics)
+            run.best.judge(step, metrics)
         else:
             log.info("asked to stop: step %d is not evaluated; if it is the last, --resume does that", step)
 
@@ -257,8 +262,9 @@ def save(run: Run, step: int) -> None:
             "cursor": asdict(run.orchestrator.cursor()),
             "totals": run.journal.state(),
             "reward_code": run.orchestrator.reward.code.hashes,
+            "best": asdict(run.best),
         }
-        save_checkpoint(step, run.config, run.crew, state)
+        save_checkpoint(step, run.config, run.crew, state, spared=() if run.best.step is None else (run.best.step,))
 
 
 def due(every: int, step: int) -> bool:

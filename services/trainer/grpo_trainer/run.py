@@ -9,6 +9,7 @@ from grpo_proto import ServiceError
 from grpo_proto.messages.weights import Kind
 
 from .algorithm.trial import check_algorithm
+from .checkpoint.best import BestCheckpoint
 from .checkpoint.run_folder import find_start, make_run_folder, trainer_id
 from .checkpoint.run_lock import only_trainer_in
 from .checkpoint.saving import save_adapter, save_model
@@ -175,11 +176,16 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
         journal,
         max_steps=max_steps,
         canary_rule=rule_for(config, engine.device.type, has_experts=engine.has_experts),
+        best=BestCheckpoint.of(config.checkpoint, state.get("best") if state else None, run_dir=config.run_dir),
     )
     finished = train(parts, step=step)
-    if finished < max_steps:
+    is_done = finished >= max_steps or parts.best.is_exhausted(config.checkpoint.patience)
+    if not is_done:
         log.info("stopped after step %d of %d; go on with --resume", finished, max_steps)
     else:
+        if finished < max_steps:
+            found = parts.best
+            log.info("stopped early after step %d: the best %s is of step %s", finished, found.metric, found.step)
         with journal.stage("save"):
             if config.model.lora is None:
                 save_model(config, crew, engine.write_hf)
@@ -187,8 +193,8 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
                 save_adapter(config, crew, engine.write_adapter)
             if config.model.lora is not None and config.checkpoint.save_merged:
                 save_model(config, crew, engine.write_hf, folder="model-merged")
-    write_report_and_summary(config, journal.final_totals(), steps=finished)
-    if finished >= max_steps:
+    write_report_and_summary(config, journal.final_totals(), steps=finished, facts=parts.best.facts())
+    if is_done:
         status.done()
     return 0
 

@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -67,12 +67,18 @@ def describe_files(
 
 
 def finish_checkpoint(
-    run_dir: Path, step: int, state: dict[str, Any], files: dict[str, dict[str, Any]], *, keep: int
+    run_dir: Path,
+    step: int,
+    state: dict[str, Any],
+    files: dict[str, dict[str, Any]],
+    *,
+    keep: int,
+    spared: Collection[int] = (),
 ) -> Path:
     """Write state and manifest into the temporary folder, and rename it. Rank 0 only.
 
-    `files` describes the other files. Removes all but the newest `keep` checkpoints afterwards. Raises OSError, as on a
-    full disk.
+    `files` describes the other files. Removes all but the newest `keep` checkpoints and those of the steps in `spared`
+    afterwards. Raises OSError, as on a full disk.
     """
     temporary, final = temporary_folder(run_dir, step), checkpoint_folder(run_dir, step)
     _write_synced(temporary / STATE, json.dumps(state, indent=1).encode())
@@ -81,7 +87,7 @@ def finish_checkpoint(
     shutil.rmtree(final, ignore_errors=True)
     temporary.rename(final)
     _sync_folder(final.parent)
-    for old in list_steps(run_dir)[:-keep]:
+    for old in set(list_steps(run_dir)[:-keep]).difference(spared):
         shutil.rmtree(checkpoint_folder(run_dir, old), ignore_errors=True)  # another process may be reading it over NFS
     return final
 

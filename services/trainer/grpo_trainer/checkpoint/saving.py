@@ -1,6 +1,6 @@
 """Write checkpoints and the final model, with all ranks."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,10 @@ from ..ranks.crew import Crew
 from .files import begin_checkpoint, finish_checkpoint, list_files, remove_unfinished
 
 
-def save_checkpoint(step: int, config: RunConfig, crew: Crew, state: dict[str, Any]) -> None:
-    """Save the run after `step`, with rank 0's `state`.
+def save_checkpoint(
+    step: int, config: RunConfig, crew: Crew, state: dict[str, Any], *, spared: Collection[int] = ()
+) -> None:
+    """Save the run after `step`, with rank 0's `state`. Older checkpoints go, but not those of the steps in `spared`.
 
     Raises RunError when the checkpoint could not be written; earlier checkpoints are intact.
     """
@@ -28,7 +30,7 @@ def save_checkpoint(step: int, config: RunConfig, crew: Crew, state: dict[str, A
             described = crew.gather("describe", str(folder), names)
             files = {name: file for part in described for name, file in part.items()}
             with _own_writing():
-                finish_checkpoint(run_dir, step, state, files, keep=keep)
+                finish_checkpoint(run_dir, step, state, files, keep=keep, spared=spared)
     except RunError:
         remove_unfinished(run_dir)
         raise

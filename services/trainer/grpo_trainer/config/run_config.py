@@ -238,6 +238,14 @@ class CheckpointConfig(Section):
 
     save_steps: int = Field(100, ge=0, description="Save every so many steps and at the end; 0: only at the end.")
     save_total_limit: int = Field(2, ge=1, description="Number of newest checkpoints that are kept.")
+    metric_for_best: str | None = Field(
+        None,
+        description="Evaluation metric, such as eval_accuracy, whose best checkpoint is kept, too; absent: none.",
+    )
+    greater_is_better: bool = Field(True, description="Whether a greater metric_for_best is better.")
+    patience: int | None = Field(
+        None, ge=1, description="End the run after so many evaluations without a better one; absent: at max_steps."
+    )
     save_merged: bool = Field(
         False, description="With model.lora: write model-merged/ beside model/, the model with the adapter added."
     )
@@ -337,6 +345,32 @@ class RunConfig(Section):
                     f"sampled; set data.eval_datasets.{name}.num_generations to {most} or more"
                 )
         return self
+
+    @model_validator(mode="after")
+    def _best_by_a_metric_that_is_measured(self) -> Self:
+        metric, known = self.checkpoint.metric_for_best, self.evaluation_metrics
+        if self.checkpoint.patience is not None and metric is None:
+            raise ValueError("checkpoint.patience needs checkpoint.metric_for_best, such as eval_accuracy")
+        if metric is not None and not known:
+            raise ValueError(
+                f"checkpoint.metric_for_best {metric} needs an evaluation; set data.eval_dataset or "
+                "data.eval_datasets, and eval.eval_steps above 0"
+            )
+        if metric is not None and metric not in known:
+            raise ValueError(f"checkpoint.metric_for_best {metric} is not measured; known are {', '.join(known)}")
+        return self
+
+    @property
+    def evaluation_metrics(self) -> list[str]:
+        """Names of all metrics of an evaluation; none without an evaluation."""
+        if not self.eval.eval_steps or not self.data.has_held_out_rows:
+            return []
+        names = ["eval_accuracy", "eval_greedy", "eval_reward", "eval_completions/mean_length"]
+        for name, chosen in self.data.eval_datasets.items():
+            n = chosen.num_generations or self.eval.num_generations_eval
+            at_k = [f"avg@{n}", *(f"pass@{k}" for k in chosen.pass_at or [n]), "greedy"]
+            names += [f"eval/{name}/{metric}" for metric in at_k]
+        return names
 
     @model_validator(mode="after")
     def _whole_mini_batches(self) -> Self:

@@ -16,7 +16,7 @@ from plotly.offline import get_plotlyjs
 from ..atomic_file import write_text_atomically
 from .curves import read_curves
 from .report_charts import make_charts
-from .report_facts import config_text, facts_of, headlines_of, read_config
+from .report_facts import best_checkpoint, config_text, facts_of, headlines_of, read_config
 from .report_samples import read_samples
 from .run_files import REPORT_FILE
 
@@ -39,7 +39,7 @@ def write_report(run_dir: Path, *, output: Path | None = None) -> Path:
     page = environment.get_template("report.html.j2").render(
         run=run_dir.resolve().name,
         written=time.strftime("%Y-%m-%d %H:%M"),
-        facts=facts_of(config, curves),
+        facts=[*facts_of(config, curves), *best_checkpoint(run_dir, curves)],
         headlines=headlines_of(curves),
         charts=charts,
         figures={chart.id: chart.figure for chart in charts if chart.figure is not None},

@@ -1,5 +1,6 @@
 """The head of the report: facts about the run, headline numbers, configuration."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ import yaml
 
 from .curves import Curves
 from .progress import readable_duration
-from .run_files import CONFIG_FILE
+from .run_files import CONFIG_FILE, SUMMARY_FILE
 
 _SECRET_KEY = re.compile(r"(?i)(^|_|-)(api_?key|token|secret|password|credentials?)$")
 
@@ -34,6 +35,17 @@ def read_config(run_dir: Path) -> dict[str, Any]:
     except (OSError, ValueError, yaml.YAMLError):
         return {}
     return config if isinstance(config, dict) else {}
+
+
+def best_checkpoint(run_dir: Path, curves: Curves) -> list[tuple[str, str]]:
+    """Return the (name, value) pair of the best checkpoint; none without one, or where the summary is an older one."""
+    try:
+        summary = json.loads((run_dir / SUMMARY_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    if not summary.get("best_checkpoint") or summary["steps"] != curves.last_step:
+        return []
+    return [("Best checkpoint", f"{summary['best_checkpoint']}: {summary['best_metric']} {summary['best_value']:.4g}")]
 
 
 def config_text(config: Mapping[str, Any]) -> str:

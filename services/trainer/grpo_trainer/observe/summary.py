@@ -28,8 +28,10 @@ class RunTotals:
     """The step after which `evaluation_after` was made."""
 
 
-def write_report_and_summary(config: RunConfig, totals: RunTotals, *, steps: int) -> dict[str, Any]:
-    """Write summary.json, then report.html, at the very end of a run. Returns the summary.
+def write_report_and_summary(
+    config: RunConfig, totals: RunTotals, *, steps: int, facts: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Write summary.json, with further `facts`, then report.html, at the very end of a run. Returns the summary.
 
     An error of the report is only logged: the run is done. Raises OSError when the summary cannot be
     written.
@@ -42,7 +44,12 @@ def write_report_and_summary(config: RunConfig, totals: RunTotals, *, steps: int
         evaluation_before=totals.evaluation_before,
         # Not that of an earlier step: a stop may come before the evaluation of the last step.
         evaluation_after=totals.evaluation_after if totals.evaluated_step == steps else {},
-        facts={"seed": config.seed, "model": config.model.name_or_path, "num_tokens": totals.num_tokens},
+        facts={
+            "seed": config.seed,
+            "model": config.model.name_or_path,
+            "num_tokens": totals.num_tokens,
+            **(facts or {}),
+        },
     )
     from .report import write_report  # plotly takes a second to import
 

@@ -1,0 +1,61 @@
+"""Which checkpoint is the best by an evaluation metric, and whether the run still gets better."""
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from ..config.run_config import CheckpointConfig
+from .files import checkpoint_folder
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class BestCheckpoint:
+    """The best evaluation so far, of which a checkpoint is kept; all checkpoints know it.
+
+    The evaluation before the first step is none of them: it has no checkpoint. An evaluation without the metric, of
+    which nothing could be scored, is neither better nor worse.
+    """
+
+    metric: str | None = None
+    greater_is_better: bool = True
+    step: int | None = None
+    value: float | None = None
+    evaluations_since: int = 0
+
+    @classmethod
+    def of(cls, config: CheckpointConfig, known: Mapping[str, Any] | None, *, run_dir: Path) -> Self:
+        """Begin anew, or go on from what a checkpoint knew, unless that is of other settings or is gone."""
+        new = cls(config.metric_for_best, config.greater_is_better)
+        old = cls(**known) if known else new
+        if (old.metric, old.greater_is_better) != (new.metric, new.greater_is_better):
+            return new
+        if old.step is not None and not checkpoint_folder(run_dir, old.step).is_dir():
+            log.warning("the best checkpoint, of step %d, is gone: the best is looked for anew", old.step)
+            return new
+        return old
+
+    def judge(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take note of an evaluation. An equal value is no improvement."""
+        value = metrics.get(self.metric) if self.metric is not None else None
+        if step == 0 or value is None or not math.isfinite(value):
+            return
+        if self.value is None or (value > self.value if self.greater_is_better else value < self.value):
+            self.step, self.value, self.evaluations_since = step, value, 0
+        elif step != self.step:
+            self.evaluations_since += 1
+
+    def is_exhausted(self, patience: int | None) -> bool:
+        """Whether `patience` evaluations in a row have brought no improvement."""
+        return patience is not None and self.evaluations_since >= patience
+
+    def facts(self) -> dict[str, Any]:
+        """Entries of the summary; none when no best checkpoint was asked for."""
+        if self.metric is None:
+            return {}
+        folder = None if self.step is None else checkpoint_folder(Path(), self.step).as_posix()
+        return {"best_metric": self.metric, "best_value": self.value, "best_checkpoint": folder}
