@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from grpo_proto import ScoreRequest
+from grpo_proto.messages.reward import ScoreResult
 from grpo_reward.executors.inline import InlineExecutor
 from grpo_reward.metrics import Metrics
 from grpo_reward.scoring import Scoring
@@ -76,6 +78,7 @@ AROUND = [
     ("<tool_call>", "</tool_call>"), ('<tool_call>{"name": "', '"}</tool_call>'), ('{"', '": 1}'),
     ("```python\nraise ValueError('''", "''')\n```"), ("```python\nprint('''", "''')\n```"), ("```json\n", "\n```"),
 ]  # fmt: skip
+Score = Callable[[str, list[str]], list[ScoreResult]]
 quick = settings(
     max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
 )
@@ -96,8 +99,11 @@ def score_request(name: str, texts: list[str]) -> ScoreRequest:
 
 
 @pytest.fixture(scope="module")
-def scoring() -> Scoring:
-    return Scoring(InlineExecutor(), Metrics())
+def score() -> Iterator[Score]:
+    """Score these texts by this reward. One event loop serves all of them: making one takes longer than a score."""
+    scoring = Scoring(InlineExecutor(), Metrics())
+    with asyncio.Runner() as runner:
+        yield lambda name, texts: runner.run(scoring.score(score_request(name, texts))).results
 
 
 def test_no_reward_is_forgotten():
@@ -105,43 +111,43 @@ def test_no_reward_is_forgotten():
 
 
 @pytest.mark.parametrize("name", RANGES)
-def test_any_text_has_a_finite_score_in_the_range_of_the_reward(name: str, scoring: Scoring):
+def test_any_text_has_a_finite_score_in_the_range_of_the_reward(name: str, score: Score):
     _, low, high = RANGES[name]
 
     @quick
     @given(text=text)
     def holds(text: str) -> None:
-        (result,) = asyncio.run(scoring.score(score_request(name, [text]))).results
-        score = result.rewards[name]
-        if name == "think_language" and score.status == "unscorable":
+        (result,) = score(name, [text])
+        found = result.rewards[name]
+        if name == "think_language" and found.status == "unscorable":
             return  # a text without a word
-        assert score.status == "ok", score
-        assert score.score is not None
-        assert low <= score.score <= high
+        assert found.status == "ok", found
+        assert found.score is not None
+        assert low <= found.score <= high
 
     holds()
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("name", [*RANGES, "code"])
-def test_no_long_text_makes_an_error(name: str, scoring: Scoring):
+def test_no_long_text_makes_an_error(name: str, score: Score):
     """What it makes a reward log, too, is within the limits."""
     texts = {(shape, before): f"{before}{long}{after}" for shape, long in LONG.items() for before, after in AROUND} | {
         (shape, "JSON"): json.dumps(long) for shape, long in LONG.items()
     }
-    results = asyncio.run(scoring.score(score_request(name, list(texts.values())))).results
+    results = score(name, list(texts.values()))
     found = zip(texts, (result.rewards[name] for result in results), strict=True)
     assert {which: score.detail for which, score in found if score.status == "error"} == {}
 
 
 @pytest.mark.parametrize("name", sorted(set(RANGES) - {"length"}))
-def test_a_score_does_not_depend_on_the_company(name: str, scoring: Scoring):
+def test_a_score_does_not_depend_on_the_company(name: str, score: Score):
     @quick
     @given(texts=st.lists(text, min_size=2, max_size=6), chance=st.randoms())
     def holds(texts: list[str], chance: Any) -> None:
-        alone = {one: asyncio.run(scoring.score(score_request(name, [one]))).results[0].rewards[name] for one in texts}
+        alone = {one: score(name, [one])[0].rewards[name] for one in texts}
         chance.shuffle(texts)
-        together = asyncio.run(scoring.score(score_request(name, texts))).results
+        together = score(name, texts)
         assert [result.rewards[name] for result in together] == [alone[text] for text in texts]
 
     holds()
