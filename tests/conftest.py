@@ -12,8 +12,8 @@ LONG_GROUPS = (
 )
 """They begin first: at the end, one of them alone would be waited for.
 
-Most of them share engines, of which at most four are alive. Without faults: one each of `stack` and `engine`, a pair of
-`engines`; with them alone: two of `stack`, one each of `network` and `engine`.
+Most of them share engines, of which at most four are alive. Without faults: one each of `stack` and `engines`, a pair
+of `engine`; with them alone: two of `stack`, one each of `network` and `engine`.
 """
 
 

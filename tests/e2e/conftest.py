@@ -66,12 +66,26 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 @contextmanager
-def running_stack(folder: Path, *rollout_flags: str) -> Iterator[Stack]:
-    """Both servers, and a run file for them; `rollout_flags` come on top of the rollout server's."""
-    model = save_tiny_model(folder / "model")
+def running_stack(folder: Path) -> Iterator[Stack]:
+    """A rollout server, and what a run needs around it."""
+    model, port = save_tiny_model(folder / "model"), free_port()
+    with otlp_receiver() as receiver:
+        traced = ("--otlp-traces-endpoint", f"{receiver.url}/v1/traces")
+        command = rollout_command(model, port, "--dtype", "float32", "--enforce-eager", *traced)
+        with (
+            service(command, folder / "rollout.log", port=port, environment=ROLLOUT_ENVIRONMENT | TRACING) as rollout,
+            stack_around(rollout, model, folder, receiver) as stack,
+        ):
+            rollout.wait_until_live()
+            yield stack
+
+
+@contextmanager
+def stack_around(rollout: Service, model: Path, folder: Path, receiver: Receiver) -> Iterator[Stack]:
+    """A reward server and a run file for a rollout server that serves `model`."""
     rows = [{"prompt": f"write {word}", "target": number} for number, word in enumerate(["ab", "cde", "f", "ghij"] * 6)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    rollout_port, reward_port = free_port(), free_port()
+    reward_port = free_port()
     run_file = folder / "run.yaml"
     run_file.write_text(
         yaml.safe_dump(
@@ -81,7 +95,7 @@ def running_stack(folder: Path, *rollout_flags: str) -> Iterator[Stack]:
                 "model": {"name_or_path": str(model), "dtype": "float32"},
                 "data": {"dataset": str(folder / "rows.jsonl"), "eval_dataset": str(folder / "rows.jsonl")},
                 "rollout": {
-                    "urls": [f"http://127.0.0.1:{rollout_port}"],
+                    "urls": [rollout.url],
                     "num_generations": 4,
                     "generation_batch_size": 32,
                     "max_completion_length": 12,
@@ -100,21 +114,10 @@ def running_stack(folder: Path, *rollout_flags: str) -> Iterator[Stack]:
             }
         )
     )
-    with otlp_receiver() as receiver:
-        traced = ("--otlp-traces-endpoint", f"{receiver.url}/v1/traces")
-        sampling = rollout_command(
-            model, rollout_port, "--dtype", "float32", "--enforce-eager", *traced, *rollout_flags
-        )
-        scoring = reward_command(reward_port, "--plugin", PLUGIN, "--otlp-endpoint", receiver.url)
-        with (
-            service(
-                sampling, folder / "rollout.log", port=rollout_port, environment=ROLLOUT_ENVIRONMENT | TRACING
-            ) as rollout,
-            service(scoring, folder / "reward.log", port=reward_port, environment=TRACING) as reward,
-        ):
-            reward.wait_until_live(60)
-            rollout.wait_until_live()
-            yield Stack(folder, model, rollout, reward, run_file, receiver)
+    scoring = reward_command(reward_port, "--plugin", PLUGIN, "--otlp-endpoint", receiver.url)
+    with service(scoring, folder / "reward.log", port=reward_port, environment=TRACING) as reward:
+        reward.wait_until_live(60)
+        yield Stack(folder, model, rollout, reward, run_file, receiver)
 
 
 @pytest.fixture(scope="package")

@@ -1,5 +1,6 @@
 """A run with an adapter: the servers keep their base, take a version after each step, and sample all the while."""
 
+import asyncio
 import os
 import signal
 from collections.abc import Iterator
@@ -11,18 +12,33 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from tests.e2e.conftest import Stack, read_jsonl, running_stack
+from grpo_proto.messages.weights import CloseRequest
+from tests.e2e.conftest import Stack, read_jsonl, stack_around
 from tests.e2e.runs import assert_same_run, wait_for_step
+from tests.otlp_receiver import otlp_receiver
+from tests.rollout.conftest import Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.xdist_group("engine")]
 LORA = ("--model.lora.r", 8, "--model.lora.alpha", 16, "--optimizer.learning_rate", 1e-2)
 
 
 @pytest.fixture(scope="module")
-def adapters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A stack of its own: a rollout server that has taken a full push has lost the base of an adapter."""
-    with running_stack(tmp_path_factory.mktemp("adapters"), "--enable-lora") as stack:
+def adapters(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Around the server of adapters: one that has taken a push of all weights has lost the base of an adapter."""
+    asyncio.run(free(server))
+    model = Path(httpx.get(f"{server.url}/info", trust_env=False).json()["model"])
+    with (
+        otlp_receiver() as receiver,
+        stack_around(server.running, model, tmp_path_factory.mktemp("adapter-runs"), receiver) as stack,
+    ):
         yield stack
+
+
+async def free(server: Server) -> None:
+    """Close the session that the tests before have left, whose lease a run would wait for."""
+    async with server.trainer() as trainer:
+        await trainer.join(take_over=True)
+        await trainer.clients[0].close_session(CloseRequest(session=trainer.session))
 
 
 def train(stack: Stack, run_dir: Path, *flags: object) -> str:
