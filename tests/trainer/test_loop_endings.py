@@ -18,7 +18,8 @@ from grpo_trainer import loop
 from grpo_trainer.checkpoint.best import BestCheckpoint
 from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.config.run_config import WeightsConfig
-from grpo_trainer.errors import RunError, ServersError
+from grpo_trainer.errors import GuardStop, RunError, ServersError
+from grpo_trainer.observe.decisions import Decision
 from grpo_trainer.ranks.stop_signal import StopRequested, StopSignal
 from grpo_trainer.servers import push as stage
 from grpo_trainer.servers.event_loop import EventLoopThread
@@ -95,8 +96,12 @@ class Steps:
             eval=SimpleNamespace(eval_steps=6),
             checkpoint=SimpleNamespace(save_steps=save_steps, patience=None),
         )
-        self.journal = SimpleNamespace(finish_step=lambda step: self._note("finish", step))
+        self.journal = SimpleNamespace(finish_step=lambda step: self._note("finish", step), judge=self._judge)
+        self.decisions: dict[int, Decision] = {}
         self.run: Any = SimpleNamespace(config=config, max_steps=9, journal=self.journal, best=BestCheckpoint())
+
+    def _judge(self, step: int) -> list[Decision]:
+        return [self.decisions[step]] if step in self.decisions else []
 
     def _note(self, name: str, step: int) -> list[Any]:
         self.did.append((name, step))
@@ -142,6 +147,14 @@ def test_a_run_whose_last_step_is_made_is_evaluated_when_it_goes_on(
     steps.journal.complete_step = lambda step: steps.did.append(("complete", step))
     assert loop.train(steps.run, step=9) == 9
     assert steps.did == [("push", 9), *([] if evaluated_step == 9 else [("eval", 9), ("complete", 9)])]
+
+
+def test_a_rule_that_stops_ends_the_run_before_the_push_with_the_step_saved(monkeypatch: pytest.MonkeyPatch):
+    steps = Steps(monkeypatch, "sample", None)
+    steps.decisions = {5: Decision("kl", "warn", "it grows"), 6: Decision("kl", "stop", "it is large")}
+    with pytest.raises(GuardStop, match=r"guards.kl stops the run after step 6: it is large.*guards.kl to warn"):
+        loop.train(steps.run, step=4)
+    assert steps.last(3) == [("sample", 6), ("finish", 6), ("save", 6)]
 
 
 def test_a_step_is_not_saved_twice(monkeypatch: pytest.MonkeyPatch):

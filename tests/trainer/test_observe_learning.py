@@ -10,21 +10,25 @@ from tests.trainer.made_episodes import completion
 
 from grpo_proto import RewardScore
 from grpo_trainer.algorithm.sequences import Episode, Group
+from grpo_trainer.config.guards import RULES, GuardsConfig
 from grpo_trainer.config.run_config import RunConfig
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.errors import RunError
 from grpo_trainer.journal import Journal
 from grpo_trainer.observe.jsonl import StepFile
-from grpo_trainer.observe.learning import WINDOW, LearningWatch
+from grpo_trainer.observe.learning import LearningWatch
 from grpo_trainer.observe.live_view import LiveView
 from grpo_trainer.observe.missing_scores import MissingScores
 from grpo_trainer.observe.prometheus import RunMetrics
+from grpo_trainer.observe.repetition import repeated_ratio
 from grpo_trainer.observe.run_files import METRICS_FILE
 from grpo_trainer.observe.run_status import RunStatus
 from grpo_trainer.observe.summary import RunTotals
 from grpo_trainer.ranks.stop_signal import StopRequested, StopSignal
 from grpo_trainer.servers.pipeline import Batch, Counts
 
+WINDOW = GuardsConfig().steps
+ALL_MISMATCH = "all_samples__sampling__sampling_logp_difference__mean"
 GOOD = {
     "reward": 0.4,
     "frac_reward_zero_std": 0.3,
@@ -36,7 +40,7 @@ GOOD = {
 
 def told(watch: LearningWatch, steps: int, missing: tuple[MissingScores, ...] = (), **changes: float) -> list[str]:
     metrics = GOOD | {name.replace("__", "/"): value for name, value in changes.items()}
-    return [sentence for _ in range(steps) for sentence in watch.step_done(metrics, missing)]
+    return [decision.text for _ in range(steps) for decision in watch.step_done(metrics, missing)]
 
 
 def test_a_run_that_learns_has_no_signs():
@@ -53,6 +57,9 @@ def test_a_run_that_learns_has_no_signs():
         ({"completions__clipped_ratio": 0.95}, "raise rollout.max_completion_length"),
         ({"reward": 0.1, "entropy": 1e-5}, "a lower optimizer.learning_rate"),
         ({"reward": 0.1, "kl": 11.6}, "a lower optimizer.learning_rate"),
+        ({"sampling__sampling_logp_difference__mean": 0.3}, "Compare dtype and engine flags"),
+        ({"sampling__sampling_logp_difference__mean": 0.0, ALL_MISMATCH: 0.3}, "Compare dtype and engine flags"),
+        ({"completions__repeated_ratio": 0.7}, "the reward `repetition`"),
     ],
 )
 def test_a_sign_is_told_once_until_it_has_cleared(changes: dict[str, float], words: str):
@@ -101,6 +108,37 @@ def test_a_collapse_is_told_below_half_of_the_best_also_when_rewards_are_negativ
     told(watch, WINDOW, reward=-1.0)
     assert told(watch, 20, reward=-1.2, entropy=0.0) == []
     assert len(told(watch, 20, reward=-2.0, entropy=0.0)) == 1
+
+
+def test_every_rule_has_an_action_and_a_limit_of_its_own():
+    fields = GuardsConfig.model_fields
+    assert {name for name in fields if name.endswith("_limit")} == {f"{rule}_limit" for rule in RULES}
+    assert [rule for rule in RULES if GuardsConfig().action_of(rule) != "warn"] == ["clipped"]
+
+
+def test_a_rule_decides_what_its_action_says_and_the_strictest_comes_last():
+    guards = GuardsConfig(steps=1, clipped="stop", kl="stop", with_fallen_reward=False, entropy="ignore")
+    found = LearningWatch(guards).step_done(
+        GOOD | {"kl": 6.0, "completions/clipped_ratio": 1.0, "entropy": 0.0, "frac_reward_zero_std": 1.0}
+    )
+    assert [(decision.rule, decision.action) for decision in found] == [
+        ("zero_spread", "warn"), ("clipped", "stop"), ("kl", "stop")
+    ]  # fmt: skip
+
+
+def test_completions_that_grow_fast_are_told_and_those_that_grow_slowly_are_not():
+    watch = LearningWatch()
+    assert [told(watch, 1, completions__mean_length=100 * 1.03**step) for step in range(150)] == [[]] * 150
+    watch = LearningWatch()
+    told(watch, 30, completions__mean_length=100)
+    [sentence] = told(watch, 20, completions__mean_length=350)
+    assert "last 350 tokens, before 100" in sentence
+
+
+def test_repetition_is_the_share_of_4_grams_that_came_before():
+    assert repeated_ratio([[1, 2, 3, 4] * 25]) == pytest.approx(1 - 4 / 97)
+    assert repeated_ratio([list(range(100)), [7] * 100]) == pytest.approx((0 + 1 - 1 / 97) / 2)
+    assert repeated_ratio([[5] * 15, []]) is None
 
 
 def test_a_resumed_run_is_compared_with_its_best_steps(tmp_path: Path):
@@ -158,6 +196,7 @@ def test_the_journal_logs_signs_and_counts_only_samples_that_took_no_part(
             samples = [sample("a", 1.0), sample("b", 2.0), sample("c", None)]
             batch = Batch([Group(step, PromptRow(0, [1], "p", {}), samples)], 0.0, 0.0, epoch=1.0)
             journal.batch_arrived(batch, {}, Counts(), lost_requests=0, version=1)
+            journal.judge(step)
             journal.finish_step(step)
     assert status.snapshot().dropped == {"timeout": WINDOW}, "a reward without a weight that raises drops nothing"
     assert status.history.recent()["left_out"] == {"timeout": WINDOW}

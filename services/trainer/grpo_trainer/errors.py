@@ -4,7 +4,8 @@ TrainerError
 ├── UsageError         exit status 2: what the user gave is wrong, and the same command is wrong at every try
 ├── UnavailableError   exit status 3: something outside is missing or does not fit (yet); the same command may succeed
 └── RunError           exit status 1: the run cannot go on: what happened, and what is kept
-    └── ServersError   the servers did not do their part: what was trained is saved first
+    ├── ServersError   the servers did not do their part: what was trained is saved first
+    └── GuardStop      exit status 2: a rule of the run file ended the run, which is saved
 """
 
 import errno
@@ -63,3 +64,9 @@ class RunError(TrainerError):
 
 class ServersError(RunError):
     """The servers gave nothing to train on, or took no weights. The policy is intact."""
+
+
+class GuardStop(RunError):  # noqa: N818 - nothing failed: the run file asked for it
+    """A rule of the run file ended the run. The policy is saved; the same command would run into it again."""
+
+    exit_status = 2

@@ -9,11 +9,12 @@ from typing import Any, Self
 from .algorithm.sequences import DROP_REASONS
 from .config.run_config import RunConfig
 from .observe.completions import CompletionLog
+from .observe.decisions import Decision, DecisionLog
 from .observe.dynamic_sampling import dynamic_sampling_metrics
 from .observe.learning import LearningWatch
 from .observe.live_warnings import redacting
 from .observe.metrics import count_tokens, rollout_metrics, staleness_of
-from .observe.missing_scores import missing_scores
+from .observe.missing_scores import MissingScores, missing_scores
 from .observe.progress import Progress
 from .observe.run_status import RunStatus
 from .observe.sinks import open_sinks
@@ -47,7 +48,8 @@ class Journal:
             config.logging, run_dir, resumed_step=resumed_step, facts=config.model_dump(mode="json")
         )
         self.completions = CompletionLog(run_dir, resumed_step=resumed_step) if config.logging.log_completions else None
-        self.learning = LearningWatch()
+        self.decisions = DecisionLog(run_dir, resumed_step=resumed_step)
+        self.learning = LearningWatch(config.guards)
         if resumed_step is not None:
             self.learning.restore(run_dir)
         self._collected: dict[str, float] = {}
@@ -61,6 +63,7 @@ class Journal:
         self._open.callback(lambda: self.sinks.close(self._stop, failure=self._failure))
         if self.completions:
             self._open.callback(self.completions.close)
+        self._open.callback(self.decisions.close)
         self._open.enter_context(self.progress)
         return self
 
@@ -126,9 +129,16 @@ class Journal:
         else:
             self.totals.evaluation_after, self.totals.evaluated_step = metrics, step
 
+    def judge(self, step: int) -> list[Decision]:
+        """Hold the samples and updates of a step against the rules of `guards`, before its policy is pushed."""
+        decisions = self.learning.step_done(self._collected, self._missing_scores())
+        self.decisions.write(step, decisions)
+        return decisions
+
     def finish_step(self, step: int) -> None:
         """Write the metrics collected since the last step."""
-        groups, replaced = (self._batch.groups, self._batch.replaced) if self._batch else ([], [])
+        groups = self._batch.groups if self._batch else []
+        missing = self._missing_scores()
         num_tokens = count_tokens(groups)
         self.totals.num_tokens += num_tokens
         metrics = {"num_tokens": self.totals.num_tokens, **self._collected, **self.clock.end_step()}
@@ -141,7 +151,6 @@ class Journal:
             group.trace.end("trained", step=step)
         self.sinks.write(step, metrics)
         episodes = [episode for group in groups for episode in group.episodes]
-        missing = missing_scores([*groups, *replaced], self.config.reward.names)
         self.status.step_done(
             step,
             metrics,
@@ -152,8 +161,6 @@ class Journal:
             missing=missing,
         )
         if step > 0:
-            for sentence in self.learning.step_done(metrics, missing):
-                log.warning("step %d: %s", step, sentence)
             self.progress.step_done(step, metrics)
 
     def complete_step(self, step: int) -> None:
@@ -176,3 +183,7 @@ class Journal:
     def _enter_stage(self, name: str) -> None:
         self.status.enter_stage(name)
         self.progress.stage(name)
+
+    def _missing_scores(self) -> list[MissingScores]:
+        groups = [*self._batch.groups, *self._batch.replaced] if self._batch else []
+        return missing_scores(groups, self.config.reward.names)

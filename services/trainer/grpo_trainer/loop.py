@@ -23,7 +23,8 @@ from .algorithm.skipping import SURVEY_EVERY, sequences_to_compute, surveyed
 from .checkpoint.best import BestCheckpoint
 from .checkpoint.saving import save_checkpoint
 from .config.run_config import RunConfig
-from .errors import RunError, ServersError
+from .errors import GuardStop, RunError, ServersError
+from .guarding import obey_guards
 from .journal import Journal
 from .observe.metrics import merge_updates
 from .ranks.crew import Crew
@@ -58,7 +59,8 @@ def train(run: Run, *, step: int) -> int:
 
     Returns the last finished step.
 
-    Raises ServersError when the servers do not do their part; every step until then is saved.
+    Raises ServersError when the servers do not do their part, and GuardStop when a rule of the run file ends the run;
+    every step until then is saved.
     """
     config = run.config
     adapter_is_zero = step == 0 and has_new_adapter(run)
@@ -71,7 +73,7 @@ def train(run: Run, *, step: int) -> int:
         evaluate_late(run, step)
 
     finished = saved = step
-    failure: ServersError | None = None
+    failure: ServersError | GuardStop | None = None
     try:
         while step < run.max_steps and not run.best.is_exhausted(config.checkpoint.patience):
             sequences = sample_and_score(run, version=step + 1)
@@ -79,6 +81,7 @@ def train(run: Run, *, step: int) -> int:
                 break
             step += 1
             changed = optimize(run, sequences, version=step)
+            obey_guards(run.journal, step)
             push_policy(run, version=step + 1)
             if due(config.canary.steps, step) or (adapter_is_zero and changed):
                 check_canary(run, version=step + 1)
@@ -92,7 +95,7 @@ def train(run: Run, *, step: int) -> int:
                 saved = step
     except StopRequested:  # asked for during a push that nobody answered
         pass
-    except ServersError as error:
+    except (ServersError, GuardStop) as error:
         failure = error
         log.error("%s; what is trained is saved before the run ends", error)
 

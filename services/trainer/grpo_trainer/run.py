@@ -24,7 +24,7 @@ from .data.tokenizer import load_tokenizer
 from .engine.schedule import number_of_steps
 from .engine.state import layout, read_engine_state
 from .engine.training_engine import TrainingEngine
-from .errors import RunError
+from .errors import GuardStop, RunError
 from .journal import Journal
 from .live_sources import show_servers
 from .loop import Run, train
@@ -178,7 +178,11 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
         canary_rule=rule_for(config, engine.device.type, has_experts=engine.has_experts),
         best=BestCheckpoint.of(config.checkpoint, state.get("best") if state else None, run_dir=config.run_dir),
     )
-    finished = train(parts, step=step)
+    try:
+        finished = train(parts, step=step)
+    except GuardStop:
+        write_report_and_summary(config, journal.final_totals(), steps=status.snapshot().step, facts=parts.best.facts())
+        raise
     is_done = finished >= max_steps or parts.best.is_exhausted(config.checkpoint.patience)
     if not is_done:
         log.info("stopped after step %d of %d; go on with --resume", finished, max_steps)

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from .algorithm import AlgorithmConfig
 from .data import DataConfig
+from .guards import GuardsConfig
 from .lora import LoraConfig
 from .section import Positive, Seconds, Section, ServerUrl, Share, without_credentials
 
@@ -305,6 +306,7 @@ class RunConfig(Section):
     canary: CanaryConfig = CanaryConfig()
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    guards: GuardsConfig = GuardsConfig()
     logging: LoggingConfig = LoggingConfig()
     server: ServerConfig = ServerConfig()
 

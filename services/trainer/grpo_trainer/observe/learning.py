@@ -1,7 +1,7 @@
-"""Warn of signs that a run learns nothing, read from its last steps. Training does not depend on them.
+"""Judge the last steps of a run by the rules of the section `guards`: warn or stop.
 
-A sign counts when the last step and `MOST` of the last `WINDOW` show it, and has cleared when none of them does. So a
-number that oscillates about its threshold warns once, and a gap of one step does not suppress the warning.
+A rule is broken when the last step and `MOST` of the last `guards.steps` show its sign, and has cleared when none of
+them does. So a number that oscillates about its limit acts once, and a gap of one step does not suppress it.
 """
 
 import math
@@ -10,88 +10,108 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..algorithm.skipping import SURVEYED
+from ..config.guards import Action, GuardsConfig
 from .curves import numbers_of
+from .decisions import Decision
 from .jsonl import read_records
 from .live_groups import clean
 from .missing_scores import MissingScores
 from .run_files import METRICS_FILE
 
-WINDOW = 5
-"""Steps. One bad batch is no sign, and five steps of a run of hundreds are early enough to stop it."""
-MOST = 4
-"""How many of the last `WINDOW` steps must show a sign before it is logged."""
-ZERO_SPREAD = 0.95
-"""Share of samples in groups with equal rewards: the other twentieth gives hardly any gradient."""
-CUT_OFF = 0.9
-"""Share of truncated completions: most policies have some; a policy that answers never has nearly all."""
-NO_ENTROPY = 1e-3
-"""Entropy in nats per token: below it the policy repeats one completion. Runs that learn end at some hundredths."""
-FAR_FROM_REFERENCE = 5.0
-"""KL in nats per token: a policy that learns stays below 1; beyond this its text is noise."""
+MOST = 0.8
+"""Share of the last steps that must show a sign."""
+BEST_OF = 5
+"""Steps. The best reward of a run is a mean over as many: one lucky batch is no mark to fall from."""
 FALLEN_TO = 0.5
-"""Share of the best reward so far, a mean over `WINDOW` steps, below which a reward has fallen. Entropy and KL alone
-do not distinguish a collapse from a learned task."""
-MISSING = 0.05
-"""Share of a reward's scores: a few timeouts are normal; one score in twenty is a fault of the reward."""
+"""Share of the best reward so far below which a reward has fallen. Entropy and KL alone do not distinguish a collapse
+from a learned task."""
+BASE, SHORTEST_BASE = 20, 5
+"""Steps that the length of a step is compared with, and how many there must be."""
 FAULTS = ("error", "timeout")
 """Statuses that are faults; `unscorable` is none, as a reward may decline to score a sample."""
 MAX_DETAIL = 200
+MISMATCH = "sampling/sampling_logp_difference/mean"
 
-
-EQUAL_REWARDS, CUT_OFF_EARLY, COLLAPSE, FAILING = "equal rewards", "cut off", "collapse", "failing reward "
-"""Signs; the last one is followed by the reward's name."""
+SEVERITY: tuple[Action, ...] = ("ignore", "warn", "stop")
+Sign = tuple[str, str]
+"""A rule, and the reward it is about, or no word."""
 
 
 @dataclass(frozen=True)
 class StepSeen:
-    """The input of the rules: the metrics of a step and its missing scores."""
+    """The input of the rules: the metrics of a step, its missing scores, and what went before."""
 
     metrics: Mapping[str, float]
     missing: Sequence[MissingScores] = ()
+    usual_length: float = math.nan
 
     def get(self, name: str) -> float:
         """Return the metric, or NaN when it was not measured: no comparison with NaN is true."""
         return self.metrics.get(name, math.nan)
 
-
-def signs_of(step: StepSeen, *, best_reward: float) -> set[str]:
-    """Return the signs of one step. `best_reward` is the best mean reward of `WINDOW` steps of the run."""
-    signs = {FAILING + one.reward for one in step.missing if _failing_share(step, one.reward) > MISSING}
-    if step.get("frac_reward_zero_std") >= ZERO_SPREAD:
-        signs.add(EQUAL_REWARDS)
-    if step.get("completions/clipped_ratio") >= CUT_OFF:
-        signs.add(CUT_OFF_EARLY)
-    # The first is missing when no sample was computed, the second while most are.
-    no_entropy = any(step.get(name) < NO_ENTROPY for name in ("entropy", "all_samples/entropy"))
-    gone = no_entropy or step.get("kl") > FAR_FROM_REFERENCE
-    if gone and step.get("reward") < best_reward - (1 - FALLEN_TO) * abs(best_reward):
-        signs.add(COLLAPSE)
-    return signs
+    def measured(self, name: str) -> list[float]:
+        """Return the metric over computed samples and that over all: the first may be missing, or of few samples."""
+        return [self.metrics[key] for key in (name, SURVEYED + name) if key in self.metrics]
 
 
-def sentence_of(sign: str, steps: Sequence[StepSeen], *, best_reward: float) -> str:
+def signs_of(step: StepSeen, guards: GuardsConfig, *, best_reward: float) -> set[Sign]:
+    """Return the signs of one step. `best_reward` is the best mean reward of `BEST_OF` steps of the run."""
+    fallen = step.get("reward") < best_reward - (1 - FALLEN_TO) * abs(best_reward) or not guards.with_fallen_reward
+    broken = {
+        "kl": fallen and any(value > guards.kl_limit for value in step.measured("kl")),
+        "entropy": fallen and any(value < guards.entropy_limit for value in step.measured("entropy")),
+        "mismatch": any(value > guards.mismatch_limit for value in step.measured(MISMATCH)),
+        "zero_spread": step.get("frac_reward_zero_std") >= guards.zero_spread_limit,
+        "clipped": step.get("completions/clipped_ratio") >= guards.clipped_limit,
+        "length_growth": step.get("completions/mean_length") > guards.length_growth_limit * step.usual_length,
+        "repetition": step.get("completions/repeated_ratio") > guards.repetition_limit,
+    }
+    failing = {one.reward for one in step.missing if _failing_share(step, one.reward) > guards.failing_reward_limit}
+    return {(rule, "") for rule, shown in broken.items() if shown} | {("failing_reward", name) for name in failing}
+
+
+def sentence_of(sign: Sign, steps: Sequence[StepSeen], guards: GuardsConfig, *, best_reward: float) -> str:
     """Describe a sign that `steps` show, and what to inspect or to change."""
-    last = steps[-1]
-    if sign == EQUAL_REWARDS:
+    rule, reward = sign
+    last, most = steps[-1], f"in most of the last {len(steps)} steps"
+    if rule == "zero_spread":
         return (
-            f"in most of the last {len(steps)} steps nearly every group of completions had equal rewards (mean reward "
+            f"{most} nearly every group of completions had equal rewards (mean reward "
             f"{last.get('reward'):.3g}): nothing is learnt from them. Look at the completions and their rewards; if "
             "the rewards are right, take prompts that the policy solves sometimes, or raise rollout.num_generations or "
             "rollout.temperature"
         )
-    if sign == CUT_OFF_EARLY:
+    if rule == "clipped":
         share = 100 * last.get("completions/clipped_ratio")
         return (
-            f"in most of the last {len(steps)} steps nearly all completions ({share:.0f} %) were cut off: "
+            f"{most} nearly all completions ({share:.0f} %) were cut off: "
             "raise rollout.max_completion_length, or look at the completions for text that never ends"
         )
-    if sign == COLLAPSE:
-        numbers = "".join(f", {name} {last.get(name):.3g}" for name in ("entropy", "kl") if name in last.metrics)
+    if rule == "mismatch":
+        return (
+            f"{most} the logprobs of trainer and servers differed by more than {guards.mismatch_limit:g} (last "
+            f"{max(last.measured(MISMATCH)):.3g}): the policy is not the one that samples. "
+            "Compare dtype and engine flags of the servers with the trainer's"
+        )
+    if rule == "length_growth":
+        return (
+            f"{most} completions were more than {guards.length_growth_limit:g} times as long as before (last "
+            f"{last.get('completions/mean_length'):.0f} tokens, before {last.usual_length:.0f}). Look at them for text "
+            "that never ends, and at what the rewards pay for"
+        )
+    if rule == "repetition":
+        return (
+            f"{most} completions repeat themselves ({100 * last.get('completions/repeated_ratio'):.0f} % of their "
+            "4-grams). Look at them; the reward `repetition` takes points for it"
+        )
+    if rule in ("kl", "entropy"):
+        numbers = "".join(f", {name} {values[-1]:.3g}" for name in ("entropy", "kl") if (values := last.measured(name)))
         return (
             f"the policy has collapsed: reward {last.get('reward'):.3g}, at its best {best_reward:.3g}{numbers}. "
             "Go back to an earlier checkpoint, with a lower optimizer.learning_rate or a higher algorithm.beta"
         )
-    lost = next(one for one in last.missing if FAILING + one.reward == sign and one.status in FAULTS)
+    lost = next(one for one in last.missing if one.reward == reward and one.status in FAULTS)
     why = f", for instance: {clean(lost.detail, MAX_DETAIL)}" if lost.detail else ""
     return (
         f"reward {clean(lost.reward, MAX_DETAIL)} fails: in the last step {lost.count} of {lost.of} scores are missing "
@@ -100,36 +120,52 @@ def sentence_of(sign: str, steps: Sequence[StepSeen], *, best_reward: float) -> 
 
 
 class LearningWatch:
-    """Keep the last steps and the logged signs. Used by the loop's thread."""
+    """Keep the last steps and the signs that have acted. Used by the loop's thread."""
 
-    def __init__(self) -> None:
-        self._steps: deque[StepSeen] = deque(maxlen=WINDOW)
-        self._rewards: deque[float] = deque(maxlen=WINDOW)
+    def __init__(self, guards: GuardsConfig | None = None) -> None:
+        self.guards = guards or GuardsConfig()
+        self._steps: deque[StepSeen] = deque(maxlen=self.guards.steps)
+        self._rewards: deque[float] = deque(maxlen=BEST_OF)
+        self._lengths: deque[float] = deque(maxlen=self.guards.steps + BASE)
         self._best = math.nan
-        self._told: set[str] = set()
+        self._told: set[Sign] = set()
 
     def restore(self, run_dir: Path) -> None:
-        """Read the best reward of the run before the resume."""
+        """Read what the run knew before the resume: its best reward and its usual length."""
         for record in read_records(run_dir / METRICS_FILE):
-            self._learn_best(dict(numbers_of(record)))
+            self._remember(dict(numbers_of(record)))
 
-    def step_done(self, metrics: Mapping[str, float], missing: Sequence[MissingScores] = ()) -> list[str]:
-        """Add a finished step. Return the warnings to log now."""
-        self._learn_best(metrics)
-        self._steps.append(StepSeen(metrics, missing))
-        shown = [signs_of(step, best_reward=self._best) for step in self._steps]
+    def step_done(self, metrics: Mapping[str, float], missing: Sequence[MissingScores] = ()) -> list[Decision]:
+        """Add a step. Return the decisions that it brings, the strictest last."""
+        self._remember(metrics)
+        self._steps.append(StepSeen(metrics, missing, usual_length=self._usual_length()))
+        shown = [signs_of(step, self.guards, best_reward=self._best) for step in self._steps]
         counts = Counter(sign for signs in shown for sign in signs)
         self._told &= counts.keys()
-        new = {sign for sign in shown[-1] if counts[sign] >= MOST} - self._told if len(shown) == WINDOW else set()
+        most = math.ceil(MOST * self.guards.steps)
+        full = len(shown) == self.guards.steps
+        new = {sign for sign in shown[-1] if counts[sign] >= most} - self._told if full else set()
         self._told |= new
-        return [sentence_of(sign, list(self._steps), best_reward=self._best) for sign in sorted(new)]
+        found = [
+            Decision(sign[0], action, sentence_of(sign, list(self._steps), self.guards, best_reward=self._best))
+            for sign in sorted(new)
+            if (action := self.guards.action_of(sign[0])) != "ignore"
+        ]
+        return sorted(found, key=lambda decision: SEVERITY.index(decision.action))
 
-    def _learn_best(self, metrics: Mapping[str, float]) -> None:
+    def _remember(self, metrics: Mapping[str, float]) -> None:
+        if math.isfinite(length := metrics.get("completions/mean_length", math.nan)):
+            self._lengths.append(length)
         if math.isfinite(reward := metrics.get("reward", math.nan)):
             self._rewards.append(reward)
-            if len(self._rewards) == WINDOW:
-                mean = sum(self._rewards) / WINDOW
+            if len(self._rewards) == BEST_OF:
+                mean = sum(self._rewards) / BEST_OF
                 self._best = mean if math.isnan(self._best) else max(self._best, mean)
+
+    def _usual_length(self) -> float:
+        """Mean length of the `BASE` steps before those that are judged, which so cannot raise it themselves."""
+        before = list(self._lengths)[: -self.guards.steps]
+        return sum(before) / len(before) if len(before) >= SHORTEST_BASE else math.nan
 
 
 def _failing_share(step: StepSeen, reward: str) -> float:

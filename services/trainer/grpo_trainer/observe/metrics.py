@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ..algorithm.scores import accuracy, mean, standard_deviation
 from ..algorithm.sequences import DROP_REASONS, Episode, Group
+from .repetition import repeated_ratio
 
 
 def rollout_metrics(
@@ -29,6 +30,7 @@ def rollout_metrics(
         **reward_metrics(groups, reward_names),
         **optional("accuracy", accuracy(groups)),
         **length_metrics(episodes),
+        **optional("completions/repeated_ratio", repeated_ratio(episode.sampled_token_ids for episode in episodes)),
         **staleness_metrics(episodes, policy_version),
         **sample_counts(episodes, mask_truncated=mask_truncated, dropped_stale=dropped_stale),
     }

@@ -15,6 +15,7 @@ from plotly.offline import get_plotlyjs
 
 from ..atomic_file import write_text_atomically
 from .curves import read_curves
+from .decisions import read_decisions
 from .report_charts import make_charts
 from .report_facts import best_checkpoint, config_text, facts_of, headlines_of, read_config
 from .report_samples import read_samples
@@ -44,6 +45,7 @@ def write_report(run_dir: Path, *, output: Path | None = None) -> Path:
         charts=charts,
         figures={chart.id: chart.figure for chart in charts if chart.figure is not None},
         steps=read_samples(run_dir),
+        decisions=read_decisions(run_dir),
         config=config_text(config),
         empty=curves.last_step is None,
         plotly_js=_embeddable(get_plotlyjs()) if charts else "",
