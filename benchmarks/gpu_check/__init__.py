@@ -5,10 +5,14 @@ it needs hardware that the tests do not have.
 
 check.py      what a check is: a function, what it needs, the bounds of its figures
 box.py        what this machine has: GPUs, their memory, packages and versions
-checks.py     the table of all checks, and what the project has not built
+checks.py     the table of all checks, and what is missing from it
 runner.py     each check in a process of its own, with a deadline
 table.py      the table at the end, gpu-check.json, the exit status
 made.py       models of random weights and sequences for them
 head.py       the output head against whole logits
 losses.py     every loss type against float64 on the CPU
+policies.py   policies of random weights, training engines and their updates
+updates.py    bf16 against float32, ZeRO-2 and 3 with offload
+throughput.py memory, tokens/s and MFU at three sizes
+several_gpus.py  a push's transfer to a second GPU, its digest, a lost member
 """

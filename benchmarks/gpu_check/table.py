@@ -20,11 +20,11 @@ def exit_status(results: Sequence[Result]) -> int:
     return RIGHT if all(result.outcome == "right" for result in ran) else WRONG
 
 
-def table(results: Sequence[Result], box: Box, not_built: Mapping[str, str], *, trial: bool) -> str:
+def table(results: Sequence[Result], box: Box, missing: Mapping[str, str], *, trial: bool) -> str:
     lines = [heading(box, trial=trial), "", "| check | figure | value | bound | |", "|---|---|---|---|---|"]
     for result in results:
         lines += _rows(result, trial=trial)
-    lines += [f"| {name} | | | | not built: {reason} |" for name, reason in not_built.items()]
+    lines += [f"| {name} | | | | {reason} |" for name, reason in missing.items()]
     return "\n".join([*lines, "", summary(results)])
 
 
@@ -65,7 +65,7 @@ def _words(bound: Bound | None) -> str:
     return "" if bound is None else f"{'≤' if bound.kind == 'at most' else '≥'} {bound.limit:g}"
 
 
-def as_json(results: Sequence[Result], box: Box, not_built: Mapping[str, str], *, trial: bool) -> dict[str, Any]:
+def as_json(results: Sequence[Result], box: Box, missing: Mapping[str, str], *, trial: bool) -> dict[str, Any]:
     return {
         "trial": trial,
         "exit_status": exit_status(results),
@@ -83,5 +83,5 @@ def as_json(results: Sequence[Result], box: Box, not_built: Mapping[str, str], *
             }
             for result in results
         ],
-        "not_built": dict(not_built),
+        "missing": dict(missing),
     }

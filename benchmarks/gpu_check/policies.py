@@ -1,0 +1,117 @@
+"""Policies of random weights, training engines for them, and the updates that they make."""
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from grpo_trainer.algorithm.batching import micro_batches, parts_of_ranks, plan_updates, tokens_of_updates
+from grpo_trainer.algorithm.decisions import sequences_of
+from grpo_trainer.algorithm.sequences import MicroBatch, single_turn
+from grpo_trainer.config.algorithm import AlgorithmConfig
+from grpo_trainer.config.run_config import DeepSpeedConfig, ModelConfig, OptimizerConfig
+
+if TYPE_CHECKING:
+    from grpo_trainer.engine.training_engine import TrainingEngine
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a Qwen2 model with tied embeddings."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    vocabulary: int = 151_936
+
+    @property
+    def num_parameters(self) -> int:
+        kv = self.hidden // self.heads * self.kv_heads
+        attention = 2 * self.hidden * self.hidden + 2 * self.hidden * kv + self.hidden + 2 * kv
+        layer = attention + 3 * self.hidden * self.intermediate + 2 * self.hidden
+        return self.vocabulary * self.hidden + self.layers * layer + self.hidden
+
+
+TINY = Shape(hidden=64, intermediate=128, layers=2, heads=2, kv_heads=1, vocabulary=128)
+SMALL = Shape(hidden=512, intermediate=2048, layers=8, heads=8, kv_heads=2, vocabulary=32_000)
+
+
+def save_policy(folder: Path, shape: Shape, device: torch.device, dtype: torch.dtype) -> Path:
+    """Save a model of random weights in `dtype`, made on `device`: three billion numbers take a CPU minutes."""
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        max_position_embeddings=32_768,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    with device:
+        model = Qwen2ForCausalLM(config).to(dtype)
+    model.save_pretrained(folder)
+    return folder
+
+
+def new_engine(
+    folder: Path, *, dtype: str, zero_stage: int, offload: bool = False, recompute: bool = False, rate: float = 1e-4
+) -> "TrainingEngine":
+    # DeepSpeed takes seconds to import, and the other checks do without it.
+    from grpo_trainer.engine.training_engine import TrainingEngine
+
+    return TrainingEngine(
+        ModelConfig(name_or_path=str(folder), dtype=dtype, gradient_checkpointing=recompute),
+        OptimizerConfig(learning_rate=rate),
+        DeepSpeedConfig(zero_stage=zero_stage, offload_optimizer=offload, timeout_s=300.0),
+        AlgorithmConfig(),
+        temperature=1.0,
+        total_updates=1000,
+        seed=0,
+    )
+
+
+def made_update(
+    engine: "TrainingEngine", vocabulary: int, *, completions: int, length: int, tokens_per_micro_batch: int
+) -> list[MicroBatch]:
+    """This rank's micro-batches of one update: completions of half of `length` tokens after prompts of the other."""
+    rng = random.Random(0)
+    algorithm, half = AlgorithmConfig(), length // 2
+    taken = []
+    for number in range(completions):
+        prompt, completion = ([rng.randrange(vocabulary) for _ in range(half)] for _ in range(2))
+        episode = single_turn(
+            f"e-{number}", prompt, completion, versions=[(VERSION, half)], finish_reason="stop", logprobs=[-5.0] * half
+        )
+        taken.append((episode, rng.gauss(0, 1)))
+    sequences = sequences_of(taken, algorithm, max_completion_length=half)
+    plan = plan_updates(
+        sequences, world_size=engine.world_size, tokens_per_micro_batch=tokens_per_micro_batch, num_updates=1
+    )
+    parts, plans = parts_of_ranks(sequences, plan, engine.world_size)
+    (update,) = micro_batches(
+        parts[engine.rank],
+        plans[engine.rank],
+        tokens_of_updates(sequences, plan),
+        version=VERSION,
+        pad_token_id=0,
+        device=engine.device,
+    )
+    return update
+
+
+def free(engine: "TrainingEngine") -> None:
+    """Give the engine's memory back: DeepSpeed's hooks keep it alive beyond its last name."""
+    engine._engine.destroy()
+    if engine.device.type == "cuda":
+        torch.cuda.empty_cache()
