@@ -210,9 +210,9 @@ def head_variant(
     name: str, head: torch.nn.Linear, hidden: torch.Tensor, targets: torch.Tensor
 ) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
     if name == "ours":
-        from grpo_trainer.engine.output_head import TokenHead
+        from grpo_trainer.engine.output_head import LogitTransform, TokenHead
 
-        ours = TokenHead(head, temperature=1.0, chunk_tokens=HEAD_CHUNK)
+        ours = TokenHead(head, transform=LogitTransform(), temperature=1.0, chunk_tokens=HEAD_CHUNK)
         return lambda: ours(hidden, targets)
     if name == "trl":
         from trl.kernels import ChunkedLogProbFunction

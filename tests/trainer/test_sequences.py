@@ -103,6 +103,7 @@ def test_the_denominators_are_counts_over_the_whole_update(name: str, seed: int)
                 "bnpo": 1 / tokens,
                 "dr_grpo": 1 / (len(members) * MAX_COMPLETION_LENGTH),
                 "dapo": 1 / (batch_tokens / num_updates),
+                "luspo": 1 / len(members),
             }[name]
             assert sequence.weights_L[sequence.loss_mask_L] == pytest.approx(expected)
         total = math.fsum(sequence.weights_L.sum() for sequence in members)
@@ -114,5 +115,5 @@ def test_a_normaliser_gives_each_episode_one_weight():
     counts = Counts(tokens=[2, 3, 5], update=[0, 0, 1], limit=10)
     assert {name: normaliser(counts) for name, normaliser in NORMALISERS.items()} == {
         "grpo": [1 / 4, 1 / 6, 1 / 5], "bnpo": [1 / 5, 1 / 5, 1 / 5], "dr_grpo": [1 / 20, 1 / 20, 1 / 10],
-        "dapo": [2 / 10] * 3,
+        "dapo": [2 / 10] * 3, "luspo": [1 / 2, 1 / 2, 1],
     }  # fmt: skip

@@ -37,12 +37,12 @@ class TestFirst:
         """All slots are in use: vLLM's kernels would sample the base's sequences from the last slot."""
         first, second = Adapter(1), Adapter(2)
         async with server.client() as client:
-            answers = [asyncio.create_task(client.rollouts(long_request("base", prompts=4)))]
+            answers = [asyncio.create_task(client.rollouts(long_request("base", prompts=12)))]
             await until_running(server, None)
             for version, adapter in ((1, first), (2, second)):
                 state = await trainer.push_adapter(adapter, version)
                 assert (state.state, state.version) == ("current", version)
-                request = long_request(f"v{version}", prompts=2, session=trainer.session, min_version=version)
+                request = long_request(f"v{version}", prompts=4, session=trainer.session, min_version=version)
                 answers.append(asyncio.create_task(client.rollouts(request)))
                 await asyncio.sleep(0.3)
             assert not any(answer.done() for answer in answers)
@@ -86,7 +86,7 @@ class TestRequests:
     async def test_a_version_in_use_may_be_named_and_is_unloaded_after(self, server: Server, trainer: AdapterTrainer):
         await trainer.push_adapter(Adapter(8), 1)
         old = f"policy@{trainer.session}.1"
-        async with in_flight(server, long_request("old", session=trainer.session)):
+        async with in_flight(server, long_request("old", prompts=12, session=trainer.session)):
             await trainer.push_adapter(Adapter(9), 2)
             assert old in await models(server)
             assert (await complete(server, old)).status_code == 200
@@ -112,7 +112,7 @@ class TestWhilePushing:
         await trainer.push_adapter(Adapter(12), 1)
         adapter = Adapter(13)
         async with server.client() as client:
-            running = asyncio.create_task(client.rollouts(long_request("on", prompts=4, session=trainer.session)))
+            running = asyncio.create_task(client.rollouts(long_request("on", prompts=12, session=trainer.session)))
             await until_running(server, None)
             state = await trainer.begin_adapter(adapter, 2)
             assert (state.state, state.version) == ("current", 1)
@@ -136,7 +136,7 @@ class TestWhilePushing:
             running = []
             for version in (1, 2):
                 await trainer.push_adapter(adapters[version - 1], version)
-                request = long_request(f"held{version}", prompts=1, session=trainer.session)
+                request = long_request(f"held{version}", prompts=6, session=trainer.session)
                 running.append(asyncio.create_task(client.rollouts(request)))
                 await asyncio.sleep(0.1)
             with refused(429, "versions_in_use"):
