@@ -215,7 +215,7 @@ def not_finite(folder: Path, stage: int, dtype: str) -> dict[str, Any]:
         "moved": moved and finite,
         "tolerated": tolerated,
         "message": message,
-        "count": engine.skipped_updates,
+        "count": engine.skipped.count,
     }
 
 

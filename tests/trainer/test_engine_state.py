@@ -11,7 +11,7 @@ from grpo_trainer.checkpoint.files import begin_checkpoint, describe_files, fini
 from grpo_trainer.config.run_config import RunConfig
 from grpo_trainer.config.settings import read_config
 from grpo_trainer.engine.state import STATE_TAG, layout, read_engine_state, write_engine_state
-from grpo_trainer.engine.training_engine import _deferring_write_errors
+from grpo_trainer.engine.write_errors import deferring_write_errors
 from grpo_trainer.errors import UsageError
 from grpo_trainer.observe.run_status import RunStatus
 from grpo_trainer.ranks.stop_signal import StopSignal
@@ -96,7 +96,7 @@ def test_a_rank_whose_disk_is_full_meets_the_others_before_it_fails():
     files = Files()
 
     def save() -> None:
-        with _deferring_write_errors((files, "save")):
+        with deferring_write_errors((files, "save")):
             files.save("weights")
             met.append("the barrier")
 

@@ -14,7 +14,7 @@ import io
 import logging
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from ..algorithm.surrogates import surrogate_of
 from ..algorithm.surrogates.reads import keeps_reference, prepared_for
 from ..config.algorithm import AlgorithmConfig
 from ..config.run_config import DeepSpeedConfig, ModelConfig, OptimizerConfig
-from ..errors import RunError, storage_error_class
+from ..errors import storage_error_class
 from ..lora.adapter import Adapter, keep_adapter_only
 from ..lora.files import write_adapter, write_merged_card
 from ..lora.merging import LowRankDelta, checkpoint_name
@@ -47,7 +47,9 @@ from .model import has_experts, load_policy, pieces_to_push
 from .output_head import Policy
 from .random_state import random_state, restore_random_state, seed_everything
 from .schedule import learning_rate
+from .skipped_updates import SkippedUpdates
 from .state import STATE_TAG, layout, read_engine_state, write_engine_state
+from .write_errors import deferring_write_errors
 
 log = logging.getLogger(__name__)
 
@@ -107,8 +109,9 @@ class TrainingEngine:
         if keeps_reference(self._surrogate, algorithm):
             self._reference = self._engine if self.adapter else self._load_reference(model, temperature, sharding)
         self.updates_done = 0
-        self.skipped_updates = 0
-        self._skipped_in_a_row = 0
+        self.skipped = SkippedUpdates(
+            max_in_a_row=optimizer.max_skipped_updates, surrogate_name=algorithm.surrogate_name
+        )
         self._as_at_the_start_of_the_batch = True
 
     def _make_export(self, kind: Kind) -> Export:
@@ -216,7 +219,7 @@ class TrainingEngine:
         self.updates_done += 1
         grad_norm = self._clip.grad_norm if self._clip else self._engine.get_global_grad_norm()
         metrics = tally.reduce() | {"grad_norm": float(grad_norm), "learning_rate": rate}
-        self._count_skipped(skipped=not torch.isfinite(torch.tensor(metrics["grad_norm"])), metrics=metrics)
+        self.skipped.judge(metrics, update=self.updates_done)
         return {name: value for name, value in metrics.items() if abs(value) < float("inf")}
 
     def _loss(self, batch: MicroBatch) -> tuple[torch.Tensor, Tally]:
@@ -228,24 +231,6 @@ class TrainingEngine:
             entropy_N = entropy_N.detach()
         return policy_loss(logprobs_N, entropy_N, batch, self.algorithm, self._surrogate)
 
-    def _count_skipped(self, *, skipped: bool, metrics: dict[str, float]) -> None:
-        metrics["update_skipped"] = float(skipped)
-        bad_tokens = int(metrics.pop("tokens_without_finite_loss", 0))
-        self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
-        self.skipped_updates += skipped
-        if not skipped:
-            return
-        loss = f"loss {metrics.get('loss')}"
-        if bad_tokens:
-            loss += f": algorithm.loss {self.algorithm.surrogate_name} or its KL is not finite for {bad_tokens} tokens"
-        log.warning("update %d skipped: its gradient is not finite (%s)", self.updates_done, loss)
-        if self._skipped_in_a_row > self.optimizer_config.max_skipped_updates:
-            raise RunError(
-                f"{self._skipped_in_a_row} updates in a row had no finite gradient ({loss})",
-                hint="lower optimizer.learning_rate, set algorithm.delta, or check the last rows of completions.jsonl; "
-                "the last checkpoint is kept",
-            )
-
     def save(self, folder: Path) -> None:
         """Write model, optimizer, update counts and every rank's random state into `folder`.
 
@@ -254,7 +239,7 @@ class TrainingEngine:
         """
         files = self._engine.checkpoint_engine
         methods = (files, "makedirs"), (files, "save"), (self._engine, "_copy_recovery_script")
-        with _deferring_write_errors(*methods, afterwards=self.beat):
+        with deferring_write_errors(*methods, afterwards=self.beat):
             self._engine.save_checkpoint(
                 str(folder), tag=STATE_TAG, save_latest=False, exclude_frozen_parameters=self.adapter is not None
             )
@@ -275,7 +260,7 @@ class TrainingEngine:
     def _load(self, folder: Path) -> None:
         saved = read_engine_state(folder, self._layout)
         self._engine.load_checkpoint(str(folder), tag=STATE_TAG, load_module_strict=self.adapter is None)
-        self.updates_done, self.skipped_updates = saved["updates_done"], saved["skipped_updates"]
+        self.updates_done, self.skipped.count = saved["updates_done"], saved["skipped_updates"]
         restore_random_state(torch.load(folder / STATE_TAG / f"random-{self.rank}.pt", weights_only=True))
 
     def whole_state(self) -> dict[str, torch.Tensor]:
@@ -345,40 +330,10 @@ class TrainingEngine:
 
     @property
     def _counts(self) -> dict[str, int]:
-        return {"updates_done": self.updates_done, "skipped_updates": self.skipped_updates}
+        return {"updates_done": self.updates_done, "skipped_updates": self.skipped.count}
 
     def _gathered(self, tensors: list[torch.Tensor]) -> Any:
         return deepspeed.zero.GatheredParameters(tensors, enabled=self.zero_stage == 3)
-
-
-@contextlib.contextmanager
-def _deferring_write_errors(*methods: tuple[Any, str], afterwards: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Defer write errors until after DeepSpeed's barrier; raising on one rank would hang the others until the timeout.
-
-    `afterwards` is called after each call of the `methods`.
-    """
-    failures: list[Exception] = []
-
-    def deferring(method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **named: Any) -> Any:
-            try:
-                return method(*arguments, **named)
-            except (OSError, RuntimeError) as error:
-                failures.append(error)
-            finally:
-                afterwards()
-
-        return call
-
-    for owner, name in methods:
-        setattr(owner, name, deferring(getattr(owner, name)))
-    try:
-        yield
-    finally:
-        for owner, name in methods:
-            delattr(owner, name)
-    if failures:
-        raise failures[0]
 
 
 def _num_bytes(tensors: Iterable[torch.Tensor]) -> int:
