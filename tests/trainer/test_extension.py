@@ -13,7 +13,6 @@ from grpo_trainer.algorithm.correction import rollout_correction
 from grpo_trainer.algorithm.decisions import sequences_of, training_sequences
 from grpo_trainer.algorithm.estimators import estimator_of
 from grpo_trainer.algorithm.estimators.rewards import Rewards
-from grpo_trainer.algorithm.extension import named
 from grpo_trainer.algorithm.loss import old_logprobs, policy_loss
 from grpo_trainer.algorithm.reduction import Tally
 from grpo_trainer.algorithm.sequences import Group
@@ -24,6 +23,7 @@ from grpo_trainer.config.algorithm import LOSS_TYPES, AlgorithmConfig
 from grpo_trainer.config.run_config import RunConfig
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.errors import RunError, UsageError
+from grpo_trainer.extension import named
 
 CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "trainer.md"

@@ -1,12 +1,30 @@
-"""Recipes: the seeds' prompts, word for word, and templates of one's own."""
+"""Recipes: the seeds' prompts, word for word, templates of one's own, and a user's own file."""
 
+import json
+import re
+from pathlib import Path
+
+import pytest
+from tests.tiny_model import make_tokenizer
+
+from grpo_trainer import extension
+from grpo_trainer.cold_start.examples import load_examples
+from grpo_trainer.config.cold_start import ColdStartData
 from grpo_trainer.config.run_config import DataConfig
+from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.data.recipes import RECIPES, Recipe, with_system
+from grpo_trainer.data.rows import load_prompt_rows
+from grpo_trainer.errors import UsageError
+
+DOCUMENTATION = Path(__file__).parents[2] / "docs" / "trainer.md"
 
 
-def test_every_recipe_of_the_run_file_is_there():
-    names = DataConfig.model_json_schema()["properties"]["recipe"]["enum"]
-    assert set(names) == {"none", *RECIPES}
+def test_an_unknown_recipe_lists_those_that_are_known(tmp_path: Path):
+    with pytest.raises(UsageError, match=r"data.recipe countdwon is unknown; did you mean countdown\?") as refused:
+        load_prompt_rows(DataConfig(dataset=dataset(tmp_path, {}), recipe="countdwon"), make_tokenizer())
+    known = ", ".join(sorted({"none", *RECIPES}))
+    assert refused.value.hint == f"known are {known}; your own is FILE.py:NAME"
+    assert all(name in DataConfig.model_fields["recipe"].description for name in RECIPES)
 
 
 def test_countdown_fills_the_template():
@@ -44,3 +62,99 @@ def test_a_system_prompt_replaces_the_one_there():
     assert with_system("new", [old, user]) == [{"role": "system", "content": "new"}, user]
     assert with_system(None, [old, user]) == [old, user]
     assert with_system("", [user]) == [user]
+
+
+def dataset(folder: Path, *rows: dict[str, object]) -> str:
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(folder / "rows.jsonl")
+
+
+def rows_of(folder: Path, code: str, *rows: dict[str, object], **settings: object) -> list[PromptRow]:
+    """The rows as `make` in a file of `code` makes them; a run in `folder` keeps them."""
+    (folder / "own.py").write_text(code)
+    extension._of_file.cache_clear()  # as in a process of its own
+    config = DataConfig(dataset=dataset(folder, *rows), recipe=f"{folder}/own.py:make", **settings)
+    return list(load_prompt_rows(config, make_tokenizer(), folder=folder / "run"))
+
+
+QUESTION = {"response": 98, "nums": [44, 19, 35]}
+
+
+def test_the_recipe_of_the_documentation_works_as_it_stands(tmp_path: Path):
+    (code,) = re.findall(r"```python\n(def countdown.*?)```", DOCUMENTATION.read_text(), re.DOTALL)
+    [row] = rows_of(tmp_path, code + "\nmake = countdown\n", QUESTION, system="Think.")
+    assert row.columns["nums"] == [19, 35, 44]
+    assert row.columns["target"] == 98
+    assert [message["role"] for message in row.prompt] == ["system", "user"]
+    assert "[19, 35, 44]" in row.prompt[1]["content"]
+
+
+def test_a_row_keeps_its_columns_beside_those_that_the_recipe_adds_or_replaces(tmp_path: Path):
+    code = """
+import numpy
+
+def make(row):
+    return {"prompt": str(row.pop("response")), "nums": [float(n) for n in row["nums"]], "best": numpy.int64(3)}
+"""
+    [row] = rows_of(tmp_path, code, QUESTION)
+    assert row.prompt == "98", "text stays text, as in a column of the dataset"
+    assert row.columns == {"response": 98, "nums": [44.0, 19.0, 35.0], "prompt": "98", "best": 3}
+
+
+RAISES = """
+import json
+
+def make(row):
+    if row["n"] == 2:
+        return json.loads("{")
+    return {"prompt": "x"}
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (RAISES, r"rows.jsonl, row 2: data.recipe .*own.py:make raised JSONDecodeError in line 6: .*\(the row has n\)"),
+        ("def make(row):\n    return row['m']", r"row 1: .* raised KeyError in line 2: 'm' \(the row has n\)"),
+        ("def make(row):\n    pass", "row 1: data.recipe .*own.py:make returned a value of type NoneType"),
+        ("def make(row):\n    return {'query': 'x'}", "row 1: .*own.py:make returned no prompt, only query"),
+        ("def make(row):\n    return {'prompt': 7}", "row 1: the prompt of data.recipe .*own.py:make is neither text"),
+        (
+            "def make(row):\n    return {'prompt': [{'role': 'user', 'content': 'x'}, {}][: row['n']]}",
+            "row 2: the prompt of data.recipe .*own.py:make holds a message without",
+        ),
+        ("def male(row):\n    pass", "data.recipe: .*own.py has no function make"),
+    ],
+)  # fmt: skip
+def test_a_recipe_that_fails_names_the_row_and_its_file(tmp_path: Path, code: str, message: str):
+    with pytest.raises(UsageError, match=message):
+        rows_of(tmp_path, code, {"n": 1}, {"n": 2})
+    assert not list((tmp_path / "run").glob("rows-*"))
+
+
+def test_a_template_beside_a_recipe_of_ones_own_is_refused(tmp_path: Path):
+    with pytest.raises(UsageError, match=r"data.prompt_template has no place in the recipe .*own.py:make"):
+        rows_of(tmp_path, "def make(row):\n    return {'prompt': 'x'}", {"n": 1}, prompt_template="{n}")
+
+
+def test_another_recipe_file_makes_the_rows_again_and_the_same_one_does_not(tmp_path: Path):
+    code = "def make(row):\n    return {'prompt': 'first'}"
+    kept = tmp_path / "run" / "rows-train.arrow"
+    rows_of(tmp_path, code, {"n": 1})
+    inode = kept.stat().st_ino
+    (tmp_path / "own.py").touch()
+    config = DataConfig(dataset=str(tmp_path / "rows.jsonl"), recipe=f"{tmp_path}/own.py:make")
+    load_prompt_rows(config, make_tokenizer(), folder=tmp_path / "run")
+    assert kept.stat().st_ino == inode
+    (tmp_path / "own.py").write_text(code.replace("first", "other"))
+    extension._of_file.cache_clear()
+    assert load_prompt_rows(config, make_tokenizer(), folder=tmp_path / "run")[0].prompt == "other"
+
+
+def test_a_cold_start_reads_the_recipe_of_the_run_that_follows(tmp_path: Path):
+    code = "def make(row):\n    return {'prompt': f'{row[\"n\"]}+1?', 'completion': str(row['n'] + 1)}"
+    (tmp_path / "own.py").write_text(code)
+    config = ColdStartData(dataset=dataset(tmp_path, {"n": 3}), recipe=f"{tmp_path}/own.py:make")
+    tokenizer = make_tokenizer()
+    [example] = load_examples(config, tokenizer)
+    assert tokenizer.decode(example["input_ids"], skip_special_tokens=True) == "3+1?4"

@@ -14,8 +14,8 @@ cold_start/      supervised fine-tuning before the first run
 observe/         what a run shows of itself; journal.py tells it, live_sources.py lets the live page read the servers
 __main__.py → start.py → run.py
                  how a run begins; launch.py is torchrun with our exit status, dry_run.py what a run would do
-errors.py, atomic_file.py, group_trace.py
-                 how a run ends early; files that are whole; the trace that a group carries
+errors.py, atomic_file.py, group_trace.py, extension.py
+                 how a run ends early; files that are whole; the trace of a group; a user's own as FILE.py:NAME
 
 A folder imports only from those below it: `tests/test_architecture.py` holds the arrows.
 """

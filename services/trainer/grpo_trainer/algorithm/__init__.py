@@ -14,5 +14,4 @@ scores.py       statistics in which null is never 0; spread.py: whether a group 
 at_k.py         avg@k and pass@k
 trial.py        settings that cannot work, and a user's own surrogate on made tokens, before the run begins
 reduction.py    metrics that come out the same however a batch is cut
-extension.py    an entry of one of the tables, or a user's own as FILE.py:NAME
 """

@@ -31,9 +31,9 @@ def load_examples(config: ColdStartData, tokenizer: "PreTrainedTokenizerBase") -
             f"the tokenizer of {tokenizer.name_or_path} has no end-of-sequence token, so no completion would ever end",
             hint="set eos_token in its tokenizer_config.json",
         )
-    rows = read_rows(config.dataset, config.split)
-    rows, completions = _with_completions(rows, config)
     maker = PromptMaker.of(config)
+    rows = list(maker.rows(read_rows(config.dataset, config.split), dataset=config.dataset))
+    rows, completions = _with_completions(rows, config)
     prompts = maker.prompts(rows, dataset=config.dataset)
     prompt_ids = maker.token_ids(prompts, tokenizer, dataset=config.dataset)
     # Train on the end as well: sampling stops only where the model emits it.

@@ -1,13 +1,13 @@
 """The section `data` of a run file."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
 from .section import Section, Share
 
-RecipeName = Literal["none", "countdown", "numina_math"]
-"""Name of a conversion from rows to prompts; see `data/recipes/`."""
+RecipeName = Annotated[str, Field(min_length=1)]
+"""Name of a conversion from rows to prompts, or a user's own as FILE.py:NAME; see `data/recipes/`."""
 
 
 class DifficultyConfig(Section):
@@ -58,7 +58,11 @@ class DataConfig(Section):
     eval_datasets: dict[SetName, EvalDataset] = Field(
         default_factory=dict, description="Several held-out sets by name, each with its avg@k and pass@k."
     )
-    recipe: RecipeName = Field("none", description="How a row becomes a prompt; `none` takes `prompt_column` as it is.")
+    recipe: RecipeName = Field(
+        "none",
+        description="How a row becomes a prompt: none (prompt_column as it is), countdown, numina_math; your own is "
+        "FILE.py:NAME.",
+    )
     prompt_column: str = Field("prompt", description="Text or a list of messages, for recipe `none`.")
     prompt_template: str | None = Field(
         None, description="Replaces the recipe's question text; {column} is filled in from the row."

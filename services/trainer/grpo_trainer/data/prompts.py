@@ -1,9 +1,9 @@
 """Rows become prompts: messages or text, and the token ids that the servers and the trainer both use.
 
 Which prompts are messages and which are text:
-- what a recipe or a `prompt_template` makes is a user's message, with `system` before it if there is one;
-- with recipe `none` a row's list of messages stays messages, and its text stays text, unless `system` is given: then
-  the text is a user's message, too.
+- what a recipe of ours or a `prompt_template` makes is a user's message, with `system` before it if there is one;
+- with recipe `none`, or a user's own, a row's list of messages stays messages, and its text stays text, unless `system`
+  is given: then the text is a user's message, too.
 
 How they become token ids: text as it is, with the special tokens that the tokenizer adds by itself. Messages by the
 tokenizer's chat template, up to where the assistant begins. A tokenizer without a chat template, as a base model may
@@ -12,7 +12,7 @@ have, gets the messages' texts, each followed by a line break.
 
 import difflib
 import errno
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -20,7 +20,10 @@ from typing import TYPE_CHECKING, Any, Self
 import jinja2
 
 from ..errors import UsageError, storage_error_class
-from .recipes import RECIPES, Message, Recipe, with_system
+from ..extension import file_of, named
+from .recipes import RECIPES, Message, Recipe, converted, with_system
+from .recipes.own import PROMPT_COLUMN
+from .values import Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -43,14 +46,25 @@ class PromptMaker:
 
     @classmethod
     def of(cls, config: "DataConfig | ColdStartData") -> Self:
-        """Raises UsageError for a file that is not there or no text."""
+        """Raises UsageError for an unknown recipe, and for a file that is not there or no text."""
+        named(config.recipe, {"none": None, **RECIPES}, setting="data.recipe")
+        own = file_of(config.recipe) is not None
+        if own and config.prompt_template is not None:
+            raise UsageError(
+                f"data.prompt_template has no place in the recipe {config.recipe}, which makes the whole prompt",
+                hint="leave one of the two out",
+            )
         return cls(
             recipe=config.recipe,
-            prompt_column=config.prompt_column,
+            prompt_column=PROMPT_COLUMN if own else config.prompt_column,
             prompt_template=text_or_file(config.prompt_template, "prompt_template"),
             system=text_or_file(config.system, "system"),
             chat_template_kwargs=config.chat_template_kwargs,
         )
+
+    def rows(self, rows: Iterable[Row], *, dataset: str) -> Iterable[Row]:
+        """The rows that prompts are made of: with a user's own recipe, what it makes of them."""
+        return rows if file_of(self.recipe) is None else converted(rows, self.recipe, dataset=dataset)
 
     @property
     def filled_recipe(self) -> Recipe | None:
@@ -83,10 +97,9 @@ class PromptMaker:
         recipe = self.filled_recipe
         if recipe is not None:
             return [recipe.messages(row) for row in rows]
+        name = self.prompt_column if file_of(self.recipe) is None else f"the prompt of data.recipe {self.recipe}"
         return [
-            _prompt_as_given(
-                row[self.prompt_column], self.system, f"dataset {dataset}, row {number}: {self.prompt_column}"
-            )
+            _prompt_as_given(row[self.prompt_column], self.system, f"dataset {dataset}, row {number}: {name}")
             for number, row in enumerate(rows, start=first_row)
         ]
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from ..config.data import DataConfig
 from .batches import prepared_batches
 from .prompts import PromptMaker
+from .recipes import file_hash
 from .row_store import RowStore, open_rows, write_rows
 from .sources import Source, find_source
 
@@ -41,9 +42,9 @@ def load_prompt_rows(
     """The rows to train on, or the held-out ones (none when `eval_dataset` is absent), in the dataset's order.
 
     They are kept in `folder`, or without one in a temporary folder that is gone when this returns; `set_name` tells
-    apart the files of several held-out sets. `columns` are all columns of a row, unrenamed. Raises UsageError: a
-    dataset that is missing, unreadable or empty, a column that the recipe needs and the dataset lacks, a prompt longer
-    than `max_prompt_length`.
+    apart the files of several held-out sets. `columns` are all columns of a row, unrenamed, and those that a user's own
+    recipe adds. Raises UsageError: a dataset that is missing, unreadable or empty, a column that the recipe needs and
+    the dataset lacks, a recipe that fails, a prompt longer than `max_prompt_length`.
     """
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="grpo-rows-") as temporary:
@@ -64,7 +65,11 @@ def load_prompt_rows(
         log.info("dataset %s: %d rows are in %s, with their token ids", dataset, len(kept), path)
         return kept
     batches = prepared_batches(
-        source.rows(), maker, tokenizer, dataset=dataset, max_prompt_length=config.max_prompt_length
+        maker.rows(source.rows(), dataset=dataset),
+        maker,
+        tokenizer,
+        dataset=dataset,
+        max_prompt_length=config.max_prompt_length,
     )
     rows = write_rows(path, batches, fingerprint)
     log.info("dataset %s: %d rows read and tokenized in %.1f s", dataset, len(rows), time.monotonic() - started)
@@ -101,4 +106,6 @@ def rows_fingerprint(
         "chat_template": [tokenizer.chat_template, tokenizer.special_tokens_map],
         "max_prompt_length": max_prompt_length,
     }
+    if (code := file_hash(maker.recipe)) is not None:
+        content["code"] = code
     return hashlib.sha256(json.dumps(content, default=str).encode()).hexdigest()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ...config.algorithm import AlgorithmConfig
 from ...errors import UsageError
-from ..extension import named
+from ...extension import named
 from .best_of_group import best_of_group
 from .each_reward import each_reward
 from .group_mean import group_mean

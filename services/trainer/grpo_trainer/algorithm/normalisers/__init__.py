@@ -7,7 +7,7 @@ they are cut into micro-batches. A user's own is `FILE.py:NAME` in `algorithm.no
 from collections.abc import Callable
 
 from ...config.algorithm import AlgorithmConfig
-from ..extension import named
+from ...extension import named
 from .counts import Counts
 from .per_batch import dapo
 from .per_episode import dr_grpo, grpo, luspo

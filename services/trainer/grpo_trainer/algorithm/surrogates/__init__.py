@@ -20,7 +20,7 @@ from collections.abc import Callable
 import torch
 
 from ...config.algorithm import AlgorithmConfig
-from ..extension import named
+from ...extension import named
 from ..reduction import Tally
 from ..sequences import MicroBatch
 from .cispo import cispo

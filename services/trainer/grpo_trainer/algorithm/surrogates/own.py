@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from functools import wraps
-from traceback import extract_tb
 from typing import Any
 
 import torch
 
 from ...errors import RunError
+from ...extension import failure_of
 
 
 def guarded(function: Callable[..., Any], name: str) -> Callable[..., torch.Tensor]:
@@ -21,8 +21,7 @@ def guarded(function: Callable[..., Any], name: str) -> Callable[..., torch.Tens
         try:
             loss_N = function(logprobs_N, *arguments)
         except Exception as error:
-            line = extract_tb(error.__traceback__)[-1].lineno
-            raise RunError(f"algorithm.loss {name} raised {type(error).__name__} in line {line}: {error}") from error
+            raise RunError(f"algorithm.loss {failure_of(name, error)}") from error
         shape = tuple(loss_N.shape) if isinstance(loss_N, torch.Tensor) else type(loss_N).__name__
         if shape != tuple(logprobs_N.shape):
             raise RunError(

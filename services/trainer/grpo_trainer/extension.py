@@ -7,9 +7,10 @@ import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any, TypeVar
 
-from ..errors import UsageError
+from .errors import UsageError
 
 EntryT = TypeVar("EntryT")
 
@@ -21,15 +22,28 @@ def named(name: str, table: Mapping[str, EntryT], *, setting: str) -> EntryT:
     """
     if name in table:
         return table[name]
-    file, _, function = name.rpartition(":")
-    if file.endswith(".py"):
-        found: EntryT = _of_file(Path(file).expanduser().resolve(), function, setting)
+    if (file := file_of(name)) is not None:
+        found: EntryT = _of_file(file, name.rpartition(":")[2], setting)
         return found
     close = difflib.get_close_matches(name, table, n=1)
     raise UsageError(
         f"{setting} {name} is unknown{f'; did you mean {close[0]}?' if close else ''}",
         hint=f"known are {', '.join(sorted(table))}; your own is FILE.py:NAME",
     )
+
+
+def file_of(name: str) -> Path | None:
+    """The file of a user's own, `FILE.py:NAME`; None for an entry of a table."""
+    file = name.rpartition(":")[0]
+    return Path(file).expanduser().resolve() if file.endswith(".py") else None
+
+
+def failure_of(name: str, error: BaseException) -> str:
+    """What the user's own `name` raised, and in which line of its file: the innermost one, which may call a library."""
+    file = str(file_of(name))
+    lines = [line for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename == file]
+    where = f" in line {lines[-1]}" if lines else ""
+    return f"{name} raised {type(error).__name__}{where}: {error}"
 
 
 @cache

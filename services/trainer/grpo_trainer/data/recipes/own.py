@@ -1,0 +1,48 @@
+"""A user's own recipe, `FILE.py:NAME`: a function from a row to its prompt, such as people write for `dataset.map`.
+
+It returns `{"prompt": text or messages}` and may return more columns, which rewards then read. They are added to those
+of the row, as `dataset.map` does.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from ...errors import UsageError, storage_error_class
+from ...extension import failure_of, file_of, named
+from ..values import Row, json_value
+
+PROMPT_COLUMN = "prompt"
+HINT = 'return {"prompt": "…"} or {"prompt": [{"role": "user", "content": "…"}]}, and more columns for the rewards'
+
+
+def converted(rows: Iterable[Row], recipe: str, *, dataset: str) -> Iterator[Row]:
+    """Yield `rows` as the user's `recipe` makes them.
+
+    Raises UsageError, when it comes to that row, for a recipe that raises or returns no prompt.
+    """
+    function: Callable[[Row], Any] = named(recipe, {}, setting="data.recipe")
+    for number, row in enumerate(rows, start=1):
+        where = f"dataset {dataset}, row {number}: data.recipe"
+        try:
+            made = function(dict(row))  # which may take columns out of it
+        except Exception as error:
+            raise UsageError(
+                f"{where} {failure_of(recipe, error)}", hint=f"the row has {', '.join(row) or 'no columns'}"
+            ) from error
+        if not isinstance(made, Mapping):
+            raise UsageError(f"{where} {recipe} returned a value of type {type(made).__name__}", hint=HINT)
+        if made.get(PROMPT_COLUMN) is None:
+            raise UsageError(f"{where} {recipe} returned no prompt, only {', '.join(map(str, made))}", hint=HINT)
+        yield {**row, **{str(name): json_value(value) for name, value in made.items()}}
+
+
+def file_hash(recipe: str) -> str | None:
+    """SHA-256 of the file of a user's own recipe; None for one of the table. Raises TrainerError when it is away."""
+    file = file_of(recipe)
+    if file is None:
+        return None
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError as error:
+        raise storage_error_class(error)(f"data.recipe {recipe} cannot be read: {error.strerror or error}") from error
