@@ -18,7 +18,8 @@ from grpo_trainer.data import batches
 from grpo_trainer.data.batches import RowBatch
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.data.row_store import RowStore, open_rows, write_rows
-from grpo_trainer.data.rows import load_eval_sets, load_prompt_rows
+from grpo_trainer.data.rows import load_prompt_rows
+from grpo_trainer.data.run_rows import load_eval_sets
 from grpo_trainer.data.sources import read_rows
 from grpo_trainer.errors import UsageError
 

@@ -41,8 +41,9 @@ def test_what_is_always_or_never_solved_rests_for_a_while(solved: float):
     known = memory(rest_epochs=2, min_weight=0.5)
     known.learn(0, epoch=3, solved=solved, teaches=False)
     assert [known.weight(0, epoch=epoch) for epoch in (4, 5, 6)] == [0.0, 0.0, 0.5]
-    assert known.metrics(epoch=4) == {"difficulty/known": 1, "difficulty/resting": 1, "difficulty/solve_rate": solved}
-    assert known.metrics(epoch=6)["difficulty/resting"] == 0
+    expected = {"difficulty/known": 1, "difficulty/resting": 1, "difficulty/solve_rate": solved}
+    assert known.metrics(epoch_of=lambda row: 4) == expected
+    assert known.metrics(epoch_of=lambda row: 6)["difficulty/resting"] == 0
 
 
 def drawn(prompts: PromptOrder, count: int) -> list[int]:

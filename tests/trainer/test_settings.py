@@ -1,5 +1,6 @@
 """The run file: precedence, and one readable message for every mistake."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,16 @@ def test_a_reward_may_name_its_file(run_file: Path):
         read(run_file, "--reward.reward_funcs", "mine,my.py:mine")
 
 
+def mixture(*, dataset: str | None = None, **ratios: float) -> list[str]:
+    sets = {name: {"dataset": dataset or name, "ratio": ratio} for name, ratio in ratios.items()}
+    return ["--data.dataset", "null", "--data.datasets", json.dumps(sets)]
+
+
+def test_ratios_may_be_thirds_with_six_digits(run_file: Path):
+    config = read(run_file, *mixture(a=0.333333, b=0.333333, c=0.333333))
+    assert list(config.data.datasets) == ["a", "b", "c"]
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -101,6 +112,12 @@ def test_a_reward_may_name_its_file(run_file: Path):
         (["--data.eval_dataset", "a", "--data.eval_datasets", '{"b": {"dataset": "b"}}'], r"make data\.eval_dataset a"),
         (["--data.eval_datasets", '{"a": {"dataset": "a", "pass_at": [1, 4]}}'], r"a\.num_generations to 4 or more"),
         (["--data.eval_datasets", '{"a/b": {"dataset": "a"}}'], r"eval_datasets\.a/b.*pattern"),
+        (["--data.dataset", "null"], r"data\.dataset is missing: .* several sets in data\.datasets"),
+        (["--data.datasets", '{"b": {"dataset": "b", "ratio": 1}}'], r"make data\.dataset \S+ one of data\.datasets"),
+        (mixture(a=0.5, b=0.4), r"add up to 0\.9 and have to add up to 1: a 0\.5, b 0\.4"),
+        (mixture(a=0.0, b=1.0), r"data\.datasets\.a\.ratio: .*greater than 0"),
+        (mixture(a=0.5, b=0.5, dataset="x"), r"datasets\.a and data\.datasets\.b are the same rows .* the ratio 1 "),
+        (mixture(**{"a b": 1.0}), r"datasets\.a b.*pattern"),
         (["--checkpoint.patience", "3"], r"patience needs checkpoint\.metric_for_best"),
         (["--checkpoint.metric_for_best", "eval_accuracy"], r"needs an evaluation; set data\.eval_dataset or"),
         (["--data.eval_dataset", "a", "--checkpoint.metric_for_best", "eval_x"], r"known are eval_accuracy, eval_gre"),

@@ -259,7 +259,7 @@
 {{- include "grpo.checkTrainerTimes" . -}}
 {{- $trainer := .Values.trainer -}}
 {{- $run := default (dict) $trainer.run -}}
-{{- if not (dig "data" "dataset" "" $run) -}}
+{{- if not (or (dig "data" "dataset" "" $run) (dig "data" "datasets" "" $run)) -}}
 {{- fail "trainer.run.data.dataset is not set: a file such as /models/demo/data/train.jsonl, or a name on the Hugging Face hub" -}}
 {{- end -}}
 {{- if not (dig "reward" "reward_funcs" (list) $run) -}}

@@ -16,7 +16,7 @@ from .algorithm.surrogates.reads import keeps_reference
 from .algorithm.trial import check_algorithm
 from .config.run_config import RunConfig
 from .data.row_store import RowStore
-from .data.rows import load_eval_sets, load_prompt_rows
+from .data.run_rows import TrainingRows, load_eval_sets, load_training_rows
 from .data.tokenizer import load_tokenizer
 from .engine.deepspeed_settings import deepspeed_settings
 from .engine.schedule import number_of_steps
@@ -39,7 +39,7 @@ def dry_run(config: RunConfig) -> int:
     if config.server.enabled:
         checked_tokens(config.server)
     tokenizer = load_tokenizer(config.model)
-    rows = load_prompt_rows(config.data, tokenizer, split="train")
+    rows = load_training_rows(config.data, tokenizer)
     eval_rows = load_eval_sets(config.data, tokenizer)
     lines = [*_plan(config, rows, eval_rows), *_memory(config)]
     fingerprint = tokenizer_fingerprint(tokenizer.get_vocab(), eos_token_id=tokenizer.eos_token_id)
@@ -50,12 +50,15 @@ def dry_run(config: RunConfig) -> int:
     return 0
 
 
-def _plan(config: RunConfig, rows: RowStore, eval_rows: dict[str, RowStore]) -> Iterator[Line]:
+def _plan(config: RunConfig, rows: TrainingRows, eval_rows: dict[str, RowStore]) -> Iterator[Line]:
     steps = number_of_steps(config, len(rows))
     algorithm, rollout = config.algorithm, config.rollout
     updates = algorithm.num_iterations * algorithm.steps_per_generation
-    shortest, longest = rows.summary.shortest_prompt, rows.summary.longest_prompt
-    yield "prompts", f"{len(rows)}, {shortest} to {longest} tokens; columns {', '.join(rows[0].columns)}"
+    longest = rows.longest_prompt
+    for row, store in zip(rows.first_rows, rows.stores.values(), strict=True):
+        share = f"{len(store)}, ratio {config.data.datasets[row.dataset].ratio:g}" if row.dataset else f"{len(store)}"
+        lengths = f"{store.summary.shortest_prompt} to {store.summary.longest_prompt} tokens"
+        yield f"prompts {row.dataset}".rstrip(), f"{share}, {lengths}; columns {', '.join(row.columns)}"
     for name, held_out in eval_rows.items():
         yield f"held-out prompts {name}".rstrip(), str(len(held_out)) if held_out else "none: no evaluation"
     yield "steps", f"{steps}, each {rollout.groups_per_batch} prompts x {rollout.num_generations} completions"
@@ -131,7 +134,7 @@ def _adapter_on(model: PreTrainedModel, config: RunConfig) -> Adapter | None:
     return Adapter(model, new, base_name=config.model.name_or_path, seed=config.seed)
 
 
-async def _servers(config: RunConfig, rows: RowStore, tokenizer: str) -> list[Line]:
+async def _servers(config: RunConfig, rows: TrainingRows, tokenizer: str) -> list[Line]:
     """What the servers say, where they run already; one that does not fit is an error, one that is away is not."""
     lines: list[Line] = []
     fleet = Fleet(config.rollout.urls, min_replicas=config.rollout.min_replicas)
@@ -143,7 +146,7 @@ async def _servers(config: RunConfig, rows: RowStore, tokenizer: str) -> list[Li
             lines.append((f"rollout {replica.url}", f"not checked: {error.detail.message}"))
     kind = fleet.check_compatible(
         tokenizer=tokenizer,
-        max_tokens=rows.summary.longest_prompt + config.rollout.max_completion_length,
+        max_tokens=rows.longest_prompt + config.rollout.max_completion_length,
         adapter=AdapterNeeds.of(config, None),
     )
     await fleet.close()
@@ -152,7 +155,7 @@ async def _servers(config: RunConfig, rows: RowStore, tokenizer: str) -> list[Li
     async with RewardClient(config.reward.url) as client:
         try:
             info = await client.info()
-            await RewardStage(client, config.reward).check(rows[:1])
+            await RewardStage(client, config.reward).check(rows.first_rows)
             lines.append((f"reward {config.reward.url}", f"{', '.join(info.rewards)}; {info.workers} workers"))
         except ServiceError as error:
             lines.append((f"reward {config.reward.url}", f"not checked: {error.detail.message}"))

@@ -9,6 +9,7 @@ from typing import Any, Self
 from .algorithm.sequences import DROP_REASONS
 from .config.run_config import RunConfig
 from .observe.completions import CompletionLog
+from .observe.dataset_metrics import dataset_metrics
 from .observe.decisions import Decision, DecisionLog
 from .observe.dynamic_sampling import dynamic_sampling_metrics
 from .observe.learning import LearningWatch
@@ -94,7 +95,7 @@ class Journal:
         self.add({"rollout/lost_requests": lost_requests - self._lost_before})
         self._lost_before = lost_requests
         self._batch, self._batch_version = batch, version
-        self.add({"epoch": batch.epoch, **batch.difficulty})
+        self.add({"epoch": batch.epoch, **batch.of_prompts})
         self.add(
             rollout_metrics(
                 batch.groups,
@@ -105,6 +106,7 @@ class Journal:
             )
         )
         self.add(reward_metrics)
+        self.add(dataset_metrics(batch.groups, self.config.data.datasets))
         if self.config.algorithm.dynamic_sampling:
             self.add(dynamic_sampling_metrics(batch.groups, batch.replaced))
         for reason in DROP_REASONS:

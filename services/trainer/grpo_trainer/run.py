@@ -19,7 +19,7 @@ from .config.settings import write_resolved
 from .crew_export import CrewExport
 from .data.difficulty import DifficultyMemory
 from .data.order import PromptOrder
-from .data.rows import load_eval_sets, load_prompt_rows
+from .data.run_rows import load_eval_sets, load_training_rows
 from .data.tokenizer import load_tokenizer
 from .engine.schedule import number_of_steps
 from .engine.state import layout, read_engine_state
@@ -93,7 +93,7 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
     if first_rank:
         tokenizer = load_tokenizer(config.model)
         pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-        rows = load_prompt_rows(config.data, tokenizer, split="train", folder=config.run_dir / "data")
+        rows = load_training_rows(config.data, tokenizer, folder=config.run_dir / "data")
         eval_rows = load_eval_sets(config.data, tokenizer, folder=config.run_dir / "data")
         max_steps = number_of_steps(config, len(rows))
         status.know_run(max_steps=max_steps, step=step)
@@ -102,7 +102,13 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
             log.warning("%s", doubt)
         cursor = Cursor(**state["cursor"]) if state else Cursor()
         memory = DifficultyMemory.of(config.data.difficulty, seed=config.seed, known=cursor.difficulty)
-        prompts = PromptOrder(rows, seed=config.seed, shuffle=config.data.shuffle, difficulty=memory)
+        prompts = PromptOrder(
+            rows,
+            seed=config.seed,
+            shuffle=config.data.shuffle,
+            difficulty=memory,
+            shares=rows.shares(config.data),
+        )
         orchestrator = open_parts.enter_context(
             Orchestrator(
                 config,

@@ -24,7 +24,7 @@ def training_sequences(
     """Advantages into the groups; then the sequences of all episodes that take part in the loss: scored, with tokens,
     not cut if cuts are masked. Also the metrics of their rewards. What takes no part counts in no normaliser.
     """
-    advantages = estimator_of(algorithm)(rewards_of(groups, reward_weights), algorithm)
+    advantages = advantages_of(groups, algorithm, reward_weights)
     taken: list[tuple[Episode, float]] = []
     for group, of_group in zip(groups, advantages, strict=True):
         for episode, given in zip(group.episodes, of_group, strict=True):
@@ -38,6 +38,23 @@ def training_sequences(
         _refuse_unknown_behaviour([episode for episode, _ in taken], algorithm)
     metrics = reward_metrics([[episode.total for episode in group.episodes] for group in groups])
     return sequences_of(taken, algorithm, max_completion_length=max_completion_length), metrics
+
+
+def advantages_of(
+    groups: Sequence[Group], algorithm: AlgorithmConfig, reward_weights: Mapping[str, float]
+) -> list[list[float | None]]:
+    """The estimator's advantages, group by group. It gets the groups of each dataset by themselves.
+
+    Rewards of two datasets may be of two scales: what an estimator takes over the batch is over those of one dataset.
+    """
+    by_dataset: dict[str, list[int]] = {}
+    for number, group in enumerate(groups):
+        by_dataset.setdefault(group.row.dataset, []).append(number)
+    estimator, advantages = estimator_of(algorithm), dict[int, list[float | None]]()
+    for numbers in by_dataset.values():
+        found = estimator(rewards_of([groups[number] for number in numbers], reward_weights), algorithm)
+        advantages |= zip(numbers, found, strict=True)
+    return [advantages[number] for number in range(len(groups))]
 
 
 def _refuse_unknown_behaviour(episodes: Sequence[Episode], algorithm: AlgorithmConfig) -> None:

@@ -1,5 +1,7 @@
 """The section `data` of a run file."""
 
+import math
+from itertools import combinations
 from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
@@ -46,11 +48,36 @@ class EvalDataset(Section):
     )
 
 
-class DataConfig(Section):
-    """Where the prompts come from."""
+class TrainingDataset(Section):
+    """One of several datasets to train on. What is absent is that of `data`."""
 
     dataset: str = Field(
         min_length=1, description="A .jsonl, .json, .csv or .parquet file, or a Hub name. `name#500` takes 500 rows."
+    )
+    ratio: float = Field(gt=0.0, le=1.0, description="Share of the prompts; the ratios of all datasets add up to 1.")
+    split: str = Field("train", description="Split of a Hub dataset.")
+    recipe: RecipeName | None = Field(None, description="How a row becomes a prompt; absent: data.recipe.")
+    prompt_column: str | None = Field(None, description="Column of the prompt; absent: data.prompt_column.")
+    prompt_template: str | None = Field(None, description="Text of the prompt; absent: data.prompt_template.")
+    system: str | None = Field(None, description="System prompt, or a file that holds it; absent: data.system.")
+
+
+OWN_PROMPT = {"recipe", "prompt_column", "prompt_template", "system"}
+"""What a set may have of its own in place of what `data` has."""
+RATIO_TOLERANCE = 1e-6
+"""How far the sum of the ratios may be from 1: thirds are written with six digits."""
+
+
+class DataConfig(Section):
+    """Where the prompts come from."""
+
+    dataset: str | None = Field(
+        None,
+        min_length=1,
+        description="A .jsonl, .json, .csv or .parquet file, or a Hub name. `name#500` takes 500 rows.",
+    )
+    datasets: dict[SetName, TrainingDataset] = Field(
+        default_factory=dict, description="In place of `dataset`: several by name, each with its share of the prompts."
     )
     split: str = Field("train", description="Split of a Hub dataset.")
     eval_dataset: str | None = Field(None, description="Held-out rows, in the same forms; absent: no evaluation.")
@@ -80,6 +107,38 @@ class DataConfig(Section):
         return self.eval_dataset is not None or bool(self.eval_datasets)
 
     @model_validator(mode="after")
+    def _one_form_of_training_rows(self) -> Self:
+        if self.dataset is None and not self.datasets:
+            raise ValueError("data.dataset is missing: name the rows to train on, or several sets in data.datasets")
+        if self.dataset is not None and self.datasets:
+            raise ValueError(
+                f"data.dataset and data.datasets both name rows to train on; make data.dataset {self.dataset} one of "
+                "data.datasets, and leave it out (null)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _ratios_of_different_datasets(self) -> Self:
+        total = math.fsum(chosen.ratio for chosen in self.datasets.values())
+        if self.datasets and round(abs(total - 1.0), 9) > RATIO_TOLERANCE:
+            each = ", ".join(f"{name} {chosen.ratio:g}" for name, chosen in self.datasets.items())
+            raise ValueError(f"the ratios of data.datasets add up to {total:.7g} and have to add up to 1: {each}")
+        for one, other in combinations(self.datasets, 2):
+            both = self.datasets[one], self.datasets[other]
+            if both[0].model_copy(update={"ratio": both[1].ratio}) == both[1]:
+                raise ValueError(
+                    f"data.datasets.{one} and data.datasets.{other} are the same rows with the same prompts; make them "
+                    f"one with the ratio {both[0].ratio + both[1].ratio:.7g}"
+                )
+        return self
+
+    def of_dataset(self, name: str) -> "DataConfig":
+        """These settings with the dataset `name` as the only one to train on."""
+        chosen = self.datasets[name]
+        own = chosen.model_dump(include=OWN_PROMPT, exclude_none=True)
+        return self.model_copy(update=own | {"dataset": chosen.dataset, "split": chosen.split, "datasets": {}})
+
+    @model_validator(mode="after")
     def _one_form_of_held_out_rows(self) -> Self:
         if self.eval_dataset is not None and self.eval_datasets:
             raise ValueError(
@@ -91,6 +150,6 @@ class DataConfig(Section):
     def of_eval_dataset(self, name: str) -> "DataConfig":
         """These settings with the set `name` as the only held-out one."""
         chosen = self.eval_datasets[name]
-        own = chosen.model_dump(include={"recipe", "prompt_column", "prompt_template", "system"}, exclude_none=True)
+        own = chosen.model_dump(include=OWN_PROMPT, exclude_none=True)
         held_out = {"eval_dataset": chosen.dataset, "eval_split": chosen.split, "eval_datasets": {}}
         return self.model_copy(update=own | held_out)

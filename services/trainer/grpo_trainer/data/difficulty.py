@@ -10,7 +10,7 @@ Everything is a function of the seed, the position and what was learnt until the
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -22,7 +22,7 @@ Known = list[tuple[int, float, int]]
 
 @dataclass
 class DifficultyMemory:
-    """What is known of the rows of one dataset."""
+    """What is known of the rows of a run, by their numbers among the rows of all its datasets."""
 
     config: DifficultyConfig
     seed: int
@@ -62,9 +62,12 @@ class DifficultyMemory:
         """End every rest: too few prompts are left."""
         self.rests_until.clear()
 
-    def metrics(self, *, epoch: int) -> dict[str, float]:
-        """Return the number of known and of resting prompts, and the mean solve rate of those that are known."""
-        resting = sum(epoch < until for until in self.rests_until.values())
+    def metrics(self, *, epoch_of: Callable[[int], int]) -> dict[str, float]:
+        """Return the number of known and of resting prompts, and the mean solve rate of those that are known.
+
+        `epoch_of` gives the epoch that the dataset of a row is in.
+        """
+        resting = sum(epoch_of(row) < until for row, until in self.rests_until.items())
         found: dict[str, float] = {"difficulty/known": len(self.solve_rate), "difficulty/resting": resting}
         if self.solve_rate:
             found["difficulty/solve_rate"] = sum(self.solve_rate.values()) / len(self.solve_rate)

@@ -6,9 +6,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class PromptRow:
-    """One row of the dataset, ready to sample from. `columns` are all its columns, under their own names."""
+    """One row of a dataset, ready to sample from. `columns` are all its columns, under their own names."""
 
     index: int
     token_ids: list[int]
     prompt: str | list[dict[str, str]]
     columns: dict[str, Any]
+    dataset: str = ""
+    """Its name in `data.datasets`; empty with a single dataset."""

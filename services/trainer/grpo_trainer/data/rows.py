@@ -39,10 +39,10 @@ def load_prompt_rows(
     folder: Path | None = None,
     set_name: str = "",
 ) -> RowStore:
-    """The rows to train on, or the held-out ones (none when `eval_dataset` is absent), in the dataset's order.
+    """The rows of `dataset`, or the held-out ones of `eval_dataset`, in the dataset's order; none when it is absent.
 
     They are kept in `folder`, or without one in a temporary folder that is gone when this returns; `set_name` tells
-    apart the files of several held-out sets. `columns` are all columns of a row, unrenamed, and those that a user's own
+    apart the files of several sets. `columns` are all columns of a row, unrenamed, and those that a user's own
     recipe adds. Raises UsageError: a dataset that is missing, unreadable or empty, a column that the recipe needs and
     the dataset lacks, a recipe that fails, a prompt longer than `max_prompt_length`.
     """
@@ -50,12 +50,10 @@ def load_prompt_rows(
         with tempfile.TemporaryDirectory(prefix="grpo-rows-") as temporary:
             return load_prompt_rows(config, tokenizer, split=split, folder=Path(temporary), set_name=set_name)
     path = folder / f"rows-{split}{set_name and '-'}{set_name}.arrow"
-    if split == "train":
-        dataset, source_split = config.dataset, config.split
-    elif config.eval_dataset is None:
+    of_training, held_out = (config.dataset, config.split), (config.eval_dataset, config.eval_split)
+    dataset, source_split = of_training if split == "train" else held_out
+    if dataset is None:
         return write_rows(path, [], None)
-    else:
-        dataset, source_split = config.eval_dataset, config.eval_split
     started = time.monotonic()
     source = find_source(dataset, source_split)
     maker = PromptMaker.of(config)
@@ -74,18 +72,6 @@ def load_prompt_rows(
     rows = write_rows(path, batches, fingerprint)
     log.info("dataset %s: %d rows read and tokenized in %.1f s", dataset, len(rows), time.monotonic() - started)
     return rows
-
-
-def load_eval_sets(
-    config: DataConfig, tokenizer: "PreTrainedTokenizerBase", *, folder: Path | None = None
-) -> dict[str, RowStore]:
-    """The held-out rows of each set by its name; those of `eval_dataset` under the empty name. See above."""
-    if not config.eval_datasets:
-        return {"": load_prompt_rows(config, tokenizer, split="eval", folder=folder)}
-    return {
-        name: load_prompt_rows(config.of_eval_dataset(name), tokenizer, split="eval", folder=folder, set_name=name)
-        for name in config.eval_datasets
-    }
 
 
 def rows_fingerprint(

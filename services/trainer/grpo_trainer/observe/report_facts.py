@@ -75,7 +75,7 @@ def _facts(config: Mapping[str, Any], curves: Curves) -> Iterator[tuple[str, str
     rewards = setting("reward", "reward_funcs")
     for name, value in (
         ("Model", setting("model", "name_or_path")),
-        ("Data", setting("data", "dataset")),
+        ("Data", setting("data", "dataset") or ", ".join(setting("data", "datasets") or ())),
         ("Rewards", ", ".join(map(str, rewards)) if isinstance(rewards, list) else None),
         ("Completions per prompt", setting("rollout", "num_generations")),
         ("Completions per step", setting("rollout", "generation_batch_size")),

@@ -16,7 +16,7 @@ from ..algorithm.spread import teaches
 from ..config.run_config import RunConfig
 from ..data.order import PromptOrder
 from ..data.prompt_row import PromptRow
-from ..data.row_store import RowStore
+from ..data.run_rows import TrainingRows
 from ..errors import UnavailableError
 from ..ranks.stop_signal import StopRequested, StopSignal
 from .adapters import AdapterNeeds
@@ -62,7 +62,7 @@ class Orchestrator:
         self,
         config: RunConfig,
         *,
-        rows: RowStore,
+        rows: TrainingRows,
         eval_rows: Mapping[str, Sequence[PromptRow]],
         prompts: PromptOrder,
         cursor: Cursor,
@@ -151,7 +151,7 @@ class Orchestrator:
             self.loop.run(self._wait_for_reward_server(limit_s))
         kind = self.fleet.check_compatible(
             tokenizer=tokenizer_fingerprint(tokenizer.get_vocab(), eos_token_id=tokenizer.eos_token_id),
-            max_tokens=self.rows.summary.longest_prompt + config.rollout.max_completion_length,
+            max_tokens=self.rows.longest_prompt + config.rollout.max_completion_length,
             adapter=self._adapter,
         )
         self.loop.start(self.fleet.watch())
@@ -176,7 +176,7 @@ class Orchestrator:
         deadline, logged = loop.time() + timeout_s, False
         while True:
             try:
-                return await self.reward.check(list(self.rows[:1]))
+                return await self.reward.check(self.rows.first_rows)
             except InfrastructureError as error:
                 if loop.time() >= deadline:
                     raise UnavailableError(

@@ -46,8 +46,8 @@ class Batch:
     """Waiting time for rewards after that: the part of scoring that sampling did not hide."""
     epoch: float
     """Prompts of the run up to the last of this batch, trained on or not, in passes over the dataset."""
-    difficulty: dict[str, float] = field(default_factory=dict)
-    """What was known of the prompts when the batch was taken; empty without a memory of their difficulty."""
+    of_prompts: dict[str, float] = field(default_factory=dict)
+    """Metrics of the prompts drawn until then: passes over each of several datasets, and the memory of difficulty."""
     replaced: list[Group] = field(default_factory=list)
     """Groups that were sampled and scored for this batch, and are not trained on: they teach nothing."""
 
@@ -193,9 +193,8 @@ class Pipeline:
         last_sampled = max(*(group.sampled_at_s for group in taken), started)
         last = max(group.position for group in self._taken)
         epoch = (1 + last) / len(self.prompts.rows)
-        memory = self.prompts.difficulty
-        difficulty = memory.metrics(epoch=self.prompts.epoch_of(last)) if memory else {}
-        return Batch(taken, last_sampled - started, ready - last_sampled, epoch, difficulty, replaced)
+        of_prompts = self.prompts.metrics(last)
+        return Batch(taken, last_sampled - started, ready - last_sampled, epoch, of_prompts, replaced)
 
     def _choose(self) -> tuple[list[Group], list[Group]]:
         """Choose the groups of the batch out of the finished ones, and those that they replace."""

@@ -49,7 +49,7 @@ class RewardStage:
         self.specs = reward_specs(config)
 
     async def check(self, rows: list[PromptRow]) -> None:
-        """Check that the server and the dataset fit the configured rewards.
+        """Check that the server and the datasets, by the first row of each, fit the configured rewards.
 
         Raises UnavailableError when the server speaks another protocol, lacks a reward or serves it from another file,
         and UsageError when the dataset lacks a column or a reward's code has changed.
@@ -75,12 +75,14 @@ class RewardStage:
                 )
             if spec.name in self.config.files:
                 _check_file(self.config.files[spec.name], known[spec.name], self.client.base_url)
-            missing = [column for column in known[spec.name].columns if column not in rows[0].columns]
-            if missing:
-                raise UsageError(
-                    f"reward {spec.name} needs the column {missing[0]}; the dataset has {', '.join(rows[0].columns)}",
-                    hint="add the column to the dataset, or remove the reward from reward.reward_funcs",
-                )
+            for row in rows:
+                missing = [column for column in known[spec.name].columns if column not in row.columns]
+                if missing:
+                    raise UsageError(
+                        f"reward {spec.name} needs the column {missing[0]}; the dataset{row.dataset and ' '}"
+                        f"{row.dataset} has {', '.join(row.columns)}",
+                        hint="add the column to the dataset, or remove the reward from reward.reward_funcs",
+                    )
 
         hashes = {spec.name: known[spec.name].code_hash for spec in self.specs}
         if (change := self.code.change(hashes)) is not None:

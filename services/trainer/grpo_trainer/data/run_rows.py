@@ -1,0 +1,86 @@
+"""The rows of all datasets of a run file, to train on and held out, by the names that they have there."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, overload
+
+from ..config.data import DataConfig
+from ..errors import UsageError
+from .order import Share
+from .prompt_row import PromptRow
+from .row_store import RowStore
+from .rows import load_prompt_rows
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class TrainingRows(Sequence[PromptRow]):
+    """The rows of the datasets, one dataset after the other. A row's `index` counts within its own dataset."""
+
+    def __init__(self, stores: Mapping[str, RowStore]):
+        self.stores = stores
+
+    def __len__(self) -> int:
+        return sum(map(len, self.stores.values()))
+
+    @overload
+    def __getitem__(self, number: int) -> PromptRow: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> list[PromptRow]: ...
+
+    def __getitem__(self, number: int | slice) -> PromptRow | list[PromptRow]:
+        found = range(len(self))[number]
+        return self._row(found) if isinstance(found, int) else [self._row(index) for index in found]
+
+    def _row(self, number: int) -> PromptRow:
+        for name, store in self.stores.items():
+            if number < len(store):
+                return replace(store[number], dataset=name)
+            number -= len(store)
+        raise IndexError(number)
+
+    @property
+    def first_rows(self) -> list[PromptRow]:
+        """The first row of each dataset."""
+        return [replace(store[0], dataset=name) for name, store in self.stores.items()]
+
+    @property
+    def longest_prompt(self) -> int:
+        """In tokens."""
+        return max(store.summary.longest_prompt for store in self.stores.values())
+
+    def shares(self, config: DataConfig) -> list[Share]:
+        """The part of each dataset in the run; empty for a single dataset, which has no name."""
+        return [Share(name, len(self.stores[name]), chosen.ratio) for name, chosen in config.datasets.items()]
+
+
+def load_training_rows(
+    config: DataConfig, tokenizer: "PreTrainedTokenizerBase", *, folder: Path | None = None
+) -> TrainingRows:
+    """The rows of `data.datasets` by name; those of `data.dataset` under the empty name. See `load_prompt_rows`."""
+    if not config.datasets:
+        return TrainingRows({"": load_prompt_rows(config, tokenizer, split="train", folder=folder)})
+    stores = {}
+    for name in config.datasets:
+        try:
+            stores[name] = load_prompt_rows(
+                config.of_dataset(name), tokenizer, split="train", folder=folder, set_name=name
+            )
+        except UsageError as error:
+            raise UsageError(f"data.datasets.{name}: {error.message}", hint=error.hint) from error
+    return TrainingRows(stores)
+
+
+def load_eval_sets(
+    config: DataConfig, tokenizer: "PreTrainedTokenizerBase", *, folder: Path | None = None
+) -> dict[str, RowStore]:
+    """The held-out rows of each set by its name; those of `eval_dataset` under the empty name. See above."""
+    if not config.eval_datasets:
+        return {"": load_prompt_rows(config, tokenizer, split="eval", folder=folder)}
+    return {
+        name: load_prompt_rows(config.of_eval_dataset(name), tokenizer, split="eval", folder=folder, set_name=name)
+        for name in config.eval_datasets
+    }
