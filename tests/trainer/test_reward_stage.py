@@ -77,7 +77,9 @@ async def test_what_broke_is_scored_again_and_then_left_out_with_its_reason(monk
             seen = RewardScore(score=None, status="error", detail="without a weight")
             found = {spec.name: right if spec.name == "right" else seen for spec in message.rewards}
             results.append(ScoreResult(id=sample.id or "", total=total_score(message.rewards, found), rewards=found))
-        return httpx.Response(200, text=ScoreResponse(results=results, elapsed_s=0.0).model_dump_json())
+        hashes = {spec.name: f"code of {spec.name}" for spec in message.rewards}
+        scored = ScoreResponse(results=results, elapsed_s=0.0, code_hashes=hashes)
+        return httpx.Response(200, text=scored.model_dump_json())
 
     texts = ["fine", "late", "broken"]
     episodes = [completion(text, [1], [-0.1], text, "stop", [(0, 1)]) for text in texts]

@@ -39,8 +39,14 @@ class RewardCode:
             self.hashes |= seen
 
     def fits_step(self, step: int, seen: Mapping[str, str]) -> bool:
-        """Whether scores of this code fit the other scores of `step`; the step's first scores pin the code."""
-        pinned = self._pinned.setdefault(step, dict(seen))
+        """Whether scores of this code fit the other scores of `step`; a reward's first scores in the step pin its code.
+
+        `seen` is of the rewards of one request, and not every request asks for all rewards.
+        """
+        pinned = self._pinned.setdefault(step, {})
         for old in sorted(self._pinned)[:-STEPS_KEPT]:
             del self._pinned[old]
-        return pinned == dict(seen)
+        if any(pinned.get(name, code) != code for name, code in seen.items()):
+            return False
+        pinned |= seen
+        return True
