@@ -1,5 +1,6 @@
 """Held-out evaluation: avg@k, pass@k, and what several sets have in common."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -53,8 +54,8 @@ def test_a_set_takes_from_the_section_eval_what_it_does_not_say():
     sets = {"plain": {"dataset": "a"}, "own": {"dataset": "b", "num_generations": 8, "pass_at": [1, 8], "max_rows": 4}}
     config = RunConfig.model_validate(run | {"data": {"dataset": "t", "eval_datasets": sets}})
     assert eval_sets(config, {"plain": ROWS, "own": ROWS}) == {
-        "plain": EvalSet(ROWS[:3], 2, [2]),
-        "own": EvalSet(ROWS[:4], 8, [1, 8]),
+        "plain": EvalSet([replace(row, dataset="eval/plain") for row in ROWS[:3]], 2, [2]),
+        "own": EvalSet([replace(row, dataset="eval/own") for row in ROWS[:4]], 8, [1, 8]),
     }
     config = RunConfig.model_validate(run | {"data": {"dataset": "t", "eval_dataset": "a"}})
     assert eval_sets(config, {"": ROWS}) == {"": EvalSet(ROWS[:3], 2)}

@@ -12,6 +12,7 @@ from tests.trainer.made_episodes import completion
 from tests.trainer.test_difficulty import Solved, drawn, steps_of
 from tests.trainer.test_pipeline import FakeRollout, make
 
+from grpo_proto import RewardScore
 from grpo_trainer.algorithm.decisions import training_sequences
 from grpo_trainer.algorithm.sequences import Group
 from grpo_trainer.config.algorithm import AlgorithmConfig
@@ -123,6 +124,22 @@ def test_what_an_estimator_takes_over_the_batch_is_of_one_dataset():
     small, large, last = [[episode.advantage for episode in one.episodes] for one in groups]
     assert large == pytest.approx([-0.7071, 0.7071], abs=1e-4)
     assert small == last[::-1] == pytest.approx([-0.8660, 0.8660], abs=2e-4)
+
+
+def test_an_estimator_of_each_reward_gets_the_weights_of_the_dataset():
+    algorithm = AlgorithmConfig(advantage_estimator="gdpo")
+    groups = [group("plain", 1.0, 0.0), group("own", 1.0, 0.0)]
+    for one in groups:
+        for episode, first in zip(one.episodes, (1.0, 0.0), strict=True):
+            episode.rewards = {
+                "first": RewardScore(score=first, status="ok"),
+                "second": RewardScore(score=1.0 - first, status="ok"),
+            }
+    weights = {"first": 1.0, "second": 0.5}
+    own = {"own": {"second": 1.0}}
+    training_sequences(groups, algorithm, reward_weights=weights, own_rewards=own, max_completion_length=14)
+    signs = [[(episode.advantage or 0.0) > 0 for episode in one.episodes] for one in groups]
+    assert signs == [[True, False], [False, True]]
 
 
 def test_metrics_and_completions_name_the_dataset():

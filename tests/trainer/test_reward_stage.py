@@ -94,6 +94,47 @@ async def test_what_broke_is_scored_again_and_then_left_out_with_its_reason(monk
         check_enough_scored([group], 1.0)
 
 
+async def test_each_dataset_is_scored_by_its_own_rewards():
+    asked: list[tuple[dict[str, float], list[str]]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        message = ScoreRequest.model_validate_json(request.content)
+        weights = {spec.name: spec.weight for spec in message.rewards}
+        asked.append((weights, [sample.completion for sample in message.samples]))
+        found = {name: RewardScore(score=1.0, status="ok") for name in weights}
+        results = [ScoreResult(id=one.id or "", total=sum(weights.values()), rewards=found) for one in message.samples]
+        hashes = {name: f"code of {name}" for name in weights}
+        scored = ScoreResponse(results=results, elapsed_s=0.0, code_hashes=hashes)
+        return httpx.Response(200, text=scored.model_dump_json())
+
+    def group(dataset: str) -> Group:
+        episode = completion(dataset, [1], [-0.1], f"of {dataset}", "stop", [(0, 1)])
+        return Group(0, PromptRow(0, [1], "p", {}, dataset), [episode])
+
+    groups = [group(name) for name in ("math", "plain", "math", "eval/math")]
+    config = RewardConfig(reward_funcs=["countdown", "format", "accuracy"], accuracy_reward="format")
+    own = {"math": {"accuracy": 2.0}, "eval/math": {"accuracy": 1.0, "format": 0.0}}
+    async with RewardClient("http://127.0.0.1:1", transport=httpx.MockTransport(answer)) as client:
+        await RewardStage(client, config, own_rewards=own).score(groups, step=1)
+    assert asked == [
+        ({"accuracy": 2.0}, ["of math", "of math"]),
+        ({"countdown": 1.0, "format": 1.0, "accuracy": 1.0}, ["of plain"]),
+        ({"accuracy": 1.0, "format": 0.0}, ["of eval/math"]),
+    ]
+    assert [one.episodes[0].total for one in groups] == [2.0, 3.0, 2.0, 1.0]
+    assert all(one.episodes[0].correct for one in groups), "without `format` the first of its own decides"
+
+
+async def test_a_column_is_needed_only_where_its_reward_is_asked_for():
+    own = {"math": {"format": 1.0}}
+    config = RewardConfig(reward_funcs=["countdown"])
+    rows = [PromptRow(0, [1], "p", {"nums": [1]}, "numbers"), PromptRow(0, [1], "p", {"solution": "1"}, "math")]
+    async with a_server() as client:
+        await RewardStage(client, config, own_rewards=own).check(rows)
+        with pytest.raises(UsageError, match=r"needs the column nums; the dataset math has solution .*datasets\.math"):
+            await RewardStage(client, config).check(rows)
+
+
 class TestChangedCode:
     @staticmethod
     def served(*hashes: str) -> httpx.MockTransport:

@@ -118,6 +118,10 @@ def test_ratios_may_be_thirds_with_six_digits(run_file: Path):
         (mixture(a=0.0, b=1.0), r"data\.datasets\.a\.ratio: .*greater than 0"),
         (mixture(a=0.5, b=0.5, dataset="x"), r"datasets\.a and data\.datasets\.b are the same rows .* the ratio 1 "),
         (mixture(**{"a b": 1.0}), r"datasets\.a b.*pattern"),
+        (
+            ["--data.eval_datasets", '{"a": {"dataset": "a", "rewards": {"accuracy": 1}}}'],
+            r"the dataset eval/a .* accuracy is none of the reward\.reward_funcs countdown, format; add it there",
+        ),
         (["--checkpoint.patience", "3"], r"patience needs checkpoint\.metric_for_best"),
         (["--checkpoint.metric_for_best", "eval_accuracy"], r"needs an evaluation; set data\.eval_dataset or"),
         (["--data.eval_dataset", "a", "--checkpoint.metric_for_best", "eval_x"], r"known are eval_accuracy, eval_gre"),

@@ -155,7 +155,8 @@ async def _servers(config: RunConfig, rows: TrainingRows, tokenizer: str) -> lis
     async with RewardClient(config.reward.url) as client:
         try:
             info = await client.info()
-            await RewardStage(client, config.reward).check(rows.first_rows)
+            stage = RewardStage(client, config.reward, own_rewards=config.data.own_rewards)
+            await stage.check(rows.first_rows)
             lines.append((f"reward {config.reward.url}", f"{', '.join(info.rewards)}; {info.workers} workers"))
         except ServiceError as error:
             lines.append((f"reward {config.reward.url}", f"not checked: {error.detail.message}"))

@@ -122,6 +122,7 @@ def sample_and_score(run: Run, *, version: int) -> list[TrainingSequence] | None
         batch.groups,
         config.algorithm,
         reward_weights=config.reward.weights,
+        own_rewards=config.data.own_rewards,
         max_completion_length=config.rollout.max_completion_length,
     )
     counts, lost = orchestrator.pipeline.counts, orchestrator.rollout.lost_requests

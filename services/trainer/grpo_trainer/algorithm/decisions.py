@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from ..config.algorithm import AlgorithmConfig
 from ..errors import RunError
@@ -19,12 +20,15 @@ def training_sequences(
     algorithm: AlgorithmConfig,
     *,
     reward_weights: Mapping[str, float],
+    own_rewards: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
     max_completion_length: int,
 ) -> tuple[list[TrainingSequence], dict[str, float]]:
     """Advantages into the groups; then the sequences of all episodes that take part in the loss: scored, with tokens,
     not cut if cuts are masked. Also the metrics of their rewards. What takes no part counts in no normaliser.
+
+    `own_rewards`: the weights of each dataset with rewards of its own, in place of `reward_weights`.
     """
-    advantages = advantages_of(groups, algorithm, reward_weights)
+    advantages = advantages_of(groups, algorithm, reward_weights, own_rewards)
     taken: list[tuple[Episode, float]] = []
     for group, of_group in zip(groups, advantages, strict=True):
         for episode, given in zip(group.episodes, of_group, strict=True):
@@ -41,7 +45,10 @@ def training_sequences(
 
 
 def advantages_of(
-    groups: Sequence[Group], algorithm: AlgorithmConfig, reward_weights: Mapping[str, float]
+    groups: Sequence[Group],
+    algorithm: AlgorithmConfig,
+    reward_weights: Mapping[str, float],
+    own_rewards: Mapping[str, Mapping[str, float]],
 ) -> list[list[float | None]]:
     """The estimator's advantages, group by group. It gets the groups of each dataset by themselves.
 
@@ -51,8 +58,9 @@ def advantages_of(
     for number, group in enumerate(groups):
         by_dataset.setdefault(group.row.dataset, []).append(number)
     estimator, advantages = estimator_of(algorithm), dict[int, list[float | None]]()
-    for numbers in by_dataset.values():
-        found = estimator(rewards_of([groups[number] for number in numbers], reward_weights), algorithm)
+    for dataset, numbers in by_dataset.items():
+        rewards = rewards_of([groups[number] for number in numbers], own_rewards.get(dataset, reward_weights))
+        found = estimator(rewards, algorithm)
         advantages |= zip(numbers, found, strict=True)
     return [advantages[number] for number in range(len(groups))]
 

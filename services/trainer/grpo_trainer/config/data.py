@@ -1,6 +1,7 @@
 """The section `data` of a run file."""
 
 import math
+from collections.abc import Sequence
 from itertools import combinations
 from typing import Annotated, Any, Self
 
@@ -39,6 +40,9 @@ class EvalDataset(Section):
     prompt_column: str | None = Field(None, description="Column of the prompt; absent: data.prompt_column.")
     prompt_template: str | None = Field(None, description="Text of the prompt; absent: data.prompt_template.")
     system: str | None = Field(None, description="System prompt, or a file that holds it; absent: data.system.")
+    rewards: dict[str, float] | None = Field(
+        None, min_length=1, description="Reward → weight, some of reward.reward_funcs; absent: all with their weights."
+    )
     max_rows: int | None = Field(None, ge=1, description="Rows that are evaluated; absent: eval.max_rows.")
     num_generations: int | None = Field(
         None, ge=1, description="Sampled completions per prompt, the k of avg@k; absent: eval.num_generations_eval."
@@ -60,6 +64,9 @@ class TrainingDataset(Section):
     prompt_column: str | None = Field(None, description="Column of the prompt; absent: data.prompt_column.")
     prompt_template: str | None = Field(None, description="Text of the prompt; absent: data.prompt_template.")
     system: str | None = Field(None, description="System prompt, or a file that holds it; absent: data.system.")
+    rewards: dict[str, float] | None = Field(
+        None, min_length=1, description="Reward → weight, some of reward.reward_funcs; absent: all with their weights."
+    )
 
 
 OWN_PROMPT = {"recipe", "prompt_column", "prompt_template", "system"}
@@ -101,6 +108,22 @@ class DataConfig(Section):
     difficulty: DifficultyConfig | None = Field(
         None, description="Remember which prompts are solved, and prefer those that sometimes are; absent: all alike."
     )
+
+    @property
+    def own_rewards(self) -> dict[str, dict[str, float]]:
+        """The rewards and weights of each set that has its own. Names of sets are those of `PromptRow.dataset`."""
+        held_out = {f"eval/{name}": chosen.rewards for name, chosen in self.eval_datasets.items()}
+        of_sets = {name: chosen.rewards for name, chosen in self.datasets.items()} | held_out
+        return {name: rewards for name, rewards in of_sets.items() if rewards is not None}
+
+    def check_rewards(self, known: Sequence[str]) -> None:
+        """Raises ValueError when a set has rewards of its own that are none of the `known` ones of the run."""
+        for name, own in self.own_rewards.items():
+            if unknown := [reward for reward in own if reward not in known]:
+                raise ValueError(
+                    f"the dataset {name} has rewards of its own, and {unknown[0]} is none of the reward.reward_funcs "
+                    f"{', '.join(known)}; add it there"
+                )
 
     @property
     def has_held_out_rows(self) -> bool:

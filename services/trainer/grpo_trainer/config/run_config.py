@@ -338,6 +338,11 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _rewards_of_sets_among_all(self) -> Self:
+        self.data.check_rewards(self.reward.names)
+        return self
+
+    @model_validator(mode="after")
     def _enough_completions_for_pass_at_k(self) -> Self:
         for name, chosen in self.data.eval_datasets.items():
             n, most = chosen.num_generations or self.eval.num_generations_eval, max(chosen.pass_at or [1])

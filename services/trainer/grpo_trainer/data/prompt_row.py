@@ -13,4 +13,4 @@ class PromptRow:
     prompt: str | list[dict[str, str]]
     columns: dict[str, Any]
     dataset: str = ""
-    """Its name in `data.datasets`; empty with a single dataset."""
+    """Its name in `data.datasets`, or `eval/<name>` for one in `data.eval_datasets`; empty where it has no name."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from grpo_proto import Sampling
 
@@ -26,17 +26,18 @@ class EvalSet:
     pass_at: Sequence[int] = ()
 
 
-def eval_sets(config: RunConfig, rows: Mapping[str, Sequence[PromptRow]]) -> dict[str, EvalSet]:
+def eval_sets(config: RunConfig, eval_rows: Mapping[str, Sequence[PromptRow]]) -> dict[str, EvalSet]:
     """The sets of a run file by name, with the rows of each; those of `data.eval_dataset` have the empty name."""
     sets = {}
-    for name, held_out in rows.items():
+    for name, held_out in eval_rows.items():
         chosen = config.data.eval_datasets.get(name)
         if chosen is None:
             sets[name] = EvalSet(list(held_out[: config.eval.max_rows]), config.eval.num_generations_eval)
         else:
             n = chosen.num_generations or config.eval.num_generations_eval
             limit = chosen.max_rows or config.eval.max_rows
-            sets[name] = EvalSet(list(held_out[:limit]), n, chosen.pass_at or [n])
+            rows = [replace(row, dataset=f"eval/{name}") for row in held_out[:limit]]
+            sets[name] = EvalSet(rows, n, chosen.pass_at or [n])
     return sets
 
 

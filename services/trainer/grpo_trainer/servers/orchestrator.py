@@ -79,7 +79,9 @@ class Orchestrator:
         self.tracing = Tracing(config.logging.otlp_endpoint, run=config.logging.run_name or config.run_dir.name)
         self.loop = EventLoopThread()
         self.fleet = Fleet(config.rollout.urls, min_replicas=config.rollout.min_replicas)
-        self.reward = RewardStage(RewardClient(config.reward.url), config.reward, code=reward_code)
+        self.reward = RewardStage(
+            RewardClient(config.reward.url), config.reward, code=reward_code, own_rewards=config.data.own_rewards
+        )
         self.rollout = RolloutStage(
             self.fleet,
             run_id=trainer_id,

@@ -3,8 +3,10 @@
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from grpo_proto import (
     PROTOCOL_VERSION,
@@ -33,20 +35,35 @@ PAUSE_S = 1.0
 ACCEPT = "serve the code that the run began with, or accept the new code: --resume --reward.accept_changed_code true"
 
 
-def reward_specs(config: RewardConfig) -> list[RewardSpec]:
+OwnRewards = Mapping[str, Mapping[str, float]]
+"""Reward → weight of each dataset that has rewards of its own."""
+
+
+def reward_specs(config: RewardConfig, weights: Mapping[str, float]) -> list[RewardSpec]:
     return [
-        RewardSpec(name=name, weight=weight, params=config.params.get(name, {}))
-        for name, weight in config.weights.items()
+        RewardSpec(name=name, weight=weight, params=config.params.get(name, {})) for name, weight in weights.items()
     ]
 
 
 class RewardStage:
     """Score groups in place: set `rewards` and `total` of every episode."""
 
-    def __init__(self, client: RewardClient, config: RewardConfig, *, code: RewardCode | None = None):
+    def __init__(
+        self,
+        client: RewardClient,
+        config: RewardConfig,
+        *,
+        code: RewardCode | None = None,
+        own_rewards: OwnRewards = MappingProxyType({}),
+    ):
         self.client, self.config = client, config
         self.code = code or RewardCode(accept=config.accept_changed_code)
-        self.specs = reward_specs(config)
+        self.specs = reward_specs(config, config.weights)
+        self._own_specs = {name: reward_specs(config, weights) for name, weights in own_rewards.items()}
+
+    def specs_of(self, dataset: str) -> list[RewardSpec]:
+        """The rewards that score the rows of `dataset`."""
+        return self._own_specs.get(dataset, self.specs)
 
     async def check(self, rows: list[PromptRow]) -> None:
         """Check that the server and the datasets, by the first row of each, fit the configured rewards.
@@ -76,12 +93,14 @@ class RewardStage:
             if spec.name in self.config.files:
                 _check_file(self.config.files[spec.name], known[spec.name], self.client.base_url)
             for row in rows:
-                missing = [column for column in known[spec.name].columns if column not in row.columns]
+                asked = spec.name in [own.name for own in self.specs_of(row.dataset)]
+                missing = [column for column in known[spec.name].columns if asked and column not in row.columns]
                 if missing:
                     raise UsageError(
                         f"reward {spec.name} needs the column {missing[0]}; the dataset{row.dataset and ' '}"
                         f"{row.dataset} has {', '.join(row.columns)}",
-                        hint="add the column to the dataset, or remove the reward from reward.reward_funcs",
+                        hint="add the column to the dataset, or remove the reward from reward.reward_funcs"
+                        + (f", or from the rewards of data.datasets.{row.dataset}" if row.dataset else ""),
                     )
 
         hashes = {spec.name: known[spec.name].code_hash for spec in self.specs}
@@ -91,13 +110,23 @@ class RewardStage:
             self.code.adopt(hashes)
 
     async def score(self, groups: list[Group], *, step: int) -> None:
-        """Score every sample, and once more each sample whose scoring broke.
+        """Score every sample, and once more each sample whose scoring broke. Datasets are scored one after the other.
 
         Raises RunError when the server does not answer within `retry_for_s`.
         """
+        by_dataset: dict[str, list[Group]] = {}
+        for group in groups:
+            by_dataset.setdefault(group.row.dataset, []).append(group)
+        for dataset, of_dataset in by_dataset.items():
+            await self._score_with(self.specs_of(dataset), of_dataset, step=step)
+
+    async def _score_with(self, specs: list[RewardSpec], groups: list[Group], *, step: int) -> None:
+        decides_accuracy = self.config.decides_accuracy
+        if decides_accuracy not in [spec.name for spec in specs]:
+            decides_accuracy = specs[0].name
         pairs = [(group, episode) for group in groups for episode in group.episodes]
         request = ScoreRequest(
-            rewards=self.specs,
+            rewards=specs,
             samples=[
                 ScoreSample(
                     id=episode.id,
@@ -126,9 +155,9 @@ class RewardStage:
             ) from error
         for (_, episode), result in zip(pairs, response.results, strict=True):
             episode.rewards, episode.total = result.rewards, result.total
-            episode.correct = is_correct(result.rewards.get(self.config.decides_accuracy))
+            episode.correct = is_correct(result.rewards.get(decides_accuracy))
             if result.total is None:
-                episode.unscored_because = missing_because(self.specs, result.rewards)
+                episode.unscored_because = missing_because(specs, result.rewards)
 
     async def _score(self, request: ScoreRequest, *, step: int) -> ScoreResponse:
         """Get scores that all come from the code version of `step`'s first scores.
