@@ -4,6 +4,7 @@ import json
 import os
 import re
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import httpx
@@ -26,6 +27,9 @@ def finished_run(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Path
     sets = {"few": {"dataset": f"{rows}#4", "num_generations": 4, "pass_at": [1, 4]}, "all": {"dataset": rows}}
     flags += ["--data.eval_dataset", "null", "--data.eval_datasets", json.dumps(sets)]
     flags += ["--checkpoint.metric_for_best", "eval/few/pass@4"]
+    mixed = {"few": {"dataset": f"{rows}#4", "ratio": 0.25, "rewards": {"letters": 2.0}}}
+    mixed |= {"all": {"dataset": rows, "ratio": 0.75}}
+    flags += ["--data.dataset", "null", "--data.datasets", json.dumps(mixed)]
     result = subprocess.run(
         [BIN / "grpo-train", stack.run_file, *flags],
         env=os.environ | TRAINER_ENVIRONMENT,
@@ -77,6 +81,19 @@ def test_every_completion_is_written_with_its_rewards_and_version(finished_run: 
     assert first["rewards"]["letters"]["status"] == "ok"  # type: ignore[index]
     assert first["versions"] == [[1, first["num_tokens"]]]
     assert {"step", "prompt", "completion", "advantage", "finish_reason"} <= first.keys()
+
+
+def test_each_dataset_has_its_share_of_the_prompts_and_its_own_weights(finished_run: Path):
+    completions = read_jsonl(finished_run / "completions.jsonl")
+    assert Counter(line["dataset"] for line in completions) == {"few": 3 * 8, "all": 3 * 24}
+    for line in completions:
+        weight = 2.0 if line["dataset"] == "few" else 1.0
+        assert line["total"] == pytest.approx(weight * line["rewards"]["letters"]["score"])  # type: ignore[index]
+    last = read_jsonl(finished_run / "metrics.jsonl")[-1]
+    assert {"share", "reward", "reward_std", "frac_reward_zero_std", "epoch"} <= {
+        name.removeprefix("data/few/") for name in last
+    }
+    assert (last["data/few/epoch"], last["data/all/epoch"]) == (6 / 4, 18 / 24)
 
 
 def test_the_run_ends_with_a_summary_and_a_page(finished_run: Path):

@@ -12,6 +12,7 @@ FULL_SIZE = EXAMPLES / "countdown_3b"
 RUNS = {
     "demo": [EXAMPLES / "countdown" / "run.yaml"],
     "the demo with an adapter": [EXAMPLES / "countdown" / "lora.yaml"],
+    "the demo on two datasets": [EXAMPLES / "countdown" / "run.yaml", EXAMPLES / "countdown" / "mixed.yaml"],
     "three GPUs": [FULL_SIZE / "run.yaml"],
     "one GPU": [FULL_SIZE / "run.yaml", FULL_SIZE / "one_gpu.yaml"],
     "eight GPUs": [FULL_SIZE / "run.yaml", FULL_SIZE / "eight_gpus.yaml"],
