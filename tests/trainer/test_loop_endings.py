@@ -15,10 +15,11 @@ import torch
 
 from grpo_proto import ErrorDetail, FatalError
 from grpo_trainer import loop
+from grpo_trainer.callbacks import Callbacks, StopRun
 from grpo_trainer.checkpoint.best import BestCheckpoint
 from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.config.run_config import WeightsConfig
-from grpo_trainer.errors import GuardStop, RunError, ServersError
+from grpo_trainer.errors import CallbackError, GuardStop, RunError, ServersError
 from grpo_trainer.observe.decisions import Decision
 from grpo_trainer.ranks.stop_signal import StopRequested, StopSignal
 from grpo_trainer.servers import push as stage
@@ -99,15 +100,20 @@ class Steps:
         self.journal = SimpleNamespace(finish_step=lambda step: self._note("finish", step), judge=self._judge)
         self.decisions: dict[int, Decision] = {}
         self.run: Any = SimpleNamespace(config=config, max_steps=9, journal=self.journal, best=BestCheckpoint())
+        self.run.callbacks = Callbacks({}, step=4)
 
     def _judge(self, step: int) -> list[Decision]:
         return [self.decisions[step]] if step in self.decisions else []
 
-    def _note(self, name: str, step: int) -> list[Any]:
+    def call(self, hook: Callable[[int, Any], None]) -> None:
+        """Have the run call `hook` after each step."""
+        self.run.callbacks = Callbacks({"own.py:hook": {"on_step": hook}}, step=4)
+
+    def _note(self, name: str, step: int) -> dict[str, Any]:
         self.did.append((name, step))
         if self._ending is not None and (name, step) == (self._where, 6):
             raise self._ending
-        return []
+        return {"loss": 0.5}
 
     def last(self, count: int) -> list[tuple[str, int]]:
         return self.did[-count:]
@@ -155,6 +161,40 @@ def test_a_rule_that_stops_ends_the_run_before_the_push_with_the_step_saved(monk
     with pytest.raises(GuardStop, match=r"guards.kl stops the run after step 6: it is large.*guards.kl to warn"):
         loop.train(steps.run, step=4)
     assert steps.last(3) == [("sample", 6), ("finish", 6), ("save", 6)]
+
+
+def test_a_callback_that_stops_or_fails_ends_the_run_with_its_step_pushed_and_saved(monkeypatch: pytest.MonkeyPatch):
+    def stop(step: int, metrics: Any) -> None:
+        if step == 6:
+            raise ending
+
+    for ending in (StopRun("the loss is low"), ValueError("no such metric")):
+        steps = Steps(monkeypatch, "sample", None)
+        decided: list[Any] = []
+        steps.journal.decisions = SimpleNamespace(write=lambda *one, decided=decided: decided.append(one))
+        steps.call(stop)
+        if isinstance(ending, StopRun):
+            assert loop.train(steps.run, step=4) == 6
+            assert decided == [(6, [Decision("callbacks", "stop", "own.py:hook: the loss is low")])]
+        else:
+            with pytest.raises(CallbackError, match=r"own.py:hook raised ValueError: no such metric"):
+                loop.train(steps.run, step=4)
+        assert steps.last(5) == [("sample", 6), ("push", 6), ("eval", 6), ("finish", 6), ("save", 6)]
+
+
+def test_a_callback_sees_the_step_that_no_server_took_and_does_not_hide_that(monkeypatch: pytest.MonkeyPatch):
+    steps, seen = Steps(monkeypatch, "push", ServersError("nobody answers")), []
+
+    def fail_late(step: int, metrics: Any) -> None:
+        seen.append((step, dict(metrics)))
+        if step == 6:
+            raise ValueError
+
+    steps.call(fail_late)
+    with pytest.raises(ServersError, match="nobody answers"):
+        loop.train(steps.run, step=4)
+    assert seen == [(5, {"loss": 0.5}), (6, {"loss": 0.5})]
+    assert steps.last(1) == [("save", 6)]
 
 
 def test_a_step_is_not_saved_twice(monkeypatch: pytest.MonkeyPatch):

@@ -14,6 +14,7 @@ from grpo_proto.messages.weights import DTYPE_BYTES
 from .algorithm.surrogates import surrogate_of
 from .algorithm.surrogates.reads import keeps_reference
 from .algorithm.trial import check_algorithm
+from .callbacks import load_callbacks
 from .config.run_config import RunConfig
 from .data.row_store import RowStore
 from .data.run_rows import TrainingRows, load_eval_sets, load_training_rows
@@ -36,6 +37,7 @@ def dry_run(config: RunConfig) -> int:
     """Print the plan of the run. Returns 0; raises UsageError at the first thing that cannot work."""
     print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
     check_algorithm(config)
+    load_callbacks(config.callbacks)
     if config.server.enabled:
         checked_tokens(config.server)
     tokenizer = load_tokenizer(config.model)

@@ -5,6 +5,7 @@ TrainerError
 ├── UnavailableError   exit status 3: something outside is missing or does not fit (yet); the same command may succeed
 └── RunError           exit status 1: the run cannot go on: what happened, and what is kept
     ├── ServersError   the servers did not do their part: what was trained is saved first
+    ├── CallbackError  a user's callback failed: what was trained is saved first
     └── GuardStop      exit status 2: a rule of the run file ended the run, which is saved
 """
 
@@ -64,6 +65,10 @@ class RunError(TrainerError):
 
 class ServersError(RunError):
     """The servers gave nothing to train on, or took no weights. The policy is intact."""
+
+
+class CallbackError(RunError):
+    """A callback of the run file raised. The policy is saved; whether the callback works at the next try is unknown."""
 
 
 class GuardStop(RunError):  # noqa: N818 - nothing failed: the run file asked for it

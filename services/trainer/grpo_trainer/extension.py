@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from traceback import walk_tb
+from types import ModuleType
 from typing import Any, TypeVar
 
 from .errors import UsageError
@@ -26,9 +27,10 @@ def named(name: str, table: Mapping[str, EntryT], *, setting: str) -> EntryT:
         found: EntryT = _of_file(file, name.rpartition(":")[2], setting)
         return found
     close = difflib.get_close_matches(name, table, n=1)
+    known = f"known are {', '.join(sorted(table))}; " if table else ""
     raise UsageError(
         f"{setting} {name} is unknown{f'; did you mean {close[0]}?' if close else ''}",
-        hint=f"known are {', '.join(sorted(table))}; your own is FILE.py:NAME",
+        hint=f"{known}your own is FILE.py:NAME",
     )
 
 
@@ -46,20 +48,27 @@ def failure_of(name: str, error: BaseException) -> str:
     return f"{name} raised {type(error).__name__}{where}: {error}"
 
 
-@cache
 def _of_file(file: Path, function: str, setting: str) -> Any:
-    """Import the file once: what it keeps between steps stays."""
-    unique = hashlib.sha256(str(file).encode()).hexdigest()[:8]
-    spec = importlib.util.spec_from_file_location(f"grpo_trainer_extension_{file.stem}_{unique}", file)
-    if spec is None or spec.loader is None or not file.is_file():
-        raise UsageError(f"{setting}: there is no file {file}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look there for their own module
     try:
-        spec.loader.exec_module(module)
+        module = _module_of(file)
     except Exception as error:
+        if not file.is_file():
+            raise UsageError(f"{setting}: there is no file {file}") from error
         raise UsageError(f"{setting}: {file} cannot be imported: {type(error).__name__}: {error}") from error
     found = getattr(module, function, None)
     if not callable(found):
         raise UsageError(f"{setting}: {file} has no function {function}")
     return found
+
+
+@cache
+def _module_of(file: Path) -> ModuleType:
+    """Import the file once: what it keeps between steps stays, and all that is named in it shares that."""
+    unique = hashlib.sha256(str(file).encode()).hexdigest()[:8]
+    spec = importlib.util.spec_from_file_location(f"grpo_trainer_extension_{file.stem}_{unique}", file)
+    if spec is None or spec.loader is None:
+        raise ImportError("it is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look there for their own module
+    spec.loader.exec_module(module)
+    return module

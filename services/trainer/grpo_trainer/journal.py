@@ -137,8 +137,8 @@ class Journal:
         self.decisions.write(step, decisions)
         return decisions
 
-    def finish_step(self, step: int) -> None:
-        """Write the metrics collected since the last step."""
+    def finish_step(self, step: int) -> dict[str, float]:
+        """Write the metrics collected since the last step, and return them."""
         groups = self._batch.groups if self._batch else []
         missing = self._missing_scores()
         num_tokens = count_tokens(groups)
@@ -164,6 +164,7 @@ class Journal:
         )
         if step > 0:
             self.progress.step_done(step, metrics)
+        return metrics
 
     def complete_step(self, step: int) -> None:
         """Add the evaluation to the last step, which the previous process has written. Drops the push's metrics."""

@@ -20,10 +20,11 @@ from .algorithm.decisions import training_sequences
 from .algorithm.kl_in_reward import penalize, sequences_to_compare
 from .algorithm.sequences import Group, TrainingSequence, to_arrays, untrained_sequence
 from .algorithm.skipping import SURVEY_EVERY, sequences_to_compute, surveyed
+from .callbacks import Callbacks
 from .checkpoint.best import BestCheckpoint
 from .checkpoint.saving import save_checkpoint
 from .config.run_config import RunConfig
-from .errors import GuardStop, RunError, ServersError
+from .errors import CallbackError, GuardStop, RunError, ServersError
 from .guarding import obey_guards
 from .journal import Journal
 from .observe.metrics import merge_updates
@@ -52,15 +53,17 @@ class Run:
     max_steps: int
     canary_rule: Rule
     best: BestCheckpoint
+    callbacks: Callbacks
 
 
 def train(run: Run, *, step: int) -> int:
-    """Train on from `step` finished steps, to the end, until no better evaluation comes, or until asked to stop.
+    """Train on from `step` finished steps, to the end, until no better evaluation comes, or until asked to stop: by a
+    signal or by a callback.
 
     Returns the last finished step.
 
-    Raises ServersError when the servers do not do their part, and GuardStop when a rule of the run file ends the run;
-    every step until then is saved.
+    Raises ServersError when the servers do not do their part, GuardStop when a rule of the run file ends the run, and
+    CallbackError when a callback fails; every step until then is saved.
     """
     config = run.config
     adapter_is_zero = step == 0 and has_new_adapter(run)
@@ -73,9 +76,9 @@ def train(run: Run, *, step: int) -> int:
         evaluate_late(run, step)
 
     finished = saved = step
-    failure: ServersError | GuardStop | None = None
+    failure: ServersError | GuardStop | CallbackError | None = None
     try:
-        while step < run.max_steps and not run.best.is_exhausted(config.checkpoint.patience):
+        while step < run.max_steps and not ends_early(run):
             sequences = sample_and_score(run, version=step + 1)
             if sequences is None:
                 break
@@ -88,7 +91,7 @@ def train(run: Run, *, step: int) -> int:
             adapter_is_zero = adapter_is_zero and not changed
             if due(config.eval.eval_steps, step) or step == run.max_steps:
                 evaluate(run, step)
-            run.journal.finish_step(step)
+            finish_step(run, step)
             finished = step
             if due(config.checkpoint.save_steps, step) or step == run.best.step:
                 save(run, step)
@@ -101,12 +104,24 @@ def train(run: Run, *, step: int) -> int:
 
     # A step whose policy no server took is done all the same.
     if step > finished:
-        run.journal.finish_step(step)
+        finish_step(run, step)
     if step > saved:
         save(run, step)
+    if run.callbacks.stop is not None:
+        run.journal.decisions.write(step, [run.callbacks.stop])
+    failure = failure or run.callbacks.failure
     if failure is not None:
         raise failure
     return step
+
+
+def ends_early(run: Run) -> bool:
+    """Whether the run ends before `max_steps`: no evaluation gets better, or a callback ends it."""
+    return run.best.is_exhausted(run.config.checkpoint.patience) or run.callbacks.end_the_run
+
+
+def finish_step(run: Run, step: int) -> None:
+    run.callbacks.on_step(step, run.journal.finish_step(step))
 
 
 def sample_and_score(run: Run, *, version: int) -> list[TrainingSequence] | None:
@@ -248,6 +263,7 @@ def evaluate(run: Run, step: int) -> None:
         if metrics is not None:
             run.journal.evaluated(step, metrics)
             run.best.judge(step, metrics)
+            run.callbacks.on_evaluation(step, metrics)
         else:
             log.info("asked to stop: step %d is not evaluated; if it is the last, --resume does that", step)
 

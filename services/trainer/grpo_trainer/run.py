@@ -9,6 +9,7 @@ from grpo_proto import ServiceError
 from grpo_proto.messages.weights import Kind
 
 from .algorithm.trial import check_algorithm
+from .callbacks import Callbacks, Hooks, load_callbacks
 from .checkpoint.best import BestCheckpoint
 from .checkpoint.run_folder import find_start, make_run_folder, trainer_id
 from .checkpoint.run_lock import only_trainer_in
@@ -24,10 +25,10 @@ from .data.tokenizer import load_tokenizer
 from .engine.schedule import number_of_steps
 from .engine.state import layout, read_engine_state
 from .engine.training_engine import TrainingEngine
-from .errors import GuardStop, RunError
+from .errors import CallbackError, GuardStop, RunError
 from .journal import Journal
 from .live_sources import show_servers
-from .loop import Run, train
+from .loop import Run, ends_early, train
 from .lora.files import base_digest_of
 from .observe.live_warnings import recent_warnings
 from .observe.run_status import RunStatus
@@ -74,7 +75,9 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
     warnings = open_parts.enter_context(recent_warnings())
     rendezvous = open_parts.enter_context(Rendezvous(connect_s=config.deepspeed.timeout_s))
     folder, state, base_digest = None, None, None
+    callbacks: dict[str, Hooks] = {}
     if first_rank:
+        callbacks = load_callbacks(config.callbacks)
         make_run_folder(config.run_dir)
         status.enter_phase("waiting for another trainer in this run_dir", limit_s=config.lock_timeout_s + LOCK_SLACK_S)
         open_parts.enter_context(
@@ -183,17 +186,18 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
         max_steps=max_steps,
         canary_rule=rule_for(config, engine.device.type, has_experts=engine.has_experts),
         best=BestCheckpoint.of(config.checkpoint, state.get("best") if state else None, run_dir=config.run_dir),
+        callbacks=open_parts.enter_context(Callbacks(callbacks, step=step)),
     )
     try:
         finished = train(parts, step=step)
-    except GuardStop:
+    except (GuardStop, CallbackError):
         write_report_and_summary(config, journal.final_totals(), steps=status.snapshot().step, facts=parts.best.facts())
         raise
-    is_done = finished >= max_steps or parts.best.is_exhausted(config.checkpoint.patience)
+    is_done = finished >= max_steps or ends_early(parts)
     if not is_done:
         log.info("stopped after step %d of %d; go on with --resume", finished, max_steps)
     else:
-        if finished < max_steps:
+        if finished < max_steps and parts.callbacks.stop is None:
             found = parts.best
             log.info("stopped early after step %d: the best %s is of step %s", finished, found.metric, found.step)
         with journal.stage("save"):

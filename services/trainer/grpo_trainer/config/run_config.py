@@ -307,6 +307,10 @@ class RunConfig(Section):
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     guards: GuardsConfig = GuardsConfig()
+    callbacks: list[str] = Field(
+        default_factory=list,
+        description="Your own code beside the training, FILE.py:NAME: called after steps, evaluations and the end.",
+    )
     logging: LoggingConfig = LoggingConfig()
     server: ServerConfig = ServerConfig()
 

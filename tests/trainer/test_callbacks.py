@@ -1,0 +1,126 @@
+"""Callbacks of a user's own: loaded and tried before the run, called with what they may not change."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_trainer import extension
+from grpo_trainer.callbacks import Callbacks, load_callbacks
+from grpo_trainer.errors import CallbackError, UsageError
+
+DOCUMENTATION = Path(__file__).parents[2] / "docs" / "trainer.md"
+
+OWN = """
+from grpo_trainer.callbacks import StopRun
+
+SEEN = []
+
+def step(step, metrics):
+    SEEN.append(("function", step, metrics["reward"]))
+
+class Watch:
+    def __init__(self):
+        self.steps = 0
+
+    def on_step(self, step, metrics):
+        self.steps += 1
+        if step == 2:
+            raise StopRun("two are enough")
+
+    def on_evaluation(self, step, metrics):
+        SEEN.append(("evaluation", step, metrics["eval_accuracy"]))
+
+    def on_end(self, step):
+        SEEN.append(("end", step, self.steps))
+
+def greedy(step, metrics):
+    metrics["reward"] = 2.0
+
+class Leaves:
+    def on_end(self, step):
+        exit(3)
+"""
+
+
+def attending(folder: Path, *names: str, code: str = OWN, step: int = 0) -> Callbacks:
+    extension._module_of.cache_clear()  # as in a process of its own
+    (folder / "own.py").write_text(code)
+    return Callbacks(load_callbacks([f"{folder}/own.py:{name}" for name in names]), step=step)
+
+
+def seen_in(callbacks: Callbacks) -> list[Any]:
+    """What the file of the callbacks wrote down: it is one module for all of them."""
+    hooks = next(iter(callbacks._loaded.values()))
+    return hooks["on_step"].__globals__["SEEN"]
+
+
+def test_functions_and_classes_are_called_in_order_and_asked_for_a_stop_after_the_step(tmp_path: Path):
+    with attending(tmp_path, "Watch", "step") as callbacks:
+        callbacks.on_evaluation(0, {"eval_accuracy": 0.25})
+        callbacks.on_step(1, {"reward": 0.5})
+        assert not callbacks.end_the_run
+        callbacks.on_step(2, {"reward": 1.0})
+        assert callbacks.end_the_run
+    assert callbacks.stop is not None
+    assert callbacks.stop.text == f"{tmp_path}/own.py:Watch: two are enough"
+    assert seen_in(callbacks) == [("evaluation", 0, 0.25), ("function", 1, 0.5), ("function", 2, 1.0), ("end", 2, 2)]
+
+
+def test_a_resumed_run_without_a_step_ends_with_that_of_its_checkpoint(tmp_path: Path):
+    with attending(tmp_path, "Watch", step=7) as callbacks:
+        pass
+    assert seen_in(callbacks) == [("end", 7, 0)]
+
+
+def test_what_a_callback_raises_is_kept_with_its_file_and_line_until_the_step_is_complete(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    callbacks = attending(tmp_path, "greedy", "step")
+    metrics = {"reward": 0.5}
+    callbacks.on_step(1, metrics)
+    assert metrics == {"reward": 0.5}
+    assert str(callbacks.failure).startswith(f"callbacks: {tmp_path}/own.py:greedy raised TypeError in line 25: ")
+    assert "own.py:greedy raised TypeError in line 25" in caplog.text
+
+
+def test_an_end_that_fails_is_no_success_and_hides_no_other_failure(tmp_path: Path):
+    with pytest.raises(CallbackError, match=r"own.py:Leaves raised SystemExit in line 29: 3"):
+        with attending(tmp_path, "Leaves"):
+            pass
+    with pytest.raises(ValueError, match="of the run"), attending(tmp_path, "Leaves"):
+        raise ValueError("of the run")
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("class own:\n    def on_log(self, step, metrics): ...", "own has on_log, which nobody calls .known are on_"),
+        ("class own:\n    on_time = True", "own has no hook .known are on_step, on_evaluation, on_end"),
+        ("class own:\n    def on_end(self): ...", r"own cannot be called as on_end\(step\): too many positional"),
+        ("def own(metrics): ...", r"own cannot be called as on_step\(step, metrics\): too many positional"),
+        ("class own:\n    def __init__(self, project): ...", "own raised TypeError: .*missing 1 required positional"),
+        ("class own:\n    def __init__(self):\n        1 / 0", "own raised ZeroDivisionError in line 3"),
+        ("own = 7", "own.py has no function own"),
+        ("import nothing_such", "own.py cannot be imported: ModuleNotFoundError"),
+    ],
+)  # fmt: skip
+def test_a_callback_that_cannot_work_is_refused_before_the_run(tmp_path: Path, code: str, message: str):
+    with pytest.raises(UsageError, match=f"callbacks: .*{message}"):
+        attending(tmp_path, "own", code=code)
+
+
+def test_what_is_no_file_is_refused():
+    with pytest.raises(UsageError, match=r"callbacks wandb is unknown \(your own is FILE.py:NAME\)"):
+        load_callbacks(["wandb"])
+
+
+def test_the_callback_of_the_documentation_works_as_it_stands(tmp_path: Path):
+    (code,) = re.findall(r"```python\n(from grpo_trainer.callbacks .*?)```", DOCUMENTATION.read_text(), re.DOTALL)
+    metrics: dict[str, Any] = {"eval_accuracy": 0.91}
+    with attending(tmp_path, "Target", code=code) as callbacks:
+        callbacks.on_step(1, {"reward": 0.5})
+        callbacks.on_evaluation(1, metrics)
+        assert callbacks.end_the_run
+    assert callbacks.failure is None
