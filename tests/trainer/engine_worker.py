@@ -26,6 +26,8 @@ from grpo_trainer.algorithm.skipping import sequences_to_compute
 from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.config.run_config import DeepSpeedConfig, ModelConfig, OptimizerConfig
 from grpo_trainer.engine import training_engine as engine_module
+from grpo_trainer.engine.model import load_policy
+from grpo_trainer.engine.output_head import Policy
 from grpo_trainer.engine.training_engine import TrainingEngine
 from grpo_trainer.errors import RunError, UsageError
 from grpo_trainer.ranks.process_exit import end_process
@@ -74,8 +76,16 @@ def updates_of(engine: TrainingEngine, taken: Taken, *, budget: int = 60, steps:
 
 def weights(engine: TrainingEngine) -> dict[str, torch.Tensor]:
     """All parameters, whole, as this rank has them."""
+    return whole(engine, engine.policy)
+
+
+def reference_weights(engine: TrainingEngine) -> dict[str, torch.Tensor]:
+    return whole(engine, getattr(engine._reference, "module", engine._reference))
+
+
+def whole(engine: TrainingEngine, policy: Policy) -> dict[str, torch.Tensor]:
     found = {}
-    for name, parameter in engine.policy.model.named_parameters():
+    for name, parameter in policy.model.named_parameters():
         with engine._gathered([parameter]):
             found[name] = parameter.detach().clone()
     return found
@@ -120,9 +130,13 @@ def gradient(folder: Path, stage: int, budget: int, checkpointing: bool, count: 
 
 
 def continued(folder: Path, stage: int, dtype: str) -> dict[str, Any]:
-    """Two updates, a checkpoint, two more updates; and the same two again from the checkpoint in a new engine."""
+    """Two updates, a checkpoint, two more updates; and the same two again from the checkpoint in a new engine.
+
+    In float32 the reference model moves after each batch.
+    """
     checkpoint = folder / f"checkpoint-{torch.distributed.get_world_size()}-{stage}-{dtype}"
-    algorithm = AlgorithmConfig(loss_type="dapo", beta=0.05)
+    moves = dtype == "float32"
+    algorithm = AlgorithmConfig(loss_type="dapo", beta=0.05, sync_ref_model=moves, ref_model_mixup_alpha=0.3)
 
     def train(engine: TrainingEngine, seeds: range) -> list[dict[str, float]]:
         results = []
@@ -130,11 +144,15 @@ def continued(folder: Path, stage: int, dtype: str) -> dict[str, Any]:
             updates = updates_of(engine, make_taken(9, seed=seed), steps=2)
             engine.prepare(updates)
             results += [engine.update(update) for update in updates]
+            if moves:
+                engine.sync_reference()
         return results
 
     engine = new_engine(folder, stage=stage, dtype=dtype, algorithm=algorithm)
+    first_model = weights(engine)
     first_rate = train(engine, range(1))[0]["learning_rate"]
     start = weights(engine)
+    moved = moved_reference(engine, folder, first_model, start) if moves else {}
     torch.rand(3)
     checkpoint.mkdir(exist_ok=True)
     engine.save(checkpoint)
@@ -153,7 +171,24 @@ def continued(folder: Path, stage: int, dtype: str) -> dict[str, Any]:
         "rates": [first_rate, metrics[0]["learning_rate"], again[-1]["learning_rate"]],
         "updates_done": [engine.updates_done, resumed.updates_done],
         "kl": metrics[-1]["kl"],
+        **moved,
     }
+
+
+def moved_reference(
+    engine: TrainingEngine, folder: Path, first: dict[str, torch.Tensor], policy: dict[str, torch.Tensor]
+) -> dict[str, float]:
+    """The reference after its first move, for TRL to repeat; and how far what it computes is from its weights."""
+    reference = reference_weights(engine)
+    if engine.rank == 0:
+        torch.save([first, policy, reference], folder / f"moved-{engine.zero_stage}.pt")
+    (batch,) = updates_of(engine, make_taken(6, seed=2), budget=10_000)[0]
+    (logprobs_N,) = engine.logprobs([batch], reference=True)
+    plain = load_policy(engine.model_config, temperature=0.9, zero3=None)
+    plain.model.load_state_dict(reference, strict=False)  # a tied head is there under one name
+    with torch.no_grad():
+        expected_N = plain(batch.input_ids_BL, batch.row_N, batch.column_N)[0]
+    return {"reference_difference": (logprobs_N - expected_N).abs().max().item()}
 
 
 def heard(folder: Path) -> dict[str, int]:

@@ -13,7 +13,9 @@ from tests.processes import free_port
 from tests.tiny_model import make_model, make_tokenizer
 from tests.trainer.made_episodes import VERSION, build_updates, decided, make_taken
 from tests.warm_python import warm_python
+from torch import nn
 from transformers import CohereConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from trl.trainer.callbacks import SyncRefModelCallback
 
 from grpo_trainer.algorithm.loss import old_logprobs, policy_loss
 from grpo_trainer.algorithm.surrogates.clipped import clipped
@@ -150,6 +152,22 @@ def test_a_loaded_checkpoint_goes_on_to_the_bit(
         assert seen["updates_done"] == [6, 6]
         assert seen["rates"] == pytest.approx([1e-3, 0.98e-3, 0.95e-3])
         assert seen["kl"] > 0, "the reference moved with the policy"
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_reference_moves_as_trls_does_and_is_what_the_kl_reads(
+    folder: Path, two_ranks: list[dict[str, Any]], stage: int
+):
+    """What it is after a checkpoint is seen in `continued`: the metrics of a resumed run are the same."""
+    first, policy, reference = torch.load(folder / f"moved-{stage}.pt", weights_only=True)
+    names = sorted(first)
+    expected, trained = (nn.ParameterList(tensors[name] for name in names) for tensors in (first, policy))
+    SyncRefModelCallback._sync_target_model(trained, expected, 0.3)
+    for name, parameter in zip(names, expected, strict=True):
+        torch.testing.assert_close(reference[name], parameter.data, rtol=1e-6, atol=1e-6)
+    assert any(not torch.equal(first[name], reference[name]) for name in names)
+    for result in two_ranks:
+        assert result[f"continued {stage} float32"]["reference_difference"] < 1e-5
 
 
 def test_bf16_trains_alike_in_every_zero_stage(one_rank: dict[str, Any]):

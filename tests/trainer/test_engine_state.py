@@ -64,6 +64,20 @@ def test_another_one_is_refused(
     assert "another run_dir" in refused.value.hint
 
 
+def test_a_reference_may_begin_to_move_and_not_go_back_to_the_first_model(run_file: Path, tmp_path: Path):
+    moving = config_of(run_file, "--algorithm.sync_ref_model", "true")
+    assert open_checkpoint(moving, resume=True, stop=StopSignal())[1] == {"step": 3}
+    folder = tmp_path / "run" / "checkpoints" / "checkpoint-3" / "engine"
+    own = layout(zero_stage=2, world_size=1, dtype="float32", sync_ref_model=True)
+    assert own.keys() - layout(zero_stage=2, world_size=1, dtype="float32") == {"sync_ref_model"}
+    write_engine_state(folder, own, COUNTS)
+    described = describe_files(folder.parent, list_files(folder.parent))
+    (folder.parent / "manifest.json").write_text(json.dumps({"files": described}))
+    assert open_checkpoint(moving, resume=True, stop=StopSignal())[1] == {"step": 3}
+    with pytest.raises(UsageError, match="written with sync_ref_model True, and this run has None"):
+        open_checkpoint(config_of(run_file), resume=True, stop=StopSignal())
+
+
 def test_an_adapter_goes_on_upon_the_same_model_alone(run_file: Path, tmp_path: Path):
     config = config_of(run_file, "--model.lora.r", "8")
     folder = tmp_path / "run" / "checkpoints" / "checkpoint-3" / "engine"

@@ -20,7 +20,7 @@ from grpo_trainer.algorithm.surrogates import SURROGATES, reads, reads_of, surro
 from grpo_trainer.algorithm.surrogates.reads import Reads, prepared_for
 from grpo_trainer.algorithm.trial import check_algorithm, try_out
 from grpo_trainer.config.algorithm import LOSS_TYPES, AlgorithmConfig
-from grpo_trainer.config.run_config import RunConfig
+from grpo_trainer.config.run_config import ModelConfig, RunConfig
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.errors import RunError, UsageError
 from grpo_trainer.extension import named
@@ -101,6 +101,22 @@ def test_a_loss_file_that_cannot_be_trained_with_is_refused_by_name(tmp_path: Pa
 def run_config(tmp_path: Path, rollout: dict[str, object] | None = None, **algorithm: object) -> RunConfig:
     sections = {"data": {"dataset": "d.jsonl"}, "reward": {"reward_funcs": ["r"]}, "rollout": rollout or {}}
     return RunConfig(run_dir=tmp_path, model={"name_or_path": "m"}, algorithm=algorithm, **sections)
+
+
+@pytest.mark.parametrize(
+    ("lora", "algorithm", "message"),
+    [
+        (None, {}, "and the loss reads none .set algorithm.beta above 0"),
+        ({"r": 4}, {"beta": 0.1}, "which with model.lora is the frozen model"),
+    ],
+)
+def test_a_reference_that_cannot_move_is_refused(
+    tmp_path: Path, lora: dict[str, int] | None, algorithm: dict[str, float], message: str
+):
+    config = run_config(tmp_path, sync_ref_model=True, **algorithm)
+    with pytest.raises(UsageError, match=f"algorithm.sync_ref_model moves the reference model, .*{message}"):
+        check_algorithm(config.model_copy(update={"model": ModelConfig(name_or_path="m", lora=lora)}))
+    check_algorithm(run_config(tmp_path, sync_ref_model=True, beta=0.1, kl_in_reward=True))
 
 
 BEHAVIOUR = """

@@ -254,6 +254,27 @@ def test_a_policy_changes_by_an_update_with_a_rate_and_a_finite_gradient(monkeyp
     assert not any(changed(*numbers) for numbers in ((0.0, 0.3), (1e-5, 0.0), (1e-5, float("inf")), (1e-5, math.nan)))
 
 
+def test_the_reference_moves_after_the_updates_of_every_so_many_steps(monkeypatch: pytest.MonkeyPatch):
+    did: list[tuple[int, str]] = []
+    crew = SimpleNamespace(ranks=SimpleNamespace(world_size=1))
+    algorithm = AlgorithmConfig(beta=0.1, sync_ref_model=True, ref_model_sync_steps=2)
+    config = SimpleNamespace(deepspeed=SimpleNamespace(tokens_per_micro_batch=8), algorithm=algorithm)
+    journal = SimpleNamespace(stage=lambda _: nullcontext(), add=lambda _: None)
+    orchestrator = SimpleNamespace(batch_used=lambda: None)
+    run: Any = SimpleNamespace(config=config, crew=crew, orchestrator=orchestrator, journal=journal)
+    monkeypatch.setattr(loop, "count_updates", lambda _: 1)
+    for step in range(1, 6):
+
+        def do(command: str, *_: object, step: int = step, **__: object) -> dict[str, float]:
+            did.append((step, command))
+            return {"learning_rate": 0.0, "grad_norm": 0.0}
+
+        crew.do = do
+        loop.optimize(run, [], version=step)
+    assert [one for one in did if one[1] == "sync_reference"] == [(2, "sync_reference"), (4, "sync_reference")]
+    assert did[did.index((2, "sync_reference")) - 1] == (2, "update")
+
+
 @pytest.mark.parametrize(
     ("error", "message"),
     [

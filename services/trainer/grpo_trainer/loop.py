@@ -204,6 +204,9 @@ def optimize(run: Run, sequences: list[TrainingSequence], *, version: int) -> bo
     with run.journal.stage("train"):
         numbers = [number for _ in range(algorithm.num_iterations) for number in range(num_updates)]
         results = [run.crew.do("update", number) for number in numbers]
+        if algorithm.sync_ref_model and due(algorithm.ref_model_sync_steps, version):
+            run.crew.do("sync_reference")
+            log.info("step %d: the reference model moved towards the policy", version)
     run.orchestrator.batch_used()
     run.journal.add(merge_updates(results))
     return any(result["learning_rate"] > 0 and 0 < result["grad_norm"] < math.inf for result in results)

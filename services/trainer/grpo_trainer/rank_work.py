@@ -26,6 +26,7 @@ COMMANDS = (
     "prepare",
     "survey",
     "update",
+    "sync_reference",
     "logprobs",
     "begin_export",
     "bucket",
@@ -78,6 +79,10 @@ class RankWork:
     def update(self, number: int) -> dict[str, float]:
         """Optimizer update `number` of the batch. Returns its metrics, the same on all ranks."""
         return self.engine.update(self._updates[number])
+
+    def sync_reference(self) -> None:
+        """Move the reference model towards the policy."""
+        self.engine.sync_reference()
 
     def logprobs(self, arrays: NamedArrays, version: int) -> list[list[float]]:
         """The logprobs of the trained tokens of sequences that every rank gets: they are few and short."""

@@ -237,6 +237,7 @@ def open_checkpoint(
             dtype=config.model.dtype,
             lora=config.model.lora,
             base_digest=base_digest,
+            sync_ref_model=config.algorithm.sync_ref_model,
         )
         read_engine_state(found[0] / "engine", own)
     if resume and found is None:

@@ -10,6 +10,7 @@ from .loss import policy_loss
 from .normalisers import normaliser_of
 from .sequences import MicroBatch
 from .surrogates import SURROGATES, reads_of, surrogate_of
+from .surrogates.reads import keeps_reference
 
 
 def check_algorithm(config: RunConfig) -> None:
@@ -26,6 +27,8 @@ def check_algorithm(config: RunConfig) -> None:
             hint="sample without it, or choose a loss that reads the trainer's own logprobs",
         )
     check_settings(algorithm)
+    if algorithm.sync_ref_model:
+        check_moving_reference(config)
     if algorithm.surrogate_name not in SURROGATES:
         try_out(algorithm)
 
@@ -49,6 +52,21 @@ def check_settings(algorithm: AlgorithmConfig) -> None:
             "algorithm.loss vespo multiplies the corrections of an episode's tokens, and importance_sampling_mode "
             f"{algorithm.importance_sampling_mode} has one for the whole episode",
             hint="set algorithm.importance_sampling_mode to token_truncate or token_mask",
+        )
+
+
+def check_moving_reference(config: RunConfig) -> None:
+    """Raise UsageError when the run has no reference model, or none with weights of its own."""
+    if not keeps_reference(surrogate_of(config.algorithm), config.algorithm):
+        raise UsageError(
+            "algorithm.sync_ref_model moves the reference model, and the loss reads none",
+            hint="set algorithm.beta above 0, or algorithm.sync_ref_model false",
+        )
+    if config.model.lora is not None:
+        raise UsageError(
+            "algorithm.sync_ref_model moves the reference model, which with model.lora is the frozen model below the "
+            "adapter",
+            hint="set algorithm.sync_ref_model false, or train all weights, without model.lora",
         )
 
 

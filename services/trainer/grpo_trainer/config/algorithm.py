@@ -92,6 +92,15 @@ class AlgorithmConfig(Section):
     vespo_lambda_neg: Positive = Field(2.0, description="Decay of VESPO's weight where the advantage is negative.")
     delta: float | None = Field(None, gt=1.0, description="Upper bound of the ratio where the clip sets none.")
     beta: float = Field(0.0, ge=0.0, description="Weight of the KL term to the reference model; 0: no reference.")
+    sync_ref_model: bool = Field(
+        False, description="Move the reference model towards the policy every ref_model_sync_steps steps (TR-DPO)."
+    )
+    ref_model_mixup_alpha: Share = Field(
+        0.6, description="Weight of the policy when the reference model moves; its own is 1 - ref_model_mixup_alpha."
+    )
+    ref_model_sync_steps: int = Field(
+        512, ge=1, description="Generation batches from one move of the reference model to the next."
+    )
     kl_estimator: Literal["unbiased", "k3", "k2"] = Field(
         "unbiased", description="KL term of the loss: k2, k3, or k3 times the ratio, whose gradient is unbiased."
     )

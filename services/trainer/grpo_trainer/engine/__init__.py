@@ -6,5 +6,6 @@ deepspeed_settings.py, schedule.py, random_state.py, state.py
                          settings, learning rate, random numbers, engine.json of a checkpoint
 skipped_updates.py, write_errors.py
                          gradients that are not finite; write errors that wait for the other ranks
+reference.py             a reference model that follows the policy
 export.py                the weights, bucket by bucket
 """

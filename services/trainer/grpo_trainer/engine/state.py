@@ -9,6 +9,8 @@ from ..errors import UsageError, storage_error_class
 
 STATE_TAG = "state"
 """DeepSpeed's name for a checkpoint within its folder."""
+SYNC = "sync_ref_model"
+"""In the layout of a checkpoint that holds a reference model: one that moves is not the run's first model."""
 
 
 def layout(
@@ -18,15 +20,17 @@ def layout(
     dtype: str,
     lora: LoraConfig | None = None,
     base_digest: str | None = None,
+    sync_ref_model: bool = False,
 ) -> dict[str, Any]:
     """Return the settings that must be the same for a checkpoint to fit.
 
     With an adapter the checkpoint holds the adapter alone, and `base_digest` names the model that belongs to it.
     """
     adapter = lora.model_dump(mode="json", exclude={"adapter"}) if lora else None
-    return {
+    settings = {
         "zero_stage": zero_stage, "world_size": world_size, "dtype": dtype, "lora": adapter, "base_digest": base_digest,
     }  # fmt: skip
+    return settings | {SYNC: True} if sync_ref_model else settings
 
 
 def write_engine_state(folder: Path, layout: dict[str, Any], counts: dict[str, int]) -> None:
@@ -36,8 +40,8 @@ def write_engine_state(folder: Path, layout: dict[str, Any], counts: dict[str, i
 def read_engine_state(folder: Path, layout: dict[str, Any]) -> dict[str, Any]:
     """Read the counts and the layout of the engine in `folder`, and check that the layout is `layout`.
 
-    Raises UsageError for another ZeRO stage, world size, dtype, adapter or model below it, and UnavailableError when
-    the disk is unavailable.
+    A run may begin to move its reference model, and may not go back to its first model. Raises UsageError for that, for
+    another ZeRO stage, world size, dtype, adapter or model below it, and UnavailableError when the disk is unavailable.
     """
     try:
         saved: dict[str, Any] = json.loads((folder / STATE_TAG / "engine.json").read_text())
@@ -45,8 +49,9 @@ def read_engine_state(folder: Path, layout: dict[str, Any]) -> dict[str, Any]:
         raise storage_error_class(error)(f"{folder} holds no engine state that can be read: {error}") from error
     except ValueError as error:
         raise UsageError(f"{folder} holds no engine state: {error}") from error
-    for name, value in layout.items():
-        if saved.get(name) != value:
+    for name, value in ({SYNC: None} | layout).items():
+        begins_to_move = name == SYNC and SYNC not in saved
+        if saved.get(name) != value and not begins_to_move:
             raise UsageError(
                 f"the checkpoint {folder} was written with {name} {saved.get(name)}, and this run has {value}",
                 hint="resume with the model and layout of the checkpoint, or choose another run_dir",

@@ -46,9 +46,10 @@ from .export import Export
 from .model import has_experts, load_policy, pieces_to_push
 from .output_head import Policy
 from .random_state import random_state, restore_random_state, seed_everything
+from .reference import MovingReference
 from .schedule import learning_rate
 from .skipped_updates import SkippedUpdates
-from .state import STATE_TAG, layout, read_engine_state, write_engine_state
+from .state import STATE_TAG, SYNC, layout, read_engine_state, write_engine_state
 from .write_errors import deferring_write_errors
 
 log = logging.getLogger(__name__)
@@ -108,6 +109,9 @@ class TrainingEngine:
         self._reference: Policy | DeepSpeedEngine | None = None
         if keeps_reference(self._surrogate, algorithm):
             self._reference = self._engine if self.adapter else self._load_reference(model, temperature, sharding)
+        self._moving: MovingReference | None = None
+        if algorithm.sync_ref_model and self._reference is not None:
+            self._moving = MovingReference(self._reference, rank=self.rank, sharded=self.zero_stage == 3)
         self.updates_done = 0
         self.skipped = SkippedUpdates(
             max_in_a_row=optimizer.max_skipped_updates, surrogate_name=algorithm.surrogate_name
@@ -231,11 +235,17 @@ class TrainingEngine:
             entropy_N = entropy_N.detach()
         return policy_loss(logprobs_N, entropy_N, batch, self.algorithm, self._surrogate)
 
+    def sync_reference(self) -> None:
+        """Move the reference model towards the policy by `ref_model_mixup_alpha`, between two generation batches."""
+        if self._moving is None:
+            raise ValueError("the reference model does not move: algorithm.sync_ref_model is off")
+        self._moving.follow(self._engine, alpha=self.algorithm.ref_model_mixup_alpha)
+
     def save(self, folder: Path) -> None:
         """Write model, optimizer, update counts and every rank's random state into `folder`.
 
-        Of a model with an adapter only the adapter is written. All ranks call it; the folder is complete once all have
-        returned.
+        Of a model with an adapter only the adapter is written; a reference that moves is written, too. All ranks call
+        it; the folder is complete once all have returned.
         """
         files = self._engine.checkpoint_engine
         methods = (files, "makedirs"), (files, "save"), (self._engine, "_copy_recovery_script")
@@ -244,6 +254,9 @@ class TrainingEngine:
                 str(folder), tag=STATE_TAG, save_latest=False, exclude_frozen_parameters=self.adapter is not None
             )
         torch.save(random_state(), folder / STATE_TAG / f"random-{self.rank}.pt")
+        if self._moving is not None:
+            self._moving.save(folder)
+            self.beat()
         if self.rank == 0:
             write_engine_state(folder, self._layout, self._counts)
 
@@ -261,6 +274,8 @@ class TrainingEngine:
         saved = read_engine_state(folder, self._layout)
         self._engine.load_checkpoint(str(folder), tag=STATE_TAG, load_module_strict=self.adapter is None)
         self.updates_done, self.skipped.count = saved["updates_done"], saved["skipped_updates"]
+        if self._moving is not None and saved.get(SYNC):  # else it has not moved yet
+            self._moving.load(folder)
         restore_random_state(torch.load(folder / STATE_TAG / f"random-{self.rank}.pt", weights_only=True))
 
     def whole_state(self) -> dict[str, torch.Tensor]:
@@ -326,6 +341,7 @@ class TrainingEngine:
             dtype=model.dtype,
             lora=model.lora,
             base_digest=self.base_digest,
+            sync_ref_model=self.algorithm.sync_ref_model,
         )
 
     @property
