@@ -37,6 +37,7 @@ from grpo_proto import (
     WeightState,
 )
 from grpo_proto.messages.base import ContentPart, FunctionCall, ToolCall
+from grpo_proto.messages.logprobs import GivenSequence, LogprobsRequest, LogprobsResponse, SequenceLogprobs
 from grpo_proto.messages.rollout import AdapterLimits
 from grpo_proto.messages.weights import LastPush, PushFailure
 
@@ -89,6 +90,8 @@ _state = WeightState(
     push_failure=_failure,
 )
 _rendezvous = Rendezvous(host="10.0.0.1", port=29500)
+_given = GivenSequence(token_ids=[1, 2, 5, 6], num_prompt_tokens=2)
+_scored = SequenceLogprobs(logprobs=[-0.1, -2.3], version=12)
 _error = ErrorDetail(type="busy", message="64 requests are being scored", hint="wait", retryable=True)
 
 EXAMPLES: dict[str, BaseModel] = {
@@ -132,6 +135,10 @@ EXAMPLES: dict[str, BaseModel] = {
             deadline_s=600,
         ),
         RolloutResponse(groups=[_group], session=SESSION, server_id="server-1"),
+        _given,
+        _scored,
+        LogprobsRequest(sequences=[_given], deadline_s=600),
+        LogprobsResponse(sequences=[_scored], session=SESSION, server_id="server-1"),
         _adapters,
         RolloutInfo(
             version="0.1.0",
@@ -141,6 +148,7 @@ EXAMPLES: dict[str, BaseModel] = {
             model="Qwen/Qwen2.5-3B-Instruct",
             dtype="bfloat16",
             tokenizer_fingerprint="0123456789abcdef",
+            vocabulary_fingerprint="fedcba9876543210",
             chat_template_fingerprint=None,
             max_model_len=4096,
             world_size=1,

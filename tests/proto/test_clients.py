@@ -72,6 +72,7 @@ SAFE: dict[str, tuple[type, Callable, str]] = {
     "score": (RewardClient, lambda c: c.score(EXAMPLES["ScoreRequest"], retry_for_s=60), "ScoreResponse"),
     "rollout info": (RolloutClient, lambda c: c.info(retry_for_s=60), "RolloutInfo"),
     "rollouts": (RolloutClient, lambda c: c.rollouts(EXAMPLES["RolloutRequest"], retry_for_s=60), "RolloutResponse"),
+    "logprobs": (RolloutClient, lambda c: c.logprobs(EXAMPLES["LogprobsRequest"], retry_for_s=60), "LogprobsResponse"),
 }
 UNSAFE: dict[str, tuple[Callable, str, str]] = {
     "session": (lambda c: c.session(EXAMPLES["SessionRequest"]), "POST", "/v1/weights/session"),
@@ -209,6 +210,13 @@ async def test_scores_that_do_not_match_the_samples_are_refused_as_a_whole(ids):
     async with Network(httpx.Response(200, json=body)).client(RewardClient) as client:
         with pytest.raises(FatalError, match="mismatched_results"):
             await client.score(EXAMPLES["ScoreRequest"])
+
+
+async def test_logprobs_that_do_not_match_the_tokens_are_refused_as_a_whole():
+    body = {"sequences": [{"logprobs": [-0.1], "version": 0}], "server_id": "server-1"}
+    async with Network(httpx.Response(200, json=body)).client(RolloutClient) as client:
+        with pytest.raises(FatalError, match="mismatched_results"):
+            await client.logprobs(EXAMPLES["LogprobsRequest"])
 
 
 async def test_scores_without_a_reward_that_was_asked_for_are_refused_as_a_whole():

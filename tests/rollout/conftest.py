@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import torch
 from transformers import Qwen2ForCausalLM
 
 from grpo_proto.client.clients import RolloutClient
+from grpo_proto.messages.logprobs import GivenSequence, LogprobsResponse
 from grpo_proto.messages.rollout import Prompt, RolloutRequest, RolloutResponse, Sampling
 from tests.processes import ROLLOUT_ENVIRONMENT, Service, free_port, rollout_command, service
 from tests.rollout.pushing import Trainer
@@ -79,6 +80,22 @@ def logprob_error(model: Qwen2ForCausalLM, response: RolloutResponse) -> float:
             sampled = torch.tensor(completion.token_ids)[:, None]
             ours = logprobs[len(group.prompt_token_ids) - 1 : -1].gather(1, sampled)[:, 0]
             worst = max(worst, float((ours - torch.tensor(completion.logprobs)).abs().max()))
+    return worst
+
+
+def given(length: int, num_prompt_tokens: int) -> GivenSequence:
+    """A sequence of letters that differ."""
+    return GivenSequence(token_ids=[5 + n * n % 20 for n in range(length)], num_prompt_tokens=num_prompt_tokens)
+
+
+def given_error(model: Qwen2ForCausalLM, sequences: Sequence[GivenSequence], response: LogprobsResponse) -> float:
+    """The largest difference between the server's logprobs of given tokens and those of `model`."""
+    worst = 0.0
+    for sequence, scored in zip(sequences, response.sequences, strict=True):
+        with torch.no_grad():
+            logprobs = model(torch.tensor([sequence.token_ids])).logits[0, :-1].float().log_softmax(-1)
+        ours = logprobs.gather(1, torch.tensor(sequence.token_ids)[1:, None])[sequence.num_prompt_tokens - 1 :, 0]
+        worst = max(worst, float((ours - torch.tensor(scored.logprobs)).abs().max()))
     return worst
 
 

@@ -14,13 +14,15 @@ import pytest
 import torch
 
 from grpo_proto.messages.errors import FatalError
+from grpo_proto.messages.logprobs import LogprobsRequest
 from tests.processes import BIN, ROLLOUT_ENVIRONMENT, free_port, rollout_command
-from tests.rollout.conftest import Server, logprob_error, long_request, started
+from tests.rollout.conftest import Server, given, given_error, logprob_error, long_request, started
 from tests.tiny_model import save_tiny_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900), pytest.mark.xdist_group("engines")]
 TOKEN = "a-token-for-tests"
 FP32_BOUND = 1e-4
+GUARDED = ("/v1/rollouts", "/v1/logprobs", "/v1/weights/begin", "/v1/completions", "/tokenize", "/invocations")
 
 
 @pytest.fixture(scope="class")
@@ -44,11 +46,22 @@ class TestUntied:
                 assert logprob_error(model, answer) <= FP32_BOUND
                 assert logprob_error(untied.model(0), answer) > 0.5
 
+    async def test_given_tokens_have_the_logprobs_that_transformers_computes(self, untied: Server):
+        sequences = [given(length, num_prompt_tokens) for length, num_prompt_tokens in ((2, 1), (40, 7), (255, 9))]
+        async with untied.trainer() as trainer, untied.client() as client:
+            await trainer.join(take_over=True)
+            await trainer.push(untied.model(3), 5)
+            answer = await client.logprobs(LogprobsRequest(sequences=sequences))
+        assert given_error(untied.model(3), sequences, answer) <= 1e-5
+        assert given_error(untied.model(0), sequences, answer) > 0.5
+        assert {one.version for one in answer.sequences} == {5}
+        assert answer.session == trainer.session
+
     async def test_the_token_is_asked_for_everywhere_but_at_the_probes(self, untied: tuple[Server, Server]):
         async with httpx.AsyncClient(base_url=untied.url, trust_env=False) as http:
             for path in ("/livez", "/readyz", "/info", "/metrics"):
                 assert (await http.get(path)).status_code == 200, path
-            for path in ("/v1/rollouts", "/v1/weights/begin", "/v1/completions", "/tokenize", "/invocations"):
+            for path in GUARDED:
                 assert (await http.post(path, json={})).status_code == 401, path
                 headers = {"Authorization": "Bearer wrong"}
                 assert (await http.post(path, json={}, headers=headers)).status_code == 401, path

@@ -56,6 +56,7 @@ def test_the_defaults_pass(model: Path):
         ({"headless": True}, "--headless is for the further machines"),
         ({"node_rank": 1}, "--node-rank 1: .*add --headless"),
         ({"grpc": True}, "--grpc"),
+        ({"max_scored_tokens": 2**21}, "--max-scored-tokens 2097152 is not between 1 and .*-in-flight 1048576"),
         ({"worker_extension_cls": "other.Extension"}, "other.Extension"),
         ({"model_tag": "/nowhere/model"}, "/nowhere/model/config.json"),
         ({"model_tag": None}, "no model is given"),

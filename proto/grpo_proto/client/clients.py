@@ -1,7 +1,7 @@
 """Typed HTTP clients of the two servers: a timeout on every call, retries only where a repeat is safe.
 
-Retried after an infrastructure error: every GET, `score` (it has no effects) and `rollouts` (a repeated `request_id`
-aborts the older request). A weights call is never retried here: its caller reads the state first.
+Retried after an infrastructure error: every GET, `score` and `logprobs` (they have no effects) and `rollouts` (a
+repeated `request_id` aborts the older request). A weights call is never retried here: its caller reads the state first.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from ..api_token import TOKEN_VARIABLE
 from ..messages.base import Request
 from ..messages.errors import ErrorDetail, FatalError, InfrastructureError
 from ..messages.health import Health
+from ..messages.logprobs import LogprobsRequest, LogprobsResponse
 from ..messages.reward import RewardInfo, RewardList, ScoreRequest, ScoreResponse
 from ..messages.rollout import RolloutInfo, RolloutRequest, RolloutResponse
 from ..messages.weights import (
@@ -241,7 +242,7 @@ class RewardClient(ServiceClient):
 
 
 class RolloutClient(ServiceClient):
-    """The rollout server's routes for samples."""
+    """The rollout server's routes for samples and for logprobs."""
 
     async def info(self, *, retry_for_s: float = 0.0) -> RolloutInfo:
         return await self._get("/info", RolloutInfo, retry_for_s=retry_for_s)
@@ -251,6 +252,21 @@ class RolloutClient(ServiceClient):
         num_tokens = len(request.prompts) * request.n * request.sampling.max_tokens
         max_bytes = MAX_ANSWER_BYTES + BYTES_PER_TOKEN * num_tokens
         return await self._retry(retry_for_s, "POST", "/v1/rollouts", request, RolloutResponse, timeout_s, max_bytes)
+
+    async def logprobs(self, request: LogprobsRequest, *, retry_for_s: float = 0.0) -> LogprobsResponse:
+        """Score given tokens. Raises FatalError when the answer does not match the sequences one to one."""
+        path, timeout_s = "/v1/logprobs", request.deadline_s + SLACK_S
+        wanted = [len(sequence.token_ids) - sequence.num_prompt_tokens for sequence in request.sequences]
+        max_bytes = MAX_ANSWER_BYTES + BYTES_PER_TOKEN * sum(wanted)
+        response = await self._retry(retry_for_s, "POST", path, request, LogprobsResponse, timeout_s, max_bytes)
+        if [len(sequence.logprobs) for sequence in response.sequences] != wanted:
+            detail = ErrorDetail(
+                type="mismatched_results",
+                message=f"the logprobs of {len(response.sequences)} sequences do not match the {len(wanted)} sent",
+                hint="a rollout server must return one logprob for every token after the prompt",
+            )
+            raise FatalError(detail, url=self._url(path), status=200)
+        return response
 
 
 class WeightsClient(ServiceClient):

@@ -123,6 +123,9 @@ class RolloutInfo(Response):
     model: str
     dtype: str
     tokenizer_fingerprint: str = Field(description="See `grpo_proto.fingerprint`.")
+    vocabulary_fingerprint: str | None = Field(
+        None, description="Of the tokens and their ids alone, see `grpo_proto.fingerprint`."
+    )
     chat_template_fingerprint: str | None
     max_model_len: int
     world_size: int = Field(description="Workers that take part in a weight group.")

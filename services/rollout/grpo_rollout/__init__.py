@@ -16,6 +16,8 @@ In reading order:
     metrics.py         our Prometheus series beside vLLM's
     chat_messages.py   the wire's chat messages → what a chat template reads
     rollouts.py        POST /v1/rollouts: sample groups of completions
+    logprobs.py        POST /v1/logprobs: score given sequences
+    cut_off.py         await an answer until its deadline, or until nobody waits for it
     weight_state.py    the weight state machine, pure functions
     pushes.py          /v1/weights/*: carry out the state machine's decisions in the engine
     adapters.py        the adapter versions, and which of them each request samples from

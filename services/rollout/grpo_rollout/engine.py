@@ -6,11 +6,17 @@ vLLM never answers a pending utility call to a dead engine: without this, the ca
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
 from vllm.engine.protocol import EngineClient
+from vllm.exceptions import VLLMClientError
+from vllm.inputs.engine import tokens_input
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
+
+from grpo_proto.server.refusal import Refusal
 
 logger = logging.getLogger("vllm.grpo_rollout.engine")
 
@@ -67,6 +73,28 @@ class Engine:
             if type(error) is Exception:
                 raise WorkerError(str(error)) from error
             raise
+
+    async def generate(
+        self,
+        token_ids: list[int],
+        params: SamplingParams,
+        engine_id: str,
+        *,
+        trace_headers: Mapping[str, str] | None = None,
+    ) -> RequestOutput:
+        """Process one prompt to its end; cancelling aborts it. `params` asks for the final output only.
+
+        Raises EngineDiedError, and Refusal (422) for what vLLM refuses.
+        """
+        try:
+            prompt = tokens_input(token_ids)
+            async for output in self.client.generate(prompt, params, engine_id, trace_headers=trace_headers):
+                final: RequestOutput = output
+        except EngineDeadError as error:
+            raise EngineDiedError("the engine process has died") from error
+        except (VLLMClientError, ValueError) as error:
+            raise Refusal.invalid("refused_by_engine", str(error)) from error
+        return final
 
     async def workers(self, call: str, *args: Any) -> list[Any]:
         """Call the receiver of every worker; return the answers by rank. Never with a timeout: see `receiver.py`.

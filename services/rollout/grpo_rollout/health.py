@@ -5,7 +5,7 @@ from typing import Any
 
 from vllm.version import __version__ as vllm_version
 
-from grpo_proto.fingerprint import chat_template_fingerprint, tokenizer_fingerprint
+from grpo_proto.fingerprint import chat_template_fingerprint, tokenizer_fingerprint, vocabulary_fingerprint
 from grpo_proto.messages.base import PROTOCOL_VERSION
 from grpo_proto.messages.health import Health
 from grpo_proto.messages.rollout import RolloutInfo
@@ -60,6 +60,7 @@ class InfoCard:
             "model": config.model,
             "dtype": dtype_name(config.dtype),
             "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer.get_vocab(), eos_token_id=tokenizer.eos_token_id),
+            "vocabulary_fingerprint": vocabulary_fingerprint(tokenizer.get_vocab()),
             "chat_template_fingerprint": chat_template_fingerprint(template),
             "max_model_len": config.max_model_len,
             "world_size": len(workers),

@@ -17,6 +17,8 @@ ADAPTERS = Gauge("grpo_rollout_adapters", "Adapter versions in memory.")
 ROLLOUTS = Counter("grpo_rollout_requests", "Requests for rollouts by status.", ["status"])
 SEQUENCES = Counter("grpo_rollout_sequences", "Sampled sequences by finish reason.", ["finish_reason"])
 TOKENS = Counter("grpo_rollout_tokens", "Sampled tokens that were returned.")
+LOGPROBS = Counter("grpo_rollout_logprobs_requests", "Requests for logprobs by status.", ["status"])
+SCORED_TOKENS = Counter("grpo_rollout_scored_tokens", "Given tokens whose logprobs were returned.")
 
 
 def set_weight_state(state: str, version: int) -> None:

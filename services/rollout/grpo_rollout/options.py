@@ -13,6 +13,9 @@ RECEIVER = "grpo_rollout.receiver.ReceiverExtension"
 DEFAULT_HEARTBEAT_TIMEOUT_S = 60.0
 DEFAULT_MAX_WAITING = 1024
 DEFAULT_BODY_TIMEOUT_S = 30.0
+DEFAULT_MAX_SCORED_TOKENS = 2**18
+DEFAULT_MAX_SCORED_TOKENS_IN_FLIGHT = 2**20
+"""The server's process holds some 200 bytes for each token of a sequence until its request is answered."""
 DEFAULT_MAX_LORAS = 4
 """Each policy version that still samples takes a slot: more than `max_staleness` + 1 of a trainer."""
 DEFAULT_MAX_LORA_RANK = 64
@@ -76,6 +79,18 @@ def add_options(parser: argparse.ArgumentParser, *, on_cpu: bool) -> None:
         help="How many requests may wait while weights are loading; further requests get a 429.",
     )
     group.add_argument(
+        "--max-scored-tokens",
+        type=int,
+        default=DEFAULT_MAX_SCORED_TOKENS,
+        help="Tokens of all sequences of one POST /v1/logprobs; a request with more gets a 422.",
+    )
+    group.add_argument(
+        "--max-scored-tokens-in-flight",
+        type=int,
+        default=DEFAULT_MAX_SCORED_TOKENS_IN_FLIGHT,
+        help="Tokens of all requests for logprobs that are unanswered; a request beyond gets a 429.",
+    )
+    group.add_argument(
         "--body-timeout-s",
         type=float,
         default=DEFAULT_BODY_TIMEOUT_S,
@@ -117,6 +132,12 @@ def check_options(args: argparse.Namespace, *, on_cpu: bool) -> None:
         )
     if args.body_timeout_s <= 0:
         raise StartError(f"--body-timeout-s {args.body_timeout_s:g} leaves no time for a body", "set it above 0")
+    if not 0 < args.max_scored_tokens <= args.max_scored_tokens_in_flight:
+        raise StartError(
+            f"--max-scored-tokens {args.max_scored_tokens} is not between 1 and --max-scored-tokens-in-flight "
+            f"{args.max_scored_tokens_in_flight}",
+            "change one of the two",
+        )
     if not args.headless:
         _check_token(args)
     check_model_folder(args.model)

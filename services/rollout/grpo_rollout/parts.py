@@ -19,6 +19,7 @@ from .adapter_check import BaseDigest
 from .adapters import Adapters
 from .engine import Engine
 from .health import InfoCard
+from .logprobs import Logprobs
 from .manifest_check import ModelTensors, model_tensors
 from .pushes import Pushes
 from .rollouts import Rollouts, sampling_params
@@ -31,6 +32,7 @@ class Parts:
     engine: Engine
     pushes: Pushes
     rollouts: Rollouts
+    logprobs: Logprobs
     info: InfoCard
 
 
@@ -55,6 +57,13 @@ async def build_parts(client: EngineClient, args: Namespace, *, models: Any) -> 
         pushes=pushes,
         rollouts=Rollouts(
             engine, pushes, tokenizer=tokenizer, chat_template=chat_template, max_model_len=max_model_len
+        ),
+        logprobs=Logprobs(
+            engine,
+            pushes,
+            max_model_len=max_model_len,
+            max_tokens=args.max_scored_tokens,
+            max_tokens_in_flight=args.max_scored_tokens_in_flight,
         ),
         info=InfoCard(
             engine,

@@ -11,11 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
-from vllm.exceptions import VLLMClientError
-from vllm.inputs.engine import tokens_input
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.v1.engine.exceptions import EngineDeadError
 
 from grpo_proto.messages.base import Message
 from grpo_proto.messages.rollout import Prompt, RolloutRequest
@@ -24,13 +21,12 @@ from grpo_proto.server.refusal import Refusal
 from . import metrics, weight_state
 from .adapters import version_of
 from .chat_messages import template_messages
-from .engine import Engine, EngineDiedError
+from .cut_off import client_gone, until_cut_off
+from .engine import Engine
 from .pushes import Pushes
 
 logger = logging.getLogger("vllm.grpo_rollout.rollouts")
 
-CLIENT_GONE = 499
-"""The status that proxies log for a client that closed its request. It reaches the metrics only."""
 GREEDY_BELOW = 1e-5
 """vLLM samples greedily at temperatures below."""
 
@@ -67,19 +63,16 @@ class Rollouts:
         if older is not None and not older.done():
             older.set_result(None)
         self._running[request.request_id] = superseded
-        work = asyncio.create_task(self._sample_all(request))
+        newer = Refusal.conflict(
+            "superseded", f"a newer request has the id {request.request_id}", "use a new id for a new request"
+        )
         try:
-            await asyncio.wait(
-                (work, superseded, disconnected), timeout=request.deadline_s, return_when=asyncio.FIRST_COMPLETED
+            return await until_cut_off(
+                self._sample_all(request),
+                deadline_s=request.deadline_s,
+                ends={superseded: newer, disconnected: client_gone()},
             )
-            if not work.done():
-                # Abort every sequence of this request: vLLM does so when its generator is cancelled.
-                work.cancel()
-                await asyncio.wait((work,))
-                raise cut_off(request, superseded, disconnected)
-            return work.result()
         finally:
-            work.cancel()
             superseded.cancel()
             if self._running.get(request.request_id) is superseded:
                 del self._running[request.request_id]
@@ -101,18 +94,9 @@ class Rollouts:
     async def _sample_group(
         self, engine_id: str, token_ids: list[int], prompt: Prompt, request: RolloutRequest
     ) -> RequestOutput:
-        try:
-            params = sampling_params(request, prompt.seed, room=self.max_model_len - len(token_ids))
-            trace = {"traceparent": prompt.traceparent} if prompt.traceparent else None
-            async for output in self.engine.client.generate(
-                tokens_input(token_ids), params, engine_id, trace_headers=trace
-            ):
-                final = output
-        except EngineDeadError as error:
-            raise EngineDiedError("the engine process has died") from error
-        except (VLLMClientError, ValueError) as error:
-            raise Refusal.invalid("refused_by_engine", str(error)) from error
-        return final
+        params = sampling_params(request, prompt.seed, room=self.max_model_len - len(token_ids))
+        trace = {"traceparent": prompt.traceparent} if prompt.traceparent else None
+        return await self.engine.generate(token_ids, params, engine_id, trace_headers=trace)
 
     async def _token_ids(self, prompts: list[Prompt]) -> list[list[int]]:
         """Return the prompts as token ids. A thread renders messages with the chat template."""
@@ -145,12 +129,7 @@ class Rollouts:
                 "at least one sampled token",
                 "shorten the prompt or start the server with a larger --max-model-len",
             )
-        if max(token_ids) >= self.vocab_size:
-            raise Refusal.invalid(
-                "unknown_token",
-                f"prompt {position} holds token {max(token_ids)}; the vocabulary ends at {self.vocab_size - 1}",
-                "compare tokenizer_fingerprint of GET /info with the client's tokenizer",
-            )
+        check_vocabulary(f"prompt {position}", token_ids, self.vocab_size)
 
     async def _body(self, request: RolloutRequest, outputs: list[RequestOutput]) -> bytes:
         """Encode the response group by group, and yield to the event loop after each group."""
@@ -182,15 +161,14 @@ class Rollouts:
         return await asyncio.get_running_loop().run_in_executor(self._text_thread, function, *args)
 
 
-def cut_off(request: RolloutRequest, superseded: asyncio.Future[Any], disconnected: asyncio.Future[Any]) -> Refusal:
-    """Return why this request ended before its sequences, which are aborted."""
-    if superseded.done():
-        return Refusal.conflict(
-            "superseded", f"a newer request has the id {request.request_id}", "use a new id for a new request"
+def check_vocabulary(named: str, token_ids: list[int], vocab_size: int) -> None:
+    """Raises Refusal (422) for a token id that the model does not have."""
+    if max(token_ids) >= vocab_size:
+        raise Refusal.invalid(
+            "unknown_token",
+            f"{named} holds token {max(token_ids)}; the vocabulary ends at {vocab_size - 1}",
+            "compare tokenizer_fingerprint of GET /info with the client's tokenizer",
         )
-    if disconnected.done():
-        return Refusal(CLIENT_GONE, "client_gone", "the client disconnected")
-    return Refusal(504, "deadline", f"not finished within {request.deadline_s:g} s", hint="its sequences are aborted")
 
 
 def sampling_params(request: RolloutRequest, seed: int | None, *, room: int) -> SamplingParams:

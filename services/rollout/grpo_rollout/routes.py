@@ -1,14 +1,17 @@
 """Translate HTTP into calls of the parts (`parts.py`). The routes hold no state."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
+from prometheus_client import Counter
 
 from grpo_proto.messages.errors import ErrorBody
 from grpo_proto.messages.health import Health
+from grpo_proto.messages.logprobs import LogprobsRequest, LogprobsResponse
 from grpo_proto.messages.rollout import RolloutInfo, RolloutRequest, RolloutResponse
 from grpo_proto.messages.weights import (
     AbortRequest,
@@ -61,18 +64,12 @@ def make_router(get_parts: Callable[[], Parts], *, heartbeat_timeout_s: float) -
     @router.post("/v1/rollouts", response_model=RolloutResponse, responses=ALWAYS | _errors(409, 429, 504))
     async def rollouts(body: RolloutRequest, request: Request) -> Response:
         """Sample n completions for each prompt. `max_tokens` is capped to what a prompt leaves of the context."""
-        disconnected = asyncio.ensure_future(_disconnect(request))
-        status = 500
-        try:
-            content = await get_parts().rollouts.sample(body, disconnected)
-            status = 200
-        except Refusal as refused:
-            status = refused.status
-            raise
-        finally:
-            disconnected.cancel()
-            metrics.ROLLOUTS.labels(status).inc()
-        return Response(content, media_type="application/json")
+        return await _while_connected(request, partial(get_parts().rollouts.sample, body), metrics.ROLLOUTS)
+
+    @router.post("/v1/logprobs", response_model=LogprobsResponse, responses=ALWAYS | _errors(429, 504))
+    async def logprobs(body: LogprobsRequest, request: Request) -> Response:
+        """Return the logprob of each token after the prompt, at temperature 1, under the weights that are served."""
+        return await _while_connected(request, partial(get_parts().logprobs.score, body), metrics.LOGPROBS)
 
     @router.get("/v1/weights")
     async def weights() -> WeightState:
@@ -110,6 +107,24 @@ def make_router(get_parts: Callable[[], Parts], *, heartbeat_timeout_s: float) -
         return await get_parts().pushes.abort(body)
 
     return router
+
+
+async def _while_connected(
+    request: Request, answer: Callable[[asyncio.Future[Any]], Coroutine[Any, Any, bytes]], counter: Counter
+) -> Response:
+    """Await the body that `answer` encodes, given the client's disconnect; count the request by its status."""
+    disconnected = asyncio.ensure_future(_disconnect(request))
+    status = 500
+    try:
+        content = await answer(disconnected)
+        status = 200
+    except Refusal as refused:
+        status = refused.status
+        raise
+    finally:
+        disconnected.cancel()
+        counter.labels(status).inc()
+    return Response(content, media_type="application/json")
 
 
 async def _disconnect(request: Request) -> None:

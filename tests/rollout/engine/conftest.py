@@ -7,10 +7,14 @@ import torch
 
 from tests.rollout.conftest import Server, started
 
+MAX_SCORED_TOKENS = 4096
+
 
 @pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with started(tmp_path_factory.mktemp("tied-eager"), "--enforce-eager", tied=True, dtype=torch.bfloat16) as server:
+    bound = str(MAX_SCORED_TOKENS)
+    flags = ("--enforce-eager", "--max-scored-tokens", bound, "--max-scored-tokens-in-flight", bound)
+    with started(tmp_path_factory.mktemp("tied-eager"), *flags, tied=True, dtype=torch.bfloat16) as server:
         server.running.wait_until_live()
         yield server
 

@@ -6,7 +6,7 @@ import time
 import httpx
 import pytest
 
-from grpo_proto.fingerprint import chat_template_fingerprint, tokenizer_fingerprint
+from grpo_proto.fingerprint import chat_template_fingerprint, tokenizer_fingerprint, vocabulary_fingerprint
 from grpo_proto.messages.base import Message
 from grpo_proto.messages.errors import ConflictError, DataError, ErrorBody, InfrastructureError
 from grpo_proto.messages.rollout import Prompt, RolloutRequest, Sampling
@@ -184,6 +184,7 @@ class TestOtherRoutes:
         assert info.tokenizer_fingerprint == tokenizer_fingerprint(
             tokenizer.get_vocab(), eos_token_id=tokenizer.eos_token_id
         )
+        assert info.vocabulary_fingerprint == vocabulary_fingerprint(tokenizer.get_vocab())
         assert info.chat_template_fingerprint == chat_template_fingerprint(CHAT_TEMPLATE)
         assert (info.dtype, info.max_model_len, info.world_size, info.device) == ("bfloat16", 256, 1, "cpu")
 

@@ -1,0 +1,145 @@
+"""Score given sequences (`POST /v1/logprobs`): the logprobs that the served weights give to tokens of anybody.
+
+vLLM computes the logprobs of a prompt while it processes it, from the model's own logits: neither temperature nor
+truncation, and none of it from the prefix cache, which keeps no logits. It does not end a prompt without sampling, so a
+sequence needs room for one token more.
+
+Waits for: the engine, and while weights load for their commit. A sequence that a push interrupts is processed anew, so
+all its logprobs are of one version. Ends earlier at the deadline, when the client disconnects, and when the weights
+become stale.
+"""
+
+import asyncio
+import uuid
+from typing import Any
+
+import msgspec
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+from grpo_proto.messages.logprobs import GivenSequence, LogprobsRequest
+from grpo_proto.server.refusal import Refusal
+
+from . import metrics, weight_state
+from .adapters import version_of
+from .cut_off import client_gone, until_cut_off
+from .engine import Engine
+from .pushes import Pushes
+from .rollouts import check_vocabulary
+
+RETRY_AFTER_S = 1.0
+
+
+class Logprobs:
+    """Scores given sequences; one instance per server.
+
+    Args:
+        max_tokens: of all sequences of one request, prompts included (`--max-scored-tokens`).
+        max_tokens_in_flight: of all requests that are unanswered (`--max-scored-tokens-in-flight`).
+    """
+
+    def __init__(
+        self, engine: Engine, pushes: Pushes, *, max_model_len: int, max_tokens: int, max_tokens_in_flight: int
+    ):
+        self.engine = engine
+        self.pushes = pushes
+        self.max_model_len = max_model_len
+        self.max_tokens = max_tokens
+        self.max_tokens_in_flight = max_tokens_in_flight
+        self.vocab_size = engine.client.model_config.get_vocab_size()
+        self._tokens_in_flight = 0
+
+    async def score(self, request: LogprobsRequest, disconnected: asyncio.Future[Any]) -> bytes:
+        """Return the encoded body of a LogprobsResponse.
+
+        Raises Refusal: 422 a sequence or a request that does not fit, 429 too many tokens in flight, 503 no weights are
+        served or others came meanwhile, 504 deadline.
+        """
+        weight_state.check_request(self.pushes.weights, session=None, min_version=None)
+        for position, sequence in enumerate(request.sequences):
+            self._check_sequence(position, sequence)
+        num_tokens = sum(len(sequence.token_ids) for sequence in request.sequences)
+        self._check_room(num_tokens)
+        self._tokens_in_flight += num_tokens
+        try:
+            ends = {disconnected: client_gone()}
+            return await until_cut_off(self._score_all(request), deadline_s=request.deadline_s, ends=ends)
+        finally:
+            self._tokens_in_flight -= num_tokens
+
+    async def _score_all(self, request: LogprobsRequest) -> bytes:
+        session, engine_id = self.pushes.weights.committed_session, uuid.uuid4().hex
+        scored = await asyncio.gather(
+            *(
+                self._score_one(f"logprobs-{engine_id}/{position}", sequence)
+                for position, sequence in enumerate(request.sequences)
+            )
+        )
+        if self.pushes.weights.committed_session != session:
+            raise Refusal.busy(
+                503, "weights_replaced", "weights of another session came while this was scored", RETRY_AFTER_S
+            )
+        metrics.SCORED_TOKENS.inc(sum(len(one["logprobs"]) for one in scored))
+        return msgspec.json.encode({"sequences": scored, "session": session, "server_id": self.pushes.server_id})
+
+    async def _score_one(self, engine_id: str, sequence: GivenSequence) -> dict[str, Any]:
+        output = await self.engine.generate(sequence.token_ids, scoring_params(), engine_id)
+        return sequence_fields(output, sequence.num_prompt_tokens)
+
+    def _check_sequence(self, position: int, sequence: GivenSequence) -> None:
+        """Raises Refusal (422) for a sequence that the model cannot process."""
+        if len(sequence.token_ids) >= self.max_model_len:
+            raise Refusal.invalid(
+                "sequence_too_long",
+                f"sequence {position} has {len(sequence.token_ids)} tokens; the context holds {self.max_model_len}, "
+                "including one token that the engine samples after it",
+                "shorten the sequence or start the server with a larger --max-model-len",
+            )
+        check_vocabulary(f"sequence {position}", sequence.token_ids, self.vocab_size)
+
+    def _check_room(self, num_tokens: int) -> None:
+        """Raises Refusal: 422 for a request over the bound of one, 429 while others leave no room for it."""
+        if num_tokens > self.max_tokens:
+            raise Refusal.invalid(
+                "too_many_tokens",
+                f"the sequences have {num_tokens} tokens in all; --max-scored-tokens is {self.max_tokens}",
+                "send fewer sequences in a request, or start the server with a greater --max-scored-tokens",
+            )
+        if self._tokens_in_flight + num_tokens > self.max_tokens_in_flight:
+            raise Refusal.busy(
+                429,
+                "too_many_tokens_in_flight",
+                f"{self._tokens_in_flight} tokens are being scored, {num_tokens} more would exceed "
+                f"--max-scored-tokens-in-flight {self.max_tokens_in_flight}",
+                RETRY_AFTER_S,
+            )
+
+
+def scoring_params() -> SamplingParams:
+    """Return vLLM's parameters for one sequence. 0 requests the logprob of each prompt token alone."""
+    return SamplingParams(
+        temperature=0.0,
+        max_tokens=1,
+        prompt_logprobs=0,
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def sequence_fields(output: RequestOutput, num_prompt_tokens: int) -> dict[str, Any]:
+    """Return the fields of a wire SequenceLogprobs; the version is that of the token that ended the sequence.
+
+    Raises Refusal (503) for a sequence that was aborted.
+    """
+    flat: Any = output.prompt_logprobs
+    sampled = output.outputs[0]
+    # The first token of a sequence has no logprob, and no entry in the flat list.
+    if flat is None or not sampled.token_ids or len(flat.logprobs) != len(output.prompt_token_ids or ()) - 1:
+        raise Refusal.busy(
+            503, "aborted", "the sequence was aborted: a push failed, or the server is stopping", RETRY_AFTER_S
+        )
+    version = version_of(output.lora_request)
+    if version is None:
+        version = int((sampled.weight_versions or [])[-1].version)
+    return {"logprobs": flat.logprobs[num_prompt_tokens - 1 :], "version": version}
