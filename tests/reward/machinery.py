@@ -51,13 +51,36 @@ class Machinery:
         found = await asyncio.gather(*(self.score("slow", "process") for _ in range(4)))
         return {scores[1].log["pid"] for scores in found}
 
+    async def all_workers(self) -> set[int]:
+        """Process ids of the workers, once all are there: those of the test before may still be replaced."""
+        async with asyncio.timeout(PATIENCE_S):
+            while len(found := await self.processes()) < self.executor.workers:
+                pass
+        return found
+
+    async def another_keeper(self, lost: int) -> None:
+        """Wait until the fork server is started again, below another keeper than `lost`."""
+        async with asyncio.timeout(PATIENCE_S):
+            while keeper(self.executor) == lost:  # noqa: ASYNC110 - it is a process
+                await asyncio.sleep(0.01)
+
+
+def keeper(executor: ProcessExecutor) -> int:
+    """Process id of the fork server's parent."""
+    assert executor.keeper is not None
+    return executor.keeper.pid
+
 
 def fork_server(executor: ProcessExecutor) -> int:
     """Its process id: it is the only child of its keeper."""
-    keeper = executor._forkserver
-    assert keeper is not None
-    [found] = [process.pid for process in processes() if process.parent == keeper.pid]
+    [found] = [process.pid for process in processes() if process.parent == keeper(executor)]
     return found
+
+
+def workers_of(executor: ProcessExecutor) -> list[int]:
+    """Process ids of the workers: the children of the fork server that lead a session."""
+    server = fork_server(executor)
+    return [process.pid for process in processes() if process.parent == server and process.session == process.pid]
 
 
 def is_running(pid: int) -> bool:

@@ -10,8 +10,8 @@ from grpo_reward.rewards.accuracy import accuracy
 
 @pytest.fixture(autouse=True)
 def _forgetful():
-    module._scores.clear()
-    module._golds.clear()
+    module.remembered_scores.clear()
+    module.remembered_golds.clear()
 
 
 @pytest.mark.parametrize(
@@ -223,11 +223,13 @@ def test_what_is_remembered_of_long_solutions_is_bounded(monkeypatch):
         tracemalloc.stop()
 
 
-def test_as_many_short_ones_are_remembered_as_a_large_batch_has():
+def test_as_many_short_ones_are_remembered_as_a_large_batch_has(monkeypatch):
+    assert accuracy("<answer>0 + 0</answer>", solution="0").score == 1.0
     for number in range(2000):
         accuracy(f"<answer>{number}</answer>", solution=f"{number}")
-    assert [module._golds.get(f"{number}") is not None for number in (0, 1999)] == [True, True]
-    assert module._scores.get(("0", "0", True)) == (1.0,)
+    monkeypatch.setattr(module, "parse", lambda *_, **__: pytest.fail("it was parsed again"))
+    for answer, solution in (("0 + 0", "0"), ("0", "0"), ("1999", "1999")):
+        assert accuracy(f"<answer>{answer}</answer>", solution=solution).score == 1.0
 
 
 @pytest.mark.parametrize(
@@ -238,7 +240,7 @@ def test_as_many_short_ones_are_remembered_as_a_large_batch_has():
     ],
 )  # fmt: skip
 def test_expressions_that_hang_math_verify_score_0_without_being_evaluated(answer, monkeypatch):
-    module._parsed_gold("5")
+    accuracy("", solution="5")  # which is parsed, once
     monkeypatch.setattr(module, "parse", lambda *_, **__: pytest.fail("it was parsed"))
     assert accuracy(f"<answer>{answer}</answer>", solution="5").score == 0.0
     assert accuracy(f"so \\boxed{{{answer}}}", solution="5").score == 0.0
@@ -375,7 +377,7 @@ def test_values_at_a_point_decide_only_where_math_verify_looks_at_values():
     ],
 )
 def test_equal_text_is_not_parsed(completion, solution, monkeypatch):
-    module._parsed_gold(solution)
+    accuracy("", solution=solution)  # which is parsed, once
     monkeypatch.setattr(module, "parse", lambda *_, **__: pytest.fail("it was parsed"))
     assert accuracy(completion, solution=solution).score == 1.0
 

@@ -12,7 +12,7 @@ from tests.reward.app_server import JSON, TOKEN, Server, error_of
 
 from grpo_proto import FatalError, RewardClient, RewardSpec, ScoreRequest, ScoreSample
 from grpo_reward import guard, scoring
-from grpo_reward.guard import PATIENCE_S, SLOW_BYTES_PER_S, Admission, Place
+from grpo_reward.guard import PATIENCE_S, SLOW_BYTES_PER_S, Admission, ClientGone, Place
 
 
 async def large_body(pulled: list[int]) -> AsyncIterator[bytes]:
@@ -166,13 +166,20 @@ class TestLimits:
         assert [answer.status_code for answer in await asyncio.gather(*slow[1:])] == [400] * 3, "blanks are no JSON"
 
     async def test_what_came_at_once_does_not_excuse_a_stall(self):
-        place = Place(Admission(max_requests=1, max_body_bytes=2**24, body_timeout_s=30.0))
-        place._has_come(2**24)
-        now_s = asyncio.get_running_loop().time()
-        assert not place.is_slow(now_s)
-        assert place.is_slow(now_s + PATIENCE_S + 0.1)
-        place._has_come(SLOW_BYTES_PER_S // 10)
-        assert place.is_slow(now_s + PATIENCE_S + 0.2)
+        place = Place(Admission(max_requests=1, max_body_bytes=2**25, body_timeout_s=30.0))
+        coming: asyncio.Queue[dict] = asyncio.Queue()
+        reading = asyncio.create_task(place.read_json({"content-type": "application/json"}.get, coming.get))
+        for num_bytes, stall_s in ((2**24, 0.1), (SLOW_BYTES_PER_S // 10, 0.2)):
+            held_bytes = place.held_bytes
+            coming.put_nowait({"type": "http.request", "body": b" " * num_bytes, "more_body": True})
+            while place.held_bytes == held_bytes:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            now_s = asyncio.get_running_loop().time()
+            assert not place.is_slow(now_s)
+            assert place.is_slow(now_s + PATIENCE_S + stall_s)
+        coming.put_nowait({"type": "http.disconnect"})
+        with pytest.raises(ClientGone):
+            await reading
 
     async def test_429_when_all_places_are_taken(self):
         server = Server(max_pending_requests=2)

@@ -3,14 +3,13 @@
 import asyncio
 import os
 import resource
-import select
 import signal
 import time
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from tests.reward.machinery import PATIENCE_S, Machinery, fork_server, gone, is_running
+from tests.reward.machinery import PATIENCE_S, Machinery, fork_server, gone, is_running, keeper, workers_of
 
 pytestmark = [pytest.mark.faults, pytest.mark.asyncio(loop_scope="module")]
 
@@ -31,15 +30,15 @@ async def test_a_lost_fork_server_is_started_again_and_nothing_is_lost(misbehavi
     pids = await machinery.processes()
     work = asyncio.create_task(machinery.statuses("slow", "", "slow", timeout_s=20.0))
     await asyncio.sleep(0.05)
-    keeper, lost = machinery.executor._forkserver.pid, fork_server(machinery.executor)
+    former, lost = keeper(machinery.executor), fork_server(machinery.executor)
     if number == signal.SIGSTOP:
-        os.kill(keeper, number)  # it would let its child go on
+        os.kill(former, number)  # it would let its child go on
     os.kill(lost, number)
     assert await work == ["ok"] * 3
     assert await machinery.statuses("", "") == ["ok", "ok"]
     assert await gone(lost, *pids)
     assert len(await machinery.processes()) == 2  # waits for the new one
-    assert machinery.executor._forkserver.pid != keeper
+    assert keeper(machinery.executor) != former
     assert (machinery.executor.failed, machinery.executor.problem) == (None, None)
     await machinery.executor.stop()
 
@@ -49,14 +48,17 @@ async def test_a_worker_that_is_given_up_as_the_fork_server_is_lost_is_not_repla
     executor = machinery.executor
     await executor.start()
     pids = await machinery.processes()
-    os.kill(executor._forkserver.pid, signal.SIGKILL)
-    assert select.select([executor._control], [], [], PATIENCE_S)[0]  # its end is there, and the loop has not seen it
-    executor._retire(next(iter(executor._living.values())), "cancelled")
+    work = asyncio.create_task(machinery.statuses("loop"))
+    await asyncio.sleep(0)  # it is at a worker
+    lost = keeper(executor), fork_server(executor)
+    os.kill(lost[0], signal.SIGKILL)
+    until = time.monotonic() + PATIENCE_S
+    while any(map(is_running, lost)):  # the loop must not see it before the chunk is cancelled
+        assert time.monotonic() < until
+    work.cancel()
     assert await machinery.statuses("", "") == ["ok", "ok"]
-    async with asyncio.timeout(PATIENCE_S):
-        while len(executor._tasks) > 2:  # noqa: ASYNC110 - all but those that listen and ping, which never end
-            await asyncio.sleep(0.02)
-    assert len(executor._living) == 2
+    assert machinery.restarts == {"lost": 2, "cancelled": 1}
+    assert await machinery.all_workers() == set(workers_of(executor))
     assert await gone(*pids)
     await executor.stop()
 
@@ -67,10 +69,10 @@ async def test_a_server_that_was_stopped_itself_does_not_blame_its_fork_server(m
     # Not before: what is forked while it starts may hold up its answers.
     monkeypatch.setattr("grpo_reward.executors.process.PING_INTERVAL_S", 0.1)
     monkeypatch.setattr("grpo_reward.executors.process.PING_LIMIT_S", 1.5)
-    keeper = machinery.executor._forkserver.pid
+    former = keeper(machinery.executor)
     time.sleep(2)  # noqa: ASYNC251 - for the event loop it is as if the process were stopped
     await asyncio.sleep(0.3)
-    assert machinery.executor._forkserver.pid == keeper
+    assert keeper(machinery.executor) == former
     assert await machinery.statuses("", "") == ["ok", "ok"]
     await machinery.executor.stop()
 
@@ -100,12 +102,10 @@ async def test_a_fork_server_that_is_lost_again_while_it_loads_is_started_once_m
     machinery = Machinery(plugin)
     executor = machinery.executor
     await executor.start()
-    async with asyncio.timeout(PATIENCE_S):
-        for _ in range(2):
-            lost = executor._forkserver.pid
-            os.kill(lost, signal.SIGKILL)
-            while executor._forkserver.pid == lost:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+    for _ in range(2):
+        lost = keeper(executor)
+        os.kill(lost, signal.SIGKILL)
+        await machinery.another_keeper(lost)
     assert await machinery.statuses("") == ["ok"]
     assert executor.failed is None
     await executor.stop()
@@ -115,7 +115,7 @@ async def test_processes_that_a_plugin_started_at_its_import_go_with_the_fork_se
     plugin, pids = tmp_path / "pool.py", tmp_path / "pids"
     plugin.write_text(
         "import multiprocessing\nfrom grpo_reward import reward\npool = multiprocessing.Pool(2)\n"
-        f"open({str(pids)!r}, 'w').write(' '.join(str(one.pid) for one in pool._pool))\n"
+        f"open({str(pids)!r}, 'w').write(' '.join(str(one.pid) for one in multiprocessing.active_children()))\n"
         "@reward\ndef misbehave(completion):\n    return 1.0\n"
     )
     machinery = Machinery(plugin)
@@ -132,13 +132,11 @@ async def test_a_fork_server_that_is_lost_all_the_time_comes_back_later_and_late
     machinery = Machinery(misbehaving)
     await machinery.executor.start()
     pids: set[int] = set()
-    async with asyncio.timeout(PATIENCE_S):
-        for _ in range(5):
-            pids |= await machinery.processes()
-            lost = machinery.executor._forkserver.pid
-            os.kill(fork_server(machinery.executor), signal.SIGKILL)
-            while machinery.executor._forkserver.pid == lost:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+    for _ in range(5):
+        pids |= await machinery.processes()
+        lost = keeper(machinery.executor)
+        os.kill(fork_server(machinery.executor), signal.SIGKILL)
+        await machinery.another_keeper(lost)
     assert await machinery.statuses("", "kill the parent", "") == ["ok", "error", "ok"]
     assert machinery.executor.failed is None
     lines = [record.getMessage().partition("started again")[2] for record in caplog.records]
@@ -165,12 +163,12 @@ async def test_a_sample_is_not_blamed_for_another_that_kills_the_fork_server(mac
 async def test_a_late_keeper_does_not_change_who_is_blamed(misbehaving):
     machinery = Machinery(misbehaving)  # its own: the shared one may be coming back from the test before
     await machinery.executor.start()
-    keeper, victim = machinery.executor._forkserver.pid, fork_server(machinery.executor)
-    os.kill(keeper, signal.SIGSTOP)
+    parent, victim = keeper(machinery.executor), fork_server(machinery.executor)
+    os.kill(parent, signal.SIGSTOP)
     work = asyncio.create_task(machinery.statuses("kill the parent", ""))
     assert await gone(victim)
     await asyncio.sleep(1.5)  # longer than the wait for a worker's own status
-    os.kill(keeper, signal.SIGCONT)
+    os.kill(parent, signal.SIGCONT)
     assert await work == ["error", "ok"]
     assert machinery.restarts == {"lost": 4}
     await machinery.executor.stop()

@@ -1,6 +1,7 @@
 """What is remembered, and what tells two scores apart."""
 
 import pytest
+from pydantic_core import to_json
 
 from grpo_proto import RewardScore, RewardSpec, ScoreRequest
 from grpo_reward import memo
@@ -116,8 +117,7 @@ def test_it_forgets_the_oldest(executor):
 async def test_params_are_read_once_for_a_request(scoring, monkeypatch):
     """They may be megabytes, and there may be thousands of samples: the event loop would stand still."""
     read = []
-    digest = memo._digest
-    monkeypatch.setattr(memo, "_digest", lambda value: read.append(value) or digest(value))
+    monkeypatch.setattr(memo, "to_json", lambda value: read.append(value) or to_json(value))
     texts = [f"<answer>{number}</answer>" for number in range(200)]
     rewards = [{"name": "format", "params": {"prefix": "x" * 100}}, {"name": "countdown"}]
     await scoring.score(request(*texts, rewards=rewards))

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from pydantic_core import PydanticSerializationError
-from tests.reward.machinery import PATIENCE_S, Machinery, gone
+from tests.reward.machinery import PATIENCE_S, Machinery, fork_server, gone, keeper, workers_of
 
 from grpo_proto import RewardSpec
 from grpo_reward.executors.base import Chunk, InvalidParams
+from grpo_reward.executors.worker_handle import Ending, WorkerHandle
 
 pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
 
@@ -192,8 +193,9 @@ async def test_under_a_storm_of_kills_every_request_gets_its_scores(machinery):
 
     async def storm() -> None:
         while not ended.is_set():
-            for handle in list(machinery.executor._living.values()):
-                machinery.executor._tell({"kill": handle.number})
+            for pid in workers_of(machinery.executor):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             await asyncio.sleep(0.1)
 
     async def client() -> list[str]:
@@ -210,10 +212,26 @@ async def test_under_a_storm_of_kills_every_request_gets_its_scores(machinery):
     assert {status for statuses in found for status in statuses} == {"ok"}
 
 
+@pytest.mark.faults
 async def test_a_worker_that_was_dead_already_counts_for_nothing(machinery):
-    for handle in list(machinery.executor._living.values()):
-        handle._transport.abort()
-    assert await machinery.statuses("") == ["ok"]
+    """Nobody reports its death while the fork server is stopped; its keeper would let that one go on."""
+    workers = await machinery.all_workers()
+    stopped = keeper(machinery.executor), fork_server(machinery.executor)
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    for pid in workers:
+        os.kill(pid, signal.SIGKILL)
+    assert await gone(*workers)
+    for _ in range(2):  # so that the event loop sees their connections end
+        await asyncio.sleep(0)
+    work = asyncio.create_task(machinery.statuses(""))
+    async with asyncio.timeout(PATIENCE_S):
+        while machinery.restarts["death"] < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    for pid in stopped:
+        os.kill(pid, signal.SIGCONT)
+    assert await work == ["ok"]
+    assert machinery.restarts == {"death": 2}
 
 
 async def test_what_a_worker_cannot_read_is_an_error_and_costs_no_worker(machinery):
@@ -265,21 +283,32 @@ async def test_cancelling_frees_the_worker(machinery):
 
 
 @pytest.mark.parametrize("turns", range(5))
-async def test_cancelling_beside_an_answer_is_not_forgotten(machinery, turns):
+async def test_cancelling_beside_an_answer_is_not_forgotten(machinery, turns, monkeypatch):
     """Whatever has just come from a worker: a deadline that falls together with it cuts all the same."""
-    (worker,) = {await machinery.executor._free_worker()}
-    chunk = Chunk([RewardSpec(name="misbehave")], [{"completion": "", "columns": {}}] * 2, None, 30.0)
-    task = asyncio.create_task(worker.run(chunk, [0, 1]))
-    while worker._inbox.empty() and not task.done():  # noqa: ASYNC110
-        await asyncio.sleep(0)
-    for _ in range(turns):
-        await asyncio.sleep(0)
-    before = task.done()
-    task.cancel()
+    cut: list[bool] = []
+    run = WorkerHandle.run
+
+    async def run_and_cut(handle: WorkerHandle, chunk: Chunk, items: list[int]) -> Ending:
+        receive = handle.data_received
+
+        def receive_and_cut(data: bytes) -> None:
+            receive(data)
+            cut_after(turns)
+
+        monkeypatch.setattr(handle, "data_received", receive_and_cut)
+        return await run(handle, chunk, items)
+
+    def cut_after(turns: int) -> None:
+        if turns:
+            asyncio.get_running_loop().call_soon(cut_after, turns - 1)
+        else:
+            cut.append(task.cancel())
+
+    monkeypatch.setattr(WorkerHandle, "run", run_and_cut)
+    task = asyncio.create_task(machinery.statuses("", ""))
     with contextlib.suppress(asyncio.CancelledError):
         await task
-    assert before or task.cancelled()
-    machinery.executor._retire(worker, "cancelled")
+    assert cut[:1] in ([], [task.cancelled()])  # a task that has ended cannot be cut
 
 
 async def test_text_that_cannot_be_sent_costs_no_worker(machinery):

@@ -14,17 +14,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.reward.fake_server import Reply, server
 from tests.reward.real_server import PATIENCE_S, Server
 
-from grpo_proto import DataError, FatalError, InfrastructureError, RewardScore
+from grpo_proto import DataError, FatalError, InfrastructureError
 from grpo_proto.server.listening import listening_socket
-from grpo_reward import RemoteReward, remote
+from grpo_reward import RemoteReward
 from grpo_reward.adapters.label import LabelError
-from grpo_reward.remote import NoScoreError
+from grpo_reward.remote import MAX_COLUMN_LEVELS, NoScoreError
 
 pytestmark = pytest.mark.processes
 
 COUNTDOWN = "<answer>44 + 19 + 35</answer>"
+
+
+__all__ = ["server"]
+
+
+def client_threads() -> int:
+    """There is one for each connection."""
+    return sum(thread.name == "grpo-reward-client" for thread in threading.enumerate())
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +99,7 @@ class TestTrl:
 
     def test_columns_as_deep_as_the_server_reads_them(self, url):
         value: Any = 1
-        for _ in range(remote.MAX_COLUMN_LEVELS):
+        for _ in range(MAX_COLUMN_LEVELS):
             value = [value]
         reward = RemoteReward(url, "min_length")
         assert reward(["a"], deep=[value]) == reward(["a"])
@@ -163,9 +172,12 @@ class TestTrl:
         )  # fmt: skip
         assert logged["typed/prompt"] == ["p", "q"]
 
-    def test_what_a_server_says_is_one_line_of_the_log(self, caplog):
+    def test_what_a_server_says_is_one_line_of_the_log(self, server, caplog):
         detail = "ValueError: \x1b[31m\n2026-01-01 ERROR forged" + "x" * 5000
-        RemoteReward("http://127.0.0.1:9", "accuracy")._warn([RewardScore(score=None, status="error", detail=detail)])
+        score = {"score": None, "status": "unscorable", "detail": detail}
+        result = {"id": "0", "total": None, "rewards": {"accuracy": score}}
+        server.answer = lambda request: Reply({"results": [result], "elapsed_s": 0.0})
+        assert RemoteReward(server.url, "accuracy")(["a"]) == [None]
         (message,) = [record.getMessage() for record in caplog.records]
         assert "ValueError: \\x1b[31m\\n2026-01-01 ERROR forged" in message
         assert message.isprintable()
@@ -202,11 +214,12 @@ class TestTrl:
             RemoteReward(url, "accuracy")(["a"])
 
     def test_many_threads(self, url):
-        reward = RemoteReward(url, "min_length", params={"min_chars": 3})
+        reward = RemoteReward(url, "min_length", params={"min_chars": 3}, token="of nobody else")
+        before = client_threads()
         with ThreadPoolExecutor(16) as pool:
             scores = list(pool.map(lambda number: reward(["x" * number]), range(100)))
         assert scores == [[float(number > 3)] for number in range(100)]
-        assert len({key for key in remote._links if key[1] == url}) == 1
+        assert client_threads() == before + 1
 
 
 class TestSwift:
@@ -278,14 +291,23 @@ class TestPickle:
 
     def test_a_forked_process_has_its_own_connection(self, url):
         code = f"""
-import os, threading
-from grpo_reward import RemoteReward, remote
-reward = RemoteReward({url!r}, "min_length")
+import asyncio, os, threading
+from grpo_reward import RemoteReward
+reward, other = RemoteReward({url!r}, "min_length"), RemoteReward({url!r}, "min_length", token="x")
 first = reward(["a"])
-remote._making.acquire()  # as if another thread were making a connection just now
+new_event_loop, begun, go_on = asyncio.new_event_loop, threading.Event(), threading.Event()
+def slow_event_loop():
+    begun.set()
+    go_on.wait()
+    return new_event_loop()
+asyncio.new_event_loop = slow_event_loop
+threading.Thread(target=other, args=(["a"],)).start()
+begun.wait()  # another thread is making a connection just now
 if (child := os.fork()) == 0:
-    os._exit(0 if reward(["a"]) == first and len(remote._links) == 2 else 1)
-remote._making.release()
+    asyncio.new_event_loop = new_event_loop
+    same, threads = reward(["a"]) == first, [thread.name for thread in threading.enumerate()]
+    os._exit(0 if same and threads == ["MainThread", "grpo-reward-client"] else 1)
+go_on.set()
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), reward(["a"]) == first)
 """
         ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S)

@@ -256,17 +256,23 @@ async def test_without_torch_the_start_says_what_to_install(tmp_path, monkeypatc
         await started(tmp_path)
 
 
-def test_a_model_that_cannot_be_padded_is_asked_one_text_at_a_time(tmp_path):
+def test_a_model_that_cannot_be_padded_is_asked_one_text_at_a_time(tmp_path, monkeypatch):
+    """transformers refuses several at once."""
+    model = make_classifier(pad_token_id=None)
+    with pytest.raises(ValueError, match="batch sizes > 1"):
+        model(input_ids=torch.ones(2, 3, dtype=torch.int64))
     # In a process of its own: it sets the number of threads.
-    save(tmp_path, make_classifier(pad_token_id=None))
+    monkeypatch.setenv("GRPO_REWARD_REWARD_MODEL", str(save(tmp_path, model)))
     code = (
-        "from grpo_reward.rewards import reward_model as module\n"
-        f"model = module._LocalModel({str(tmp_path)!r})\n"
-        "assert model._pad_token_id is None\n"
-        "texts = [[5, 6, 7], [8], [9, 10]]\n"
-        "assert [len(rows) for rows in model._micro_batches(texts)] == [1, 1, 1]\n"
-        "alone = [model._logits([text], 1)[0] for text in texts]\n"
-        "assert model._logits(texts, 1) == alone\n"
+        "import asyncio\n"
+        "from grpo_reward.rewards.reward_model import reward_model\n"
+        "def score(*texts):\n"
+        "    found = asyncio.run(reward_model(list(texts), prompts=[None] * len(texts)))\n"
+        "    return [one.score for one in found]\n"
+        "texts = ('one, two, three', 'four', 'five, six')\n"
+        "alone = [score(text)[0] for text in texts]\n"
+        "assert None not in alone\n"
+        "assert score(*texts) == alone\n"
     )
     asyncio.run(_run(code))
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from tests.reward.machinery import PATIENCE_S, fork_server
+from tests.reward.machinery import PATIENCE_S, fork_server, is_running, keeper
 
 from grpo_proto import RewardSpec, ScoreRequest, ScoreSample
-from grpo_reward.executors.base import Chunk, ExecutorUnavailable
+from grpo_reward.executors.base import Chunk, Executor, ExecutorUnavailable
 from grpo_reward.executors.process import ProcessExecutor
 from grpo_reward.executors.separate import SeparateExecutor, each_part, worker_processes
 from grpo_reward.executors.wrapped import WrappedExecutor
@@ -59,13 +59,15 @@ def rounds(completion: str) -> float:
 def exact(completion: str) -> float:
     return float(decimal.Decimal("1.23456") + 0 == decimal.Decimal("1.23456"))
 """
+RESTARTS: list[str] = []
+"""Causes, of the workers of both parts."""
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def executor(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SeparateExecutor]:
     plugin = tmp_path_factory.mktemp("separate") / "spoils.py"
     plugin.write_text(PLUGIN)
-    executor = worker_processes(workers=1, plugins=[plugin])
+    executor = worker_processes(workers=1, plugins=[plugin], on_restart=RESTARTS.append)
     assert isinstance(executor, SeparateExecutor)
     await executor.start()
     yield executor
@@ -126,29 +128,38 @@ async def test_what_one_plugin_leaves_behind_reaches_no_other_of_the_same_reques
 @pytest.mark.faults
 async def test_a_lost_fork_server_of_plugins_stops_no_built_in_reward(executor, monkeypatch):
     monkeypatch.setattr("grpo_reward.executors.process.LOSS_PAUSES_S", (4.0,))
-    built_in, plugins = executor.parts
-    keeper = built_in._forkserver.pid
+    _, plugins = executor.parts
+    RESTARTS.clear()
     os.kill(fork_server(plugins), signal.SIGKILL)
-    while plugins._living:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
-    assert await score(executor, "exact_match", "$5$") == 1.0
-    assert built_in._forkserver.pid == keeper
-    while plugins.problem is None:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
-    with pytest.raises(ExecutorUnavailable, match="no worker process is running"):
-        await score(executor, "quick")
-    assert (executor.problem, executor.failed) == (None, None)
-    while plugins.problem is not None:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
-    assert await score(executor, "quick") == 0.25
+    async with asyncio.timeout(PATIENCE_S):
+        while not RESTARTS:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert await score(executor, "exact_match", "$5$") == 1.0
+        while plugins.problem is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        with pytest.raises(ExecutorUnavailable, match="no worker process is running"):
+            await score(executor, "quick")
+        assert (executor.problem, executor.failed) == (None, None)
+        while plugins.problem is not None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert await score(executor, "quick") == 0.25
+    assert RESTARTS == ["lost"]  # of the one worker of plugins
 
 
 async def test_a_wrapper_is_around_each_part(executor):
-    wrapped = each_part(executor, WrappedExecutor)
-    assert [part._executor for part in wrapped.parts] == list(executor.parts)
+    inside: list[Executor] = []
+
+    def wrap(part: Executor) -> WrappedExecutor:
+        inside.append(part)
+        return WrappedExecutor(part)
+
+    wrapped = each_part(executor, wrap)
+    assert inside == list(executor.parts)
     assert await score(wrapped, "quick") == 0.25
+    inside.clear()
     single = ProcessExecutor(workers=1)
-    assert each_part(single, WrappedExecutor)._executor is single
+    assert isinstance(each_part(single, wrap), WrappedExecutor)
+    assert inside == [single]
 
 
 async def test_a_part_that_cannot_start_stops_the_other(tmp_path: Path):
@@ -157,4 +168,4 @@ async def test_a_part_that_cannot_start_stops_the_other(tmp_path: Path):
     executor = worker_processes(workers=1, plugins=[plugin])
     with pytest.raises(ExecutorUnavailable, match="defines no reward"):
         await executor.start()
-    assert all(part._forkserver.poll() is not None for part in executor.parts)
+    assert not any(is_running(keeper(part)) for part in executor.parts)

@@ -1,20 +1,19 @@
 """Workers that are stopped, as by a debugger, before they begin: no sample is the cause of that."""
 
-import asyncio
 import contextlib
 import os
 import signal
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from tests.reward.machinery import PATIENCE_S, Machinery, fork_server, gone
+from tests.reward.machinery import Machinery, gone, workers_of
 
 from grpo_reward.executors import worker_handle
 
 pytestmark = [pytest.mark.faults, pytest.mark.asyncio(loop_scope="module")]
 
 SLOW_TO_BEGIN = """
+import os
 import time
 from pathlib import Path
 from pydantic import AfterValidator
@@ -31,8 +30,8 @@ def hang(value: str) -> str:
 @reward
 def misbehave(completion: str, *, begin: Annotated[str, AfterValidator(hang)] = "") -> float | Score:
     if completion == "slow":
-        time.sleep(0.2)
-    return 1.0
+        time.sleep(0.02)
+    return Score(1.0, log={"pid": os.getpid()}) if completion == "process" else 1.0
 
 @reward
 def batch_misbehave(completions: list[str], *, begin: Annotated[str, AfterValidator(hang)] = "") -> list[float]:
@@ -57,24 +56,9 @@ def machinery(started: Machinery, monkeypatch: pytest.MonkeyPatch) -> Machinery:
     return started
 
 
-def workers_of(machinery: Machinery) -> list[int]:
-    """Process ids of the workers: the children of the fork server with a session of their own."""
-    pid = fork_server(machinery.executor)
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    found = []
-    for child in map(int, children):
-        with contextlib.suppress(ProcessLookupError):
-            if os.getsid(child) == child:
-                found.append(child)
-    return found
-
-
 @pytest.mark.parametrize("reward", ["misbehave", "batch_misbehave"])
 async def test_idle_workers_that_are_stopped_cost_no_sample_its_score(machinery, reward):
-    async with asyncio.timeout(PATIENCE_S):
-        while [one.idle for one in machinery.executor._living.values()] != [True, True]:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)  # those of the test before are being replaced
-    stopped = workers_of(machinery)
+    stopped = await machinery.all_workers()
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
     assert await machinery.statuses("", "", "", reward=reward, timeout_s=20.0) == ["ok"] * 3
@@ -86,16 +70,15 @@ async def test_idle_workers_that_are_stopped_cost_no_sample_its_score(machinery,
     assert await gone(*stopped)
 
 
-async def test_when_no_worker_ever_begins_that_ends_too(misbehaving, monkeypatch):
+async def test_when_no_worker_ever_begins_that_ends_too(started, misbehaving, monkeypatch):
+    await started.all_workers()  # no other says hello meanwhile
     machinery = Machinery(misbehaving, workers=1)
     hello = worker_handle.WorkerHandle.hello
 
     async def hello_and_stop(handle: worker_handle.WorkerHandle) -> bool:
         said = await hello(handle)
-        # Those that the tests before have killed are being replaced meanwhile, in the executor that they share.
-        if handle in machinery.executor._living.values():
-            for pid in workers_of(machinery):
-                os.kill(pid, signal.SIGSTOP)
+        for pid in workers_of(machinery.executor):
+            os.kill(pid, signal.SIGSTOP)
         return said
 
     monkeypatch.setattr(worker_handle, "START_LIMIT_S", 0.1)

@@ -104,17 +104,6 @@ async def test_a_sample_whose_short_time_has_run_out_is_late_and_has_cost_it(tmp
         assert [score and score.status for score in chunk.scores] == ["ok", "timeout"]
         assert chunk.pace.num_late == 1
         assert chunk.seconds["nap"] >= QUICK_S / 4
-        assert executor._late["nap"] > 0
-
-
-async def test_who_leaves_late_was_late(tmp_path: Path):
-    async with workers(tmp_path, spare=1) as inner:
-        executor = TurnsExecutor(inner, Costs())
-        task = asyncio.create_task(executor.score(naps(5.0)))
-        await asyncio.sleep(QUICK_S * 1.5)
-        task.cancel()
-        await asyncio.wait([task])
-        assert executor._late["nap"] > 0
 
 
 async def test_workers_come_back_when_there_are_descriptors_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -175,7 +175,8 @@ async def test_what_was_late_overtakes_less_and_less_often_and_after_the_others(
     monkeypatch.setattr("grpo_reward.executors.turns.AGAIN_S", (0.1, 0.2))
     executor, inner = turns
     late, batch = chunk_of("hang", "late"), chunk_of("hang", "batch", reward="format", batch=True)
-    executor._note(batch, late=False, items=[], took_s=0.0)  # so it may overtake once
+    await executor.score(chunk_of("quick", reward="format", batch=True))  # so a batch of it may overtake, once
+    inner.begun.clear()
     tasks = await begin(executor, chunk_of("hang"), late, batch)
     await until(lambda: inner.begun.count("hang late") == 2)
     # The spare worker is at it the second time, and two wait for it: who is there for the first time goes first.
@@ -200,6 +201,21 @@ async def test_a_reward_that_is_often_late_comes_after_the_others(turns):
     tasks += await begin(executor, *last)
     await until(lambda: len(inner.ended) == 2)
     assert inner.ended == ["cheap", "x"]
+    inner.let_go.set()
+    await asyncio.gather(*tasks)
+
+
+async def test_who_leaves_late_was_late(turns, monkeypatch):
+    executor, inner = turns
+    with monkeypatch.context() as patch:
+        patch.setattr("grpo_reward.executors.turns.QUICK_S", 0.0)
+        [leaving] = await begin(executor, chunk_of("hang"))
+        await until(lambda: inner.begun == ["hang"])
+        leaving.cancel()
+        await asyncio.wait([leaving])
+    tasks = await begin(executor, chunk_of("hang"), chunk_of("other", reward="format"), chunk_of("again"))
+    await until(lambda: len(inner.ended) == 2)
+    assert inner.ended == ["other", "again"]  # without lateness the newest of two that cost the same comes first
     inner.let_go.set()
     await asyncio.gather(*tasks)
 

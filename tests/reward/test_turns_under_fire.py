@@ -3,12 +3,15 @@
 import asyncio
 import contextlib
 import functools
+import gc
 import itertools
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Callable
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.reward.machinery import PATIENCE_S, fork_server
@@ -44,6 +47,8 @@ def number(completion: str) -> float:
 class Fickle(InlineExecutor):
     """The score of a sample is its own number. What else is in its text happens: `7 slow`, `8 hang`, `9 broken`.
 
+    `0 hold` ends when it is cancelled.
+
     Args:
         as_node: chunks come back whole, and do not say that they have ended, as from a node of a cluster.
     """
@@ -54,14 +59,12 @@ class Fickle(InlineExecutor):
         self.turns: TurnsExecutor
         self.as_node, self._random = as_node, random
         self.at_once = self.most_at_once = 0
-        self.given_twice = False
         self.at_end: Callable[[], object] = bool
         """Called when a chunk has ended, before its turn is given on."""
 
     async def score(self, chunk: Chunk) -> None:
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
-        self.given_twice |= self.at_once > self.turns._running + self.turns._overtaking
         work = chunk
         if self.as_node:
             work = Chunk(chunk.rewards, chunk.samples, None, chunk.timeout_s, chunk.batch, chunk.together)
@@ -82,6 +85,8 @@ class Fickle(InlineExecutor):
     async def _score_item(self, chunk: Chunk, item: int) -> None:
         width = len(chunk.scores) if chunk.batch else 1
         texts = [sample["completion"] for sample in chunk.samples[item : item + width]]
+        if "hold" in texts[0]:
+            await asyncio.Event().wait()
         if any("hang" in text for text in texts):
             await asyncio.sleep(HANG_S)
             chunk.settle(item, RewardScore(score=None, status="timeout"))
@@ -91,6 +96,10 @@ class Fickle(InlineExecutor):
             raise ExecutorUnavailable(self.failed)
         for position, text in enumerate(texts, item):
             chunk.scores[position] = RewardScore(score=number_of(text), status="ok")
+
+
+def holding() -> Chunk:
+    return Chunk([RewardSpec(name="min_length")], [{"completion": "0 hold", "columns": {}}], None, 600.0)
 
 
 def number_of(text: str) -> float:
@@ -105,6 +114,7 @@ class Crowd:
         self.inner.turns = TurnsExecutor(self.inner, self.costs)
         self.executor = GatheringExecutor(self.inner.turns, self.costs)
         self._numbers = itertools.count()
+        self._chunks: list[weakref.ref[Chunk]] = []
 
     def chunk(self) -> Chunk:
         kinds = self.random.choices(["", "slow", "hang", "broken"], [90, 6, 3, 1], k=self.random.randint(1, 4))
@@ -114,6 +124,7 @@ class Crowd:
         chunk = Chunk([spec], samples, None, 600.0, batch=self.random.random() < 0.1)
         if self.random.random() < 0.1 and not chunk.batch:  # remembered
             chunk.scores[0] = RewardScore(score=number_of(samples[0]["completion"]), status="ok")
+        self._chunks.append(weakref.ref(chunk))
         return chunk
 
     async def client(self) -> None:
@@ -152,19 +163,43 @@ class Crowd:
             assert task.cancelled() or task.exception() is None, task.exception()
         for _ in range(10):  # what was gathered ends after its last client has left
             await asyncio.sleep(0)
-        of_turns = self.inner.turns
-        assert (of_turns._running, of_turns._overtaking, self.inner.at_once) == (0, 0, 0)
-        assert (of_turns._waiting, of_turns._overtakers, self.executor._open) == ({}, {}, {})
-        assert of_turns._timer is None
+        assert self.inner.at_once == 0
         assert asyncio.all_tasks() == {asyncio.current_task()}
-        assert not self.inner.given_twice
+        await self._no_turn_is_lost_or_given_twice()
+        known = [weakref.ref(self.inner.turns), *self._chunks]
+        del self.executor, self.inner.turns, task
+        clients.clear()  # what they raised knows their chunks
+        gc.collect()
+        assert not any(one() for one in known), "a timer has the executor, or something has a chunk"
+
+    async def _no_turn_is_lost_or_given_twice(self) -> None:
+        """Each of two workers is there for one chunk, and the spare one for one of two that wait."""
+        inner, of_turns = self.inner, self.inner.turns
+        inner.workers, inner.spare, inner.failed, inner.most_at_once, inner.at_end = 2, 1, None, 0, bool
+        holders: list[asyncio.Task[None]] = []
+        for num_taken in (1, 2):
+            assert not of_turns.busy
+            holders.append(asyncio.create_task(of_turns.score(holding())))
+            await asyncio.sleep(0)
+            assert inner.at_once == num_taken
+        assert of_turns.busy
+        holders += [asyncio.create_task(of_turns.score(holding())) for _ in range(2)]
+        async with asyncio.timeout(PATIENCE_S):
+            while inner.most_at_once < 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
+        assert inner.most_at_once == 3
+        await left_alone(*holders)
 
 
 @pytest.fixture
-def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+def hurry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(turns, "QUICK_S", 0.02)
     monkeypatch.setattr(turns, "OVERTAKE_AFTER_S", 0.005)
     monkeypatch.setattr(turns, "LOOK_S", 2 * PATIENCE_S)  # nobody may need it who waits for what others give back
+    gc.freeze()  # a collection then looks at what the test has made alone, which takes no time
+    yield
+    gc.unfreeze()
 
 
 @pytest.mark.parametrize("as_node", [False, True])
@@ -175,8 +210,8 @@ async def test_everybody_gets_what_is_his_own_and_no_turn_is_lost(hurry, seed, a
     while not all(task.done() for task in clients):
         await asyncio.sleep(0.01)
         crowd.random.choice(clients).cancel()
-    await crowd.all_done(clients)
     assert crowd.inner.most_at_once == 3
+    await crowd.all_done(clients)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -227,7 +262,7 @@ async def machinery(tmp_path: Path) -> AsyncIterator[Callable[..., ProcessExecut
     plugin = tmp_path / "number.py"
     plugin.write_text(NUMBER)
 
-    async def start(**options: int) -> ProcessExecutor:
+    async def start(**options: Any) -> ProcessExecutor:
         executors.append(ProcessExecutor(plugins=[plugin], **options))
         await executors[-1].start()
         return executors[-1]
@@ -279,18 +314,24 @@ async def test_workers_and_the_fork_server_are_killed_while_what_hangs_holds_the
                     os.kill(pid, signal.SIGKILL)
             await asyncio.sleep(0.5)
             os.kill(server, signal.SIGKILL)
-            while executor._living:  # noqa: ASYNC110
+            while executor.spare:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
-            while not executor._living:  # noqa: ASYNC110
+            while not executor.spare:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         ended.set()
         await asyncio.gather(*clients)
     await left_alone(*hanging)
     await asyncio.sleep(0)
-    assert (of_turns._running, of_turns._overtaking, of_turns._waiting, gathering._open) == (0, 0, {}, {})
+    hanging = []
+    for _ in range(2):
+        assert not of_turns.busy
+        hanging.append(asyncio.create_task(of_turns.score(numbers("hang"))))
+        await asyncio.sleep(0)
+    assert of_turns.busy
     chunk = numbers("1", "2", "3")
-    await asyncio.wait_for(gathering.score(chunk), PATIENCE_S)
+    await asyncio.wait_for(gathering.score(chunk), PATIENCE_S)  # the spare worker is there for it
     assert [score.score for score in chunk.scores] == [1.0, 2.0, 3.0]
+    await left_alone(*hanging)
 
 
 @pytest.mark.faults
@@ -302,7 +343,7 @@ async def test_who_waited_while_the_fork_server_was_started_again_still_overtake
     os.kill(fork_server(executor), signal.SIGKILL)
     chunks = [numbers("1"), numbers("2")]
     async with asyncio.timeout(PATIENCE_S):
-        while executor._living:  # noqa: ASYNC110
+        while executor.spare:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         await asyncio.gather(*map(of_turns.score, chunks))
     assert [chunk.scores[0].score for chunk in chunks] == [1.0, 2.0]
@@ -313,13 +354,15 @@ async def test_who_waited_while_the_fork_server_was_started_again_still_overtake
 @pytest.mark.faults
 async def test_workers_lost_just_after_they_had_finished_are_not_given_to_others(machinery, monkeypatch):
     """Each would count as a death of what it is given."""
-    executor = await machinery(workers=8)
+    lost = asyncio.Event()
+    executor = await machinery(workers=8, on_restart=lambda cause: lost.set())
     run, finished = WorkerHandle.run, asyncio.Barrier(8)
 
     async def run_and_lose(self: WorkerHandle, chunk: Chunk, items: list[int]) -> Ending:
         ending = await run(self, chunk, items)
-        await finished.wait()
-        executor._lose("lost")
+        if await finished.wait() == 0:
+            os.kill(fork_server(executor), signal.SIGKILL)
+        await lost.wait()
         return ending
 
     with monkeypatch.context() as patch:

@@ -94,7 +94,8 @@ class ProcessExecutor:
         self._reviving = self._stopping = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._control: socket.socket
-        self._forkserver: subprocess.Popen[bytes] | None = None
+        self.keeper: subprocess.Popen[bytes] | None = None
+        """The parent of the fork server, and the root of all processes of this executor; None before `launch`."""
 
     @property
     def rewards(self) -> Mapping[str, LoadedReward]:
@@ -118,7 +119,7 @@ class ProcessExecutor:
         self._control.setblocking(False)
         command = [sys.executable, "-P", "-m", "grpo_reward.executors.forkserver", str(theirs.fileno())]
         with theirs:
-            self._forkserver = subprocess.Popen(  # noqa: S603 - our own module
+            self.keeper = subprocess.Popen(  # noqa: S603 - our own module
                 [*command, str(self._memory_bytes), *self._plugins],
                 pass_fds=[theirs.fileno()],
                 env=self._environment,
@@ -127,7 +128,7 @@ class ProcessExecutor:
 
     async def start(self) -> None:
         """Raises ExecutorUnavailable with a message for the operator when the rewards cannot be loaded."""
-        if self._forkserver is None:
+        if self.keeper is None:
             self.launch()
         try:
             await self._begin()
@@ -156,9 +157,9 @@ class ProcessExecutor:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._drop_workers()
-        if self._forkserver is not None:
+        if self.keeper is not None:
             self._control.close()
-            await end(self._forkserver, 5.0, self._mark)
+            await end(self.keeper, 5.0, self._mark)
 
     async def score(self, chunk: Chunk) -> None:
         blame = Blame(chunk, workers=self.workers + self._spare)
@@ -233,7 +234,7 @@ class ProcessExecutor:
 
     async def _spawn(self) -> None:
         """Start one worker, however often it takes, unless the fork server is lost: the next starts all of them."""
-        forkserver = self._forkserver
+        keeper = self.keeper
         for attempt in range(sys.maxsize):
             await asyncio.sleep(SPAWN_BACKOFF_S[min(attempt, len(SPAWN_BACKOFF_S) - 1)])
             self._spawned += 1
@@ -262,7 +263,7 @@ class ProcessExecutor:
             self._living.pop(worker.number, None)
             worker.kill()
             worker.close()
-            if self.failed or self._reviving or self._forkserver is not forkserver:
+            if self.failed or self._reviving or self.keeper is not keeper:
                 return
             if self._stillborn >= MAX_STILLBORN and self._last_release > -math.inf:  # a worker was ready once
                 self._lose(f"{self._stillborn} workers ended before they had begun")
@@ -315,8 +316,7 @@ class ProcessExecutor:
         self._lose("the fork server is gone")
 
     def _has_exited(self, number: int, status: int) -> None:
-        worker = self._living.get(number)
-        if worker is None:
+        if (worker := self._living.get(number)) is None:
             return
         worker.ended(status)
         if worker.idle:
@@ -354,8 +354,8 @@ class ProcessExecutor:
 
     async def _revive(self, pause_s: float) -> None:
         await asyncio.sleep(pause_s)
-        if self._forkserver is not None:
-            await asyncio.to_thread(self._forkserver.wait)
+        if self.keeper is not None:
+            await asyncio.to_thread(self.keeper.wait)
         self._control.close()
         self.launch()
         self._reviving = False
@@ -375,8 +375,8 @@ class ProcessExecutor:
 
     def _let_go(self) -> None:
         """Kill the fork server, and with it all workers; wake those who wait for one."""
-        if self._forkserver is not None:
-            kill_tree(self._forkserver.pid, self._mark)  # it has not been waited for, so the number is still its own
+        if self.keeper is not None:
+            kill_tree(self.keeper.pid, self._mark)  # it has not been waited for, so the number is still its own
         self._last_release = time.monotonic()
         self._drop_workers()
 

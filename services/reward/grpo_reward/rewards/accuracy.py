@@ -132,7 +132,10 @@ def _memoized(gold: str, text: str, tagged: bool) -> float:
     if len(text) > MAX_MEMO_CHARS:
         return _compare_in_time(gold, text, tagged)
     return _once(
-        _scores, (gold, text, tagged), lambda: _compare_in_time(gold, text, tagged), lambda _: len(gold) + len(text)
+        remembered_scores,
+        (gold, text, tagged),
+        lambda: _compare_in_time(gold, text, tagged),
+        lambda _: len(gold) + len(text),
     )
 
 
@@ -150,7 +153,7 @@ def _parsed_gold(gold: str) -> list[Any]:
     def size(parsed: list[Any]) -> int:
         return len(gold) + sum(len(part) for part in parsed if isinstance(part, str))
 
-    return _once(_golds, gold, lambda: _parse_gold(gold), size)
+    return _once(remembered_golds, gold, lambda: _parse_gold(gold), size)
 
 
 def _once(
@@ -168,8 +171,10 @@ def _once(
 
 
 _lock = Lock()
-_golds: Remembered[str, list[Any]] = Remembered(MEMO_SIZE)
-_scores: Remembered[tuple[str, str, bool], float] = Remembered(MEMO_SIZE)
+remembered_golds: Remembered[str, list[Any]] = Remembered(MEMO_SIZE)
+"""What this process has parsed of gold answers."""
+remembered_scores: Remembered[tuple[str, str, bool], float] = Remembered(MEMO_SIZE)
+"""By gold answer, text, and whether that stood in a block."""
 
 
 def _parse_gold(gold: str) -> list[Any]:
