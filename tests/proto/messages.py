@@ -147,6 +147,7 @@ EXAMPLES: dict[str, BaseModel] = {
             server_id="server-1",
             model="Qwen/Qwen2.5-3B-Instruct",
             dtype="bfloat16",
+            head_dtype="float32",
             tokenizer_fingerprint="0123456789abcdef",
             vocabulary_fingerprint="fedcba9876543210",
             chat_template_fingerprint=None,

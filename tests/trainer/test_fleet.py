@@ -34,16 +34,17 @@ def info(**changes: object) -> RolloutInfo:
         ({"protocol_version": PROTOCOL_VERSION + 1}, "speaks protocol"),
         ({"tokenizer_fingerprint": "another"}, "another tokenizer"),
         ({"max_model_len": 50}, "a context of 50 tokens"),
+        ({"dtype": "bfloat16", "head_dtype": "float32"}, "computes logits in float32; model.head_dtype is model"),
     ],
 )
 async def test_a_server_that_does_not_fit_may_fit_at_the_next_try(changes: dict[str, object], named: str):
     """While servers are being replaced one by one, an old one may answer."""
     fleet = Fleet(["http://127.0.0.1:1"], min_replicas=1)
     fleet.replicas[0].info = info()
-    fleet.check_compatible(tokenizer="ours", max_tokens=100)
+    fleet.check_compatible(tokenizer="ours", max_tokens=100, head_dtype="model")
     fleet.replicas[0].info = info(**changes)
     with pytest.raises(UnavailableError, match=named):
-        fleet.check_compatible(tokenizer="ours", max_tokens=100)
+        fleet.check_compatible(tokenizer="ours", max_tokens=100, head_dtype="model")
     await fleet.close()
 
 
@@ -148,7 +149,7 @@ class TestStartWithoutSomeServers:
         fleet = Fleet(urls(2), min_replicas=1)
         come(fleet.replicas[0])
         await fleet.wait_until_live(0.1)
-        fleet.check_compatible(tokenizer="ours", max_tokens=100)
+        fleet.check_compatible(tokenizer="ours", max_tokens=100, head_dtype="model")
         assert await fleet.reachable() == fleet.replicas[:1]
         come(fleet.replicas[1])
         assert await fleet.reachable() == fleet.replicas
@@ -161,7 +162,7 @@ class TestStartWithoutSomeServers:
         fleet = Fleet(urls(2), min_replicas=1)
         come(fleet.replicas[0])
         await fleet.wait_until_live(0.1)
-        fleet.check_compatible(tokenizer="ours", max_tokens=100)
+        fleet.check_compatible(tokenizer="ours", max_tokens=100, head_dtype="model")
         come(fleet.replicas[1], tokenizer_fingerprint="another")
         caplog.clear()
         for _ in range(2):

@@ -71,6 +71,24 @@ def test_bf16_weights_have_float32_softmax():
     assert difference.norm() < 0.02 * gradients(model, *plain(model, 1.0)).norm()
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_head_in_float32_takes_the_weights_as_they_are(tied: bool):
+    """The reference: the same decoder, and a head whose products are in float32."""
+    model = make_model(tied=tied, hidden_size=64, dtype=torch.bfloat16)
+    found = Policy(model, temperature=0.7, chunk_tokens=6, in_float32=True)(*tokens())
+    input_ids_BL, row_N, column_N = tokens()
+    hidden_BLH = model.model(input_ids=input_ids_BL).last_hidden_state
+    logits_BLV = hidden_BLH.float() @ model.lm_head.weight.float().T
+    log_probabilities = (logits_BLV / 0.7).log_softmax(-1)[row_N, column_N - 1]
+    expected = log_probabilities.gather(1, input_ids_BL[row_N, column_N, None])[:, 0]
+    entropy_N = -(log_probabilities.exp() * log_probabilities).sum(-1)
+    torch.testing.assert_close(found[0], expected, rtol=1e-6, atol=2e-6)
+    # Gradients are rounded to bfloat16 where they leave the head.
+    wanted = gradients(model, expected, entropy_N)
+    assert (gradients(model, *found) - wanted).norm() < 0.02 * wanted.norm()
+    assert (found[0] - plain(model, 0.7)[0]).abs().max() > 1e-4, "the model's own head rounds"
+
+
 def test_padding_on_the_right_changes_nothing():
     model = make_model(tied=True, hidden_size=64)
     input_ids_BL, row_N, column_N = tokens()

@@ -148,7 +148,8 @@ done
 if [ "$status" = 75 ]; then
   echo "error: another process has held $LOCK_FILE for $LOCK_TIMEOUT_S s: is another trainer using this run folder?" >&2
 fi
-[ -z "$watcher" ] || kill "$watcher" 2>/dev/null
+# A shell that has just been forked loses a TERM: its parent's trap still takes it.
+[ -z "$watcher" ] || kill -KILL "$watcher" 2>/dev/null
 if [ "$NODES" -gt 1 ] && [ "$NODE_RANK" = 0 ]; then
   if [ "$status" = 0 ] && [ -z "$stopped" ]; then end=done; else end=stopped; fi
   # The others take the end for a stop when nobody tells them, and come back: this pod must come back as well.

@@ -122,6 +122,7 @@ class RolloutInfo(Response):
     server_id: str = Field(description="Changes at every start of the server.")
     model: str
     dtype: str
+    head_dtype: str | None = Field(None, description="Dtype in which the output head computes logits.")
     tokenizer_fingerprint: str = Field(description="See `grpo_proto.fingerprint`.")
     vocabulary_fingerprint: str | None = Field(
         None, description="Of the tokens and their ids alone, see `grpo_proto.fingerprint`."

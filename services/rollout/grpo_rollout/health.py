@@ -59,6 +59,7 @@ class InfoCard:
             "server_id": server_id,
             "model": config.model,
             "dtype": dtype_name(config.dtype),
+            "head_dtype": dtype_name(config.head_dtype),
             "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer.get_vocab(), eos_token_id=tokenizer.eos_token_id),
             "vocabulary_fingerprint": vocabulary_fingerprint(tokenizer.get_vocab()),
             "chat_template_fingerprint": chat_template_fingerprint(template),

@@ -149,6 +149,7 @@ async def _servers(config: RunConfig, rows: TrainingRows, tokenizer: str) -> lis
     kind = fleet.check_compatible(
         tokenizer=tokenizer,
         max_tokens=rows.longest_prompt + config.rollout.max_completion_length,
+        head_dtype=config.model.head_dtype,
         adapter=AdapterNeeds.of(config, None),
     )
     await fleet.close()

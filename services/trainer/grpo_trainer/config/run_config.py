@@ -20,6 +20,11 @@ class ModelConfig(Section):
 
     name_or_path: str = Field(min_length=1, description="Hugging Face name or folder of the policy to start from.")
     dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="Dtype of the trained and pushed weights.")
+    head_dtype: Literal["model", "float32"] = Field(
+        "model",
+        description="Dtype in which the output head computes logits. float32 rounds less where dtype is bfloat16; the "
+        'rollout servers then need --hf-overrides \'{"head_dtype": "float32"}\'.',
+    )
     attn_implementation: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
     gradient_checkpointing: bool = Field(False, description="Recompute activations: less memory, slower backward.")
     logprob_chunk_tokens: int = Field(

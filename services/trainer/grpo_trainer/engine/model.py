@@ -55,7 +55,12 @@ def load_policy(config: ModelConfig, *, temperature: float, zero3: dict[str, Any
     freeze_all_but_text(model)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return Policy(model, temperature=temperature, chunk_tokens=config.logprob_chunk_tokens)
+    return Policy(
+        model,
+        temperature=temperature,
+        chunk_tokens=config.logprob_chunk_tokens,
+        in_float32=config.head_dtype == "float32",
+    )
 
 
 def check_family(family: PretrainedConfig, name_or_path: str) -> None:

@@ -40,7 +40,7 @@ def logit_transform(config: PretrainedConfig) -> LogitTransform:
 class Policy(nn.Module):  # type: ignore[misc]
     """A causal language model that returns logprobs. The wrapped model keeps its parameters and their names."""
 
-    def __init__(self, model: PreTrainedModel, *, temperature: float, chunk_tokens: int):
+    def __init__(self, model: PreTrainedModel, *, temperature: float, chunk_tokens: int, in_float32: bool = False):
         super().__init__()
         self.model = model
         self.head = TokenHead(
@@ -48,6 +48,7 @@ class Policy(nn.Module):  # type: ignore[misc]
             transform=logit_transform(model.config),
             temperature=temperature,
             chunk_tokens=chunk_tokens,
+            in_float32=in_float32,
         )
 
     def forward(self, input_ids_BL: torch.Tensor, row_N: torch.Tensor, column_N: torch.Tensor) -> Pair:
@@ -67,17 +68,37 @@ class TokenHead(nn.Module):  # type: ignore[misc]
 
     A single call, because under ZeRO-3 a call gathers the weight, which is a collective, and the number of chunks
     differs between ranks. It shares the parameters of the model's own head.
+
+    `in_float32` computes the logits' products in float32, from the parameters as they are: bfloat16 rounds logits, and
+    with them the logprobs of rare tokens (MiniMax-M1, arXiv 2506.13585). It takes a float32 copy of the weight while
+    the head computes.
     """
 
-    def __init__(self, head: nn.Module, *, transform: LogitTransform, temperature: float, chunk_tokens: int):
+    def __init__(
+        self,
+        head: nn.Module,
+        *,
+        transform: LogitTransform,
+        temperature: float,
+        chunk_tokens: int,
+        in_float32: bool = False,
+    ):
         super().__init__()
         self.weight = head.weight
         self.bias = getattr(head, "bias", None)
         self.transform, self.temperature, self.chunk_tokens = transform, temperature, chunk_tokens
+        self.in_float32 = in_float32
 
     def forward(self, hidden_NH: torch.Tensor, target_N: torch.Tensor) -> Pair:
         pair = _ChunkedHead.apply(
-            hidden_NH, self.weight, self.bias, target_N, self.transform, self.temperature, self.chunk_tokens
+            hidden_NH,
+            self.weight,
+            self.bias,
+            target_N,
+            self.transform,
+            self.temperature,
+            self.chunk_tokens,
+            torch.float32 if self.in_float32 else self.weight.dtype,
         )
         return cast(Pair, pair)
 
@@ -89,7 +110,7 @@ class _ChunkedHead(torch.autograd.Function):  # type: ignore[misc]
 
     f is the family's transform: with x scaled, f'(x) = scale, and with soft-capping at c, scale · (1 − (f(x) / c)²).
 
-    Matrix products are in the weight's dtype, softmax and sums in float32.
+    Matrix products are in `dtype`, softmax and sums in float32.
     """
 
     @staticmethod
@@ -102,19 +123,20 @@ class _ChunkedHead(torch.autograd.Function):  # type: ignore[misc]
         transform: LogitTransform,
         temperature: float,
         chunk_tokens: int,
+        dtype: torch.dtype,
     ) -> Pair:
-        size = hidden_NH.shape[0]
+        size, weight = hidden_NH.shape[0], weight_VH.to(dtype)
         logprobs_N = torch.empty(size, dtype=torch.float32, device=hidden_NH.device)
         entropy_N, log_sum_N = torch.empty_like(logprobs_N), torch.empty_like(logprobs_N)
         for chunk in _chunks(size, chunk_tokens):
-            logits = _logits(hidden_NH[chunk], weight_VH, bias_V, transform).div_(temperature)
+            logits = _logits(hidden_NH[chunk], weight, bias_V, transform).div_(temperature)
             log_sum_N[chunk] = torch.logsumexp(logits, dim=-1)
             logprobs_N[chunk] = logits.gather(1, target_N[chunk, None])[:, 0] - log_sum_N[chunk]
             # H = log Σ exp(z) − Σ p z
             probabilities = torch.exp(logits - log_sum_N[chunk, None])
             entropy_N[chunk] = log_sum_N[chunk] - probabilities.mul_(logits).sum(dim=-1)
         ctx.save_for_backward(hidden_NH, weight_VH, bias_V, target_N, log_sum_N, entropy_N)
-        ctx.transform, ctx.temperature, ctx.chunk_tokens = transform, temperature, chunk_tokens
+        ctx.transform, ctx.temperature, ctx.chunk_tokens, ctx.dtype = transform, temperature, chunk_tokens, dtype
         ctx.set_materialize_grads(False)
         return logprobs_N, entropy_N
 
@@ -124,6 +146,7 @@ class _ChunkedHead(torch.autograd.Function):  # type: ignore[misc]
     ) -> tuple[torch.Tensor | None, ...]:
         hidden_NH, weight_VH, bias_V, target_N, log_sum_N, entropy_N = ctx.saved_tensors
         transform, temperature, chunk_tokens = ctx.transform, ctx.temperature, ctx.chunk_tokens
+        weight = weight_VH.to(ctx.dtype)
         # Keep sums over chunks in float32 until the end, so that bf16 rounds once. A frozen head needs none.
         _, trains_weight, trains_bias, *_ = ctx.needs_input_grad
         grad_weight_VH = torch.zeros_like(weight_VH, dtype=torch.float32) if trains_weight else None
@@ -132,7 +155,7 @@ class _ChunkedHead(torch.autograd.Function):  # type: ignore[misc]
         if grad_logprobs_N is None:
             grad_logprobs_N = torch.zeros_like(log_sum_N)
         for chunk in _chunks(hidden_NH.shape[0], chunk_tokens):
-            logits = _logits(hidden_NH[chunk], weight_VH, bias_V, transform)
+            logits = _logits(hidden_NH[chunk], weight, bias_V, transform)
             slope_of_cap = None if transform.cap is None else 1.0 - (logits / transform.cap).square_()
             logits.div_(temperature)
             log_probabilities = logits.sub_(log_sum_N[chunk, None])
@@ -148,24 +171,24 @@ class _ChunkedHead(torch.autograd.Function):  # type: ignore[misc]
                 grad_logits.mul_(slope_of_cap)
             if grad_bias_V is not None:
                 grad_bias_V += grad_logits.sum(dim=0)
-            grad_logits = grad_logits.to(weight_VH.dtype)
-            grad_hidden_NH[chunk] = grad_logits @ weight_VH
+            grad_logits = grad_logits.to(weight.dtype)
+            grad_hidden_NH[chunk] = (grad_logits @ weight).to(grad_hidden_NH.dtype)
             if grad_weight_VH is None:
                 continue
-            if weight_VH.dtype == torch.float32:
-                grad_weight_VH.addmm_(grad_logits.T, hidden_NH[chunk])
+            if weight.dtype == torch.float32:
+                grad_weight_VH.addmm_(grad_logits.T, hidden_NH[chunk].float())
             else:
                 grad_weight_VH += grad_logits.T @ hidden_NH[chunk]
         grad_weight = None if grad_weight_VH is None else grad_weight_VH.to(weight_VH.dtype)
         grad_bias = None if grad_bias_V is None else grad_bias_V.to(bias_V.dtype)
-        return grad_hidden_NH, grad_weight, grad_bias, None, None, None, None
+        return grad_hidden_NH, grad_weight, grad_bias, None, None, None, None, None
 
 
 def _logits(
     hidden: torch.Tensor, weight_VH: torch.Tensor, bias_V: torch.Tensor | None, transform: LogitTransform
 ) -> torch.Tensor:
-    """The family's logits before temperature, float32."""
-    logits = hidden @ weight_VH.T
+    """The family's logits before temperature, float32; the product is in the weight's dtype."""
+    logits = hidden.to(weight_VH.dtype) @ weight_VH.T
     if bias_V is not None:
         logits = logits + bias_V
     logits = logits.float()

@@ -34,6 +34,8 @@ class Needs:
 
     tokenizer: str
     max_tokens: int
+    head_dtype: str
+    """`model.head_dtype` of the run."""
     adapter: AdapterNeeds | None = None
     """None when every push is `full`."""
 
@@ -54,6 +56,13 @@ class Needs:
             return UnavailableError(
                 f"{where} has a context of {info.max_model_len} tokens; prompt and completion need {self.max_tokens}",
                 hint="raise its --max-model-len, or lower data.max_prompt_length or rollout.max_completion_length",
+            )
+        served = info.head_dtype or info.dtype
+        if served != ("float32" if self.head_dtype == "float32" else info.dtype):
+            return UnavailableError(
+                f"{where} computes logits in {served}; model.head_dtype is {self.head_dtype}",
+                hint=f"""start it with --hf-overrides '{{"head_dtype": "{self.head_dtype}"}}', or change """
+                "model.head_dtype",
             )
         return self.adapter.misfit(url, info) if self.adapter else None
 
@@ -140,21 +149,23 @@ class Fleet:
             "; ".join(f"{url} ({reason})" for url, reason in missing.items()),
         )
 
-    def check_compatible(self, *, tokenizer: str, max_tokens: int, adapter: AdapterNeeds | None = None) -> Kind:
+    def check_compatible(
+        self, *, tokenizer: str, max_tokens: int, head_dtype: str, adapter: AdapterNeeds | None = None
+    ) -> Kind:
         """Return what to push: the adapter, if the run has one and the servers take it, or every weight.
 
-        Raises UnavailableError for a server of another protocol or tokenizer, or with too short a context, and
-        UsageError for servers that cannot serve the adapter. A server that comes up later and does not fit gets neither
-        weights nor traffic.
+        Raises UnavailableError for a server of another protocol, tokenizer or dtype of the head, or with too short a
+        context, and UsageError for servers that cannot serve the adapter. A server that comes up later and does not fit
+        gets neither weights nor traffic.
         """
-        self._needs = Needs(tokenizer, max_tokens)
+        self._needs = Needs(tokenizer, max_tokens, head_dtype)
         for replica in self.replicas:
             misfit = self._needs.misfit(replica.url, replica.info) if replica.info else None
             if misfit is not None:
                 raise misfit
         kind = choose_push_kind({replica.url: replica.info for replica in self.replicas if replica.info}, adapter)
         if kind == "lora":
-            self._needs = Needs(tokenizer, max_tokens, adapter)
+            self._needs = Needs(tokenizer, max_tokens, head_dtype, adapter)
         return kind
 
     async def reachable(self) -> list[Replica]:

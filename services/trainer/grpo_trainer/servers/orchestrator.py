@@ -154,6 +154,7 @@ class Orchestrator:
         kind = self.fleet.check_compatible(
             tokenizer=tokenizer_fingerprint(tokenizer.get_vocab(), eos_token_id=tokenizer.eos_token_id),
             max_tokens=self.rows.longest_prompt + config.rollout.max_completion_length,
+            head_dtype=config.model.head_dtype,
             adapter=self._adapter,
         )
         self.loop.start(self.fleet.watch())
