@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partialmethod
 
 import httpx
 import pytest
@@ -345,14 +346,15 @@ def test_a_flood_on_one_connection_leaves_others_their_turn(monkeypatch):
 def test_what_is_too_much_is_not_parsed_to_its_end(monkeypatch, many, limit):
     """What came in one piece has thousands of headers or requests, each of which takes its time."""
     calls = 0
-    before = BoundedConnection._count_field
+    on_url, on_header = BoundedConnection.on_url, BoundedConnection.on_header
 
-    def counting(self, num_bytes):
+    def counting(*arguments, before):
         nonlocal calls
         calls += 1
-        before(self, num_bytes)
+        before(*arguments)
 
-    monkeypatch.setattr(BoundedConnection, "_count_field", counting)
+    monkeypatch.setattr(BoundedConnection, "on_url", partialmethod(counting, before=on_url))
+    monkeypatch.setattr(BoundedConnection, "on_header", partialmethod(counting, before=on_header))
     with serving() as address, socket.create_connection(address) as client:
         client.sendall(many)
         said_until_closed(client)

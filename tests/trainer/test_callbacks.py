@@ -45,15 +45,14 @@ class Leaves:
 
 
 def attending(folder: Path, *names: str, code: str = OWN, step: int = 0) -> Callbacks:
-    extension._module_of.cache_clear()  # as in a process of its own
+    extension.module_of.cache_clear()  # as in a process of its own
     (folder / "own.py").write_text(code)
     return Callbacks(load_callbacks([f"{folder}/own.py:{name}" for name in names]), step=step)
 
 
-def seen_in(callbacks: Callbacks) -> list[Any]:
+def seen_in(folder: Path) -> list[Any]:
     """What the file of the callbacks wrote down: it is one module for all of them."""
-    hooks = next(iter(callbacks._loaded.values()))
-    return hooks["on_step"].__globals__["SEEN"]
+    return extension.module_of(folder / "own.py").SEEN
 
 
 def test_functions_and_classes_are_called_in_order_and_asked_for_a_stop_after_the_step(tmp_path: Path):
@@ -65,13 +64,13 @@ def test_functions_and_classes_are_called_in_order_and_asked_for_a_stop_after_th
         assert callbacks.end_the_run
     assert callbacks.stop is not None
     assert callbacks.stop.text == f"{tmp_path}/own.py:Watch: two are enough"
-    assert seen_in(callbacks) == [("evaluation", 0, 0.25), ("function", 1, 0.5), ("function", 2, 1.0), ("end", 2, 2)]
+    assert seen_in(tmp_path) == [("evaluation", 0, 0.25), ("function", 1, 0.5), ("function", 2, 1.0), ("end", 2, 2)]
 
 
 def test_a_resumed_run_without_a_step_ends_with_that_of_its_checkpoint(tmp_path: Path):
-    with attending(tmp_path, "Watch", step=7) as callbacks:
+    with attending(tmp_path, "Watch", step=7):
         pass
-    assert seen_in(callbacks) == [("end", 7, 0)]
+    assert seen_in(tmp_path) == [("end", 7, 0)]
 
 
 def test_what_a_callback_raises_is_kept_with_its_file_and_line_until_the_step_is_complete(

@@ -183,14 +183,14 @@ class TestIdentity:
         assert self.identity(tmp_path / "saved") == first != self.identity(tmp_path / "saved", "test")
 
     def test_on_the_hub_it_is_more_than_the_name(self, monkeypatch):
-        loaded = datasets.Dataset.from_list(ROWS)
-        monkeypatch.setattr(datasets, "load_dataset", lambda name, subset: loaded)
-        loaded._fingerprint = "of one revision"
+        table = datasets.table.InMemoryTable.from_pylist(ROWS)
+        one, other = (datasets.Dataset(table, fingerprint=name) for name in ("of one revision", "of another"))
+        loaded = iter([one, one, other, one.to_iterable_dataset()])
+        monkeypatch.setattr(datasets, "load_dataset", lambda name, subset: next(loaded))
         first = self.identity("org/name")
-        loaded._fingerprint = "of another"
-        assert first != self.identity("org/name")
-        loaded._fingerprint = None
-        assert self.identity("org/name") is None
+        assert self.identity("org/name") == first
+        assert self.identity("org/name") != first
+        assert self.identity("org/name") is None  # it has no fingerprint
 
 
 class TestMistakes:

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from hashlib import sha256
 from typing import Any
 
 import httpx
@@ -84,7 +85,7 @@ def test_the_page_is_one_small_document_that_may_load_nothing(running: StatusSer
 def test_the_policy_names_the_script_that_is_in_the_page():
     document, policy = live_page.page()
     script = document.decode().partition("<script>")[2].rpartition("</script>")[0]
-    assert live_page._hash(script) in policy
+    assert f"script-src 'sha256-{base64.b64encode(sha256(script.encode()).digest()).decode()}';" in policy
     assert "</script" not in script
 
 

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from tests.waiting import wait_until
 
 from grpo_trainer.config.run_config import LoggingConfig
 from grpo_trainer.observe import background_sink
+from grpo_trainer.observe.background_sink import BackgroundSink, finish
 from grpo_trainer.observe.sinks import MetricSinks, open_sinks
 from grpo_trainer.ranks.stop_signal import STOP_SIGNALS, StopSignal
 
@@ -231,20 +233,21 @@ class TestWhileTheServerOfATracker:
         monkeypatch: pytest.MonkeyPatch,
         caplog: pytest.LogCaptureFixture,
     ):
+        from grpo_trainer.observe.mlflow_sink import MlflowSink
+
         monkeypatch.setattr(background_sink, "FINISH_S", 1000.0)
         monkeypatch.setattr(background_sink, "HANGS_S", 0.2)
-        sinks = self.sinks(tmp_path)
-        self.write(sinks, 1)
+        opener = partial(MlflowSink, tmp_path, project="p", run_name="r", resumed=False, facts={})
+        sink = BackgroundSink("mlflow", opener, failed=lambda *_: None)
+        sink.write(1, {"reward": 0.5})
         wait_until(lambda: tracking.steps == [1], "the first step did not arrive")
-        (sink,) = sinks._background
-        wait_until(lambda: sink._called_at_s is None, "the first step was not taken")
         time.sleep(0.5)
-        assert not sink.hangs(), "it has nothing to do"
+        wait_until(lambda: not sink.hangs(), "it seems to hang, and has nothing to do")
         tracking.answers.clear()
-        self.write(sinks, 2)
+        sink.write(2, {"reward": 0.5})
         wait_until(sink.hangs, "nobody sees that it hangs")
-        sinks.close(StopSignal())
-        assert sinks.lost_steps == {"mlflow": 1}
+        finish([sink], StopSignal(), failure=None)
+        assert sink.lost_steps == 1
         assert "mlflow: has not closed in time" in caplog.text
 
     def test_hangs_a_stop_signal_ends_the_wait_for_it(
@@ -257,10 +260,16 @@ class TestWhileTheServerOfATracker:
             tracking.answers.clear()
             sinks = self.sinks(tmp_path)
             self.write(sinks, 1)
-            (sink,) = sinks._background
+            end, ending = BackgroundSink.end, threading.Event()
+
+            def end_and_tell(sink: BackgroundSink, failure: str | None) -> None:
+                end(sink, failure)
+                ending.set()
+
+            monkeypatch.setattr(BackgroundSink, "end", end_and_tell)
 
             def stop_once_it_ends() -> None:
-                wait_until(lambda: sink._ending, "the run did not end")
+                assert ending.wait(60), "the run did not end"
                 os.kill(os.getpid(), signal.SIGTERM)
 
             stopping = threading.Thread(target=stop_once_it_ends)

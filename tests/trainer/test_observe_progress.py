@@ -5,18 +5,11 @@ import logging
 import threading
 
 import pytest
+from tests.trainer.fake_time import FakeTime
 
 from grpo_trainer.observe.progress import Progress, describe_step, readable_duration
 from grpo_trainer.observe.run_status import RunStatus
 from grpo_trainer.observe.stage_clock import StageClock
-
-
-class FakeTime:
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_seconds_belong_to_the_innermost_stage():
@@ -130,9 +123,10 @@ def test_the_status_counts_and_dates_what_the_loop_tells():
 
 
 def test_silence_and_dead_threads_are_problems():
-    status = RunStatus("demo", max_steps=10, heartbeat_bound_s=60.0)
+    time = FakeTime()
+    status = RunStatus("demo", max_steps=10, heartbeat_bound_s=60.0, now=time)
     assert status.problem() is None
-    status._beat_monotonic -= 1000
+    time.now += 1000
     assert "no heartbeat" in (status.problem() or "")
     status.beat()
     assert status.problem() is None

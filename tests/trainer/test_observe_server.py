@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tests.trainer.fake_time import FakeTime
 
 from grpo_proto import ErrorBody, Health, TrainerInfo
 from grpo_trainer.config.run_config import ServerConfig
@@ -52,11 +53,12 @@ def test_alive_from_the_start_and_ready_from_the_first_push(client: httpx.Client
 
 
 def test_a_loop_without_a_heartbeat_is_dead_until_the_next_one():
-    status = RunStatus("demo", max_steps=10, heartbeat_bound_s=60.0)
+    clock = FakeTime()
+    status = RunStatus("demo", max_steps=10, heartbeat_bound_s=60.0, now=clock)
     with serve_status(status, ANY_PORT) as server, httpx.Client(base_url=server.url, trust_env=False) as client:
         status.pushed(1, seconds=0.1, num_bytes=10)
         status.enter_stage("train")
-        status._beat_monotonic -= 1000
+        clock.now += 1000
         code, body = health(client, "/livez")
         assert code == 503
         assert "no heartbeat" in (body.detail or "")
@@ -68,16 +70,17 @@ def test_a_loop_without_a_heartbeat_is_dead_until_the_next_one():
 
 def test_a_stage_that_cannot_beat_has_a_bound_of_its_own():
     """A checkpoint of half a terabyte takes longer than any step."""
-    status = RunStatus("demo", heartbeat_bound_s=0.1, silent_stages={"save": 600.0})
+    clock = FakeTime()
+    status = RunStatus("demo", heartbeat_bound_s=0.1, silent_stages={"save": 600.0}, now=clock)
     with serve_status(status, ANY_PORT) as server, httpx.Client(base_url=server.url, trust_env=False) as client:
         bound = ("grpo_trainer_heartbeat_bound_seconds",)
         status.enter_stage("save")
-        time.sleep(0.3)
+        clock.now += 0.3
         assert health(client, "/livez")[0] == 200
         assert samples_of(client)[bound] == 600.0
         status.enter_stage("wait")
         assert samples_of(client)[bound] == 0.1
-        time.sleep(0.3)
+        clock.now += 0.3
         assert "(bound 0.1 s), in stage wait" in health(client, "/livez")[1].detail
 
 
@@ -85,17 +88,18 @@ class TestWhileItStarts:
     """Before the loop has a heartbeat."""
 
     def test_a_silent_part_has_a_limit_in_place_of_the_heartbeat(self):
-        status = RunStatus("demo", heartbeat_bound_s=60.0)
+        clock = FakeTime()
+        status = RunStatus("demo", heartbeat_bound_s=60.0, now=clock)
         with serve_status(status, ANY_PORT) as server, httpx.Client(base_url=server.url, trust_env=False) as client:
             status.enter_phase("loading the model", limit_s=600.0)
-            status._beat_monotonic -= 1000
+            clock.now += 599
             assert health(client, "/livez") == (200, Health(ok=True))
             assert ("grpo_trainer_heartbeat_timestamp_seconds",) not in samples_of(client)
             code, body = health(client, "/readyz")
             assert code == 503
             assert re.fullmatch(r"loading the model; since [-\d]+ [:\d]+Z, at most until [-\d]+ [:\d]+Z", body.detail)
-            status.enter_phase("loading the checkpoint", limit_s=0.01)
-            time.sleep(0.1)
+            status.enter_phase("loading the checkpoint", limit_s=600.0)
+            clock.now += 601
             code, body = health(client, "/livez")
             assert code == 503
             assert body.detail.startswith("past its limit: loading the checkpoint; since ")
@@ -105,7 +109,8 @@ class TestWhileItStarts:
             assert health(client, "/readyz") == (503, Health(ok=False, detail="not training: push"))
 
     def test_a_wait_has_to_beat(self):
-        status = RunStatus("demo", heartbeat_bound_s=60.0)
+        clock = FakeTime()
+        status = RunStatus("demo", heartbeat_bound_s=60.0, now=clock)
         with serve_status(status, ANY_PORT) as server, httpx.Client(base_url=server.url, trust_env=False) as client:
             status.enter_phase("waiting for 2 servers", limit_s=600.0, silent=False)
             status.still_waiting("waiting for the server at http://b", "connection refused")
@@ -113,7 +118,7 @@ class TestWhileItStarts:
             assert code == 503
             assert body.detail.startswith("waiting for the server at http://b: connection refused; since ")
             assert client.get("/info").json()["stage"] == "waiting for the server at http://b"
-            status._beat_monotonic -= 1000
+            clock.now += 1000
             assert health(client, "/livez")[0] == 503
             status.still_waiting("waiting for the server at http://b", None)
             assert health(client, "/livez")[0] == 200
@@ -263,9 +268,10 @@ def test_the_committed_document_is_that_of_the_routes():
 
 
 def test_the_bound_is_that_of_the_stage_whose_heartbeat_is_old(monkeypatch: pytest.MonkeyPatch):
-    status = RunStatus("r", heartbeat_bound_s=900, silent_stages={"save": 3600})
+    clock = FakeTime()
+    status = RunStatus("r", heartbeat_bound_s=900, silent_stages={"save": 3600}, now=clock)
     status.enter_stage("save")
-    status._beat_monotonic -= 1000
+    clock.now += 1000
     snapshot = status.snapshot
 
     def and_the_loop_goes_on() -> Any:

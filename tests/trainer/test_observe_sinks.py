@@ -146,6 +146,8 @@ def test_names_that_mlflow_would_refuse_a_step_for_are_changed(tmp_path: Path, m
 def test_a_step_that_mlflow_took_without_an_answer_is_the_same_when_it_comes_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    from mlflow import MlflowClient
+
     from grpo_trainer.observe.mlflow_sink import MlflowSink
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/mlruns")
@@ -153,11 +155,11 @@ def test_a_step_that_mlflow_took_without_an_answer_is_the_same_when_it_comes_aga
     sink = MlflowSink(tmp_path, project="p", run_name="r", resumed=False, facts={})
     sent: list[tuple[str, float, int, int]] = []
 
-    def log_batch(run_id: str, *, metrics: list[Any]) -> None:
+    def log_batch(client: MlflowClient, run_id: str, *, metrics: list[Any]) -> None:
         sent.extend((point.key, point.value, point.timestamp, point.step) for point in metrics)
         time.sleep(0.002)
 
-    monkeypatch.setattr(sink._client, "log_batch", log_batch)
+    monkeypatch.setattr(MlflowClient, "log_batch", log_batch)
     for step in (1, 1, 2):
         sink.write(step, {"reward": 0.25})
     assert sent[0] == sent[1]
@@ -214,9 +216,8 @@ def test_mlflow_is_less_patient_than_by_itself_unless_told(tmp_path: Path, monke
 
 def test_trackers_hear_of_a_disk_that_is_full(tmp_path: Path):
     told: list[tuple[str, str | None]] = []
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     file = StepFile(tmp_path / "metrics.jsonl", keep_through_step=None)
-    file.close()
-    file._file = Path("/dev/full").open("wb")  # noqa: SIM115 - `close` is what is tested
 
     def tracker(name: str) -> SimpleNamespace:
         return SimpleNamespace(name=name, write=lambda *_: None, close=lambda failure: told.append((name, failure)))

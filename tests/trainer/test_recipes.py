@@ -72,7 +72,7 @@ def dataset(folder: Path, *rows: dict[str, object]) -> str:
 def rows_of(folder: Path, code: str, *rows: dict[str, object], **settings: object) -> list[PromptRow]:
     """The rows as `make` in a file of `code` makes them; a run in `folder` keeps them."""
     (folder / "own.py").write_text(code)
-    extension._module_of.cache_clear()  # as in a process of its own
+    extension.module_of.cache_clear()  # as in a process of its own
     config = DataConfig(dataset=dataset(folder, *rows), recipe=f"{folder}/own.py:make", **settings)
     return list(load_prompt_rows(config, make_tokenizer(), folder=folder / "run"))
 
@@ -147,7 +147,7 @@ def test_another_recipe_file_makes_the_rows_again_and_the_same_one_does_not(tmp_
     load_prompt_rows(config, make_tokenizer(), folder=tmp_path / "run")
     assert kept.stat().st_ino == inode
     (tmp_path / "own.py").write_text(code.replace("first", "other"))
-    extension._module_of.cache_clear()
+    extension.module_of.cache_clear()
     assert load_prompt_rows(config, make_tokenizer(), folder=tmp_path / "run")[0].prompt == "other"
 
 

@@ -50,7 +50,7 @@ def failure_of(name: str, error: BaseException) -> str:
 
 def _of_file(file: Path, function: str, setting: str) -> Any:
     try:
-        module = _module_of(file)
+        module = module_of(file)
     except Exception as error:
         if not file.is_file():
             raise UsageError(f"{setting}: there is no file {file}") from error
@@ -62,7 +62,7 @@ def _of_file(file: Path, function: str, setting: str) -> Any:
 
 
 @cache
-def _module_of(file: Path) -> ModuleType:
+def module_of(file: Path) -> ModuleType:
     """Import the file once: what it keeps between steps stays, and all that is named in it shares that."""
     unique = hashlib.sha256(str(file).encode()).hexdigest()[:8]
     spec = importlib.util.spec_from_file_location(f"grpo_trainer_extension_{file.stem}_{unique}", file)

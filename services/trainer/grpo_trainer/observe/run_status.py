@@ -75,7 +75,7 @@ class RunStatus:
     """Thread-safe. Every call of the loop is a heartbeat; `heartbeat_bound_s` without one means the loop is stuck.
 
     `silent_stages` are the stages that cannot beat, each with its own bound. `max_steps` is 0 until the data
-    have been read.
+    have been read. `now` is the clock of all bounds, in seconds.
     """
 
     def __init__(
@@ -86,12 +86,14 @@ class RunStatus:
         silent_stages: Mapping[str, float] = MappingProxyType({}),
         max_steps: int = 0,
         step: int = 0,
+        now: Callable[[], float] = time.monotonic,
     ):
+        self._now = now
         self._heartbeat_bound_s, self._silent_stages = heartbeat_bound_s, silent_stages
         self._lock = threading.Lock()
         self.history = LiveHistory()
         self._state = Snapshot(run=run, max_steps=max_steps, step=step, stage_since_s=time.time())
-        self._beat_monotonic = time.monotonic()
+        self._beat_monotonic = now()
         self._beat_epoch = time.time()
         self._phase_ends_monotonic = 0.0
         self._watched: dict[str, Callable[[], bool]] = {}
@@ -118,7 +120,7 @@ class RunStatus:
         """
         now_s = time.time()
         with self._lock:
-            self._phase_ends_monotonic = time.monotonic() + limit_s
+            self._phase_ends_monotonic = self._now() + limit_s
         phase = StartPhase(doing, since_s=now_s, until_s=now_s + limit_s, silent=silent)
         self._update(stage=doing, stage_since_s=now_s, start=phase)
 
@@ -234,7 +236,7 @@ class RunStatus:
 
     def snapshot(self) -> Snapshot:
         with self._lock:
-            age_s = time.monotonic() - self._beat_monotonic
+            age_s = self._now() - self._beat_monotonic
             return replace(self._state, heartbeat_age_s=age_s, heartbeat_timestamp_s=self._beat_epoch)
 
     def has_heartbeat(self) -> bool:
@@ -252,7 +254,7 @@ class RunStatus:
         state = self.snapshot()
         if state.start is not None and state.start.silent:
             with self._lock:
-                late = time.monotonic() > self._phase_ends_monotonic
+                late = self._now() > self._phase_ends_monotonic
             return f"past its limit: {state.start}" if late else None
         bound_s = self._bound_s_in(state.stage)
         if state.heartbeat_age_s > bound_s:
@@ -268,7 +270,7 @@ class RunStatus:
             self._state = replace(self._state, **changes)  # type: ignore[arg-type]
 
     def _touch(self) -> None:
-        self._beat_monotonic, self._beat_epoch = time.monotonic(), time.time()
+        self._beat_monotonic, self._beat_epoch = self._now(), time.time()
 
 
 def _clock(moment_s: float) -> str:

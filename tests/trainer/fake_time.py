@@ -1,0 +1,9 @@
+"""A clock that a test moves on."""
+
+
+class FakeTime:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
