@@ -107,14 +107,16 @@ def equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bo
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def gradient(folder: Path, stage: int, budget: int, checkpointing: bool, count: int = 13) -> dict[str, Any]:
+def gradient(
+    folder: Path, stage: int, budget: int, checkpointing: bool, count: int = 13, *, top_quantile: float = 1.0
+) -> dict[str, Any]:
     """The engine's gradient of one update: plain descent with a huge rate, then the difference of the weights."""
     engine_module.adamw = lambda policy, config: torch.optim.SGD(policy.parameters(), lr=config.learning_rate)
     engine = new_engine(
         folder,
         stage=stage,
         optimizer=OptimizerConfig(learning_rate=GRADIENT_SCALE, max_grad_norm=1e9),
-        algorithm=AlgorithmConfig(loss_type="grpo", beta=0.1, entropy_coef=0.01),
+        algorithm=AlgorithmConfig(loss_type="grpo", beta=0.1, entropy_coef=0.01, top_entropy_quantile=top_quantile),
         gradient_checkpointing=checkpointing,
     )
     engine_module.adamw = ADAMW
@@ -336,13 +338,13 @@ def scenarios(folder: Path, world_size: int) -> dict[str, Scenario]:
     """By name. A single rank repeats what could differ there; the rest is for two."""
     found: dict[str, Scenario] = {}
     for stage in (0, 2, 3):
-        found[f"gradient {stage} 40 True 13"] = partial(gradient, folder, stage, 40, True)
+        found[f"gradient {stage} 40 True 13"] = partial(gradient, folder, stage, 40, True, top_quantile=0.3)
         found[f"continued {stage} bfloat16"] = partial(continued, folder, stage, "bfloat16")
         if world_size == 1:
             continue
         found[f"gradient {stage} 10000 False 13"] = partial(gradient, folder, stage, 10_000, False)
         # One sample for two ranks: one of them has nothing to do.
-        found[f"gradient {stage} 10000 False 1"] = partial(gradient, folder, stage, 10_000, False, 1)
+        found[f"gradient {stage} 10000 False 1"] = partial(gradient, folder, stage, 10_000, False, 1, top_quantile=0.3)
         found[f"continued {stage} float32"] = partial(continued, folder, stage, "float32")
         found[f"not_finite {stage} float32"] = partial(not_finite, folder, stage, "float32")
         found[f"not_finite {stage} bfloat16"] = partial(not_finite, folder, stage, "bfloat16")

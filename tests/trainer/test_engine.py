@@ -17,6 +17,7 @@ from torch import nn
 from transformers import CohereConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from trl.trainer.callbacks import SyncRefModelCallback
 
+from grpo_trainer.algorithm.entropy_mask import mark_high_entropy
 from grpo_trainer.algorithm.loss import old_logprobs, policy_loss
 from grpo_trainer.algorithm.surrogates.clipped import clipped
 from grpo_trainer.config.algorithm import AlgorithmConfig
@@ -88,9 +89,9 @@ def two_ranks(folder: Path) -> list[dict[str, Any]]:
     return run_ranks(folder, 2)
 
 
-def plain_gradient(folder: Path, count: int) -> tuple[float, dict[str, torch.Tensor]]:
+def plain_gradient(folder: Path, count: int, top_quantile: float) -> tuple[float, dict[str, torch.Tensor]]:
     """Loss and gradient of the worker's `gradient` scenario: one model, one micro-batch, no DeepSpeed."""
-    algorithm = AlgorithmConfig(loss_type="grpo", beta=0.1, entropy_coef=0.01)
+    algorithm = AlgorithmConfig(loss_type="grpo", beta=0.1, entropy_coef=0.01, top_entropy_quantile=top_quantile)
     policy = load_policy(ModelConfig(name_or_path=str(folder / "tied"), dtype="float32"), temperature=0.9, zero3=None)
     ((batch,),) = build_updates(
         decided(make_taken(count, seed=3, stale_share=0.3), algorithm),
@@ -103,6 +104,7 @@ def plain_gradient(folder: Path, count: int) -> tuple[float, dict[str, torch.Ten
     )
     logprobs_N, entropy_N = policy(batch.input_ids_BL, batch.row_N, batch.column_N)
     batch.old_logprobs_N, batch.ref_logprobs_N = old_logprobs(batch, logprobs_N), logprobs_N.detach()
+    mark_high_entropy([batch], [entropy_N.detach()], top_quantile=top_quantile)
     loss, _ = policy_loss(logprobs_N, entropy_N, batch, algorithm, clipped)
     loss.backward()
     return loss.item(), {name: p.grad.double() for name, p in policy.model.named_parameters() if p.grad is not None}
@@ -110,8 +112,8 @@ def plain_gradient(folder: Path, count: int) -> tuple[float, dict[str, torch.Ten
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize(
-    ("world_size", "budget", "checkpointing", "count"),
-    [(1, 40, True, 13), (2, 40, True, 13), (2, 10_000, False, 13), (2, 10_000, False, 1)],
+    ("world_size", "budget", "checkpointing", "count", "top_quantile"),
+    [(1, 40, True, 13, 0.3), (2, 40, True, 13, 0.3), (2, 10_000, False, 13, 1.0), (2, 10_000, False, 1, 0.3)],
 )
 def test_loss_and_gradient_do_not_depend_on_ranks_micro_batches_or_zero_stage(
     folder: Path,
@@ -122,11 +124,12 @@ def test_loss_and_gradient_do_not_depend_on_ranks_micro_batches_or_zero_stage(
     budget: int,
     checkpointing: bool,
     count: int,
+    top_quantile: float,
 ):
     results = [one_rank] if world_size == 1 else two_ranks
     metrics = [result[f"gradient {stage} {budget} {checkpointing} {count}"] for result in results]
     assert metrics[0]["micro_batches"] > 1 or budget > 40
-    expected_loss, expected = plain_gradient(folder, count)
+    expected_loss, expected = plain_gradient(folder, count, top_quantile)
     found = torch.load(folder / f"gradient-{world_size}-{stage}-{budget}-{checkpointing}-{count}.pt", weights_only=True)
     assert found.keys() == expected.keys()
     flat, flat_expected = (torch.cat([g[name].flatten() for name in sorted(g)]) for g in (found, expected))

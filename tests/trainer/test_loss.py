@@ -17,6 +17,7 @@ from tests.trainer.made_episodes import (
 )
 
 from grpo_trainer.algorithm.batching import collate
+from grpo_trainer.algorithm.entropy_mask import mark_high_entropy
 from grpo_trainer.algorithm.loss import old_logprobs
 from grpo_trainer.algorithm.loss import policy_loss as loss_of
 from grpo_trainer.algorithm.reduction import Tally
@@ -115,9 +116,21 @@ def run(
     update_tokens = sum(sequence.num_trained for sequence in sequences)
     policy.zero_grad()
     total, tally = 0.0, Tally()
-    for indices in cuts:
-        chosen = [sequences[i] for i in indices]
-        batch = collate(chosen, version=VERSION, update_tokens=update_tokens, pad_token_id=0, device="cpu")
+    batches = [
+        collate(
+            [sequences[i] for i in indices],
+            version=VERSION,
+            update_tokens=update_tokens,
+            pad_token_id=0,
+            device="cpu",
+        )
+        for indices in cuts
+    ]
+    if algorithm.masks_low_entropy:
+        with torch.no_grad():
+            entropies = [policy(batch.input_ids_BL, batch.row_N, batch.column_N)[1] for batch in batches]
+        mark_high_entropy(batches, entropies, top_quantile=algorithm.top_entropy_quantile)
+    for batch in batches:
         batch.old_logprobs_N = batch.rollout_logprobs_N
         batch.ref_logprobs_N = batch.rollout_logprobs_N + 0.1
         loss, part = policy_loss(*policy(batch.input_ids_BL, batch.row_N, batch.column_N), batch, algorithm)
@@ -134,7 +147,13 @@ def test_loss_gradient_and_metrics_do_not_depend_on_how_the_update_is_cut(loss_t
     rng = random.Random(seed)
     policy = Policy(make_model(tied=True, hidden_size=64), temperature=1.0, chunk_tokens=16)
     mode = "token_mask" if loss_type == "vespo" else "sequence_mask"
-    algorithm = AlgorithmConfig(loss_type=loss_type, beta=0.05, entropy_coef=0.02, importance_sampling_mode=mode)
+    algorithm = AlgorithmConfig(
+        loss_type=loss_type,
+        beta=0.05,
+        entropy_coef=0.02,
+        importance_sampling_mode=mode,
+        top_entropy_quantile=0.4 if seed % 2 else 1.0,
+    )
     sequences = make_sequences(rng.randint(6, 16), algorithm, seed=seed)
     everything = list(range(len(sequences)))
     expected_loss, expected_gradient, expected_metrics = run(policy, sequences, [everything], algorithm)

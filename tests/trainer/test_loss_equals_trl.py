@@ -10,6 +10,7 @@ from tests.trainer.trl_cases import CASES
 from tests.trainer.trl_reference import MAX_COMPLETION_LENGTH, NUM_GENERATIONS, Completions, TrlReference, perturb
 
 from grpo_trainer.algorithm.decisions import sequences_of
+from grpo_trainer.algorithm.entropy_mask import mark_high_entropy
 from grpo_trainer.algorithm.estimators.each_reward import each_reward
 from grpo_trainer.algorithm.estimators.group_mean import group_mean
 from grpo_trainer.algorithm.estimators.rewards import Rewards
@@ -89,6 +90,7 @@ def loss_and_gradient(
     logprobs_N, entropy_N = policy(model)(batch.input_ids_BL, batch.row_N, batch.column_N)
     if batch.old_logprobs_N is None:
         batch.old_logprobs_N = old_logprobs(batch, logprobs_N)
+    mark_high_entropy([batch], [entropy_N.detach()], top_quantile=algorithm.top_entropy_quantile)
     loss, tally = policy_loss(logprobs_N, entropy_N, batch, algorithm, SURROGATES[algorithm.surrogate_name])
     loss.backward()
     return loss.item(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}, tally
@@ -147,6 +149,9 @@ def test_loss_gradient_and_metrics_equal_trl(trl: TrlReference, name: str):
         assert metrics[share] > 0, "the case clips nothing and shows little"
     if algorithm.off_policy_mask_threshold is not None:
         assert 0 < metrics["sampling/off_policy_masked"] < 1, "the case masks nothing, or everything"
+    if algorithm.masks_low_entropy:
+        assert metrics["entropy_mask/masked"] == pytest.approx(1 - algorithm.top_entropy_quantile, abs=0.06), "ties"
+        assert metrics["entropy_mask/entropy"] > metrics["entropy"]
 
 
 def test_dapo_spreads_the_tokens_of_the_generation_batch_over_its_updates_like_trl(trl: TrlReference):

@@ -29,7 +29,13 @@ def test_an_episode_of_advantage_0_is_not_computed_and_the_others_keep_weight_an
 
 @pytest.mark.parametrize(
     "settings",
-    [{"skip_zero_advantage": False}, {"beta": 0.1}, {"entropy_coef": 0.01}, {"loss": "FILE"}],
+    [
+        {"skip_zero_advantage": False},
+        {"beta": 0.1},
+        {"entropy_coef": 0.01},
+        {"top_entropy_quantile": 0.9},
+        {"loss": "FILE"},
+    ],
     ids=str,
 )
 def test_all_are_computed_where_a_sample_of_advantage_0_may_have_a_gradient(

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from tests.trainer import losses_page
 from tests.trainer.made_episodes import build_updates, decided, make_taken
 
+from grpo_trainer.algorithm.entropy_mask import mark_high_entropy
 from grpo_trainer.algorithm.kl import kl_term
 from grpo_trainer.algorithm.loss import policy_loss
 from grpo_trainer.algorithm.reduction import Tally
@@ -104,10 +105,11 @@ def test_a_preset_shows_the_defaults_that_it_changes_and_takes_others(name: str)
 @pytest.mark.parametrize("name", SURROGATES)
 def test_an_idle_rank_records_the_same_metrics(name: str):
     """Ranks add up their metrics by position."""
-    algorithm = AlgorithmConfig(loss=name, off_policy_mask_threshold=0.1)
+    algorithm = AlgorithmConfig(loss=name, off_policy_mask_threshold=0.1, top_entropy_quantile=0.5)
     batch, logprobs_N = made_batch()
     ((nothing,),) = build_updates([], tokens_per_micro_batch=10, num_updates=1)
     nothing.old_logprobs_N = nothing.rollout_logprobs_N
+    mark_high_entropy([batch, nothing], [-logprobs_N.detach(), torch.zeros(0)], top_quantile=0.5)
     names = []
     for one, of_one in ((batch, logprobs_N), (nothing, torch.zeros(0, requires_grad=True))):
         loss, tally = policy_loss(of_one, -of_one.detach(), one, algorithm, SURROGATES[name])

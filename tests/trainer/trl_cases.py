@@ -34,6 +34,15 @@ CASES = {
     "gmpo": {"loss_type": "gmpo", "num_iterations": 2, "epsilon": 0.05},
     "vespo": {"loss_type": "vespo", "num_iterations": 2},
     "vespo, corrected": {"loss_type": "vespo", "num_iterations": 2, "correction": "token_truncate"},
+    "entropy mask": {"loss_type": "grpo", "top_entropy_quantile": 0.2},
+    "entropy mask that keeps one token": {"loss_type": "bnpo", "top_entropy_quantile": 0.0},
+    "entropy mask with kl, bonus and correction": {
+        "loss_type": "dapo", "top_entropy_quantile": 0.35, "beta": 0.2, "entropy_coef": 0.05,
+        "correction": "token_truncate",
+    },
+    "entropy mask, gspo": {"loss_type": "gspo", "top_entropy_quantile": 0.5},
+    "entropy mask, cispo": {"loss_type": "cispo", "top_entropy_quantile": 0.5},
+    "entropy mask, gmpo": {"loss_type": "gmpo", "top_entropy_quantile": 0.3},
     "off-policy mask": {
         "loss_type": "grpo", "correction": "token_truncate", "num_iterations": 2, "off_policy_mask_threshold": 0.05,
     },

@@ -96,6 +96,7 @@ class TrlReference:
         trainer.vllm_importance_sampling_clip_max = algorithm.importance_sampling_clip_max
         trainer.args.use_bias_correction_kl = algorithm.kl_estimator == "unbiased"
         trainer.off_policy_mask_threshold = algorithm.off_policy_mask_threshold
+        trainer.top_entropy_quantile = algorithm.top_entropy_quantile
 
     def score(self, batch: Completions) -> dict[str, Any]:
         """TRL's tensors for `batch` under the weights as they are now; its metrics start anew."""

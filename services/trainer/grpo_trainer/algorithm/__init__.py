@@ -9,7 +9,8 @@ skipping.py     sequences without a gradient are not computed
 batching.py     sequences → micro-batches of each rank
 loss.py         logprobs → the loss of a micro-batch; kl.py: its KL term
                 surrogates/    the loss of a token
-correction.py   the trainer's over the server's probability; off_policy_mask.py: episodes that are left out
+correction.py   the trainer's over the server's probability; off_policy_mask.py, entropy_mask.py: episodes and tokens
+                that are left out
 scores.py       statistics in which null is never 0; spread.py: whether a group has anything to teach
 at_k.py         avg@k and pass@k
 trial.py        settings that cannot work, and a user's own surrogate on made tokens, before the run begins

@@ -3,12 +3,12 @@
     l = surrogate · m · c  +  beta · KL
     loss = Σ_n w_n · l_n  −  entropy_coef · (Σ_n entropy_n) / T
 
-The surrogate is one of `surrogates/`, m is `off_policy_mask.py`'s, c is `correction.py`'s (1 where the surrogate has
-its own), w_n is `MicroBatch.weight_N`: the normaliser's, over the whole optimizer update on all ranks. T is the number
-of trained tokens of that update. The losses of all micro-batches of all ranks are therefore summed, never averaged.
+The surrogate is one of `surrogates/`, m is the product of `off_policy_mask.py`'s and `entropy_mask.py`'s, c is
+`correction.py`'s (each 1 where the surrogate has its own), w_n is `MicroBatch.weight_N`: the normaliser's, over the
+whole optimizer update on all ranks. T is the number of trained tokens of that update; with an entropy mask, sum and T
+are of the tokens that it keeps. The losses of all micro-batches of all ranks are therefore summed, never averaged.
 
-KL is `kl.py`'s; with `kl_in_reward` it is subtracted from the rewards (`kl_in_reward.py`) and not here. Left out on
-purpose: entropy masks.
+KL is `kl.py`'s; with `kl_in_reward` it is subtracted from the rewards (`kl_in_reward.py`) and not here.
 """
 
 from dataclasses import replace
@@ -17,6 +17,7 @@ import torch
 
 from ..config.algorithm import AlgorithmConfig
 from .correction import measure_mismatch, rollout_correction
+from .entropy_mask import entropy_mask
 from .kl import kl_term
 from .off_policy_mask import off_policy_mask
 from .reduction import Tally
@@ -58,6 +59,9 @@ def policy_loss(
     kept_N = off_policy_mask(logprobs_N, batch, algorithm, tally)
     if kept_N is not None:
         loss_N = loss_N * kept_N
+    high_N = entropy_mask(entropy_N, batch, algorithm, tally)
+    if high_N is not None and not reading.masks_entropy:
+        loss_N = loss_N * high_N
     if not reading.corrects_mismatch:
         correction_N = rollout_correction(batch, algorithm, tally)
         loss_N = loss_N if correction_N is None else loss_N * correction_N
@@ -68,7 +72,10 @@ def policy_loss(
     loss = (batch.weight_N * loss_N).sum()
     tally.total("tokens_without_finite_loss", (~torch.isfinite(loss_N)).sum())
     if algorithm.entropy_coef > 0.0:
-        loss = loss - algorithm.entropy_coef * entropy_N.sum() / max(batch.update_tokens, 1)
+        of_bonus, num_tokens = entropy_N, batch.update_tokens
+        if high_N is not None:
+            of_bonus, num_tokens = entropy_N[high_N], batch.update_high_entropy_tokens
+        loss = loss - algorithm.entropy_coef * of_bonus.sum() / max(num_tokens, 1)
     tally.total("loss", loss)
     tally.mean("entropy", entropy_N)
     return loss, tally

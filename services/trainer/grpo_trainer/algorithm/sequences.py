@@ -324,3 +324,7 @@ class MicroBatch:
     ref_logprobs_N: "torch.Tensor | None" = None
     entropy_N: "torch.Tensor | None" = None
     """Of the policy's distribution at each token, without a gradient; there for a surrogate that declares it."""
+    high_entropy_N: "torch.Tensor | None" = None
+    """Which tokens `top_entropy_quantile` keeps; filled in before the first update of a batch when it is below 1."""
+    update_high_entropy_tokens: int = 0
+    """Their number in the whole optimizer update, over all micro-batches and ranks."""

@@ -119,4 +119,6 @@ def _made(lengths: list[int]) -> MicroBatch:
         update_tokens=count,
         old_logprobs_N=old_N,
         ref_logprobs_N=old_N - 0.1,
+        high_entropy_N=numbers_N % 2 == 0,
+        update_high_entropy_tokens=(count + 1) // 2,
     )

@@ -114,6 +114,9 @@ class AlgorithmConfig(Section):
         description="Do not compute samples of advantage 0 where their gradient is 0; they count in every normaliser.",
     )
     mask_truncated_completions: bool = Field(False, description="Leave truncated completions out of the loss.")
+    top_entropy_quantile: Share = Field(
+        1.0, description="Share of the tokens of an update, those of highest entropy, that have a policy term; 1: all."
+    )
     entropy_coef: float = Field(0.0, ge=0.0, description="Weight of an entropy bonus.")
     max_staleness: int = Field(0, ge=0, le=16, description="Versions a token may lag behind; 0: synchronous GRPO.")
     dynamic_sampling: bool = Field(
@@ -173,6 +176,10 @@ class AlgorithmConfig(Section):
     def beta_of_loss(self) -> float:
         """Weight of the KL term of the loss: 0 when the KL is in the reward."""
         return 0.0 if self.kl_in_reward else self.beta
+
+    @property
+    def masks_low_entropy(self) -> bool:
+        return self.top_entropy_quantile < 1.0
 
     @property
     def surrogate_name(self) -> str:

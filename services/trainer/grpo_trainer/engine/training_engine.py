@@ -29,6 +29,7 @@ from transformers.utils import logging as transformers_logging
 from grpo_proto.checkpoint_layout import plain_layout, shape_of
 from grpo_proto.messages.weights import Kind
 
+from ..algorithm.entropy_mask import mark_high_entropy
 from ..algorithm.loss import old_logprobs, policy_loss
 from ..algorithm.reduction import Tally
 from ..algorithm.sequences import MicroBatch
@@ -160,35 +161,47 @@ class TrainingEngine:
             return reference.to(self.device)
         return _initialize(reference, inference_settings(sharding), None)
 
-    @torch.no_grad()  # type: ignore[untyped-decorator]
     def logprobs(self, micro_batches: Sequence[MicroBatch], *, reference: bool = False) -> list[torch.Tensor]:
         """Return log π of the completion tokens of each micro-batch [N], under the policy or the reference model."""
+        return [logprobs_N for logprobs_N, _ in self._forward(micro_batches, reference=reference)]
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def _forward(
+        self, micro_batches: Sequence[MicroBatch], *, reference: bool = False
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Compute log π and entropy of the completion tokens of each micro-batch [N], without a gradient."""
         model = self._reference if reference else self._engine
         if model is None:
             raise ValueError("there is no reference model: the loss reads none")
         found = []
         with self.adapter.comparing(switched_off=reference) if self.adapter else contextlib.nullcontext():
             for batch in micro_batches:
-                found.append(model(batch.input_ids_BL, batch.row_N, batch.column_N)[0])
+                found.append(model(batch.input_ids_BL, batch.row_N, batch.column_N))
                 self.beat()
         return found
 
     def prepare(self, updates: Sequence[Sequence[MicroBatch]]) -> None:
-        """Fill in the logprobs that the loss reads and later weights cannot give, before the first update of a batch.
+        """Fill in what the loss reads and later weights cannot give, before the first update of a batch.
 
-        These are the reference's logprobs, and the old logprobs of all updates but the first: the first update sees
-        the weights unchanged and uses its own logprobs, unless an adapter's dropout distorts them.
+        These are the reference's logprobs, the tokens of high entropy if the others are masked, and the old logprobs of
+        all updates but the first: the first update sees the weights unchanged and uses its own logprobs, unless an
+        adapter's dropout distorts them.
         """
         self._as_at_the_start_of_the_batch = True
         if self._reads.reference:
             for micro_batches in updates:
                 for batch, logprobs_N in zip(micro_batches, self.logprobs(micro_batches, reference=True), strict=True):
                     batch.ref_logprobs_N = logprobs_N
-        if not self._reads.old:
-            return
         drops_out = self.model_config.lora is not None and self.model_config.lora.dropout > 0
-        for micro_batches in updates if drops_out else updates[1:]:
-            for batch, logprobs_N in zip(micro_batches, self.logprobs(micro_batches), strict=True):
+        masks, top_quantile = self.algorithm.masks_low_entropy, self.algorithm.top_entropy_quantile
+        for number, micro_batches in enumerate(updates):
+            fills_old = self._reads.old and (number > 0 or drops_out)
+            if not (fills_old or masks):
+                continue
+            found = self._forward(micro_batches)
+            if masks:
+                mark_high_entropy(micro_batches, [entropy_N for _, entropy_N in found], top_quantile=top_quantile)
+            for batch, (logprobs_N, _) in zip(micro_batches, found, strict=True) if fills_old else ():
                 batch.old_logprobs_N = old_logprobs(batch, logprobs_N, proximal=self._reads.proximal)
 
     @torch.no_grad()  # type: ignore[untyped-decorator]

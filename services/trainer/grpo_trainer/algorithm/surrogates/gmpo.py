@@ -4,7 +4,8 @@
 
 clip' bounds log ρ at epsilon_high where A > 0 and at −epsilon elsewhere: the clip is in log space, so that the ratio
 stays within exp(−epsilon) to exp(epsilon_high); the preset sets 0.4. arXiv 2507.20673, and TRL's
-experimental GMPOTrainer. An advantage is that of the episode.
+experimental GMPOTrainer. An advantage is that of the episode. With `top_entropy_quantile` below 1 the mean is over the
+tokens that it keeps, as in TRL.
 """
 
 import torch
@@ -17,7 +18,7 @@ from .ratios import mean_by_episode
 from .reads import reads
 
 
-@reads(zero_without_advantage=True)
+@reads(zero_without_advantage=True, masks_entropy=True)
 def gmpo(logprobs_N: torch.Tensor, batch: MicroBatch, algorithm: AlgorithmConfig, tally: Tally) -> torch.Tensor:
     """The loss of every token [N]."""
     advantage_N = batch.advantage_N
@@ -30,4 +31,5 @@ def gmpo(logprobs_N: torch.Tensor, batch: MicroBatch, algorithm: AlgorithmConfig
         *(batch, tally),
         by_episode=False,
     )
-    return -torch.exp(mean_by_episode(clipped_N, batch))[batch.episode_N] * advantage_N
+    kept_N = batch.high_entropy_N if algorithm.masks_low_entropy else None
+    return -torch.exp(mean_by_episode(clipped_N, batch, kept_N))[batch.episode_N] * advantage_N

@@ -32,6 +32,7 @@ def sum_by_episode(values_N: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
     return values_N.new_zeros(batch.num_episodes).index_add(0, batch.episode_N, values_N)
 
 
-def mean_by_episode(values_N: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
-    """One mean for each episode [E]."""
-    return sum_by_episode(values_N, batch) / sum_by_episode(torch.ones_like(values_N), batch).clamp(min=1.0)
+def mean_by_episode(values_N: torch.Tensor, batch: MicroBatch, kept_N: torch.Tensor | None = None) -> torch.Tensor:
+    """One mean for each episode [E], of all its values or of those that are kept; 0 where none is."""
+    kept_N = torch.ones_like(values_N) if kept_N is None else kept_N.to(values_N.dtype)
+    return sum_by_episode(values_N * kept_N, batch) / sum_by_episode(kept_N, batch).clamp(min=1.0)

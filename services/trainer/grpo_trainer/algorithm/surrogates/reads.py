@@ -31,6 +31,9 @@ class Reads:
     """Loss and gradient of a token are 0 where its advantage is 0, whatever its ratio: such samples are skipped."""
     corrects_mismatch: bool = False
     """The surrogate weighs by the trainer's over the server's probability itself; `correction.py` does not again."""
+    masks_entropy: bool = False
+    """With `top_entropy_quantile` below 1 the surrogate reads `high_entropy_N` itself; `entropy_mask.py` does not mask
+    its loss again."""
 
 
 def reads(**declared: bool) -> Callable[[FunctionT], FunctionT]:
