@@ -138,7 +138,11 @@ def continued(folder: Path, stage: int, dtype: str) -> dict[str, Any]:
     """
     checkpoint = folder / f"checkpoint-{torch.distributed.get_world_size()}-{stage}-{dtype}"
     moves = dtype == "float32"
-    algorithm = AlgorithmConfig(loss_type="dapo", beta=0.05, sync_ref_model=moves, ref_model_mixup_alpha=0.3)
+    # The entropy is below the target: its coefficient rises with every update.
+    algorithm = AlgorithmConfig(
+        loss_type="dapo", beta=0.05, sync_ref_model=moves, ref_model_mixup_alpha=0.3,
+        entropy_coef=0.01, use_adaptive_entropy=True, entropy_target=9.0,
+    )  # fmt: skip
 
     def train(engine: TrainingEngine, seeds: range) -> list[dict[str, float]]:
         results = []
@@ -174,6 +178,7 @@ def continued(folder: Path, stage: int, dtype: str) -> dict[str, Any]:
         "updates_done": [engine.updates_done, resumed.updates_done],
         "kl": metrics[-1]["kl"],
         **moved,
+        "entropy_coefs": [of_update["entropy_coef"] for of_update in again],
     }
 
 

@@ -20,6 +20,7 @@ from grpo_trainer.algorithm.reduction import Tally
 from grpo_trainer.algorithm.sequences import MicroBatch, TrainingSequence, single_turn
 from grpo_trainer.algorithm.surrogates import SURROGATES
 from grpo_trainer.config.algorithm import AlgorithmConfig
+from grpo_trainer.engine.entropy_coefficient import EntropyCoefficient
 from grpo_trainer.engine.output_head import Policy
 
 pytestmark = [
@@ -84,14 +85,15 @@ def one_micro_batch(sequences: list[TrainingSequence]) -> list[MicroBatch]:
 
 
 def loss_and_gradient(
-    model: Any, batch: MicroBatch, algorithm: AlgorithmConfig
+    model: Any, batch: MicroBatch, algorithm: AlgorithmConfig, *, entropy_coef: float | None = None
 ) -> tuple[float, dict[str, torch.Tensor], Tally]:
     model.zero_grad()
     logprobs_N, entropy_N = policy(model)(batch.input_ids_BL, batch.row_N, batch.column_N)
     if batch.old_logprobs_N is None:
         batch.old_logprobs_N = old_logprobs(batch, logprobs_N)
     mark_high_entropy([batch], [entropy_N.detach()], top_quantile=algorithm.top_entropy_quantile)
-    loss, tally = policy_loss(logprobs_N, entropy_N, batch, algorithm, SURROGATES[algorithm.surrogate_name])
+    surrogate = SURROGATES[algorithm.surrogate_name]
+    loss, tally = policy_loss(logprobs_N, entropy_N, batch, algorithm, surrogate, entropy_coef=entropy_coef)
     loss.backward()
     return loss.item(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}, tally
 
@@ -152,6 +154,36 @@ def test_loss_gradient_and_metrics_equal_trl(trl: TrlReference, name: str):
     if algorithm.masks_low_entropy:
         assert metrics["entropy_mask/masked"] == pytest.approx(1 - algorithm.top_entropy_quantile, abs=0.06), "ties"
         assert metrics["entropy_mask/entropy"] > metrics["entropy"]
+
+
+@pytest.mark.parametrize("top_quantile", [1.0, 0.4])
+def test_an_adaptive_entropy_coefficient_moves_and_is_applied_like_trls(trl: TrlReference, top_quantile: float):
+    adaptive = {"entropy_coef_delta": 0.02, "entropy_coef_max": 0.04, "use_adaptive_entropy": True}
+    case = {"loss_type": "grpo", "entropy_coef": 0.01, "top_entropy_quantile": top_quantile, "entropy_target": 4.5}
+    algorithm = algorithm_of({**case, **adaptive})
+    measured = "entropy" if top_quantile == 1.0 else "entropy_mask/entropy"
+
+    def entropy(batch: Completions) -> float:
+        (ours_batch,) = one_micro_batch(ours(batch, algorithm))
+        return loss_and_gradient(trl.copy_of_model(), ours_batch, algorithm)[2].reduce()[measured]
+
+    lowest, low, high, highest = sorted((make_batch(seed) for seed in range(4)), key=entropy)
+    algorithm = algorithm.model_copy(update={"entropy_target": (entropy(low) + entropy(high)) / 2})
+    trl.configure(algorithm)
+    coefficient, applied, moved = EntropyCoefficient(algorithm), [], []
+    for batch in (low, lowest, high, highest, low, high):
+        (ours_batch,) = one_micro_batch(ours(batch, algorithm))
+        expected_loss, expected_gradient = trl.loss_and_gradient(trl.score(batch))
+        applied.append(coefficient.applied)
+        loss, gradient, tally = loss_and_gradient(
+            trl.copy_of_model(), ours_batch, algorithm, entropy_coef=coefficient.applied
+        )
+        assert loss == pytest.approx(expected_loss, abs=1e-6)
+        assert relative_difference(gradient, expected_gradient) < 1e-6
+        moved.append(coefficient.move(tally.reduce())["entropy_coef"])
+        assert moved[-1] == trl.metrics()["entropy_coef"]
+    assert applied == pytest.approx([0.0, 0.03, 0.04, 0.0, 0.0, 0.02])
+    assert moved == pytest.approx([0.03, 0.04, 0.02, 0.0, 0.02, 0.0])
 
 
 def test_dapo_spreads_the_tokens_of_the_generation_batch_over_its_updates_like_trl(trl: TrlReference):

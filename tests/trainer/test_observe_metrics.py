@@ -192,12 +192,14 @@ def test_tokens_count_the_prompt_for_each_completion():
 def test_updates_of_a_step_merge_by_name():
     first = {"loss": 1.0, "clip_ratio/low_min": 0.1, "clip_ratio/high_max": 0.3, "learning_rate": 1e-3, "kl": 0.5}
     second = {"loss": 3.0, "clip_ratio/low_min": 0.2, "clip_ratio/high_max": 0.1, "learning_rate": 5e-4}
+    first["entropy_coef"], second["entropy_coef"] = 0.01, 0.03
     assert merge_updates([first, second]) == {
         "loss": 2.0,
         "clip_ratio/low_min": 0.1,
         "clip_ratio/high_max": 0.3,
         "learning_rate": 5e-4,
         "kl": 0.5,
+        "entropy_coef": 0.03,
     }
     assert math.isnan(merge_updates([{"loss": 1.0}, {"loss": math.nan}])["loss"])
     assert merge_updates([]) == {}

@@ -5,6 +5,7 @@ replaced, through TRL's `rollout_func`, and attributes that a configuration woul
 """
 
 import copy
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +87,11 @@ class TrlReference:
         trainer.scale_rewards, trainer.beta = algorithm.scale_rewards or "group", algorithm.beta
         trainer.epsilon_low, trainer.epsilon_high = algorithm.epsilon, algorithm.upper_epsilon
         trainer.args.delta, trainer.num_iterations = algorithm.delta, algorithm.num_iterations
-        trainer.entropy_coef, trainer._entropy_bonus_enabled = algorithm.entropy_coef, algorithm.entropy_coef > 0
+        trainer.entropy_coef, trainer._entropy_bonus_enabled = algorithm.entropy_coef, algorithm.has_entropy_bonus
+        trainer.use_adaptive_entropy = algorithm.use_adaptive_entropy
+        for name in ("entropy_target", "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta"):
+            setattr(trainer.args, name, getattr(algorithm, name))
+        trainer._last_world_entropy = math.inf
         trainer.args.steps_per_generation = algorithm.steps_per_generation
         trainer.args.gradient_accumulation_steps = 1
         trainer.use_vllm = trainer.vllm_importance_sampling_correction = algorithm.importance_sampling_correction

@@ -42,10 +42,13 @@ def policy_loss(
     batch: MicroBatch,
     algorithm: AlgorithmConfig,
     surrogate: Surrogate,
+    *,
+    entropy_coef: float | None = None,
 ) -> tuple[torch.Tensor, Tally]:
     """This micro-batch's part of the update's loss, a scalar to be summed, and metrics under TRL's names.
 
-    `logprobs_N` carry the gradient; `entropy_N` too if `entropy_coef` is to matter. Raises ValueError when logprobs of
+    `logprobs_N` carry the gradient; `entropy_N` too if `entropy_coef` is to matter, which is that of this update where
+    it is adaptive, by default the setting. Raises ValueError when logprobs of
     `batch` that surrogate, correction or KL term read are not filled in.
     """
     tally = Tally()
@@ -71,11 +74,12 @@ def policy_loss(
         tally.mean("kl", kl_N)
     loss = (batch.weight_N * loss_N).sum()
     tally.total("tokens_without_finite_loss", (~torch.isfinite(loss_N)).sum())
-    if algorithm.entropy_coef > 0.0:
+    coefficient = algorithm.entropy_coef if entropy_coef is None else entropy_coef
+    if coefficient > 0.0:
         of_bonus, num_tokens = entropy_N, batch.update_tokens
         if high_N is not None:
             of_bonus, num_tokens = entropy_N[high_N], batch.update_high_entropy_tokens
-        loss = loss - algorithm.entropy_coef * of_bonus.sum() / max(num_tokens, 1)
+        loss = loss - coefficient * of_bonus.sum() / max(num_tokens, 1)
     tally.total("loss", loss)
     tally.mean("entropy", entropy_N)
     return loss, tally

@@ -32,7 +32,7 @@ def sequences_to_compute(sequences: Sequence[TrainingSequence], algorithm: Algor
 
 def may_skip(algorithm: AlgorithmConfig) -> bool:
     """Whether a token of advantage 0 has no gradient by the settings, and skipping is on."""
-    reads_all = algorithm.beta_of_loss > 0.0 or algorithm.entropy_coef > 0.0 or algorithm.masks_low_entropy
+    reads_all = algorithm.beta_of_loss > 0.0 or algorithm.has_entropy_bonus or algorithm.masks_low_entropy
     declared = reads_of(surrogate_of(algorithm)).zero_without_advantage
     return algorithm.skip_zero_advantage and declared and not reads_all
 

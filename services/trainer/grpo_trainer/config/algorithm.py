@@ -117,7 +117,19 @@ class AlgorithmConfig(Section):
     top_entropy_quantile: Share = Field(
         1.0, description="Share of the tokens of an update, those of highest entropy, that have a policy term; 1: all."
     )
-    entropy_coef: float = Field(0.0, ge=0.0, description="Weight of an entropy bonus.")
+    entropy_coef: float = Field(
+        0.0, ge=0.0, description="Weight of an entropy bonus; with use_adaptive_entropy the one to start from."
+    )
+    use_adaptive_entropy: bool = Field(
+        False,
+        description="Move entropy_coef after every update: up at an entropy of entropy_target or below, else down.",
+    )
+    entropy_target: Positive | None = Field(
+        None, description="Nats per token, for use_adaptive_entropy, which needs it: the bonus acts at or below it."
+    )
+    entropy_coef_min: float = Field(0.0, ge=0.0, description="Lower bound of an adaptive entropy_coef.")
+    entropy_coef_max: float = Field(1.0, ge=0.0, description="Upper bound of an adaptive entropy_coef.")
+    entropy_coef_delta: Positive = Field(0.005, description="Step of an adaptive entropy_coef, once an update.")
     max_staleness: int = Field(0, ge=0, le=16, description="Versions a token may lag behind; 0: synchronous GRPO.")
     dynamic_sampling: bool = Field(
         False, description="Replace groups with equal rewards by groups of further prompts, from which is learnt."
@@ -171,6 +183,36 @@ class AlgorithmConfig(Section):
                 "kl_in_reward subtracts beta · KL from the rewards, and beta is 0: set beta, or kl_in_reward false"
             )
         return self
+
+    @model_validator(mode="after")
+    def _adaptive_entropy(self) -> Self:
+        if not self.use_adaptive_entropy:
+            for name in ("entropy_target", "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta"):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(
+                        f"{name} {getattr(self, name):g} is for an adaptive entropy_coef, and use_adaptive_entropy is "
+                        f"false: set it true, or leave {name} out"
+                    )
+            return self
+        if self.entropy_target is None:
+            raise ValueError(
+                "use_adaptive_entropy needs entropy_target, in nats per token: take a value near the metric entropy of "
+                "a run's first steps, below which it shall not fall (TRL's 0.2 is that of a policy near collapse)"
+            )
+        if self.entropy_coef_min > self.entropy_coef_max:
+            raise ValueError(
+                f"entropy_coef_min {self.entropy_coef_min:g} is above entropy_coef_max {self.entropy_coef_max:g}"
+            )
+        if not self.entropy_coef_min <= self.entropy_coef <= self.entropy_coef_max:
+            raise ValueError(
+                f"entropy_coef {self.entropy_coef:g}, from which use_adaptive_entropy starts, is not between "
+                f"entropy_coef_min {self.entropy_coef_min:g} and entropy_coef_max {self.entropy_coef_max:g}"
+            )
+        return self
+
+    @property
+    def has_entropy_bonus(self) -> bool:
+        return self.entropy_coef > 0.0 or self.use_adaptive_entropy
 
     @property
     def beta_of_loss(self) -> float:

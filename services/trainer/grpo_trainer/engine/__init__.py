@@ -4,6 +4,7 @@ training_engine.py       the parts below, put together
 model.py, output_head.py the policy; logprob and entropy of each completion token
 deepspeed_settings.py, schedule.py, random_state.py, state.py
                          settings, learning rate, random numbers, engine.json of a checkpoint
+entropy_coefficient.py   the weight of the entropy bonus from update to update
 skipped_updates.py, write_errors.py
                          gradients that are not finite; write errors that wait for the other ranks
 reference.py             a reference model that follows the policy

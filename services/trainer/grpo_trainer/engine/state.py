@@ -33,7 +33,7 @@ def layout(
     return settings | {SYNC: True} if sync_ref_model else settings
 
 
-def write_engine_state(folder: Path, layout: dict[str, Any], counts: dict[str, int]) -> None:
+def write_engine_state(folder: Path, layout: dict[str, Any], counts: dict[str, float | None]) -> None:
     (folder / STATE_TAG / "engine.json").write_text(json.dumps(layout | counts))
 
 

@@ -43,6 +43,7 @@ from ..lora.files import write_adapter, write_merged_card
 from ..lora.merging import LowRankDelta, checkpoint_name
 from ..ranks.process_group import join_process_group
 from .deepspeed_settings import ClipBareOptimizer, adamw, deepspeed_settings, inference_settings
+from .entropy_coefficient import EntropyCoefficient
 from .export import Export
 from .model import has_experts, load_policy, pieces_to_push
 from .output_head import Policy
@@ -114,6 +115,7 @@ class TrainingEngine:
         if algorithm.sync_ref_model and self._reference is not None:
             self._moving = MovingReference(self._reference, rank=self.rank, sharded=self.zero_stage == 3)
         self.updates_done = 0
+        self._entropy_coefficient = EntropyCoefficient(algorithm)
         self.skipped = SkippedUpdates(
             max_in_a_row=optimizer.max_skipped_updates, surrogate_name=algorithm.surrogate_name
         )
@@ -217,8 +219,8 @@ class TrainingEngine:
     def update(self, micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
         """Make one optimizer update. Returns its metrics over all ranks, without numbers that are not finite.
 
-        The metrics are those of `policy_loss`, `grad_norm` before the clip, `learning_rate`, and `update_skipped`, 1
-        when the gradient was not finite.
+        The metrics are those of `policy_loss`, `grad_norm` before the clip, `learning_rate`, `entropy_coef` if it is
+        adaptive, as the next update finds it, and `update_skipped`, 1 when the gradient was not finite.
 
         Raises RunError after more than `max_skipped_updates` skipped updates in a row.
         """
@@ -236,6 +238,7 @@ class TrainingEngine:
         self.updates_done += 1
         grad_norm = self._clip.grad_norm if self._clip else self._engine.get_global_grad_norm()
         metrics = tally.reduce() | {"grad_norm": float(grad_norm), "learning_rate": rate}
+        metrics |= self._entropy_coefficient.move(metrics)
         self.skipped.judge(metrics, update=self.updates_done)
         return {name: value for name, value in metrics.items() if abs(value) < float("inf")}
 
@@ -244,9 +247,10 @@ class TrainingEngine:
         logprobs_N, entropy_N = self._engine(batch.input_ids_BL, batch.row_N, batch.column_N)
         if batch.old_logprobs_N is None and (self._reads.old or self._as_at_the_start_of_the_batch):
             batch.old_logprobs_N = old_logprobs(batch, logprobs_N, proximal=self._reads.proximal)
-        if self.algorithm.entropy_coef == 0.0:
+        entropy_coef = self._entropy_coefficient.applied
+        if entropy_coef == 0.0:
             entropy_N = entropy_N.detach()
-        return policy_loss(logprobs_N, entropy_N, batch, self.algorithm, self._surrogate)
+        return policy_loss(logprobs_N, entropy_N, batch, self.algorithm, self._surrogate, entropy_coef=entropy_coef)
 
     def sync_reference(self) -> None:
         """Move the reference model towards the policy by `ref_model_mixup_alpha`, between two generation batches."""
@@ -289,6 +293,7 @@ class TrainingEngine:
         self.updates_done, self.skipped.count = saved["updates_done"], saved["skipped_updates"]
         if self._moving is not None and saved.get(SYNC):  # else it has not moved yet
             self._moving.load(folder)
+        self._entropy_coefficient.restore(saved)
         restore_random_state(torch.load(folder / STATE_TAG / f"random-{self.rank}.pt", weights_only=True))
 
     def whole_state(self) -> dict[str, torch.Tensor]:
@@ -358,8 +363,9 @@ class TrainingEngine:
         )
 
     @property
-    def _counts(self) -> dict[str, int]:
-        return {"updates_done": self.updates_done, "skipped_updates": self.skipped.count}
+    def _counts(self) -> dict[str, float | None]:
+        counts = {"updates_done": self.updates_done, "skipped_updates": self.skipped.count}
+        return counts | self._entropy_coefficient.state
 
     def _gathered(self, tensors: list[torch.Tensor]) -> Any:
         return deepspeed.zero.GatheredParameters(tensors, enabled=self.zero_stage == 3)

@@ -105,13 +105,14 @@ def count_tokens(groups: Iterable[Group]) -> int:
 def merge_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Merge the metrics of a step's optimizer updates into one dict.
 
-    Means, but `…min` is a minimum, `…max` a maximum and `learning_rate` the last one. A metric that some updates lack
-    is merged over the updates that have it. A value that is not finite makes the mean not finite, and so stays visible.
+    Means, but `…min` is a minimum, `…max` a maximum, `learning_rate` and `entropy_coef` the last one. A metric that
+    some updates lack is merged over the updates that have it. A value that is not finite makes the mean not finite, and
+    so stays visible.
     """
     merged: dict[str, float] = {}
     for key in dict.fromkeys(key for update in updates for key in update):
         values = [update[key] for update in updates if key in update]
-        if key == "learning_rate":
+        if key in ("learning_rate", "entropy_coef"):
             merged[key] = values[-1]
         elif key.endswith("min"):
             merged[key] = min(values)
