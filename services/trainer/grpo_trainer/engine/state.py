@@ -49,7 +49,7 @@ def read_engine_state(folder: Path, layout: dict[str, Any]) -> dict[str, Any]:
         raise storage_error_class(error)(f"{folder} holds no engine state that can be read: {error}") from error
     except ValueError as error:
         raise UsageError(f"{folder} holds no engine state: {error}") from error
-    for name, value in ({SYNC: None} | layout).items():
+    for name, value in (layout | {SYNC: layout.get(SYNC)}).items():
         begins_to_move = name == SYNC and SYNC not in saved
         if saved.get(name) != value and not begins_to_move:
             raise UsageError(
