@@ -109,6 +109,6 @@ class Callbacks:
             except StopRun as request:
                 self.stop = self.stop or Decision("callbacks", "stop", f"{name}: {request}")
             except (Exception, SystemExit) as error:
-                failure = CallbackError(f"callbacks: {failure_of(name, error)}", hint="mend it, go on with --resume")
-                log.error("%s", failure.message, exc_info=error)
-                self.failure = self.failure or failure
+                message = f"callbacks: {failure_of(name, error)}"
+                log.error("%s", message, exc_info=error)
+                self.failure = self.failure or CallbackError(message, hint="mend it, then go on with --resume")
