@@ -132,7 +132,7 @@ def gradient(
 
 
 def continued(folder: Path, stage: int, dtype: str) -> dict[str, Any]:
-    """Two updates, a checkpoint, two more updates; and the same two again from the checkpoint in a new engine.
+    """Two updates, a checkpoint, two more; these again from the checkpoint, in a new engine and in the same.
 
     In float32 the reference model moves after each batch.
     """
@@ -168,8 +168,14 @@ def continued(folder: Path, stage: int, dtype: str) -> dict[str, Any]:
     resumed.load(checkpoint)
     loaded = weights(resumed)
     again, final, drawn_again = train(resumed, range(1, 3)), weights(resumed), torch.rand(2).tolist()
+    engine.load(checkpoint)
+    gone_back = weights(engine)
     return {
         "same_start": equal(start, loaded),
+        "same_after_going_back": equal(start, gone_back)
+        and train(engine, range(1, 3)) == metrics
+        and equal(end, weights(engine))
+        and torch.rand(2).tolist() == drawn,
         "moved": not equal(start, end),
         "same_metrics": metrics == again,
         "same_end": equal(end, final),

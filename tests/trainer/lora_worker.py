@@ -120,6 +120,8 @@ def continued(folder: Path, stage: int, dtype: str) -> dict[str, Any]:
     resumed = new_engine(folder, stage=stage, dtype=dtype)
     resumed.load(checkpoint)
     again, final = train(resumed, range(2, 4)), weights(resumed)
+    engine.load(checkpoint)
+    gone_back = train(engine, range(2, 4)) == metrics and equal(end, weights(engine))
     messages = []
     others = ({"digest": "cd" * 32}, {"lora": LoraConfig(r=8, alpha=8)})
     for other in others if stage == 2 else ():
@@ -130,6 +132,7 @@ def continued(folder: Path, stage: int, dtype: str) -> dict[str, Any]:
     return {
         "same_metrics": metrics == again,
         "same_end": equal(end, final),
+        "same_after_going_back": gone_back,
         "messages": messages,
         "bytes": num_bytes,
         "base_bytes": sum(p.nbytes for n, p in weights(engine).items() if "lora_" not in n),

@@ -19,7 +19,7 @@ from grpo_trainer.checkpoint.files import (
     list_files,
     list_steps,
 )
-from grpo_trainer.config.run_config import CheckpointConfig
+from grpo_trainer.config.checkpoint import CheckpointConfig
 from grpo_trainer.errors import UnavailableError, UsageError
 
 

@@ -152,6 +152,7 @@ def test_a_loaded_checkpoint_goes_on_to_the_bit(
         assert seen["same_start"], "the weights loaded are not those saved"
         assert seen["same_metrics"]
         assert seen["same_end"], "training went on differently"
+        assert seen["same_after_going_back"], "an engine that has trained does not load as a new one does"
         assert seen["same_random_numbers"]
         assert seen["updates_done"] == [6, 6]
         assert seen["rates"] == pytest.approx([1e-3, 0.98e-3, 0.95e-3])

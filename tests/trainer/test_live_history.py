@@ -42,6 +42,19 @@ class TestCurves:
         assert steps == [{"sequence": later, "step": 2, "values": {"reward": 0.5, "accuracy": 1.0}}]
         assert history.since(later) == (later, [])
 
+    def test_a_run_that_goes_back_is_shown_without_the_abandoned_steps_to_every_reader(self, tmp_path: Path):
+        history, file = LiveHistory(), StepFile(tmp_path / METRICS_FILE, keep_through_step=None)
+        for step in range(1, 5):
+            history.add(step, {"reward": step})
+            file.append([{"step": step, "reward": step}])
+        seen = [history.whole()[0], history.whole()[0] - 3]
+        history.restore(tmp_path, through_step=2)
+        file.close()
+        assert [history.since(sequence) for sequence in seen] == [None, None], "they begin anew"
+        assert history.whole()[1]["reward"]["x"] == [1, 2]
+        history.add(3, {"reward": 0.5})
+        assert history.whole()[1]["reward"]["y"] == [1, 2, 0.5]
+
     def test_memory_and_answers_are_bounded_for_any_number_of_steps(self):
         history = LiveHistory()
         for step in range(1, 5001):

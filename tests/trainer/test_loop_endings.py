@@ -7,6 +7,7 @@ import math
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,7 @@ from grpo_trainer.checkpoint.best import BestCheckpoint
 from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.config.run_config import WeightsConfig
 from grpo_trainer.errors import CallbackError, GuardStop, RunError, ServersError
+from grpo_trainer.guarding import WayBack
 from grpo_trainer.observe.decisions import Decision
 from grpo_trainer.ranks.stop_signal import StopRequested, StopSignal
 from grpo_trainer.servers import push as stage
@@ -98,11 +100,13 @@ class Steps:
             checkpoint=SimpleNamespace(save_steps=save_steps, patience=None),
         )
         self.journal = SimpleNamespace(finish_step=lambda step: self._note("finish", step), judge=self._judge)
+        self.journal.decisions = SimpleNamespace(write=lambda step, decisions: None)
         self.decisions: dict[int, Decision] = {}
         self.run: Any = SimpleNamespace(config=config, max_steps=9, journal=self.journal, best=BestCheckpoint())
         self.run.callbacks = Callbacks({}, step=4)
 
-    def _judge(self, step: int) -> list[Decision]:
+    def _judge(self) -> list[Decision]:
+        _, step = self.did[-1]
         return [self.decisions[step]] if step in self.decisions else []
 
     def call(self, hook: Callable[[int, Any], None]) -> None:
@@ -195,6 +199,14 @@ def test_a_callback_sees_the_step_that_no_server_took_and_does_not_hide_that(mon
         loop.train(steps.run, step=4)
     assert seen == [(5, {"loss": 0.5}), (6, {"loss": 0.5})]
     assert steps.last(1) == [("save", 6)]
+
+
+def test_a_rule_that_goes_back_ends_the_step_before_the_push_and_saves_nothing(monkeypatch: pytest.MonkeyPatch):
+    steps = Steps(monkeypatch, "sample", None)
+    way_back = WayBack(Decision("kl", "rollback", "it is large"), 6, Path("checkpoint-4"), {"step": 4})
+    monkeypatch.setattr(loop, "obey_guards", lambda _config, _journal, step: way_back if step == 6 else None)
+    assert loop.train(steps.run, step=4) is way_back
+    assert steps.last(2) == [("finish", 5), ("sample", 6)]
 
 
 def test_a_step_is_not_saved_twice(monkeypatch: pytest.MonkeyPatch):

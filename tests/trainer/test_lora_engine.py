@@ -130,6 +130,7 @@ def test_a_loaded_adapter_goes_on_to_the_bit(seen: dict[str, dict[str, Any]], st
     result = seen[f"continued {stage} {dtype}"]
     assert result["same_metrics"]
     assert result["same_end"]
+    assert result["same_after_going_back"], "an engine that has trained does not load as a new one does"
 
 
 @pytest.mark.parametrize("stage", STAGES)

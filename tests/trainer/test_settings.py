@@ -123,6 +123,7 @@ def test_ratios_may_be_thirds_with_six_digits(run_file: Path):
             r"the dataset eval/a .* accuracy is none of the reward\.reward_funcs countdown, format; add it there",
         ),
         (["--checkpoint.patience", "3"], r"patience needs checkpoint\.metric_for_best"),
+        (["--guards.kl", "rollback", "--checkpoint.save_steps", "0"], r"guards\.kl rollback .* set it above 0"),
         (["--checkpoint.metric_for_best", "eval_accuracy"], r"needs an evaluation; set data\.eval_dataset or"),
         (["--data.eval_dataset", "a", "--checkpoint.metric_for_best", "eval_x"], r"known are eval_accuracy, eval_gre"),
         (["--rollout.temperature", "0"], r"rollout\.temperature: .*greater than 0"),

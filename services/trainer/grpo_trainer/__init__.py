@@ -1,7 +1,7 @@
 """The trainer. Read it in this order:
 
 loop.py          one step, stage by stage: the script of rank 0; guarding.py, what it does when a rule is broken;
-                 callbacks.py, a user's own code beside it
+                 rollback.py, the way back to an earlier checkpoint; callbacks.py, a user's own code beside it
 rank_work.py     what every rank does when rank 0 commands it; crew_export.py, the weights of all of them
 algorithm/       pure: sequences, advantages, losses, normalisers, batching
 servers/         rank 0: all that talks to the rollout and reward servers

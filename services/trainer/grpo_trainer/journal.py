@@ -86,7 +86,7 @@ class Journal:
     ) -> None:
         """Record the step's samples, with rewards and advantages. `version` is the policy to train on them.
 
-        `lost_requests`: the failed attempts to sample; like `counts`, since this process began.
+        `lost_requests`: the failed attempts to sample; like `counts`, since the process, or this journal, began.
         """
         self.clock.move(batch.reward_s, origin="wait", to="score")
         num_generations = self.config.rollout.num_generations
@@ -131,11 +131,9 @@ class Journal:
         else:
             self.totals.evaluation_after, self.totals.evaluated_step = metrics, step
 
-    def judge(self, step: int) -> list[Decision]:
+    def judge(self) -> list[Decision]:
         """Hold the samples and updates of a step against the rules of `guards`, before its policy is pushed."""
-        decisions = self.learning.step_done(self._collected, self._missing_scores())
-        self.decisions.write(step, decisions)
-        return decisions
+        return self.learning.step_done(self._collected, self._missing_scores())
 
     def finish_step(self, step: int) -> dict[str, float]:
         """Write the metrics collected since the last step, and return them."""

@@ -22,10 +22,11 @@ from .algorithm.sequences import Group, TrainingSequence, to_arrays, untrained_s
 from .algorithm.skipping import SURVEY_EVERY, sequences_to_compute, surveyed
 from .callbacks import Callbacks
 from .checkpoint.best import BestCheckpoint
+from .checkpoint.rollbacks import seen_rollbacks
 from .checkpoint.saving import save_checkpoint
 from .config.run_config import RunConfig
 from .errors import CallbackError, GuardStop, RunError, ServersError
-from .guarding import obey_guards
+from .guarding import WayBack, obey_guards, to_go_back_to
 from .journal import Journal
 from .observe.metrics import merge_updates
 from .ranks.crew import Crew
@@ -56,11 +57,12 @@ class Run:
     callbacks: Callbacks
 
 
-def train(run: Run, *, step: int) -> int:
+def train(run: Run, *, step: int) -> int | WayBack:
     """Train on from `step` finished steps, to the end, until no better evaluation comes, or until asked to stop: by a
     signal or by a callback.
 
-    Returns the last finished step.
+    Returns the last finished step; or the way back when a rule of the run file has ordered a rollback, which ends this
+    call in the middle of a step.
 
     Raises ServersError when the servers do not do their part, GuardStop when a rule of the run file ends the run, and
     CallbackError when a callback fails; every step until then is saved.
@@ -84,7 +86,8 @@ def train(run: Run, *, step: int) -> int:
                 break
             step += 1
             changed = optimize(run, sequences, version=step)
-            obey_guards(run.journal, step)
+            if (way_back := obey_guards(config, run.journal, step)) is not None:
+                return way_back
             push_policy(run, version=step + 1)
             if due(config.canary.steps, step) or (adapter_is_zero and changed):
                 check_canary(run, version=step + 1)
@@ -286,8 +289,10 @@ def save(run: Run, step: int) -> None:
             "totals": run.journal.state(),
             "reward_code": run.orchestrator.reward.code.hashes,
             "best": asdict(run.best),
+            **seen_rollbacks(run.config.run_dir),
         }
-        save_checkpoint(step, run.config, run.crew, state, spared=() if run.best.step is None else (run.best.step,))
+        best = set() if run.best.step is None else {run.best.step}
+        save_checkpoint(step, run.config, run.crew, state, spared=best | to_go_back_to(run.config, step))
 
 
 def due(every: int, step: int) -> bool:

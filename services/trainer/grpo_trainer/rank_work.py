@@ -31,6 +31,7 @@ COMMANDS = (
     "begin_export",
     "bucket",
     "save_engine",
+    "load_engine",
     "describe",
     "gather_state",
     "gather_adapter",
@@ -109,6 +110,10 @@ class RankWork:
         """Write this rank's part of a checkpoint. Raises RunError when it cannot be written."""
         with writing():
             self.engine.save(Path(folder))
+
+    def load_engine(self, folder: str) -> None:
+        """Go back to this rank's part of a checkpoint."""
+        self.engine.load(Path(folder))
 
     def describe(self, folder: str, names: list[str]) -> dict[str, dict[str, Any]]:
         """Size and hash of this rank's share of a checkpoint's files. Raises RunError when they cannot be read back."""

@@ -1,6 +1,7 @@
 """Config → parts → loop, on every rank."""
 
 import logging
+from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from grpo_proto.messages.weights import Kind
 from .algorithm.trial import check_algorithm
 from .callbacks import Callbacks, Hooks, load_callbacks
 from .checkpoint.best import BestCheckpoint
+from .checkpoint.rollbacks import remove_abandoned, with_prompts_moved_on
 from .checkpoint.run_folder import find_start, make_run_folder, trainer_id
 from .checkpoint.run_lock import only_trainer_in
 from .checkpoint.saving import save_adapter, save_model
@@ -26,6 +28,7 @@ from .engine.schedule import number_of_steps
 from .engine.state import layout, read_engine_state
 from .engine.training_engine import TrainingEngine
 from .errors import CallbackError, GuardStop, RunError
+from .guarding import WayBack
 from .journal import Journal
 from .live_sources import show_servers
 from .loop import Run, ends_early, train
@@ -40,6 +43,7 @@ from .ranks.process_group import join_process_group, own_device
 from .ranks.ranks import join_ranks
 from .ranks.rendezvous import Rendezvous
 from .ranks.stop_signal import StopRequested, StopSignal
+from .rollback import go_back
 from .servers.canary import rule_for
 from .servers.orchestrator import Orchestrator
 from .servers.pipeline import Cursor
@@ -173,44 +177,76 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
         return follow(ranks, work, COMMANDS)
 
     crew = open_parts.enter_context(Crew(ranks, work, COMMANDS))
+    while True:
+        way_back = _train(
+            config, state, engine, crew, orchestrator, callbacks, status=status, stop=stop, max_steps=max_steps
+        )
+        if way_back is None:
+            return 0
+        state = go_back(way_back, config, crew, orchestrator, status, max_steps=max_steps)
+
+
+def _train(
+    config: RunConfig,
+    state: dict[str, Any] | None,
+    engine: TrainingEngine,
+    crew: Crew,
+    orchestrator: Orchestrator,
+    callbacks: Mapping[str, Hooks],
+    *,
+    status: RunStatus,
+    stop: StopSignal,
+    max_steps: int,
+) -> WayBack | None:
+    """Train on from `state`, a checkpoint's, which is loaded; None begins a run. Writes model, report and summary.
+
+    Returns the way back when a rule has ordered a rollback.
+    """
+    step = state["step"] if state else 0
     totals = RunTotals(**state["totals"]) if state else RunTotals()
-    journal = open_parts.enter_context(
-        Journal(config, status, stop, max_steps=max_steps, resumed_step=step if state else None, totals=totals)
-    )
-    parts = Run(
-        config,
-        crew,
-        CrewExport(engine.export, crew),
-        orchestrator,
-        journal,
-        max_steps=max_steps,
-        canary_rule=rule_for(config, engine.device.type, has_experts=engine.has_experts),
-        best=BestCheckpoint.of(config.checkpoint, state.get("best") if state else None, run_dir=config.run_dir),
-        callbacks=open_parts.enter_context(Callbacks(callbacks, step=step)),
-    )
-    try:
-        finished = train(parts, step=step)
-    except (GuardStop, CallbackError):
-        write_report_and_summary(config, journal.final_totals(), steps=status.snapshot().step, facts=parts.best.facts())
-        raise
-    is_done = finished >= max_steps or ends_early(parts)
-    if not is_done:
-        log.info("stopped after step %d of %d; go on with --resume", finished, max_steps)
-    else:
-        if finished < max_steps and parts.callbacks.stop is None:
-            found = parts.best
-            log.info("stopped early after step %d: the best %s is of step %s", finished, found.metric, found.step)
-        with journal.stage("save"):
-            if config.model.lora is None:
-                save_model(config, crew, engine.write_hf)
-            else:
-                save_adapter(config, crew, engine.write_adapter)
-            if config.model.lora is not None and config.checkpoint.save_merged:
-                save_model(config, crew, engine.write_hf, folder="model-merged")
-    write_report_and_summary(config, journal.final_totals(), steps=finished, facts=parts.best.facts())
-    if is_done:
-        status.done()
-    return 0
+    resumed_step = step if state else None
+    with (
+        Journal(config, status, stop, max_steps=max_steps, resumed_step=resumed_step, totals=totals) as journal,
+        ExitStack() as ending,
+    ):
+        parts = Run(
+            config,
+            crew,
+            CrewExport(engine.export, crew),
+            orchestrator,
+            journal,
+            max_steps=max_steps,
+            canary_rule=rule_for(config, engine.device.type, has_experts=engine.has_experts),
+            best=BestCheckpoint.of(config.checkpoint, state.get("best") if state else None, run_dir=config.run_dir),
+            callbacks=ending.enter_context(Callbacks(callbacks, step=step)),
+        )
+        try:
+            finished = train(parts, step=step)
+        except (GuardStop, CallbackError):
+            steps = status.snapshot().step
+            write_report_and_summary(config, journal.final_totals(), steps=steps, facts=parts.best.facts())
+            raise
+        if isinstance(finished, WayBack):
+            ending.pop_all()  # this is no end for the callbacks
+            return finished
+        is_done = finished >= max_steps or ends_early(parts)
+        if not is_done:
+            log.info("stopped after step %d of %d; go on with --resume", finished, max_steps)
+        else:
+            if finished < max_steps and parts.callbacks.stop is None:
+                found = parts.best
+                log.info("stopped early after step %d: the best %s is of step %s", finished, found.metric, found.step)
+            with journal.stage("save"):
+                if config.model.lora is None:
+                    save_model(config, crew, engine.write_hf)
+                else:
+                    save_adapter(config, crew, engine.write_adapter)
+                if config.model.lora is not None and config.checkpoint.save_merged:
+                    save_model(config, crew, engine.write_hf, folder="model-merged")
+        write_report_and_summary(config, journal.final_totals(), steps=finished, facts=parts.best.facts())
+        if is_done:
+            status.done()
+    return None
 
 
 def digest_below_adapter(config: RunConfig, *, status: RunStatus, stop: StopSignal) -> str | None:
@@ -229,6 +265,8 @@ def open_checkpoint(
 
     Raises UsageError when the checkpoint is of another layout, before anything is waited for.
     """
+    if resume:
+        remove_abandoned(config.run_dir)
     found = find_start(config.run_dir, resume=resume, reading=stop.interruptible)
     if found is not None:
         own = layout(
@@ -240,6 +278,7 @@ def open_checkpoint(
             sync_ref_model=config.algorithm.sync_ref_model,
         )
         read_engine_state(found[0] / "engine", own)
-    if resume and found is None:
+        return found[0], with_prompts_moved_on(found[1], config.run_dir)
+    if resume:
         log.warning("nothing to resume in %s: this is a new run", config.run_dir)
-    return found or (None, None)
+    return None, None

@@ -3,5 +3,6 @@
 run_folder.py, run_lock.py   the folder of a run, and the lock that admits a single trainer
 saving.py                    checkpoints and the final model, with all ranks
 files.py                     the files of a checkpoint: complete or absent
+rollbacks.py                 how often the run went back, and which checkpoints that abandoned
 best.py                      which checkpoint is the best, and when no better one is to be expected
 """

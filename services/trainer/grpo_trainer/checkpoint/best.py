@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from ..config.run_config import CheckpointConfig
+from ..config.checkpoint import CheckpointConfig
 from .files import checkpoint_folder
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -107,6 +107,22 @@ def find_latest(
     Raises UsageError when there are checkpoints but none is whole: a run from the beginning would hide that.
     """
     steps = list_steps(run_dir)
+    found = newest_whole(run_dir, steps, reading=reading)
+    if found is None and steps:
+        raise UsageError(
+            f"none of the {len(steps)} checkpoints in {run_dir / 'checkpoints'} is whole",
+            hint="start without --resume and with another run_dir, or restore a checkpoint from a copy",
+        )
+    return found
+
+
+def newest_whole(
+    run_dir: Path, steps: Sequence[int], *, reading: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> tuple[Path, dict[str, Any]] | None:
+    """Return the newest whole checkpoint of `steps`, which ascend, and its state; None when none is whole.
+
+    `reading` and damaged checkpoints: as in `find_latest`.
+    """
     damaged: list[int] = []
     for step in reversed(steps):
         folder = checkpoint_folder(run_dir, step)
@@ -118,11 +134,6 @@ def find_latest(
             return folder, json.loads((folder / STATE).read_text())
         log.warning("skipping the damaged checkpoint %s: %s", folder, problem)
         damaged.append(step)
-    if steps:
-        raise UsageError(
-            f"none of the {len(steps)} checkpoints in {run_dir / 'checkpoints'} is whole",
-            hint="start without --resume and with another run_dir, or restore a checkpoint from a copy",
-        )
     return None
 
 

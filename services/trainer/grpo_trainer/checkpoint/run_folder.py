@@ -4,6 +4,7 @@ run.yaml            the resolved configuration        checkpoints/   see files.p
 trainer_id          the name of this run for servers  model/         the final policy, for transformers and vLLM;
                                                       with an adapter: the adapter, and model-merged/ their sum
 metrics.jsonl, completions.jsonl, tensorboard/, report.html, summary.json
+rollbacks.json      written when a rule of `guards` has the run go back; see rollbacks.py
 data/               the prompt rows with their token ids; see data/rows.py
 .lock               held by the trainer that uses the folder; see run_lock.py
 """

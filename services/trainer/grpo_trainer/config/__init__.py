@@ -1,7 +1,8 @@
 """The configuration: the keys of a run file, and the sources of their values.
 
 run_config.py   the run file, with the other sections; section.py: the base of all sections
-algorithm.py    the section `algorithm`; data.py: `data`; guards.py: `guards`; lora.py: `model.lora`
+algorithm.py    the section `algorithm`; checkpoint.py: `checkpoint`; data.py: `data`; guards.py: `guards`;
+                lora.py: `model.lora`
 cold_start.py   the file of a cold start
 settings.py     files, environment and flags → a run file or the file of a cold start
 doubts.py       settings that are allowed and seldom intended

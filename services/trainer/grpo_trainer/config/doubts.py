@@ -28,8 +28,8 @@ def doubts(config: RunConfig) -> list[str]:
         found.append(
             f"optimizer.learning_rate {rate:g} is one of full fine-tuning: with model.lora take about ten times as much"
         )
-    if config.guards.kl == "stop" and config.algorithm.beta == 0.0:
-        found.append("guards.kl stop never acts: with algorithm.beta 0 no KL is measured")
+    if config.guards.kl in ("rollback", "stop") and config.algorithm.beta == 0.0:
+        found.append(f"guards.kl {config.guards.kl} never acts: with algorithm.beta 0 no KL is measured")
     for section, name, longer_section, longer, why in TIME_OUTS:
         value, limit = getattr(getattr(config, section), name), getattr(getattr(config, longer_section), longer)
         if value >= limit:

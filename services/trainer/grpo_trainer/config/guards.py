@@ -6,17 +6,18 @@ from pydantic import Field
 
 from .section import Positive, Section, Share
 
-Action = Literal["ignore", "warn", "stop"]
+Action = Literal["ignore", "warn", "rollback", "stop"]
 RULES = ("kl", "entropy", "mismatch", "zero_spread", "clipped", "length_growth", "repetition", "failing_reward")
 """Each is a field of `GuardsConfig` beside its limit."""
 
 
 class GuardsConfig(Section):
-    """Rules on the last steps: ignore, warn, or stop the run."""
+    """Rules on the last steps: ignore, warn, go back to the last good checkpoint, or stop the run."""
 
     steps: int = Field(
         5, ge=1, le=1000, description="A rule acts when the last step and 4/5 of this many last steps break it."
     )
+    max_rollbacks: int = Field(2, ge=1, le=1000, description="Rollbacks of a whole run; the next one stops it.")
     kl: Action = Field("warn", description="KL to the reference model above kl_limit.")
     kl_limit: Positive = Field(5.0, description="Nats per token; a policy that learns stays below 1.")
     entropy: Action = Field("warn", description="Entropy below entropy_limit.")
@@ -40,3 +41,8 @@ class GuardsConfig(Section):
     def action_of(self, rule: str) -> Action:
         action: Action = getattr(self, rule)
         return action
+
+    @property
+    def rollback_rules(self) -> list[str]:
+        """The rules whose action is `rollback`."""
+        return [rule for rule in RULES if self.action_of(rule) == "rollback"]

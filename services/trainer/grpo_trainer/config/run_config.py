@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from .algorithm import AlgorithmConfig
+from .checkpoint import CheckpointConfig
 from .data import DataConfig
 from .guards import GuardsConfig
 from .lora import LoraConfig
@@ -239,24 +240,6 @@ class EvalConfig(Section):
     num_generations_eval: int = Field(1, ge=1, description="Sampled completions per held-out prompt.")
 
 
-class CheckpointConfig(Section):
-    """Checkpoints are complete or absent."""
-
-    save_steps: int = Field(100, ge=0, description="Save every so many steps and at the end; 0: only at the end.")
-    save_total_limit: int = Field(2, ge=1, description="Number of newest checkpoints that are kept.")
-    metric_for_best: str | None = Field(
-        None,
-        description="Evaluation metric, such as eval_accuracy, whose best checkpoint is kept, too; absent: none.",
-    )
-    greater_is_better: bool = Field(True, description="Whether a greater metric_for_best is better.")
-    patience: int | None = Field(
-        None, ge=1, description="End the run after so many evaluations without a better one; absent: at max_steps."
-    )
-    save_merged: bool = Field(
-        False, description="With model.lora: write model-merged/ beside model/, the model with the adapter added."
-    )
-
-
 class LoggingConfig(Section):
     """Files, trackers and traces of a run. metrics.jsonl is always written."""
 
@@ -387,6 +370,15 @@ class RunConfig(Section):
             at_k = [f"avg@{n}", *(f"pass@{k}" for k in chosen.pass_at or [n]), "greedy"]
             names += [f"eval/{name}/{metric}" for metric in at_k]
         return names
+
+    @model_validator(mode="after")
+    def _checkpoints_to_go_back_to(self) -> Self:
+        if (rules := self.guards.rollback_rules) and not self.checkpoint.save_steps:
+            raise ValueError(
+                f"guards.{rules[0]} rollback goes back to a checkpoint, and checkpoint.save_steps 0 writes none before "
+                "the end; set it above 0"
+            )
+        return self
 
     @model_validator(mode="after")
     def _whole_mini_batches(self) -> Self:

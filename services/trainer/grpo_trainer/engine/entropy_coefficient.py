@@ -49,8 +49,9 @@ class EntropyCoefficient:
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Go on from `state`; from the start if it holds none, as of a run whose coefficient was fixed until now."""
-        if self._settings.use_adaptive_entropy and "entropy_coef" in saved:
-            self._value, self._last_entropy = saved["entropy_coef"], saved["last_entropy"]
+        if self._settings.use_adaptive_entropy:
+            self._value = saved.get("entropy_coef", self._settings.entropy_coef)
+            self._last_entropy = saved.get("last_entropy")
 
     def _is_low(self, entropy: float | None) -> bool:
         target = self._settings.entropy_target

@@ -19,6 +19,7 @@ class MovingReference:
 
     def __init__(self, weights: nn.Module, *, rank: int, sharded: bool):
         self._weights, self._rank, self._sharded = weights, rank, sharded
+        self.has_moved = False
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def follow(self, policy: nn.Module, *, alpha: float) -> None:
@@ -26,6 +27,7 @@ class MovingReference:
         for own, trained in zip(self._weights.parameters(), policy.parameters(), strict=True):
             _held(own).lerp_(_held(trained), alpha)
             _forget_gathered(own)
+        self.has_moved = True
 
     def save(self, folder: Path) -> None:
         """Write what this rank holds, once for all ranks that hold the same."""
@@ -40,6 +42,7 @@ class MovingReference:
         for name, parameter in self._weights.named_parameters():
             _held(parameter).copy_(saved[name])
             _forget_gathered(parameter)
+        self.has_moved = True
 
     def _file(self, folder: Path) -> Path:
         return folder / STATE_TAG / f"reference-{self._rank if self._sharded else 0}.pt"

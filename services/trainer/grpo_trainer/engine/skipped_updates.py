@@ -19,6 +19,10 @@ class SkippedUpdates:
         self.count = 0
         self._in_a_row = 0
 
+    def restore(self, count: int) -> None:
+        """Go on from a checkpoint: `count` updates of the run were skipped, the last of them not in a row."""
+        self.count, self._in_a_row = count, 0
+
     def judge(self, metrics: dict[str, float], *, update: int) -> None:
         """Read `grad_norm` and `loss` of an update, take `tokens_without_finite_loss` out, add `update_skipped`.
 

@@ -37,7 +37,7 @@ from ..algorithm.surrogates import surrogate_of
 from ..algorithm.surrogates.reads import keeps_reference, prepared_for
 from ..config.algorithm import AlgorithmConfig
 from ..config.run_config import DeepSpeedConfig, ModelConfig, OptimizerConfig
-from ..errors import storage_error_class
+from ..errors import RunError, storage_error_class
 from ..lora.adapter import Adapter, keep_adapter_only
 from ..lora.files import write_adapter, write_merged_card
 from ..lora.merging import LowRankDelta, checkpoint_name
@@ -278,9 +278,9 @@ class TrainingEngine:
             write_engine_state(folder, self._layout, self._counts)
 
     def load(self, folder: Path) -> None:
-        """Continue from the state that `save` wrote, bit for bit.
+        """Continue from the state that `save` wrote, bit for bit, also in an engine that has trained meanwhile.
 
-        Raises what `read_engine_state` raises.
+        Raises what `read_engine_state` raises, and RunError when the reference model cannot go back.
         """
         try:
             self._load(folder)
@@ -289,8 +289,14 @@ class TrainingEngine:
 
     def _load(self, folder: Path) -> None:
         saved = read_engine_state(folder, self._layout)
+        if self._moving is not None and self._moving.has_moved and not saved.get(SYNC):
+            raise RunError(
+                f"{folder} is from before the reference model began to move, and has none to go back to",
+                hint="go on with --resume, which begins with the run's first model",
+            )
         self._engine.load_checkpoint(str(folder), tag=STATE_TAG, load_module_strict=self.adapter is None)
-        self.updates_done, self.skipped.count = saved["updates_done"], saved["skipped_updates"]
+        self.updates_done = saved["updates_done"]
+        self.skipped.restore(saved["skipped_updates"])
         if self._moving is not None and saved.get(SYNC):  # else it has not moved yet
             self._moving.load(folder)
         self._entropy_coefficient.restore(saved)

@@ -1,4 +1,4 @@
-"""Judge the last steps of a run by the rules of the section `guards`: warn or stop.
+"""Judge the last steps of a run by the rules of the section `guards`: warn, go back or stop.
 
 A rule is broken when the last step and `MOST` of the last `guards.steps` show its sign, and has cleared when none of
 them does. So a number that oscillates about its limit acts once, and a gap of one step does not suppress it.
@@ -33,7 +33,7 @@ FAULTS = ("error", "timeout")
 MAX_DETAIL = 200
 MISMATCH = "sampling/sampling_logp_difference/mean"
 
-SEVERITY: tuple[Action, ...] = ("ignore", "warn", "stop")
+SEVERITY: tuple[Action, ...] = ("ignore", "warn", "rollback", "stop")
 Sign = tuple[str, str]
 """A rule, and the reward it is about, or no word."""
 

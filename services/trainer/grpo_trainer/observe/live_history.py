@@ -44,6 +44,10 @@ class LiveHistory:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._sequence = 0
+        self._clear()
+
+    def _clear(self) -> None:
         self._series: dict[str, ThinnedSeries] = {}
         self._new: deque[dict[str, Any]] = deque(maxlen=MAX_NEW_STEPS)
         self._recent: deque[dict[str, float]] = deque(maxlen=RECENT_STEPS)
@@ -52,14 +56,16 @@ class LiveHistory:
         self._left_out: dict[str, int] = {}
         self._missing: list[dict[str, Any]] = []
         self._num_tokens = 0.0
-        self._sequence = 0
         self._groups: dict[str, Any] | None = None
 
     def restore(self, run_dir: Path, *, through_step: int) -> None:
-        """Read the steps up to `through_step` from metrics.jsonl when a run is resumed; later steps are done again.
+        """Begin anew with the steps up to `through_step` of metrics.jsonl: a run is resumed, or has gone back.
 
         Means over these steps are shown until this process finishes a step: it may run on another machine.
         """
+        with self._lock:
+            self._clear()
+            self._sequence += self._sequence > 0  # a reader of what was before misses more than `_new` will hold
         for record in read_records(run_dir / METRICS_FILE):
             if record["step"] <= through_step:
                 self.add(record["step"], record)

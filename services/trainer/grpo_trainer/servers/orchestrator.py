@@ -14,6 +14,7 @@ from grpo_proto.messages.weights import Kind
 
 from ..algorithm.spread import teaches
 from ..config.run_config import RunConfig
+from ..data.difficulty import DifficultyMemory
 from ..data.order import PromptOrder
 from ..data.prompt_row import PromptRow
 from ..data.run_rows import TrainingRows
@@ -88,23 +89,15 @@ class Orchestrator:
             deadline_s=config.rollout.request_deadline_s,
             retry_for_s=config.rollout.retry_for_s,
         )
-        self.pipeline = Pipeline(
-            self.rollout,
-            self.reward,
-            prompts,
-            training_sampling(config.rollout),
-            PipelineLimits(
-                groups_per_batch=config.rollout.groups_per_batch,
-                max_staleness=config.algorithm.max_staleness,
-                groups_per_job=config.rollout.prompts_per_request,
-                num_generations=config.rollout.num_generations,
-                min_scored_share=config.reward.min_scored_share,
-                max_steps=max_steps,
-            ),
-            cursor,
-            self.tracing,
-            _refills(config),
+        self._limits = PipelineLimits(
+            groups_per_batch=config.rollout.groups_per_batch,
+            max_staleness=config.algorithm.max_staleness,
+            groups_per_job=config.rollout.prompts_per_request,
+            num_generations=config.rollout.num_generations,
+            min_scored_share=config.reward.min_scored_share,
+            max_steps=max_steps,
         )
+        self.pipeline = self._new_pipeline(prompts, cursor)
         self.pusher = WeightPusher(
             self.fleet,
             self.loop,
@@ -121,6 +114,11 @@ class Orchestrator:
         )
         self.reward_health: Health | None = None
         """The reward server's last answer, for display only; None before the first answer."""
+
+    def _new_pipeline(self, prompts: PromptOrder, cursor: Cursor) -> Pipeline:
+        sampling = training_sampling(self.config.rollout)
+        refills = _refills(self.config)
+        return Pipeline(self.rollout, self.reward, prompts, sampling, self._limits, cursor, self.tracing, refills)
 
     def __enter__(self) -> Self:
         self.loop.__enter__()
@@ -264,6 +262,24 @@ class Orchestrator:
             return self.pipeline.cursor()
 
         return self.loop.run(read())
+
+    def abandon(self) -> int:
+        """End the sampling by a policy that is given up, and its weight session.
+
+        Drops the groups in flight and those that are ready. Returns the position of the first prompt not yet drawn.
+        """
+        self.loop.run(self.pipeline.stop(), timeout_s=30.0)
+        self.pusher.leave()
+        return self.cursor().next_position
+
+    def start_over(self, cursor: Cursor) -> None:
+        """Go on from `cursor` after `abandon`. Nothing is sampled until a push has opened a new weight session."""
+        prompts = self.pipeline.prompts
+        prompts.difficulty = DifficultyMemory.of(
+            self.config.data.difficulty, seed=self.config.seed, known=cursor.difficulty
+        )
+        self.pipeline = self._new_pipeline(prompts, cursor)
+        self.rollout.lost_requests = 0
 
     def probes(self, version: int) -> Coroutine[Any, Any, list[Probe]]:
         """Sample the canary's prompts on every server, with policy `version`."""

@@ -54,7 +54,10 @@ class Batch:
 
 @dataclass
 class Counts:
-    """Numbers of groups since this process began. issued = used + replaced + dropped_stale + waiting + in flight."""
+    """Numbers of groups since this process began or went back.
+
+    issued = used + replaced + dropped_stale + waiting + in flight
+    """
 
     issued: int = 0
     used: int = 0

@@ -54,7 +54,7 @@ def training_sampling(config: RolloutConfig) -> Sampling:
 class RolloutStage:
     """Send requests to the least busy server; send a lost request again, to another server if there is one.
 
-    `lost_requests` counts the failed attempts since this process began.
+    `lost_requests` counts the failed attempts since this process began, or since its last rollback.
     """
 
     MAX_LATE = 3
