@@ -121,6 +121,13 @@ def test_a_trainer_s_file_with_the_columns_of_its_dataset(tmp_path):
         read_rows(trainer_file(tmp_path), dataset=dataset)
 
 
+def test_the_rows_of_one_dataset_are_not_taken_for_those_of_another(tmp_path):
+    lines = [{"completion": "x", "step": 1, "group": 0, "index": 0, "rewards": {}, "row": 0}] * 2
+    path = file_of(tmp_path, *({**line, "dataset": name} for line, name in zip(lines, "ab", strict=True)))
+    with pytest.raises(CommandFailed, match="has samples of the datasets a, b, and --dataset names the rows of one"):
+        read_rows(path, dataset=path)
+
+
 def test_the_dataset_needs_a_row(tmp_path):
     path = file_of(tmp_path, {"completion": "c"})
     with pytest.raises(CommandFailed, match=r"rows.jsonl:1: there is no row"):

@@ -74,6 +74,8 @@ def read_rows(
     lines = json_lines(path)
     if not lines:
         raise CommandFailed(f"{path} is empty: wanted is one object such as {EXAMPLE_LINE} on each line")
+    if dataset:
+        _check_one_dataset(path, lines)
     others = [values for _, values in json_lines(dataset)] if dataset else None
     return rows_of(path.name, lines, others=others, dataset=dataset, gold=gold, with_expect=with_expect)
 
@@ -128,6 +130,16 @@ def _object(path: Path, number: int, line: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CommandFailed(f"{path}, line {number}: a line must be an object such as {EXAMPLE_LINE}")
     return value
+
+
+def _check_one_dataset(path: Path, lines: Sequence[tuple[int, dict[str, Any]]]) -> None:
+    """Refuse the lines of a run with several datasets: `row` counts within each."""
+    names = sorted({str(values.get("dataset", "")) for _, values in lines if values.keys() >= TRAINER_KEYS})
+    if len(names) > 1:
+        raise CommandFailed(
+            f"{path} has samples of the datasets {', '.join(names)}, and --dataset names the rows of one: score each "
+            f'by itself: grep \'"dataset": "{names[-1]}"\' {path} | grpo-reward score - --dataset …'
+        )
 
 
 def _joined(
