@@ -67,7 +67,6 @@ def test_each_dataset_has_its_own_epochs_in_an_order_of_its_own():
         numbers = [row.index for row in rows if row.dataset == name]
         epochs = [numbers[start : start + count] for start in range(0, 12, count)]
         assert all(sorted(epoch) == list(range(count)) for epoch in epochs)
-    assert max(prompts.epoch_of(position) for position in range(24)) == 5
     assert prompts.metrics(23) == {"data/few/epoch": 6.0, "data/many/epoch": 2.0}
     twins = PromptOrder(
         [PromptRow(n % 50, [1], "p", {}) for n in range(100)],

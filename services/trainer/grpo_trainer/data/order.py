@@ -55,10 +55,6 @@ class PromptOrder:
     def row_at(self, position: int) -> PromptRow:
         return self.rows[self._draw(position)[0]]
 
-    def epoch_of(self, position: int) -> int:
-        """The epoch, from 0, of the dataset that `position` is from."""
-        return self._draw(position)[1]
-
     def _draw(self, position: int) -> tuple[int, int]:
         """The row number among the rows of all datasets, and the epoch of its dataset."""
         dataset, place = self._schedule.at(position)
