@@ -108,7 +108,8 @@ def our_step(folder: Path, sequences: list[tuple[list[int], list[int], float]]) 
     from grpo_trainer.algorithm.decisions import sequences_of
     from grpo_trainer.algorithm.sequences import single_turn
     from grpo_trainer.config.algorithm import AlgorithmConfig
-    from grpo_trainer.config.run_config import DeepSpeedConfig, ModelConfig, OptimizerConfig
+    from grpo_trainer.config.optimization import DeepSpeedConfig, OptimizerConfig
+    from grpo_trainer.config.run_config import ModelConfig
     from grpo_trainer.engine.training_engine import TrainingEngine
 
     algorithm, sharing = AlgorithmConfig(), DeepSpeedConfig()

@@ -12,7 +12,8 @@ from grpo_trainer.algorithm.batching import micro_batches, parts_of_ranks, plan_
 from grpo_trainer.algorithm.decisions import sequences_of
 from grpo_trainer.algorithm.sequences import MicroBatch, single_turn
 from grpo_trainer.config.algorithm import AlgorithmConfig
-from grpo_trainer.config.run_config import DeepSpeedConfig, ModelConfig, OptimizerConfig
+from grpo_trainer.config.optimization import DeepSpeedConfig, OptimizerConfig
+from grpo_trainer.config.run_config import ModelConfig
 
 if TYPE_CHECKING:
     from grpo_trainer.engine.training_engine import TrainingEngine

@@ -24,7 +24,8 @@ from grpo_proto.transport import plan_manifest, view_tensor
 from grpo_trainer.algorithm.sequences import MicroBatch
 from grpo_trainer.algorithm.skipping import sequences_to_compute
 from grpo_trainer.config.algorithm import AlgorithmConfig
-from grpo_trainer.config.run_config import DeepSpeedConfig, ModelConfig, OptimizerConfig
+from grpo_trainer.config.optimization import DeepSpeedConfig, OptimizerConfig
+from grpo_trainer.config.run_config import ModelConfig
 from grpo_trainer.engine import training_engine as engine_module
 from grpo_trainer.engine.model import load_policy
 from grpo_trainer.engine.output_head import Policy
@@ -45,6 +46,7 @@ def new_engine(
     optimizer: OptimizerConfig | None = None,
     gradient_checkpointing: bool = False,
     model: str = "tied",
+    overlap_comm: bool = False,
 ) -> TrainingEngine:
     return TrainingEngine(
         ModelConfig(
@@ -54,7 +56,7 @@ def new_engine(
             gradient_checkpointing=gradient_checkpointing,
         ),
         optimizer or OptimizerConfig(learning_rate=1e-3, weight_decay=0.1, lr_scheduler_type="linear"),
-        DeepSpeedConfig(zero_stage=stage),
+        DeepSpeedConfig(zero_stage=stage, overlap_comm=overlap_comm),
         algorithm or AlgorithmConfig(loss_type="grpo"),
         temperature=0.9,
         total_updates=100,
@@ -118,6 +120,7 @@ def gradient(
         optimizer=OptimizerConfig(learning_rate=GRADIENT_SCALE, max_grad_norm=1e9),
         algorithm=AlgorithmConfig(loss_type="grpo", beta=0.1, entropy_coef=0.01, top_entropy_quantile=top_quantile),
         gradient_checkpointing=checkpointing,
+        overlap_comm=checkpointing and stage > 1,
     )
     engine_module.adamw = ADAMW
     updates = updates_of(engine, make_taken(count, seed=3, stale_share=0.3), budget=budget)
@@ -348,7 +351,7 @@ Scenario = Callable[[], dict[str, Any]]
 def scenarios(folder: Path, world_size: int) -> dict[str, Scenario]:
     """By name. A single rank repeats what could differ there; the rest is for two."""
     found: dict[str, Scenario] = {}
-    for stage in (0, 2, 3):
+    for stage in (0, 1, 2, 3):
         found[f"gradient {stage} 40 True 13"] = partial(gradient, folder, stage, 40, True, top_quantile=0.3)
         found[f"continued {stage} bfloat16"] = partial(continued, folder, stage, "bfloat16")
         if world_size == 1:

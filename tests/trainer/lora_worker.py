@@ -18,7 +18,8 @@ from tests.trainer.made_episodes import make_taken
 
 from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.config.lora import LoraConfig
-from grpo_trainer.config.run_config import DeepSpeedConfig, ModelConfig, OptimizerConfig
+from grpo_trainer.config.optimization import DeepSpeedConfig, OptimizerConfig
+from grpo_trainer.config.run_config import ModelConfig
 from grpo_trainer.engine import training_engine as engine_module
 from grpo_trainer.engine.training_engine import TrainingEngine
 from grpo_trainer.errors import UsageError

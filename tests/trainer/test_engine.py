@@ -28,7 +28,7 @@ from grpo_trainer.engine.state import read_engine_state
 from grpo_trainer.engine.training_engine import TrainingEngine
 from grpo_trainer.errors import UnavailableError, UsageError
 
-STAGES = [0, 2, 3]
+STAGES = [0, 1, 2, 3]
 DTYPES = ["float32", "bfloat16"]
 
 pytestmark = [
@@ -179,8 +179,8 @@ def test_the_reference_moves_as_trls_does_and_is_what_the_kl_reads(
 def test_bf16_trains_alike_in_every_zero_stage(one_rank: dict[str, Any]):
     """DeepSpeed's own ZeRO 0 would differ here: it steps once on zero gradients and sums micro-batches in bf16."""
     kl = [one_rank[f"continued {stage} bfloat16"]["kl"] for stage in STAGES]
-    assert kl[0] == pytest.approx(kl[1], rel=1e-6)
-    assert kl[2] == pytest.approx(kl[1], rel=0.05), "ZeRO 3 rounds its products in another order"
+    assert kl[:2] == pytest.approx([kl[2]] * 2, rel=1e-6)
+    assert kl[3] == pytest.approx(kl[2], rel=0.05), "ZeRO 3 rounds its products in another order"
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -17,7 +17,8 @@ from tests.trainer.made_run_file import write_run_file
 from tests.warm_python import Forked, warm_python
 
 from grpo_trainer.checkpoint.files import begin_checkpoint, describe_files, finish_checkpoint, list_files
-from grpo_trainer.config.run_config import DeepSpeedConfig, ModelConfig
+from grpo_trainer.config.optimization import DeepSpeedConfig
+from grpo_trainer.config.run_config import ModelConfig
 from grpo_trainer.engine.state import STATE_TAG, layout, write_engine_state
 from grpo_trainer.errors import RunError, UnavailableError, UsageError
 from grpo_trainer.ranks import rendezvous

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import get_scheduler
 
-from grpo_trainer.config.run_config import OptimizerConfig
+from grpo_trainer.config.optimization import OptimizerConfig
 from grpo_trainer.engine.schedule import learning_rate
 
 

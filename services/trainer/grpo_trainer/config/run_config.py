@@ -6,13 +6,14 @@ Names are those of TRL and ms-swift where they have one. `settings.py` reads fil
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from .algorithm import AlgorithmConfig
 from .checkpoint import CheckpointConfig
 from .data import DataConfig
 from .guards import GuardsConfig
 from .lora import LoraConfig
+from .optimization import DeepSpeedConfig, OptimizerConfig
 from .section import Positive, Seconds, Section, ServerUrl, Share, without_credentials
 
 
@@ -152,42 +153,6 @@ class RewardConfig(Section):
         """Reward → its file, for rewards written as FILE.py:NAME."""
         pairs = (reward.rpartition(":") for reward in self.reward_funcs)
         return {name: Path(file) for file, _, name in pairs if file.endswith(".py")}
-
-
-class OptimizerConfig(Section):
-    """AdamW and its schedule. Steps of the schedule are optimizer updates."""
-
-    learning_rate: float = Field(1e-6, ge=0.0)
-    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: int = Field(0, ge=0)
-    warmup_ratio: Share = Field(
-        0.0, description="Share of all updates with a growing learning rate; used when warmup_steps is 0."
-    )
-    weight_decay: float = Field(0.0, ge=0.0)
-    adam_beta1: Share = 0.9
-    adam_beta2: Share = 0.999
-    adam_epsilon: Positive = 1e-8
-    max_grad_norm: Positive = 1.0
-    max_skipped_updates: int = Field(
-        3, ge=0, description="Updates in a row without a finite gradient that a run survives."
-    )
-
-
-def _number(value: Any) -> Any:
-    """Convert the string of a flag: pydantic does not, for a choice between numbers."""
-    return int(value) if isinstance(value, str) and value.isdigit() else value
-
-
-class DeepSpeedConfig(Section):
-    """How the trainer spreads over its devices."""
-
-    zero_stage: Annotated[Literal[0, 2, 3], BeforeValidator(_number)] = 2
-    nproc_per_node: int = Field(1, ge=1, description="Ranks on this machine: GPUs, or processes without GPUs.")
-    tokens_per_micro_batch: int = Field(
-        16384, ge=1, description="Padded tokens in one forward and backward pass on one rank."
-    )
-    offload_optimizer: bool = Field(False, description="Keep the optimizer's state in CPU memory.")
-    timeout_s: Seconds = Field(1800.0, description="Limit of a collective between ranks.")
 
 
 class WeightsConfig(Section):

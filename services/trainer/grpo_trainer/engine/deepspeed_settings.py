@@ -7,7 +7,8 @@ from torch import nn
 
 from grpo_proto.checkpoint_layout import shape_of
 
-from ..config.run_config import DeepSpeedConfig, ModelConfig, OptimizerConfig
+from ..config.optimization import DeepSpeedConfig, OptimizerConfig
+from ..config.run_config import ModelConfig
 
 REDUCE_BUCKET_NUMBERS = 50_000_000
 """Number of float32 gradients reduced together: 200 MB on every GPU. DeepSpeed's default is ten times as much."""
@@ -23,7 +24,7 @@ def deepspeed_settings(model: ModelConfig, optimizer: OptimizerConfig, sharing: 
     stage = 1 if bf16 and sharing.zero_stage == 0 else sharing.zero_stage
     zero: dict[str, Any] = {
         "stage": stage,
-        "overlap_comm": False,
+        "overlap_comm": sharing.overlap_comm,
         "contiguous_gradients": True,
         "reduce_bucket_size": REDUCE_BUCKET_NUMBERS,
     }

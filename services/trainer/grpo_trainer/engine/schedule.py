@@ -6,7 +6,8 @@ The factors are those of transformers' `get_constant_schedule_with_warmup`, `get
 
 import math
 
-from ..config.run_config import OptimizerConfig, RunConfig
+from ..config.optimization import OptimizerConfig
+from ..config.run_config import RunConfig
 
 
 def number_of_steps(config: RunConfig, num_rows: int) -> int:

@@ -1,6 +1,6 @@
 """The engine: one model on all ranks, its optimizer updates, the export of its weights, and its checkpoints.
 
-One code path for DeepSpeed ZeRO 0, 2 and 3, on GPUs over NCCL or without GPUs over Gloo. Every method but `write_hf`
+One code path for DeepSpeed ZeRO 0 to 3, on GPUs over NCCL or without GPUs over Gloo. Every method but `write_hf`
 is a collective: all ranks call it, with the same number of micro-batches.
 
 Three decisions are made here instead of by DeepSpeed:
@@ -36,7 +36,8 @@ from ..algorithm.sequences import MicroBatch
 from ..algorithm.surrogates import surrogate_of
 from ..algorithm.surrogates.reads import keeps_reference, prepared_for
 from ..config.algorithm import AlgorithmConfig
-from ..config.run_config import DeepSpeedConfig, ModelConfig, OptimizerConfig
+from ..config.optimization import DeepSpeedConfig, OptimizerConfig
+from ..config.run_config import ModelConfig
 from ..errors import RunError, storage_error_class
 from ..lora.adapter import Adapter, keep_adapter_only
 from ..lora.files import write_adapter, write_merged_card

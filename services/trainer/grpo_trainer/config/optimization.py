@@ -1,0 +1,55 @@
+"""The sections `optimizer` and `deepspeed` of a run file."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from .section import Positive, Seconds, Section, Share
+
+
+class OptimizerConfig(Section):
+    """AdamW and its schedule. Steps of the schedule are optimizer updates."""
+
+    learning_rate: float = Field(1e-6, ge=0.0)
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int = Field(0, ge=0)
+    warmup_ratio: Share = Field(
+        0.0, description="Share of all updates with a growing learning rate; used when warmup_steps is 0."
+    )
+    weight_decay: float = Field(0.0, ge=0.0)
+    adam_beta1: Share = 0.9
+    adam_beta2: Share = 0.999
+    adam_epsilon: Positive = 1e-8
+    max_grad_norm: Positive = 1.0
+    max_skipped_updates: int = Field(
+        3, ge=0, description="Updates in a row without a finite gradient that a run survives."
+    )
+
+
+def _number(value: Any) -> Any:
+    """Convert the string of a flag: pydantic does not, for a choice between numbers."""
+    return int(value) if isinstance(value, str) and value.isdigit() else value
+
+
+class DeepSpeedConfig(Section):
+    """How the trainer spreads over its devices."""
+
+    zero_stage: Annotated[Literal[0, 1, 2, 3], BeforeValidator(_number)] = Field(
+        2, description="What ranks share: 1 the optimizer's state, 2 gradients, too, 3 weights, too; 0 nothing."
+    )
+    nproc_per_node: int = Field(1, ge=1, description="Ranks on this machine: GPUs, or processes without GPUs.")
+    tokens_per_micro_batch: int = Field(
+        16384, ge=1, description="Padded tokens in one forward and backward pass on one rank."
+    )
+    offload_optimizer: bool = Field(False, description="Keep the optimizer's state in CPU memory.")
+    overlap_comm: bool = Field(
+        False,
+        description="Reduce gradients during the backward pass (ZeRO stage 2 or 3); takes a second bucket of memory.",
+    )
+    timeout_s: Seconds = Field(1800.0, description="Limit of a collective between ranks.")
+
+    @model_validator(mode="after")
+    def _overlap_needs_sharded_gradients(self) -> "DeepSpeedConfig":
+        if self.overlap_comm and self.zero_stage < 2:
+            raise ValueError(f"overlap_comm needs zero_stage 2 or 3, not {self.zero_stage}")
+        return self
