@@ -13,6 +13,7 @@ head.py       the output head against whole logits
 losses.py     every loss type against float64 on the CPU
 policies.py   policies of random weights, training engines and their updates
 updates.py    bf16 against float32, ZeRO-2 and 3 with offload
+quantized.py  an adapter on a model in NF4, against the same weights in bf16
 throughput.py memory, tokens/s and MFU at three sizes
 several_gpus.py  a push's transfer to a second GPU, its digest, a lost member
 """

@@ -12,8 +12,10 @@ from grpo_trainer.algorithm.batching import micro_batches, parts_of_ranks, plan_
 from grpo_trainer.algorithm.decisions import sequences_of
 from grpo_trainer.algorithm.sequences import MicroBatch, single_turn
 from grpo_trainer.config.algorithm import AlgorithmConfig
+from grpo_trainer.config.lora import LoraConfig
+from grpo_trainer.config.model import ModelConfig
 from grpo_trainer.config.optimization import DeepSpeedConfig, OptimizerConfig
-from grpo_trainer.config.run_config import ModelConfig
+from grpo_trainer.lora.nf4 import round_to_nf4
 
 if TYPE_CHECKING:
     from grpo_trainer.engine.training_engine import TrainingEngine
@@ -44,8 +46,11 @@ TINY = Shape(hidden=64, intermediate=128, layers=2, heads=2, kv_heads=1, vocabul
 SMALL = Shape(hidden=512, intermediate=2048, layers=8, heads=8, kv_heads=2, vocabulary=32_000)
 
 
-def save_policy(folder: Path, shape: Shape, device: torch.device, dtype: torch.dtype) -> Path:
-    """Save a model of random weights in `dtype`, made on `device`: three billion numbers take a CPU minutes."""
+def save_policy(folder: Path, shape: Shape, device: torch.device, dtype: torch.dtype, *, in_nf4: bool = False) -> Path:
+    """Save a model of random weights in `dtype`, made on `device`: three billion numbers take a CPU minutes.
+
+    `in_nf4`: with the values of NF4.
+    """
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=shape.vocabulary,
@@ -61,18 +66,34 @@ def save_policy(folder: Path, shape: Shape, device: torch.device, dtype: torch.d
     )
     with device:
         model = Qwen2ForCausalLM(config).to(dtype)
+    if in_nf4:
+        round_to_nf4(model)
     model.save_pretrained(folder)
     return folder
 
 
 def new_engine(
-    folder: Path, *, dtype: str, zero_stage: int, offload: bool = False, recompute: bool = False, rate: float = 1e-4
+    folder: Path,
+    *,
+    dtype: str,
+    zero_stage: int,
+    offload: bool = False,
+    recompute: bool = False,
+    rate: float = 1e-4,
+    lora: LoraConfig | None = None,
+    load_in_4bit: bool = False,
 ) -> "TrainingEngine":
     # DeepSpeed takes seconds to import, and the other checks do without it.
     from grpo_trainer.engine.training_engine import TrainingEngine
 
     return TrainingEngine(
-        ModelConfig(name_or_path=str(folder), dtype=dtype, gradient_checkpointing=recompute),
+        ModelConfig(
+            name_or_path=str(folder),
+            dtype=dtype,
+            gradient_checkpointing=recompute,
+            lora=lora,
+            load_in_4bit=load_in_4bit,
+        ),
         OptimizerConfig(learning_rate=rate),
         DeepSpeedConfig(zero_stage=zero_stage, offload_optimizer=offload, timeout_s=300.0),
         AlgorithmConfig(),

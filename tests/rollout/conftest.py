@@ -131,9 +131,18 @@ async def in_flight(server: Server, request: RolloutRequest) -> AsyncIterator[as
 
 
 @contextmanager
-def started(folder: Path, *flags: str, tied: bool, dtype: torch.dtype, token: str | None = None) -> Iterator[Server]:
-    """A server on a model of its own, which may not be live yet. It is stopped at the end."""
+def started(
+    folder: Path,
+    *flags: str,
+    tied: bool,
+    dtype: torch.dtype,
+    token: str | None = None,
+    weights: Qwen2ForCausalLM | None = None,
+) -> Iterator[Server]:
+    """A server on a model of its own, which may not be live yet. It is stopped at the end. `weights`: its weights."""
     model = save_tiny_model(folder / "model", tied=tied, dtype=dtype)
+    if weights is not None:
+        weights.save_pretrained(model)
     port = free_port()
     environment = ROLLOUT_ENVIRONMENT | ({"GRPO_API_TOKEN": token} if token else {})
     command = rollout_command(model, port, *flags)

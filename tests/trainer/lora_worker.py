@@ -34,6 +34,8 @@ def new_engine(
     stage: int,
     dtype: str = "float32",
     tied: bool = True,
+    model: str | None = None,
+    load_in_4bit: bool = False,
     lora: LoraConfig | None = None,
     push_kind: Any = "lora",
     checkpointing: bool = False,
@@ -41,11 +43,12 @@ def new_engine(
 ) -> TrainingEngine:
     return TrainingEngine(
         ModelConfig(
-            name_or_path=str(folder / ("tied" if tied else "untied")),
+            name_or_path=str(folder / (model or ("tied" if tied else "untied"))),
             dtype=dtype,
             logprob_chunk_tokens=8,
             gradient_checkpointing=checkpointing,
             lora=lora or LoraConfig(r=4, alpha=8),
+            load_in_4bit=load_in_4bit,
         ),
         OptimizerConfig(learning_rate=1e-2, weight_decay=0.1),
         DeepSpeedConfig(zero_stage=stage),
@@ -140,6 +143,44 @@ def continued(folder: Path, stage: int, dtype: str) -> dict[str, Any]:
     }
 
 
+def in_four_bits(folder: Path, stage: int, dtype: str) -> dict[str, Any]:
+    """The same updates with the model below whole and in NF4; then a checkpoint of the latter, its pushes and files."""
+    new = partial(new_engine, folder, stage=stage, dtype=dtype, model=f"nf4-{dtype}")
+    whole, kept = new(), new(load_in_4bit=True)
+    metrics = [train(engine, range(2)) for engine in (whole, kept)]
+    references = [logprobs(engine, reference=True) for engine in (whole, kept)]
+    adapters = [engine.adapter_state() for engine in (whole, kept)]
+    merged = [engine.whole_state() for engine in (whole, kept)]
+    sent_adapter = pushed(kept)
+    kept.export = kept._make_export("full")
+    sent_merged = pushed(kept)
+    if kept.rank == 0:
+        kept.write_hf(folder / f"merged-nf4-{stage}-{dtype}", merged[1])
+    checkpoint = folder / f"nf4-checkpoint-{stage}-{dtype}"
+    checkpoint.mkdir(exist_ok=True)
+    kept.save(checkpoint)
+    end = train(kept, range(2, 4)), weights(kept)
+    resumed = new(load_in_4bit=True)
+    resumed.load(checkpoint)
+    again = train(resumed, range(2, 4)), weights(resumed)
+    return {
+        "same_metrics": metrics[0] == metrics[1],
+        "same_reference": references[0] == references[1],
+        "same_adapter": equal(*adapters),
+        "same_merged": equal(*merged),
+        "push_is_adapter": kept.rank > 0 or equal(sent_adapter, adapters[1]),
+        "merged_push_is_file": kept.rank > 0 or all(torch.equal(sent_merged[n], merged[1][n]) for n in sent_merged),
+        "goes_on": end[0] == again[0] and equal(end[1], again[1]),
+        "bytes": [_below_adapter(engine) for engine in (whole, kept)],
+    }
+
+
+def _below_adapter(engine: TrainingEngine) -> int:
+    """Bytes of the frozen model in memory."""
+    model = engine.policy.model
+    return sum(t.nbytes for n, t in [*model.named_parameters(), *model.named_buffers()] if ".lora_" not in n)
+
+
 def drops_out(folder: Path) -> dict[str, Any]:
     """Dropout acts in updates, and nowhere that logprobs are compared."""
     engine = new_engine(folder, stage=0, lora=LoraConfig(r=4, alpha=8, dropout=0.5))
@@ -187,8 +228,10 @@ def scenarios(folder: Path, world_size: int) -> dict[str, Scenario]:
         found["checkpointing"] = partial(learned, folder, 0, "float32", False, True)
         found["no checkpointing"] = partial(learned, folder, 0, "float32", False)
         found["learned 0 bfloat16"] = partial(learned, folder, 0, "bfloat16", True)
+        found |= {f"nf4 0 {dtype}": partial(in_four_bits, folder, 0, dtype) for dtype in ("float32", "bfloat16")}
         found["drops_out"] = partial(drops_out, folder)
     else:
+        found["nf4 2 bfloat16"] = partial(in_four_bits, folder, 2, "bfloat16")
         found["started"] = partial(started, folder)
     return found
 

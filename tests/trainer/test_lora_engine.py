@@ -11,6 +11,9 @@ from tests.tiny_model import make_model, make_tokenizer
 from tests.trainer.test_engine import STAGES, spawn_ranks
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from grpo_trainer.config.model import ModelConfig
+from grpo_trainer.quantize_base import quantize_base
+
 WORLD_SIZES = {0: 1, 2: 2, 3: 2}
 """The number of ranks that ran each ZeRO stage."""
 
@@ -30,6 +33,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         target = folder / ("tied" if tied else "untied")
         make_model(tied=tied, hidden_size=64).save_pretrained(target)
         make_tokenizer().save_pretrained(target)
+    for dtype in ("float32", "bfloat16"):
+        quantize_base(ModelConfig(name_or_path=str(folder / "tied"), dtype=dtype), folder / f"nf4-{dtype}")
     return folder
 
 
@@ -148,6 +153,22 @@ def test_a_checkpoint_of_another_model_or_adapter_is_refused(seen: dict[str, dic
     other_model, other_adapter = seen["continued 2 float32"]["messages"]
     assert f"written with base_digest {'ab' * 32}, and this run has {'cd' * 32}" in other_model
     assert "written with lora {'r': 4" in other_adapter
+
+
+@pytest.mark.parametrize("run", ["0 float32", "0 bfloat16", "2 bfloat16"])
+def test_in_four_bits_everything_is_to_the_bit_as_on_the_same_weights_whole(
+    seen: dict[str, dict[str, Any]], folder: Path, run: str
+):
+    result = seen[f"nf4 {run}"]
+    whole, kept = result.pop("bytes")
+    assert all(result.values()), result
+    # Four bits and a scale for 64 weights, instead of 16 or 32 bits; embedding and norms are as large as before.
+    assert kept / whole < (0.35 if "float32" in run else 0.45)
+    merged = folder / f"merged-nf4-{run.replace(' ', '-')}"
+    assert AutoModelForCausalLM.from_pretrained(merged).dtype == getattr(torch, run.split()[1])
+    assert "have the values of NF4; the sum is not quantized" in (merged / "README.md").read_text()
+    for state in (folder / f"nf4-checkpoint-{run.replace(' ', '-')}").rglob("*model_states.pt"):
+        assert all(".lora_" in name for name in torch.load(state, weights_only=False)["module"])
 
 
 def test_dropout_acts_in_updates_alone(seen: dict[str, dict[str, Any]]):

@@ -1,4 +1,4 @@
-"""`grpo-train RUN.yaml [--section.key VALUE …] [--dry-run | --resume]` and `grpo-train cold-start FILE.yaml`."""
+"""`grpo-train RUN.yaml [--section.key VALUE …] [--dry-run | --resume]`, `… cold-start` and `… quantize-base`."""
 
 import os
 import sys
@@ -13,6 +13,7 @@ usage: grpo-train RUN.yaml [MORE.yaml …] [--section.key VALUE …]   train
        grpo-train RUN.yaml … --dry-run      resolve and check everything that can be checked, print it, exit
        grpo-train RUN.yaml … --resume       go on from the newest whole checkpoint of run_dir
        grpo-train cold-start FILE.yaml …    supervised fine-tuning before the first run
+       grpo-train quantize-base MODEL FOLDER     write the model for runs with model.load_in_4bit (QLoRA)
        grpo-train RUN.yaml --help           every key
 
 exit status: 0 done, or stopped by SIGTERM with a checkpoint
@@ -49,6 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from .cold_start.command import main as cold_start
 
             return cold_start(words[1:])
+        if words[0] == "quantize-base":
+            from .quantize_base import main as quantize_base
+
+            return quantize_base(words[1:])
         return _train(words)
     except TrainerError as error:
         return _say(error)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
+from .errors import UsageError, storage_error_class
+
 WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)
 """What a full disk may raise: RuntimeError in torch, and an error of its own in safetensors."""
 
@@ -40,3 +42,13 @@ def write_folder_atomically(path: Path, write: Callable[[Path], None]) -> None:
     if path.is_dir():
         shutil.rmtree(path)
     temporary.rename(path)
+
+
+def check_new_folder(path: Path, *, named: str) -> None:
+    """Check before the work that the folder can be made and overwrites nothing. Raises UsageError, UnavailableError."""
+    try:
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise UsageError(f"{named} {path} already exists", hint=f"remove it, or choose another {named}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise storage_error_class(error)(f"{named} {path} cannot be made: {error.strerror}") from error

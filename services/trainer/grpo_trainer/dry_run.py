@@ -23,6 +23,7 @@ from .engine.deepspeed_settings import deepspeed_settings
 from .engine.schedule import number_of_steps
 from .errors import model_error_class
 from .lora.adapter import Adapter
+from .lora.nf4 import nf4_bytes, quantizable
 from .observe.server import checked_tokens
 from .servers.adapters import AdapterNeeds
 from .servers.fleet import Fleet
@@ -87,6 +88,7 @@ def _memory(config: RunConfig) -> Iterator[Line]:
             model = AutoModelForCausalLM.from_config(
                 AutoConfig.from_pretrained(config.model.name_or_path, trust_remote_code=config.model.trust_remote_code)
             )
+            in_nf4 = _weights_in_nf4(model) if config.model.load_in_4bit else 0
             adapter = _adapter_on(model, config)
     except (OSError, ValueError) as error:
         raise model_error_class(config.model.name_or_path, error)(
@@ -107,14 +109,14 @@ def _memory(config: RunConfig) -> Iterator[Line]:
     # Adam's two moments in float32, and a float32 copy of the weights unless they are float32 themselves.
     optimizer = trained * (8 + (4 if config.model.dtype == "bfloat16" else 0)) / (ranks if sharding["stage"] else 1)
     gradients = trained * 4 / (ranks if sharding["stage"] > 1 else 1)  # DeepSpeed's stage 1 keeps them whole
-    weights = count * width / (ranks if stage == 3 else 1)
+    weights = (count - in_nf4) * width / (ranks if stage == 3 else 1) + nf4_bytes(in_nf4, width)
     # Sharded as the policy is; below an adapter it is the same model.
     keeps = keeps_reference(surrogate_of(config.algorithm), config.algorithm)
     reference = weights if keeps and adapter is None else 0
     # Under ZeRO-3 the gradients' shard lies where the optimizer's state does.
     offloads_gradients = offloads and stage == 3
     total = weights + reference + (0 if offloads_gradients else gradients) + (0 if offloads else optimizer)
-    yield "parameters", f"{count:,} in {config.model.dtype}"
+    yield "parameters", f"{count:,} in {config.model.dtype}{f', {in_nf4:,} of them kept in NF4' if in_nf4 else ''}"
     if lora is not None:
         yield "adapter", f"{trained:,} parameters of rank {lora.r}; the others are frozen"
     yield (
@@ -127,6 +129,10 @@ def _memory(config: RunConfig) -> Iterator[Line]:
         ),
     )
     yield "one push", f"{sum(manifest.bucket_bytes) / 2**20:.1f} MiB in {len(manifest.bucket_bytes)} buckets"
+
+
+def _weights_in_nf4(model: PreTrainedModel) -> int:
+    return sum(layer.weight.numel() for layer in quantizable(model).values())
 
 
 def _adapter_on(model: PreTrainedModel, config: RunConfig) -> Adapter | None:

@@ -8,19 +8,28 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+from transformers import Qwen2ForCausalLM
 
 from grpo_proto.client.clients import RolloutClient
 from grpo_proto.messages.weights import BeginRequest, Manifest, WeightState
 from grpo_proto.transport import dtype_name, plan_manifest
+from grpo_trainer.lora.nf4 import round_to_nf4
 from tests.rollout.pushing import SMALL_BUCKET_BYTES, Trainer
 from tests.tiny_model import make_model
+
+
+def make_base() -> Qwen2ForCausalLM:
+    """The model that the server of adapters serves: its weights have the values of NF4, so that QLoRA trains on it."""
+    model = make_model(tied=False)
+    round_to_nf4(model)
+    return model
 
 
 class Adapter:
     """A random adapter on every linear layer. `model` is the base with the adapter, not merged."""
 
     def __init__(self, seed: int, *, rank: int = 8, dtype: torch.dtype = torch.float32, **config: Any):
-        base = make_model(tied=False)
+        base = make_base()
         torch.manual_seed(seed)
         # Not PEFT's own start, in which B is zero and the adapter changes nothing.
         options = {"target_modules": "all-linear", "lora_alpha": 16, "init_lora_weights": False} | config

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import torch
 
-from tests.rollout.adapters.adapter import Adapter, AdapterTrainer
+from tests.rollout.adapters.adapter import Adapter, AdapterTrainer, make_base
 from tests.rollout.conftest import Server, started
 
 FLAGS = ("--dtype=float32", "--enforce-eager", "--enable-lora", "--max-loras=2", "--max-cpu-loras=2")
@@ -21,7 +21,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     for seed, name in enumerate(names):
         Adapter(90 + seed).model.save_pretrained(folder / name)
     foreign = ("--lora-modules", *(f"{name}={folder / name}" for name in names))
-    with started(folder, *FLAGS, *foreign, tied=False, dtype=torch.float32) as server:
+    with started(folder, *FLAGS, *foreign, tied=False, dtype=torch.float32, weights=make_base()) as server:
         server.running.wait_until_live()
         yield server
 

@@ -9,7 +9,7 @@ import pytest
 from grpo_proto.checkpoint_files import checkpoint_digest, checkpoint_folder
 from grpo_proto.messages.rollout import RolloutResponse
 from grpo_proto.messages.weights import AbortRequest, CloseRequest, WeightState
-from tests.rollout.adapters.adapter import Adapter, AdapterTrainer
+from tests.rollout.adapters.adapter import Adapter, AdapterTrainer, make_base
 from tests.rollout.adapters.asking import complete, finish_reasons, models, num_adapters, refused, versions_in
 from tests.rollout.conftest import Server, in_flight, logprob_error, long_request, until_running
 from tests.rollout.pushing import manifest_of, new_session
@@ -47,7 +47,7 @@ class TestFirst:
                 await asyncio.sleep(0.3)
             assert not any(answer.done() for answer in answers)
             base, of_first, of_second = await asyncio.gather(*answers)
-        for version, model, answer in ((0, make_model(tied=False), base), (1, first.model, of_first),
+        for version, model, answer in ((0, make_base(), base), (1, first.model, of_first),
                                        (2, second.model, of_second)):  # fmt: skip
             assert versions_in(answer) == {version}
             assert finish_reasons(answer) <= {"stop", "length"}

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from grpo_proto.messages.weights import CloseRequest
 from tests.e2e.conftest import Stack, read_jsonl, stack_around
-from tests.e2e.runs import assert_same_run, wait_for_step
+from tests.e2e.runs import assert_same_run, completions, wait_for_step
 from tests.otlp_receiver import otlp_receiver
 from tests.rollout.conftest import Server
 
@@ -47,26 +47,49 @@ def train(stack: Stack, run_dir: Path, *flags: object) -> str:
     return result.stdout
 
 
-def test_adapters_are_pushed_verified_and_saved(adapters: Stack, tmp_path: Path):
-    said = train(adapters, tmp_path / "run", "--checkpoint.save_merged", True)
-    metrics = read_jsonl(tmp_path / "run" / "metrics.jsonl")
+@pytest.fixture(scope="module")
+def finished(adapters: Stack, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("finished") / "run"
+    train(adapters, run_dir, "--checkpoint.save_merged", True)
+    return run_dir
+
+
+def largest_difference(run_dir: Path) -> float:
+    """Of the canary, over the whole run."""
+    metrics = read_jsonl(run_dir / "metrics.jsonl")
+    return max(step["canary/logprob_difference_max"] for step in metrics if "canary/logprob_difference_max" in step)
+
+
+def test_adapters_are_pushed_verified_and_saved(adapters: Stack, finished: Path):
+    metrics = read_jsonl(finished / "metrics.jsonl")
     pushed = {step["weights/push_bytes"] for step in metrics if "weights/push_bytes" in step}
     assert max(pushed) < 200_000, "an adapter, and not the model of 1.6 MB"
-    differences = [step["canary/logprob_difference_max"] for step in metrics if "canary/logprob_difference_max" in step]
-    assert differences, said
-    assert max(differences) <= 1e-5
+    assert largest_difference(finished) <= 1e-5
     state = httpx.get(f"{adapters.rollout.url}/info", trust_env=False).json()["weights"]
     assert state["state"] == "current"
     assert state["verified_by"] == ["canary"]
     base = AutoModelForCausalLM.from_pretrained(adapters.model)
-    with_adapter = PeftModel.from_pretrained(base, tmp_path / "run" / "model")
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model-merged")
+    with_adapter = PeftModel.from_pretrained(base, finished / "model")
+    merged = AutoModelForCausalLM.from_pretrained(finished / "model-merged")
     tokens = torch.arange(5, 25)[None]
     with torch.no_grad():
         difference = (with_adapter(tokens).logits - merged(tokens).logits).abs().max()
         with with_adapter.disable_adapter():
             moved = (with_adapter(tokens).logits - merged(tokens).logits).abs().max()
     assert difference <= 1e-5 < moved
+
+
+def test_a_run_in_four_bits_samples_and_learns_as_on_the_same_weights_whole(
+    adapters: Stack, finished: Path, tmp_path: Path
+):
+    """The server's model has the values of NF4; its logprobs differ in the last bit with the sequences of a batch."""
+    run_dir = tmp_path / "run"
+    said = train(adapters, run_dir, "--model.load_in_4bit", True)
+    assert "14 linear layers in NF4" in said
+    assert largest_difference(run_dir) <= 1e-5
+    assert completions(run_dir) == completions(finished)
+    norms = [[step["grad_norm"] for step in read_jsonl(run / "metrics.jsonl")[1:]] for run in (run_dir, finished)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-4)
 
 
 @pytest.mark.faults

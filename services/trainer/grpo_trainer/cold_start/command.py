@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..atomic_file import WRITE_ERRORS, write_folder_atomically
+from ..atomic_file import WRITE_ERRORS, check_new_folder, write_folder_atomically
 from ..config.cold_start import ColdStartConfig
 from ..config.settings import read_config
-from ..errors import RunError, UsageError, model_error_class, storage_error_class
+from ..errors import RunError, UsageError, model_error_class
 from .examples import load_examples
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def run_cold_start(config: ColdStartConfig) -> Path:
     """Fine-tune, and save model and tokenizer in `output_dir`, which is complete or absent. Returns the folder."""
     import torch
 
-    _check_output(config.output_dir)
+    check_new_folder(config.output_dir, named="output_dir")
     _no_bars()
     on_cpu = _on_cpu(config, gpu_present=torch.cuda.is_available())
     model, tokenizer = _load(config)
@@ -57,16 +57,6 @@ def run_cold_start(config: ColdStartConfig) -> Path:
         model.config.use_cache = True
         _save(model, adapter, tokenizer, config)
     return config.output_dir
-
-
-def _check_output(folder: Path) -> None:
-    """Check before the work that the folder can be made and overwrites no older model."""
-    try:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise UsageError(f"output_dir {folder} already exists", hint="remove it, or choose another output_dir")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise storage_error_class(error)(f"output_dir {folder} cannot be made: {error.strerror}") from error
 
 
 def _no_bars() -> None:

@@ -12,30 +12,9 @@ from .algorithm import AlgorithmConfig
 from .checkpoint import CheckpointConfig
 from .data import DataConfig
 from .guards import GuardsConfig
-from .lora import LoraConfig
+from .model import ModelConfig
 from .optimization import DeepSpeedConfig, OptimizerConfig
 from .section import Positive, Seconds, Section, ServerUrl, Share, without_credentials
-
-
-class ModelConfig(Section):
-    """The policy."""
-
-    name_or_path: str = Field(min_length=1, description="Hugging Face name or folder of the policy to start from.")
-    dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="Dtype of the trained and pushed weights.")
-    head_dtype: Literal["model", "float32"] = Field(
-        "model",
-        description="Dtype in which the output head computes logits. float32 rounds less where dtype is bfloat16; the "
-        'rollout servers then need --hf-overrides \'{"head_dtype": "float32"}\'.',
-    )
-    attn_implementation: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
-    gradient_checkpointing: bool = Field(False, description="Recompute activations: less memory, slower backward.")
-    logprob_chunk_tokens: int = Field(
-        1024, ge=1, description="Tokens whose [tokens, vocabulary] logits are in memory at the same time."
-    )
-    trust_remote_code: bool = False
-    lora: LoraConfig | None = Field(
-        None, description="Train an adapter and keep the model frozen; absent: train all weights."
-    )
 
 
 class RolloutConfig(Section):
@@ -282,6 +261,15 @@ class RunConfig(Section):
                 f"{', '.join(self.rollout.distorting)}: the servers' logprobs are then of another distribution than "
                 f"the policy's, and {' and '.join(enters)} would compare the two; sample without it, or set "
                 "algorithm.importance_sampling_correction false and algorithm.max_staleness 0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _quantized_and_whole(self) -> Self:
+        if self.model.load_in_4bit and self.deepspeed.zero_stage == 3:
+            raise ValueError(
+                "model.load_in_4bit keeps the frozen weights whole on every rank, and deepspeed.zero_stage 3 would "
+                "shard them; set deepspeed.zero_stage to 0, 1 or 2"
             )
         return self
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from ..config.run_config import ModelConfig
+from ..config.model import ModelConfig
 from ..errors import model_error_class
 
 

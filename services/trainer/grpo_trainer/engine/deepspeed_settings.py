@@ -7,8 +7,8 @@ from torch import nn
 
 from grpo_proto.checkpoint_layout import shape_of
 
+from ..config.model import ModelConfig
 from ..config.optimization import DeepSpeedConfig, OptimizerConfig
-from ..config.run_config import ModelConfig
 
 REDUCE_BUCKET_NUMBERS = 50_000_000
 """Number of float32 gradients reduced together: 200 MB on every GPU. DeepSpeed's default is ten times as much."""

@@ -12,7 +12,7 @@ from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deep
 from grpo_proto.checkpoint_files import checkpoint_folder, read_headers
 from grpo_proto.checkpoint_layout import LayoutError, Piece, checkpoint_layout
 
-from ..config.run_config import ModelConfig
+from ..config.model import ModelConfig
 from ..errors import UsageError, model_error_class
 from .output_head import Policy
 
@@ -70,7 +70,7 @@ def check_family(family: PretrainedConfig, name_or_path: str) -> None:
         method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization.quant_method
         raise UsageError(
             f"the weights of {name_or_path} are quantized ({method}), and what is trained and pushed is not",
-            hint="convert the checkpoint to bfloat16",
+            hint="convert the checkpoint to bfloat16; for QLoRA then use grpo-train quantize-base",
         )
     if family.model_type not in TRIED_FAMILIES:
         log.warning(

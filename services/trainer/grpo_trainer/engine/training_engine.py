@@ -14,7 +14,7 @@ import io
 import logging
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,13 @@ from ..algorithm.sequences import MicroBatch
 from ..algorithm.surrogates import surrogate_of
 from ..algorithm.surrogates.reads import keeps_reference, prepared_for
 from ..config.algorithm import AlgorithmConfig
+from ..config.model import ModelConfig
 from ..config.optimization import DeepSpeedConfig, OptimizerConfig
-from ..config.run_config import ModelConfig
 from ..errors import RunError, storage_error_class
 from ..lora.adapter import Adapter, keep_adapter_only
 from ..lora.files import write_adapter, write_merged_card
 from ..lora.merging import LowRankDelta, checkpoint_name
+from ..lora.nf4 import Weights, keep_in_nf4
 from ..ranks.process_group import join_process_group
 from .deepspeed_settings import ClipBareOptimizer, adamw, deepspeed_settings, inference_settings
 from .entropy_coefficient import EntropyCoefficient
@@ -100,7 +101,8 @@ class TrainingEngine:
         self.policy = load_policy(model, temperature=temperature, zero3=sharding)
         # Before there is an adapter: the names of the model's parameters are then those that the checkpoint's have.
         self._pieces, self._absent = pieces_to_push(self.policy.model, model.name_or_path)
-        self._sources = dict(self.policy.model.state_dict(keep_vars=True))
+        self._in_nf4 = keep_in_nf4(self.policy.model, model, device=self.device) if model.load_in_4bit else {}
+        self._sources = Weights(dict(self.policy.model.state_dict(keep_vars=True)), self._in_nf4)
         self.base_digest = base_digest
         self.adapter: Adapter | None = None
         if model.lora is not None:
@@ -149,11 +151,11 @@ class TrainingEngine:
             base_digest=self.base_digest if adapter else None,
         )
 
-    def _whole_model(self) -> tuple[dict[str, torch.Tensor], dict[str, LowRankDelta]]:
+    def _whole_model(self) -> tuple[Mapping[str, torch.Tensor], dict[str, LowRankDelta]]:
         """Return the model's parameters by their names in its checkpoint, and what an adapter adds to them."""
         if self.adapter is None:
             return dict(self.policy.model.named_parameters()), {}
-        return self.adapter.base_tensors(), self.adapter.deltas()
+        return Weights(self.adapter.base_tensors(), self._in_nf4), self.adapter.deltas()
 
     def _load_reference(
         self, config: ModelConfig, temperature: float, sharding: dict[str, Any] | None
@@ -318,7 +320,7 @@ class TrainingEngine:
                     whole = deltas[name].added_to(tensor) if factors else tensor.detach()
                     state[name] = whole.cpu().clone()
         names = map(checkpoint_name, model.state_dict()) if self.adapter else model.state_dict()
-        return {name: state[name] for name in names if name in state}
+        return {name: state[name] for name in (*names, *self._in_nf4) if name in state}
 
     def adapter_state(self) -> dict[str, torch.Tensor]:
         """Gather the adapter by PEFT's saved names on rank 0; empty on the other ranks and without an adapter."""
@@ -343,7 +345,7 @@ class TrainingEngine:
         """
         self.policy.model.save_pretrained(folder, state_dict=state)
         if self.adapter:
-            write_merged_card(folder, self.adapter.saved_config(), dtype=self.model_config.dtype)
+            write_merged_card(folder, self.adapter.saved_config(), self.model_config)
         self._write_tokenizer(folder)
 
     def _write_tokenizer(self, folder: Path) -> None:

@@ -49,7 +49,7 @@ class Adapter:
         self._config = peft.LoraConfig(
             r=config.r,
             lora_alpha=config.alpha,
-            target_modules=_linear_layers(model) if config.target_modules == ALL_LINEAR else config.target_modules,
+            target_modules=linear_layers(model) if config.target_modules == ALL_LINEAR else config.target_modules,
             target_parameters=config.target_parameters or None,
             lora_dropout=config.dropout,
             use_rslora=config.use_rslora,
@@ -187,7 +187,7 @@ class Adapter:
             layer.enable_adapters(enabled)
 
 
-def _linear_layers(model: nn.Module) -> list[str]:
+def linear_layers(model: nn.Module) -> list[str]:
     """Return the names of all linear layers of the decoder.
 
     PEFT's own `all-linear` also reaches the fused experts and the router of some families, at several ranks.

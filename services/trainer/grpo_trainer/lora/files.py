@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from grpo_proto.checkpoint_files import checkpoint_digest, checkpoint_folder
 
 from ..config.lora import served_rank
+from ..config.model import ModelConfig
 from ..errors import UsageError, model_error_class, storage_error_class
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
@@ -73,15 +74,16 @@ def write_adapter(
     (folder / "README.md").write_text(_adapter_card(config, trained_by))
 
 
-def write_merged_card(folder: Path, config: Mapping[str, Any], *, dtype: str) -> None:
-    """Write the model card of a model to which the adapter of `config` was added."""
-    base = config["base_model_name_or_path"]
+def write_merged_card(folder: Path, config: Mapping[str, Any], model: ModelConfig) -> None:
+    """Write the model card of the model to which the adapter of `config` was added."""
+    base, quantized = config["base_model_name_or_path"], model.load_in_4bit
+    note = f"The linear layers of `{base}` have the values of NF4; the sum is not quantized.\n" if quantized else ""
     (folder / "README.md").write_text(
         f"---\nbase_model: {json.dumps(base)}\nlibrary_name: transformers\npipeline_tag: text-generation\n"
         "tags: [grpo, lora]\n---\n\n# A policy trained by GRPO, its adapter merged\n\n"
         f"The weights of `{base}` with a LoRA adapter of rank {config['r']} added.\n"
-        f"The sum was computed in float32 and rounded once to {dtype}. It needs no PEFT: load it with\n"
-        "`transformers` or serve it with vLLM like any model.\n"
+        f"The sum was computed in float32 and rounded once to {model.dtype}. It needs no PEFT: load it with\n"
+        f"`transformers` or serve it with vLLM like any model.\n{note}"
     )
 
 
