@@ -1,6 +1,7 @@
 """The pipeline: staleness bound, carry-over, accounting, and that a failure ends the wait."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -114,6 +115,43 @@ async def test_groups_out_never_exceed_the_bound_and_sampling_goes_on_meanwhile(
         out = pipeline.counts.issued - pipeline.counts.used - pipeline.counts.dropped_stale
         assert out <= (max_staleness + 1) * 4
     assert len(used) == len(set(used))
+
+
+class FakeTeacher:
+    """Holds its answer until the rewards are there, which it would wait for in vain if they waited for it."""
+
+    def __init__(self) -> None:
+        self.rewarded = asyncio.Event()
+        self.failure: Exception | None = None
+
+    async def score(self, groups: list[Group]) -> None:
+        await self.rewarded.wait()
+        if self.failure:
+            raise self.failure
+        for group in groups:
+            group.taught_at_s = time.monotonic()
+
+
+class RewardBefore(FakeReward):
+    def __init__(self, teacher: FakeTeacher) -> None:
+        self.teacher = teacher
+
+    async def score(self, groups: list[Group], *, step: int) -> None:
+        await super().score(groups, step=step)
+        self.teacher.rewarded.set()
+
+
+async def test_a_batch_waits_for_rewards_and_a_teacher_at_the_same_time():
+    pipeline, teacher = make(FakeRollout()), FakeTeacher()
+    pipeline.reward, pipeline.teacher = RewardBefore(teacher), teacher  # type: ignore[assignment]
+    await pipeline.policy_updated(1)
+    batch = await asyncio.wait_for(pipeline.next_batch(), 5)
+    assert all(group.taught_at_s > 0 for group in batch.groups)
+    assert batch.teacher_s > 0
+    teacher.failure = RunError("the teacher is gone")
+    await pipeline.policy_updated(2)
+    with pytest.raises(RunError, match="the teacher is gone"):
+        await asyncio.wait_for(pipeline.next_batch(), 5)
 
 
 async def test_a_group_that_became_too_old_is_dropped_and_counted():

@@ -99,6 +99,16 @@ def test_ratios_may_be_thirds_with_six_digits(run_file: Path):
     assert list(config.data.datasets) == ["a", "b", "c"]
 
 
+TAUGHT = ["--teacher.url", "http://127.0.0.1:8010"]
+UNCORRECTED = ["--algorithm.importance_sampling_correction", "false"]
+
+
+def test_a_run_with_a_teacher_needs_no_rewards(run_file: Path):
+    config = read(run_file, *TAUGHT, "--reward.reward_funcs", "[]", "--data.eval_dataset", "a")
+    assert (config.reward.names, config.reward.weights, config.teacher.coef) == ([], {}, 1.0)
+    assert config.evaluation_metrics == ["eval_completions/mean_length"]
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -127,6 +137,19 @@ def test_ratios_may_be_thirds_with_six_digits(run_file: Path):
         (["--checkpoint.metric_for_best", "eval_accuracy"], r"needs an evaluation; set data\.eval_dataset or"),
         (["--data.eval_dataset", "a", "--checkpoint.metric_for_best", "eval_x"], r"known are eval_accuracy, eval_gre"),
         (["--rollout.temperature", "0"], r"rollout\.temperature: .*greater than 0"),
+        (["--reward.reward_funcs", "[]"], r"reward_funcs is empty: name a reward, or set teacher\.url"),
+        ([*TAUGHT, "--rollout.temperature", "0.7"], r"temperature 0\.7: a teacher's logprobs are of temperature 1"),
+        ([*TAUGHT, *UNCORRECTED, "--rollout.top_k", "5"], r"rollout\.top_k 5: a teacher's logprobs"),
+        (
+            ["--teacher.url", "http://127.0.0.1:8000/"],
+            r"teacher\.url http://127\.0\.0\.1:8000/ is one of rollout\.urls",
+        ),
+        (
+            [*TAUGHT, "--teacher.only", "true", "--algorithm.dynamic_sampling", "true"],
+            r"nothing with teacher\.only true",
+        ),
+        ([*TAUGHT, "--algorithm.loss_type", "gmpo"], r"loss gmpo reads one advantage for a whole completion"),
+        ([*TAUGHT, "--teacher.coef", "0"], r"teacher\.coef: .*greater than 0"),
     ],
 )
 def test_a_wrong_flag_is_named_with_what_to_change(run_file: Path, argv: list[str], message: str):

@@ -262,8 +262,8 @@
 {{- if not (or (dig "data" "dataset" "" $run) (dig "data" "datasets" "" $run)) -}}
 {{- fail "trainer.run.data.dataset is not set: a file such as /models/demo/data/train.jsonl, or a name on the Hugging Face hub" -}}
 {{- end -}}
-{{- if not (dig "reward" "reward_funcs" (list) $run) -}}
-{{- fail "trainer.run.reward.reward_funcs is not set: names of rewards, such as [countdown, format]" -}}
+{{- if and (not (dig "reward" "reward_funcs" (list) $run)) (not (dig "teacher" "url" "" $run)) -}}
+{{- fail "trainer.run.reward.reward_funcs is not set: names of rewards, such as [countdown, format]; or set trainer.run.teacher.url" -}}
 {{- end -}}
 {{- if not (or .Values.rollout.model (dig "model" "name_or_path" "" $run)) -}}
 {{- fail "trainer.run.model.name_or_path is not set, and there is no rollout.model to take it from" -}}

@@ -7,8 +7,7 @@ import torch
 import yaml
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from grpo_proto import RewardClient, ServiceError
-from grpo_proto.fingerprint import tokenizer_fingerprint
+from grpo_proto import RewardClient, RolloutClient, RolloutInfo, ServiceError
 from grpo_proto.messages.weights import DTYPE_BYTES
 
 from .algorithm.surrogates import surrogate_of
@@ -16,6 +15,7 @@ from .algorithm.surrogates.reads import keeps_reference
 from .algorithm.trial import check_algorithm
 from .callbacks import load_callbacks
 from .config.run_config import RunConfig
+from .config.teacher import TeacherConfig
 from .data.row_store import RowStore
 from .data.run_rows import TrainingRows, load_eval_sets, load_training_rows
 from .data.tokenizer import load_tokenizer
@@ -29,6 +29,7 @@ from .servers.adapters import AdapterNeeds
 from .servers.fleet import Fleet
 from .servers.push_plan import plan_push
 from .servers.reward import RewardStage
+from .servers.teacher import Policy, TeacherStage
 
 GIB = 2**30
 Line = tuple[str, str]
@@ -45,8 +46,8 @@ def dry_run(config: RunConfig) -> int:
     rows = load_training_rows(config.data, tokenizer)
     eval_rows = load_eval_sets(config.data, tokenizer)
     lines = [*_plan(config, rows, eval_rows), *_memory(config)]
-    fingerprint = tokenizer_fingerprint(tokenizer.get_vocab(), eos_token_id=tokenizer.eos_token_id)
-    lines += asyncio.run(_servers(config, rows, fingerprint))
+    policy = Policy.of(tokenizer, max_tokens=rows.longest_prompt + config.rollout.max_completion_length)
+    lines += asyncio.run(_servers(config, rows, policy))
     width = max(len(name) for name, _ in lines)
     for name, value in lines:
         print(f"{name:<{width}}  {value}")
@@ -142,7 +143,7 @@ def _adapter_on(model: PreTrainedModel, config: RunConfig) -> Adapter | None:
     return Adapter(model, new, base_name=config.model.name_or_path, seed=config.seed)
 
 
-async def _servers(config: RunConfig, rows: TrainingRows, tokenizer: str) -> list[Line]:
+async def _servers(config: RunConfig, rows: TrainingRows, policy: Policy) -> list[Line]:
     """What the servers say, where they run already; one that does not fit is an error, one that is away is not."""
     lines: list[Line] = []
     fleet = Fleet(config.rollout.urls, min_replicas=config.rollout.min_replicas)
@@ -153,20 +154,36 @@ async def _servers(config: RunConfig, rows: TrainingRows, tokenizer: str) -> lis
         except ServiceError as error:
             lines.append((f"rollout {replica.url}", f"not checked: {error.detail.message}"))
     kind = fleet.check_compatible(
-        tokenizer=tokenizer,
-        max_tokens=rows.longest_prompt + config.rollout.max_completion_length,
+        tokenizer=policy.tokenizer,
+        max_tokens=policy.max_tokens,
         head_dtype=config.model.head_dtype,
         adapter=AdapterNeeds.of(config, None),
     )
     await fleet.close()
     if config.model.lora is not None and kind == "full":
         lines.append(("note", "the servers take no adapters: every push sends the whole model, the adapter added"))
-    async with RewardClient(config.reward.url) as client:
+    if config.reward.reward_funcs:
+        lines.append(await _reward(config, rows))
+    if config.teacher is not None:
+        lines.append(await _teacher(config.teacher, policy, run_servers=fleet.known))
+    return lines
+
+
+async def _reward(config: RunConfig, rows: TrainingRows) -> Line:
+    url = config.reward.url
+    async with RewardClient(url) as client:
         try:
             info = await client.info()
-            stage = RewardStage(client, config.reward, own_rewards=config.data.own_rewards)
-            await stage.check(rows.first_rows)
-            lines.append((f"reward {config.reward.url}", f"{', '.join(info.rewards)}; {info.workers} workers"))
+            await RewardStage(client, config.reward, own_rewards=config.data.own_rewards).check(rows.first_rows)
+            return f"reward {url}", f"{', '.join(info.rewards)}; {info.workers} workers"
         except ServiceError as error:
-            lines.append((f"reward {config.reward.url}", f"not checked: {error.detail.message}"))
-    return lines
+            return f"reward {url}", f"not checked: {error.detail.message}"
+
+
+async def _teacher(config: TeacherConfig, policy: Policy, *, run_servers: list[RolloutInfo]) -> Line:
+    async with RolloutClient(config.url) as client:
+        try:
+            info = await TeacherStage(client, config).check(policy, run_servers=run_servers)
+            return f"teacher {config.url}", f"{info.model}, weights {info.weights.state}"
+        except ServiceError as error:
+            return f"teacher {config.url}", f"not checked: {error.detail.message}"

@@ -107,6 +107,8 @@ class Journal:
         )
         self.add(reward_metrics)
         self.add(dataset_metrics(batch.groups, self.config.data.datasets))
+        if self.config.teacher is not None:
+            self.add({"teacher/wait_s": batch.teacher_s})
         if self.config.algorithm.dynamic_sampling:
             self.add(dynamic_sampling_metrics(batch.groups, batch.replaced))
         for reason in DROP_REASONS:

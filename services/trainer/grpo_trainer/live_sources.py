@@ -80,6 +80,7 @@ def standing_still_shown(status: RunStatus, orchestrator: Orchestrator) -> dict[
         answering=sum(replica.live or replica.missed_probes < 2 for replica in replicas),  # one missed probe: no outage
         asked_for_samples=sum(replica.in_flight for replica in replicas),
         reward_answers=health is None or health.ok,
+        teacher_answers=orchestrator.teacher_health is None or orchestrator.teacher_health.ok,
         sampling_since_s=orchestrator.pipeline.oldest_since_s("sampling"),
         failing_since_s=orchestrator.rollout.failing_since_s,
         scoring_since_s=orchestrator.pipeline.oldest_since_s("scoring"),

@@ -4,6 +4,7 @@ sequences.py    the types, in the order the data changes, and the legend of the 
 decisions.py    scored groups → what is trained on, with which advantage and weight, in which update
                 kl_in_reward.py  what is subtracted from rewards before
                 estimators/    rewards → advantages
+                distillation.py  what a teacher adds to the advantages of tokens
                 normalisers/   the weight of a token
 skipping.py     sequences without a gradient are not computed
 batching.py     sequences → micro-batches of each rank

@@ -5,7 +5,9 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from ..config.algorithm import AlgorithmConfig
+from ..config.teacher import TeacherConfig
 from ..errors import RunError
+from .distillation import add_teacher, teacher_metrics
 from .estimators import estimator_of
 from .estimators.rewards import rewards_of
 from .estimators.statistics import reward_metrics
@@ -22,18 +24,17 @@ def training_sequences(
     reward_weights: Mapping[str, float],
     own_rewards: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
     max_completion_length: int,
+    teacher: TeacherConfig | None = None,
 ) -> tuple[list[TrainingSequence], dict[str, float]]:
     """Advantages into the groups; then the sequences of all episodes that take part in the loss: scored, with tokens,
     not cut if cuts are masked. Also the metrics of their rewards. What takes no part counts in no normaliser.
 
     `own_rewards`: the weights of each dataset with rewards of its own, in place of `reward_weights`.
     """
-    advantages = advantages_of(groups, algorithm, reward_weights, own_rewards)
+    advantages = advantages_of(groups, algorithm, reward_weights, own_rewards, teacher)
     taken: list[tuple[Episode, float]] = []
     for group, of_group in zip(groups, advantages, strict=True):
-        for episode, given in zip(group.episodes, of_group, strict=True):
-            # Whatever an estimator of somebody's own returns: no score, no advantage.
-            advantage = None if episode.total is None or given is None else float(given)
+        for episode, advantage in zip(group.episodes, of_group, strict=True):
             episode.advantage = advantage
             left_out = episode.left_out_because(mask_truncated=algorithm.mask_truncated_completions)
             if advantage is not None and left_out is None:
@@ -41,7 +42,10 @@ def training_sequences(
     if reads_of(surrogate_of(algorithm)).behaviour:
         _refuse_unknown_behaviour([episode for episode, _ in taken], algorithm)
     metrics = reward_metrics([[episode.total for episode in group.episodes] for group in groups])
-    return sequences_of(taken, algorithm, max_completion_length=max_completion_length), metrics
+    if teacher is not None:
+        metrics |= teacher_metrics(groups)
+    sequences = sequences_of(taken, algorithm, max_completion_length=max_completion_length, teacher=teacher)
+    return sequences, metrics
 
 
 def advantages_of(
@@ -49,11 +53,15 @@ def advantages_of(
     algorithm: AlgorithmConfig,
     reward_weights: Mapping[str, float],
     own_rewards: Mapping[str, Mapping[str, float]],
+    teacher: TeacherConfig | None = None,
 ) -> list[list[float | None]]:
     """The estimator's advantages, group by group. It gets the groups of each dataset by themselves.
 
     Rewards of two datasets may be of two scales: what an estimator takes over the batch is over those of one dataset.
+    Where only a teacher counts, every episode gets 0, scored or not.
     """
+    if teacher is not None and (teacher.only or not reward_weights):
+        return [[0.0] * len(group.episodes) for group in groups]
     by_dataset: dict[str, list[int]] = {}
     for number, group in enumerate(groups):
         by_dataset.setdefault(group.row.dataset, []).append(number)
@@ -62,7 +70,14 @@ def advantages_of(
         rewards = rewards_of([groups[number] for number in numbers], own_rewards.get(dataset, reward_weights))
         found = estimator(rewards, algorithm)
         advantages |= zip(numbers, found, strict=True)
-    return [advantages[number] for number in range(len(groups))]
+    # Whatever an estimator of somebody's own returns: no score, no advantage.
+    return [
+        [
+            None if episode.total is None or given is None else float(given)
+            for episode, given in zip(group.episodes, advantages[number], strict=True)
+        ]
+        for number, group in enumerate(groups)
+    ]
 
 
 def _refuse_unknown_behaviour(episodes: Sequence[Episode], algorithm: AlgorithmConfig) -> None:
@@ -76,7 +91,11 @@ def _refuse_unknown_behaviour(episodes: Sequence[Episode], algorithm: AlgorithmC
 
 
 def sequences_of(
-    taken: Sequence[tuple[Episode, float]], algorithm: AlgorithmConfig, *, max_completion_length: int
+    taken: Sequence[tuple[Episode, float]],
+    algorithm: AlgorithmConfig,
+    *,
+    max_completion_length: int,
+    teacher: TeacherConfig | None = None,
 ) -> list[TrainingSequence]:
     """The sequences of episodes that are trained on, each with its advantage, in their order.
 
@@ -88,11 +107,14 @@ def sequences_of(
     updates = slices(len(taken), algorithm.steps_per_generation)
     tokens = [sum(sequence.num_trained for sequence in sequences) for sequences in facts]
     weights = normaliser_of(algorithm)(Counts(tokens, updates, max_completion_length))
-    return [
-        _decided(sequence, advantage=advantage, weight=weight, update=update)
+    decided = [
+        [_decided(sequence, advantage=advantage, weight=weight, update=update) for sequence in sequences]
         for sequences, (_, advantage), weight, update in zip(facts, taken, weights, updates, strict=True)
-        for sequence in sequences
     ]
+    if teacher is not None:
+        for (episode, _), sequences in zip(taken, decided, strict=True):
+            add_teacher(episode, sequences, coef=teacher.coef)
+    return [sequence for sequences in decided for sequence in sequences]
 
 
 def slices(count: int, num_slices: int) -> list[int]:

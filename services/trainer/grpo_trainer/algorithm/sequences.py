@@ -113,6 +113,8 @@ class Episode:
     """Whether the accuracy reward finds it correct; None when that reward has no score for it."""
     unscored_because: tuple[str, RewardScore] | None = None
     """The reward with a weight, and what became of it, that left the episode without a total."""
+    teacher_logprobs: list[float] | None = None
+    """A teacher's, one for each sampled token, in order; None when the run has no teacher."""
     kl_penalty: float = 0.0
     """What `kl_in_reward` subtracts from the total before the advantages."""
     advantage: float | None = None
@@ -202,6 +204,8 @@ class Group:
     trace: GroupTrace = NO_TRACE
     sampled_at_s: float = 0.0
     """When its last token had come, by this process's monotonic clock."""
+    taught_at_s: float = 0.0
+    """When a teacher had scored it, by the same clock."""
 
     def is_older_than(self, version: int) -> bool:
         """Whether any token that may be trained on was sampled by an older policy."""

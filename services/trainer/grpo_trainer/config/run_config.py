@@ -15,6 +15,7 @@ from .guards import GuardsConfig
 from .model import ModelConfig
 from .optimization import DeepSpeedConfig, OptimizerConfig
 from .section import Positive, Seconds, Section, ServerUrl, Share, without_credentials
+from .teacher import TeacherConfig, check_teacher
 
 
 class RolloutConfig(Section):
@@ -81,12 +82,10 @@ class RewardConfig(Section):
     accept_changed_code: bool = Field(
         False, description="Continue when the code of a reward differs from the code at the start of the run."
     )
-
     url: ServerUrl = "http://127.0.0.1:8001"
     reward_funcs: list[str] = Field(
-        min_length=1,
         description="Names of rewards; `GET /v1/rewards` lists them. FILE.py:NAME also checks that the server has the "
-        "reward NAME from this very file, byte for byte.",
+        "reward NAME from this very file, byte for byte. Empty: none, for a run with a teacher.",
     )
     reward_weights: list[float] | None = Field(None, description="One weight for every reward; all 1 when absent.")
     params: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Reward name → its parameters.")
@@ -124,8 +123,8 @@ class RewardConfig(Section):
 
     @property
     def decides_accuracy(self) -> str:
-        """The reward that decides which completions are correct."""
-        return self.accuracy_reward or self.names[0]
+        """The reward that decides which completions are correct; empty without rewards."""
+        return self.accuracy_reward or next(iter(self.names), "")
 
     @property
     def files(self) -> dict[str, Path]:
@@ -231,6 +230,7 @@ class RunConfig(Section):
     data: DataConfig
     rollout: RolloutConfig = RolloutConfig()
     reward: RewardConfig
+    teacher: TeacherConfig | None = Field(None, description="Learn from another model's logprobs; absent: none.")
     algorithm: AlgorithmConfig = AlgorithmConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     deepspeed: DeepSpeedConfig = DeepSpeedConfig()
@@ -271,6 +271,11 @@ class RunConfig(Section):
                 "model.load_in_4bit keeps the frozen weights whole on every rank, and deepspeed.zero_stage 3 would "
                 "shard them; set deepspeed.zero_stage to 0, 1 or 2"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _something_to_learn_from(self) -> Self:
+        check_teacher(self.teacher, self.rollout, self.reward, self.algorithm)
         return self
 
     @model_validator(mode="after")
@@ -317,6 +322,8 @@ class RunConfig(Section):
         """Names of all metrics of an evaluation; none without an evaluation."""
         if not self.eval.eval_steps or not self.data.has_held_out_rows:
             return []
+        if not self.reward.reward_funcs:
+            return ["eval_completions/mean_length"]
         names = ["eval_accuracy", "eval_greedy", "eval_reward", "eval_completions/mean_length"]
         for name, chosen in self.data.eval_datasets.items():
             n = chosen.num_generations or self.eval.num_generations_eval

@@ -17,12 +17,14 @@ class Servers:
     """Requests in flight."""
     reward_answers: bool
     """Whether the reward server answered the last probe; True before the first probe."""
+    teacher_answers: bool = True
+    """Whether the teacher answered the last probe; True before the first probe, and in a run without."""
     sampling_since_s: float | None = None
     """Start of the longest wait of a group for its samples."""
     failing_since_s: float | None = None
     """Start of the longest row of failed requests of a group."""
     scoring_since_s: float | None = None
-    """Start of the longest wait of a group for its scores."""
+    """Start of the longest wait of a group for its scores, or for the teacher's logprobs."""
 
 
 def standing_still(
@@ -41,6 +43,8 @@ def standing_still(
         return nobody, _after(servers.failing_since_s or servers.sampling_since_s, config.rollout.retry_for_s)
     if stage == "score" and not servers.reward_answers:
         return no_reward, _after(servers.scoring_since_s, config.reward.retry_for_s)
+    if stage == "score" and not servers.teacher_answers and config.teacher is not None:
+        return "the teacher does not answer", _after(servers.scoring_since_s, config.teacher.retry_for_s)
     if stage == "eval" and servers.with_policy == 0:
         return nobody, stage_since_s + config.rollout.retry_for_s  # an evaluation requests all its samples at once
     if stage == "eval" and not servers.reward_answers and servers.asked_for_samples == 0:

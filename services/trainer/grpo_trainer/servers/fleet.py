@@ -104,6 +104,11 @@ class Fleet:
             await replica.weights.close()
 
     @property
+    def known(self) -> list[RolloutInfo]:
+        """What the servers that have answered told of themselves."""
+        return [replica.info for replica in self.replicas if replica.info]
+
+    @property
     def members(self) -> list[Replica]:
         return [replica for replica in self.replicas if replica.member]
 

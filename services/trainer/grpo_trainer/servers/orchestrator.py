@@ -5,11 +5,11 @@ It owns the event loop's thread, in which sampling and scoring go on while the m
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, Protocol, Self, TypeVar
 
-from grpo_proto import Health, InfrastructureError, RewardClient, ServiceError
-from grpo_proto.fingerprint import tokenizer_fingerprint
+from grpo_proto import Health, RewardClient, RolloutClient, ServiceClient, ServiceError
 from grpo_proto.messages.weights import Kind
 
 from ..algorithm.spread import teaches
@@ -18,9 +18,9 @@ from ..data.difficulty import DifficultyMemory
 from ..data.order import PromptOrder
 from ..data.prompt_row import PromptRow
 from ..data.run_rows import TrainingRows
-from ..errors import UnavailableError
 from ..ranks.stop_signal import StopRequested, StopSignal
 from .adapters import AdapterNeeds
+from .awaited import Awaited
 from .canary import Probe, sample_probes
 from .evaluation import Evaluation, eval_sets
 from .event_loop import EventLoopThread
@@ -31,6 +31,7 @@ from .refills import Refills
 from .reward import RewardStage
 from .reward_code import RewardCode
 from .rollout import RolloutStage, training_sampling
+from .teacher import Policy, TeacherStage
 from .tracing import Tracing
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ ResultT = TypeVar("ResultT")
 
 BEAT_INTERVAL_S = 1.0
 """The polling interval of the live page."""
-REWARD_PROBE_INTERVAL_S = 5.0
+SCORING_PROBE_INTERVAL_S = 5.0
 
 
 class Status(Protocol):
@@ -83,6 +84,8 @@ class Orchestrator:
         self.reward = RewardStage(
             RewardClient(config.reward.url), config.reward, code=reward_code, own_rewards=config.data.own_rewards
         )
+        teacher = config.teacher
+        self.teacher = TeacherStage(RolloutClient(teacher.url), teacher) if teacher else None
         self.rollout = RolloutStage(
             self.fleet,
             run_id=trainer_id,
@@ -94,7 +97,7 @@ class Orchestrator:
             max_staleness=config.algorithm.max_staleness,
             groups_per_job=config.rollout.prompts_per_request,
             num_generations=config.rollout.num_generations,
-            min_scored_share=config.reward.min_scored_share,
+            min_scored_share=config.reward.min_scored_share if config.reward.reward_funcs else 0.0,
             max_steps=max_steps,
         )
         self.pipeline = self._new_pipeline(prompts, cursor)
@@ -114,11 +117,21 @@ class Orchestrator:
         )
         self.reward_health: Health | None = None
         """The reward server's last answer, for display only; None before the first answer."""
+        self.teacher_health: Health | None = None
+        """The teacher's, alike."""
 
     def _new_pipeline(self, prompts: PromptOrder, cursor: Cursor) -> Pipeline:
-        sampling = training_sampling(self.config.rollout)
-        refills = _refills(self.config)
-        return Pipeline(self.rollout, self.reward, prompts, sampling, self._limits, cursor, self.tracing, refills)
+        return Pipeline(
+            self.rollout,
+            self.reward,
+            prompts,
+            training_sampling(self.config.rollout),
+            self._limits,
+            cursor,
+            self.tracing,
+            _refills(self.config),
+            self.teacher,
+        )
 
     def __enter__(self) -> Self:
         self.loop.__enter__()
@@ -131,6 +144,8 @@ class Orchestrator:
             self.loop.end_background()
             self.loop.run(self.fleet.close())
             self.loop.run(self.reward.client.close())
+            if self.teacher is not None:
+                self.loop.run(self.teacher.client.close())
         finally:
             self.loop.__exit__(*error)
             self.tracing.close()
@@ -142,64 +157,47 @@ class Orchestrator:
         adapter.
         """
         config, status = self.config, self.status
+        policy = Policy.of(tokenizer, max_tokens=self.rows.longest_prompt + config.rollout.max_completion_length)
         with self.stop.interruptible():
             limit_s = config.rollout.startup_timeout_s
             status.enter_phase(_waiting_for_rollout(config.rollout.urls), limit_s=limit_s, silent=False)
             self.loop.run(self.fleet.wait_until_live(limit_s, still_missing=self._report_missing))
-            limit_s = config.reward.startup_timeout_s
-            status.enter_phase(self._waiting_for_reward, limit_s=limit_s, silent=False)
-            self.loop.run(self._wait_for_reward_server(limit_s))
+            if self.reward.specs:
+                url, limit_s = config.reward.url, config.reward.startup_timeout_s
+                server = Awaited("the reward server", url, "reward.url", "grpo-reward serve")
+                self._wait_until_fit(server, partial(self.reward.check, self.rows.first_rows), limit_s)
+            if self.teacher is not None:
+                server = Awaited("the teacher", self.teacher.config.url, "teacher.url", "grpo-rollout serve MODEL")
+                check = partial(self.teacher.check, policy, run_servers=self.fleet.known)
+                self._wait_until_fit(server, check, self.teacher.config.startup_timeout_s)
         kind = self.fleet.check_compatible(
-            tokenizer=tokenizer_fingerprint(tokenizer.get_vocab(), eos_token_id=tokenizer.eos_token_id),
-            max_tokens=self.rows.longest_prompt + config.rollout.max_completion_length,
+            tokenizer=policy.tokenizer,
+            max_tokens=policy.max_tokens,
             head_dtype=config.model.head_dtype,
             adapter=self._adapter,
         )
         self.loop.start(self.fleet.watch())
-        self.loop.start(self._watch_reward_server())
+        self.loop.start(self._watch_scoring_servers())
         self.loop.start(self.pusher.lease.keep())
         return kind
 
-    @property
-    def _waiting_for_reward(self) -> str:
-        return f"waiting for the reward server at {self.config.reward.url}"
+    def _wait_until_fit(self, server: Awaited, check: Callable[[], Awaitable[object]], limit_s: float) -> None:
+        """Raises UnavailableError when the server does not come up in time, or does not fit."""
+        self.status.enter_phase(server.phase, limit_s=limit_s, silent=False)
+        self.loop.run(server.until_fit(check, timeout_s=limit_s, still_waiting=self.status.still_waiting))
 
     def _report_missing(self, missing: dict[str, str]) -> None:
         """Report the missing servers, with the reason of the first."""
         self.status.still_waiting(_waiting_for_rollout(list(missing)), next(iter(missing.values())))
 
-    async def _wait_for_reward_server(self, timeout_s: float) -> None:
-        """Probe until the reward server answers, and check it.
-
-        Raises UnavailableError when it does not answer within `timeout_s`, does not fit, or is no reward server.
-        """
-        url, loop = self.config.reward.url, asyncio.get_running_loop()
-        deadline, logged = loop.time() + timeout_s, False
+    async def _watch_scoring_servers(self) -> None:
+        """Probe the reward server and the teacher for the live page only: their stages have their own retry budgets."""
         while True:
-            try:
-                return await self.reward.check(self.rows.first_rows)
-            except InfrastructureError as error:
-                if loop.time() >= deadline:
-                    raise UnavailableError(
-                        f"the reward server {url} did not come up within {timeout_s:g} s: {error}",
-                        hint="start it with `grpo-reward serve`, or change reward.url",
-                    ) from error
-                if not logged:
-                    log.info("waiting for the reward server %s: %s", url, error)
-                self.status.still_waiting(self._waiting_for_reward, error.detail.message)
-                logged = True
-            except ServiceError as error:
-                raise UnavailableError(f"no reward server answers at {url}: {error}", hint="see reward.url") from error
-            await asyncio.sleep(1.0)
-
-    async def _watch_reward_server(self) -> None:
-        """Probe the reward server for the live page only: the reward stage has its own retry budget."""
-        while True:
-            try:
-                self.reward_health = await self.reward.client.livez()
-            except ServiceError as error:
-                self.reward_health = Health(ok=False, detail=str(error))
-            await asyncio.sleep(REWARD_PROBE_INTERVAL_S)
+            if self.reward.specs:
+                self.reward_health = await _health(self.reward.client)
+            if self.teacher is not None:
+                self.teacher_health = await _health(self.teacher.client)
+            await asyncio.sleep(SCORING_PROBE_INTERVAL_S)
 
     def policy_pushed(self, version: int) -> None:
         """Sample everything with this version from now on."""
@@ -297,6 +295,13 @@ def _refills(config: RunConfig) -> Refills:
     if not config.algorithm.dynamic_sampling:
         return Refills()
     return Refills(teaches, config.algorithm.max_refills * config.rollout.groups_per_batch)
+
+
+async def _health(client: ServiceClient) -> Health:
+    try:
+        return await client.livez()
+    except ServiceError as error:
+        return Health(ok=False, detail=str(error))
 
 
 def _waiting_for_rollout(urls: Sequence[str]) -> str:

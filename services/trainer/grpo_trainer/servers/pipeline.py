@@ -30,6 +30,7 @@ from ..group_trace import GroupTrace
 from .refills import Refills
 from .reward import RewardStage, check_enough_scored
 from .rollout import Asked, RolloutStage
+from .teacher import TeacherStage
 from .tracing import Tracing
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,8 @@ class Batch:
     """Prompts of the run up to the last of this batch, trained on or not, in passes over the dataset."""
     of_prompts: dict[str, float] = field(default_factory=dict)
     """Metrics of the prompts drawn until then: passes over each of several datasets, and the memory of difficulty."""
+    teacher_s: float = 0.0
+    """Waiting time for the teacher after the last group was sampled, a part of `reward_s`."""
     replaced: list[Group] = field(default_factory=list)
     """Groups that were sampled and scored for this batch, and are not trained on: they teach nothing."""
 
@@ -104,9 +107,10 @@ class Pipeline:
         cursor: Cursor,
         tracing: Tracing,
         refills: Refills | None = None,
+        teacher: TeacherStage | None = None,
     ):
         self.tracing = tracing
-        self.refills = refills or Refills()
+        self.refills, self.teacher = refills or Refills(), teacher
         self.rollout, self.reward, self.prompts, self.sampling, self.limits = rollout, reward, prompts, sampling, limits
         self.counts = Counts()
         self.version = 0
@@ -196,8 +200,15 @@ class Pipeline:
         last_sampled = max(*(group.sampled_at_s for group in taken), started)
         last = max(group.position for group in self._taken)
         epoch = (1 + last) / len(self.prompts.rows)
-        of_prompts = self.prompts.metrics(last)
-        return Batch(taken, last_sampled - started, ready - last_sampled, epoch, of_prompts, replaced)
+        return Batch(
+            taken,
+            rollout_s=last_sampled - started,
+            reward_s=ready - last_sampled,
+            epoch=epoch,
+            of_prompts=self.prompts.metrics(last),
+            teacher_s=max(0.0, *(group.taught_at_s - last_sampled for group in taken)),
+            replaced=replaced,
+        )
 
     def _choose(self) -> tuple[list[Group], list[Group]]:
         """Choose the groups of the batch out of the finished ones, and those that they replace."""
@@ -294,7 +305,7 @@ class Pipeline:
             self._move_on(positions)
             self._scoring_since_s |= dict.fromkeys(positions, time.time())
             _enter("score", traces)
-            await self.reward.score(groups, step=step)
+            await self._score(groups, step=step)
             _enter("wait", traces)
         except BaseException as error:
             for trace in traces:
@@ -313,6 +324,17 @@ class Pipeline:
         self._finished.extend(kept)
         if len(kept) < len(groups):
             self._fill()
+
+    async def _score(self, groups: list[Group], *, step: int) -> None:
+        """Get the rewards, and at the same time the teacher's logprobs."""
+        teaching = asyncio.create_task(self.teacher.score(groups)) if self.teacher else None
+        try:
+            await self.reward.score(groups, step=step)
+            if teaching is not None:
+                await teaching
+        finally:
+            if teaching is not None:
+                teaching.cancel()
 
     def _forget(self, positions: Sequence[int]) -> None:
         for position in positions:

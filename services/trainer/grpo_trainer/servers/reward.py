@@ -71,6 +71,8 @@ class RewardStage:
         Raises UnavailableError when the server speaks another protocol, lacks a reward or serves it from another file,
         and UsageError when the dataset lacks a column or a reward's code has changed.
         """
+        if not self.specs:
+            return
         info = await self.client.info()
         if info.protocol_version != PROTOCOL_VERSION:
             raise UnavailableError(
@@ -110,10 +112,12 @@ class RewardStage:
             self.code.adopt(hashes)
 
     async def score(self, groups: list[Group], *, step: int) -> None:
-        """Score every sample, and once more each sample whose scoring broke. Datasets are scored one after the other.
+        """Score every sample, and once more each sample whose scoring broke; none in a run without rewards.
 
-        Raises RunError when the server does not answer within `retry_for_s`.
+        Datasets are scored one after the other. Raises RunError when the server does not answer within `retry_for_s`.
         """
+        if not self.specs:
+            return
         by_dataset: dict[str, list[Group]] = {}
         for group in groups:
             by_dataset.setdefault(group.row.dataset, []).append(group)

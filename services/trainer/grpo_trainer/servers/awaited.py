@@ -1,0 +1,59 @@
+"""Wait at the start of a run until a server is up and fits."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from grpo_proto import InfrastructureError, ServiceError
+
+from ..errors import UnavailableError
+
+log = logging.getLogger(__name__)
+
+POLL_INTERVAL_S = 1.0
+
+
+@dataclass(frozen=True)
+class Awaited:
+    """A server by its `name`, the `setting` that holds its URL, and the `command` that starts it."""
+
+    name: str
+    url: str
+    setting: str
+    command: str
+
+    @property
+    def phase(self) -> str:
+        return f"waiting for {self.name} at {self.url}"
+
+    async def until_fit(
+        self, check: Callable[[], Awaitable[object]], *, timeout_s: float, still_waiting: Callable[[str, str], None]
+    ) -> None:
+        """Call `check` until the server answers it; tell `still_waiting` the phase and the reason.
+
+        Raises UnavailableError when it does not answer within `timeout_s`, or is another kind of server, and what
+        `check` raises for a server that does not fit.
+        """
+        loop = asyncio.get_running_loop()
+        deadline, logged = loop.time() + timeout_s, False
+        while True:
+            try:
+                await check()
+                return
+            except InfrastructureError as error:
+                if loop.time() >= deadline:
+                    raise UnavailableError(
+                        f"{self.name} {self.url} did not come up within {timeout_s:g} s: {error}",
+                        hint=f"start it with `{self.command}`, or change {self.setting}",
+                    ) from error
+                if not logged:
+                    log.info("waiting for %s %s: %s", self.name, self.url, error)
+                still_waiting(self.phase, error.detail.message)
+                logged = True
+            except ServiceError as error:
+                role = self.name.removeprefix("the ")
+                raise UnavailableError(
+                    f"no {role} answers at {self.url}: {error}", hint=f"see {self.setting}"
+                ) from error
+            await asyncio.sleep(POLL_INTERVAL_S)

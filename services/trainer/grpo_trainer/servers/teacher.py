@@ -1,0 +1,148 @@
+"""The teacher: get the logprobs of sampled tokens from a rollout server that serves another model."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from grpo_proto import PROTOCOL_VERSION, InfrastructureError, RolloutClient, RolloutInfo
+from grpo_proto.fingerprint import tokenizer_fingerprint, vocabulary_fingerprint
+from grpo_proto.messages.logprobs import GivenSequence, LogprobsRequest, SequenceLogprobs
+
+from ..algorithm.sequences import Episode, Group, Segment
+from ..config.teacher import TeacherConfig
+from ..errors import RunError, UnavailableError
+
+log = logging.getLogger(__name__)
+
+MAX_REQUESTS = 16
+"""Requests of a run to its teacher at the same time."""
+REQUEST_TOKENS = 2**16
+"""Tokens of a request, unless one sequence has more: a quarter of what a rollout server takes by default."""
+REQUEST_SEQUENCES = 1024
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a teacher has to fit: the fingerprints of the policy's tokenizer, and the tokens of the longest sequence."""
+
+    vocabulary: str
+    tokenizer: str
+    max_tokens: int
+
+    @classmethod
+    def of(cls, tokenizer: Any, *, max_tokens: int) -> Self:
+        vocabulary, end = tokenizer.get_vocab(), tokenizer.eos_token_id
+        return cls(vocabulary_fingerprint(vocabulary), tokenizer_fingerprint(vocabulary, eos_token_id=end), max_tokens)
+
+
+class TeacherStage:
+    """Score groups in place: set `teacher_logprobs` of every episode."""
+
+    def __init__(self, client: RolloutClient, config: TeacherConfig):
+        self.client, self.config = client, config
+        self._room = asyncio.Semaphore(MAX_REQUESTS)
+        self._weights: tuple[int | None, int] | None = None
+        """Session and version of the weights that scored last."""
+
+    async def check(self, policy: Policy, *, run_servers: Collection[RolloutInfo]) -> RolloutInfo:
+        """Return the server's /info.
+
+        Raises UnavailableError when the server speaks another protocol, serves another vocabulary, has too short a
+        context, or is one of the run's own.
+        """
+        info, where = await self.client.info(), f"the teacher {self.client.base_url}"
+        if info.protocol_version != PROTOCOL_VERSION or info.vocabulary_fingerprint is None:
+            raise UnavailableError(
+                f"{where} speaks protocol {info.protocol_version}, of version {info.version}, and does not tell its "
+                "vocabulary as this trainer needs",
+                hint="install the same release of grpo-services on both sides",
+            )
+        if info.server_id in {own.server_id for own in run_servers}:
+            raise UnavailableError(
+                f"{where} is one of the run's rollout servers, which serve the policy",
+                hint="start a server of its own for the teacher, and set teacher.url",
+            )
+        if info.vocabulary_fingerprint != policy.vocabulary:
+            raise UnavailableError(
+                f"{where} has another vocabulary ({info.vocabulary_fingerprint}) than the policy "
+                f"({policy.vocabulary}): its token ids mean other texts",
+                hint=f"it serves {info.model}; take a teacher with the policy's tokenizer, one of the same family",
+            )
+        if info.max_model_len <= policy.max_tokens:
+            raise UnavailableError(
+                f"{where} has a context of {info.max_model_len} tokens; prompt and completion need "
+                f"{policy.max_tokens}, and scoring one more",
+                hint="raise its --max-model-len, or lower data.max_prompt_length or rollout.max_completion_length",
+            )
+        if info.tokenizer_fingerprint != policy.tokenizer:
+            log.warning(
+                "%s (%s) ends its texts with another token than the policy: it finds the policy's last token unlikely",
+                *(where, info.model),
+            )
+        return info
+
+    async def score(self, groups: Sequence[Group]) -> None:
+        """Score every sampled token. Raises RunError when the teacher does not answer within `retry_for_s`."""
+        episodes = [episode for group in groups for episode in group.episodes]
+        segments = [segment for episode in episodes for segment in episode.segments if segment.num_sampled]
+        scored: list[SequenceLogprobs] = []
+        for part in parts_of(segments):
+            scored += await self._score(part)
+        found = iter(scored)
+        for episode in episodes:
+            episode.teacher_logprobs = _of_sampled_tokens(episode, found)
+        taught_at_s = time.monotonic()
+        for group in groups:
+            group.taught_at_s = taught_at_s
+
+    async def _score(self, segments: Sequence[Segment]) -> list[SequenceLogprobs]:
+        request = LogprobsRequest(
+            sequences=[
+                GivenSequence(token_ids=segment.token_ids, num_prompt_tokens=segment.turns[0].start)
+                for segment in segments
+            ],
+            deadline_s=self.config.timeout_s,
+        )
+        async with self._room:
+            try:
+                response = await self.client.logprobs(request, retry_for_s=self.config.retry_for_s)
+            except InfrastructureError as error:
+                raise RunError(
+                    f"the teacher could not score within {self.config.retry_for_s:g} s: {error}",
+                    hint="restart the teacher's server, then the run with --resume",
+                ) from error
+        self._notice(response.session, max(one.version for one in response.sequences))
+        return response.sequences
+
+    def _notice(self, session: int | None, version: int) -> None:
+        """Log when the teacher has got other weights: somebody trains it."""
+        if self._weights not in (None, (session, version)):
+            log.warning("the teacher has other weights now: version %d of session %s", version, session)
+        self._weights = session, version
+
+
+def parts_of(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
+    """Cut `segments` into consecutive parts for a request each."""
+    part: list[Segment] = []
+    num_tokens = 0
+    for segment in segments:
+        num_tokens += len(segment.token_ids)
+        if part and (num_tokens > REQUEST_TOKENS or len(part) == REQUEST_SEQUENCES):
+            yield part
+            part, num_tokens = [], len(segment.token_ids)
+        part.append(segment)
+    if part:
+        yield part
+
+
+def _of_sampled_tokens(episode: Episode, found: Iterator[SequenceLogprobs]) -> list[float]:
+    """The logprobs of the tokens in turns, out of those of all tokens after the first turn's start."""
+    logprobs: list[float] = []
+    for segment in episode.segments:
+        if segment.num_sampled:
+            scored, first = next(found).logprobs, segment.turns[0].start
+            logprobs += [scored[token - first] for turn in segment.turns for token in range(turn.start, turn.end)]
+    return logprobs

@@ -1,0 +1,99 @@
+"""The teacher stage: does the teacher's server fit this run, and which token gets which logprob?"""
+
+import httpx
+import pytest
+from tests.proto.messages import EXAMPLES
+from tests.tiny_model import make_tokenizer
+from tests.trainer.made_episodes import completion, two_segments
+
+from grpo_proto import InfrastructureError, RolloutClient, RolloutInfo
+from grpo_proto.fingerprint import tokenizer_fingerprint, vocabulary_fingerprint
+from grpo_proto.messages.logprobs import LogprobsRequest, LogprobsResponse, SequenceLogprobs
+from grpo_trainer.algorithm.sequences import Group
+from grpo_trainer.config.teacher import TeacherConfig
+from grpo_trainer.data.prompt_row import PromptRow
+from grpo_trainer.errors import RunError, UnavailableError
+from grpo_trainer.servers import teacher
+from grpo_trainer.servers.teacher import Policy, TeacherStage
+
+CONFIG = TeacherConfig(url="http://127.0.0.1:1", retry_for_s=0.01)
+POLICY = Policy.of(make_tokenizer(), max_tokens=100)
+INFO: RolloutInfo = EXAMPLES["RolloutInfo"].model_copy(  # type: ignore[assignment]
+    update={
+        "server_id": "teacher",
+        "vocabulary_fingerprint": POLICY.vocabulary,
+        "tokenizer_fingerprint": POLICY.tokenizer,
+        "max_model_len": 101,
+    }
+)
+RUNS_OWN = INFO.model_copy(update={"server_id": "of-the-run"})
+
+
+def stage_with(answer: httpx.MockTransport) -> TeacherStage:
+    return TeacherStage(RolloutClient(CONFIG.url, transport=answer), CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({}, None),
+        ({"protocol_version": 99}, "speaks protocol 99"),
+        ({"vocabulary_fingerprint": None}, "does not tell its vocabulary"),
+        ({"vocabulary_fingerprint": "0" * 16}, "another vocabulary .0000000000000000.* of the same family"),
+        ({"max_model_len": 100}, "context of 100 tokens; prompt and completion need 100, and scoring one more"),
+        ({"server_id": "of-the-run"}, "one of the run's rollout servers"),
+    ],
+)
+async def test_a_teacher_that_does_not_fit_is_refused(changes: dict[str, object], named: str | None):
+    info = INFO.model_copy(update=changes)
+    stage = stage_with(httpx.MockTransport(lambda _: httpx.Response(200, text=info.model_dump_json())))
+    if named is None:
+        assert await stage.check(POLICY, run_servers=[RUNS_OWN]) == info
+    else:
+        with pytest.raises(UnavailableError, match=named):
+            await stage.check(POLICY, run_servers=[RUNS_OWN])
+
+
+async def test_a_teacher_that_ends_its_texts_otherwise_is_warned_of(caplog: pytest.LogCaptureFixture):
+    vocabulary = make_tokenizer().get_vocab()
+    other_end = tokenizer_fingerprint(vocabulary, eos_token_id=4711)
+    assert vocabulary_fingerprint(vocabulary) == POLICY.vocabulary
+    info = INFO.model_copy(update={"tokenizer_fingerprint": other_end})
+    stage = stage_with(httpx.MockTransport(lambda _: httpx.Response(200, text=info.model_dump_json())))
+    await stage.check(POLICY, run_servers=[])
+    assert "ends its texts with another token" in caplog.text
+
+
+def answer(request: httpx.Request) -> httpx.Response:
+    """Logprobs that tell the token: minus its id."""
+    message = LogprobsRequest.model_validate_json(request.content)
+    scored = [
+        SequenceLogprobs(logprobs=[-float(token) for token in one.token_ids[one.num_prompt_tokens :]], version=3)
+        for one in message.sequences
+    ]
+    return httpx.Response(200, text=LogprobsResponse(sequences=scored, server_id="teacher").model_dump_json())
+
+
+@pytest.mark.parametrize("request_tokens", [2**16, 12])
+async def test_each_sampled_token_gets_its_logprob_however_requests_are_cut(
+    request_tokens: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(teacher, "REQUEST_TOKENS", request_tokens)
+    episodes = [
+        completion("0-0", [7, 8, 9], [-0.1] * 3, "x", "stop", [(1, 3)], prompt=[5, 6]),
+        completion("0-1", [], [], "", "stop", []),
+        two_segments(),
+    ]
+    group = Group(0, PromptRow(0, [1], "p", {}), episodes)
+    await stage_with(httpx.MockTransport(answer)).score([group])
+    for episode in episodes:
+        assert episode.teacher_logprobs == [-float(token) for token in episode.sampled_token_ids]
+    assert group.taught_at_s > 0
+
+
+async def test_a_teacher_that_stays_away_ends_the_wait():
+    stage = stage_with(httpx.MockTransport(lambda _: httpx.Response(503, text="")))
+    group = Group(0, PromptRow(0, [1], "p", {}), [completion("0-0", [7], [-0.1], "x", "stop", [(1, 1)])])
+    with pytest.raises(RunError, match=r"the teacher could not score within 0.01 s") as failed:
+        await stage.score([group])
+    assert isinstance(failed.value.__cause__, InfrastructureError)
