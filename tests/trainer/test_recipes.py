@@ -146,9 +146,10 @@ def test_another_recipe_file_makes_the_rows_again_and_the_same_one_does_not(tmp_
     config = DataConfig(dataset=str(tmp_path / "rows.jsonl"), recipe=f"{tmp_path}/own.py:make")
     load_prompt_rows(config, make_tokenizer(), folder=tmp_path / "run")
     assert kept.stat().st_ino == inode
-    (tmp_path / "own.py").write_text(code.replace("first", "other"))
+    # Of another length: Python takes a file of the same size and second for the one that it has compiled.
+    (tmp_path / "own.py").write_text(code.replace("first", "another"))
     extension.module_of.cache_clear()
-    assert load_prompt_rows(config, make_tokenizer(), folder=tmp_path / "run")[0].prompt == "other"
+    assert load_prompt_rows(config, make_tokenizer(), folder=tmp_path / "run")[0].prompt == "another"
 
 
 def test_a_cold_start_reads_the_recipe_of_the_run_that_follows(tmp_path: Path):
