@@ -77,3 +77,11 @@ def save_tiny_model(
     make_model(tied=tied, dtype=dtype, seed=seed, num_layers=num_layers).save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
     return folder
+
+
+def save_half_billion_shape(folder: Path) -> None:
+    """The configuration of Qwen2.5-0.5B, without weights: for what is reckoned from shapes."""
+    Qwen2Config(
+        vocab_size=151936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14,
+        num_key_value_heads=2, tie_word_embeddings=True, architectures=["Qwen2ForCausalLM"],
+    ).save_pretrained(folder)  # fmt: skip

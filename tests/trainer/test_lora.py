@@ -11,10 +11,10 @@ import pytest
 import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
-from tests.tiny_model import make_model, save_tiny_model
+from tests.tiny_model import make_model, save_half_billion_shape, save_tiny_model
 from tests.trainer.made_run_file import write_run_file
 from tests.trainer.test_fleet import info
-from transformers import GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from grpo_proto.checkpoint_files import checkpoint_digest
 from grpo_proto.messages.rollout import AdapterLimits
@@ -96,10 +96,7 @@ class TestRunFile:
     ):
         """Qwen2.5-0.5B's shape at rank 32."""
         file = str(write_run_file(tmp_path, rollout={}))
-        Qwen2Config(
-            vocab_size=151936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14,
-            num_key_value_heads=2, tie_word_embeddings=True, architectures=["Qwen2ForCausalLM"],
-        ).save_pretrained(tmp_path / "model")  # fmt: skip
+        save_half_billion_shape(tmp_path / "model")
 
         def gib(*flags: str) -> float:
             flags = (*flags, "--model.dtype", dtype, "--deepspeed.zero_stage", "0")

@@ -7,11 +7,11 @@ import pytest
 import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
-from tests.tiny_model import make_model, save_tiny_model
+from tests.tiny_model import make_model, save_half_billion_shape, save_tiny_model
 from tests.trainer.made_run_file import write_run_file
 from tests.trainer.test_lora import small_moe
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, Qwen2Config
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from grpo_trainer.__main__ import main
 from grpo_trainer.config.lora import LoraConfig
@@ -119,10 +119,7 @@ class TestModel:
     def test_a_half_billion_model_takes_less_than_half(self, tmp_path: Path, dtype: str, share: float):
         """Qwen2.5-0.5B's shape; its embedding, a quarter of the model, stays as it is."""
         file = str(write_run_file(tmp_path, rollout={}))
-        Qwen2Config(
-            vocab_size=151936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14,
-            num_key_value_heads=2, tie_word_embeddings=True, architectures=["Qwen2ForCausalLM"],
-        ).save_pretrained(tmp_path / "model")  # fmt: skip
+        save_half_billion_shape(tmp_path / "model")
 
         def gib(*flags: str) -> float:
             flags = (*flags, "--model.dtype", dtype, "--model.lora.r", "32")

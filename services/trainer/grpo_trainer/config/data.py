@@ -29,13 +29,12 @@ SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 """Name of a set of rows: part of the names of metrics, and of a file in the run folder."""
 
 
-class EvalDataset(Section):
-    """Held-out rows with a name of their own. What is absent is that of `data` or `eval`."""
+class NamedDataset(Section):
+    """Rows with a name of their own. What is absent is that of `data`."""
 
     dataset: str = Field(
         min_length=1, description="A .jsonl, .json, .csv or .parquet file, or a Hub name. `name#500` takes 500 rows."
     )
-    split: str = Field("test", description="Split of a Hub dataset.")
     recipe: RecipeName | None = Field(None, description="How a row becomes a prompt; absent: data.recipe.")
     prompt_column: str | None = Field(None, description="Column of the prompt; absent: data.prompt_column.")
     prompt_template: str | None = Field(None, description="Text of the prompt; absent: data.prompt_template.")
@@ -43,6 +42,12 @@ class EvalDataset(Section):
     rewards: dict[str, float] | None = Field(
         None, min_length=1, description="Reward → weight, some of reward.reward_funcs; absent: all with their weights."
     )
+
+
+class EvalDataset(NamedDataset):
+    """Held-out rows. What is absent is that of `data` or `eval`."""
+
+    split: str = Field("test", description="Split of a Hub dataset.")
     max_rows: int | None = Field(None, ge=1, description="Rows that are evaluated; absent: eval.max_rows.")
     num_generations: int | None = Field(
         None, ge=1, description="Sampled completions per prompt, the k of avg@k; absent: eval.num_generations_eval."
@@ -52,21 +57,11 @@ class EvalDataset(Section):
     )
 
 
-class TrainingDataset(Section):
-    """One of several datasets to train on. What is absent is that of `data`."""
+class TrainingDataset(NamedDataset):
+    """One of several datasets to train on."""
 
-    dataset: str = Field(
-        min_length=1, description="A .jsonl, .json, .csv or .parquet file, or a Hub name. `name#500` takes 500 rows."
-    )
     ratio: float = Field(gt=0.0, le=1.0, description="Share of the prompts; the ratios of all datasets add up to 1.")
     split: str = Field("train", description="Split of a Hub dataset.")
-    recipe: RecipeName | None = Field(None, description="How a row becomes a prompt; absent: data.recipe.")
-    prompt_column: str | None = Field(None, description="Column of the prompt; absent: data.prompt_column.")
-    prompt_template: str | None = Field(None, description="Text of the prompt; absent: data.prompt_template.")
-    system: str | None = Field(None, description="System prompt, or a file that holds it; absent: data.system.")
-    rewards: dict[str, float] | None = Field(
-        None, min_length=1, description="Reward → weight, some of reward.reward_funcs; absent: all with their weights."
-    )
 
 
 OWN_PROMPT = {"recipe", "prompt_column", "prompt_template", "system"}

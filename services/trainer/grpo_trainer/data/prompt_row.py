@@ -1,7 +1,9 @@
 """What a row of the dataset becomes."""
 
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 
 @dataclass(frozen=True)
@@ -14,3 +16,21 @@ class PromptRow:
     columns: dict[str, Any]
     dataset: str = ""
     """Its name in `data.datasets`, or `eval/<name>` for one in `data.eval_datasets`; empty where it has no name."""
+
+
+class PromptRows(Sequence[PromptRow]):
+    """Rows by number or slice, from `_row`."""
+
+    @abstractmethod
+    def _row(self, number: int) -> PromptRow:
+        """Row `number`, from 0 to `len(self)` - 1."""
+
+    @overload
+    def __getitem__(self, number: int) -> PromptRow: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> list[PromptRow]: ...
+
+    def __getitem__(self, number: int | slice) -> PromptRow | list[PromptRow]:
+        found = range(len(self))[number]
+        return self._row(found) if isinstance(found, int) else [self._row(index) for index in found]

@@ -9,16 +9,16 @@ The last record batch has no rows and carries the summary.
 import json
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, overload
+from typing import BinaryIO
 
 import pyarrow as pa
 
 from ..errors import storage_error_class
 from .batches import RowBatch
-from .prompt_row import PromptRow
+from .prompt_row import PromptRow, PromptRows
 
 _SCHEMA = pa.schema([("columns", pa.string()), ("prompt", pa.string()), ("token_ids", pa.list_(pa.int32()))])
 _SUMMARY = b"summary"
@@ -48,7 +48,7 @@ class Summary:
         )
 
 
-class RowStore(Sequence[PromptRow]):
+class RowStore(PromptRows):
     """The rows of a file that `write_rows` wrote. The file may be removed while they are in use."""
 
     def __init__(self, path: Path):
@@ -64,16 +64,6 @@ class RowStore(Sequence[PromptRow]):
 
     def __len__(self) -> int:
         return self.summary.num_rows
-
-    @overload
-    def __getitem__(self, number: int) -> PromptRow: ...
-
-    @overload
-    def __getitem__(self, number: slice) -> list[PromptRow]: ...
-
-    def __getitem__(self, number: int | slice) -> PromptRow | list[PromptRow]:
-        found = range(len(self))[number]
-        return self._row(found) if isinstance(found, int) else [self._row(index) for index in found]
 
     def _row(self, index: int) -> PromptRow:
         batch_number, place = divmod(index, self.summary.rows_per_batch)

@@ -1,14 +1,14 @@
 """The rows of all datasets of a run file, to train on and held out, by the names that they have there."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING
 
 from ..config.data import DataConfig
 from ..errors import UsageError
 from .order import Share
-from .prompt_row import PromptRow
+from .prompt_row import PromptRow, PromptRows
 from .row_store import RowStore
 from .rows import load_prompt_rows
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class TrainingRows(Sequence[PromptRow]):
+class TrainingRows(PromptRows):
     """The rows of the datasets, one dataset after the other. A row's `index` counts within its own dataset."""
 
     def __init__(self, stores: Mapping[str, RowStore]):
@@ -24,16 +24,6 @@ class TrainingRows(Sequence[PromptRow]):
 
     def __len__(self) -> int:
         return sum(map(len, self.stores.values()))
-
-    @overload
-    def __getitem__(self, number: int) -> PromptRow: ...
-
-    @overload
-    def __getitem__(self, number: slice) -> list[PromptRow]: ...
-
-    def __getitem__(self, number: int | slice) -> PromptRow | list[PromptRow]:
-        found = range(len(self))[number]
-        return self._row(found) if isinstance(found, int) else [self._row(index) for index in found]
 
     def _row(self, number: int) -> PromptRow:
         for name, store in self.stores.items():
