@@ -58,7 +58,7 @@ def main() -> None:
         parameter.fill_(1.0)
     runner = SimpleNamespace(model=model, reset_lora_state=lambda: None)
     worker: Any = SimpleNamespace(vllm_config=None, model_config=None, device=torch.device("cpu"), model_runner=runner)
-    worker._grpo_receiver = receiver.Receiver(worker)
+    worker.grpo_receiver = receiver.Receiver(worker)
     manifest = plan_manifest([(name, dtype_name(p.dtype), list(p.shape)) for name, p in model.named_parameters()], 64)
 
     def call(name: str, *arguments: object) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def main() -> None:
     said = []
     for version, value, materialize in ((1, 2.0, without_memory), (2, 3.0, place)):
         layerwise.materialize_layer = materialize
-        worker._grpo_receiver.group = Sends(value)
+        worker.grpo_receiver.group = Sends(value)
         request = BeginRequest(session=1, version=version, manifest=manifest, bucket_timeout_s=5.0)
         call("begin", version, request.model_dump_json(), {"unknown": []})
         error = call("receive", version).get("error")

@@ -13,6 +13,7 @@ import httpx
 import pytest
 import torch
 
+from grpo_proto import RolloutClient
 from grpo_proto.messages.errors import FatalError
 from grpo_proto.messages.logprobs import LogprobsRequest
 from tests.processes import BIN, ROLLOUT_ENVIRONMENT, free_port, rollout_command
@@ -65,8 +66,7 @@ class TestUntied:
                 assert (await http.post(path, json={})).status_code == 401, path
                 headers = {"Authorization": "Bearer wrong"}
                 assert (await http.post(path, json={}, headers=headers)).status_code == 401, path
-        async with untied.client() as client:
-            client._http.headers["Authorization"] = "Bearer wrong"
+        async with RolloutClient(untied.url, token="wrong") as client:
             with pytest.raises(FatalError):
                 await client.rollouts(long_request("x"))
         assert TOKEN not in untied.running.log.read_text()

@@ -17,7 +17,7 @@ import asyncio, os, sys
 from types import SimpleNamespace
 import torch
 from grpo_rollout.engine import Engine
-from grpo_rollout.receiver import Receiver, ReceiverExtension
+from grpo_rollout.receiver import ReceiverExtension
 
 class Stream:
     lost = False
@@ -30,7 +30,6 @@ class Stream:
 torch.cuda.current_stream = lambda device: Stream()
 runner = SimpleNamespace(model=torch.nn.Linear(1, 1), reset_lora_state=lambda: None)
 worker = SimpleNamespace(vllm_config=None, model_config=None, device=torch.device("cuda:0"), model_runner=runner)
-worker._grpo_receiver = Receiver(worker)
 
 async def fail(error):
     raise error

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import deepspeed
 import torch
 from safetensors.torch import load_file
 from tests.trainer.made_episodes import VERSION, Taken, build_updates, decided, make_taken
@@ -82,13 +83,13 @@ def weights(engine: TrainingEngine) -> dict[str, torch.Tensor]:
 
 
 def reference_weights(engine: TrainingEngine) -> dict[str, torch.Tensor]:
-    return whole(engine, getattr(engine._reference, "module", engine._reference))
+    return whole(engine, getattr(engine.reference, "module", engine.reference))
 
 
 def whole(engine: TrainingEngine, policy: Policy) -> dict[str, torch.Tensor]:
     found = {}
     for name, parameter in policy.model.named_parameters():
-        with engine._gathered([parameter]):
+        with deepspeed.zero.GatheredParameters([parameter], enabled=engine.zero_stage == 3):
             found[name] = parameter.detach().clone()
     return found
 

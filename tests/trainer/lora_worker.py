@@ -89,7 +89,7 @@ def learned(folder: Path, stage: int, dtype: str, tied: bool, checkpointing: boo
     merged = engine.whole_state()
     sent_adapter = pushed(engine)
     config = engine.export.peft_config
-    engine.export = engine._make_export("full")
+    engine.export = engine.make_export("full")
     sent_merged = pushed(engine)
     trained = {n for n, p in engine.policy.named_parameters() if p.requires_grad}
     if engine.rank == 0:
@@ -152,7 +152,7 @@ def in_four_bits(folder: Path, stage: int, dtype: str) -> dict[str, Any]:
     adapters = [engine.adapter_state() for engine in (whole, kept)]
     merged = [engine.whole_state() for engine in (whole, kept)]
     sent_adapter = pushed(kept)
-    kept.export = kept._make_export("full")
+    kept.export = kept.make_export("full")
     sent_merged = pushed(kept)
     if kept.rank == 0:
         kept.write_hf(folder / f"merged-nf4-{stage}-{dtype}", merged[1])
@@ -187,12 +187,10 @@ def drops_out(folder: Path) -> dict[str, Any]:
     train(engine, range(2))
     (update,) = updates_of(engine, make_taken(6, seed=2), budget=10_000)
     engine.prepare([update])
-    batch = update[0]
-    in_update = [engine._engine(batch.input_ids_BL, batch.row_N, batch.column_N)[0].tolist() for _ in range(2)]
     return {
         "compared": [logprobs(engine), logprobs(engine)],
-        "old": batch.old_logprobs_N is not None,
-        "in_update": in_update,
+        "old": update[0].old_logprobs_N is not None,
+        "kl": [measure(update)["kl"] for measure in (engine.survey, engine.update)],
     }
 
 

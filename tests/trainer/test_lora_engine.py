@@ -175,8 +175,8 @@ def test_in_four_bits_everything_is_to_the_bit_as_on_the_same_weights_whole(
 def test_dropout_acts_in_updates_alone(seen: dict[str, dict[str, Any]]):
     first, second = seen["drops_out"]["compared"]
     assert first == second
-    first, second = seen["drops_out"]["in_update"]
-    assert first != second
+    surveyed, in_update = seen["drops_out"]["kl"]  # of the same weights
+    assert in_update != pytest.approx(surveyed, rel=0.01)
     assert seen["drops_out"]["old"], "old logprobs come from a pass without dropout"
 
 

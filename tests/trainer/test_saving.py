@@ -139,10 +139,10 @@ import json, os
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
-import torch
+import deepspeed, torch
 from torch.distributed.distributed_c10d import _set_pg_timeout
 from grpo_trainer.checkpoint import saving
-from grpo_trainer.engine import training_engine as engine
+from grpo_trainer.engine.write_errors import save_deepspeed_state
 from grpo_trainer.errors import RunError
 from grpo_trainer.ranks.ranks import join_ranks
 _set_pg_timeout(timedelta(seconds=20), dist.group.WORLD)
@@ -153,9 +153,9 @@ settings = {{
     "zero_optimization": {{"stage": {stage}}},
     "zero_allow_untested_optimizer": True,
 }}
-inner = engine._initialize(model, settings, torch.optim.AdamW(model.parameters()))
+engine = deepspeed.initialize(model=model, config=settings, optimizer=torch.optim.AdamW(model.parameters()))[0]
 ranks = join_ranks(silence_s=60)
-ours = SimpleNamespace(beat=lambda: None, adapter=None, _engine=inner, rank=ranks.rank, _layout={{}}, _counts={{}})
+beat = lambda: None
 write = torch.save
 
 def full(what, file, **options):
@@ -165,7 +165,7 @@ def full(what, file, **options):
 
 torch.save = full
 config = SimpleNamespace(run_dir=Path("{run_dir}"), checkpoint=SimpleNamespace(save_total_limit=2))
-save = SimpleNamespace(beat=lambda: None, save=lambda folder: engine.TrainingEngine.save(ours, folder))
+save = SimpleNamespace(beat=beat, save=lambda folder: save_deepspeed_state(engine, folder, frozen=True, beat=beat))
 by_all(save, lambda crew: saving.save_checkpoint(3, config, crew, {{"step": 3}}))
 """
 

@@ -1,6 +1,7 @@
 """The first seconds of a run: it can be asked how it is, waits for servers in the open, and ends with a status that
 says whether another try can help."""
 
+import asyncio
 import errno
 import json
 import os
@@ -30,8 +31,8 @@ from grpo_trainer.config.settings import read_config
 from grpo_trainer.data.prompts import text_or_file
 from grpo_trainer.errors import RunError, UnavailableError, UsageError, model_error_class
 from grpo_trainer.ranks import launch
-from grpo_trainer.servers import weight_session
 from grpo_trainer.servers.reward import _check_file
+from grpo_trainer.servers.weight_session import WeightSession
 
 PATIENCE_S = 120.0
 
@@ -316,7 +317,7 @@ class TestExitStatus:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             config = WeightsConfig(port=taken.getsockname()[1])
             with pytest.raises(UnavailableError, match="cannot be listened on: Address already in use"):
-                weight_session._listen(config, 1.0)
+                asyncio.run(WeightSession.open([], config, trainer_id="trainer", backend="gloo"))
 
     @pytest.mark.deepspeed
     @pytest.mark.parametrize(("rank_0", "status"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 9)", 1)])

@@ -31,7 +31,7 @@ class AdapterKernels(PunicaWrapperCPU):  # type: ignore[misc]
     ) -> None:
         x = x.view(-1, x.shape[-1])
         for part, a in zip(y, lora_a_stacked, strict=True):
-            _shrink(part.view(-1, part.shape[-1]), x, a, scale, self._token_groups)
+            shrink(part.view(-1, part.shape[-1]), x, a, scale, self._token_groups)
 
     def add_expand(
         self,
@@ -49,7 +49,7 @@ class AdapterKernels(PunicaWrapperCPU):  # type: ignore[misc]
             if not add_inputs:
                 for group in self._token_groups:
                     columns[group[1]] = 0
-            _expand(columns, part.view(-1, part.shape[-1]), b, self._token_groups)
+            expand(columns, part.view(-1, part.shape[-1]), b, self._token_groups)
             offset += num_columns
 
     def add_lora_embedding(
@@ -71,8 +71,8 @@ class AdapterKernels(PunicaWrapperCPU):  # type: ignore[misc]
         y, x = y.view(-1, y.shape[-1]), x.view(-1, x.shape[-1])
         if buffer is None:
             buffer = torch.zeros(x.shape[0], lora_b_stacked.shape[-1], dtype=torch.float32)
-        _shrink(buffer, x, lora_a_stacked, scale, self._sampler_groups)
-        _expand(y, buffer, lora_b_stacked, self._sampler_groups)
+        shrink(buffer, x, lora_a_stacked, scale, self._sampler_groups)
+        expand(y, buffer, lora_b_stacked, self._sampler_groups)
 
 
 def groups(slot_of_row: torch.Tensor) -> list[tuple[int, Rows]]:
@@ -83,16 +83,14 @@ def groups(slot_of_row: torch.Tensor) -> list[tuple[int, Rows]]:
     return [(slot, (slot_of_row == slot).nonzero()[:, 0]) for slot in slots if slot >= 0]
 
 
-def _shrink(
-    y: torch.Tensor, x: torch.Tensor, a: torch.Tensor, scale: float, groups: Sequence[tuple[int, Rows]]
-) -> None:
+def shrink(y: torch.Tensor, x: torch.Tensor, a: torch.Tensor, scale: float, groups: Sequence[tuple[int, Rows]]) -> None:
     """y[rows] = scale · x[rows] Aᵀ"""
     for slot, rows in groups:
         a_of_slot = a[slot].squeeze(0)
         y[rows] = (x[rows].to(a.dtype) @ a_of_slot.T).to(y.dtype) * scale
 
 
-def _expand(y: torch.Tensor, x: torch.Tensor, b: torch.Tensor, groups: Sequence[tuple[int, Rows]]) -> None:
+def expand(y: torch.Tensor, x: torch.Tensor, b: torch.Tensor, groups: Sequence[tuple[int, Rows]]) -> None:
     """y[rows] += x[rows] Bᵀ, in the columns that both have: a padded vocabulary has more than its adapter."""
     for slot, rows in groups:
         b_of_slot = b[slot].squeeze(0)

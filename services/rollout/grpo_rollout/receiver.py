@@ -44,9 +44,9 @@ class ReceiverExtension:
     answers of the other workers in the queue."""
 
     def grpo_weights(self, call: str, *args: Any) -> dict[str, Any]:
-        receiver = self.__dict__.setdefault("_grpo_receiver", None)
+        receiver = self.__dict__.setdefault("grpo_receiver", None)
         if receiver is None:
-            receiver = self._grpo_receiver = Receiver(self)
+            receiver = self.grpo_receiver = Receiver(self)
         try:
             return {"ok": getattr(receiver, call)(*args)}
         except Exception as error:
@@ -223,12 +223,13 @@ class Receiver:
         if bucket + 1 < len(push.bucket_bytes) and self.staging.overlap(bucket, bucket + 1):
             self._start_transfer(push, bucket + 1)
         try:
-            self._load(push, bucket)
+            self.load(push, bucket)
         except Exception:
             push.progress.failed_to_load = True
             raise
 
-    def _load(self, push: IncomingPush, bucket: int) -> None:
+    def load(self, push: IncomingPush, bucket: int) -> None:
+        """Hand over the tensors of a bucket that has arrived."""
         buffer = self.staging.buffer(bucket)
         push.digest.add(buffer)
         push.loader.load(((spec.name, view_tensor(buffer, spec)) for spec in push.tensors[bucket]), buffer)

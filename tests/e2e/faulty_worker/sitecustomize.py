@@ -31,7 +31,7 @@ def spoil(receiver: Any) -> None:
         return call
 
     own = receiver.Receiver
-    own.begin, own._load, own.finish = dying("begin", own.begin), dying("load", own._load), dying("finish", own.finish)
+    own.begin, own.load, own.finish = dying("begin", own.begin), dying("load", own.load), dying("finish", own.finish)
     formed = receiver.WeightGroup
 
     def behind_a_closed_port(*args: Any, timeout_s: float, **options: Any) -> Any:

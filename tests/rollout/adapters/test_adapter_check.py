@@ -125,6 +125,6 @@ def test_the_kernels_add_each_rows_own_adapter(slots: list[int]):
         if slot >= 0:
             expected[row, :5] += 0.5 * b[slot, 0] @ (a[slot, 0] @ x[row])
     buffer, groups = torch.zeros(len(slots), 4), cpu_kernels.groups(torch.tensor(slots))
-    cpu_kernels._shrink(buffer, x, a, 0.5, groups)
-    cpu_kernels._expand(y, buffer, b, groups)
+    cpu_kernels.shrink(buffer, x, a, 0.5, groups)
+    cpu_kernels.expand(y, buffer, b, groups)
     torch.testing.assert_close(y, expected)

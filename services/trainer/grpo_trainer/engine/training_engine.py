@@ -54,7 +54,7 @@ from .reference import MovingReference
 from .schedule import learning_rate
 from .skipped_updates import SkippedUpdates
 from .state import STATE_TAG, SYNC, layout, read_engine_state, write_engine_state
-from .write_errors import deferring_write_errors
+from .write_errors import save_deepspeed_state
 
 log = logging.getLogger(__name__)
 
@@ -110,13 +110,14 @@ class TrainingEngine:
             self.policy.register_state_dict_post_hook(keep_adapter_only)
         self._engine = _initialize(self.policy, settings, adamw(self.policy, optimizer))
         self._clip = ClipBareOptimizer.attach(self._engine.optimizer, settings, optimizer.max_grad_norm)
-        self.export = self._make_export(push_kind)
-        self._reference: Policy | DeepSpeedEngine | None = None
+        self.export = self.make_export(push_kind)
+        self.reference: Policy | DeepSpeedEngine | None = None
+        """The model that the policy is compared with; None when the loss reads none."""
         if keeps_reference(self._surrogate, algorithm):
-            self._reference = self._engine if self.adapter else self._load_reference(model, temperature, sharding)
+            self.reference = self._engine if self.adapter else self._load_reference(model, temperature, sharding)
         self._moving: MovingReference | None = None
-        if algorithm.sync_ref_model and self._reference is not None:
-            self._moving = MovingReference(self._reference, rank=self.rank, sharded=self.zero_stage == 3)
+        if algorithm.sync_ref_model and self.reference is not None:
+            self._moving = MovingReference(self.reference, rank=self.rank, sharded=self.zero_stage == 3)
         self.updates_done = 0
         self._entropy_coefficient = EntropyCoefficient(algorithm)
         self.skipped = SkippedUpdates(
@@ -124,7 +125,8 @@ class TrainingEngine:
         )
         self._as_at_the_start_of_the_batch = True
 
-    def _make_export(self, kind: Kind) -> Export:
+    def make_export(self, kind: Kind) -> Export:
+        """The weights as a push of `kind` sends them: the adapter alone for `lora`, else the model with it added."""
         adapter = self.adapter if kind == "lora" else None
         deltas = self.adapter.deltas() if self.adapter and adapter is None else {}
         if deltas and self.rank == 0:
@@ -175,7 +177,7 @@ class TrainingEngine:
         self, micro_batches: Sequence[MicroBatch], *, reference: bool = False
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Compute log π and entropy of the completion tokens of each micro-batch [N], without a gradient."""
-        model = self._reference if reference else self._engine
+        model = self.reference if reference else self._engine
         if model is None:
             raise ValueError("there is no reference model: the loss reads none")
         found = []
@@ -267,12 +269,7 @@ class TrainingEngine:
         Of a model with an adapter only the adapter is written; a reference that moves is written, too. All ranks call
         it; the folder is complete once all have returned.
         """
-        files = self._engine.checkpoint_engine
-        methods = (files, "makedirs"), (files, "save"), (self._engine, "_copy_recovery_script")
-        with deferring_write_errors(*methods, afterwards=self.beat):
-            self._engine.save_checkpoint(
-                str(folder), tag=STATE_TAG, save_latest=False, exclude_frozen_parameters=self.adapter is not None
-            )
+        save_deepspeed_state(self._engine, folder, frozen=self.adapter is None, beat=self.beat)
         torch.save(random_state(), folder / STATE_TAG / f"random-{self.rank}.pt")
         if self._moving is not None:
             self._moving.save(folder)

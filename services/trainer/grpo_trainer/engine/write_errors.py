@@ -2,7 +2,21 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
+
+from .state import STATE_TAG
+
+
+def save_deepspeed_state(engine: Any, folder: Path, *, frozen: bool, beat: Callable[[], None]) -> None:
+    """Write the files of all ranks of a DeepSpeed `engine` into `folder`, with the `frozen` parameters or without.
+
+    `beat` is called after each file. Raises this rank's write error once all ranks have written.
+    """
+    files = engine.checkpoint_engine
+    methods = (files, "makedirs"), (files, "save"), (engine, "_copy_recovery_script")
+    with deferring_write_errors(*methods, afterwards=beat):
+        engine.save_checkpoint(str(folder), tag=STATE_TAG, save_latest=False, exclude_frozen_parameters=not frozen)
 
 
 @contextlib.contextmanager
