@@ -128,3 +128,15 @@ def test_the_kernels_add_each_rows_own_adapter(slots: list[int]):
     cpu_kernels.shrink(buffer, x, a, 0.5, groups)
     cpu_kernels.expand(y, buffer, b, groups)
     torch.testing.assert_close(y, expected)
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(64, 8), (176, 8), (896, 32), (2048, 16), (8, 192)])
+def test_the_bits_of_a_row_do_not_depend_on_the_rows_beside_it(inputs: int, outputs: int):
+    from grpo_rollout import cpu_kernels
+
+    torch.manual_seed(0)
+    x, weight = torch.randn(64, inputs) / inputs**0.5, torch.randn(outputs, inputs)
+    whole = cpu_kernels.product(x, weight)
+    torch.testing.assert_close(whole, x @ weight.T)
+    for count in (1, 2, 3, 7, 16, 33):
+        assert torch.equal(cpu_kernels.product(x[:count], weight), whole[:count]), count
