@@ -24,8 +24,8 @@ from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.config.run_config import ModelConfig
 from grpo_trainer.engine.model import check_family, load_policy, switch_dropout_off
 from grpo_trainer.engine.output_head import Policy
+from grpo_trainer.engine.saved_state import SavedState
 from grpo_trainer.engine.state import read_engine_state
-from grpo_trainer.engine.training_engine import TrainingEngine
 from grpo_trainer.errors import UnavailableError, UsageError
 
 STAGES = [0, 1, 2, 3]
@@ -256,7 +256,7 @@ def test_a_checkpoint_on_a_disk_that_is_away_may_be_there_at_the_next_try(
     away = OSError(code, os.strerror(code))
     for owner, name, load in (
         (Path, "read_text", partial(read_engine_state, layout={})),
-        (TrainingEngine, "_load", object.__new__(TrainingEngine).load),
+        (SavedState, "_load", object.__new__(SavedState).load),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, lambda *_, **__: (_ for _ in ()).throw(away))

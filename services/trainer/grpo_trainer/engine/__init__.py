@@ -7,6 +7,8 @@ deepspeed_settings.py, schedule.py, random_state.py, state.py
 entropy_coefficient.py   the weight of the entropy bonus from update to update
 skipped_updates.py, write_errors.py
                          gradients that are not finite; write errors that wait for the other ranks
+saved_state.py           saves and loads all that a run goes on from
+reshaping.py             the optimizer's state for another number of ranks
 reference.py             a reference model that follows the policy
 export.py                the weights, bucket by bucket
 """

@@ -11,6 +11,11 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
+def seed_anew(seed: int, *, updates_done: int, rank: int) -> None:
+    """Seed a rank in the middle of a run of which no rank of its number has saved a state."""
+    seed_everything(random.Random(f"{seed} {updates_done} {rank}").getrandbits(63))
+
+
 def random_state() -> dict[str, Any]:
     """Return the state of Python, torch and this rank's GPU: plain numbers and tensors, loadable without pickle."""
     cuda = [torch.cuda.get_rng_state()] if torch.cuda.is_available() else []

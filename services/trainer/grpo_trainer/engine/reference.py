@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from .reshaping import fragment_of
 from .state import STATE_TAG
 
 
@@ -33,19 +34,24 @@ class MovingReference:
         """Write what this rank holds, once for all ranks that hold the same."""
         if self._sharded or self._rank == 0:
             held = {name: _held(parameter).cpu() for name, parameter in self._weights.named_parameters()}
-            torch.save(held, self._file(folder))
+            torch.save(held, self._file(folder, self._rank))
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
-    def load(self, folder: Path) -> None:
-        """Read what `save` wrote. Raises OSError when it is not there."""
-        saved = torch.load(self._file(folder), weights_only=True, map_location="cpu")
+    def load(self, folder: Path, *, num_ranks: int) -> None:
+        """Read what `save` wrote on `num_ranks` ranks. Raises OSError when it is not there."""
+        ranks = range(num_ranks) if self._sharded else [0]
+        saved = [torch.load(self._file(folder, rank), weights_only=True, mmap=True) for rank in ranks]
         for name, parameter in self._weights.named_parameters():
-            _held(parameter).copy_(saved[name])
+            held = _held(parameter)
+            length, numel = held.numel(), getattr(parameter, "ds_numel", parameter.numel())
+            first = length * self._rank if self._sharded else 0
+            pieces = [of_rank[name].flatten() for of_rank in saved]
+            held.copy_(fragment_of(pieces, first=first, length=length, numel=numel).view_as(held))
             _forget_gathered(parameter)
         self.has_moved = True
 
-    def _file(self, folder: Path) -> Path:
-        return folder / STATE_TAG / f"reference-{self._rank if self._sharded else 0}.pt"
+    def _file(self, folder: Path, rank: int) -> Path:
+        return folder / STATE_TAG / f"reference-{rank}.pt"
 
 
 def _held(parameter: nn.Parameter) -> torch.Tensor:

@@ -22,7 +22,7 @@ def layout(
     base_digest: str | None = None,
     sync_ref_model: bool = False,
 ) -> dict[str, Any]:
-    """Return the settings that must be the same for a checkpoint to fit.
+    """Return what a checkpoint was laid out by: the settings that must be the same for it to fit, and the ranks.
 
     With an adapter the checkpoint holds the adapter alone, and `base_digest` names the model that belongs to it.
     """
@@ -38,10 +38,11 @@ def write_engine_state(folder: Path, layout: dict[str, Any], counts: dict[str, f
 
 
 def read_engine_state(folder: Path, layout: dict[str, Any]) -> dict[str, Any]:
-    """Read the counts and the layout of the engine in `folder`, and check that the layout is `layout`.
+    """Read the counts and the layout of the engine in `folder`, and check that the layout fits `layout`.
 
-    A run may begin to move its reference model, and may not go back to its first model. Raises UsageError for that, for
-    another ZeRO stage, world size, dtype, adapter or model below it, and UnavailableError when the disk is unavailable.
+    The number of ranks may be another. A run may begin to move its reference model, and may not go back to its first
+    model. Raises UsageError for that, for another ZeRO stage, dtype, adapter or model below it, and UnavailableError
+    when the disk is unavailable.
     """
     try:
         saved: dict[str, Any] = json.loads((folder / STATE_TAG / "engine.json").read_text())
@@ -51,7 +52,7 @@ def read_engine_state(folder: Path, layout: dict[str, Any]) -> dict[str, Any]:
         raise UsageError(f"{folder} holds no engine state: {error}") from error
     for name, value in (layout | {SYNC: layout.get(SYNC)}).items():
         begins_to_move = name == SYNC and SYNC not in saved
-        if saved.get(name) != value and not begins_to_move:
+        if saved.get(name) != value and not begins_to_move and name != "world_size":
             raise UsageError(
                 f"the checkpoint {folder} was written with {name} {saved.get(name)}, and this run has {value}",
                 hint="resume with the model and layout of the checkpoint, or choose another run_dir",

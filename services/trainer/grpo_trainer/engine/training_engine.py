@@ -38,7 +38,6 @@ from ..algorithm.surrogates.reads import keeps_reference, prepared_for
 from ..config.algorithm import AlgorithmConfig
 from ..config.model import ModelConfig
 from ..config.optimization import DeepSpeedConfig, OptimizerConfig
-from ..errors import RunError, storage_error_class
 from ..lora.adapter import Adapter, keep_adapter_only
 from ..lora.files import write_adapter, write_merged_card
 from ..lora.merging import LowRankDelta, checkpoint_name
@@ -49,12 +48,12 @@ from .entropy_coefficient import EntropyCoefficient
 from .export import Export
 from .model import has_experts, load_policy, pieces_to_push
 from .output_head import Policy
-from .random_state import random_state, restore_random_state, seed_everything
+from .random_state import seed_everything
 from .reference import MovingReference
+from .saved_state import SavedState
 from .schedule import learning_rate
 from .skipped_updates import SkippedUpdates
-from .state import STATE_TAG, SYNC, layout, read_engine_state, write_engine_state
-from .write_errors import save_deepspeed_state
+from .state import layout
 
 log = logging.getLogger(__name__)
 
@@ -118,6 +117,22 @@ class TrainingEngine:
         self._moving: MovingReference | None = None
         if algorithm.sync_ref_model and self.reference is not None:
             self._moving = MovingReference(self.reference, rank=self.rank, sharded=self.zero_stage == 3)
+        self._saved_state = SavedState(
+            self._engine,
+            self._moving,
+            layout(
+                zero_stage=self.zero_stage,
+                world_size=self.world_size,
+                dtype=model.dtype,
+                lora=model.lora,
+                base_digest=base_digest,
+                sync_ref_model=algorithm.sync_ref_model,
+            ),
+            rank=self.rank,
+            seed=seed,
+            frozen=self.adapter is None,
+            beat=lambda: self.beat(),
+        )
         self.updates_done = 0
         self._entropy_coefficient = EntropyCoefficient(algorithm)
         self.skipped = SkippedUpdates(
@@ -269,38 +284,17 @@ class TrainingEngine:
         Of a model with an adapter only the adapter is written; a reference that moves is written, too. All ranks call
         it; the folder is complete once all have returned.
         """
-        save_deepspeed_state(self._engine, folder, frozen=self.adapter is None, beat=self.beat)
-        torch.save(random_state(), folder / STATE_TAG / f"random-{self.rank}.pt")
-        if self._moving is not None:
-            self._moving.save(folder)
-            self.beat()
-        if self.rank == 0:
-            write_engine_state(folder, self._layout, self._counts)
+        self._saved_state.save(folder, self._counts)
 
     def load(self, folder: Path) -> None:
-        """Continue from the state that `save` wrote, bit for bit, also in an engine that has trained meanwhile.
+        """Continue from the state that `save` wrote, also in an engine that has trained meanwhile.
 
-        Raises what `read_engine_state` raises, and RunError when the reference model cannot go back.
+        To the bit on as many ranks, to 1e-6 on another number of ranks. Raises what `SavedState.load` raises.
         """
-        try:
-            self._load(folder)
-        except OSError as error:
-            raise storage_error_class(error)(f"{folder} holds no engine state that can be read: {error}") from error
-
-    def _load(self, folder: Path) -> None:
-        saved = read_engine_state(folder, self._layout)
-        if self._moving is not None and self._moving.has_moved and not saved.get(SYNC):
-            raise RunError(
-                f"{folder} is from before the reference model began to move, and has none to go back to",
-                hint="go on with --resume, which begins with the run's first model",
-            )
-        self._engine.load_checkpoint(str(folder), tag=STATE_TAG, load_module_strict=self.adapter is None)
+        saved = self._saved_state.load(folder)
         self.updates_done = saved["updates_done"]
         self.skipped.restore(saved["skipped_updates"])
-        if self._moving is not None and saved.get(SYNC):  # else it has not moved yet
-            self._moving.load(folder)
         self._entropy_coefficient.restore(saved)
-        restore_random_state(torch.load(folder / STATE_TAG / f"random-{self.rank}.pt", weights_only=True))
 
     def whole_state(self) -> dict[str, torch.Tensor]:
         """Gather the policy's state dict into host memory on rank 0; the other ranks return an empty dict.
@@ -355,18 +349,6 @@ class TrainingEngine:
     def has_experts(self) -> bool:
         """Whether each token takes some of several experts, by the model's configuration."""
         return has_experts(self.policy.model)
-
-    @property
-    def _layout(self) -> dict[str, Any]:
-        model = self.model_config
-        return layout(
-            zero_stage=self.zero_stage,
-            world_size=self.world_size,
-            dtype=model.dtype,
-            lora=model.lora,
-            base_digest=self.base_digest,
-            sync_ref_model=self.algorithm.sync_ref_model,
-        )
 
     @property
     def _counts(self) -> dict[str, float | None]:

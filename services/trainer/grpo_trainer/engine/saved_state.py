@@ -1,0 +1,87 @@
+"""Save the state of an engine, and load it: on as many ranks to the bit, on another number of ranks to 1e-6."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import RunError, storage_error_class
+from .random_state import random_state, restore_random_state, seed_anew
+from .reference import MovingReference
+from .reshaping import load_from_other_ranks
+from .state import STATE_TAG, SYNC, read_engine_state, write_engine_state
+from .write_errors import save_deepspeed_state
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """What of an engine is saved: DeepSpeed's part, the reference model if it moves, and this rank's random state.
+
+    `frozen`: with the frozen parameters; without them, an adapter alone is saved. `layout`: see `state.layout`.
+    `beat` is called after each file. All ranks call the methods.
+    """
+
+    deepspeed_engine: Any
+    moving: MovingReference | None
+    layout: Mapping[str, Any]
+    rank: int
+    seed: int
+    frozen: bool
+    beat: Callable[[], None]
+
+    def save(self, folder: Path, counts: Mapping[str, float | None]) -> None:
+        """Write the state, and the engine's `counts`, into `folder`, which is complete once all ranks have returned."""
+        save_deepspeed_state(self.deepspeed_engine, folder, frozen=self.frozen, beat=self.beat)
+        torch.save(random_state(), self._random_file(folder))
+        if self.moving is not None:
+            self.moving.save(folder)
+            self.beat()
+        if self.rank == 0:
+            write_engine_state(folder, {**self.layout}, {**counts})
+
+    def load(self, folder: Path) -> dict[str, Any]:
+        """Go back to what `save` wrote, also in an engine that has trained meanwhile. Returns the counts.
+
+        Raises what `read_engine_state` raises, and RunError when the reference model cannot go back.
+        """
+        try:
+            return self._load(folder)
+        except OSError as error:
+            raise storage_error_class(error)(f"{folder} holds no engine state that can be read: {error}") from error
+
+    def _load(self, folder: Path) -> dict[str, Any]:
+        saved = read_engine_state(folder, {**self.layout})
+        if self.moving is not None and self.moving.has_moved and not saved.get(SYNC):
+            raise RunError(
+                f"{folder} is from before the reference model began to move, and has none to go back to",
+                hint="go on with --resume, which begins with the run's first model",
+            )
+        num_ranks, own_number = saved["world_size"], self.layout["world_size"]
+        if num_ranks != own_number and self.rank == 0:
+            log.warning(
+                "%s was saved by %d rank(s) and is resumed on %d: the run goes on as before to 1e-6, not to the bit",
+                folder,
+                num_ranks,
+                own_number,
+            )
+        engine = self.deepspeed_engine
+        # Without ZeRO's optimizer every rank holds the whole state, and one of them has saved it.
+        if num_ranks != own_number and engine.zero_optimization():
+            load_from_other_ranks(engine, folder / STATE_TAG, num_ranks=num_ranks, strict=self.frozen)
+        else:
+            engine.load_checkpoint(str(folder), tag=STATE_TAG, load_module_strict=self.frozen)
+        if self.moving is not None and saved.get(SYNC):  # else it has not moved yet
+            self.moving.load(folder, num_ranks=num_ranks)
+        if self.rank < num_ranks:
+            restore_random_state(torch.load(self._random_file(folder), weights_only=True))
+        else:
+            seed_anew(self.seed, updates_done=saved["updates_done"], rank=self.rank)
+        return saved
+
+    def _random_file(self, folder: Path) -> Path:
+        return folder / STATE_TAG / f"random-{self.rank}.pt"

@@ -1,0 +1,123 @@
+"""One rank of `test_reshaping.py`: trains and saves, or goes on from what another number of ranks has saved.
+
+torchrun --nproc-per-node N reshape_worker.py FOLDER
+
+A run saves and goes on undisturbed, unless there are checkpoints already; it goes on from those of another number of
+ranks, in an engine that has trained, and saves them again at once.
+"""
+
+import gc
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.trainer import engine_worker, lora_worker
+from tests.trainer.engine_worker import updates_of, weights
+from tests.trainer.made_episodes import make_taken
+
+from grpo_trainer.config.algorithm import AlgorithmConfig
+from grpo_trainer.config.lora import LoraConfig
+from grpo_trainer.config.optimization import OptimizerConfig
+from grpo_trainer.engine import training_engine as engine_module
+from grpo_trainer.engine.training_engine import TrainingEngine
+from grpo_trainer.ranks.process_exit import end_process
+
+
+def new_engine(folder: Path, stage: int, dtype: str) -> TrainingEngine:
+    """In float32 the reference moves; stage -2 and -3 are 2 and 3 with an adapter."""
+    if stage < 0:
+        return lora_worker.new_engine(folder, stage=-stage, dtype=dtype, lora=LoraConfig(r=3, alpha=8))
+    return engine_worker.new_engine(
+        folder,
+        stage=stage,
+        dtype=dtype,
+        # An odd number of numbers: parts of two ranks are padded.
+        model="odd",
+        algorithm=AlgorithmConfig(
+            loss_type="dapo", beta=0.05, sync_ref_model=dtype == "float32", ref_model_mixup_alpha=0.3
+        ),
+        # A large epsilon: Adam would turn a rounding of a gradient near 0 into a whole step.
+        optimizer=OptimizerConfig(learning_rate=1e-3, weight_decay=0.1, adam_epsilon=1e-3),
+    )
+
+
+def train(engine: TrainingEngine, seeds: range) -> list[dict[str, float]]:
+    results = []
+    for seed in seeds:
+        updates = updates_of(engine, make_taken(9, seed=seed), steps=2)
+        engine.prepare(updates)
+        results += [engine.update(update) for update in updates]
+        if engine.algorithm.sync_ref_model:
+            engine.sync_reference()
+    return results
+
+
+def saved_place(folder: Path, num_ranks: int, stage: int, dtype: str) -> Path:
+    return folder / f"saved-{num_ranks}-{stage}-{dtype}"
+
+
+def undisturbed(folder: Path, stage: int, dtype: str) -> TrainingEngine:
+    """A batch, a checkpoint, another batch."""
+    engine = new_engine(folder, stage, dtype)
+    place = saved_place(folder, engine.world_size, stage, dtype)
+    train(engine, range(1))
+    save(engine, place)
+    torch.rand(engine.rank + 1)
+    results = train(engine, range(1, 2))
+    end = weights(engine)
+    if engine.rank == 0:
+        torch.save((results, end), place / "end.pt")
+    return engine
+
+
+def resumed(engine: TrainingEngine, folder: Path, num_ranks: int, stage: int, dtype: str) -> dict[str, Any]:
+    place = saved_place(folder, num_ranks, stage, dtype)
+    engine.load(place)
+    drawn = torch.rand(2).tolist()
+    save(engine, place / "again")
+    expected, expected_end = torch.load(place / "end.pt")
+    results, end = train(engine, range(1, 2)), weights(engine)
+    return {
+        "drawn": drawn,
+        "results": results,
+        "expected": expected,
+        "difference": max((end[name] - expected_end[name]).abs().max().item() for name in expected_end),
+    }
+
+
+def save(engine: TrainingEngine, place: Path) -> None:
+    place.mkdir(exist_ok=True)
+    engine.save(place)
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    gc.freeze()
+    results: dict[str, Any] = {}
+    engine_module.join_process_group(timeout_s=60.0)
+    rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    cases = [*((stage, "float32") for stage in (0, 1, 2, 3, -2, -3)), (0, "bfloat16"), (3, "bfloat16")]
+    make: Callable[..., TrainingEngine]
+    try:
+        for stage, dtype in cases:
+            other = saved_place(folder, 3 - world_size, stage, dtype)
+            make = new_engine if saved_place(folder, world_size, stage, dtype).exists() else undisturbed
+            engine = make(folder, stage, dtype)
+            if other.exists():
+                results[f"{stage} {dtype}"] = resumed(engine, folder, 3 - world_size, stage, dtype)
+    except Exception:
+        results["error"] = traceback.format_exc()
+        print(results["error"], flush=True)
+        raise
+    finally:
+        (folder / f"results-{world_size}-{rank}.json").write_text(json.dumps(results))
+    end_process(0)
+
+
+if __name__ == "__main__":
+    main()

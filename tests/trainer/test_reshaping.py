@@ -1,0 +1,87 @@
+"""A run goes on with another number of ranks as it would have: see reshape_worker.py."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.tiny_model import make_model, make_tokenizer
+from tests.trainer.test_engine import spawn_ranks
+from transformers import Qwen2ForCausalLM
+
+from grpo_trainer.engine.reshaping import read_pieces
+from grpo_trainer.engine.state import STATE_TAG
+
+FLOAT32 = [f"{stage} float32" for stage in (0, 1, 2, 3, -2, -3)]
+SHARDED = [*FLOAT32[1:], "0 bfloat16", "3 bfloat16"]
+
+pytestmark = [
+    pytest.mark.deepspeed,
+    pytest.mark.timeout(600),
+    # Third-party: DeepSpeed compiles with torch's old names, imported with the engine's modules.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints of one rank and of two, each gone on from by the other number."""
+    folder = tmp_path_factory.mktemp("reshaping")
+    model = make_model(tied=True, hidden_size=64)
+    odd = copy.deepcopy(model.config)
+    odd.hidden_size, odd.intermediate_size, odd.head_dim = 33, 65, 32
+    for name, saved in (("tied", model), ("odd", Qwen2ForCausalLM(odd))):
+        saved.save_pretrained(folder / name)
+        make_tokenizer().save_pretrained(folder / name)
+    for world_size in (1, 2, 1):
+        spawn_ranks(Path(__file__).with_name("reshape_worker.py"), folder, world_size)
+    return folder
+
+
+def seen_by(folder: Path, world_size: int, case: str) -> list[dict[str, Any]]:
+    files = [folder / f"results-{world_size}-{rank}.json" for rank in range(world_size)]
+    return [json.loads(file.read_text())[case] for file in files]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("case", FLOAT32)
+def test_the_next_updates_are_those_of_the_undisturbed_run(folder: Path, case: str, world_size: int):
+    for seen in seen_by(folder, world_size, case):
+        assert len(seen["results"]) == 2
+        for result, expected in zip(seen["results"], seen["expected"], strict=True):
+            assert result == pytest.approx(expected, rel=1e-6, abs=1e-6)
+        assert seen["difference"] < 1e-6
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("case", SHARDED)
+def test_no_bit_of_the_optimizer_is_lost(folder: Path, case: str, world_size: int):
+    """Also in bfloat16, whose gradients depend on the number of ranks."""
+    place = folder / f"saved-{3 - world_size}-{case.replace(' ', '-')}"
+    before, after = parameters(place, 3 - world_size), parameters(place / "again", world_size)
+    assert before.keys() == after.keys()
+    for name, of_name in before.items():
+        assert of_name.keys() == after[name].keys() == {"master", "exp_avg", "exp_avg_sq"}
+        for key, numbers in of_name.items():
+            assert numbers.count_nonzero() > 0
+            again = after[name][key]
+            length = min(len(numbers), len(again))  # ZeRO-3 pads a part with whatever is there
+            assert max(len(numbers), len(again)) <= length + 1
+            assert torch.equal(numbers[:length], again[:length])
+
+
+def parameters(place: Path, num_ranks: int) -> dict[str, dict[str, torch.Tensor]]:
+    tag = place / STATE_TAG
+    (model, *_) = sorted(tag.glob("*mp_rank_00_model_states.pt"))
+    files = [sorted(tag.glob(f"*zero_pp_rank_{rank}_*optim_states.pt")) for rank in range(num_ranks)]
+    states = [torch.load(file, weights_only=False)["optimizer_state_dict"] for (file,) in files]
+    pieces = read_pieces(states, torch.load(model, weights_only=False))
+    return {name: {key: torch.cat(found) for key, found in of_name.items()} for name, of_name in pieces.items()}
+
+
+def test_a_rank_that_nobody_saved_draws_its_own_random_numbers(folder: Path):
+    first, second = (seen["drawn"] for seen in seen_by(folder, 2, "2 float32"))
+    assert first != second
