@@ -6,6 +6,7 @@ server/            what the servers share: socket, HTTP connection, refusals (ne
 checkpoint_files.py  the tensors of a checkpoint in safetensors: headers, digest
 checkpoint_layout.py  how a checkpoint's tensors are made from a model's parameters (needs torch, transformers)
 transport.py       move weights: buckets, digest, process group (needs torch)
+server_url.py      what is the URL of a server
 api_token.py       the servers' token: read it from the environment, check a request for it
 totals.py          a sample's total reward, and a retry of the scores that broke
 code_hash.py       a digest of a reward's source files

@@ -66,6 +66,7 @@ def make_metrics(step: int) -> dict[str, float]:
         "reward_std": 0.3 + 0.1 * rng.random(),
         "loss": rng.gauss(0, 0.01),
         "learning_rate": 1e-4 * (1 - step / MAX_STEPS),
+        "entropy_coef": 1e-3 * step,
         "clip_ratio/region_mean": 0.01 * rng.random(),
         "sampling/importance_sampling_ratio/mean": 1 + rng.gauss(0, 1e-4),
         "sampling/importance_sampling_ratio/max": 1 + 0.2 * rng.random(),

@@ -41,12 +41,12 @@ from grpo_trainer.servers.rollout import Asked
 CURSOR = {"next_position": 8, "unused": [6, 7], "difficulty": [[0, 0.5, 0]]}
 
 
-def save(config: RunConfig, step: int, *, keep: int = 10) -> Path:
+def save(config: RunConfig, step: int, *, keep: int = 10, best: int | None = None) -> Path:
     run_dir = config.run_dir
     folder = begin_checkpoint(run_dir, step)
     (folder / "weights.bin").write_bytes(bytes([step]) * 100)
-    state = {"step": step, "cursor": CURSOR, **seen_rollbacks(run_dir)}
-    files, spared = describe_files(folder, list_files(folder)), to_go_back_to(config, step)
+    state = {"step": step, "cursor": CURSOR, **seen_rollbacks(run_dir)} | ({"best": {"step": best}} if best else {})
+    files, spared = describe_files(folder, list_files(folder)), {best} | to_go_back_to(config, step)
     return finish_checkpoint(run_dir, step, state, files, keep=keep, spared=spared)
 
 
@@ -124,6 +124,15 @@ def test_the_checkpoint_to_go_back_to_is_kept_beside_the_newest(tmp_path: Path):
     only_warns = configured(tmp_path, kl="warn")
     save(only_warns, 6, keep=1)
     assert list_steps(only_warns.run_dir) == [6]
+
+
+def test_the_best_checkpoint_from_before_a_rollback_is_still_there(tmp_path: Path):
+    config = configured(tmp_path)
+    for step, best in enumerate((1, 1, 1, 4, 4), start=1):
+        save(config, step, keep=1, best=best)
+    assert list_steps(config.run_dir) == [1, 3, 4, 5], "3 is gone back to, and its best is 1"
+    record_rollback(config.run_dir, Rollback("kl", 6, 3, 40))
+    assert list_steps(config.run_dir) == [1, 3]
 
 
 def test_checkpoints_of_abandoned_steps_are_gone_and_later_ones_stay_also_after_a_kill(tmp_path: Path):

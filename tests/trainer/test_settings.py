@@ -149,6 +149,9 @@ def test_a_run_with_a_teacher_needs_no_rewards(run_file: Path):
             r"nothing with teacher\.only true",
         ),
         ([*TAUGHT, "--algorithm.loss_type", "gmpo"], r"loss gmpo reads one advantage for a whole completion"),
+        (["--reward.url", "nonsense"], r"^reward\.url: 'nonsense' is no URL of a server, such as \S+:8001 \(grpo-train"),
+        (["--teacher.url", "ftp://x"], r"teacher\.url: 'ftp://x' is no URL of a server"),
+        (["--rollout.urls", "http://a:1,http://b:x"], r"rollout\.urls\.1: 'http://b:x' is no URL: Port"),
         ([*TAUGHT, "--teacher.coef", "0"], r"teacher\.coef: .*greater than 0"),
     ],
 )

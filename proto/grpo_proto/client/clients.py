@@ -9,7 +9,6 @@ import logging
 import os
 from types import TracebackType
 from typing import Self
-from urllib.parse import urlsplit
 
 import httpx
 from pydantic import ValidationError
@@ -31,6 +30,7 @@ from ..messages.weights import (
     SessionRequest,
     WeightState,
 )
+from ..server_url import checked_url
 from .answer import PLAIN, Answer, ResponseT, read_answer
 from .certificates import trusted_certificates
 
@@ -50,18 +50,6 @@ BYTES_PER_TOKEN = 256
 longest token of a vocabulary (128 blanks) under 200."""
 
 log = logging.getLogger("grpo_proto.client.clients")
-
-
-def checked_url(url: str) -> str:
-    """`url` itself. Raises ValueError unless it has the scheme http or https, a host, and a valid port."""
-    try:
-        parts = urlsplit(url)
-        wrong = parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0
-    except ValueError as error:
-        raise ValueError(f"{url!r:.300} is no URL: {error}") from None
-    if wrong:
-        raise ValueError(f"{url!r:.300} is no URL of a server, such as http://127.0.0.1:8001")
-    return url
 
 
 class ServiceClient:

@@ -72,7 +72,7 @@ class Callbacks:
     What a hook raises never leaves `on_step` and `on_evaluation`: it is logged and kept until the step is complete.
     """
 
-    def __init__(self, loaded: Mapping[str, Hooks], *, step: int):
+    def __init__(self, loaded: Mapping[str, Hooks], *, step: int = 0):
         """`step`: finished steps."""
         self._loaded, self._step = loaded, step
         self.stop: Decision | None = None
@@ -88,6 +88,10 @@ class Callbacks:
         self._call("on_end", self._step)
         if error is None and self.failure is not None:
             raise self.failure
+
+    def begin(self, step: int) -> None:
+        """Train from `step` finished steps on: at the start, and after a rollback."""
+        self._step = step
 
     @property
     def end_the_run(self) -> bool:

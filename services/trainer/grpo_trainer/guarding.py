@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .checkpoint.best import best_known_at
 from .checkpoint.files import list_steps, newest_whole
 from .checkpoint.rollbacks import read_rollbacks
 from .config.run_config import RunConfig
@@ -79,13 +80,15 @@ def to_go_back_to(config: RunConfig, step: int) -> set[int]:
     """Return the steps of the checkpoints that are kept for a rollback, while that of `step` is being written.
 
     They are the newest from before the window of the next step, and the oldest inside: it comes after the other, which
-    so is never removed before there is a newer one. Empty when no rule goes back.
+    so is never removed before there is a newer one. With each of them the best that it knows, which is the run's best
+    after going back there. Empty when no rule goes back.
     """
     if not config.guards.rollback_rules:
         return set()
     steps = [*list_steps(config.run_dir), step]
     good = _good_steps(config, step + 1, steps)
-    return {*good[-1:], *steps[len(good) : len(good) + 1]}
+    kept = {*good[-1:], *steps[len(good) : len(good) + 1]}
+    return kept | {best for one in kept - {step} if (best := best_known_at(config.run_dir, one)) is not None}
 
 
 def _good_steps(config: RunConfig, step: int, steps: list[int]) -> list[int]:

@@ -1,7 +1,6 @@
 """Config → parts → loop, on every rank."""
 
 import logging
-from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from grpo_proto import ServiceError
 from grpo_proto.messages.weights import Kind
 
 from .algorithm.trial import check_algorithm
-from .callbacks import Callbacks, Hooks, load_callbacks
+from .callbacks import Callbacks, load_callbacks
 from .checkpoint.best import BestCheckpoint
 from .checkpoint.rollbacks import remove_abandoned, with_prompts_moved_on
 from .checkpoint.run_folder import find_start, make_run_folder, trainer_id
@@ -79,9 +78,8 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
     warnings = open_parts.enter_context(recent_warnings())
     rendezvous = open_parts.enter_context(Rendezvous(connect_s=config.deepspeed.timeout_s))
     folder, state, base_digest = None, None, None
-    callbacks: dict[str, Hooks] = {}
+    callbacks = Callbacks(load_callbacks(config.callbacks) if first_rank else {})
     if first_rank:
-        callbacks = load_callbacks(config.callbacks)
         make_run_folder(config.run_dir)
         status.enter_phase("waiting for another trainer in this run_dir", limit_s=config.lock_timeout_s + LOCK_SLACK_S)
         open_parts.enter_context(
@@ -183,7 +181,10 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
         )
         if way_back is None:
             return 0
-        state = go_back(way_back, config, crew, orchestrator, status, max_steps=max_steps)
+        with ExitStack() as ending:
+            ending.push(callbacks)  # without a way back the run has ended for them, too
+            state = go_back(way_back, config, crew, orchestrator, status, max_steps=max_steps)
+            ending.pop_all()
 
 
 def _train(
@@ -192,7 +193,7 @@ def _train(
     engine: TrainingEngine,
     crew: Crew,
     orchestrator: Orchestrator,
-    callbacks: Mapping[str, Hooks],
+    callbacks: Callbacks,
     *,
     status: RunStatus,
     stop: StopSignal,
@@ -218,8 +219,10 @@ def _train(
             max_steps=max_steps,
             canary_rule=rule_for(config, engine.device.type, has_experts=engine.has_experts),
             best=BestCheckpoint.of(config.checkpoint, state.get("best") if state else None, run_dir=config.run_dir),
-            callbacks=ending.enter_context(Callbacks(callbacks, step=step)),
+            callbacks=callbacks,
         )
+        callbacks.begin(step)
+        ending.push(callbacks)
         try:
             finished = train(parts, step=step)
         except (GuardStop, CallbackError):

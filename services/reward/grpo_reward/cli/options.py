@@ -12,6 +12,7 @@ from pydantic_core import from_json
 
 from grpo_proto import RewardSpec
 from grpo_proto.messages.reward import Seconds
+from grpo_proto.server_url import checked_url
 
 from ..config import ConfigError
 from ..refusal import nearest
@@ -65,8 +66,6 @@ class CommandParser(argparse.ArgumentParser):
                 raise ConfigError(f"unknown option {flag}: {nearest(flag, known)} ({self.prog} --help)")
         options = self.parse_args(_one_plugin_each(arguments))
         if options.url is not None:
-            from grpo_proto.client.clients import checked_url
-
             for flag in ("plugin", "workers"):
                 if getattr(options, flag) is not None:
                     raise ConfigError(f"--{flag} is for rewards that run here: leave it out, or leave out --url")

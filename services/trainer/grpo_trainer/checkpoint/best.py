@@ -1,5 +1,6 @@
 """Which checkpoint is the best by an evaluation metric, and whether the run still gets better."""
 
+import json
 import logging
 import math
 from collections.abc import Mapping
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ..config.checkpoint import CheckpointConfig
-from .files import checkpoint_folder
+from .files import STATE, checkpoint_folder
 
 log = logging.getLogger(__name__)
 
@@ -59,3 +60,13 @@ class BestCheckpoint:
             return {}
         folder = None if self.step is None else checkpoint_folder(Path(), self.step).as_posix()
         return {"best_metric": self.metric, "best_value": self.value, "best_checkpoint": folder}
+
+
+def best_known_at(run_dir: Path, step: int) -> int | None:
+    """The step of the best checkpoint as that of `step` knows it; None when it knows none, or cannot be read."""
+    try:
+        state = json.loads((checkpoint_folder(run_dir, step) / STATE).read_text())
+    except (OSError, ValueError):  # a damaged one: whoever looks for a whole checkpoint skips it
+        return None
+    best: int | None = (state.get("best") or {}).get("step")
+    return best

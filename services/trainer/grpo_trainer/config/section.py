@@ -6,6 +6,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
+from grpo_proto.server_url import checked_url
+
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Seconds = Annotated[float, Field(gt=0, le=86400)]
@@ -18,7 +20,7 @@ def without_credentials(url: str) -> str:
     return url
 
 
-ServerUrl = Annotated[str, AfterValidator(without_credentials)]
+ServerUrl = Annotated[str, AfterValidator(without_credentials), AfterValidator(checked_url)]
 
 
 class Section(BaseModel):

@@ -50,7 +50,7 @@ const charts = [
   ], { apart: true }),
   new Chart("Optimizer", "each on its own scale", (curves) => [
     named(curves, "learning_rate", "learning rate", "--green"), named(curves, "loss", "loss", "--brown", { noisy: true }),
-    named(curves, "clip_ratio/region_mean", "clip ratio", "--purple"),
+    named(curves, "clip_ratio/region_mean", "clip ratio", "--purple"), named(curves, "entropy_coef", "entropy coefficient", "--teal"),
   ], { apart: true }),
 ];
 const FIRST_CHARTS = 4;  // above the completions, the others below
