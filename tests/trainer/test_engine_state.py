@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.trainer.made_run_file import write_run_file
 
+from grpo_trainer.checkpoint.continuity import kept_of
 from grpo_trainer.checkpoint.files import begin_checkpoint, describe_files, finish_checkpoint, list_files
 from grpo_trainer.config.run_config import RunConfig
 from grpo_trainer.config.settings import read_config
@@ -88,6 +89,51 @@ def test_an_adapter_goes_on_upon_the_same_model_alone(run_file: Path, tmp_path: 
     assert open_checkpoint(config, resume=True, stop=StopSignal(), base_digest="a" * 64)[1] == {"step": 3}
     with pytest.raises(UsageError, match=f"base_digest {'a' * 64}, and this run has {'b' * 64}"):
         open_checkpoint(config, resume=True, stop=StopSignal(), base_digest="b" * 64)
+
+
+def mixture(tmp_path: Path, **ratios: float) -> list[str]:
+    sets = {name: {"dataset": str(tmp_path / f"{name}.jsonl"), "ratio": ratio} for name, ratio in ratios.items()}
+    return ["--data.dataset", "null", "--data.datasets", json.dumps(sets)]
+
+
+def save_state(run_dir: Path, state: dict[str, object]) -> None:
+    folder = run_dir / "checkpoints" / "checkpoint-3"
+    (folder / "state.json").write_text(json.dumps(state))
+    (folder / "manifest.json").write_text(json.dumps({"files": describe_files(folder, list_files(folder))}))
+
+
+def test_positions_in_the_prompts_go_on_in_the_same_mixture_alone(run_file: Path, tmp_path: Path):
+    config = config_of(run_file, *mixture(tmp_path, a=0.75, b=0.25))
+    assert open_checkpoint(config, resume=True, stop=StopSignal())[1] == {"step": 3}, "it knows of none"
+    saved = {"step": 3, **kept_of(config)}
+    save_state(tmp_path / "run", saved)
+    assert open_checkpoint(config, resume=True, stop=StopSignal())[1] == saved
+    for flags, told in (
+        (mixture(tmp_path, a=0.5, b=0.5), "a 0.5, b 0.5"),
+        (mixture(tmp_path, b=0.25, a=0.75), "b 0.25, a 0.75"),
+        ([], "of data.dataset alone"),
+    ):
+        with pytest.raises(UsageError, match=f"with the datasets a 0.75, b 0.25, and this run has {told}: "):
+            open_checkpoint(config_of(run_file, *flags), resume=True, stop=StopSignal())
+
+
+def test_a_file_that_has_changed_since_the_checkpoint_is_warned_of(
+    run_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    loss, recipe = tmp_path / "loss.py", tmp_path / "recipe.py"
+    for file in (loss, recipe):
+        file.write_text("def own(): ...")
+    sets = json.dumps({"a": {"dataset": "a", "ratio": 1, "recipe": f"{recipe}:own"}})
+    flags = ("--algorithm.loss", f"{loss}:own", "--data.dataset", "null", "--data.datasets", sets)
+    config = config_of(run_file, *flags)
+    save_state(tmp_path / "run", {"step": 3, **kept_of(config)})
+    open_checkpoint(config, resume=True, stop=StopSignal())
+    assert caplog.text == ""
+    recipe.write_text("def own(): return 7")
+    open_checkpoint(config, resume=True, stop=StopSignal())
+    assert f"{recipe}:own has changed since the checkpoint of step 3" in caplog.text
+    assert "loss.py" not in caplog.text
+    assert kept_of(config_of(run_file)) == {}
 
 
 def test_its_configuration_stays_what_it_was(run_file: Path, tmp_path: Path):

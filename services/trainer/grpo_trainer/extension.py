@@ -11,7 +11,7 @@ from traceback import walk_tb
 from types import ModuleType
 from typing import Any, TypeVar
 
-from .errors import UsageError
+from .errors import UsageError, storage_error_class
 
 EntryT = TypeVar("EntryT")
 
@@ -38,6 +38,17 @@ def file_of(name: str) -> Path | None:
     """The file of a user's own, `FILE.py:NAME`; None for an entry of a table."""
     file = name.rpartition(":")[0]
     return Path(file).expanduser().resolve() if file.endswith(".py") else None
+
+
+def file_hash(name: str) -> str | None:
+    """SHA-256 of the file of a user's own; None for an entry of a table. Raises TrainerError when it cannot be read."""
+    file = file_of(name)
+    if file is None:
+        return None
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError as error:
+        raise storage_error_class(error)(f"{name} cannot be read: {error.strerror or error}") from error
 
 
 def failure_of(name: str, error: BaseException) -> str:

@@ -8,7 +8,7 @@ k + 1.
 import asyncio
 import logging
 import math
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
@@ -55,6 +55,8 @@ class Run:
     canary_rule: Rule
     best: BestCheckpoint
     callbacks: Callbacks
+    kept: Mapping[str, Any]
+    """What a checkpoint keeps for `check_continuity`."""
 
 
 def train(run: Run, *, step: int) -> int | WayBack:
@@ -290,6 +292,7 @@ def save(run: Run, step: int) -> None:
             "totals": run.journal.state(),
             "reward_code": run.orchestrator.reward.code.hashes,
             "best": asdict(run.best),
+            **run.kept,
             **seen_rollbacks(run.config.run_dir),
         }
         best = set() if run.best.step is None else {run.best.step}

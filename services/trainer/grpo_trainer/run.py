@@ -1,6 +1,7 @@
 """Config → parts → loop, on every rank."""
 
 import logging
+from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from grpo_proto.messages.weights import Kind
 from .algorithm.trial import check_algorithm
 from .callbacks import Callbacks, load_callbacks
 from .checkpoint.best import BestCheckpoint
+from .checkpoint.continuity import check_continuity, kept_of
 from .checkpoint.rollbacks import remove_abandoned, with_prompts_moved_on
 from .checkpoint.run_folder import find_start, make_run_folder, trainer_id
 from .checkpoint.run_lock import only_trainer_in
@@ -78,6 +80,7 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
     warnings = open_parts.enter_context(recent_warnings())
     rendezvous = open_parts.enter_context(Rendezvous(connect_s=config.deepspeed.timeout_s))
     folder, state, base_digest = None, None, None
+    kept = kept_of(config) if first_rank else {}
     callbacks = Callbacks(load_callbacks(config.callbacks) if first_rank else {})
     if first_rank:
         make_run_folder(config.run_dir)
@@ -177,7 +180,7 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
     crew = open_parts.enter_context(Crew(ranks, work, COMMANDS))
     while True:
         way_back = _train(
-            config, state, engine, crew, orchestrator, callbacks, status=status, stop=stop, max_steps=max_steps
+            config, state, engine, crew, orchestrator, callbacks, kept, status=status, stop=stop, max_steps=max_steps
         )
         if way_back is None:
             return 0
@@ -194,6 +197,7 @@ def _train(
     crew: Crew,
     orchestrator: Orchestrator,
     callbacks: Callbacks,
+    kept: Mapping[str, Any],
     *,
     status: RunStatus,
     stop: StopSignal,
@@ -220,6 +224,7 @@ def _train(
             canary_rule=rule_for(config, engine.device.type, has_experts=engine.has_experts),
             best=BestCheckpoint.of(config.checkpoint, state.get("best") if state else None, run_dir=config.run_dir),
             callbacks=callbacks,
+            kept=kept,
         )
         callbacks.begin(step)
         ending.push(callbacks)
@@ -266,7 +271,7 @@ def open_checkpoint(
 ) -> tuple[Path, dict[str, Any]] | tuple[None, None]:
     """The checkpoint to go on from and its state, if there is one. Rank 0 only.
 
-    Raises UsageError when the checkpoint is of another layout, before anything is waited for.
+    Raises UsageError when the checkpoint is of another layout or mixture, before anything is waited for.
     """
     if resume:
         remove_abandoned(config.run_dir)
@@ -281,6 +286,7 @@ def open_checkpoint(
             sync_ref_model=config.algorithm.sync_ref_model,
         )
         read_engine_state(found[0] / "engine", own)
+        check_continuity(found[1], kept_of(config), found[0])
         return found[0], with_prompts_moved_on(found[1], config.run_dir)
     if resume:
         log.warning("nothing to resume in %s: this is a new run", config.run_dir)

@@ -3,6 +3,7 @@
 run_folder.py, run_lock.py   the folder of a run, and the lock that admits a single trainer
 saving.py                    checkpoints and the final model, with all ranks
 files.py                     the files of a checkpoint: complete or absent
+continuity.py                what else a run has in common with its checkpoint: datasets, the user's own files
 rollbacks.py                 how often the run went back, and which checkpoints that abandoned
 best.py                      which checkpoint is the best, and when no better one is to be expected
 """

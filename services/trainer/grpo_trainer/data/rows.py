@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ..config.data import DataConfig
+from ..extension import file_hash
 from .batches import prepared_batches
 from .prompts import PromptMaker
-from .recipes import file_hash
 from .row_store import RowStore, open_rows, write_rows
 from .sources import Source, find_source
 

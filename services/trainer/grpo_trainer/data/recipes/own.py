@@ -4,12 +4,11 @@ It returns `{"prompt": text or messages}` and may return more columns, which rew
 of the row, as `dataset.map` does.
 """
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from ...errors import UsageError, storage_error_class
-from ...extension import failure_of, file_of, named
+from ...errors import UsageError
+from ...extension import failure_of, named
 from ..values import Row, json_value
 
 PROMPT_COLUMN = "prompt"
@@ -35,14 +34,3 @@ def converted(rows: Iterable[Row], recipe: str, *, dataset: str) -> Iterator[Row
         if made.get(PROMPT_COLUMN) is None:
             raise UsageError(f"{where} {recipe} returned no prompt, only {', '.join(map(str, made))}", hint=HINT)
         yield {**row, **{str(name): json_value(value) for name, value in made.items()}}
-
-
-def file_hash(recipe: str) -> str | None:
-    """SHA-256 of the file of a user's own recipe; None for one of the table. Raises TrainerError when it is away."""
-    file = file_of(recipe)
-    if file is None:
-        return None
-    try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()
-    except OSError as error:
-        raise storage_error_class(error)(f"data.recipe {recipe} cannot be read: {error.strerror or error}") from error
