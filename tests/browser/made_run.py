@@ -62,6 +62,7 @@ def make_metrics(step: int) -> dict[str, float]:
         "staleness/max": rng.randint(0, 2),
         "entropy": 1.2 * (1 - progress) + 0.1,
         "kl": 0.05 * progress,
+        "teacher/kl": 0.5 - 0.4 * progress,
         "grad_norm": 0.4 + rng.expovariate(3),
         "reward_std": 0.3 + 0.1 * rng.random(),
         "loss": rng.gauss(0, 0.01),
@@ -108,6 +109,8 @@ def show_servers(status: RunStatus) -> None:
     ]
     status.show("replicas", lambda: {"count": 2, "serving": 1, "shown": shown})
     status.show("reward_server", lambda: {"url": "http://reward:8001", "live": True, "detail": None})
+    teacher = {"name": "teacher of math and code", "url": "http://teacher:8010", "live": False, "detail": "no route"}
+    status.show("teachers", lambda: [teacher])
     status.show(
         "facts",
         lambda: {

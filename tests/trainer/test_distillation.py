@@ -1,5 +1,7 @@
 """A teacher's logprobs → advantages of tokens, and what they do in the loss."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,7 @@ from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.config.teacher import TeacherConfig
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.errors import RunError
+from grpo_trainer.observe.dataset_metrics import dataset_metrics
 
 TEACHER = TeacherConfig(url="http://127.0.0.1:8010", coef=0.5)
 
@@ -42,7 +45,7 @@ def decide(
         AlgorithmConfig(scale_rewards="none"),
         reward_weights=weights,
         max_completion_length=14,
-        teacher=teacher,
+        teachers={"": teacher} if teacher else {},
     )
 
 
@@ -85,12 +88,44 @@ def test_every_token_of_several_turns_gets_its_own_term_and_masked_ones_none():
     behaviour = [logprob for segment in episode.segments for logprob in segment.logprobs or []]
     taught(episode, [logprob + 0.1 * n for n, logprob in enumerate(behaviour)])
     first, second = sequences_of(
-        [(episode, 1.0)], AlgorithmConfig(), max_completion_length=MAX_COMPLETION_LENGTH, teacher=TEACHER
+        [(episode, 1.0)], AlgorithmConfig(), max_completion_length=MAX_COMPLETION_LENGTH, teacher_coefs=[TEACHER.coef]
     )
     assert first.advantages_L[first.loss_mask_L] == pytest.approx([1.0 + 0.05 * n for n in range(13)])
     assert second.advantages_L[second.loss_mask_L] == pytest.approx([1.0 + 0.05 * n for n in range(15, 19)])
     assert not first.advantages_L[~first.loss_mask_L].any()
     assert not second.advantages_L[~second.loss_mask_L].any()
+
+
+def test_each_dataset_learns_from_its_own_teacher_from_rewards_or_from_both():
+    names = ("both", "alone", "rewards")
+    groups = [replace(a_group(1.0, 0.0), row=PromptRow(0, [1], "p", {}, name)) for name in names]
+    groups[1].episodes[0].total = groups[1].episodes[1].total = None
+    for episode in groups[2].episodes:
+        episode.teacher_logprobs = None
+    sequences, metrics = training_sequences(
+        groups,
+        AlgorithmConfig(scale_rewards="none"),
+        reward_weights={"letters": 1.0},
+        own_rewards={"alone": {}},
+        max_completion_length=14,
+        teachers={"both": TEACHER, "alone": TEACHER.model_copy(update={"coef": 2.0})},
+    )
+    assert [one.advantages_L[1:].tolist() for one in sequences] == [
+        [0.5 + 0.5, 0.5 - 1.0],
+        [-0.5 + 0.5, -0.5 - 1.0],
+        *[[2.0, -4.0]] * 2,
+        [0.5, 0.5],
+        [-0.5, -0.5],
+    ]
+    assert (metrics["teacher/tokens"], metrics["reward"]) == (8, 0.5)
+    groups[1].episodes[0].teacher_logprobs = [-1.0, -2.0]
+    of_datasets = dataset_metrics(groups, names, taught={"both", "alone"})
+    assert {name: value for name, value in of_datasets.items() if "teacher" in name} == {
+        "data/both/teacher/kl": 0.5,
+        "data/both/teacher/tokens": 4,
+        "data/alone/teacher/kl": 0.25,
+        "data/alone/teacher/tokens": 4,
+    }
 
 
 def test_without_the_logprobs_of_the_sampling_there_is_nothing_to_compare():

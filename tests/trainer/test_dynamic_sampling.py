@@ -10,6 +10,7 @@ import pytest
 from tests.trainer.made_episodes import completion
 from tests.trainer.test_pipeline import FakeRollout, make, oldest_versions, positions
 
+from grpo_proto import RewardScore
 from grpo_trainer.algorithm.sequences import Group
 from grpo_trainer.algorithm.spread import has_spread, teaches
 from grpo_trainer.data.prompt_row import PromptRow
@@ -30,6 +31,8 @@ class Reward:
         for group in groups:
             for k, episode in enumerate(group.episodes):
                 episode.total = None if k < self.unscored else float(k if group.position in self.good else 1)
+                status = "error" if episode.total is None else "ok"
+                episode.rewards = {"right": RewardScore(score=episode.total, status=status)}
 
 
 def dynamic(

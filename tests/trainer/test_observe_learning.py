@@ -74,6 +74,15 @@ def test_a_sign_is_told_once_until_it_has_cleared(changes: dict[str, float], wor
     assert len(told(watch, 20, **changes)) == 1
 
 
+def test_equal_rewards_are_judged_only_where_no_teacher_teaches():
+    equal = {"frac_reward_zero_std": 1.0, "data__own__share": 0.5, "data__own__frac_reward_zero_std": 1.0}
+    mixed = {"data__a__share": 0.25, "data__b__share": 0.25, "data__a__frac_reward_zero_std": 1.0}
+    assert told(LearningWatch(untaught=[]), 20, **equal) == []
+    some = LearningWatch(untaught=["a", "b", "c"])
+    assert told(some, 20, **equal, **mixed, data__b__frac_reward_zero_std=0.5) == []
+    assert len(told(some, 20, **equal, **mixed, data__b__frac_reward_zero_std=1.0)) == 1
+
+
 def test_low_entropy_at_a_good_reward_is_a_task_that_is_learnt():
     watch = LearningWatch()
     told(watch, WINDOW)

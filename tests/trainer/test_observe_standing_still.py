@@ -18,7 +18,6 @@ from grpo_trainer.servers.orchestrator import Orchestrator
 CONFIG = SimpleNamespace(
     rollout=SimpleNamespace(retry_for_s=300.0),
     reward=SimpleNamespace(retry_for_s=200.0),
-    teacher=SimpleNamespace(retry_for_s=150.0),
     weights=SimpleNamespace(push_deadline_s=100.0),
 )
 FINE = {"with_policy": 2, "answering": 2, "asked_for_samples": 4, "reward_answers": True}
@@ -59,8 +58,8 @@ def test_without_a_reward_server_the_group_that_has_waited_longest_says_when_the
 
 
 def test_without_the_teacher_scored_groups_wait_for_it():
-    away = {"teacher_answers": False, "scoring_since_s": 995.0}
-    assert found("score", **away) == ("the teacher does not answer", 1145.0)
+    away = {"silent_teacher": ("the teacher of math", 150.0), "scoring_since_s": 995.0}
+    assert found("score", **away) == ("the teacher of math does not answer", 1145.0)
     assert found("wait", **away) is None, "samples still come"
 
 
@@ -139,7 +138,7 @@ def test_the_page_reads_it_of_the_orchestrator():
     orchestrator = SimpleNamespace(
         fleet=SimpleNamespace(replicas=[replica]),
         reward_health=None,
-        teacher_health=None,
+        teachers=SimpleNamespace(stages=[]),
         pipeline=SimpleNamespace(oldest_since_s={"sampling": 900.0, "scoring": None}.get),
         rollout=SimpleNamespace(failing_since_s=1000.04),
         config=CONFIG,

@@ -9,7 +9,7 @@ import pytest
 from tests.otlp_receiver import otlp_receiver
 from tests.trainer.made_episodes import completion
 
-from grpo_proto import Sampling
+from grpo_proto import RewardScore, Sampling
 from grpo_trainer.algorithm.sequences import Group
 from grpo_trainer.data.order import PromptOrder, sampling_seed
 from grpo_trainer.data.prompt_row import PromptRow
@@ -51,7 +51,7 @@ class FakeReward:
         await asyncio.sleep(0)
         for group in groups:
             for sample in group.episodes:
-                sample.total = 1.0
+                sample.total, sample.rewards = 1.0, {"right": RewardScore(score=1.0, status="ok")}
 
 
 def make(
@@ -143,7 +143,7 @@ class RewardBefore(FakeReward):
 
 async def test_a_batch_waits_for_rewards_and_a_teacher_at_the_same_time():
     pipeline, teacher = make(FakeRollout()), FakeTeacher()
-    pipeline.reward, pipeline.teacher = RewardBefore(teacher), teacher  # type: ignore[assignment]
+    pipeline.reward, pipeline.teachers = RewardBefore(teacher), teacher  # type: ignore[assignment]
     await pipeline.policy_updated(1)
     batch = await asyncio.wait_for(pipeline.next_batch(), 5)
     assert all(group.taught_at_s > 0 for group in batch.groups)

@@ -111,9 +111,9 @@ async def test_each_dataset_is_scored_by_its_own_rewards():
         episode = completion(dataset, [1], [-0.1], f"of {dataset}", "stop", [(0, 1)])
         return Group(0, PromptRow(0, [1], "p", {}, dataset), [episode])
 
-    groups = [group(name) for name in ("math", "plain", "math", "eval/math")]
+    groups = [group(name) for name in ("math", "plain", "math", "eval/math", "taught")]
     config = RewardConfig(reward_funcs=["countdown", "format", "accuracy"], accuracy_reward="format")
-    own = {"math": {"accuracy": 2.0}, "eval/math": {"accuracy": 1.0, "format": 0.0}}
+    own = {"math": {"accuracy": 2.0}, "eval/math": {"accuracy": 1.0, "format": 0.0}, "taught": {}}
     async with RewardClient("http://127.0.0.1:1", transport=httpx.MockTransport(answer)) as client:
         await RewardStage(client, config, own_rewards=own).score(groups, step=1)
     assert asked == [
@@ -121,8 +121,9 @@ async def test_each_dataset_is_scored_by_its_own_rewards():
         ({"countdown": 1.0, "format": 1.0, "accuracy": 1.0}, ["of plain"]),
         ({"accuracy": 1.0, "format": 0.0}, ["of eval/math"]),
     ]
-    assert [one.episodes[0].total for one in groups] == [2.0, 3.0, 2.0, 1.0]
-    assert all(one.episodes[0].correct for one in groups), "without `format` the first of its own decides"
+    assert [one.episodes[0].total for one in groups] == [2.0, 3.0, 2.0, 1.0, None]
+    assert all(one.episodes[0].correct for one in groups[:4]), "without `format` the first of its own decides"
+    check_enough_scored(groups, 1.0)  # what no reward judges lacks no score
 
 
 async def test_a_column_is_needed_only_where_its_reward_is_asked_for():

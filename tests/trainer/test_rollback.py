@@ -239,7 +239,7 @@ def orchestrator_of(
     pipeline = make(rollout, max_staleness=1)
     orchestrator.config, orchestrator.loop, orchestrator.tracing = config, events, pipeline.tracing
     orchestrator.rollout, orchestrator.reward, orchestrator._limits = rollout, Spread(), pipeline.limits
-    orchestrator.teacher = None
+    orchestrator.teachers = None
     orchestrator.pusher = SimpleNamespace(leave=lambda: left.append(None))
     orchestrator.pipeline = orchestrator._new_pipeline(pipeline.prompts, Cursor())
     return orchestrator, rollout

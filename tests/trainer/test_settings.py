@@ -105,8 +105,27 @@ UNCORRECTED = ["--algorithm.importance_sampling_correction", "false"]
 
 def test_a_run_with_a_teacher_needs_no_rewards(run_file: Path):
     config = read(run_file, *TAUGHT, "--reward.reward_funcs", "[]", "--data.eval_dataset", "a")
-    assert (config.reward.names, config.reward.weights, config.teacher.coef) == ([], {}, 1.0)
+    assert (config.reward.names, config.reward.weights, config.teachers[""].coef) == ([], {}, 1.0)
     assert config.evaluation_metrics == ["eval_completions/mean_length"]
+
+
+def two_datasets(**more: dict[str, object]) -> list[str]:
+    """The flags of a run on the datasets a and b, with these settings of theirs."""
+    sets = {name: {"dataset": name, "ratio": 0.5} | more.get(name, {}) for name in ("a", "b")}
+    return ["--data.dataset", "null", "--data.datasets", json.dumps(sets)]
+
+
+OWN_TEACHER = {"teacher": {"url": "http://127.0.0.1:8020", "coef": 0.5}}
+
+
+def test_a_dataset_has_its_own_teacher_that_of_the_run_or_none(run_file: Path):
+    urls = {name: teacher.url for name, teacher in read(run_file, *two_datasets(a=OWN_TEACHER)).teachers.items()}
+    assert urls == {"a": "http://127.0.0.1:8020"}
+    both = read(run_file, *TAUGHT, *two_datasets(a=OWN_TEACHER | {"rewards": {}})).teachers
+    assert {name: (teacher.url, teacher.coef) for name, teacher in both.items()} == {
+        "a": ("http://127.0.0.1:8020", 0.5),
+        "b": ("http://127.0.0.1:8010", 1.0),
+    }
 
 
 @pytest.mark.parametrize(
@@ -149,9 +168,32 @@ def test_a_run_with_a_teacher_needs_no_rewards(run_file: Path):
             r"nothing with teacher\.only true",
         ),
         ([*TAUGHT, "--algorithm.loss_type", "gmpo"], r"loss gmpo reads one advantage for a whole completion"),
-        (["--reward.url", "nonsense"], r"^reward\.url: 'nonsense' is no URL of a server, such as \S+:8001 \(grpo-train"),
+        (
+            ["--reward.url", "nonsense"],
+            r"^reward\.url: 'nonsense' is no URL of a server, such as \S+:8001 \(grpo-train",
+        ),
         (["--teacher.url", "ftp://x"], r"teacher\.url: 'ftp://x' is no URL of a server"),
         (["--rollout.urls", "http://a:1,http://b:x"], r"rollout\.urls\.1: 'http://b:x' is no URL: Port"),
+        (
+            two_datasets(a={"rewards": {}}),
+            r"datasets\.a has neither a reward nor a teacher: .*datasets\.a\.teacher\.url",
+        ),
+        (
+            [*two_datasets(a=OWN_TEACHER), "--reward.reward_funcs", "[]"],
+            r"datasets\.b has neither a reward nor a teacher",
+        ),
+        (
+            [*two_datasets(a=OWN_TEACHER), "--rollout.urls", "http://127.0.0.1:8020"],
+            r"data\.datasets\.a\.teacher\.url http://127\.0\.0\.1:8020 is one of rollout\.urls",
+        ),
+        (
+            [*two_datasets(a=OWN_TEACHER | {"rewards": {}}), "--algorithm.dynamic_sampling", "true"],
+            r"nothing with a teacher without rewards \(dataset a\)",
+        ),
+        (
+            [*two_datasets(b=OWN_TEACHER), "--rollout.temperature", "0.7"],
+            r"sample so, or leave data\.datasets\.b\.teacher out",
+        ),
         ([*TAUGHT, "--teacher.coef", "0"], r"teacher\.coef: .*greater than 0"),
     ],
 )

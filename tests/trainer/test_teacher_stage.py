@@ -10,11 +10,13 @@ from grpo_proto import InfrastructureError, RolloutClient, RolloutInfo
 from grpo_proto.fingerprint import tokenizer_fingerprint, vocabulary_fingerprint
 from grpo_proto.messages.logprobs import LogprobsRequest, LogprobsResponse, SequenceLogprobs
 from grpo_trainer.algorithm.sequences import Group
+from grpo_trainer.config.run_config import RunConfig
 from grpo_trainer.config.teacher import TeacherConfig
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.errors import RunError, UnavailableError
 from grpo_trainer.servers import teacher
 from grpo_trainer.servers.teacher import Policy, TeacherStage
+from grpo_trainer.servers.teachers import Teachers
 
 CONFIG = TeacherConfig(url="http://127.0.0.1:1", retry_for_s=0.01)
 POLICY = Policy.of(make_tokenizer(), max_tokens=100)
@@ -89,6 +91,34 @@ async def test_each_sampled_token_gets_its_logprob_however_requests_are_cut(
     for episode in episodes:
         assert episode.teacher_logprobs == [-float(token) for token in episode.sampled_token_ids]
     assert group.taught_at_s > 0
+
+
+async def test_each_group_is_scored_by_the_teacher_of_its_dataset_and_messages_name_it():
+    own = {"url": "http://127.0.0.1:2"}
+    sets = {name: {"dataset": name, "ratio": 0.25} for name in ("math", "code", "all", "free")}
+    config = RunConfig.model_validate(
+        {
+            "run_dir": "run",
+            "model": {"name_or_path": "any"},
+            "reward": {"reward_funcs": ["format"]},
+            "data": {"datasets": sets | {name: sets[name] | {"teacher": own} for name in ("math", "code")}},
+        }
+    )
+    groups = [Group(0, PromptRow(0, [1], "p", {}, name), [two_segments()]) for name in sets]
+    async with Teachers(config) as teachers:
+        [stage] = teachers.stages
+        assert (stage.name, stage.setting) == ("the teacher of math and code", "data.datasets.math.teacher.url")
+    config = config.model_copy(update={"teacher": TeacherConfig(url="http://127.0.0.1:1", retry_for_s=0.01)})
+    del config.data.datasets["free"]
+    async with Teachers(config) as teachers:
+        assert [stage.name for stage in teachers.stages] == ["the teacher of math and code", "the teacher"]
+        stage, away = teachers.stages
+        stage.client = RolloutClient(stage.config.url, transport=httpx.MockTransport(answer))
+        with pytest.raises(RunError, match=r"^the teacher could not score within 0\.01 s"):
+            await teachers.score(groups)
+        away.client = stage.client
+        await teachers.score(groups)
+    assert [group.episodes[0].teacher_logprobs is not None for group in groups] == [True, True, True, False]
 
 
 async def test_a_teacher_that_stays_away_ends_the_wait():

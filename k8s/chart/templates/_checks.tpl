@@ -262,7 +262,9 @@
 {{- if not (or (dig "data" "dataset" "" $run) (dig "data" "datasets" "" $run)) -}}
 {{- fail "trainer.run.data.dataset is not set: a file such as /models/demo/data/train.jsonl, or a name on the Hugging Face hub" -}}
 {{- end -}}
-{{- if and (not (dig "reward" "reward_funcs" (list) $run)) (not (dig "teacher" "url" "" $run)) -}}
+{{- $taught := dig "teacher" "url" "" $run -}}
+{{- range (default (dict) (dig "data" "datasets" (dict) $run)) }}{{ $taught = default (dig "teacher" "url" "" .) $taught }}{{ end -}}
+{{- if and (not (dig "reward" "reward_funcs" (list) $run)) (not $taught) -}}
 {{- fail "trainer.run.reward.reward_funcs is not set: names of rewards, such as [countdown, format]; or set trainer.run.teacher.url" -}}
 {{- end -}}
 {{- if not (or .Values.rollout.model (dig "model" "name_or_path" "" $run)) -}}

@@ -7,7 +7,7 @@ import torch
 import yaml
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from grpo_proto import RewardClient, RolloutClient, RolloutInfo, ServiceError
+from grpo_proto import RewardClient, RolloutInfo, ServiceError
 from grpo_proto.messages.weights import DTYPE_BYTES
 
 from .algorithm.surrogates import surrogate_of
@@ -15,7 +15,6 @@ from .algorithm.surrogates.reads import keeps_reference
 from .algorithm.trial import check_algorithm
 from .callbacks import load_callbacks
 from .config.run_config import RunConfig
-from .config.teacher import TeacherConfig
 from .data.row_store import RowStore
 from .data.run_rows import TrainingRows, load_eval_sets, load_training_rows
 from .data.tokenizer import load_tokenizer
@@ -30,6 +29,7 @@ from .servers.fleet import Fleet
 from .servers.push_plan import plan_push
 from .servers.reward import RewardStage
 from .servers.teacher import Policy, TeacherStage
+from .servers.teachers import Teachers
 
 GIB = 2**30
 Line = tuple[str, str]
@@ -164,8 +164,8 @@ async def _servers(config: RunConfig, rows: TrainingRows, policy: Policy) -> lis
         lines.append(("note", "the servers take no adapters: every push sends the whole model, the adapter added"))
     if config.reward.reward_funcs:
         lines.append(await _reward(config, rows))
-    if config.teacher is not None:
-        lines.append(await _teacher(config.teacher, policy, run_servers=fleet.known))
+    async with Teachers(config) as teachers:
+        lines += [await _teacher(stage, policy, run_servers=fleet.known) for stage in teachers.stages]
     return lines
 
 
@@ -180,10 +180,10 @@ async def _reward(config: RunConfig, rows: TrainingRows) -> Line:
             return f"reward {url}", f"not checked: {error.detail.message}"
 
 
-async def _teacher(config: TeacherConfig, policy: Policy, *, run_servers: list[RolloutInfo]) -> Line:
-    async with RolloutClient(config.url) as client:
-        try:
-            info = await TeacherStage(client, config).check(policy, run_servers=run_servers)
-            return f"teacher {config.url}", f"{info.model}, weights {info.weights.state}"
-        except ServiceError as error:
-            return f"teacher {config.url}", f"not checked: {error.detail.message}"
+async def _teacher(stage: TeacherStage, policy: Policy, *, run_servers: list[RolloutInfo]) -> Line:
+    line = f"{stage.name.removeprefix('the ')} {stage.config.url}"
+    try:
+        info = await stage.check(policy, run_servers=run_servers)
+        return line, f"{info.model}, weights {info.weights.state}"
+    except ServiceError as error:
+        return line, f"not checked: {error.detail.message}"

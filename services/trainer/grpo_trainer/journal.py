@@ -50,7 +50,8 @@ class Journal:
         )
         self.completions = CompletionLog(run_dir, resumed_step=resumed_step) if config.logging.log_completions else None
         self.decisions = DecisionLog(run_dir, resumed_step=resumed_step)
-        self.learning = LearningWatch(config.guards)
+        untaught = [name for name in config.data.datasets if name not in config.teachers]
+        self.learning = LearningWatch(config.guards, untaught=untaught if config.teachers else None)
         if resumed_step is not None:
             self.learning.restore(run_dir)
         self._collected: dict[str, float] = {}
@@ -106,8 +107,8 @@ class Journal:
             )
         )
         self.add(reward_metrics)
-        self.add(dataset_metrics(batch.groups, self.config.data.datasets))
-        if self.config.teacher is not None:
+        self.add(dataset_metrics(batch.groups, self.config.data.datasets, taught=self.config.teachers))
+        if self.config.teachers:
             self.add({"teacher/wait_s": batch.teacher_s})
         if self.config.algorithm.dynamic_sampling:
             self.add(dynamic_sampling_metrics(batch.groups, batch.replaced))

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from grpo_proto import Health
+
 from .config.run_config import RunConfig
 from .observe.live_groups import clean
 from .observe.live_warnings import RecentWarnings
@@ -10,6 +12,7 @@ from .observe.run_status import RunStatus
 from .observe.standing_still import Servers, standing_still
 from .servers.fleet import Replica
 from .servers.orchestrator import Orchestrator
+from .servers.teachers import Teachers
 
 MAX_REPLICAS = 64
 MAX_REASON = 200
@@ -22,6 +25,7 @@ def show_servers(status: RunStatus, config: RunConfig, orchestrator: Orchestrato
         "facts": lambda: facts,
         "replicas": lambda: replicas_shown(orchestrator.fleet.replicas),
         "reward_server": lambda: reward_shown(orchestrator),
+        "teachers": lambda: teachers_shown(orchestrator.teachers),
         "stands_still": lambda: standing_still_shown(status, orchestrator),
         "warnings": warnings.shown,
     }
@@ -63,10 +67,22 @@ def _replica(replica: Replica) -> dict[str, Any]:
     }
 
 
-def reward_shown(orchestrator: Orchestrator) -> dict[str, Any]:
-    health = orchestrator.reward_health
+def reward_shown(orchestrator: Orchestrator) -> dict[str, Any] | None:
+    """Return None in a run without rewards."""
+    if not orchestrator.config.reward.reward_funcs:
+        return None
+    return {"url": orchestrator.config.reward.url, **_answer(orchestrator.reward_health)}
+
+
+def teachers_shown(teachers: Teachers) -> list[dict[str, Any]]:
+    return [
+        {"name": stage.name.removeprefix("the "), "url": stage.config.url, **_answer(stage.health)}
+        for stage in teachers.stages
+    ]
+
+
+def _answer(health: Health | None) -> dict[str, Any]:
     return {
-        "url": orchestrator.config.reward.url,
         "live": health.ok if health else None,
         "detail": clean(health.detail, MAX_REASON) if health and health.detail else None,
     }
@@ -74,13 +90,14 @@ def reward_shown(orchestrator: Orchestrator) -> dict[str, Any]:
 
 def standing_still_shown(status: RunStatus, orchestrator: Orchestrator) -> dict[str, Any] | None:
     """Return why the run stands still and when it ends by itself; None while it moves on."""
+    silent = next((one for one in orchestrator.teachers.stages if one.health and not one.health.ok), None)
     state, replicas, health = status.snapshot(), orchestrator.fleet.replicas, orchestrator.reward_health
     servers = Servers(
         with_policy=sum(replica.member for replica in replicas),
         answering=sum(replica.live or replica.missed_probes < 2 for replica in replicas),  # one missed probe: no outage
         asked_for_samples=sum(replica.in_flight for replica in replicas),
         reward_answers=health is None or health.ok,
-        teacher_answers=orchestrator.teacher_health is None or orchestrator.teacher_health.ok,
+        silent_teacher=(silent.name, silent.config.retry_for_s) if silent else None,
         sampling_since_s=orchestrator.pipeline.oldest_since_s("sampling"),
         failing_since_s=orchestrator.rollout.failing_since_s,
         scoring_since_s=orchestrator.pipeline.oldest_since_s("scoring"),

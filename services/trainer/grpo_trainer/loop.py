@@ -144,7 +144,7 @@ def sample_and_score(run: Run, *, version: int) -> list[TrainingSequence] | None
         reward_weights=config.reward.weights,
         own_rewards=config.data.own_rewards,
         max_completion_length=config.rollout.max_completion_length,
-        teacher=config.teacher,
+        teachers=config.teachers,
     )
     counts, lost = orchestrator.pipeline.counts, orchestrator.rollout.lost_requests
     run.journal.batch_arrived(batch, reward_metrics, counts, lost_requests=lost, version=version)

@@ -268,6 +268,17 @@ TAKEN: dict[str, dict[str, Any]] = {
         "storage": {"runs": {"mountPath": "/runs/"}},
         "trainer": {"run": {"run_dir": "/runs/x"}},
     },
+    "a teacher in place of rewards": {
+        "trainer": {
+            "run": {
+                "data": {
+                    "dataset": None,
+                    "datasets": {"math": {"dataset": "m", "ratio": 1, "teacher": {"url": "http://teacher:8010"}}},
+                },
+                "reward": {"reward_funcs": []},
+            }
+        },
+    },
     "as many workers as said": {
         "reward": {"resources": {"requests": {"cpu": None}}, "settings": {"workers": 2}},
     },

@@ -24,27 +24,31 @@ def training_sequences(
     reward_weights: Mapping[str, float],
     own_rewards: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
     max_completion_length: int,
-    teacher: TeacherConfig | None = None,
+    teachers: Mapping[str, TeacherConfig] = MappingProxyType({}),
 ) -> tuple[list[TrainingSequence], dict[str, float]]:
     """Advantages into the groups; then the sequences of all episodes that take part in the loss: scored, with tokens,
     not cut if cuts are masked. Also the metrics of their rewards. What takes no part counts in no normaliser.
 
-    `own_rewards`: the weights of each dataset with rewards of its own, in place of `reward_weights`.
+    `own_rewards`: the weights of each dataset with rewards of its own, in place of `reward_weights`. `teachers`: those
+    of the datasets that have one.
     """
-    advantages = advantages_of(groups, algorithm, reward_weights, own_rewards, teacher)
+    advantages = advantages_of(groups, algorithm, reward_weights, own_rewards, teachers)
     taken: list[tuple[Episode, float]] = []
+    coefs: list[float] = []
     for group, of_group in zip(groups, advantages, strict=True):
+        teacher = teachers.get(group.row.dataset)
         for episode, advantage in zip(group.episodes, of_group, strict=True):
             episode.advantage = advantage
             left_out = episode.left_out_because(mask_truncated=algorithm.mask_truncated_completions)
             if advantage is not None and left_out is None:
                 taken.append((episode, advantage))
+                coefs.append(teacher.coef if teacher else 0.0)
     if reads_of(surrogate_of(algorithm)).behaviour:
         _refuse_unknown_behaviour([episode for episode, _ in taken], algorithm)
     metrics = reward_metrics([[episode.total for episode in group.episodes] for group in groups])
-    if teacher is not None:
-        metrics |= teacher_metrics(groups)
-    sequences = sequences_of(taken, algorithm, max_completion_length=max_completion_length, teacher=teacher)
+    if teachers:
+        metrics |= teacher_metrics([group for group in groups if group.row.dataset in teachers])
+    sequences = sequences_of(taken, algorithm, max_completion_length=max_completion_length, teacher_coefs=coefs)
     return sequences, metrics
 
 
@@ -53,31 +57,31 @@ def advantages_of(
     algorithm: AlgorithmConfig,
     reward_weights: Mapping[str, float],
     own_rewards: Mapping[str, Mapping[str, float]],
-    teacher: TeacherConfig | None = None,
+    teachers: Mapping[str, TeacherConfig],
 ) -> list[list[float | None]]:
     """The estimator's advantages, group by group. It gets the groups of each dataset by themselves.
 
     Rewards of two datasets may be of two scales: what an estimator takes over the batch is over those of one dataset.
     Where only a teacher counts, every episode gets 0, scored or not.
     """
-    if teacher is not None and (teacher.only or not reward_weights):
-        return [[0.0] * len(group.episodes) for group in groups]
     by_dataset: dict[str, list[int]] = {}
     for number, group in enumerate(groups):
         by_dataset.setdefault(group.row.dataset, []).append(number)
     estimator, advantages = estimator_of(algorithm), dict[int, list[float | None]]()
     for dataset, numbers in by_dataset.items():
-        rewards = rewards_of([groups[number] for number in numbers], own_rewards.get(dataset, reward_weights))
-        found = estimator(rewards, algorithm)
-        advantages |= zip(numbers, found, strict=True)
-    # Whatever an estimator of somebody's own returns: no score, no advantage.
-    return [
-        [
-            None if episode.total is None or given is None else float(given)
-            for episode, given in zip(group.episodes, advantages[number], strict=True)
-        ]
-        for number, group in enumerate(groups)
-    ]
+        of_dataset, weights = [groups[number] for number in numbers], own_rewards.get(dataset, reward_weights)
+        teacher = teachers.get(dataset)
+        if teacher is not None and (teacher.only or not weights):
+            advantages |= {number: [0.0] * len(groups[number].episodes) for number in numbers}
+            continue
+        found = estimator(rewards_of(of_dataset, weights), algorithm)
+        # Whatever an estimator of somebody's own returns: no score, no advantage.
+        for number, group, of_group in zip(numbers, of_dataset, found, strict=True):
+            advantages[number] = [
+                None if episode.total is None or given is None else float(given)
+                for episode, given in zip(group.episodes, of_group, strict=True)
+            ]
+    return [advantages[number] for number in range(len(groups))]
 
 
 def _refuse_unknown_behaviour(episodes: Sequence[Episode], algorithm: AlgorithmConfig) -> None:
@@ -95,9 +99,10 @@ def sequences_of(
     algorithm: AlgorithmConfig,
     *,
     max_completion_length: int,
-    teacher: TeacherConfig | None = None,
+    teacher_coefs: Sequence[float] = (),
 ) -> list[TrainingSequence]:
-    """The sequences of episodes that are trained on, each with its advantage, in their order.
+    """The sequences of episodes that are trained on, each with its advantage, in their order. `teacher_coefs`: for each
+    episode the weight of its teacher, 0 without one.
 
     Updates are consecutive slices of the episodes, their sizes differ by one at most; with fewer episodes than
     `steps_per_generation` there are only as many updates as episodes, because an update without any would still move
@@ -111,9 +116,9 @@ def sequences_of(
         [_decided(sequence, advantage=advantage, weight=weight, update=update) for sequence in sequences]
         for sequences, (_, advantage), weight, update in zip(facts, taken, weights, updates, strict=True)
     ]
-    if teacher is not None:
-        for (episode, _), sequences in zip(taken, decided, strict=True):
-            add_teacher(episode, sequences, coef=teacher.coef)
+    for (episode, _), sequences, coef in zip(taken, decided, teacher_coefs or [0.0] * len(taken), strict=True):
+        if coef:
+            add_teacher(episode, sequences, coef=coef)
     return [sequence for sequences in decided for sequence in sequences]
 
 

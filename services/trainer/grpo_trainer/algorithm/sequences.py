@@ -114,7 +114,7 @@ class Episode:
     unscored_because: tuple[str, RewardScore] | None = None
     """The reward with a weight, and what became of it, that left the episode without a total."""
     teacher_logprobs: list[float] | None = None
-    """A teacher's, one for each sampled token, in order; None when the run has no teacher."""
+    """A teacher's, one for each sampled token, in order; None when its dataset has no teacher."""
     kl_penalty: float = 0.0
     """What `kl_in_reward` subtracts from the total before the advantages."""
     advantage: float | None = None

@@ -1,4 +1,4 @@
-"""What a run has in common with its checkpoint beside the engine's layout: the mixture of datasets, files of the user's.
+"""What a run has in common with its checkpoint beside the engine's layout: the mixture of datasets, the user's files.
 
 A position in the prompts means the same prompt in one mixture alone: another one is refused. Settings of loss and
 prompts may change between two processes of a run, and so may the files that they name: a change is logged. The code of

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from .section import Section, Share
+from .teacher import TeacherConfig
 
 RecipeName = Annotated[str, Field(min_length=1)]
 """Name of a conversion from rows to prompts, or a user's own as FILE.py:NAME; see `data/recipes/`."""
@@ -62,6 +63,14 @@ class TrainingDataset(NamedDataset):
 
     ratio: float = Field(gt=0.0, le=1.0, description="Share of the prompts; the ratios of all datasets add up to 1.")
     split: str = Field("train", description="Split of a Hub dataset.")
+    rewards: dict[str, float] | None = Field(
+        None,
+        description="Reward → weight, some of reward.reward_funcs; absent: all with their weights; empty: none, for a "
+        "dataset with a teacher.",
+    )
+    teacher: TeacherConfig | None = Field(
+        None, description="The teacher of this dataset; absent: that of the section teacher, if there is one."
+    )
 
 
 OWN_PROMPT = {"recipe", "prompt_column", "prompt_template", "system"}

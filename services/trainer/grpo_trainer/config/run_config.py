@@ -15,7 +15,7 @@ from .guards import GuardsConfig
 from .model import ModelConfig
 from .optimization import DeepSpeedConfig, OptimizerConfig
 from .section import Positive, Seconds, Section, ServerUrl, Share, without_credentials
-from .teacher import TeacherConfig, check_teacher
+from .teacher import TeacherConfig, check_teachers
 
 
 class RolloutConfig(Section):
@@ -230,7 +230,10 @@ class RunConfig(Section):
     data: DataConfig
     rollout: RolloutConfig = RolloutConfig()
     reward: RewardConfig
-    teacher: TeacherConfig | None = Field(None, description="Learn from another model's logprobs; absent: none.")
+    teacher: TeacherConfig | None = Field(
+        None,
+        description="Learn from another model's logprobs; absent: none, but for datasets with a teacher of their own.",
+    )
     algorithm: AlgorithmConfig = AlgorithmConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     deepspeed: DeepSpeedConfig = DeepSpeedConfig()
@@ -275,7 +278,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _something_to_learn_from(self) -> Self:
-        check_teacher(self.teacher, self.rollout, self.reward, self.algorithm)
+        check_teachers(self)
         return self
 
     @model_validator(mode="after")
@@ -316,6 +319,13 @@ class RunConfig(Section):
         if metric is not None and metric not in known:
             raise ValueError(f"checkpoint.metric_for_best {metric} is not measured; known are {', '.join(known)}")
         return self
+
+    @property
+    def teachers(self) -> dict[str, TeacherConfig]:
+        """The teacher of each dataset that has one; the empty name is that of a run's only dataset."""
+        own = {name: chosen.teacher or self.teacher for name, chosen in self.data.datasets.items()}
+        found = own or {"": self.teacher}
+        return {name: teacher for name, teacher in found.items() if teacher is not None}
 
     @property
     def evaluation_metrics(self) -> list[str]:

@@ -167,6 +167,10 @@ def _explain(error: ValidationError, known: set[str]) -> str:
         else:
             text = problem["msg"].removeprefix("Value error, ")
             given = problem["input"]
-            shown = "" if isinstance(given, dict) or problem["type"] == "secret" or repr(given) in text else f" (got {given!r})"
+            shown = (
+                ""
+                if isinstance(given, dict) or problem["type"] == "secret" or repr(given) in text
+                else f" (got {given!r})"
+            )
             lines.append(f"{name}: {text}{shown}")
     return "\n".join(lines)

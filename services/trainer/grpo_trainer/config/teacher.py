@@ -1,14 +1,13 @@
-"""The section `teacher` of a run file: a rollout server whose model scores what the policy samples."""
+"""A teacher, of a run or of one dataset: a rollout server whose model scores what the policy samples."""
 
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from .algorithm import AlgorithmConfig
 from .section import Positive, Seconds, Section, ServerUrl
 
 if TYPE_CHECKING:
-    from .run_config import RewardConfig, RolloutConfig
+    from .run_config import RunConfig
 
 
 class TeacherConfig(Section):
@@ -24,36 +23,55 @@ class TeacherConfig(Section):
     startup_timeout_s: Seconds = Field(900.0, description="Time for the server to come up.")
 
 
-def check_teacher(
-    teacher: TeacherConfig | None, rollout: "RolloutConfig", reward: "RewardConfig", algorithm: AlgorithmConfig
-) -> None:
-    """Raise ValueError for settings that do not go together with a teacher, and for none to learn from."""
-    if teacher is None:
-        if not reward.reward_funcs:
+def teacher_setting(dataset: str, config: "RunConfig") -> str:
+    """The key of the teacher of `dataset`; the empty name is that of a run's only dataset."""
+    chosen = config.data.datasets.get(dataset)
+    return "teacher" if chosen is None or chosen.teacher is None else f"data.datasets.{dataset}.teacher"
+
+
+def check_teachers(config: "RunConfig") -> None:
+    """Raise ValueError for settings that do not go together with a teacher, and for a dataset with nothing to learn
+    from."""
+    for dataset in config.data.datasets or [""]:
+        rewards = config.data.own_rewards.get(dataset, config.reward.weights)
+        if dataset in config.teachers:
+            _check_teacher(dataset, config, has_rewards=bool(rewards))
+        elif not rewards and not dataset:
             raise ValueError("reward.reward_funcs is empty: name a reward, or set teacher.url to learn from a teacher")
-        return
+        elif not rewards:
+            raise ValueError(
+                f"data.datasets.{dataset} has neither a reward nor a teacher: name a reward in reward.reward_funcs, or "
+                f"set data.datasets.{dataset}.teacher.url"
+            )
+
+
+def _check_teacher(dataset: str, config: "RunConfig", *, has_rewards: bool) -> None:
+    setting, teacher = teacher_setting(dataset, config), config.teachers[dataset]
+    rollout, algorithm = config.rollout, config.algorithm
     if teacher.url.rstrip("/") in [url.rstrip("/") for url in rollout.urls]:
         raise ValueError(
-            f"teacher.url {teacher.url} is one of rollout.urls, which serve the policy: start a server of its own for "
-            "the teacher"
+            f"{setting}.url {teacher.url} is one of rollout.urls, which serve the policy: start a server of its own "
+            "for the teacher"
         )
     distorting = [f"rollout.temperature {rollout.temperature:g}"] if rollout.temperature != 1.0 else []
     if distorting := distorting + rollout.distorting:
         raise ValueError(
             f"{', '.join(distorting)}: a teacher's logprobs are of temperature 1 without truncation, and the "
-            "policy's would be of another distribution; sample so, or leave the section teacher out"
+            f"policy's would be of another distribution; sample so, or leave {setting} out"
         )
-    alone = "teacher.only true" if teacher.only else "a teacher without rewards"
-    if (teacher.only or not reward.reward_funcs) and algorithm.dynamic_sampling:
-        raise ValueError(f"algorithm.dynamic_sampling looks at rewards, which teach nothing with {alone}")
-    if (teacher.only or not reward.reward_funcs) and algorithm.kl_in_reward:
-        raise ValueError(f"algorithm.kl_in_reward subtracts from rewards, which teach nothing with {alone}")
-    for setting, differs in (
+    if teacher.only or not has_rewards:
+        alone = f"{setting}.only true" if teacher.only else "a teacher without rewards"
+        alone += f" (dataset {dataset})" if dataset else ""
+        if algorithm.dynamic_sampling:
+            raise ValueError(f"algorithm.dynamic_sampling looks at rewards, which teach nothing with {alone}")
+        if algorithm.kl_in_reward:
+            raise ValueError(f"algorithm.kl_in_reward subtracts from rewards, which teach nothing with {alone}")
+    for name, differs in (
         ("loss gmpo", algorithm.surrogate_name == "gmpo"),
         ("off_policy_mask_threshold", algorithm.off_policy_mask_threshold is not None),
     ):
         if differs:
             raise ValueError(
-                f"algorithm.{setting} reads one advantage for a whole completion, and a teacher gives each token "
-                "its own; choose another loss, or leave the section teacher out"
+                f"algorithm.{name} reads one advantage for a whole completion, and a teacher gives each token "
+                f"its own; choose another loss, or leave {setting} out"
             )

@@ -45,6 +45,8 @@ class StepSeen:
     metrics: Mapping[str, float]
     missing: Sequence[MissingScores] = ()
     usual_length: float = math.nan
+    equal_rewards: float = math.nan
+    """Share of samples in groups with equal rewards, among those that learn from rewards alone."""
 
     def get(self, name: str) -> float:
         """Return the metric, or NaN when it was not measured: no comparison with NaN is true."""
@@ -62,7 +64,7 @@ def signs_of(step: StepSeen, guards: GuardsConfig, *, best_reward: float) -> set
         "kl": fallen and any(value > guards.kl_limit for value in step.measured("kl")),
         "entropy": fallen and any(value < guards.entropy_limit for value in step.measured("entropy")),
         "mismatch": any(value > guards.mismatch_limit for value in step.measured(MISMATCH)),
-        "zero_spread": step.get("frac_reward_zero_std") >= guards.zero_spread_limit,
+        "zero_spread": step.equal_rewards >= guards.zero_spread_limit,
         "clipped": step.get("completions/clipped_ratio") >= guards.clipped_limit,
         "length_growth": step.get("completions/mean_length") > guards.length_growth_limit * step.usual_length,
         "repetition": step.get("completions/repeated_ratio") > guards.repetition_limit,
@@ -122,8 +124,9 @@ def sentence_of(sign: Sign, steps: Sequence[StepSeen], guards: GuardsConfig, *, 
 class LearningWatch:
     """Keep the last steps and the signs that have acted. Used by the loop's thread."""
 
-    def __init__(self, guards: GuardsConfig | None = None) -> None:
-        self.guards = guards or GuardsConfig()
+    def __init__(self, guards: GuardsConfig | None = None, *, untaught: Sequence[str] | None = None) -> None:
+        """`untaught`: the datasets without a teacher, in a run that has teachers."""
+        self.guards, self._untaught = guards or GuardsConfig(), untaught
         self._steps: deque[StepSeen] = deque(maxlen=self.guards.steps)
         self._rewards: deque[float] = deque(maxlen=BEST_OF)
         self._lengths: deque[float] = deque(maxlen=self.guards.steps + BASE)
@@ -138,7 +141,8 @@ class LearningWatch:
     def step_done(self, metrics: Mapping[str, float], missing: Sequence[MissingScores] = ()) -> list[Decision]:
         """Add a step. Return the decisions that it brings, the strictest last."""
         self._remember(metrics)
-        self._steps.append(StepSeen(metrics, missing, usual_length=self._usual_length()))
+        equal = _equal_rewards(metrics, self._untaught)
+        self._steps.append(StepSeen(metrics, missing, usual_length=self._usual_length(), equal_rewards=equal))
         shown = [signs_of(step, self.guards, best_reward=self._best) for step in self._steps]
         counts = Counter(sign for signs in shown for sign in signs)
         self._told &= counts.keys()
@@ -170,3 +174,13 @@ class LearningWatch:
 
 def _failing_share(step: StepSeen, reward: str) -> float:
     return sum(one.share for one in step.missing if one.reward == reward and one.status in FAULTS)
+
+
+def _equal_rewards(metrics: Mapping[str, float], untaught: Sequence[str] | None) -> float:
+    """Return `frac_reward_zero_std` over the datasets in `untaught`; None: over all. NaN without a score there."""
+    key = "frac_reward_zero_std"
+    if untaught is None:
+        return metrics.get(key, math.nan)
+    of_datasets = [f"data/{name}/" for name in untaught if f"data/{name}/{key}" in metrics]
+    total = sum(metrics[dataset + "share"] for dataset in of_datasets)
+    return sum(metrics[dataset + "share"] * metrics[dataset + key] for dataset in of_datasets) / (total or math.nan)

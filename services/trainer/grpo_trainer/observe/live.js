@@ -40,7 +40,9 @@ const charts = [
     named(curves, "completions/clipped_ratio", "cut off at the limit", "--red", { noisy: true }),
   ], { format: percent, low: 0, high: 1 }),
   new Chart("Entropy", "of the policy, over computed samples", (curves) => [named(curves, "entropy", "entropy", "--teal", { noisy: true })], { low: 0 }),
-  new Chart("KL", "to the reference", (curves) => [named(curves, "kl", "KL", "--purple", { noisy: true })], { low: 0 }),
+  new Chart("KL", "to the reference, and to teachers", (curves) => [
+    named(curves, "kl", "KL", "--purple", { noisy: true }), named(curves, "teacher/kl", "to teachers", "--orange", { noisy: true }),
+  ], { low: 0 }),
   new Chart("Gradient norm", "before clipping", (curves) => [named(curves, "grad_norm", "norm", "--brown", { noisy: true })], { low: 0 }),
   new Chart("Reward spread", "within a batch", (curves) => [named(curves, "reward_std", "standard deviation", "--blue", { noisy: true })], { low: 0 }),
   new Chart("Off-policy", "each on its own scale", (curves) => [
@@ -93,7 +95,7 @@ function tell(id, words) {
 function drawHead() {
   const { run = {}, now = {}, recent = {}, facts } = state.sections;
   byId("run").textContent = run.name ?? "GRPO run";
-  byId("facts").textContent = facts ? `${facts.model} · ${facts.rewards.join(" + ")} · ${facts.generation_batch_size / facts.num_generations} prompts × ${facts.num_generations} completions a step · staleness ≤ ${facts.max_staleness}` : "";
+  byId("facts").textContent = facts ? `${[facts.model, ...facts.rewards.length ? [facts.rewards.join(" + ")] : []].join(" · ")} · ${facts.generation_batch_size / facts.num_generations} prompts × ${facts.num_generations} completions a step · staleness ≤ ${facts.max_staleness}` : "";
   const share = run.max_steps ? now.step / run.max_steps : 0;
   byId("progress-bar").style.width = `${Math.min(100, share * 100)}%`;
   byId("progress").setAttribute("aria-valuenow", now.step ?? 0);
@@ -216,17 +218,18 @@ function serverRow(url, mark, version, requests, reason, split = false) {
 }
 
 function drawServers() {
-  const { replicas, reward_server: reward } = state.sections, rows = [];
+  const { replicas, reward_server: reward, teachers = [] } = state.sections, rows = [];
   for (const one of replicas?.shown ?? []) {
     const [text, kind] = !one.live ? ["no answer", "bad"] : one.member ? [one.state ?? "serving", "good"] : [one.state === "stale" ? "stale" : `${one.state ?? "new"}, no traffic`, "wait"];
     rows.push(serverRow(one.url, stateMark(text, kind), one.version === null ? "–" : `v${one.version}`, String(one.in_flight), one.reason));
   }
   if (replicas && replicas.count > replicas.shown.length) rows.push(make("tr", {}, [make("td", { colspan: 4, text: `and ${replicas.count - replicas.shown.length} more` })]));
-  if (reward) {
-    const [text, kind] = reward.live === null ? ["not asked yet", "wait"] : reward.live ? ["live", "good"] : ["no answer", "bad"];
-    rows.push(serverRow(`${reward.url} (reward)`, stateMark(text, kind), "–", "–", reward.live ? null : reward.detail, true));
-  }
-  refill("replicas", [replicas, reward], () => rows);
+  const scoring = [...reward ? [{ ...reward, name: "reward" }] : [], ...teachers ?? []];
+  scoring.forEach(({ url, name, live, detail }, index) => {
+    const [text, kind] = live === null ? ["not asked yet", "wait"] : live ? ["live", "good"] : ["no answer", "bad"];
+    rows.push(serverRow(`${url} (${name})`, stateMark(text, kind), "–", "–", live ? null : detail, index === 0));
+  });
+  refill("replicas", [replicas, scoring], () => rows);
   byId("replicas-words").textContent = replicas ? `${replicas.serving} of ${replicas.count} rollout servers have the current weights` : "known once the trainer has found them";
 }
 

@@ -17,8 +17,8 @@ class Servers:
     """Requests in flight."""
     reward_answers: bool
     """Whether the reward server answered the last probe; True before the first probe."""
-    teacher_answers: bool = True
-    """Whether the teacher answered the last probe; True before the first probe, and in a run without."""
+    silent_teacher: tuple[str, float] | None = None
+    """A teacher that did not answer the last probe, by its name, and its retry budget in seconds."""
     sampling_since_s: float | None = None
     """Start of the longest wait of a group for its samples."""
     failing_since_s: float | None = None
@@ -43,8 +43,9 @@ def standing_still(
         return nobody, _after(servers.failing_since_s or servers.sampling_since_s, config.rollout.retry_for_s)
     if stage == "score" and not servers.reward_answers:
         return no_reward, _after(servers.scoring_since_s, config.reward.retry_for_s)
-    if stage == "score" and not servers.teacher_answers and config.teacher is not None:
-        return "the teacher does not answer", _after(servers.scoring_since_s, config.teacher.retry_for_s)
+    if stage == "score" and servers.silent_teacher is not None:
+        name, retry_for_s = servers.silent_teacher
+        return f"{name} does not answer", _after(servers.scoring_since_s, retry_for_s)
     if stage == "eval" and servers.with_policy == 0:
         return nobody, stage_since_s + config.rollout.retry_for_s  # an evaluation requests all its samples at once
     if stage == "eval" and not servers.reward_answers and servers.asked_for_samples == 0:

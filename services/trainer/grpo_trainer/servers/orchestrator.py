@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, Protocol, Self, TypeVar
 
-from grpo_proto import Health, RewardClient, RolloutClient, ServiceClient, ServiceError
+from grpo_proto import Health, RewardClient, ServiceClient, ServiceError
 from grpo_proto.messages.weights import Kind
 
 from ..algorithm.spread import teaches
@@ -31,7 +31,8 @@ from .refills import Refills
 from .reward import RewardStage
 from .reward_code import RewardCode
 from .rollout import RolloutStage, training_sampling
-from .teacher import Policy, TeacherStage
+from .teacher import Policy
+from .teachers import Teachers
 from .tracing import Tracing
 
 log = logging.getLogger(__name__)
@@ -84,8 +85,7 @@ class Orchestrator:
         self.reward = RewardStage(
             RewardClient(config.reward.url), config.reward, code=reward_code, own_rewards=config.data.own_rewards
         )
-        teacher = config.teacher
-        self.teacher = TeacherStage(RolloutClient(teacher.url), teacher) if teacher else None
+        self.teachers = Teachers(config)
         self.rollout = RolloutStage(
             self.fleet,
             run_id=trainer_id,
@@ -97,7 +97,7 @@ class Orchestrator:
             max_staleness=config.algorithm.max_staleness,
             groups_per_job=config.rollout.prompts_per_request,
             num_generations=config.rollout.num_generations,
-            min_scored_share=config.reward.min_scored_share if config.reward.reward_funcs else 0.0,
+            min_scored_share=config.reward.min_scored_share,
             max_steps=max_steps,
         )
         self.pipeline = self._new_pipeline(prompts, cursor)
@@ -117,8 +117,6 @@ class Orchestrator:
         )
         self.reward_health: Health | None = None
         """The reward server's last answer, for display only; None before the first answer."""
-        self.teacher_health: Health | None = None
-        """The teacher's, alike."""
 
     def _new_pipeline(self, prompts: PromptOrder, cursor: Cursor) -> Pipeline:
         return Pipeline(
@@ -130,7 +128,7 @@ class Orchestrator:
             cursor,
             self.tracing,
             _refills(self.config),
-            self.teacher,
+            self.teachers,
         )
 
     def __enter__(self) -> Self:
@@ -144,8 +142,7 @@ class Orchestrator:
             self.loop.end_background()
             self.loop.run(self.fleet.close())
             self.loop.run(self.reward.client.close())
-            if self.teacher is not None:
-                self.loop.run(self.teacher.client.close())
+            self.loop.run(self.teachers.close())
         finally:
             self.loop.__exit__(*error)
             self.tracing.close()
@@ -166,10 +163,10 @@ class Orchestrator:
                 url, limit_s = config.reward.url, config.reward.startup_timeout_s
                 server = Awaited("the reward server", url, "reward.url", "grpo-reward serve")
                 self._wait_until_fit(server, partial(self.reward.check, self.rows.first_rows), limit_s)
-            if self.teacher is not None:
-                server = Awaited("the teacher", self.teacher.config.url, "teacher.url", "grpo-rollout serve MODEL")
-                check = partial(self.teacher.check, policy, run_servers=self.fleet.known)
-                self._wait_until_fit(server, check, self.teacher.config.startup_timeout_s)
+            for teacher in self.teachers.stages:
+                server = Awaited(teacher.name, teacher.config.url, teacher.setting, "grpo-rollout serve MODEL")
+                check = partial(teacher.check, policy, run_servers=self.fleet.known)
+                self._wait_until_fit(server, check, teacher.config.startup_timeout_s)
         kind = self.fleet.check_compatible(
             tokenizer=policy.tokenizer,
             max_tokens=policy.max_tokens,
@@ -191,12 +188,12 @@ class Orchestrator:
         self.status.still_waiting(_waiting_for_rollout(list(missing)), next(iter(missing.values())))
 
     async def _watch_scoring_servers(self) -> None:
-        """Probe the reward server and the teacher for the live page only: their stages have their own retry budgets."""
+        """Probe reward server and teachers for the live page only: their stages have their own retry budgets."""
         while True:
             if self.reward.specs:
                 self.reward_health = await _health(self.reward.client)
-            if self.teacher is not None:
-                self.teacher_health = await _health(self.teacher.client)
+            for teacher in self.teachers.stages:
+                teacher.health = await _health(teacher.client)
             await asyncio.sleep(SCORING_PROBE_INTERVAL_S)
 
     def policy_pushed(self, version: int) -> None:

@@ -30,7 +30,7 @@ from ..group_trace import GroupTrace
 from .refills import Refills
 from .reward import RewardStage, check_enough_scored
 from .rollout import Asked, RolloutStage
-from .teacher import TeacherStage
+from .teachers import Teachers
 from .tracing import Tracing
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class Batch:
     of_prompts: dict[str, float] = field(default_factory=dict)
     """Metrics of the prompts drawn until then: passes over each of several datasets, and the memory of difficulty."""
     teacher_s: float = 0.0
-    """Waiting time for the teacher after the last group was sampled, a part of `reward_s`."""
+    """Waiting time for teachers after the last group was sampled, a part of `reward_s`."""
     replaced: list[Group] = field(default_factory=list)
     """Groups that were sampled and scored for this batch, and are not trained on: they teach nothing."""
 
@@ -107,10 +107,10 @@ class Pipeline:
         cursor: Cursor,
         tracing: Tracing,
         refills: Refills | None = None,
-        teacher: TeacherStage | None = None,
+        teachers: Teachers | None = None,
     ):
         self.tracing = tracing
-        self.refills, self.teacher = refills or Refills(), teacher
+        self.refills, self.teachers = refills or Refills(), teachers
         self.rollout, self.reward, self.prompts, self.sampling, self.limits = rollout, reward, prompts, sampling, limits
         self.counts = Counts()
         self.version = 0
@@ -326,8 +326,8 @@ class Pipeline:
             self._fill()
 
     async def _score(self, groups: list[Group], *, step: int) -> None:
-        """Get the rewards, and at the same time the teacher's logprobs."""
-        teaching = asyncio.create_task(self.teacher.score(groups)) if self.teacher else None
+        """Get the rewards, and at the same time the teachers' logprobs."""
+        teaching = asyncio.create_task(self.teachers.score(groups)) if self.teachers else None
         try:
             await self.reward.score(groups, step=step)
             if teaching is not None:

@@ -112,7 +112,7 @@ class RewardStage:
             self.code.adopt(hashes)
 
     async def score(self, groups: list[Group], *, step: int) -> None:
-        """Score every sample, and once more each sample whose scoring broke; none in a run without rewards.
+        """Score every sample, and once more each sample whose scoring broke; none of a dataset without rewards.
 
         Datasets are scored one after the other. Raises RunError when the server does not answer within `retry_for_s`.
         """
@@ -122,7 +122,8 @@ class RewardStage:
         for group in groups:
             by_dataset.setdefault(group.row.dataset, []).append(group)
         for dataset, of_dataset in by_dataset.items():
-            await self._score_with(self.specs_of(dataset), of_dataset, step=step)
+            if specs := self.specs_of(dataset):
+                await self._score_with(specs, of_dataset, step=step)
 
     async def _score_with(self, specs: list[RewardSpec], groups: list[Group], *, step: int) -> None:
         decides_accuracy = self.config.decides_accuracy
@@ -203,8 +204,9 @@ def _check_file(file: Path, served: RewardDescription, url: str) -> None:
 
 
 def check_enough_scored(groups: list[Group], min_share: float) -> None:
-    """Raise RunError when fewer than `min_share` of the samples have a score: training on them would mislead."""
-    episodes = [episode for group in groups for episode in group.episodes]
+    """Raise RunError when fewer than `min_share` of the samples that rewards judge have a score: training on them would
+    mislead."""
+    episodes = [episode for group in groups for episode in group.episodes if episode.rewards]
     scored = sum(episode.total is not None for episode in episodes)
     if scored < min_share * len(episodes):
         details = [

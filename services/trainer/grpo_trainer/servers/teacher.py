@@ -1,4 +1,4 @@
-"""The teacher: get the logprobs of sampled tokens from a rollout server that serves another model."""
+"""A teacher: get the logprobs of sampled tokens from a rollout server that serves another model."""
 
 import asyncio
 import logging
@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from grpo_proto import PROTOCOL_VERSION, InfrastructureError, RolloutClient, RolloutInfo
+from grpo_proto import PROTOCOL_VERSION, Health, InfrastructureError, RolloutClient, RolloutInfo
 from grpo_proto.fingerprint import tokenizer_fingerprint, vocabulary_fingerprint
 from grpo_proto.messages.logprobs import GivenSequence, LogprobsRequest, SequenceLogprobs
 
@@ -39,10 +39,15 @@ class Policy:
 
 
 class TeacherStage:
-    """Score groups in place: set `teacher_logprobs` of every episode."""
+    """Score groups in place: set `teacher_logprobs` of every episode. Messages have its `name`, and the `setting` that
+    holds its URL."""
 
-    def __init__(self, client: RolloutClient, config: TeacherConfig):
-        self.client, self.config = client, config
+    def __init__(
+        self, client: RolloutClient, config: TeacherConfig, *, name: str = "the teacher", setting: str = "teacher.url"
+    ):
+        self.client, self.config, self.name, self.setting = client, config, name, setting
+        self.health: Health | None = None
+        """The server's last answer, for display only; None before the first answer."""
         self._room = asyncio.Semaphore(MAX_REQUESTS)
         self._weights: tuple[int | None, int] | None = None
         """Session and version of the weights that scored last."""
@@ -53,7 +58,7 @@ class TeacherStage:
         Raises UnavailableError when the server speaks another protocol, serves another vocabulary, has too short a
         context, or is one of the run's own.
         """
-        info, where = await self.client.info(), f"the teacher {self.client.base_url}"
+        info, where = await self.client.info(), f"{self.name} {self.client.base_url}"
         if info.protocol_version != PROTOCOL_VERSION or info.vocabulary_fingerprint is None:
             raise UnavailableError(
                 f"{where} speaks protocol {info.protocol_version}, of version {info.version}, and does not tell its "
@@ -63,7 +68,7 @@ class TeacherStage:
         if info.server_id in {own.server_id for own in run_servers}:
             raise UnavailableError(
                 f"{where} is one of the run's rollout servers, which serve the policy",
-                hint="start a server of its own for the teacher, and set teacher.url",
+                hint=f"start a server of its own for the teacher, and set {self.setting}",
             )
         if info.vocabulary_fingerprint != policy.vocabulary:
             raise UnavailableError(
@@ -111,7 +116,7 @@ class TeacherStage:
                 response = await self.client.logprobs(request, retry_for_s=self.config.retry_for_s)
             except InfrastructureError as error:
                 raise RunError(
-                    f"the teacher could not score within {self.config.retry_for_s:g} s: {error}",
+                    f"{self.name} could not score within {self.config.retry_for_s:g} s: {error}",
                     hint="restart the teacher's server, then the run with --resume",
                 ) from error
         self._notice(response.session, max(one.version for one in response.sequences))
@@ -120,7 +125,7 @@ class TeacherStage:
     def _notice(self, session: int | None, version: int) -> None:
         """Log when the teacher has got other weights: somebody trains it."""
         if self._weights not in (None, (session, version)):
-            log.warning("the teacher has other weights now: version %d of session %s", version, session)
+            log.warning("%s has other weights now: version %d of session %s", self.name, version, session)
         self._weights = session, version
 
 
