@@ -37,7 +37,8 @@ def test_it_shows_the_run(running: StatusServer, visit, screenshots: Path):
     )
     expect(page.locator("#replicas")).to_contain_text("a push was cut off")
     expect(page.locator("#replicas tr")).to_have_count(4)
-    expect(page.locator("#replicas tr").last).to_have_text(re.compile("teacher:8010 .teacher of math and code.*no route.*no"))
+    teacher = re.compile("teacher:8010 .teacher of math and code.*no route.*no answer")
+    expect(page.locator("#replicas tr").last).to_have_text(teacher)
     expect(page.locator("#replicas-words")).to_have_text("1 of 2 rollout servers have the current weights")
     expect(page.locator("#left-out")).to_have_text(
         "2 samples left out: reward timed outreward countdown: 4 of 24 scores missing in the last step: timed out"
