@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.processes import BIN, ROLLOUT_ENVIRONMENT, Service, free_port, rollout_command, service
-from tests.rollout.adapters.adapter import Adapter, AdapterTrainer
+from tests.rollout.adapters.adapter import Adapter, AdapterTrainer, make_base
 from tests.rollout.conftest import Server, logprob_error
 from tests.rollout.pushing import Trainer
 from tests.tiny_model import save_tiny_model
@@ -23,6 +23,7 @@ NUM_WORKERS = 2
 def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Service]]:
     folder = tmp_path_factory.mktemp("machines")
     model = save_tiny_model(folder / "model", dtype=torch.float32)
+    make_base().save_pretrained(model)  # which an adapter is of
     port = free_port()
     flags = [
         "--dtype=float32", "--enforce-eager", "--tensor-parallel-size=2", "--distributed-executor-backend=mp",
