@@ -111,15 +111,27 @@ def equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bo
 
 
 def gradient(
-    folder: Path, stage: int, budget: int, checkpointing: bool, count: int = 13, *, top_quantile: float = 1.0
+    folder: Path,
+    stage: int,
+    budget: int,
+    checkpointing: bool,
+    count: int = 13,
+    *,
+    top_quantile: float = 1.0,
+    entropy_coef: float = 0.01,
 ) -> dict[str, Any]:
-    """The engine's gradient of one update: plain descent with a huge rate, then the difference of the weights."""
+    """The engine's gradient of one update: plain descent with a huge rate, then the difference of the weights.
+
+    Without an entropy bonus the output head computes gradients in the forward pass.
+    """
     engine_module.adamw = lambda policy, config: torch.optim.SGD(policy.parameters(), lr=config.learning_rate)
     engine = new_engine(
         folder,
         stage=stage,
         optimizer=OptimizerConfig(learning_rate=GRADIENT_SCALE, max_grad_norm=1e9),
-        algorithm=AlgorithmConfig(loss_type="grpo", beta=0.1, entropy_coef=0.01, top_entropy_quantile=top_quantile),
+        algorithm=AlgorithmConfig(
+            loss_type="grpo", beta=0.1, entropy_coef=entropy_coef, top_entropy_quantile=top_quantile
+        ),
         gradient_checkpointing=checkpointing,
         overlap_comm=checkpointing and stage > 1,
     )
@@ -357,9 +369,11 @@ def scenarios(folder: Path, world_size: int) -> dict[str, Scenario]:
         found[f"continued {stage} bfloat16"] = partial(continued, folder, stage, "bfloat16")
         if world_size == 1:
             continue
-        found[f"gradient {stage} 10000 False 13"] = partial(gradient, folder, stage, 10_000, False)
+        found[f"gradient {stage} 10000 False 13"] = partial(gradient, folder, stage, 10_000, False, entropy_coef=0.0)
         # One sample for two ranks: one of them has nothing to do.
-        found[f"gradient {stage} 10000 False 1"] = partial(gradient, folder, stage, 10_000, False, 1, top_quantile=0.3)
+        found[f"gradient {stage} 10000 False 1"] = partial(
+            gradient, folder, stage, 10_000, False, 1, top_quantile=0.3, entropy_coef=0.0
+        )
         found[f"continued {stage} float32"] = partial(continued, folder, stage, "float32")
         found[f"not_finite {stage} float32"] = partial(not_finite, folder, stage, "float32")
         found[f"not_finite {stage} bfloat16"] = partial(not_finite, folder, stage, "bfloat16")

@@ -98,6 +98,20 @@ def test_a_loss_file_that_cannot_be_trained_with_is_refused_by_name(tmp_path: Pa
         check_algorithm(run_config(tmp_path, loss=f"{file}:loss"))
 
 
+def test_a_loss_file_that_declares_by_token_and_reads_other_tokens_is_refused(tmp_path: Path):
+    for share in ("0.0", "0.1"):
+        (tmp_path / f"own-{share}.py").write_text(f"""
+from grpo_trainer.algorithm.surrogates import reads
+
+@reads(by_token=True)
+def loss(logprobs_N, batch, algorithm, tally):
+    return -batch.advantage_N * (logprobs_N - {share} * logprobs_N.sum())
+""")
+    check_algorithm(run_config(tmp_path, loss=f"{tmp_path}/own-0.0.py:loss", entropy_coef=0.1))
+    with pytest.raises(UsageError, match="declares by_token, and the losses of single tokens do not add up"):
+        check_algorithm(run_config(tmp_path, loss=f"{tmp_path}/own-0.1.py:loss"))
+
+
 def run_config(tmp_path: Path, rollout: dict[str, object] | None = None, **algorithm: object) -> RunConfig:
     sections = {"data": {"dataset": "d.jsonl"}, "reward": {"reward_funcs": ["r"]}, "rollout": rollout or {}}
     return RunConfig(run_dir=tmp_path, model={"name_or_path": "m"}, algorithm=algorithm, **sections)

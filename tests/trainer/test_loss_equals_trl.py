@@ -15,11 +15,12 @@ from grpo_trainer.algorithm.estimators.each_reward import each_reward
 from grpo_trainer.algorithm.estimators.group_mean import group_mean
 from grpo_trainer.algorithm.estimators.rewards import Rewards
 from grpo_trainer.algorithm.estimators.statistics import reward_metrics
-from grpo_trainer.algorithm.loss import old_logprobs, policy_loss
+from grpo_trainer.algorithm.loss import old_logprobs
 from grpo_trainer.algorithm.reduction import Tally
 from grpo_trainer.algorithm.sequences import MicroBatch, TrainingSequence, single_turn
 from grpo_trainer.algorithm.surrogates import SURROGATES
 from grpo_trainer.config.algorithm import AlgorithmConfig
+from grpo_trainer.engine.batch_loss import batch_loss
 from grpo_trainer.engine.entropy_coefficient import EntropyCoefficient
 from grpo_trainer.engine.output_head import Policy
 
@@ -88,12 +89,12 @@ def loss_and_gradient(
     model: Any, batch: MicroBatch, algorithm: AlgorithmConfig, *, entropy_coef: float | None = None
 ) -> tuple[float, dict[str, torch.Tensor], Tally]:
     model.zero_grad()
-    logprobs_N, entropy_N = policy(model)(batch.input_ids_BL, batch.row_N, batch.column_N)
-    if batch.old_logprobs_N is None:
-        batch.old_logprobs_N = old_logprobs(batch, logprobs_N)
-    mark_high_entropy([batch], [entropy_N.detach()], top_quantile=algorithm.top_entropy_quantile)
+    with torch.no_grad():
+        entropy_N = policy(model)(batch.input_ids_BL, batch.row_N, batch.column_N)[1]
+    mark_high_entropy([batch], [entropy_N], top_quantile=algorithm.top_entropy_quantile)
     surrogate = SURROGATES[algorithm.surrogate_name]
-    loss, tally = policy_loss(logprobs_N, entropy_N, batch, algorithm, surrogate, entropy_coef=entropy_coef)
+    entropy_coef = algorithm.entropy_coef if entropy_coef is None else entropy_coef
+    loss, tally = batch_loss(policy(model), batch, algorithm, surrogate, entropy_coef=entropy_coef, fills_old=True)
     loss.backward()
     return loss.item(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}, tally
 

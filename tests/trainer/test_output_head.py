@@ -11,7 +11,7 @@ from transformers import (
 )
 
 from grpo_trainer.engine.model import attention_for
-from grpo_trainer.engine.output_head import LogitTransform, Policy
+from grpo_trainer.engine.output_head import LogitTransform, Policy, TokenLoss
 
 # Four rows of 20 tokens; completions begin and end anywhere.
 SPANS = [(5, 14), (3, 11), (14, 20), (1, 20)]
@@ -89,6 +89,41 @@ def test_a_head_in_float32_takes_the_weights_as_they_are(tied: bool):
     assert (found[0] - plain(model, 0.7)[0]).abs().max() > 1e-4, "the model's own head rounds"
 
 
+def spread(count: int) -> torch.Tensor:
+    return torch.randn(count, generator=torch.Generator().manual_seed(1))
+
+
+def curved(logprobs_N: torch.Tensor, entropy_N: torch.Tensor, chunk: slice) -> torch.Tensor:
+    """A loss whose slope depends on the token's own logprob, on its entropy, and on which token it is."""
+    assert not entropy_N.requires_grad
+    return (spread(42)[chunk] * (logprobs_N + 0.1 * logprobs_N**2) * entropy_N).sum()
+
+
+def tried(policy: Policy, token_loss: TokenLoss | None) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Logprobs, entropy and `curved`, in one pass or in two; and the gradients of 4 × that loss, as of four ranks."""
+    logprobs_N, entropy_N, *loss = policy(*tokens(), token_loss)
+    loss = loss or [curved(logprobs_N, entropy_N.detach(), slice(None))]
+    trained = [parameter for parameter in policy.model.parameters() if parameter.requires_grad]
+    return [logprobs_N, entropy_N, loss[0]], list(torch.autograd.grad(4.0 * loss[0], trained))
+
+
+@pytest.mark.parametrize("what", ["tied", "untied", "bias", "frozen", "bfloat16", "in float32", "gemma2"])
+def test_one_pass_equals_two(what: str):
+    model = make_model(tied=what == "tied", hidden_size=64, dtype=torch.bfloat16 if "float" in what else torch.float32)
+    if what == "gemma2":
+        model = family(Gemma2Config(**SMALL, head_dim=32, final_logit_softcapping=2.0))
+    if what == "bias":
+        model.lm_head.bias = torch.nn.Parameter(torch.randn(model.config.vocab_size))
+    if what == "frozen":
+        model.lm_head.requires_grad_(False)
+    policy = Policy(model, temperature=0.7, chunk_tokens=5, in_float32=what == "in float32")
+    (found, gradients_found), (expected, gradients_expected) = tried(policy, curved), tried(policy, None)
+    assert [value.requires_grad for value in found] == [False, False, True]
+    torch.testing.assert_close(found, [value.detach() for value in expected], rtol=1e-6, atol=1e-6, check_stride=False)
+    # Whatever is rounded is rounded alike.
+    torch.testing.assert_close(gradients_found, gradients_expected, rtol=1e-6, atol=1e-6)
+
+
 def test_padding_on_the_right_changes_nothing():
     model = make_model(tied=True, hidden_size=64)
     input_ids_BL, row_N, column_N = tokens()
@@ -105,29 +140,35 @@ def test_without_completion_tokens_every_parameter_still_gets_a_gradient_of_zero
     logprobs_N, entropy_N = Policy(model, temperature=1.0, chunk_tokens=8)(torch.zeros(1, 1).long(), nothing, nothing)
     (logprobs_N.sum() + entropy_N.sum()).backward()
     assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
+    model.zero_grad()
+    Policy(model, temperature=1.0, chunk_tokens=8)(torch.zeros(1, 1).long(), nothing, nothing, curved)[2].backward()
+    assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
 
 
-def test_nothing_as_large_as_all_logits_is_ever_allocated():
-    """Peak of live tensor elements beyond the model's, counted by a dispatch mode: below one [N, V] tensor."""
+@pytest.mark.parametrize("passes", [1, 2])
+def test_nothing_as_large_as_all_logits_is_ever_allocated(passes: int):
+    """The tensors of a vocabulary's width, by a dispatch mode: none has more than a chunk's tokens."""
     model = make_model(tied=False, hidden_size=64, vocab_size=20_000)
     policy = Policy(model, temperature=1.0, chunk_tokens=4)
-    largest = 0
+    largest, products = 0, 0
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            nonlocal largest
+            nonlocal largest, products
             result = func(*args, **(kwargs or {}))
             for tensor in result if isinstance(result, tuple | list) else [result]:
                 if torch.is_tensor(tensor) and tensor.dim() == 2 and tensor.shape[1] == 20_000:
                     largest = max(largest, tensor.shape[0])
+                    products += func is torch.ops.aten.mm.default
             return result
 
     with Watch():
-        logprobs_N, _ = policy(*tokens())
-        logprobs_N.sum().backward()
+        found = policy(*tokens(), curved if passes == 1 else None)
+        (found[2] if passes == 1 else found[0].sum()).backward()
     # [64, V] is the transposed weight of the head, no logits.
-    assert logprobs_N.numel() == 42
+    assert found[0].numel() == 42
     assert largest in (4, 64)
+    assert products == passes * 11, "of the logits of 42 tokens, four at a time"
 
 
 def family(config: PretrainedConfig) -> PreTrainedModel:

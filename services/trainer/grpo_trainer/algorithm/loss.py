@@ -52,12 +52,35 @@ def policy_loss(
     `batch` that surrogate, correction or KL term read are not filled in.
     """
     tally = Tally()
+    measure_mismatch(batch, tally)
+    loss_N = token_losses(logprobs_N, entropy_N, batch, algorithm, surrogate, tally)
+    loss = (batch.weight_N * loss_N).sum()
+    tally.total("tokens_without_finite_loss", (~torch.isfinite(loss_N)).sum())
+    coefficient = algorithm.entropy_coef if entropy_coef is None else entropy_coef
+    if coefficient > 0.0:
+        of_bonus, num_tokens = entropy_N, batch.update_tokens
+        if algorithm.masks_low_entropy:
+            of_bonus, num_tokens = entropy_N[batch.high_entropy_N], batch.update_high_entropy_tokens
+        loss = loss - coefficient * of_bonus.sum() / max(num_tokens, 1)
+    tally.total("loss", loss)
+    tally.mean("entropy", entropy_N)
+    return loss, tally
+
+
+def token_losses(
+    logprobs_N: torch.Tensor,
+    entropy_N: torch.Tensor,
+    batch: MicroBatch,
+    algorithm: AlgorithmConfig,
+    surrogate: Surrogate,
+    tally: Tally,
+) -> torch.Tensor:
+    """l of every token [N], before its weight. Raises what `policy_loss` raises."""
     reading = reads_of(surrogate)
     if reading.old and batch.old_logprobs_N is None:
         raise ValueError("old_logprobs_N is not filled in")
     if reading.entropy:
         batch = replace(batch, entropy_N=entropy_N.detach())
-    measure_mismatch(batch, tally)
     loss_N = surrogate(logprobs_N, batch, algorithm, tally)
     kept_N = off_policy_mask(logprobs_N, batch, algorithm, tally)
     if kept_N is not None:
@@ -72,14 +95,4 @@ def policy_loss(
         kl_N = kl_term(logprobs_N, batch, algorithm)
         loss_N = loss_N + algorithm.beta_of_loss * kl_N
         tally.mean("kl", kl_N)
-    loss = (batch.weight_N * loss_N).sum()
-    tally.total("tokens_without_finite_loss", (~torch.isfinite(loss_N)).sum())
-    coefficient = algorithm.entropy_coef if entropy_coef is None else entropy_coef
-    if coefficient > 0.0:
-        of_bonus, num_tokens = entropy_N, batch.update_tokens
-        if high_N is not None:
-            of_bonus, num_tokens = entropy_N[high_N], batch.update_high_entropy_tokens
-        loss = loss - coefficient * of_bonus.sum() / max(num_tokens, 1)
-    tally.total("loss", loss)
-    tally.mean("entropy", entropy_N)
-    return loss, tally
+    return loss_N

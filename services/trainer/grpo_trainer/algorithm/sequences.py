@@ -12,7 +12,7 @@ Dimension suffixes of tensors and arrays:
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -332,3 +332,8 @@ class MicroBatch:
     """Which tokens `top_entropy_quantile` keeps; filled in before the first update of a batch when it is below 1."""
     update_high_entropy_tokens: int = 0
     """Their number in the whole optimizer update, over all micro-batches and ranks."""
+
+    def part(self, tokens: slice) -> "MicroBatch":
+        """The same with some of its N tokens; of an episode these may be a few, or none."""
+        vectors = {one.name: getattr(self, one.name) for one in fields(self) if one.name.endswith("_N")}
+        return replace(self, **{name: vector[tokens] for name, vector in vectors.items() if vector is not None})

@@ -10,7 +10,7 @@ from .loss import policy_loss
 from .normalisers import normaliser_of
 from .sequences import MicroBatch
 from .surrogates import SURROGATES, reads_of, surrogate_of
-from .surrogates.reads import keeps_reference
+from .surrogates.reads import is_by_token, keeps_reference
 
 
 def check_algorithm(config: RunConfig) -> None:
@@ -74,7 +74,8 @@ def try_out(algorithm: AlgorithmConfig) -> None:
     """Call a user's surrogate on made tokens: seven in three episodes, then none, as an idle rank has.
 
     Raises UsageError when it raises, when its loss is not one finite number for each token or does not depend on the
-    logprobs, and when its metrics depend on the tokens: ranks add up their metrics by position.
+    logprobs, when it declares `by_token` and depends on other tokens, and when its metrics depend on the tokens: ranks
+    add up their metrics by position.
     """
     name, surrogate = f"algorithm.loss {algorithm.surrogate_name}", surrogate_of(algorithm)
     metrics = []
@@ -82,6 +83,7 @@ def try_out(algorithm: AlgorithmConfig) -> None:
         logprobs_N = torch.linspace(-0.3, -2.0, len(batch.row_N)).requires_grad_()
         try:
             loss, tally = policy_loss(logprobs_N, -logprobs_N.detach(), batch, algorithm, surrogate)
+            alone = _sum_of_single_tokens(logprobs_N.detach(), batch, algorithm)
         except RunError as error:
             raise UsageError(error.message, error.hint) from error
         metrics.append(tally.names)
@@ -93,11 +95,25 @@ def try_out(algorithm: AlgorithmConfig) -> None:
             loss.backward()
             if not logprobs_N.grad.isfinite().all():
                 raise UsageError(f"the gradient of {name} is not finite", hint=f"it is {logprobs_N.grad.tolist()}")
+        if is_by_token(surrogate, algorithm) and not torch.allclose(alone, loss.detach()):
+            raise UsageError(
+                f"{name} declares by_token, and the losses of single tokens do not add up to the loss of all",
+                hint="leave by_token out of what it reads",
+            )
     if metrics[0] != metrics[1]:
         raise UsageError(
             f"{name} records {', '.join(sorted(metrics[0] ^ metrics[1]))} for some micro-batches only",
             hint="record each metric always, of an empty vector too",
         )
+
+
+def _sum_of_single_tokens(logprobs_N: torch.Tensor, batch: MicroBatch, algorithm: AlgorithmConfig) -> torch.Tensor:
+    """The loss of each token as of a micro-batch without the others, all of them together."""
+    total = torch.zeros(())
+    for token in (slice(number, number + 1) for number in range(len(logprobs_N))):
+        own, alone = logprobs_N[token], batch.part(token)
+        total = total + policy_loss(own, -own, alone, algorithm, surrogate_of(algorithm))[0]
+    return total
 
 
 def _made(lengths: list[int]) -> MicroBatch:

@@ -1,19 +1,24 @@
 """Compute logprobs: hidden states → log-probability and entropy of each completion token, chunk by chunk.
 
 The logits of a long batch are its largest tensor: 8,192 tokens × 151,936 entries in float32 are 5 GB, and a plain
-backward pass holds them three times. So only completion tokens pass the output head, `chunk_tokens` at a time, and the
-backward pass recomputes the logits of a chunk instead of keeping them.
+backward pass holds them three times. So only completion tokens pass the output head, `chunk_tokens` at a time, and no
+logits are kept. `_TwoPassHead` recomputes those of a chunk in the backward pass. `_OnePassHead` does not need them
+there: the loss of each token depends on that token alone, so all gradients are computed while a chunk's logits are at
+hand (the idea of Liger's fused losses, arXiv 2410.10989).
 """
 
 import math
-from collections.abc import Iterator
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-Pair = tuple[torch.Tensor, torch.Tensor]
+Outputs = tuple[torch.Tensor, ...]
+TokenLoss = Callable[[torch.Tensor, torch.Tensor, slice], torch.Tensor]
+"""log π and entropy of a slice of a micro-batch's tokens, and that slice → the sum of the tokens' losses, a scalar. The
+loss of a token depends on no log π but its own; the entropy carries no gradient."""
 
 FACTORS = ("logit_scale", "lm_head_multiplier", "output_multiplier")
 """Settings by which a family multiplies its logits: cohere, falcon_h1, muse_glimmer."""
@@ -51,8 +56,16 @@ class Policy(nn.Module):  # type: ignore[misc]
             in_float32=in_float32,
         )
 
-    def forward(self, input_ids_BL: torch.Tensor, row_N: torch.Tensor, column_N: torch.Tensor) -> Pair:
+    def forward(
+        self,
+        input_ids_BL: torch.Tensor,
+        row_N: torch.Tensor,
+        column_N: torch.Tensor,
+        token_loss: TokenLoss | None = None,
+    ) -> Outputs:
         """Return log π and entropy [N], float32, of the tokens at (row_N, column_N), after temperature.
+
+        With `token_loss` also its sum over all tokens, a scalar, which then is all that carries a gradient.
 
         Sequences are padded on the right: with causal attention they need no mask (see `MicroBatch`).
         """
@@ -60,7 +73,8 @@ class Policy(nn.Module):  # type: ignore[misc]
         length, width = hidden_BLH.shape[1:]
         # The hidden state of a column predicts the token of the next column.
         hidden_NH = hidden_BLH.reshape(-1, width).index_select(0, row_N * length + column_N - 1)
-        return cast(Pair, self.head(hidden_NH, input_ids_BL[row_N, column_N]))
+        outputs: Outputs = self.head(hidden_NH, input_ids_BL[row_N, column_N], token_loss)
+        return outputs
 
 
 class TokenHead(nn.Module):  # type: ignore[misc]
@@ -89,21 +103,18 @@ class TokenHead(nn.Module):  # type: ignore[misc]
         self.transform, self.temperature, self.chunk_tokens = transform, temperature, chunk_tokens
         self.in_float32 = in_float32
 
-    def forward(self, hidden_NH: torch.Tensor, target_N: torch.Tensor) -> Pair:
-        pair = _ChunkedHead.apply(
-            hidden_NH,
-            self.weight,
-            self.bias,
-            target_N,
-            self.transform,
-            self.temperature,
-            self.chunk_tokens,
-            torch.float32 if self.in_float32 else self.weight.dtype,
-        )
-        return cast(Pair, pair)
+    def forward(self, hidden_NH: torch.Tensor, target_N: torch.Tensor, token_loss: TokenLoss | None = None) -> Outputs:
+        dtype = torch.float32 if self.in_float32 else self.weight.dtype
+        inputs = hidden_NH, self.weight, self.bias, target_N
+        settings = self.transform, self.temperature, self.chunk_tokens, dtype
+        if token_loss is None:
+            outputs: Outputs = _TwoPassHead.apply(*inputs, *settings)
+        else:
+            outputs = _OnePassHead.apply(*inputs, *settings, token_loss)
+        return outputs
 
 
-class _ChunkedHead(torch.autograd.Function):  # type: ignore[misc]
+class _TwoPassHead(torch.autograd.Function):  # type: ignore[misc]
     """With logits z = f(h W' + b) / temperature, p = softmax(z) and H = −Σ_v p_v log p_v:
 
         ∂ log p_target / ∂z_v = [v = target] − p_v          ∂H / ∂z_v = −p_v (log p_v + H)
@@ -124,7 +135,7 @@ class _ChunkedHead(torch.autograd.Function):  # type: ignore[misc]
         temperature: float,
         chunk_tokens: int,
         dtype: torch.dtype,
-    ) -> Pair:
+    ) -> Outputs:
         size, weight = hidden_NH.shape[0], weight_VH.to(dtype)
         logprobs_N = torch.empty(size, dtype=torch.float32, device=hidden_NH.device)
         entropy_N, log_sum_N = torch.empty_like(logprobs_N), torch.empty_like(logprobs_N)
@@ -145,18 +156,13 @@ class _ChunkedHead(torch.autograd.Function):  # type: ignore[misc]
         ctx: Any, grad_logprobs_N: torch.Tensor | None, grad_entropy_N: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
         hidden_NH, weight_VH, bias_V, target_N, log_sum_N, entropy_N = ctx.saved_tensors
-        transform, temperature, chunk_tokens = ctx.transform, ctx.temperature, ctx.chunk_tokens
-        weight = weight_VH.to(ctx.dtype)
-        # Keep sums over chunks in float32 until the end, so that bf16 rounds once. A frozen head needs none.
-        _, trains_weight, trains_bias, *_ = ctx.needs_input_grad
-        grad_weight_VH = torch.zeros_like(weight_VH, dtype=torch.float32) if trains_weight else None
-        grad_bias_V = torch.zeros_like(bias_V, dtype=torch.float32) if trains_bias else None
-        grad_hidden_NH = torch.empty_like(hidden_NH)
+        transform, temperature = ctx.transform, ctx.temperature
+        gradients = _Gradients(hidden_NH, weight_VH, bias_V, transform, temperature, ctx.dtype, ctx.needs_input_grad)
         if grad_logprobs_N is None:
             grad_logprobs_N = torch.zeros_like(log_sum_N)
-        for chunk in _chunks(hidden_NH.shape[0], chunk_tokens):
-            logits = _logits(hidden_NH[chunk], weight, bias_V, transform)
-            slope_of_cap = None if transform.cap is None else 1.0 - (logits / transform.cap).square_()
+        for chunk in _chunks(hidden_NH.shape[0], ctx.chunk_tokens):
+            logits = _logits(hidden_NH[chunk], gradients.weight_VH, bias_V, transform)
+            slope_of_cap = _slope_of_cap(logits, transform)
             logits.div_(temperature)
             log_probabilities = logits.sub_(log_sum_N[chunk, None])
             grad_logits = torch.exp(log_probabilities)
@@ -166,22 +172,107 @@ class _ChunkedHead(torch.autograd.Function):  # type: ignore[misc]
             else:
                 grad_logits.mul_(-grad_logprobs_N[chunk, None])
             grad_logits.scatter_add_(1, target_N[chunk, None], grad_logprobs_N[chunk, None])
-            grad_logits.mul_(transform.scale / temperature)
-            if slope_of_cap is not None:
-                grad_logits.mul_(slope_of_cap)
-            if grad_bias_V is not None:
-                grad_bias_V += grad_logits.sum(dim=0)
-            grad_logits = grad_logits.to(weight.dtype)
-            grad_hidden_NH[chunk] = (grad_logits @ weight).to(grad_hidden_NH.dtype)
-            if grad_weight_VH is None:
-                continue
-            if weight.dtype == torch.float32:
-                grad_weight_VH.addmm_(grad_logits.T, hidden_NH[chunk].float())
-            else:
-                grad_weight_VH += grad_logits.T @ hidden_NH[chunk]
-        grad_weight = None if grad_weight_VH is None else grad_weight_VH.to(weight_VH.dtype)
-        grad_bias = None if grad_bias_V is None else grad_bias_V.to(bias_V.dtype)
-        return grad_hidden_NH, grad_weight, grad_bias, None, None, None, None, None
+            gradients.add(chunk, grad_logits, slope_of_cap)
+        found = zip(gradients.found, (hidden_NH, weight_VH, bias_V), strict=True)
+        given = (None if gradient is None else gradient.to(of.dtype) for gradient, of in found)
+        return *given, None, None, None, None, None
+
+
+class _OnePassHead(torch.autograd.Function):  # type: ignore[misc]
+    """`_TwoPassHead` followed by a loss of each token, whose gradients the forward pass computes. The backward pass
+    multiplies them by the gradient of the loss, which is 1 or a factor of the whole loss."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_NH: torch.Tensor,
+        weight_VH: torch.Tensor,
+        bias_V: torch.Tensor | None,
+        target_N: torch.Tensor,
+        transform: LogitTransform,
+        temperature: float,
+        chunk_tokens: int,
+        dtype: torch.dtype,
+        token_loss: TokenLoss,
+    ) -> Outputs:
+        size = hidden_NH.shape[0]
+        logprobs_N = torch.empty(size, dtype=torch.float32, device=hidden_NH.device)
+        entropy_N, loss = torch.empty_like(logprobs_N), logprobs_N.new_zeros(())
+        gradients = _Gradients(hidden_NH, weight_VH, bias_V, transform, temperature, dtype, ctx.needs_input_grad)
+        for chunk in _chunks(size, chunk_tokens):
+            logits = _logits(hidden_NH[chunk], gradients.weight_VH, bias_V, transform)
+            slope_of_cap = _slope_of_cap(logits, transform)
+            logits.div_(temperature)
+            log_sum = torch.logsumexp(logits, dim=-1)
+            logprobs_N[chunk] = logits.gather(1, target_N[chunk, None])[:, 0] - log_sum
+            probabilities = (logits - log_sum[:, None]).exp_()
+            entropy_N[chunk] = log_sum - logits.mul_(probabilities).sum(dim=-1)
+            with torch.enable_grad():
+                own = logprobs_N[chunk].detach().requires_grad_()
+                of_chunk = token_loss(own, entropy_N[chunk], chunk)
+                (slope,) = torch.autograd.grad(of_chunk, own)
+            loss += of_chunk.detach()
+            grad_logits = probabilities.mul_(-slope[:, None]).scatter_add_(1, target_N[chunk, None], slope[:, None])
+            gradients.add(chunk, grad_logits, slope_of_cap)
+        ctx.save_for_backward(*gradients.found)
+        ctx.dtypes = hidden_NH.dtype, weight_VH.dtype, None if bias_V is None else bias_V.dtype
+        ctx.mark_non_differentiable(logprobs_N, entropy_N)
+        return logprobs_N, entropy_N, loss
+
+    @staticmethod
+    def backward(ctx: Any, _logprobs: Any, _entropy: Any, grad_loss: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        found = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        given = (None if gradient is None else gradient.mul_(grad_loss).to(dtype) for gradient, dtype in found)
+        return *given, None, None, None, None, None, None
+
+
+class _Gradients:
+    """Gradients of hidden states, weight and bias, from those of a chunk's logits after another.
+
+    Sums over chunks are kept in float32 until the end, so that bf16 rounds once. A frozen head needs none.
+    """
+
+    def __init__(
+        self,
+        hidden_NH: torch.Tensor,
+        weight_VH: torch.Tensor,
+        bias_V: torch.Tensor | None,
+        transform: LogitTransform,
+        temperature: float,
+        dtype: torch.dtype,
+        needed: tuple[bool, ...],
+    ):
+        _, trains_weight, trains_bias, *_ = needed
+        self.hidden_NH, self.weight_VH = hidden_NH, weight_VH.to(dtype)
+        self._slope = transform.scale / temperature
+        self._of_hidden_NH = torch.empty_like(hidden_NH)
+        self._of_weight_VH = torch.zeros_like(weight_VH, dtype=torch.float32) if trains_weight else None
+        self._of_bias_V = torch.zeros_like(bias_V, dtype=torch.float32) if trains_bias else None
+
+    def add(self, chunk: slice, grad_logits: torch.Tensor, slope_of_cap: torch.Tensor | None) -> None:
+        """Take in the gradient of the logits of `chunk` after temperature [n, V], and overwrite it."""
+        grad_logits.mul_(self._slope)
+        if slope_of_cap is not None:
+            grad_logits.mul_(slope_of_cap)
+        if self._of_bias_V is not None:
+            self._of_bias_V += grad_logits.sum(dim=0)
+        grad_logits = grad_logits.to(self.weight_VH.dtype)
+        self._of_hidden_NH[chunk] = (grad_logits @ self.weight_VH).to(self._of_hidden_NH.dtype)
+        if self._of_weight_VH is None:
+            return
+        if self.weight_VH.dtype == torch.float32:
+            self._of_weight_VH.addmm_(grad_logits.T, self.hidden_NH[chunk].float())
+        else:
+            self._of_weight_VH += grad_logits.T @ self.hidden_NH[chunk]
+
+    @property
+    def found(self) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        return self._of_hidden_NH, self._of_weight_VH, self._of_bias_V
+
+
+def _slope_of_cap(logits: torch.Tensor, transform: LogitTransform) -> torch.Tensor | None:
+    """The derivative of soft-capping at logits before temperature; None where nothing is capped."""
+    return None if transform.cap is None else 1.0 - (logits / transform.cap).square_()
 
 
 def _logits(

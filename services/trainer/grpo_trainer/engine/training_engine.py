@@ -30,7 +30,7 @@ from grpo_proto.checkpoint_layout import plain_layout, shape_of
 from grpo_proto.messages.weights import Kind
 
 from ..algorithm.entropy_mask import mark_high_entropy
-from ..algorithm.loss import old_logprobs, policy_loss
+from ..algorithm.loss import old_logprobs
 from ..algorithm.reduction import Tally
 from ..algorithm.sequences import MicroBatch
 from ..algorithm.surrogates import surrogate_of
@@ -43,6 +43,7 @@ from ..lora.files import write_adapter, write_merged_card
 from ..lora.merging import LowRankDelta, checkpoint_name
 from ..lora.nf4 import Weights, keep_in_nf4
 from ..ranks.process_group import join_process_group
+from .batch_loss import batch_loss
 from .deepspeed_settings import ClipBareOptimizer, adamw, deepspeed_settings, inference_settings
 from .entropy_coefficient import EntropyCoefficient
 from .export import Export
@@ -264,13 +265,9 @@ class TrainingEngine:
 
     def _loss(self, batch: MicroBatch) -> tuple[torch.Tensor, Tally]:
         """Compute the micro-batch's part of the update's loss. Fills in its old logprobs when it is the first to."""
-        logprobs_N, entropy_N = self._engine(batch.input_ids_BL, batch.row_N, batch.column_N)
-        if batch.old_logprobs_N is None and (self._reads.old or self._as_at_the_start_of_the_batch):
-            batch.old_logprobs_N = old_logprobs(batch, logprobs_N, proximal=self._reads.proximal)
-        entropy_coef = self._entropy_coefficient.applied
-        if entropy_coef == 0.0:
-            entropy_N = entropy_N.detach()
-        return policy_loss(logprobs_N, entropy_N, batch, self.algorithm, self._surrogate, entropy_coef=entropy_coef)
+        fills_old = self._reads.old or self._as_at_the_start_of_the_batch
+        settings, entropy_coef = (self.algorithm, self._surrogate), self._entropy_coefficient.applied
+        return batch_loss(self._engine, batch, *settings, entropy_coef=entropy_coef, fills_old=fills_old)
 
     def sync_reference(self) -> None:
         """Move the reference model towards the policy by `ref_model_mixup_alpha`, between two generation batches."""

@@ -7,7 +7,8 @@ episode lies whole in one micro-batch, so sums over an episode (`batch.episode_N
 `FILE.py:NAME` in `algorithm.loss`.
 
 A surrogate whose loss and gradient are 0 wherever the advantage is 0 declares that, too: samples of advantage 0 are
-then not computed.
+then not computed. So does one in which the loss of a token depends on no logprob but its own: it is then also called
+with a few of a micro-batch's tokens, for their gradients, and its metrics of these calls are dropped.
 
 reads.py    what a surrogate declares that it reads
 own.py      a user's own: what it raises or returns is named, before the run begins where possible

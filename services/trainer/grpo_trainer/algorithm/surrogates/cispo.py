@@ -15,7 +15,7 @@ from .ratios import importance_ratio, mean_by_episode
 from .reads import reads
 
 
-@reads(zero_without_advantage=True, level=True)
+@reads(zero_without_advantage=True, level=True, by_token=True)
 def cispo(logprobs_N: torch.Tensor, batch: MicroBatch, algorithm: AlgorithmConfig, tally: Tally) -> torch.Tensor:
     """The loss of every token [N]."""
     ratio_N = importance_ratio(logprobs_N, batch, algorithm).detach()

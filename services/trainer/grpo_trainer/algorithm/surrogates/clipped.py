@@ -19,7 +19,7 @@ from .ratios import importance_ratio
 from .reads import reads
 
 
-@reads(zero_without_advantage=True, level=True)
+@reads(zero_without_advantage=True, level=True, by_token=True)
 def clipped(logprobs_N: torch.Tensor, batch: MicroBatch, algorithm: AlgorithmConfig, tally: Tally) -> torch.Tensor:
     """The loss of every token [N]."""
     advantage_N = batch.advantage_N

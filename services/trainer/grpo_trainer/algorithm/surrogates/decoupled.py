@@ -16,7 +16,7 @@ from .clipped import clipped
 from .reads import reads
 
 
-@reads(zero_without_advantage=True, level=True, proximal=True)
+@reads(zero_without_advantage=True, level=True, proximal=True, by_token=True)
 def decoupled(logprobs_N: torch.Tensor, batch: MicroBatch, algorithm: AlgorithmConfig, tally: Tally) -> torch.Tensor:
     """The loss of every token [N]: that of `clipped`, where π_old is the proximal policy by what is declared."""
     return clipped(logprobs_N, batch, algorithm, tally)

@@ -27,13 +27,13 @@ NEARLY_ONE = 1.0 - 1e-6
 """Largest probability in the logarithm of 1 − π."""
 
 
-@reads(zero_without_advantage=True, old=False, behaviour=True, corrects_mismatch=True)
+@reads(zero_without_advantage=True, old=False, behaviour=True, corrects_mismatch=True, by_token=True)
 def dppo_tv(logprobs_N: torch.Tensor, batch: MicroBatch, algorithm: AlgorithmConfig, tally: Tally) -> torch.Tensor:
     """The loss of every token [N], with the total variation as distance."""
     return _masked(logprobs_N, batch, algorithm, tally, lambda policy_N, sampler_N: (policy_N - sampler_N).abs())
 
 
-@reads(zero_without_advantage=True, old=False, behaviour=True, corrects_mismatch=True)
+@reads(zero_without_advantage=True, old=False, behaviour=True, corrects_mismatch=True, by_token=True)
 def dppo_kl(logprobs_N: torch.Tensor, batch: MicroBatch, algorithm: AlgorithmConfig, tally: Tally) -> torch.Tensor:
     """The loss of every token [N], with the Kullback-Leibler divergence as distance."""
     return _masked(logprobs_N, batch, algorithm, tally, _divergence)

@@ -31,6 +31,9 @@ class Reads:
     """Loss and gradient of a token are 0 where its advantage is 0, whatever its ratio: such samples are skipped."""
     corrects_mismatch: bool = False
     """The surrogate weighs by the trainer's over the server's probability itself; `correction.py` does not again."""
+    by_token: bool = False
+    """At `importance_sampling_level` `token` the loss of a token depends on no logprob but its own: the output head
+    computes gradients while the token's logits are at hand."""
     masks_entropy: bool = False
     """With `top_entropy_quantile` below 1 the surrogate reads `high_entropy_N` itself; `entropy_mask.py` does not mask
     its loss again."""
@@ -61,6 +64,19 @@ def prepared_for(surrogate: Callable[..., Any], algorithm: AlgorithmConfig) -> R
     with_ratio = with_kl and algorithm.kl_estimator == "unbiased"
     old = own.old or own.proximal or corrected or with_ratio or masked
     return replace(own, old=old, reference=own.reference or with_kl)
+
+
+def is_by_token(surrogate: Callable[..., Any], algorithm: AlgorithmConfig) -> bool:
+    """Whether the whole loss of a token, without a bonus of entropy, depends on no logprob but its own."""
+    own = reads_of(surrogate)
+    by_episode = (
+        algorithm.importance_sampling_level != "token",
+        algorithm.off_policy_mask_threshold is not None,
+        algorithm.importance_sampling_correction
+        and not own.corrects_mismatch
+        and not algorithm.importance_sampling_mode.startswith("token"),
+    )
+    return own.by_token and not any(by_episode)
 
 
 def keeps_reference(surrogate: Callable[..., Any], algorithm: AlgorithmConfig) -> bool:

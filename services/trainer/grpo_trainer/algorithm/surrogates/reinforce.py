@@ -14,7 +14,7 @@ from ..sequences import MicroBatch
 from .reads import reads
 
 
-@reads(zero_without_advantage=True, old=False)
+@reads(zero_without_advantage=True, old=False, by_token=True)
 def reinforce(logprobs_N: torch.Tensor, batch: MicroBatch, algorithm: AlgorithmConfig, tally: Tally) -> torch.Tensor:
     """The loss of every token [N]."""
     return -batch.advantage_N * logprobs_N
