@@ -1,13 +1,16 @@
 """Every run file that ships is one that the trainer accepts."""
 
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from grpo_trainer.config.run_config import RunConfig
 from grpo_trainer.config.settings import read_config
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+DISTILLATION = Path(__file__).parents[2] / "docs" / "distillation.md"
 FULL_SIZE = EXAMPLES / "countdown_3b"
 RUNS = {
     "demo": [EXAMPLES / "countdown" / "run.yaml"],
@@ -24,6 +27,13 @@ RUNS = {
 @pytest.mark.parametrize("files", RUNS.values(), ids=RUNS.keys())
 def test_the_run_file_is_accepted(files: list[Path]):
     read_config(RunConfig, [str(file) for file in files], program="grpo-train", env_prefix="GRPO_TRAIN__")
+
+
+def test_the_teachers_of_the_documentation_are_accepted():
+    (block,) = re.findall(r"```yaml\n(data:.*?)```", DISTILLATION.read_text(), re.DOTALL)
+    config = RunConfig.model_validate({"run_dir": "run", "model": {"name_or_path": "any"}} | yaml.safe_load(block))
+    assert {name: teacher.coef for name, teacher in config.teachers.items()} == {"math": 1.0, "code": 0.1}
+    assert config.data.own_rewards == {"math": {}, "code": {"tests": 1.0}, "chat": {"judge": 1.0}}
 
 
 def test_no_run_file_is_forgotten():

@@ -89,11 +89,15 @@ def make_charts(curves: Curves) -> list[Chart]:
         _chart(
             "policy",
             "KL, entropy and clipping",
-            "How far the policy is from the reference model, how spread out its choices are, and how often the clip "
-            "was active; over the computed samples of a step.",
+            "How far the policy is from the reference model and from teachers, how spread out its choices are, and how "
+            "often the clip was active; over the computed samples of a step.",
             "None of these was measured.",
             [
-                Panel("KL", list(_lines(curves, {"kl": "KL to the reference"}, [PURPLE])), 1.3),
+                Panel(
+                    "KL",
+                    list(_lines(curves, {"kl": "KL to the reference", "teacher/kl": "to teachers"}, [PURPLE, ORANGE])),
+                    1.3,
+                ),
                 Panel("entropy", list(_lines(curves, {"entropy": "entropy"}, [TEAL])), 1.3, {"rangemode": "tozero"}),
                 Panel("clip ratio", list(_lines(curves, CLIP_RATIOS)), 1.4, {"rangemode": "tozero"}),
             ],
