@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from functools import partial
 
 import pytest
+from benchmarks.gpu_check.bounds import BOUNDS, at_most
 from benchmarks.gpu_check.box import Box
-from benchmarks.gpu_check.check import Check, Needs, Place, at_most
+from benchmarks.gpu_check.check import Check, Needs, Place
 from benchmarks.gpu_check.checks import CHECKS, NOT_BUILT
 from benchmarks.gpu_check.runner import CheckFailedError, in_this_process, run_checks
 from benchmarks.gpu_check.table import as_json, exit_status, table
@@ -31,6 +32,10 @@ def test_the_code_of_every_light_check_runs_on_a_cpu_and_is_right(name: str):
     (result,) = run_checks([CHECKS[name]], NO_GPU, measure, trial=True)
     assert result.outcome == "right", result
     assert set(CHECKS[name].bounds) <= set(result.figures), "a bound without a figure"
+
+
+def test_every_check_has_its_bounds_in_the_table_of_bounds():
+    assert BOUNDS.keys() == CHECKS.keys()
 
 
 def test_without_a_gpu_everything_is_left_out_and_the_status_is_no_success():
@@ -60,6 +65,11 @@ def test_without_a_gpu_everything_is_left_out_and_the_status_is_no_success():
 def test_what_becomes_of_a_check(check: Check, outcome: str, reason: str, status: int):
     (result,) = results = list(run_checks([check], ONE_GPU, measure, trial=False))
     assert (result.outcome, result.reason, exit_status(results)) == (outcome, reason, status)
+
+
+def test_a_trial_takes_a_build_for_cpus():
+    (result,) = run_checks([made(needs=Needs(gpus=2, packages=("vllm",)))], ONE_GPU, measure, trial=True)
+    assert result.outcome == "right"
 
 
 def test_a_process_without_figures_is_a_failed_check():

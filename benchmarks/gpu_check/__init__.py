@@ -3,7 +3,8 @@
 It stands beside the benchmarks because its figures depend on the machine, as theirs do; it is no test, because most of
 it needs hardware that the tests do not have.
 
-check.py      what a check is: a function, what it needs, the bounds of its figures
+check.py      what a check is: a function and what it needs
+bounds.py     the bound of every figure, in one table
 box.py        what this machine has: GPUs, their memory, packages and versions
 checks.py     the table of all checks, and what is missing from it
 runner.py     each check in a process of its own, with a deadline
@@ -15,5 +16,10 @@ policies.py   policies of random weights, training engines and their updates
 updates.py    bf16 against float32, ZeRO-2 and 3 with offload
 quantized.py  an adapter on a model in NF4, against the same weights in bf16
 throughput.py memory, tokens/s and MFU at three sizes
+families.py   pushes to models with experts, as `make families` makes them
+whole_run.py  a run through the three services, vLLM on the trainer's GPU
+zero3.py      ZeRO-3 over two GPUs against one
 several_gpus.py  a push's transfer to a second GPU, its digest, a lost member
+pushes.py     pushes to a rollout server: over NCCL, cut off by a kill, into two tensor-parallel GPUs
+served.py     a rollout server, and a trainer that pushes to it
 """

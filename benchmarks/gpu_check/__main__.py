@@ -9,6 +9,7 @@ Exit status: 0 all that ran is within its bounds; 1 something is not, or failed;
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 from functools import partial
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from .box import Box
 from .check import Check
-from .checks import CHECKS, NO_CHECK_YET, NOT_BUILT
+from .checks import CHECKS, NOT_BUILT
 from .runner import ROOT, CheckFailedError, child_environment, in_a_child, in_this_process, run_checks
 from .table import as_json, exit_status, table
 
@@ -32,6 +33,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.tiny != (options.device == "cpu"):
         parser.error("--device cpu and --tiny belong together: a CPU says nothing about the shapes that are checked")
     if options.child:
+        # A stop unwinds the check, which stops what it started.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         status = answer(options.child[0], Path(options.child[1]), options.device, tiny=options.tiny)
         # Run no destructors: those of a NCCL group whose peer is gone would wait for it.
         sys.stdout.flush()
@@ -45,7 +48,6 @@ def main(arguments: list[str] | None = None) -> int:
         results.append(result)
         print(f"{result.check.name}: {result.outcome} {result.reason}", file=sys.stderr, flush=True)
     missing = {name: f"not built: {reason}" for name, reason in NOT_BUILT.items()}
-    missing |= {name: f"no check yet: would need {needs}" for name, needs in NO_CHECK_YET.items()}
     print(table(results, box, missing, trial=options.tiny))
     copy = as_json(results, box, missing, trial=options.tiny)
     options.json.write_text(json.dumps(copy, indent=1) + "\n")

@@ -14,7 +14,10 @@ import torch
 
 from .check import Needs
 
-PACKAGES = ("torch", "transformers", "deepspeed", "vllm", "flash_attn", "bitsandbytes", "triton", "peft")
+PACKAGES = (
+    "torch", "transformers", "deepspeed", "vllm", "flash_attn", "bitsandbytes", "triton", "peft",
+    "grpo_rollout", "grpo_reward",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -26,25 +29,26 @@ class Box:
     cuda: str | None
     """The version that torch is built for."""
     versions: dict[str, str]
-    """Of the packages that can be imported here."""
+    """Of the packages that are installed here."""
     python: str = platform.python_version()
     system: str = platform.platform()
 
     def lacks(self, needs: Needs) -> str | None:
-        """Say what of `needs` this machine does not have; None when it has all of it."""
+        """Return what of `needs` this machine does not have; None when it has all of it."""
         if needs.gpus > len(self.gpus):
             return f"needs {needs.gpus} GPU{'s' * (needs.gpus > 1)}, {self._gpus_here()}"
         if needs.memory_gib > self.memory_gib and needs.gpus:
             return f"needs {needs.memory_gib:g} GiB of GPU memory, here are {self.memory_gib:.0f}"
-        return self.lacks_packages(needs)
-
-    def lacks_packages(self, needs: Needs) -> str | None:
-        missing = [name for name in needs.packages if name not in self.versions]
-        if missing:
-            return f"needs {', '.join(missing)}, not installed"
+        if lacking := self.lacks_packages(needs):
+            return lacking
         if needs.gpus and "vllm" in needs.packages and "cpu" in self.versions["vllm"]:
             return f"needs vLLM with CUDA, installed is {self.versions['vllm']}"
         return None
+
+    def lacks_packages(self, needs: Needs) -> str | None:
+        """The same of its packages alone, of which a trial takes a build for CPUs, too."""
+        missing = [name for name in needs.packages if name not in self.versions]
+        return f"needs {', '.join(missing)}, not installed" if missing else None
 
     def _gpus_here(self) -> str:
         if self.gpus:
@@ -70,7 +74,9 @@ def versions_of(packages: Iterable[str]) -> dict[str, str]:
     found = {}
     for package in packages:
         names = sorted(set(known.get(package, ())))
-        number = ", ".join(version(name) for name in names) or "unknown"
+        if not names:  # it lies on PYTHONPATH: of our services, vLLM would find no plugin
+            continue
+        number = ", ".join(version(name) for name in names)
         others = [name for name in names if name.replace("-", "_") != package]
         found[package] = f"{number} ({', '.join(others)})" if others else number
     return found

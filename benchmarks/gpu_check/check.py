@@ -3,27 +3,13 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import torch
 
+from .bounds import BOUNDS, Bound
+
 Figures = Mapping[str, float | None]
 """By name, with its unit. None: not measured here, which is never within a bound."""
-
-
-@dataclass(frozen=True)
-class Bound:
-    """The limit of a figure. What depends on the speed or the memory of a GPU has `in_trials` False."""
-
-    kind: Literal["at most", "at least"]
-    limit: float
-    in_trials: bool = True
-
-    def holds(self, value: float | None) -> bool:
-        """Whether `value` is within the bound. NaN and None never are."""
-        if value is None:
-            return False
-        return value <= self.limit if self.kind == "at most" else value >= self.limit
 
 
 @dataclass(frozen=True)
@@ -57,23 +43,21 @@ class Check:
     timeout_s: float = 600.0
     light: bool = True
     """Whether its trial takes no seconds: no engine, no process."""
+    not_on_a_cpu: str = ""
+    """Why there is no trial of it."""
 
 
 def check(
-    bounds: Mapping[str, Bound], *, needs: Needs | None = None, timeout_s: float = 600.0, light: bool = True
+    *, needs: Needs | None = None, timeout_s: float = 600.0, light: bool = True, not_on_a_cpu: str = ""
 ) -> Callable[[Callable[[Place], Figures]], Check]:
-    """Make a check of a function: its name is the check's, the first line of its docstring the title."""
+    """Make a check of a function: its name is the check's, the first line of its docstring the title.
+
+    Its bounds are those of its name in `bounds.py`.
+    """
 
     def made(function: Callable[[Place], Figures]) -> Check:
         title = (function.__doc__ or "").splitlines()[0].rstrip(".")
-        return Check(function.__name__, title, function, bounds, needs or Needs(), timeout_s, light)
+        name = function.__name__
+        return Check(name, title, function, BOUNDS[name], needs or Needs(), timeout_s, light, not_on_a_cpu)
 
     return made
-
-
-def at_most(limit: float, *, in_trials: bool = True) -> Bound:
-    return Bound("at most", limit, in_trials)
-
-
-def at_least(limit: float, *, in_trials: bool = True) -> Bound:
-    return Bound("at least", limit, in_trials)

@@ -8,16 +8,15 @@ import torch
 
 from grpo_trainer.engine.output_head import LogitTransform, TokenHead
 
-from .check import Check, Figures, Needs, Place, at_most, check
+from .check import Check, Figures, Needs, Place, check
 from .made import relative_difference
 
 VOCABULARY, WIDTH, TOKENS, CHUNK_TOKENS = 152_000, 2048, 8192, 1024
 TURNS = 5
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-COMPARED = ("logprobs", "entropy", "gradient of hidden", "gradient of weight", "one pass, hidden", "one pass, weight")
 
 
-@check({name: at_most(1e-3) for name in COMPARED})
+@check()
 def head_equals_float64(place: Place) -> Figures:
     """Output head in float32, relative difference from whole logits in float64 on the CPU."""
     tokens, width, vocabulary = (32, 16, 64) if place.tiny else (512, 256, 16_384)
@@ -49,15 +48,7 @@ def head_equals_float64(place: Place) -> Figures:
     }
 
 
-@check(
-    {
-        "one pass, memory / whole logits": at_most(0.25, in_trials=False),
-        "one pass, time / whole logits": at_most(1.1, in_trials=False),
-        "two passes, memory / whole logits": at_most(0.25, in_trials=False),
-        "two passes, time / whole logits": at_most(1.5, in_trials=False),
-    },
-    needs=Needs(memory_gib=38.0),
-)
+@check(needs=Needs(memory_gib=38.0))
 def head_at_vocabulary_152000(place: Place) -> Figures:
     """Output head in bf16, forward and backward, against whole logits: 8,192 tokens × 152,000."""
     tokens, width, vocabulary = (64, 16, 256) if place.tiny else (TOKENS, WIDTH, VOCABULARY)

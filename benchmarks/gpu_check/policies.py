@@ -46,12 +46,21 @@ TINY = Shape(hidden=64, intermediate=128, layers=2, heads=2, kv_heads=1, vocabul
 SMALL = Shape(hidden=512, intermediate=2048, layers=8, heads=8, kv_heads=2, vocabulary=32_000)
 
 
-def save_policy(folder: Path, shape: Shape, device: torch.device, dtype: torch.dtype, *, in_nf4: bool = False) -> Path:
+def save_policy(
+    folder: Path,
+    shape: Shape,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    in_nf4: bool = False,
+    seed: int = 0,
+    deviation: float = 0.02,
+) -> Path:
     """Save a model of random weights in `dtype`, made on `device`: three billion numbers take a CPU minutes.
 
-    `in_nf4`: with the values of NF4.
+    `in_nf4`: with the values of NF4. `deviation`: the standard deviation of the weights.
     """
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=shape.vocabulary,
         hidden_size=shape.hidden,
@@ -61,6 +70,7 @@ def save_policy(folder: Path, shape: Shape, device: torch.device, dtype: torch.d
         num_key_value_heads=shape.kv_heads,
         max_position_embeddings=32_768,
         tie_word_embeddings=True,
+        initializer_range=deviation,
         bos_token_id=None,
         eos_token_id=None,
     )
@@ -104,9 +114,19 @@ def new_engine(
 
 
 def made_update(
-    engine: "TrainingEngine", vocabulary: int, *, completions: int, length: int, tokens_per_micro_batch: int
+    engine: "TrainingEngine",
+    vocabulary: int,
+    *,
+    completions: int,
+    length: int,
+    tokens_per_micro_batch: int,
+    for_each_rank: bool = False,
 ) -> list[MicroBatch]:
-    """This rank's micro-batches of one update: completions of half of `length` tokens after prompts of the other."""
+    """This rank's micro-batches of one update: completions of half of `length` tokens after prompts of the other.
+
+    `for_each_rank`: all of the update's, the same on every rank.
+    """
+    rank, world_size = (0, 1) if for_each_rank else (engine.rank, engine.world_size)
     rng = random.Random(0)
     algorithm, half = AlgorithmConfig(), length // 2
     taken = []
@@ -117,13 +137,11 @@ def made_update(
         )
         taken.append((episode, rng.gauss(0, 1)))
     sequences = sequences_of(taken, algorithm, max_completion_length=half)
-    plan = plan_updates(
-        sequences, world_size=engine.world_size, tokens_per_micro_batch=tokens_per_micro_batch, num_updates=1
-    )
-    parts, plans = parts_of_ranks(sequences, plan, engine.world_size)
+    plan = plan_updates(sequences, world_size=world_size, tokens_per_micro_batch=tokens_per_micro_batch, num_updates=1)
+    parts, plans = parts_of_ranks(sequences, plan, world_size)
     (update,) = micro_batches(
-        parts[engine.rank],
-        plans[engine.rank],
+        parts[rank],
+        plans[rank],
         tokens_of_updates(sequences, plan),
         version=VERSION,
         pad_token_id=0,

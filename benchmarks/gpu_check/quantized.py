@@ -11,41 +11,32 @@ from torch import nn
 from grpo_trainer.config.lora import LoraConfig
 from grpo_trainer.lora.nf4 import NF4Linear
 
-from .check import Check, Figures, Needs, Place, at_most, check
+from .check import Check, Figures, Needs, Place, check
 from .made import relative_difference
 from .policies import TINY, free, made_update, new_engine, save_policy
 from .throughput import SHAPES
 
 UPDATES = 3
-DTYPES = (torch.bfloat16, torch.float32)
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-@check({f"{dtype}, {figure}": at_most(0.0) for dtype in DTYPES for figure in ("not the CPU's", "changed by a second")})
+@check()
 def nf4_equals_the_cpu(place: Place) -> Figures:
     """Values of NF4, the share that is not the CPU's, and that a second quantization changes"""
     found: dict[str, float | None] = {}
-    for dtype in DTYPES:
+    for name, dtype in DTYPES.items():
         layer = nn.Linear(96 if place.tiny else 8960, 1536, bias=False, dtype=dtype)  # several slices, whole and not
         layer.weight.data = torch.randn(layer.weight.shape, generator=torch.Generator().manual_seed(0)).to(dtype)
         right = NF4Linear(layer, "cpu").weight
         once = NF4Linear(layer.to(place.device), place.device)
         layer.weight.data = once.weight
-        found[f"{dtype}, not the CPU's"] = float((once.weight.cpu() != right).double().mean())
+        found[f"{name}, not the CPU's"] = float((once.weight.cpu() != right).double().mean())
         twice = NF4Linear(layer, place.device)
-        found[f"{dtype}, changed by a second"] = float((twice.weight != once.weight).double().mean())
+        found[f"{name}, changed by a second"] = float((twice.weight != once.weight).double().mean())
     return found
 
 
-@check(
-    {
-        "gradient norm, relative difference": at_most(0.01),
-        "logprobs at the start, difference": at_most(0.001),
-        "peak / whole": at_most(0.75, in_trials=False),
-        "time / whole": at_most(1.5, in_trials=False),
-    },
-    needs=Needs(memory_gib=16.0, packages=("deepspeed",)),
-    light=False,
-)
+@check(needs=Needs(memory_gib=16.0, packages=("deepspeed",)), light=False)
 def update_in_four_bits(place: Place) -> Figures:
     """Updates of an adapter on a 1.5 B model in NF4, against the same weights in bf16, activations recomputed"""
     shape = TINY if place.tiny else SHAPES["1.5 B"]

@@ -18,6 +18,7 @@ from .box import Box
 from .check import Check, Figures, Place
 
 ROOT = Path(__file__).parents[2]
+STOP_TIMEOUT_S = 90.0
 Outcome = Literal["right", "outside its bound", "failed", "left out"]
 Measure = Callable[[Check], Figures]
 
@@ -38,7 +39,7 @@ class Result:
 def run_checks(checks: Iterable[Check], box: Box, measure: Measure, *, trial: bool) -> Iterable[Result]:
     """Yield each check's result once it is there. A `trial` needs no GPU, and ignores bounds of speed and memory."""
     for check in checks:
-        lacking = box.lacks_packages(check.needs) if trial else box.lacks(check.needs)
+        lacking = (check.not_on_a_cpu or box.lacks_packages(check.needs)) if trial else box.lacks(check.needs)
         if lacking:
             yield Result(check, "left out", reason=lacking)
             continue
@@ -80,22 +81,29 @@ def in_a_child(check: Check, device: str, *, tiny: bool) -> Figures:
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
         answer = Path(folder, "figures.json")
         command = [sys.executable, "-m", "benchmarks.gpu_check", "--device", device, "--child", check.name, str(answer)]
-        try:
-            ended = subprocess.run(
-                [*command, *(["--tiny"] if tiny else [])],
-                cwd=ROOT,
-                env=child_environment(device),
-                stdout=sys.stderr,
-                timeout=check.timeout_s,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise CheckFailedError(f"took longer than {check.timeout_s:g} s") from error
+        if tiny:
+            command.append("--tiny")
+        with subprocess.Popen(command, cwd=ROOT, env=child_environment(device), stdout=sys.stderr) as child:
+            try:
+                child.wait(check.timeout_s)
+            except subprocess.TimeoutExpired as error:
+                _stop(child)
+                raise CheckFailedError(f"took longer than {check.timeout_s:g} s") from error
         if not answer.exists():
-            raise CheckFailedError(f"ended with status {ended.returncode} and no figures; its output is above")
+            raise CheckFailedError(f"ended with status {child.returncode} and no figures; its output is above")
         found = json.loads(answer.read_text())
     if "error" in found:
         raise CheckFailedError(found["error"])
     return found["figures"]
+
+
+def _stop(child: "subprocess.Popen[bytes]") -> None:
+    """Let the child stop the services that it started, then kill it."""
+    child.terminate()
+    try:
+        child.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
 
 
 def child_environment(device: str) -> dict[str, str]:

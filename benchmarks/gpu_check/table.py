@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from .bounds import Bound
 from .box import Box
-from .check import Bound
 from .runner import Result
 
 RIGHT, WRONG, NOTHING_CHECKED = 0, 1, 3

@@ -5,7 +5,7 @@ import time
 
 import torch
 
-from .check import Bound, Check, Figures, Needs, Place, at_least, at_most, check
+from .check import Check, Figures, Needs, Place, check
 from .policies import TINY, Shape, made_update, new_engine, save_policy
 
 SHAPES = {
@@ -63,26 +63,19 @@ def _measured(place: Place, name: str) -> Figures:
     }
 
 
-def _bounds(memory: float, mfu: float) -> dict[str, Bound]:
-    return {
-        "memory / 18 bytes a parameter": at_most(memory, in_trials=False),
-        "MFU": at_least(mfu, in_trials=False),
-    }
-
-
-@check(_bounds(2.0, 0.2), needs=Needs(memory_gib=22.0, packages=("deepspeed",)), light=False)
+@check(needs=Needs(memory_gib=22.0, packages=("deepspeed",)), light=False)
 def update_of_half_a_billion(place: Place) -> Figures:
     """Updates of a 0.5 B model in bf16, ZeRO-2, activations recomputed: 16 sequences of 2,048 tokens"""
     return _measured(place, "0.5 B")
 
 
-@check(_bounds(1.5, 0.25), needs=Needs(memory_gib=44.0, packages=("deepspeed",)), light=False)
+@check(needs=Needs(memory_gib=44.0, packages=("deepspeed",)), light=False)
 def update_of_one_and_a_half_billion(place: Place) -> Figures:
     """Updates of a 1.5 B model in bf16, ZeRO-2, activations recomputed: 16 sequences of 2,048 tokens"""
     return _measured(place, "1.5 B")
 
 
-@check(_bounds(1.3, 0.3), needs=Needs(memory_gib=76.0, packages=("deepspeed",)), light=False)
+@check(needs=Needs(memory_gib=76.0, packages=("deepspeed",)), light=False)
 def update_of_three_billion(place: Place) -> Figures:
     """Updates of a 3 B model in bf16, ZeRO-2, activations recomputed: 16 sequences of 2,048 tokens"""
     return _measured(place, "3 B")

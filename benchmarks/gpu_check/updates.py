@@ -5,20 +5,13 @@ from pathlib import Path
 
 import torch
 
-from .check import Check, Figures, Needs, Place, at_least, at_most, check
+from .check import Check, Figures, Needs, Place, check
 from .policies import SMALL, TINY, free, made_update, new_engine, save_policy
 
 UPDATES = 3
 
 
-@check(
-    {
-        "gradient norm, relative difference": at_most(0.05),
-        "change of logprobs, correlation": at_least(0.9),
-    },
-    needs=Needs(memory_gib=8.0, packages=("deepspeed",)),
-    light=False,
-)
+@check(needs=Needs(memory_gib=8.0, packages=("deepspeed",)), light=False)
 def update_in_bf16(place: Place) -> Figures:
     """Updates in bf16 with float32 masters, against float32 from the same weights"""
     shape = TINY if place.tiny else SMALL
@@ -75,19 +68,13 @@ def _offloaded(place: Place, zero_stage: int) -> Figures:
     }
 
 
-OFFLOAD_BOUNDS = {
-    "gradient norm, relative difference": at_most(0.02),
-    "peak / without offload": at_most(0.75, in_trials=False),
-}
-
-
-@check(OFFLOAD_BOUNDS, needs=Needs(memory_gib=8.0, packages=("deepspeed",)), light=False)
+@check(needs=Needs(memory_gib=8.0, packages=("deepspeed",)), light=False)
 def zero2_with_offload(place: Place) -> Figures:
     """ZeRO-2 with the optimizer in CPU memory, against none of it there"""
     return _offloaded(place, 2)
 
 
-@check(OFFLOAD_BOUNDS, needs=Needs(memory_gib=8.0, packages=("deepspeed",)), light=False)
+@check(needs=Needs(memory_gib=8.0, packages=("deepspeed",)), light=False)
 def zero3_with_offload(place: Place) -> Figures:
     """ZeRO-3 with the optimizer in CPU memory, against none of it there"""
     return _offloaded(place, 3)

@@ -51,13 +51,13 @@ def engine(folder: Path, family: Family) -> Iterator[Any]:
         cleanup_dist_env_and_memory()
 
 
-def policy_of(folder: Path, family: Family) -> Policy:
+def policy_of(folder: Path, family: Family, device: torch.device | str) -> Policy:
     """The model as the trainer has it."""
     config = ModelConfig(name_or_path=str(folder), dtype=str(family.dtype).removeprefix("torch."))
     policy = load_policy(config, temperature=1.0, zero3=None)
     # vLLM serves some families by transformers' own class, which it then wraps for everybody in the process.
     policy.model.get_decoder().do_not_compile = True
-    return policy
+    return policy.to(device)
 
 
 def call(llm: Any, name: str, *args: Any) -> Any:
@@ -75,7 +75,7 @@ def push(llm: Any, policy: Policy, folder: Path, *, session: int) -> bool:
         pieces,
         policy.model.state_dict(keep_vars=True),
         absent=absent,
-        device=torch.device("cpu"),
+        device=policy.model.device,
         gather=lambda _: nullcontext(),
         sharded=False,
         fills=True,
@@ -128,7 +128,7 @@ def differences(llm: Any, policy: Policy) -> torch.Tensor:
     """Of each sampled token, between the logprob that the server reports and the trainer's own."""
     parts = []
     for tokens, start, served in sampled_logprobs(llm):
-        columns = torch.arange(start, len(tokens))
-        own, _ = policy(torch.tensor([tokens]), torch.zeros_like(columns), columns)
-        parts.append((own - torch.tensor(served)).abs())
+        columns = torch.arange(start, len(tokens), device=policy.model.device)
+        own, _ = policy(torch.tensor([tokens], device=columns.device), torch.zeros_like(columns), columns)
+        parts.append((own.cpu() - torch.tensor(served)).abs())
     return torch.cat(parts)

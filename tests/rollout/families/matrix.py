@@ -16,7 +16,11 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 if TYPE_CHECKING:
+    import torch
+
     from grpo_trainer.engine.output_head import Policy
+
+    from .models import Family
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1",
@@ -58,14 +62,16 @@ class Row:
         return near and self.restored and self.probed and noticed and self.before_the_push > 0.1
 
 
-def try_family(name: str, folder: Path, *, cures: Sequence[str] = ()) -> Row:
-    """`cures`: push without each of them, too. The last push is a whole one, whatever the others did."""
+def try_family(
+    name: str, family: "Family", folder: Path, *, device: "torch.device | str" = "cpu", cures: Sequence[str] = ()
+) -> Row:
+    """`device`: of the trainer's forward pass. `cures`: push without each of them, too; the last push is a whole one,
+    whatever the others did."""
     from .in_process import differences, engine, policy_of, push, sampled_logprobs
-    from .models import FAMILIES, save_model
+    from .models import save_model
 
-    family = FAMILIES[name]
     folders = [save_model(family, folder / name / str(seed), seed=seed) for seed in (1, 2)]
-    first, second = (policy_of(place, family) for place in folders)
+    first, second = (policy_of(place, family, device) for place in folders)
     with engine(folders[0], family) as llm:
         at_first, as_loaded = sampled_logprobs(llm), differences(llm, first)
         probed = push(llm, second, folders[1], session=1)
@@ -115,7 +121,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for name in options.families or [name for name, family in FAMILIES.items() if family.can_be_tried]:
             cures = [cure for cure, needed_by in CURES.items() if needed_by == name]
-            row = try_family(name, Path(folder), cures=cures)
+            row = try_family(name, FAMILIES[name], Path(folder), cures=cures)
             rows.append(row)
             print(json.dumps(asdict(row) | {"right": row.right}), flush=True)
     if not options.families:
