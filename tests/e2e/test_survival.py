@@ -16,15 +16,16 @@ from tests.processes import ROLLOUT_ENVIRONMENT, free_port, gone_within, reward_
 pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.timeout(900), pytest.mark.xdist_group("stack")]
 
 
+@pytest.mark.parametrize("async_save", [False, True])
 def test_a_killed_and_resumed_run_equals_the_undisturbed_one_to_the_bit(
-    stack: Stack, undisturbed: Path, tmp_path: Path
+    stack: Stack, undisturbed: Path, tmp_path: Path, async_save: bool
 ):
-    run_dir = tmp_path / "killed"
-    trainer = stack.start_trainer(run_dir, tmp_path / "trainer.log", "--max_steps", 4)
+    run_dir, flags = tmp_path / "killed", ("--max_steps", 4, "--checkpoint.async_save", async_save)
+    trainer = stack.start_trainer(run_dir, tmp_path / "trainer.log", *flags)
     wait_for_step(run_dir, 2, trainer)
     os.killpg(trainer.pid, signal.SIGKILL)
     trainer.wait(30)
-    resumed = stack.train(run_dir, "--max_steps", 4, "--resume")
+    resumed = stack.train(run_dir, *flags, "--resume")
     assert resumed.returncode == 0, resumed.stdout
     assert_same_run(undisturbed, run_dir)
 

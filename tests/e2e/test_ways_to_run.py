@@ -59,6 +59,9 @@ def test_two_ranks_that_are_stopped_go_on_from_their_checkpoint(stack: Stack, tm
     steps = metrics_of(stack, run_dir, *flags, "--max_steps", saved + 1, "--resume")
     assert [step["step"] for step in steps] == list(range(saved + 2))
     assert (run_dir / "model" / "model.safetensors").exists()
+    as_one = metrics_of(stack, run_dir, "--max_steps", saved + 2, "--resume")
+    assert as_one[:-1] == steps
+    assert as_one[-1]["canary/logprob_difference_max"] <= 1e-4
 
 
 def test_sampling_overlaps_training_within_the_bound(stack: Stack, tmp_path: Path):

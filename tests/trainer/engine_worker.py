@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM
 from grpo_proto.transport import plan_manifest, view_tensor
 from grpo_trainer.algorithm.sequences import MicroBatch
 from grpo_trainer.algorithm.skipping import sequences_to_compute
+from grpo_trainer.checkpoint.file_writer import FileWriter
 from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.config.optimization import DeepSpeedConfig, OptimizerConfig
 from grpo_trainer.config.run_config import ModelConfig
@@ -150,7 +151,7 @@ def gradient(
 def continued(folder: Path, stage: int, dtype: str) -> dict[str, Any]:
     """Two updates, a checkpoint, two more; these again from the checkpoint, in a new engine and in the same.
 
-    In float32 the reference model moves after each batch.
+    In float32 the reference model moves after each batch, and the checkpoint is written while training goes on.
     """
     checkpoint = folder / f"checkpoint-{torch.distributed.get_world_size()}-{stage}-{dtype}"
     moves = dtype == "float32"
@@ -177,8 +178,11 @@ def continued(folder: Path, stage: int, dtype: str) -> dict[str, Any]:
     moved = moved_reference(engine, folder, first_model, start) if moves else {}
     torch.rand(3)
     checkpoint.mkdir(exist_ok=True)
-    engine.save(checkpoint)
+    writer = FileWriter(checkpoint, in_background=moves)
+    engine.save(checkpoint, writer.write)
     metrics, end, drawn = train(engine, range(1, 3)), weights(engine), torch.rand(2).tolist()
+    writer.described(wait=True, beat=lambda: None)
+    torch.distributed.barrier()
 
     resumed = new_engine(folder, stage=stage, dtype=dtype, algorithm=algorithm)
     resumed.load(checkpoint)

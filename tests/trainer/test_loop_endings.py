@@ -87,17 +87,20 @@ class Steps:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, where: str, ending: Exception | None, *, save_steps: int = 0):
         self.did: list[tuple[str, int]] = []
+        self.completed: list[bool] = []
         self._where, self._ending = where, ending
         monkeypatch.setattr(loop, "sample_and_score", lambda _, version: self._note("sample", version))
         monkeypatch.setattr(loop, "push_policy", lambda _, version: self._note("push", version - 1))
         monkeypatch.setattr(loop, "evaluate", lambda _, step: self._note("eval", step))
         monkeypatch.setattr(loop, "save", lambda _, step: self._note("save", step))
+        monkeypatch.setattr(loop, "complete_save", lambda _, wait=True: self.completed.append(wait))
         for name in ("check_canary", "optimize"):
             monkeypatch.setattr(loop, name, lambda *_, **__: None)
         config = SimpleNamespace(
             canary=SimpleNamespace(steps=0),
             eval=SimpleNamespace(eval_steps=6),
             checkpoint=SimpleNamespace(save_steps=save_steps, patience=None),
+            guards=SimpleNamespace(rollback_rules=[]),
         )
         self.journal = SimpleNamespace(finish_step=lambda step: self._note("finish", step), judge=self._judge)
         self.journal.decisions = SimpleNamespace(write=lambda step, decisions: None)
@@ -144,6 +147,18 @@ def test_servers_that_fail_end_the_run_with_every_step_saved(
     with pytest.raises(ServersError, match="nobody answers"):
         loop.train(steps.run, step=4)
     assert steps.last(1 + len(afterwards)) == [(where, 6), *afterwards]
+
+
+@pytest.mark.parametrize("ending", [None, StopRequested(), ServersError("nobody answers"), RunError("another policy")])
+@pytest.mark.parametrize("goes_back", [True, False])
+def test_a_checkpoint_that_was_begun_is_completed_however_the_run_ends(
+    monkeypatch: pytest.MonkeyPatch, ending: Exception | None, goes_back: bool
+):
+    steps = Steps(monkeypatch, "push", ending)
+    steps.run.config.guards.rollback_rules = ["kl"] if goes_back else []
+    with pytest.raises(RunError) if isinstance(ending, RunError) else nullcontext():
+        loop.train(steps.run, step=4)
+    assert steps.completed == [goes_back] * (2 if ending else 5) + [True]
 
 
 @pytest.mark.parametrize("evaluated_step", [9, 6, None])

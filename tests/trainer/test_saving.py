@@ -2,16 +2,21 @@
 
 import errno
 import json
+import threading
+from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from safetensors import SafetensorError
 from tests.trainer.gloo_ranks import outputs_of_two_ranks
+from torch import nn
 
-from grpo_trainer.checkpoint.files import find_latest
-from grpo_trainer.checkpoint.saving import save_adapter, save_checkpoint, save_model
+from grpo_trainer.checkpoint.file_writer import copied_to_host
+from grpo_trainer.checkpoint.files import find_latest, list_steps
+from grpo_trainer.checkpoint.saving import CheckpointSaver, save_adapter, save_model
 from grpo_trainer.errors import RunError
 from grpo_trainer.rank_work import COMMANDS, RankWork
 from grpo_trainer.ranks.crew import Crew
@@ -95,6 +100,7 @@ CHECKPOINT_PROGRAM = """
 import json, time
 from pathlib import Path
 from types import SimpleNamespace
+import torch
 from grpo_trainer.checkpoint import saving
 from grpo_trainer.errors import RunError
 from grpo_trainer.ranks.ranks import join_ranks
@@ -107,22 +113,32 @@ def fail(*_, **__):
 class Engine:
     beat = staticmethod(lambda: None)
 
-    def save(self, folder):
+    def save(self, folder, write):
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"rank-{{ranks.rank}}").write_text("state")
+        write("state", folder / f"rank-{{ranks.rank}}")
         if "{where}" == "engine" and ranks.rank == 1:
             raise full
 
-if "{where}" != "engine":
+if "{where}" in ("begin_checkpoint", "finish_checkpoint"):
     setattr(saving, "{where}", fail)
-config = SimpleNamespace(run_dir=Path("{run_dir}"), checkpoint=SimpleNamespace(save_total_limit=2))
-by_all(Engine(), lambda crew: saving.save_checkpoint(3, config, crew, {{"step": 3}}))
+if "{where}" == "background" and ranks.rank == 1:
+    torch.save = fail
+settings = SimpleNamespace(save_total_limit=2, async_save="{where}" == "background")
+config = SimpleNamespace(run_dir=Path("{run_dir}"), checkpoint=settings)
+
+def save(crew):
+    saver = saving.CheckpointSaver(config, crew)
+    saver.save(3, {{"step": 3}})
+    saver.complete()
+
+by_all(Engine(), save)
 """
 
 
 @pytest.mark.deepspeed
 @pytest.mark.parametrize(
-    ("where", "rank"), [("begin_checkpoint", 0), ("engine", 1), ("finish_checkpoint", 0), ("nowhere", None)]
+    ("where", "rank"),
+    [("begin_checkpoint", 0), ("engine", 1), ("background", 1), ("finish_checkpoint", 0), ("nowhere", None)],
 )
 def test_every_rank_learns_at_once_that_a_checkpoint_could_not_be_written(where: str, rank: int | None, tmp_path: Path):
     outputs = outputs_of_two_ranks(
@@ -164,9 +180,11 @@ def full(what, file, **options):
     write(what, file, **options)
 
 torch.save = full
-config = SimpleNamespace(run_dir=Path("{run_dir}"), checkpoint=SimpleNamespace(save_total_limit=2))
-save = SimpleNamespace(beat=beat, save=lambda folder: save_deepspeed_state(engine, folder, frozen=True, beat=beat))
-by_all(save, lambda crew: saving.save_checkpoint(3, config, crew, {{"step": 3}}))
+settings = SimpleNamespace(save_total_limit=2, async_save=False)
+config = SimpleNamespace(run_dir=Path("{run_dir}"), checkpoint=settings)
+save = lambda folder, write: save_deepspeed_state(engine, folder, write, frozen=True, beat=beat)
+work = SimpleNamespace(beat=beat, save=save)
+by_all(work, lambda crew: saving.CheckpointSaver(config, crew).save(3, {{"step": 3}}))
 """
 
 
@@ -179,14 +197,102 @@ def test_a_rank_with_a_full_disk_keeps_nobody_waiting_inside_deepspeed(stage: in
     assert [json.loads(output.splitlines()[-1]) for output in outputs] == [expected, 1]
 
 
+def saver_of(run_dir: Path, engine: Any, *, async_save: bool) -> CheckpointSaver:
+    settings = SimpleNamespace(save_total_limit=2, async_save=async_save)
+    config: Any = SimpleNamespace(run_dir=run_dir, checkpoint=settings)
+    return CheckpointSaver(config, alone(engine))
+
+
 def test_a_full_disk_leaves_nothing_of_the_checkpoint(tmp_path: Path):
     class Full:
-        def save(self, folder: Path) -> None:
+        def save(self, folder: Path, write: Any) -> None:
             folder.mkdir()
             (folder / "half").write_bytes(b"x")
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    config: Any = SimpleNamespace(run_dir=tmp_path, checkpoint=SimpleNamespace(save_total_limit=2))
     with pytest.raises(RunError, match="No space left"):
-        save_checkpoint(3, config, alone(Full()), {})
+        saver_of(tmp_path, Full(), async_save=False).save(3, {})
     assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+class Slow:
+    """Is written once `released` is set; raises `error` then."""
+
+    def __init__(self) -> None:
+        self.released, self.error = threading.Event(), None
+
+    def __reduce__(self) -> Any:
+        assert self.released.wait(30)
+        if self.error:
+            raise self.error
+        return str, ("written",)
+
+
+class Training:
+    """One tensor, which goes on changing, and what takes long to write."""
+
+    beat = staticmethod(lambda: None)
+
+    def __init__(self) -> None:
+        self.weights, self.slow = torch.zeros(3), Slow()
+
+    def save(self, folder: Path, write: Any) -> None:
+        folder.mkdir()
+        write({"weights": self.weights}, folder / "weights.pt")
+        write([self.slow], folder / "slow.pt")
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path):
+    engine = Training()
+    saver = saver_of(tmp_path, engine, async_save=True)
+    saver.save(3, {"step": 3})
+    engine.weights += 1
+    saver.complete(wait=False)
+    assert saver.is_writing
+    assert find_latest(tmp_path) is None, "a killed run would find a checkpoint that is not whole"
+    engine.slow.released.set()
+    saver.complete()
+    assert not saver.is_writing
+    found = find_latest(tmp_path)
+    assert found is not None
+    folder, state = found
+    assert state == {"step": 3}
+    assert torch.load(folder / "engine" / "weights.pt")["weights"].tolist() == [0, 0, 0]
+
+
+def test_a_second_checkpoint_waits_for_the_first(tmp_path: Path):
+    engine = Training()
+    saver = saver_of(tmp_path, engine, async_save=True)
+    saver.save(3, {"step": 3})
+    threading.Timer(0.2, engine.slow.released.set).start()
+    saver.save(4, {"step": 4}, spared=[3])
+    assert list_steps(tmp_path) == [3]
+    saver.complete()
+    assert list_steps(tmp_path) == [3, 4]
+
+
+def test_a_disk_that_is_full_in_the_background_is_named_at_the_next_step(tmp_path: Path):
+    engine = Training()
+    saver = saver_of(tmp_path, engine, async_save=True)
+    saver.save(3, {})
+    engine.slow.error = OSError(errno.ENOSPC, "No space left on device")
+    engine.slow.released.set()
+    with pytest.raises(RunError, match=r"the checkpoint of step 3 could not be written: .*No space left.*free some"):
+        saver.complete()
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+    saver.complete()  # what the end of the run does
+
+
+def test_a_copy_keeps_what_tensors_share_and_what_they_are():
+    flat = torch.arange(6.0)
+    module = OrderedDict(tied=flat[2:4], head=flat[2:4], matrix=flat.view(2, 3).T, nothing=torch.empty(0))
+    module._metadata = {"version": 1}  # type: ignore[attr-defined]
+    copied = copied_to_host({"module": module, "groups": [nn.Parameter(flat.bfloat16())], "step": 3})
+    expected = [tensor.clone() for tensor in (flat[2:4], flat.view(2, 3).T)]
+    flat.zero_()
+    assert torch.equal(copied["module"]["tied"], expected[0])
+    assert torch.equal(copied["module"]["matrix"], expected[1])
+    assert copied["module"]["tied"].data_ptr() == copied["module"]["head"].data_ptr()
+    assert copied["module"]._metadata == {"version": 1}
+    assert copied["groups"][0].dtype == torch.bfloat16
+    assert copied["step"] == 3

@@ -23,7 +23,7 @@ from .algorithm.skipping import SURVEY_EVERY, sequences_to_compute, surveyed
 from .callbacks import Callbacks
 from .checkpoint.best import BestCheckpoint
 from .checkpoint.rollbacks import seen_rollbacks
-from .checkpoint.saving import save_checkpoint
+from .checkpoint.saving import CheckpointSaver
 from .config.run_config import RunConfig
 from .errors import CallbackError, GuardStop, RunError, ServersError
 from .guarding import WayBack, obey_guards, to_go_back_to
@@ -48,6 +48,7 @@ class Run:
 
     config: RunConfig
     crew: Crew
+    saver: CheckpointSaver
     export: TensorSource
     orchestrator: Orchestrator
     journal: Journal
@@ -88,6 +89,8 @@ def train(run: Run, *, step: int) -> int | WayBack:
                 break
             step += 1
             changed = optimize(run, sequences, version=step)
+            # A rule that goes back has to find the newest checkpoint complete.
+            complete_save(run, wait=bool(config.guards.rollback_rules))
             if (way_back := obey_guards(config, run.journal, step)) is not None:
                 return way_back
             push_policy(run, version=step + 1)
@@ -106,12 +109,17 @@ def train(run: Run, *, step: int) -> int | WayBack:
     except (ServersError, GuardStop) as error:
         failure = error
         log.error("%s; what is trained is saved before the run ends", error)
+    except RunError:
+        with suppress(RunError):  # the checkpoint of an earlier step is good
+            complete_save(run)
+        raise
 
     # A step whose policy no server took is done all the same.
     if step > finished:
         finish_step(run, step)
     if step > saved:
         save(run, step)
+    complete_save(run)
     if run.callbacks.stop is not None:
         run.journal.decisions.write(step, [run.callbacks.stop])
     failure = failure or run.callbacks.failure
@@ -296,7 +304,14 @@ def save(run: Run, step: int) -> None:
             **seen_rollbacks(run.config.run_dir),
         }
         best = set() if run.best.step is None else {run.best.step}
-        save_checkpoint(step, run.config, run.crew, state, spared=best | to_go_back_to(run.config, step))
+        run.saver.save(step, state, spared=best | to_go_back_to(run.config, step))
+
+
+def complete_save(run: Run, *, wait: bool = True) -> None:
+    """Complete the checkpoint that is being written beside training; without `wait` if it is written."""
+    if run.saver.is_writing:
+        with run.journal.stage("save"):
+            run.saver.complete(wait=wait)
 
 
 def due(every: int, step: int) -> bool:

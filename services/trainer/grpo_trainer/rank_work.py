@@ -5,7 +5,6 @@ Each method is a command of `ranks/crew.py`: collectives inside, so that all ran
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -14,7 +13,8 @@ from grpo_proto import Manifest
 from .algorithm.batching import PlanOfRank, micro_batches
 from .algorithm.kl_in_reward import log_ratio_sums
 from .algorithm.sequences import MicroBatch, from_arrays
-from .checkpoint.files import describe_files
+from .checkpoint.file_writer import FileWriter
+from .checkpoint.files import Described
 from .checkpoint.saving import writing
 from .engine.training_engine import TrainingEngine
 from .ranks.ranks import NamedArrays, Ranks
@@ -31,21 +31,23 @@ COMMANDS = (
     "begin_export",
     "bucket",
     "save_engine",
+    "written",
     "load_engine",
-    "describe",
     "gather_state",
     "gather_adapter",
 )
 
 
 class RankWork:
-    """One rank's engine, and what it has in hand: the micro-batches of a step, the buckets of a push."""
+    """One rank's engine, and what it has in hand: the micro-batches of a step, the buckets of a push,
+    the files of a checkpoint."""
 
     def __init__(self, engine: TrainingEngine, ranks: Ranks, *, pad_token_id: int, tokens_per_micro_batch: int):
         self.engine, self.ranks = engine, ranks
         self._pad_token_id, self._tokens_per_micro_batch = pad_token_id, tokens_per_micro_batch
         self._updates: list[list[MicroBatch]] = []
         self._buckets: Iterator[torch.Tensor] = iter(())
+        self._writer: FileWriter
 
     def batch(self, arrays: NamedArrays, plans: list[PlanOfRank], update_tokens: list[int], version: int) -> None:
         """Take the sequences of this rank for one generation batch.
@@ -106,20 +108,23 @@ class RankWork:
         bucket = next(self._buckets)
         return bucket if self.ranks.is_first else None
 
-    def save_engine(self, folder: str) -> None:
-        """Write this rank's part of a checkpoint. Raises RunError when it cannot be written."""
+    def save_engine(self, folder: str, in_background: bool) -> None:
+        """Write this rank's part of a checkpoint, or copy it for the background. Raises RunError when it cannot."""
+        self._writer = FileWriter(Path(folder), in_background=in_background)
         with writing():
-            self.engine.save(Path(folder))
+            self.engine.save(Path(folder) / "engine", self._writer.write)
+
+    def written(self, wait: bool) -> Described | None:
+        """Size and hash of the files that `save_engine` wrote; None while they are being written, unless `wait`.
+
+        Raises RunError when they could not be written.
+        """
+        with writing():
+            return self._writer.described(wait=wait, beat=self.engine.beat)
 
     def load_engine(self, folder: str) -> None:
         """Go back to this rank's part of a checkpoint."""
         self.engine.load(Path(folder))
-
-    def describe(self, folder: str, names: list[str]) -> dict[str, dict[str, Any]]:
-        """Size and hash of this rank's share of a checkpoint's files. Raises RunError when they cannot be read back."""
-        own = names[self.ranks.rank :: self.ranks.world_size]
-        with writing():
-            return describe_files(Path(folder), own, beat=self.engine.beat)
 
     def gather_state(self) -> dict[str, torch.Tensor] | None:
         """The policy's state dict in memory of the host, on rank 0."""

@@ -16,7 +16,7 @@ from .checkpoint.continuity import check_continuity, kept_of
 from .checkpoint.rollbacks import remove_abandoned, with_prompts_moved_on
 from .checkpoint.run_folder import find_start, make_run_folder, trainer_id
 from .checkpoint.run_lock import only_trainer_in
-from .checkpoint.saving import save_adapter, save_model
+from .checkpoint.saving import CheckpointSaver, save_adapter, save_model
 from .config.doubts import doubts
 from .config.run_config import RunConfig
 from .config.settings import write_resolved
@@ -217,6 +217,7 @@ def _train(
         parts = Run(
             config,
             crew,
+            CheckpointSaver(config, crew),
             CrewExport(engine.export, crew),
             orchestrator,
             journal,

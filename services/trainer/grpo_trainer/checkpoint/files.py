@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 
 STATE, MANIFEST = "state.json", "manifest.json"
 PREFIX, TEMPORARY = "checkpoint-", ".tmp-checkpoint-"
+
+Described = dict[str, dict[str, Any]]
+"""The files of a checkpoint by name: `bytes` and `sha256`."""
 
 
 def checkpoint_folder(run_dir: Path, step: int) -> Path:
@@ -52,25 +55,16 @@ def list_files(folder: Path) -> list[str]:
     return sorted(name for name in paths if name not in (STATE, MANIFEST))
 
 
-def describe_files(
-    folder: Path, names: list[str], *, beat: Callable[[], None] = lambda: None
-) -> dict[str, dict[str, Any]]:
-    """Compute size and SHA-256 of each file, read back after a sync.
-
-    A terabyte takes minutes: ranks share the files, and `beat` is called after each file.
-    """
-    described = {}
-    for name in names:
-        described[name] = _describe(folder / name)
-        beat()
-    return described
+def describe_files(folder: Path, names: Iterable[str]) -> Described:
+    """Compute size and SHA-256 of each file of a checkpoint under construction, read back after a sync."""
+    return {name: _describe(folder / name) for name in names}
 
 
 def finish_checkpoint(
     run_dir: Path,
     step: int,
     state: dict[str, Any],
-    files: dict[str, dict[str, Any]],
+    files: Described,
     *,
     keep: int,
     spared: Collection[int] = (),

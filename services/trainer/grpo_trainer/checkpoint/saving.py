@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,31 +10,86 @@ from ..atomic_file import WRITE_ERRORS, write_folder_atomically
 from ..config.run_config import RunConfig
 from ..errors import RunError
 from ..ranks.crew import Crew
-from .files import begin_checkpoint, finish_checkpoint, list_files, remove_unfinished
+from .files import (
+    begin_checkpoint,
+    describe_files,
+    finish_checkpoint,
+    list_files,
+    remove_unfinished,
+    temporary_folder,
+)
 
 
-def save_checkpoint(
-    step: int, config: RunConfig, crew: Crew, state: dict[str, Any], *, spared: Collection[int] = ()
-) -> None:
-    """Save the run after `step`, with rank 0's `state`. Older checkpoints go, but not those of the steps in `spared`.
+@dataclass(frozen=True)
+class Pending:
+    """A checkpoint that has been begun: rank 0's state, and the steps whose checkpoints stay."""
 
-    Raises RunError when the checkpoint could not be written; earlier checkpoints are intact.
+    step: int
+    state: dict[str, Any]
+    spared: Collection[int]
+
+
+class CheckpointSaver:
+    """Saves the run, with all ranks: at once or, with `checkpoint.async_save`, while training goes on.
+
+    One checkpoint is written at a time. It is there once it is whole: at the end of `save`, or of a later `complete`.
     """
-    run_dir, keep = config.run_dir, config.checkpoint.save_total_limit
-    try:
-        with _named(f"the checkpoint of step {step}", hint="free some space; the earlier checkpoints are intact"):
+
+    def __init__(self, config: RunConfig, crew: Crew):
+        self._run_dir, self._settings, self._crew = config.run_dir, config.checkpoint, crew
+        self._pending: Pending | None = None
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a checkpoint has been begun that is not complete."""
+        return self._pending is not None
+
+    def save(self, step: int, state: dict[str, Any], *, spared: Collection[int] = ()) -> None:
+        """Save the run after `step`, with rank 0's `state`. Older checkpoints go, but not those of steps in `spared`.
+
+        Waits for a checkpoint that is still being written. Raises RunError when one of the two could not be written;
+        earlier checkpoints are intact.
+        """
+        self.complete()
+        self._pending = Pending(step, state, spared)
+        with self._reported(step):
             with _own_writing():
-                folder = begin_checkpoint(run_dir, step)
-            crew.do("save_engine", str(folder / "engine"))
+                folder = begin_checkpoint(self._run_dir, step)
+            self._crew.do("save_engine", str(folder), self._settings.async_save)
+        if not self._settings.async_save:
+            self.complete()
+
+    def complete(self, *, wait: bool = True) -> None:
+        """Complete the checkpoint that has been begun, if there is one; without `wait` if all ranks have written it.
+
+        Raises RunError when it could not be written.
+        """
+        pending = self._pending
+        if pending is None:
+            return
+        with self._reported(pending.step):
+            described = self._crew.gather("written", wait)
+            if None in described:
+                return
             with _own_writing():
-                names = list_files(folder)
-            described = crew.gather("describe", str(folder), names)
-            files = {name: file for part in described for name, file in part.items()}
-            with _own_writing():
-                finish_checkpoint(run_dir, step, state, files, keep=keep, spared=spared)
-    except RunError:
-        remove_unfinished(run_dir)
-        raise
+                folder = temporary_folder(self._run_dir, pending.step)
+                files = {name: file for of_rank in described for name, file in of_rank.items()}
+                files |= describe_files(folder, [name for name in list_files(folder) if name not in files])
+                keep = self._settings.save_total_limit
+                finish_checkpoint(self._run_dir, pending.step, pending.state, files, keep=keep, spared=pending.spared)
+        self._pending = None
+
+    @contextmanager
+    def _reported(self, step: int) -> Iterator[None]:
+        """Name the checkpoint in the error of its writing, and leave nothing of it."""
+        hint = "free some space; the earlier checkpoints are intact"
+        try:
+            with _named(f"the checkpoint of step {step}", hint=hint):
+                yield
+        except RunError:
+            self._pending = None
+            remove_unfinished(self._run_dir)
+            raise
 
 
 def save_model(

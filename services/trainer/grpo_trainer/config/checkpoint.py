@@ -10,6 +10,10 @@ class CheckpointConfig(Section):
 
     save_steps: int = Field(100, ge=0, description="Save every so many steps and at the end; 0: only at the end.")
     save_total_limit: int = Field(2, ge=1, description="Number of newest checkpoints that are kept.")
+    async_save: bool = Field(
+        False,
+        description="Write checkpoints while training goes on, from a copy in host memory of what each rank saves.",
+    )
     metric_for_best: str | None = Field(
         None,
         description="Evaluation metric, such as eval_accuracy, whose best checkpoint is kept, too; absent: none.",

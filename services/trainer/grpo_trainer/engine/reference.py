@@ -10,6 +10,7 @@ from torch import nn
 
 from .reshaping import fragment_of
 from .state import STATE_TAG
+from .write_errors import Write
 
 
 class MovingReference:
@@ -30,11 +31,11 @@ class MovingReference:
             _forget_gathered(own)
         self.has_moved = True
 
-    def save(self, folder: Path) -> None:
-        """Write what this rank holds, once for all ranks that hold the same."""
+    def save(self, folder: Path, write: Write) -> None:
+        """Have what this rank holds written by `write`, once for all ranks that hold the same."""
         if self._sharded or self._rank == 0:
             held = {name: _held(parameter).cpu() for name, parameter in self._weights.named_parameters()}
-            torch.save(held, self._file(folder, self._rank))
+            write(held, self._file(folder, self._rank))
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def load(self, folder: Path, *, num_ranks: int) -> None:

@@ -13,7 +13,7 @@ from .random_state import random_state, restore_random_state, seed_anew
 from .reference import MovingReference
 from .reshaping import load_from_other_ranks
 from .state import STATE_TAG, SYNC, read_engine_state, write_engine_state
-from .write_errors import save_deepspeed_state
+from .write_errors import Write, save_deepspeed_state
 
 log = logging.getLogger(__name__)
 
@@ -34,12 +34,12 @@ class SavedState:
     frozen: bool
     beat: Callable[[], None]
 
-    def save(self, folder: Path, counts: Mapping[str, float | None]) -> None:
-        """Write the state, and the engine's `counts`, into `folder`, which is complete once all ranks have returned."""
-        save_deepspeed_state(self.deepspeed_engine, folder, frozen=self.frozen, beat=self.beat)
-        torch.save(random_state(), self._random_file(folder))
+    def save(self, folder: Path, counts: Mapping[str, float | None], write: Write) -> None:
+        """Have the state written into `folder` by `write`, and the engine's `counts`."""
+        save_deepspeed_state(self.deepspeed_engine, folder, write, frozen=self.frozen, beat=self.beat)
+        write(random_state(), self._random_file(folder))
         if self.moving is not None:
-            self.moving.save(folder)
+            self.moving.save(folder, write)
             self.beat()
         if self.rank == 0:
             write_engine_state(folder, {**self.layout}, {**counts})

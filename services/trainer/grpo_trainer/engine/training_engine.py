@@ -55,6 +55,7 @@ from .saved_state import SavedState
 from .schedule import learning_rate
 from .skipped_updates import SkippedUpdates
 from .state import layout
+from .write_errors import Write
 
 log = logging.getLogger(__name__)
 
@@ -275,13 +276,13 @@ class TrainingEngine:
             raise ValueError("the reference model does not move: algorithm.sync_ref_model is off")
         self._moving.follow(self._engine, alpha=self.algorithm.ref_model_mixup_alpha)
 
-    def save(self, folder: Path) -> None:
-        """Write model, optimizer, update counts and every rank's random state into `folder`.
+    def save(self, folder: Path, write: Write = torch.save) -> None:
+        """Have model, optimizer, update counts and every rank's random state written into `folder`, by `write`.
 
         Of a model with an adapter only the adapter is written; a reference that moves is written, too. All ranks call
-        it; the folder is complete once all have returned.
+        it; the folder is complete once all have returned, and `write` has written what it was given.
         """
-        self._saved_state.save(folder, self._counts)
+        self._saved_state.save(folder, self._counts, write)
 
     def load(self, folder: Path) -> None:
         """Continue from the state that `save` wrote, also in an engine that has trained meanwhile.

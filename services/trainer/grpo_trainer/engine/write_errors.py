@@ -7,13 +7,17 @@ from typing import Any
 
 from .state import STATE_TAG
 
+Write = Callable[[Any, Path], None]
+"""Writes what `torch.save` is given into a file, at once or later."""
 
-def save_deepspeed_state(engine: Any, folder: Path, *, frozen: bool, beat: Callable[[], None]) -> None:
+
+def save_deepspeed_state(engine: Any, folder: Path, write: Write, *, frozen: bool, beat: Callable[[], None]) -> None:
     """Write the files of all ranks of a DeepSpeed `engine` into `folder`, with the `frozen` parameters or without.
 
     `beat` is called after each file. Raises this rank's write error once all ranks have written.
     """
     files = engine.checkpoint_engine
+    files.save = lambda state_dict, path: write(state_dict, Path(path))  # until `deferring_write_errors` ends
     methods = (files, "makedirs"), (files, "save"), (engine, "_copy_recovery_script")
     with deferring_write_errors(*methods, afterwards=beat):
         engine.save_checkpoint(str(folder), tag=STATE_TAG, save_latest=False, exclude_frozen_parameters=not frozen)
