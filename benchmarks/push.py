@@ -37,6 +37,7 @@ from tests.tiny_model import make_tokenizer
 from torch.distributed import TCPStore
 
 from grpo_proto.checkpoint_layout import plain_layout
+from grpo_proto.messages.weights import KvCache
 from grpo_proto.transport import DEFAULT_BUCKET_BYTES, Digest, WeightGroup
 from grpo_trainer.config.run_config import WeightsConfig
 from grpo_trainer.engine.export import Export
@@ -182,9 +183,9 @@ def export_of(tensors: dict[str, torch.Tensor]) -> Export:
 
 
 @contextmanager
-def pushing(url: str, export: Export) -> Iterator[Callable[[int], PushResult]]:
+def pushing(url: str, export: Export, kv_cache: KvCache = "recompute") -> Iterator[Callable[[int], PushResult]]:
     """The trainer's own push of `export` to the server at `url`."""
-    config = WeightsConfig()
+    config = WeightsConfig(kv_cache=kv_cache)
     with EventLoopThread() as loop:
         fleet = Fleet([url], min_replicas=1)
         loop.run(fleet.wait_until_live(TIMEOUT_S))

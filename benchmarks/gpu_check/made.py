@@ -23,6 +23,7 @@ def made_batch(num_episodes: int, length: int, device: torch.device, dtype: torc
         advantage_N=normal(1.0, num_episodes)[episode_N],
         rollout_logprobs_N=old_N + normal(0.05),
         fresh_N=episode_N % 4 != 0,
+        mixed_N=episode_N % 4 == 1,
         weight_N=torch.full((count,), 1.0 / count, device=device, dtype=dtype),
         num_episodes=num_episodes,
         update_tokens=count,

@@ -5,6 +5,7 @@ import itertools
 import os
 import signal
 import time
+from typing import Any
 
 import httpx
 import pytest
@@ -35,16 +36,18 @@ def info(**changes: object) -> RolloutInfo:
         ({"tokenizer_fingerprint": "another"}, "another tokenizer"),
         ({"max_model_len": 50}, "a context of 50 tokens"),
         ({"dtype": "bfloat16", "head_dtype": "float32"}, "computes logits in float32; model.head_dtype is model"),
+        ({"keeps_kv_cache": False}, "recomputes the KV cache at every push; weights.kv_cache is keep"),
     ],
 )
 async def test_a_server_that_does_not_fit_may_fit_at_the_next_try(changes: dict[str, object], named: str):
     """While servers are being replaced one by one, an old one may answer."""
     fleet = Fleet(["http://127.0.0.1:1"], min_replicas=1)
-    fleet.replicas[0].info = info()
-    fleet.check_compatible(tokenizer="ours", max_tokens=100, head_dtype="model")
-    fleet.replicas[0].info = info(**changes)
+    fleet.replicas[0].info = info(keeps_kv_cache=True)
+    needs: dict[str, Any] = {"tokenizer": "ours", "max_tokens": 100, "head_dtype": "model", "kv_cache": "keep"}
+    fleet.check_compatible(**needs)
+    fleet.replicas[0].info = info(**{"keeps_kv_cache": True} | changes)
     with pytest.raises(UnavailableError, match=named):
-        fleet.check_compatible(tokenizer="ours", max_tokens=100, head_dtype="model")
+        fleet.check_compatible(**needs)
     await fleet.close()
 
 

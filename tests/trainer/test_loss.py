@@ -87,6 +87,21 @@ def test_the_mismatch_is_measured_on_fresh_tokens_with_the_correction_off_too():
     assert metrics["sampling/sampling_logp_difference/mean"] == pytest.approx(0.25, abs=1e-6)
     assert metrics["sampling/sampling_logp_difference/max"] == pytest.approx(0.25, abs=1e-6)
     assert "sampling/importance_sampling_ratio/mean" not in metrics
+    assert "sampling/mixed_logp_difference/mean" not in metrics  # no push interrupted one of these
+
+
+def test_the_mismatch_of_tokens_that_follow_older_ones_in_their_turn_is_measured_apart():
+    """The first turn of `two_segments` spans a push: two tokens of the version before, then three fresh ones."""
+    batch = micro_batch(decided([(two_segments(), 1.0)]))
+    off_N = torch.full_like(batch.rollout_logprobs_N, 0.25)
+    off_N[:5] = torch.tensor([9.0, 9.0, 0.5, 1.0, 1.5])
+    logprobs_N = batch.rollout_logprobs_N + off_N
+    batch.old_logprobs_N = old_logprobs(batch, logprobs_N)
+    _, tally = policy_loss(logprobs_N, torch.zeros_like(logprobs_N), batch, AlgorithmConfig())
+    metrics = tally.reduce()
+    assert metrics["sampling/mixed_logp_difference/mean"] == pytest.approx(1.0, abs=1e-6)
+    assert metrics["sampling/mixed_logp_difference/max"] == pytest.approx(1.5, abs=1e-6)
+    assert metrics["sampling/sampling_logp_difference/mean"] == pytest.approx((3.0 + 12 * 0.25) / 15, abs=1e-6)
 
 
 def test_a_token_without_a_server_logprob_is_not_corrected():

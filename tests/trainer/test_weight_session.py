@@ -97,6 +97,25 @@ async def test_an_adapter_is_announced_with_its_configuration_and_its_model():
     ]
 
 
+async def test_what_becomes_of_the_kv_cache_is_sent_only_where_it_is_kept():
+    """A server from before the setting refuses a field that it does not have."""
+    begun: list[str] = []
+
+    async def begin(request: BeginRequest) -> None:
+        begun.append(request.model_dump_json())
+
+    replica: Any = SimpleNamespace(url="http://rollout:8000", weights=SimpleNamespace(begin=begin))
+    group: Any = None
+    manifest = plan_manifest([("lm_head.weight", "float32", [4, 8])])
+    for config in (WeightsConfig(), WeightsConfig(kv_cache="keep")):
+        session = WeightSession(7, [replica], group, config)
+        common: dict[str, Any] = {"absent": [], "bucket_timeout_s": 5.0, "deadline_s": 9.0}
+        await session.begin(2, "full", manifest, peft_config=None, base_digest=None, **common)
+    assert "kv_cache" not in begun[0]
+    assert BeginRequest.model_validate_json(begun[0]).kv_cache == "recompute"
+    assert BeginRequest.model_validate_json(begun[1]).kv_cache == "keep"
+
+
 async def test_that_the_canary_agreed_is_reported_to_the_servers_it_compared():
     renewed: dict[str, int | None] = {}
 

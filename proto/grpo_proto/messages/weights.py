@@ -13,6 +13,8 @@ from .base import Request, Response
 
 Kind = Literal["full", "lora"]
 """What is pushed: every parameter, or an adapter."""
+KvCache = Literal["recompute", "keep"]
+"""What becomes of the KV cache of running sequences at a push of all weights."""
 Backend = Literal["gloo", "nccl"]
 WeightStateName = Literal["initial", "loading", "current", "stale"]
 """State of a rollout server's weights: loaded from disk, in a push, verified, or not fit to serve."""
@@ -97,6 +99,10 @@ class BeginRequest(Request):
     `kind` full: the manifest equals the model's own list of tensors, without tied names and without those of a frozen
     part that are declared `absent`. `kind` lora: the tensors of an adapter, with its `peft_config` and the digest of
     the checkpoint that it was trained on.
+
+    `kv_cache` keep: running sequences sample their next tokens with the new weights on the keys and values of the old
+    weights. Only between two versions of one session, and without meaning for an adapter. A new request is computed by
+    the new weights alone either way. `RolloutInfo.keeps_kv_cache` says whether the server knows it.
     """
 
     session: Session
@@ -107,6 +113,12 @@ class BeginRequest(Request):
     peft_config: dict[str, Any] | None = Field(default=None, description="adapter_config.json of PEFT; lora only.")
     base_digest: str | None = Field(
         default=None, description="See `grpo_proto.checkpoint_files.checkpoint_digest`; lora only."
+    )
+    kv_cache: KvCache = Field(
+        default="recompute",
+        # Leave the field out at its default: an older server refuses a field that it does not have.
+        exclude_if=lambda value: value == "recompute",
+        description="Recompute the KV cache of running sequences under the new weights, or keep it.",
     )
     bucket_timeout_s: DeadlineS = Field(default=30.0, description="Timeout of one bucket: how late a member may be.")
     deadline_s: DeadlineS = Field(default=300.0, description="Deadline of the whole push, from begin to commit.")

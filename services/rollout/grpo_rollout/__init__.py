@@ -9,6 +9,7 @@ In reading order:
     plugin.py          vLLM's entry points into this package: one for every process, one for the API server
     parts.py           build the parts below on top of a running engine
     engine.py          call vLLM's engine client; raise when the engine has died instead of waiting forever
+    kept_sequences.py  keep the KV cache of running sequences over a push, inside the engine process
     guard.py           middleware in front of every route: the token, then the state of the weights
     routes.py          the routes: translate HTTP into calls of the parts
     wire_route.py      the class of these routes: limit the body, answer every error with the wire's error body

@@ -16,7 +16,10 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from grpo_proto.messages.weights import KvCache
 from grpo_proto.server.refusal import Refusal
+
+from .kept_sequences import KEEP_CALL
 
 logger = logging.getLogger("vllm.grpo_rollout.engine")
 
@@ -107,13 +110,17 @@ class Engine:
             raise WorkerError(f"{call}: {errors[0]}")
         return [answer["ok"] for answer in answers]
 
-    async def pause(self) -> None:
-        """Freeze all sequences. After `resume` the engine recomputes their KV under the weights it then has.
+    async def pause(self, kv_cache: KvCache) -> None:
+        """Freeze all sequences. After `resume` the engine recomputes their KV under the weights it then has, or goes on
+        with the KV that it has, see `kept_sequences.py`.
 
         Make the two calls of vLLM's `pause_generation`, without the 20 ms it sleeps at its end to order outputs.
         """
         await self.call(self.client.renderer.clear_mm_cache_async())
-        await self.call(self.client.engine_core.pause_scheduler_async(mode="keep", clear_cache=True))
+        clear = kv_cache == "recompute"
+        await self.call(self.client.engine_core.pause_scheduler_async(mode="keep", clear_cache=clear))
+        if kv_cache == "keep":
+            await self.call(self.client.engine_core.call_utility_async(KEEP_CALL))
 
     async def resume(self, version: int) -> None:
         """Continue sampling, as version `version`."""

@@ -10,6 +10,7 @@ from vllm.tasks import SupportedTask
 from grpo_proto.api_token import server_tokens
 
 from .guard import Guard
+from .kept_sequences import add_keep_call
 from .options import DEFAULT_HEARTBEAT_TIMEOUT_S, DEFAULT_MAX_WAITING
 from .parts import Parts, build_parts
 from .routes import make_router
@@ -17,7 +18,7 @@ from .workarounds import die_with_parent, mend_cpu_adapters, request_amx_tiles, 
 
 
 def register() -> None:
-    """Apply the workarounds to this process (`vllm.general_plugins`).
+    """Apply the workarounds to this process, and add our call of the engine (`vllm.general_plugins`).
 
     vLLM calls this in the API server, the engine process and every worker.
     """
@@ -25,6 +26,7 @@ def register() -> None:
     request_amx_tiles()
     spin_briefly()
     mend_cpu_adapters()
+    add_keep_call()
 
 
 class RolloutEndpoints:

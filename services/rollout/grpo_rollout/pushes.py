@@ -208,7 +208,9 @@ class Pushes:
             # Abort sequences of an earlier session's adapters: they do not fit other weights.
             self.adapters.withdraw()
             await self.engine.abort_all()
-        await self.engine.pause()
+        # Recompute at the first push of a session: the weights before it may be anything.
+        continues = self.weights.committed_session == push.session
+        await self.engine.pause(request.kv_cache if continues else "recompute")
         return {"unknown": [] if isinstance(self.tensors, str) else self.tensors.unknown}
 
     async def _receive(self, push: Push, manifest: Manifest) -> Reception:

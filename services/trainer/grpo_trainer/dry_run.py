@@ -157,6 +157,7 @@ async def _servers(config: RunConfig, rows: TrainingRows, policy: Policy) -> lis
         tokenizer=policy.tokenizer,
         max_tokens=policy.max_tokens,
         head_dtype=config.model.head_dtype,
+        kv_cache=config.weights.kv_cache,
         adapter=AdapterNeeds.of(config, None),
     )
     await fleet.close()

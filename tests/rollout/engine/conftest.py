@@ -13,7 +13,9 @@ MAX_SCORED_TOKENS = 4096
 @pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     bound = str(MAX_SCORED_TOKENS)
-    flags = ("--enforce-eager", "--max-scored-tokens", bound, "--max-scored-tokens-in-flight", bound)
+    # Blocks of which a sequence of the tests fills several: the prefix cache takes full ones only.
+    bounds = ("--max-scored-tokens", bound, "--max-scored-tokens-in-flight", bound)
+    flags = ("--enforce-eager", "--block-size", "32", *bounds)
     with started(tmp_path_factory.mktemp("tied-eager"), *flags, tied=True, dtype=torch.bfloat16) as server:
         server.running.wait_until_live()
         yield server

@@ -5,8 +5,10 @@ update on all ranks (`decisions.py`), and the loss of an update is the sum Σ_n 
 they end up. The sequences of an episode stay together, because ratios of an episode are products over all of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby, pairwise
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import torch
@@ -164,9 +166,12 @@ def collate(
     starts_B = [0, *(int(a.episode != b.episode) for a, b in pairwise(sequences))]
     episodes_B = np.cumsum(starts_B[: len(sequences)])
 
-    def trained(name: str, dtype: type) -> torch.Tensor:
-        parts: list[NDArray[np.generic]] = [getattr(one, name)[one.loss_mask_L] for one in sequences]
+    def per_trained(values_L: Callable[[TrainingSequence], NDArray[Any]], dtype: type) -> torch.Tensor:
+        parts = [values_L(one)[one.loss_mask_L] for one in sequences]
         return torch.from_numpy(np.concatenate([np.empty(0, dtype), *parts]).astype(dtype)).to(device)
+
+    def trained(name: str, dtype: type) -> torch.Tensor:
+        return per_trained(attrgetter(name), dtype)
 
     def columns() -> torch.Tensor:
         parts = [np.flatnonzero(sequence.loss_mask_L) for sequence in sequences]
@@ -180,10 +185,18 @@ def collate(
         advantage_N=trained("advantages_L", np.float32),
         rollout_logprobs_N=trained("logprobs_L", np.float32),
         fresh_N=trained("versions_L", np.int64) == version,
+        mixed_N=per_trained(mixed_tokens, np.bool_),
         weight_N=trained("weights_L", np.float32),
         num_episodes=int(episodes_B[-1]) + 1 if len(sequences) else 0,
         update_tokens=update_tokens,
     )
+
+
+def mixed_tokens(sequence: TrainingSequence) -> NDArray[np.bool_]:
+    """Which of the L tokens are of a turn with more than one version."""
+    turns_L, versions_L = sequence.turns_L, sequence.versions_L
+    changes = (turns_L[1:] == turns_L[:-1]) & (versions_L[1:] != versions_L[:-1])
+    return np.isin(turns_L, turns_L[1:][changes])
 
 
 def _check(sequence: TrainingSequence, version: int) -> None:

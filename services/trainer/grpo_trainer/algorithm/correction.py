@@ -8,16 +8,21 @@ from .sequences import MicroBatch
 
 
 def measure_mismatch(batch: MicroBatch, tally: Tally) -> None:
-    """Record how far the trainer's and the server's logprobs of the same weights are apart: those of fresh tokens.
+    """Record how far the trainer's and the server's logprobs of the same weights are apart: those of fresh tokens, and
+    of them those that follow older tokens in their turn (`weights.kv_cache` keep: sampled on the keys of old weights).
 
     Nothing of it without `old_logprobs_N`: a later update of a batch, with a loss that reads none.
     """
     if batch.old_logprobs_N is None:
         return
     difference_N = batch.old_logprobs_N - batch.rollout_logprobs_N
-    mismatch = difference_N[~torch.isnan(difference_N) & batch.fresh_N].abs()
+    measured_N = ~torch.isnan(difference_N) & batch.fresh_N
+    mismatch = difference_N[measured_N].abs()
     tally.mean("sampling/sampling_logp_difference/mean", mismatch)
     tally.maximum("sampling/sampling_logp_difference/max", mismatch)
+    mixed = difference_N[measured_N & batch.mixed_N].abs()
+    tally.mean("sampling/mixed_logp_difference/mean", mixed)
+    tally.maximum("sampling/mixed_logp_difference/max", mixed)
 
 
 def rollout_correction(batch: MicroBatch, algorithm: AlgorithmConfig, tally: Tally) -> torch.Tensor | None:

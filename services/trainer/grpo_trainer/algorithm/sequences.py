@@ -317,6 +317,8 @@ class MicroBatch:
     """The server's; NaN where it gave none."""
     fresh_N: "torch.Tensor"
     """Sampled by the weights that this batch starts from: `old_logprobs` may be the trainer's own."""
+    mixed_N: "torch.Tensor"
+    """Of a turn that a push interrupted: tokens of more than one version, sampled in one go."""
     weight_N: "torch.Tensor"
     """Factor of a token's loss in the loss of the whole optimizer update."""
     num_episodes: int

@@ -130,6 +130,7 @@ def _made(lengths: list[int]) -> MicroBatch:
         advantage_N=torch.tensor([1.0, -0.5, 0.0])[episode_N],
         rollout_logprobs_N=old_N - 0.01,
         fresh_N=episode_N < 2,
+        mixed_N=episode_N == 1,
         weight_N=torch.full((count,), 1.0 / max(count, 1)),
         num_episodes=len(lengths),
         update_tokens=count,

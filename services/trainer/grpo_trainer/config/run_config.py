@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from grpo_proto.messages.weights import KvCache
+
 from .algorithm import AlgorithmConfig
 from .checkpoint import CheckpointConfig
 from .data import DataConfig
@@ -153,6 +155,10 @@ class WeightsConfig(Section):
     )
     bucket_mib: int | None = Field(
         None, ge=1, le=4096, description="Size of a broadcast; absent: a sixteenth of the weights, 24 to 64 MiB."
+    )
+    kv_cache: KvCache = Field(
+        "recompute",
+        description="At a push, recompute the KV cache of running sequences under the new weights (exact), or keep it.",
     )
     bucket_timeout_s: Seconds = 30.0
     push_deadline_s: Seconds = Field(300.0, description="Limit of one push, repetitions included.")

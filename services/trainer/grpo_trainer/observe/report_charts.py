@@ -310,6 +310,7 @@ def _mismatch_traces(curves: Curves, statistic: str) -> Iterator[Trace]:
     """`statistic` is mean or max. The legend has each name once, for both panels."""
     for metric, name, color in (
         (f"sampling/sampling_logp_difference/{statistic}", "training samples", BLUE),
+        (f"sampling/mixed_logp_difference/{statistic}", "samples across a push", ORANGE),
         (f"canary/logprob_difference_{statistic}", "canary", PURPLE),
     ):
         if series := curves.get(metric):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from grpo_proto import PROTOCOL_VERSION, InfrastructureError, RolloutClient, RolloutInfo, ServiceError, WeightsClient
-from grpo_proto.messages.weights import Kind
+from grpo_proto.messages.weights import Kind, KvCache
 
 from ..errors import RunError, TrainerError, UnavailableError
 from .adapters import AdapterNeeds, choose_push_kind
@@ -36,6 +36,8 @@ class Needs:
     max_tokens: int
     head_dtype: str
     """`model.head_dtype` of the run."""
+    kv_cache: KvCache = "recompute"
+    """`weights.kv_cache` of the run."""
     adapter: AdapterNeeds | None = None
     """None when every push is `full`."""
 
@@ -63,6 +65,11 @@ class Needs:
                 f"{where} computes logits in {served}; model.head_dtype is {self.head_dtype}",
                 hint=f"""start it with --hf-overrides '{{"head_dtype": "{self.head_dtype}"}}', or change """
                 "model.head_dtype",
+            )
+        if self.kv_cache == "keep" and not info.keeps_kv_cache:
+            return UnavailableError(
+                f"{where}, version {info.version}, recomputes the KV cache at every push; weights.kv_cache is keep",
+                hint="install the same release of grpo-services on both sides, or set weights.kv_cache to recompute",
             )
         return self.adapter.misfit(url, info) if self.adapter else None
 
@@ -155,22 +162,28 @@ class Fleet:
         )
 
     def check_compatible(
-        self, *, tokenizer: str, max_tokens: int, head_dtype: str, adapter: AdapterNeeds | None = None
+        self,
+        *,
+        tokenizer: str,
+        max_tokens: int,
+        head_dtype: str,
+        kv_cache: KvCache = "recompute",
+        adapter: AdapterNeeds | None = None,
     ) -> Kind:
         """Return what to push: the adapter, if the run has one and the servers take it, or every weight.
 
-        Raises UnavailableError for a server of another protocol, tokenizer or dtype of the head, or with too short a
-        context, and UsageError for servers that cannot serve the adapter. A server that comes up later and does not fit
-        gets neither weights nor traffic.
+        Raises UnavailableError for a server of another protocol, tokenizer or dtype of the head, with too short a
+        context, or too old for `kv_cache`, and UsageError for servers that cannot serve the adapter. A server that
+        comes up later and does not fit gets neither weights nor traffic.
         """
-        self._needs = Needs(tokenizer, max_tokens, head_dtype)
+        self._needs = Needs(tokenizer, max_tokens, head_dtype, kv_cache)
         for replica in self.replicas:
             misfit = self._needs.misfit(replica.url, replica.info) if replica.info else None
             if misfit is not None:
                 raise misfit
         kind = choose_push_kind({replica.url: replica.info for replica in self.replicas if replica.info}, adapter)
         if kind == "lora":
-            self._needs = Needs(tokenizer, max_tokens, head_dtype, adapter)
+            self._needs = Needs(tokenizer, max_tokens, head_dtype, kv_cache, adapter)
         return kind
 
     async def reachable(self) -> list[Replica]:

@@ -171,6 +171,7 @@ class Orchestrator:
             tokenizer=policy.tokenizer,
             max_tokens=policy.max_tokens,
             head_dtype=config.model.head_dtype,
+            kv_cache=config.weights.kv_cache,
             adapter=self._adapter,
         )
         self.loop.start(self.fleet.watch())

@@ -120,6 +120,7 @@ class WeightSession:
             absent=absent,
             peft_config=peft_config,
             base_digest=base_digest,
+            kv_cache=self.config.kv_cache,
             bucket_timeout_s=bucket_timeout_s,
             deadline_s=deadline_s,
         )
