@@ -27,6 +27,7 @@ def made_batch(num_episodes: int, length: int, device: torch.device, dtype: torc
         weight_N=torch.full((count,), 1.0 / count, device=device, dtype=dtype),
         num_episodes=num_episodes,
         update_tokens=count,
+        trained_Q=[length] * num_episodes,
         old_logprobs_N=old_N,
         ref_logprobs_N=old_N + normal(0.1),
     )

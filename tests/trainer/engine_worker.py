@@ -49,6 +49,7 @@ def new_engine(
     gradient_checkpointing: bool = False,
     model: str = "tied",
     overlap_comm: bool = False,
+    packing: bool = False,
 ) -> TrainingEngine:
     return TrainingEngine(
         ModelConfig(
@@ -58,7 +59,7 @@ def new_engine(
             gradient_checkpointing=gradient_checkpointing,
         ),
         optimizer or OptimizerConfig(learning_rate=1e-3, weight_decay=0.1, lr_scheduler_type="linear"),
-        DeepSpeedConfig(zero_stage=stage, overlap_comm=overlap_comm),
+        DeepSpeedConfig(zero_stage=stage, overlap_comm=overlap_comm, packing=packing),
         algorithm or AlgorithmConfig(loss_type="grpo"),
         temperature=0.9,
         total_updates=100,
@@ -75,6 +76,7 @@ def updates_of(engine: TrainingEngine, taken: Taken, *, budget: int = 60, steps:
         world_size=engine.world_size,
         pad_token_id=0,
         device=engine.device,
+        layout=engine.row_layout,
     )
 
 
@@ -120,6 +122,7 @@ def gradient(
     *,
     top_quantile: float = 1.0,
     entropy_coef: float = 0.01,
+    packing: bool = False,
 ) -> dict[str, Any]:
     """The engine's gradient of one update: plain descent with a huge rate, then the difference of the weights.
 
@@ -135,6 +138,7 @@ def gradient(
         ),
         gradient_checkpointing=checkpointing,
         overlap_comm=checkpointing and stage > 1,
+        packing=packing,
     )
     engine_module.adamw = ADAMW
     updates = updates_of(engine, make_taken(count, seed=3, stale_share=0.3), budget=budget)
@@ -144,8 +148,10 @@ def gradient(
     after = weights(engine)
     found = {name: (before[name].double() - after[name].double()) / GRADIENT_SCALE for name in before}
     if engine.rank == 0:
-        torch.save(found, folder / f"gradient-{engine.world_size}-{stage}-{budget}-{checkpointing}-{count}.pt")
-    return metrics | {"micro_batches": len(updates[0])}
+        packed = "-packed" if packing else ""
+        torch.save(found, folder / f"gradient-{engine.world_size}-{stage}-{budget}-{checkpointing}-{count}{packed}.pt")
+    rows = [batch.position_ids_BL is not None for batch in updates[0]]
+    return metrics | {"micro_batches": len(updates[0]), "packed_micro_batches": sum(rows)}
 
 
 def continued(folder: Path, stage: int, dtype: str) -> dict[str, Any]:
@@ -384,6 +390,9 @@ def scenarios(folder: Path, world_size: int) -> dict[str, Scenario]:
         found[f"skipped {stage}"] = partial(skipped, folder, stage)
         found[f"several_updates {stage}"] = partial(several_updates, folder, stage)
     if world_size > 1:
+        for stage in (0, 3):
+            packed = partial(gradient, folder, stage, 80, True, 20, entropy_coef=0.0, packing=True)
+            found[f"gradient {stage} 80 True 20 packed"] = packed
         found["exported 0 float32"] = partial(exported, folder, 0, "float32", "untied")
         found["exported 2 bfloat16"] = partial(exported, folder, 2, "bfloat16", "tied")
         found["exported 3 float32"] = partial(exported, folder, 3, "float32", "tied")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from grpo_proto import RewardScore
 from grpo_trainer.algorithm.batching import micro_batches, parts_of_ranks, plan_updates, tokens_of_updates
 from grpo_trainer.algorithm.decisions import sequences_of
+from grpo_trainer.algorithm.rows import RowLayout
 from grpo_trainer.algorithm.sequences import Episode, MicroBatch, Segment, TrainingSequence, Turn, single_turn
 from grpo_trainer.config.algorithm import AlgorithmConfig
 
@@ -53,16 +54,27 @@ def build_updates(
     pad_token_id: int = 0,
     device: object = "cpu",
     num_updates: int | None = None,
+    layout: RowLayout = "padded",
 ) -> list[list[MicroBatch]]:
     """The micro-batches of one rank, the way the loop and the ranks make them."""
     plan = plan_updates(
-        sequences, world_size=world_size, tokens_per_micro_batch=tokens_per_micro_batch, num_updates=num_updates
+        sequences,
+        world_size=world_size,
+        tokens_per_micro_batch=tokens_per_micro_batch,
+        layout=layout,
+        num_updates=num_updates,
     )
     parts, plans = parts_of_ranks(sequences, plan, world_size)
     update_tokens = tokens_of_updates(sequences, plan)
     return micro_batches(
-        parts[rank], plans[rank], update_tokens, version=version, pad_token_id=pad_token_id, device=device
-    )  # type: ignore[arg-type]
+        parts[rank],
+        plans[rank],
+        update_tokens,
+        version=version,
+        pad_token_id=pad_token_id,
+        device=device,  # type: ignore[arg-type]
+        layout=layout,
+    )
 
 
 def one_completion(prompt: list[int], completion: list[int], *, fresh: bool = True, advantage: float = 0.0) -> Taken:

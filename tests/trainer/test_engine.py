@@ -133,8 +133,26 @@ def test_loss_and_gradient_do_not_depend_on_ranks_micro_batches_or_zero_stage(
     results = [one_rank] if world_size == 1 else two_ranks
     metrics = [result[f"gradient {stage} {budget} {checkpointing} {count}"] for result in results]
     assert metrics[0]["micro_batches"] > 1 or budget > 40
-    expected_loss, expected = plain_gradient(folder, count, top_quantile, 0.01 if checkpointing else 0.0)
+    assert metrics[0]["packed_micro_batches"] == 0
     found = torch.load(folder / f"gradient-{world_size}-{stage}-{budget}-{checkpointing}-{count}.pt", weights_only=True)
+    assert_equals(plain_gradient(folder, count, top_quantile, 0.01 if checkpointing else 0.0), found, metrics)
+    assert all(of_rank == metrics[0] for of_rank in metrics), "ranks report different metrics"
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_packed_rows_change_neither_loss_nor_gradient(folder: Path, two_ranks: list[dict[str, Any]], stage: int):
+    metrics = [result[f"gradient {stage} 80 True 20 packed"] for result in two_ranks]
+    assert len({of_rank["micro_batches"] for of_rank in metrics}) == 1
+    assert all(of_rank["packed_micro_batches"] > 0 for of_rank in metrics)
+    found = torch.load(folder / f"gradient-2-{stage}-80-True-20-packed.pt", weights_only=True)
+    assert_equals(plain_gradient(folder, 20, 1.0, 0.0), found, metrics)
+
+
+def assert_equals(
+    plain: tuple[float, dict[str, torch.Tensor]], found: dict[str, torch.Tensor], metrics: list[dict[str, Any]]
+) -> None:
+    """Loss and gradient of the ranks are those of one model, to 1e-6."""
+    expected_loss, expected = plain
     assert found.keys() == expected.keys()
     flat, flat_expected = (torch.cat([g[name].flatten() for name in sorted(g)]) for g in (found, expected))
     assert (flat - flat_expected).norm() < 1e-6 * flat_expected.norm()
@@ -142,7 +160,6 @@ def test_loss_and_gradient_do_not_depend_on_ranks_micro_batches_or_zero_stage(
         # The bonus, 0.01 times an entropy of 4.6 nats, cancels most of the policy term.
         assert of_rank["loss"] == pytest.approx(expected_loss, rel=1e-6, abs=1e-6 * 0.046)
         assert of_rank["grad_norm"] == pytest.approx(float(flat_expected.norm()), rel=1e-6)
-    assert all(of_rank == metrics[0] for of_rank in metrics), "ranks report different metrics"
 
 
 @pytest.mark.parametrize("stage", STAGES)

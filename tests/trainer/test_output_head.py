@@ -101,7 +101,7 @@ def curved(logprobs_N: torch.Tensor, entropy_N: torch.Tensor, chunk: slice) -> t
 
 def tried(policy: Policy, token_loss: TokenLoss | None) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Logprobs, entropy and `curved`, in one pass or in two; and the gradients of 4 × that loss, as of four ranks."""
-    logprobs_N, entropy_N, *loss = policy(*tokens(), token_loss)
+    logprobs_N, entropy_N, *loss = policy(*tokens(), token_loss=token_loss)
     loss = loss or [curved(logprobs_N, entropy_N.detach(), slice(None))]
     trained = [parameter for parameter in policy.model.parameters() if parameter.requires_grad]
     return [logprobs_N, entropy_N, loss[0]], list(torch.autograd.grad(4.0 * loss[0], trained))
@@ -141,7 +141,9 @@ def test_without_completion_tokens_every_parameter_still_gets_a_gradient_of_zero
     (logprobs_N.sum() + entropy_N.sum()).backward()
     assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
     model.zero_grad()
-    Policy(model, temperature=1.0, chunk_tokens=8)(torch.zeros(1, 1).long(), nothing, nothing, curved)[2].backward()
+    Policy(model, temperature=1.0, chunk_tokens=8)(torch.zeros(1, 1).long(), nothing, nothing, token_loss=curved)[
+        2
+    ].backward()
     assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
 
 
@@ -163,7 +165,7 @@ def test_nothing_as_large_as_all_logits_is_ever_allocated(passes: int):
             return result
 
     with Watch():
-        found = policy(*tokens(), curved if passes == 1 else None)
+        found = policy(*tokens(), token_loss=curved if passes == 1 else None)
         (found[2] if passes == 1 else found[0].sum()).backward()
     # [64, V] is the transposed weight of the head, no logits.
     assert found[0].numel() == 42

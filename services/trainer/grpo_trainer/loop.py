@@ -18,6 +18,7 @@ from grpo_proto import ServiceError
 from .algorithm.batching import count_updates, parts_of_ranks, plan_updates, tokens_of_updates
 from .algorithm.decisions import training_sequences
 from .algorithm.kl_in_reward import penalize, sequences_to_compare
+from .algorithm.rows import RowLayout
 from .algorithm.sequences import Group, TrainingSequence, to_arrays, untrained_sequence
 from .algorithm.skipping import SURVEY_EVERY, sequences_to_compute, surveyed
 from .callbacks import Callbacks
@@ -54,6 +55,7 @@ class Run:
     journal: Journal
     max_steps: int
     canary_rule: Rule
+    row_layout: RowLayout
     best: BestCheckpoint
     callbacks: Callbacks
     kept: Mapping[str, Any]
@@ -238,6 +240,7 @@ def hand_out(
         computed,
         world_size=world_size,
         tokens_per_micro_batch=run.config.deepspeed.tokens_per_micro_batch,
+        layout=run.row_layout,
         num_updates=count_updates(of),
     )
     parts, plans = parts_of_ranks(computed, plan, world_size)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from .rows import RowLayout, fill, place
 from .sequences import MicroBatch, TrainingSequence
 
 # A micro-batch that is already this full takes no row shorter than this share of its longest: padding costs as much as
@@ -31,15 +32,16 @@ def plan_updates(
     *,
     world_size: int,
     tokens_per_micro_batch: int,
+    layout: RowLayout = "padded",
     num_updates: int | None = None,
 ) -> Plan:
     """Who computes what: sequence numbers by update, rank and micro-batch.
 
-    Inside an update, episodes go longest first to the rank with the fewest tokens and are packed in that order while
-    rows × longest row ≤ `tokens_per_micro_batch` and the padding stays small (`MIN_ROW_SHARE`); an episode larger than
-    the budget has a micro-batch of its own. Every rank has the same number of micro-batches; a rank that needs fewer
-    first halves its largest ones and then gets empty ones. `num_updates` defaults to those that `sequences` are in; an
-    update of which none is left has one empty micro-batch on every rank, because its optimizer steps all the same.
+    Inside an update, episodes go longest first to the rank with the fewest tokens and are put into micro-batches in
+    that order (`pack`); an episode larger than the budget has a micro-batch of its own. Every rank has the same number
+    of micro-batches; a rank that needs fewer first halves its largest ones and then gets empty ones. `num_updates`
+    defaults to those that `sequences` are in; an update of which none is left has one empty micro-batch on every rank,
+    because its optimizer steps all the same.
     """
     units = [list(numbers) for _, numbers in groupby(range(len(sequences)), key=lambda i: sequences[i].episode)]
     if num_updates is None:
@@ -53,7 +55,7 @@ def plan_updates(
             lightest = loads.index(min(loads))
             members[lightest].append(unit)
             loads[lightest] += sum(sequences[i].num_tokens for i in unit)
-        packed = [pack(sequences, units_of_rank, tokens_per_micro_batch) for units_of_rank in members]
+        packed = [pack(sequences, units_of_rank, tokens_per_micro_batch, layout) for units_of_rank in members]
         count = max(1, *(len(micro_batches) for micro_batches in packed))
         spread = [_spread(micro_batches, count) for micro_batches in packed]
         plan.append([[[i for unit in units for i in unit] for units in micro_batches] for micro_batches in spread])
@@ -64,9 +66,17 @@ def count_updates(sequences: Sequence[TrainingSequence]) -> int:
     return max((sequence.update for sequence in sequences), default=-1) + 1
 
 
-def pack(sequences: Sequence[TrainingSequence], longest_first: list[list[int]], budget: int) -> list[list[list[int]]]:
-    """`longest_first`, the sequence numbers of each episode, as micro-batches of rows × longest row ≤ `budget` tokens,
-    as `plan_updates` says."""
+def pack(
+    sequences: Sequence[TrainingSequence], longest_first: list[list[int]], budget: int, layout: RowLayout
+) -> list[list[list[int]]]:
+    """Put `longest_first`, the sequence numbers of each episode, into micro-batches of rows × longest row ≤ `budget`
+    tokens.
+
+    Rows of one sequence each are taken in order while the padding stays small (`MIN_ROW_SHARE`).
+    """
+    if layout != "padded":
+        lengths = [[sequences[i].num_tokens for i in unit] for unit in longest_first]
+        return [[longest_first[number] for number in numbers] for numbers in fill(lengths, budget, layout)]
     packed: list[list[list[int]]] = []
     for unit in longest_first:
         rows = sum(map(len, packed[-1])) if packed else 0
@@ -125,6 +135,7 @@ def micro_batches(
     version: int,
     pad_token_id: int,
     device: torch.device | str,
+    layout: RowLayout = "padded",
 ) -> list[list[MicroBatch]]:
     """The micro-batches of one rank, by optimizer update. `version` is the policy that is trained on them."""
     return [
@@ -135,6 +146,7 @@ def micro_batches(
                 update_tokens=num_tokens,
                 pad_token_id=pad_token_id,
                 device=device,
+                layout=layout,
             )
             for numbers in of_update
         ]
@@ -149,6 +161,7 @@ def collate(
     update_tokens: int,
     pad_token_id: int,
     device: torch.device | str,
+    layout: RowLayout = "padded",
 ) -> MicroBatch:
     """Put `sequences` into tensors; none make the empty micro-batch (see `MicroBatch`).
 
@@ -157,14 +170,12 @@ def collate(
     """
     for sequence in sequences:
         _check(sequence, version)
-    length = max((sequence.num_tokens for sequence in sequences), default=1)
-    input_ids_BL = np.full((max(len(sequences), 1), length), pad_token_id, dtype=np.int64)
-    for row, sequence in enumerate(sequences):
-        input_ids_BL[row, : sequence.num_tokens] = sequence.token_ids_L
-    counts_B = [sequence.num_trained for sequence in sequences]
+    places_Q = place([sequence.num_tokens for sequence in sequences], layout)
+    input_ids_BL, position_ids_BL = _lay_out(sequences, places_Q, pad_token_id)
+    counts_Q = [sequence.num_trained for sequence in sequences]
     # Episodes in the order they come, from 0: their sequences follow each other.
-    starts_B = [0, *(int(a.episode != b.episode) for a, b in pairwise(sequences))]
-    episodes_B = np.cumsum(starts_B[: len(sequences)])
+    starts_Q = [0, *(int(a.episode != b.episode) for a, b in pairwise(sequences))]
+    episodes_Q = np.cumsum(starts_Q[: len(sequences)])
 
     def per_trained(values_L: Callable[[TrainingSequence], NDArray[Any]], dtype: type) -> torch.Tensor:
         parts = [values_L(one)[one.loss_mask_L] for one in sequences]
@@ -174,21 +185,26 @@ def collate(
         return per_trained(attrgetter(name), dtype)
 
     def columns() -> torch.Tensor:
-        parts = [np.flatnonzero(sequence.loss_mask_L) for sequence in sequences]
+        placed = zip(sequences, places_Q, strict=True)
+        parts = [start + np.flatnonzero(sequence.loss_mask_L) for sequence, (_, start) in placed]
         return torch.from_numpy(np.concatenate([np.empty(0, np.int64), *parts])).to(device)
 
+    rows_Q = np.array([row for row, _ in places_Q], np.int64)
+    shares_rows = len(set(rows_Q)) < len(rows_Q)
     return MicroBatch(
         input_ids_BL=torch.from_numpy(input_ids_BL).to(device),
-        row_N=torch.from_numpy(np.repeat(np.arange(len(sequences)), counts_B)).to(device),
+        row_N=torch.from_numpy(np.repeat(rows_Q, counts_Q)).to(device),
         column_N=columns(),
-        episode_N=torch.from_numpy(np.repeat(episodes_B, counts_B).astype(np.int64)).to(device),
+        episode_N=torch.from_numpy(np.repeat(episodes_Q, counts_Q).astype(np.int64)).to(device),
         advantage_N=trained("advantages_L", np.float32),
         rollout_logprobs_N=trained("logprobs_L", np.float32),
         fresh_N=trained("versions_L", np.int64) == version,
         mixed_N=per_trained(mixed_tokens, np.bool_),
         weight_N=trained("weights_L", np.float32),
-        num_episodes=int(episodes_B[-1]) + 1 if len(sequences) else 0,
+        num_episodes=int(episodes_Q[-1]) + 1 if len(sequences) else 0,
         update_tokens=update_tokens,
+        trained_Q=counts_Q,
+        position_ids_BL=torch.from_numpy(position_ids_BL).to(device) if shares_rows else None,
     )
 
 
@@ -197,6 +213,21 @@ def mixed_tokens(sequence: TrainingSequence) -> NDArray[np.bool_]:
     turns_L, versions_L = sequence.turns_L, sequence.versions_L
     changes = (turns_L[1:] == turns_L[:-1]) & (versions_L[1:] != versions_L[:-1])
     return np.isin(turns_L, turns_L[1:][changes])
+
+
+def _lay_out(
+    sequences: Sequence[TrainingSequence], places_Q: Sequence[tuple[int, int]], pad_token_id: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the token and the position of every column [B, L], each sequence from its row and first column."""
+    ends = [start + sequence.num_tokens for sequence, (_, start) in zip(sequences, places_Q, strict=True)]
+    shape = max((row + 1 for row, _ in places_Q), default=1), max(ends, default=1)
+    input_ids_BL = np.full(shape, pad_token_id, dtype=np.int64)
+    position_ids_BL = np.zeros(shape, dtype=np.int64)
+    for sequence, (row, start), end in zip(sequences, places_Q, ends, strict=True):
+        input_ids_BL[row, start:end] = sequence.token_ids_L
+        # Padding goes on from the sequence before it: positions of 0 would make sequences of it.
+        position_ids_BL[row, start:] = np.arange(shape[1] - start)
+    return input_ids_BL, position_ids_BL
 
 
 def _check(sequence: TrainingSequence, version: int) -> None:

@@ -24,11 +24,10 @@ def sequences_to_compare(groups: Sequence[Group]) -> tuple[list[Episode], list[T
 
 def log_ratio_sums(batch: MicroBatch, logprobs_N: torch.Tensor, ref_logprobs_N: torch.Tensor) -> list[float]:
     """Σ log π − log π_ref of each sequence of a micro-batch, in float64; nothing for the empty micro-batch."""
-    if not batch.num_episodes:
-        return []
     difference_N = logprobs_N.double() - ref_logprobs_N.double()
-    sums_B = difference_N.new_zeros(len(batch.input_ids_BL)).index_add(0, batch.row_N, difference_N)
-    found: list[float] = sums_B.tolist()
+    trained_Q = torch.tensor(batch.trained_Q, dtype=torch.int64, device=difference_N.device)
+    sequence_N = torch.repeat_interleave(trained_Q)
+    found: list[float] = difference_N.new_zeros(len(trained_Q)).index_add(0, sequence_N, difference_N).tolist()
     return found
 
 

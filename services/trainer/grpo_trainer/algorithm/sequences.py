@@ -7,8 +7,9 @@ was sampled is a fact of its segment; that it is trained on, and with what advan
 trainer and stands in the `TrainingSequence`.
 
 Dimension suffixes of tensors and arrays:
-    B sequences of a micro-batch, L length of a sequence (padded, in a micro-batch), N trained tokens of a micro-batch
-    (no padding), E episodes of a micro-batch, G episodes of a group, V vocabulary, H hidden size.
+    Q sequences of a micro-batch, B its rows (as many, unless they are packed), L length of a sequence (padded, in a
+    micro-batch), N trained tokens of a micro-batch (no padding), E episodes of a micro-batch, G episodes of a group,
+    V vocabulary, H hidden size.
 """
 
 from collections.abc import Iterator, Sequence
@@ -302,9 +303,9 @@ class MicroBatch:
 
     Token n is column `column_N[n]` of row `row_N[n]` of `input_ids_BL`; its logprob comes from the hidden state one
     column to the left. Attention is causal and the padding stands to the right of everything that counts, so there is
-    no attention mask. All sequences of an episode are in one micro-batch. A micro-batch of a rank that has nothing left
-    to do is one row of padding with N = 0: every rank runs the same number of them, because each forward and backward
-    is a collective.
+    no attention mask. Rows that several sequences share have position ids (`rows.py`). All sequences of an episode are
+    in one micro-batch. A micro-batch of a rank that has nothing left to do is one row of padding with N = 0: every rank
+    runs the same number of them, because each forward and backward is a collective.
     """
 
     input_ids_BL: "torch.Tensor"
@@ -325,6 +326,10 @@ class MicroBatch:
     """E."""
     update_tokens: int
     """Trained tokens of the whole optimizer update, over all micro-batches and ranks, skipped sequences included."""
+    trained_Q: list[int]
+    """Trained tokens of each sequence."""
+    position_ids_BL: "torch.Tensor | None" = None
+    """From 0 in each sequence; None when no row has several."""
     old_logprobs_N: "torch.Tensor | None" = None
     """Logprobs under the policy that the batch started with; filled in before or by the first update that uses them."""
     ref_logprobs_N: "torch.Tensor | None" = None
@@ -334,6 +339,11 @@ class MicroBatch:
     """Which tokens `top_entropy_quantile` keeps; filled in before the first update of a batch when it is below 1."""
     update_high_entropy_tokens: int = 0
     """Their number in the whole optimizer update, over all micro-batches and ranks."""
+
+    @property
+    def inputs(self) -> tuple["torch.Tensor | None", ...]:
+        """What the policy's forward pass takes, in its order."""
+        return self.input_ids_BL, self.row_N, self.column_N, self.position_ids_BL
 
     def part(self, tokens: slice) -> "MicroBatch":
         """The same with some of its N tokens; of an episode these may be a few, or none."""

@@ -134,6 +134,7 @@ def _made(lengths: list[int]) -> MicroBatch:
         weight_N=torch.full((count,), 1.0 / max(count, 1)),
         num_episodes=len(lengths),
         update_tokens=count,
+        trained_Q=lengths,
         old_logprobs_N=old_N,
         ref_logprobs_N=old_N - 0.1,
         high_entropy_N=numbers_N % 2 == 0,

@@ -39,7 +39,12 @@ class DeepSpeedConfig(Section):
     )
     nproc_per_node: int = Field(1, ge=1, description="Ranks on this machine: GPUs, or processes without GPUs.")
     tokens_per_micro_batch: int = Field(
-        16384, ge=1, description="Padded tokens in one forward and backward pass on one rank."
+        16384, ge=1, description="Tokens in one forward and backward pass on one rank, padding included."
+    )
+    packing: bool = Field(
+        False,
+        description="Let several samples share a row of a micro-batch: rows as long as the longest sample, or a single "
+        "row with flash attention. Changes neither loss nor gradient.",
     )
     offload_optimizer: bool = Field(False, description="Keep the optimizer's state in CPU memory.")
     overlap_comm: bool = Field(

@@ -39,9 +39,8 @@ def batch_loss(
         loss_N = token_losses(logprobs_N, entropy_N, tokens, algorithm, surrogate, Tally())
         return (tokens.weight_N * loss_N).sum()
 
-    inputs = batch.input_ids_BL, batch.row_N, batch.column_N
     in_one_pass = torch.is_grad_enabled() and entropy_coef == 0.0 and is_by_token(surrogate, algorithm)
-    logprobs_N, entropy_N, *of_one_pass = model(*inputs, token_loss) if in_one_pass else model(*inputs)
+    logprobs_N, entropy_N, *of_one_pass = model(*batch.inputs, token_loss if in_one_pass else None)
     fill_old(batch, logprobs_N)
     if entropy_coef == 0.0:
         entropy_N = entropy_N.detach()

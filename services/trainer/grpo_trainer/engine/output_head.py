@@ -61,15 +61,18 @@ class Policy(nn.Module):  # type: ignore[misc]
         input_ids_BL: torch.Tensor,
         row_N: torch.Tensor,
         column_N: torch.Tensor,
+        position_ids_BL: torch.Tensor | None = None,
         token_loss: TokenLoss | None = None,
     ) -> Outputs:
         """Return log π and entropy [N], float32, of the tokens at (row_N, column_N), after temperature.
 
         With `token_loss` also its sum over all tokens, a scalar, which then is all that carries a gradient.
 
-        Sequences are padded on the right: with causal attention they need no mask (see `MicroBatch`).
+        Sequences are padded on the right: with causal attention they need no mask (see `MicroBatch`). Position ids
+        begin again at 0 with each sequence of a row.
         """
-        hidden_BLH = self.model.get_decoder()(input_ids=input_ids_BL, use_cache=False).last_hidden_state
+        packed = {} if position_ids_BL is None else {"position_ids": position_ids_BL}
+        hidden_BLH = self.model.get_decoder()(input_ids=input_ids_BL, use_cache=False, **packed).last_hidden_state
         length, width = hidden_BLH.shape[1:]
         # The hidden state of a column predicts the token of the next column.
         hidden_NH = hidden_BLH.reshape(-1, width).index_select(0, row_N * length + column_N - 1)

@@ -47,7 +47,7 @@ from .batch_loss import batch_loss
 from .deepspeed_settings import ClipBareOptimizer, adamw, deepspeed_settings, inference_settings
 from .entropy_coefficient import EntropyCoefficient
 from .export import Export
-from .model import has_experts, load_policy, pieces_to_push
+from .model import has_experts, load_policy, pieces_to_push, row_layout_for
 from .output_head import Policy
 from .random_state import seed_everything
 from .reference import MovingReference
@@ -100,6 +100,7 @@ class TrainingEngine:
         settings = deepspeed_settings(model, optimizer, sharing)
         sharding = settings if self.zero_stage == 3 else None
         self.policy = load_policy(model, temperature=temperature, zero3=sharding)
+        self.row_layout = row_layout_for(self.policy.model.config, packing=sharing.packing)
         # Before there is an adapter: the names of the model's parameters are then those that the checkpoint's have.
         self._pieces, self._absent = pieces_to_push(self.policy.model, model.name_or_path)
         self._in_nf4 = keep_in_nf4(self.policy.model, model, device=self.device) if model.load_in_4bit else {}
@@ -200,7 +201,7 @@ class TrainingEngine:
         found = []
         with self.adapter.comparing(switched_off=reference) if self.adapter else contextlib.nullcontext():
             for batch in micro_batches:
-                found.append(model(batch.input_ids_BL, batch.row_N, batch.column_N))
+                found.append(model(*batch.inputs))
                 self.beat()
         return found
 

@@ -19,6 +19,7 @@ import torch
 from grpo_proto import Completion, ConflictError, InfrastructureError, Prompt, RolloutRequest, RolloutResponse, Sampling
 
 from ..algorithm.batching import micro_batches, pack
+from ..algorithm.rows import RowLayout
 from ..algorithm.sequences import MicroBatch, Segment, TrainingSequence, Turn
 from ..config.run_config import CanaryConfig, RunConfig
 from ..data.prompt_row import PromptRow
@@ -41,6 +42,7 @@ class Scores(Protocol):
     """The trained policy, as far as the canary needs it."""
 
     device: torch.device
+    row_layout: RowLayout
 
     def logprobs(self, micro_batches: Sequence[MicroBatch]) -> list[torch.Tensor]: ...
 
@@ -111,10 +113,16 @@ def own_logprobs(
     With many servers they do not fit one micro-batch.
     """
     longest_first = sorted(range(len(sequences)), key=lambda i: (-sequences[i].num_tokens, i))
-    packed = pack(sequences, [[i] for i in longest_first], tokens_per_micro_batch)
+    packed = pack(sequences, [[i] for i in longest_first], tokens_per_micro_batch, engine.row_layout)
     numbers = [[i for (i,) in units] for units in packed]
     (batches,) = micro_batches(
-        sequences, [numbers], [0], version=version, pad_token_id=pad_token_id, device=engine.device
+        sequences,
+        [numbers],
+        [0],
+        version=version,
+        pad_token_id=pad_token_id,
+        device=engine.device,
+        layout=engine.row_layout,
     )
     found: dict[int, list[float]] = {}
     for indices, logprobs_N in zip(numbers, engine.logprobs(batches), strict=True):
