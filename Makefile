@@ -91,7 +91,7 @@ demo: $(SETUP_STAMP)  ## the main job: Countdown on CPU, all three services, abo
 	$(BIN)/python examples/countdown/show_result.py runs/demo
 
 bench: $(SETUP_STAMP)  ## ratios against peers and limits, side by side in one run
-	@for name in trainer reward reward_peers reward_limits push adapter_push kept_sequences rollout live_page scrape; do \
+	@for name in trainer reduction reward reward_peers reward_limits push adapter_push kept_sequences rollout live_page scrape; do \
 	  echo; echo "== benchmarks/$$name.py"; $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 # A GPU box has an environment of its own: .venv is the CPU's. The services' packages need not be installed in it.

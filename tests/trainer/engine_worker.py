@@ -17,6 +17,7 @@ from typing import Any
 
 import deepspeed
 import torch
+from deepspeed.runtime.zero import stage3
 from safetensors.torch import load_file
 from tests.trainer.made_episodes import VERSION, Taken, build_updates, decided, make_taken
 from transformers import AutoModelForCausalLM
@@ -50,6 +51,7 @@ def new_engine(
     model: str = "tied",
     overlap_comm: bool = False,
     packing: bool = False,
+    coalesce_grad_reduction: bool = False,
 ) -> TrainingEngine:
     return TrainingEngine(
         ModelConfig(
@@ -59,7 +61,12 @@ def new_engine(
             gradient_checkpointing=gradient_checkpointing,
         ),
         optimizer or OptimizerConfig(learning_rate=1e-3, weight_decay=0.1, lr_scheduler_type="linear"),
-        DeepSpeedConfig(zero_stage=stage, overlap_comm=overlap_comm, packing=packing),
+        DeepSpeedConfig(
+            zero_stage=stage,
+            overlap_comm=overlap_comm,
+            packing=packing,
+            coalesce_grad_reduction=coalesce_grad_reduction,
+        ),
         algorithm or AlgorithmConfig(loss_type="grpo"),
         temperature=0.9,
         total_updates=100,
@@ -335,6 +342,48 @@ def several_updates(folder: Path, stage: int) -> dict[str, Any]:
     return {"same": same, "losses": [result["loss"] for result in results]}
 
 
+def one_reduction(folder: Path, dtype: str) -> dict[str, Any]:
+    """An update of several micro-batches with their gradients reduced together, against each for itself; a second one,
+    which a new engine repeats from a checkpoint; and one that fails."""
+    reductions, reduce = [], stage3.reduce_scatter_coalesced
+    stage3.reduce_scatter_coalesced = lambda *arguments: reductions.append(None) or reduce(*arguments)
+    checkpoint = folder / f"one-reduction-{dtype}"
+    checkpoint.mkdir(exist_ok=True)
+    # In bfloat16 an untied model: the two gradients of a tied head are otherwise summed in bfloat16.
+    make = partial(
+        new_engine, folder, stage=3, dtype=dtype, model="tied" if dtype == "float32" else "untied",
+        gradient_checkpointing=True,
+    )  # fmt: skip
+
+    def train(engine: TrainingEngine, seed: int) -> tuple[dict[str, float], int]:
+        (update,) = updates_of(engine, make_taken(13, seed=seed), budget=40)
+        reductions.clear()
+        return engine.update(update), len(reductions)
+
+    expected = make()
+    usual, usual_reductions = train(expected, 1)
+    engine = make(coalesce_grad_reduction=True)
+    found, found_reductions = train(engine, 1)
+    difference = max((weights(expected)[name] - tensor).abs().max().item() for name, tensor in weights(engine).items())
+    engine.save(checkpoint)
+    second, end = train(engine, 2), weights(engine)
+    resumed = make(coalesce_grad_reduction=True)
+    resumed.load(checkpoint)
+    again, end_again = train(resumed, 2), weights(resumed)
+    resumed.beat = partial(int, "not a number")
+    try:
+        train(resumed, 3)
+    except ValueError:
+        reductions_of_failure = len(reductions)
+    stage3.reduce_scatter_coalesced = reduce
+    return {
+        "metrics": [usual, found],
+        "reductions": [usual_reductions, found_reductions, reductions_of_failure],
+        "difference": difference,
+        "resumed": again == second and equal(end, end_again),
+    }
+
+
 def skipped(folder: Path, stage: int) -> dict[str, Any]:
     """Four updates, in the second nothing has an advantage; once with all samples and once with those to compute."""
     algorithm = AlgorithmConfig(loss_type="grpo", steps_per_generation=4)
@@ -399,6 +448,8 @@ def scenarios(folder: Path, world_size: int) -> dict[str, Scenario]:
         found["exported 3 bfloat16"] = partial(exported, folder, 3, "bfloat16", "untied")
         found["exported 2 float32 experts"] = partial(exported, folder, 2, "float32", "experts")
         found["exported 3 float32 experts"] = partial(exported, folder, 3, "float32", "experts")
+        found["one_reduction float32"] = partial(one_reduction, folder, "float32")
+        found["one_reduction bfloat16"] = partial(one_reduction, folder, "bfloat16")
         found["other_layout"] = partial(other_layout, folder)
         found["heard"] = partial(heard, folder)
     return found

@@ -256,6 +256,21 @@ def test_updates_are_the_same_without_the_samples_that_have_no_gradient(two_rank
         assert seen["surveys"][0]["entropy"] != seen["surveys"][1]["entropy"], "both are of all samples"
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_reduced_once_an_update_are_those_reduced_once_a_micro_batch(
+    two_ranks: list[dict[str, Any]], dtype: str
+):
+    for result in two_ranks:
+        seen = result[f"one_reduction {dtype}"]
+        usual, found = seen["metrics"]
+        assert found == pytest.approx(usual, rel=1e-6, abs=1e-9)
+        # A weight of 2 may be rounded to either side in bfloat16.
+        assert seen["difference"] < (1e-6 if dtype == "float32" else 2**-7)
+        each, together, failed = seen["reductions"]
+        assert (each > together, together, failed) == (True, 1, 0), "an update that fails must not wait for other ranks"
+        assert seen["resumed"], "an update after a checkpoint is not repeated to the bit"
+
+
 def test_a_long_update_push_or_checkpoint_is_heard_of_meanwhile(two_ranks: list[dict[str, Any]]):
     for result in two_ranks:
         seen = result["heard"]

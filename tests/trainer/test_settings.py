@@ -237,6 +237,22 @@ def test_an_unknown_key_in_a_file_names_the_nearest_one(run_file: Path, tmp_path
         read(run_file, later)
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"zero_stage": 0}, "zero_stage 0 reduces gradients once an update as it is"),
+        ({"zero_stage": 2}, "zero_stage 1 keeps them whole and reduces them once an update: set that"),
+        ({"zero_stage": 3, "overlap_comm": True}, "set one of them"),
+    ],
+)
+def test_one_reduction_an_update_is_refused_where_it_has_no_use(
+    run_file: Path, settings: dict[str, object], message: str
+):
+    run_file.write_text(yaml.safe_dump(MINIMAL | {"deepspeed": {"coalesce_grad_reduction": True, **settings}}))
+    with pytest.raises(UsageError, match=message):
+        read(run_file)
+
+
 def test_an_unknown_variable_of_ours_is_refused(run_file: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("GRPO_TRAIN__OPTIMIZER__LR", "1")
     with pytest.raises(UsageError, match="GRPO_TRAIN__OPTIMIZER__LR"):

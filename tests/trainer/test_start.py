@@ -272,6 +272,10 @@ class TestExitStatus:
         if offloads:  # under ZeRO-3 the gradients lie with the optimizer: two numbers of 2 bytes are left, and one of 4
             gradients = 0.0 if stage == 3 else 2 * size / 4
             assert f"about {2 * size + gradients:.2f} GiB without activations" in plan["memory of a rank"]
+        if stage == 3:  # four bytes for each parameter, and for a fourth of them unless that part is offloaded
+            run["deepspeed"]["coalesce_grad_reduction"] = True
+            whole = 2 * size * shares * (1.0 if offloads else 1.25)
+            assert f"gradients {whole:.2f}," in dict(_memory(RunConfig.model_validate(run)))["memory of a rank"]
 
     def test_a_bare_optimizer_is_not_offloaded(self, run_file: Path, tmp_path: Path):
         from grpo_trainer.dry_run import _memory

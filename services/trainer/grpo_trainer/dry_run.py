@@ -116,6 +116,8 @@ def _memory(config: RunConfig) -> Iterator[Line]:
     reference = weights if keeps and adapter is None else 0
     # Under ZeRO-3 the gradients' shard lies where the optimizer's state does.
     offloads_gradients = offloads and stage == 3
+    if config.deepspeed.coalesce_grad_reduction:  # whole ones beside their shard
+        gradients, offloads_gradients = trained * 4 + (0 if offloads_gradients else gradients), False
     total = weights + reference + (0 if offloads_gradients else gradients) + (0 if offloads else optimizer)
     yield "parameters", f"{count:,} in {config.model.dtype}{f', {in_nf4:,} of them kept in NF4' if in_nf4 else ''}"
     if lora is not None:

@@ -51,10 +51,36 @@ class DeepSpeedConfig(Section):
         False,
         description="Reduce gradients during the backward pass (ZeRO stage 2 or 3); takes a second bucket of memory.",
     )
+    coalesce_grad_reduction: bool = Field(
+        False,
+        description="Reduce gradients once an update instead of once a micro-batch (ZeRO stage 3; 0 and 1 do anyway). "
+        "Every rank then keeps whole gradients in float32: 4 bytes for each trained parameter.",
+    )
     timeout_s: Seconds = Field(1800.0, description="Limit of a collective between ranks.")
 
     @model_validator(mode="after")
     def _overlap_needs_sharded_gradients(self) -> "DeepSpeedConfig":
         if self.overlap_comm and self.zero_stage < 2:
             raise ValueError(f"overlap_comm needs zero_stage 2 or 3, not {self.zero_stage}")
+        return self
+
+    @model_validator(mode="after")
+    def _one_reduction_is_for_sharded_weights(self) -> "DeepSpeedConfig":
+        if not self.coalesce_grad_reduction:
+            return self
+        if self.zero_stage < 2:
+            raise ValueError(
+                f"zero_stage {self.zero_stage} reduces gradients once an update as it is; leave out "
+                "coalesce_grad_reduction, which is for zero_stage 3"
+            )
+        if self.zero_stage == 2:
+            raise ValueError(
+                "coalesce_grad_reduction keeps whole gradients, and zero_stage 2 shards them; zero_stage 1 keeps them "
+                "whole and reduces them once an update: set that, and leave coalesce_grad_reduction out"
+            )
+        if self.overlap_comm:
+            raise ValueError(
+                "overlap_comm reduces gradients during each backward pass, and coalesce_grad_reduction after the last "
+                "of an update; set one of them"
+            )
         return self

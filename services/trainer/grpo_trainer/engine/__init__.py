@@ -5,6 +5,7 @@ model.py, output_head.py the policy; logprob and entropy of each completion toke
 batch_loss.py            the loss of a micro-batch, in one pass through the output head or in two
 deepspeed_settings.py, schedule.py, random_state.py, state.py
                          settings, learning rate, random numbers, engine.json of a checkpoint
+one_reduction.py         gradients that are reduced once an update under ZeRO-3
 entropy_coefficient.py   the weight of the entropy bonus from update to update
 skipped_updates.py, write_errors.py
                          gradients that are not finite; write errors that wait for the other ranks

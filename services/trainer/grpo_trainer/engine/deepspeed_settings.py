@@ -34,7 +34,8 @@ def deepspeed_settings(model: ModelConfig, optimizer: OptimizerConfig, sharing: 
         # We count micro-batches ourselves: the token budget decides their number, and step() ends an update.
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
-        "managed_gradient_accumulation": False,
+        # For `coalesce_grad_reduction` DeepSpeed must manage them; with one step of accumulation that changes nothing.
+        "managed_gradient_accumulation": sharing.coalesce_grad_reduction,
         # ClipBareOptimizer clips for the bare optimizer of ZeRO 0 in float32.
         "gradient_clipping": optimizer.max_grad_norm if stage > 0 else 0.0,
         "bf16": {"enabled": bf16},

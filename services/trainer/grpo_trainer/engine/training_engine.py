@@ -48,6 +48,7 @@ from .deepspeed_settings import ClipBareOptimizer, adamw, deepspeed_settings, in
 from .entropy_coefficient import EntropyCoefficient
 from .export import Export
 from .model import has_experts, load_policy, pieces_to_push, row_layout_for
+from .one_reduction import OneReduction
 from .output_head import Policy
 from .random_state import seed_everything
 from .reference import MovingReference
@@ -111,6 +112,7 @@ class TrainingEngine:
             self.adapter = Adapter(self.policy.model, model.lora, base_name=model.name_or_path, seed=seed)
             self.policy.register_state_dict_post_hook(keep_adapter_only)
         self._engine = _initialize(self.policy, settings, adamw(self.policy, optimizer))
+        self._reduction = OneReduction(self._engine) if sharing.coalesce_grad_reduction else contextlib.nullcontext
         self._clip = ClipBareOptimizer.attach(self._engine.optimizer, settings, optimizer.max_grad_norm)
         self.export = self.make_export(push_kind)
         self.reference: Policy | DeepSpeedEngine | None = None
@@ -251,11 +253,12 @@ class TrainingEngine:
         for group in self._engine.optimizer.param_groups:
             group["lr"] = rate
         tally = Tally()
-        for batch in micro_batches:
-            loss, of_batch = self._loss(batch)
-            tally.merge(of_batch)
-            self._engine.backward(loss * self.world_size, scale_wrt_gas=False)
-            self.beat()
+        with self._reduction():
+            for batch in micro_batches:
+                loss, of_batch = self._loss(batch)
+                tally.merge(of_batch)
+                self._engine.backward(loss * self.world_size, scale_wrt_gas=False)
+                self.beat()
         self._engine.step()
         self._as_at_the_start_of_the_batch = False
         self.updates_done += 1
