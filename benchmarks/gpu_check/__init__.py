@@ -6,14 +6,16 @@ it needs hardware that the tests do not have.
 check.py      what a check is: a function and what it needs
 bounds.py     the bound of every figure, in one table
 box.py        what this machine has: GPUs, their memory, packages and versions
-checks.py     the table of all checks, and what is missing from it
+checks.py     the table of all checks
 runner.py     each check in a process of its own, with a deadline
 table.py      the table at the end, gpu-check.json, the exit status
 made.py       models of random weights and sequences for them
 head.py       the output head against whole logits
 losses.py     every loss type against float64 on the CPU
-policies.py   policies of random weights, training engines and their updates
+policies.py   policies of random weights, training engines, and batches for them
+trained.py    what a few updates of an engine do and cost
 updates.py    bf16 against float32, ZeRO-2 and 3 with offload
+packing.py    several sequences in a row, against a row for each
 quantized.py  an adapter on a model in NF4, against the same weights in bf16
 throughput.py memory, tokens/s and MFU at three sizes
 families.py   pushes to models with experts, as `make families` makes them

@@ -12,12 +12,11 @@ import os
 import signal
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 from .box import Box
-from .check import Check
-from .checks import CHECKS, NOT_BUILT
+from .check import Check, Figures
+from .checks import CHECKS
 from .runner import ROOT, CheckFailedError, child_environment, in_a_child, in_this_process, run_checks
 from .table import as_json, exit_status, table
 
@@ -42,14 +41,17 @@ def main(arguments: list[str] | None = None) -> int:
         os._exit(status)
     checks = [CHECKS[name] for name in options.only or CHECKS]
     results, box = [], box_seen_from(options.device)
-    for result in run_checks(
-        checks, box, partial(in_a_child, device=options.device, tiny=options.tiny), trial=options.tiny
-    ):
+
+    def measure(check: Check) -> Figures:
+        print(f"== {check.name}: {check.title}", file=sys.stderr, flush=True)
+        return in_a_child(check, device=options.device, tiny=options.tiny)
+
+    for result in run_checks(checks, box, measure, trial=options.tiny):
         results.append(result)
-        print(f"{result.check.name}: {result.outcome} {result.reason}", file=sys.stderr, flush=True)
-    missing = {name: f"not built: {reason}" for name, reason in NOT_BUILT.items()}
-    print(table(results, box, missing, trial=options.tiny))
-    copy = as_json(results, box, missing, trial=options.tiny)
+        outcome = ": ".join(filter(None, [result.outcome, result.reason]))
+        print(f"== {result.check.name}: {outcome} ({result.seconds:.0f} s)", file=sys.stderr, flush=True)
+    print(table(results, box, trial=options.tiny))
+    copy = as_json(results, box, trial=options.tiny)
     options.json.write_text(json.dumps(copy, indent=1) + "\n")
     return exit_status(results)
 

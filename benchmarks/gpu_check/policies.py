@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -92,6 +92,8 @@ def new_engine(
     rate: float = 1e-4,
     lora: LoraConfig | None = None,
     load_in_4bit: bool = False,
+    packing: bool = False,
+    attention: Literal["sdpa", "flash_attention_2"] = "sdpa",
 ) -> "TrainingEngine":
     # DeepSpeed takes seconds to import, and the other checks do without it.
     from grpo_trainer.engine.training_engine import TrainingEngine
@@ -100,12 +102,13 @@ def new_engine(
         ModelConfig(
             name_or_path=str(folder),
             dtype=dtype,
+            attn_implementation=attention,
             gradient_checkpointing=recompute,
             lora=lora,
             load_in_4bit=load_in_4bit,
         ),
         OptimizerConfig(learning_rate=rate),
-        DeepSpeedConfig(zero_stage=zero_stage, offload_optimizer=offload, timeout_s=300.0),
+        DeepSpeedConfig(zero_stage=zero_stage, offload_optimizer=offload, packing=packing, timeout_s=300.0),
         AlgorithmConfig(),
         temperature=1.0,
         total_updates=1000,
@@ -120,24 +123,35 @@ def made_update(
     completions: int,
     length: int,
     tokens_per_micro_batch: int,
+    ragged: bool = False,
     for_each_rank: bool = False,
 ) -> list[MicroBatch]:
     """This rank's micro-batches of one update: completions of half of `length` tokens after prompts of the other.
 
-    `for_each_rank`: all of the update's, the same on every rank.
+    `ragged`: completions of 1 token to seven eighths of `length`, after prompts of an eighth. `for_each_rank`: all of
+    the update's, the same on every rank.
     """
     rank, world_size = (0, 1) if for_each_rank else (engine.rank, engine.world_size)
     rng = random.Random(0)
-    algorithm, half = AlgorithmConfig(), length // 2
+    algorithm = AlgorithmConfig()
+    prompt_length = length // (8 if ragged else 2)
+    longest = length - prompt_length
     taken = []
     for number in range(completions):
-        prompt, completion = ([rng.randrange(vocabulary) for _ in range(half)] for _ in range(2))
+        size = rng.randint(1, longest) if ragged else longest
+        prompt, completion = ([rng.randrange(vocabulary) for _ in range(count)] for count in (prompt_length, size))
         episode = single_turn(
-            f"e-{number}", prompt, completion, versions=[(VERSION, half)], finish_reason="stop", logprobs=[-5.0] * half
+            f"e-{number}", prompt, completion, versions=[(VERSION, size)], finish_reason="stop", logprobs=[-5.0] * size
         )
         taken.append((episode, rng.gauss(0, 1)))
-    sequences = sequences_of(taken, algorithm, max_completion_length=half)
-    plan = plan_updates(sequences, world_size=world_size, tokens_per_micro_batch=tokens_per_micro_batch, num_updates=1)
+    sequences = sequences_of(taken, algorithm, max_completion_length=longest)
+    plan = plan_updates(
+        sequences,
+        world_size=world_size,
+        tokens_per_micro_batch=tokens_per_micro_batch,
+        layout=engine.row_layout,
+        num_updates=1,
+    )
     parts, plans = parts_of_ranks(sequences, plan, world_size)
     (update,) = micro_batches(
         parts[rank],
@@ -146,6 +160,7 @@ def made_update(
         version=VERSION,
         pad_token_id=0,
         device=engine.device,
+        layout=engine.row_layout,
     )
     return update
 

@@ -75,7 +75,7 @@ def visible_gpus() -> list[str]:
 
 @contextmanager
 def rollout_server(model: Path, place: Place, *flags: str, gpus: list[str]) -> Iterator[Service]:
-    """A rollout server on `gpus`, which may not be live yet. It is stopped at the end."""
+    """A rollout server on `gpus`, which may not be live yet. It is stopped at the end; an error shows its log."""
     port = free_port()
     flags = ("--dtype=bfloat16", f"--gpu-memory-utilization={MEMORY_SHARE}", *flags)
     if place.tiny:
@@ -84,7 +84,11 @@ def rollout_server(model: Path, place: Place, *flags: str, gpus: list[str]) -> I
     # In a trial, bind no worker to cores: vLLM would want a NUMA node for each of two workers.
     environment = ROLLOUT_ENVIRONMENT | {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     with service(command, place.folder / "rollout.log", port=port, environment=environment) as running:
-        yield running
+        try:
+            yield running
+        except Exception:
+            print(running.tail(100), file=sys.stderr)
+            raise
 
 
 def wait_until_live(server: Service) -> None:

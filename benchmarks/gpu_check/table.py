@@ -1,6 +1,6 @@
 """What is printed at the end, what is written to gpu-check.json, and the exit status."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -20,11 +20,10 @@ def exit_status(results: Sequence[Result]) -> int:
     return RIGHT if all(result.outcome == "right" for result in ran) else WRONG
 
 
-def table(results: Sequence[Result], box: Box, missing: Mapping[str, str], *, trial: bool) -> str:
+def table(results: Sequence[Result], box: Box, *, trial: bool) -> str:
     lines = [heading(box, trial=trial), "", "| check | figure | value | bound | |", "|---|---|---|---|---|"]
     for result in results:
         lines += _rows(result, trial=trial)
-    lines += [f"| {name} | | | | {reason} |" for name, reason in missing.items()]
     return "\n".join([*lines, "", summary(results)])
 
 
@@ -65,7 +64,7 @@ def _words(bound: Bound | None) -> str:
     return "" if bound is None else f"{'≤' if bound.kind == 'at most' else '≥'} {bound.limit:g}"
 
 
-def as_json(results: Sequence[Result], box: Box, missing: Mapping[str, str], *, trial: bool) -> dict[str, Any]:
+def as_json(results: Sequence[Result], box: Box, *, trial: bool) -> dict[str, Any]:
     return {
         "trial": trial,
         "exit_status": exit_status(results),
@@ -83,5 +82,4 @@ def as_json(results: Sequence[Result], box: Box, missing: Mapping[str, str], *, 
             }
             for result in results
         ],
-        "missing": dict(missing),
     }
