@@ -18,6 +18,8 @@ MINIMAL = {
     "reward": {"reward_funcs": ["countdown", "format"]},
 }
 
+TWO_SERVERS = ("--rollout.urls", '["http://127.0.0.1:8000", "http://127.0.0.1:8002"]')
+
 
 @pytest.fixture
 def run_file(tmp_path: Path) -> Path:
@@ -40,6 +42,15 @@ def read_without(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     monkeypatch.delenv("GRPO_TRAIN__LOGGING__OTLP_ENDPOINT")
     monkeypatch.delenv("GRPO_TRAIN__OPTIMIZER__LEARNING_RATE")
     return read(run_file)
+
+
+@pytest.mark.parametrize(("flags", "groups"), [((), 16), (("--rollout.prompts_per_request", 3), 3), (TWO_SERVERS, 8)])
+def test_a_request_is_a_quarter_of_a_servers_share_of_the_batch(flags: tuple[object, ...], groups: int, run_file: Path):
+    assert read(run_file, "--rollout.generation_batch_size", 512, *flags).rollout.groups_per_request == groups
+
+
+def test_a_batch_smaller_than_that_is_requested_group_by_group(run_file: Path):
+    assert read(run_file, "--rollout.generation_batch_size", 16).rollout.groups_per_request == 1
 
 
 def test_a_later_file_wins_over_an_earlier_one_section_by_section(run_file: Path, tmp_path: Path):

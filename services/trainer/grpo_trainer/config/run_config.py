@@ -35,8 +35,11 @@ class RolloutConfig(Section):
     min_p: Share = 0.0
     repetition_penalty: float = Field(1.0, gt=0.0, le=2.0)
     stop: list[str] = Field(default_factory=list)
-    prompts_per_request: int = Field(
-        1, ge=1, description="Groups sampled and scored by one request; all of them wait for the slowest sequence."
+    prompts_per_request: int | None = Field(
+        None,
+        ge=1,
+        description="Groups sampled and scored by one request; all of them wait for the slowest sequence. null: a "
+        "quarter of a server's share of the batch.",
     )
     request_deadline_s: Seconds = Field(600.0, description="Limit for sampling the groups of one request.")
     startup_timeout_s: Seconds = Field(
@@ -67,6 +70,12 @@ class RolloutConfig(Section):
     @property
     def groups_per_batch(self) -> int:
         return self.generation_batch_size // self.num_generations
+
+    @property
+    def groups_per_request(self) -> int:
+        """`prompts_per_request`, or what fills the engine at once: sequences that arrive one after another are computed
+        in many small steps. A quarter leaves rewards to be computed while others are sampled."""
+        return self.prompts_per_request or max(1, self.groups_per_batch // (4 * len(self.urls)))
 
     @property
     def distorting(self) -> list[str]:

@@ -95,7 +95,7 @@ class Orchestrator:
         self._limits = PipelineLimits(
             groups_per_batch=config.rollout.groups_per_batch,
             max_staleness=config.algorithm.max_staleness,
-            groups_per_job=config.rollout.prompts_per_request,
+            groups_per_job=config.rollout.groups_per_request,
             num_generations=config.rollout.num_generations,
             min_scored_share=config.reward.min_scored_share,
             max_steps=max_steps,
