@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 
 import pytest
+from benchmarks.gpu_check.__main__ import main
 from benchmarks.gpu_check.bounds import BOUNDS, at_most
 from benchmarks.gpu_check.box import Box
 from benchmarks.gpu_check.check import Check, Needs, Place
@@ -45,7 +47,14 @@ def test_without_a_gpu_everything_is_left_out_and_the_status_is_no_success():
     shown = table(results, NO_GPU, trial=False)
     assert "NOTHING WAS CHECKED" in shown
     assert all(name in shown for name in CHECKS)
-    assert as_json(results, NO_GPU, trial=False)["exit_status"] == 3
+    copy = as_json(results, NO_GPU, trial=False, status=3)
+    assert [check["name"] for check in copy["checks"]] == list(CHECKS)
+
+
+def test_a_folder_that_is_not_there_is_refused_before_the_checks(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit, match="2"):
+        main(["--json", str(tmp_path / "nowhere" / "copy.json")])
+    assert "there is no folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

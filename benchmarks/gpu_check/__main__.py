@@ -3,7 +3,8 @@
     python -m benchmarks.gpu_check [--only NAME …] [--json FILE]
     python -m benchmarks.gpu_check --device cpu --tiny      a trial of the checks themselves
 
-Exit status: 0 all that ran is within its bounds; 1 something is not, or failed; 3 nothing was checked (no GPU).
+Exit status: 0 all that ran is within its bounds; 1 something is not, or failed; 3 nothing was checked (no GPU);
+130 after Ctrl-C, with a table of the checks that ran.
 """
 
 import argparse
@@ -20,9 +21,15 @@ from .checks import CHECKS
 from .runner import ROOT, CheckFailedError, child_environment, in_a_child, in_this_process, run_checks
 from .table import as_json, exit_status, table
 
+INTERRUPTED = 128 + signal.SIGINT
+
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.gpu_check",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: a trial, only with --tiny")
     parser.add_argument("--tiny", action="store_true", help="shapes that a CPU computes in a second")
     parser.add_argument("--only", nargs="+", choices=list(CHECKS), metavar="NAME", help=f"of {', '.join(CHECKS)}")
@@ -39,21 +46,32 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
-    checks = [CHECKS[name] for name in options.only or CHECKS]
-    results, box = [], box_seen_from(options.device)
+    if not options.json.parent.is_dir():
+        parser.error(f"--json {options.json}: there is no folder {options.json.parent}")
+    return report([CHECKS[name] for name in options.only or CHECKS], options.device, options.json, tiny=options.tiny)
+
+
+def report(checks: list[Check], device: str, file: Path, *, tiny: bool) -> int:
+    """Run the checks, print the table and write its copy to `file`. Returns the exit status."""
+    results, box = [], box_seen_from(device)
 
     def measure(check: Check) -> Figures:
         print(f"== {check.name}: {check.title}", file=sys.stderr, flush=True)
-        return in_a_child(check, device=options.device, tiny=options.tiny)
+        return in_a_child(check, device=device, tiny=tiny)
 
-    for result in run_checks(checks, box, measure, trial=options.tiny):
-        results.append(result)
-        outcome = ": ".join(filter(None, [result.outcome, result.reason]))
-        print(f"== {result.check.name}: {outcome} ({result.seconds:.0f} s)", file=sys.stderr, flush=True)
-    print(table(results, box, trial=options.tiny))
-    copy = as_json(results, box, trial=options.tiny)
-    options.json.write_text(json.dumps(copy, indent=1) + "\n")
-    return exit_status(results)
+    interrupted = False
+    try:
+        for result in run_checks(checks, box, measure, trial=tiny):
+            results.append(result)
+            outcome = ": ".join(filter(None, [result.outcome, result.reason]))
+            print(f"== {result.check.name}: {outcome} ({result.seconds:.0f} s)", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        interrupted = True
+        print("== interrupted: the other checks did not run", file=sys.stderr, flush=True)
+    status = INTERRUPTED if interrupted else exit_status(results)
+    print(table(results, box, trial=tiny))
+    file.write_text(json.dumps(as_json(results, box, trial=tiny, status=status), indent=1) + "\n")
+    return status
 
 
 def box_seen_from(device: str) -> Box:

@@ -87,8 +87,9 @@ def in_a_child(check: Check, device: str, *, tiny: bool) -> Figures:
             try:
                 child.wait(check.timeout_s)
             except subprocess.TimeoutExpired as error:
-                _stop(child)
                 raise CheckFailedError(f"took longer than {check.timeout_s:g} s") from error
+            finally:
+                _stop(child)
         if not answer.exists():
             raise CheckFailedError(f"ended with status {child.returncode} and no figures; its output is above")
         found = json.loads(answer.read_text())
@@ -98,7 +99,9 @@ def in_a_child(check: Check, device: str, *, tiny: bool) -> Figures:
 
 
 def _stop(child: "subprocess.Popen[bytes]") -> None:
-    """Let the child stop the services that it started, then kill it."""
+    """Let a child that still runs stop the services that it started, then kill it."""
+    if child.poll() is not None:
+        return
     child.terminate()
     try:
         child.wait(STOP_TIMEOUT_S)
