@@ -117,6 +117,13 @@ def test_positions_in_the_prompts_go_on_in_the_same_mixture_alone(run_file: Path
             open_checkpoint(config_of(run_file, *flags), resume=True, stop=StopSignal())
 
 
+def test_a_single_dataset_does_not_go_on_as_a_mixture(run_file: Path, tmp_path: Path):
+    save_state(tmp_path / "run", {"step": 3, **kept_of(config_of(run_file))})
+    open_checkpoint(config_of(run_file), resume=True, stop=StopSignal())
+    with pytest.raises(UsageError, match=r"with the datasets of data\.dataset alone, and this run has a 1: "):
+        open_checkpoint(config_of(run_file, *mixture(tmp_path, a=1.0)), resume=True, stop=StopSignal())
+
+
 def test_a_file_that_has_changed_since_the_checkpoint_is_warned_of(
     run_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
@@ -133,7 +140,7 @@ def test_a_file_that_has_changed_since_the_checkpoint_is_warned_of(
     open_checkpoint(config, resume=True, stop=StopSignal())
     assert f"{recipe}:own has changed since the checkpoint of step 3" in caplog.text
     assert "loss.py" not in caplog.text
-    assert kept_of(config_of(run_file)) == {}
+    assert kept_of(config_of(run_file)) == {"mixture": []}
 
 
 def test_its_configuration_stays_what_it_was(run_file: Path, tmp_path: Path):

@@ -112,6 +112,17 @@ def loss(logprobs_N, batch, algorithm, tally):
         check_algorithm(run_config(tmp_path, loss=f"{tmp_path}/own-0.1.py:loss"))
 
 
+def test_a_loss_of_whole_episodes_is_tried_on_whole_episodes(tmp_path: Path):
+    (tmp_path / "own.py").write_text("""
+import torch
+
+def loss(logprobs_N, batch, algorithm, tally):
+    of_episodes = [part - part.detach().max() for part in logprobs_N.split(batch.trained_Q)]
+    return -torch.cat([logprobs_N[:0], *of_episodes])
+""")
+    check_algorithm(run_config(tmp_path, loss=f"{tmp_path}/own.py:loss"))
+
+
 def run_config(tmp_path: Path, rollout: dict[str, object] | None = None, **algorithm: object) -> RunConfig:
     sections = {"data": {"dataset": "d.jsonl"}, "reward": {"reward_funcs": ["r"]}, "rollout": rollout or {}}
     return RunConfig(run_dir=tmp_path, model={"name_or_path": "m"}, algorithm=algorithm, **sections)

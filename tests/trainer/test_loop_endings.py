@@ -158,7 +158,7 @@ def test_a_checkpoint_that_was_begun_is_completed_however_the_run_ends(
     steps.run.config.guards.rollback_rules = ["kl"] if goes_back else []
     with pytest.raises(RunError) if isinstance(ending, RunError) else nullcontext():
         loop.train(steps.run, step=4)
-    assert steps.completed == [goes_back] * (2 if ending else 5) + [True]
+    assert steps.completed == [False, goes_back] * (2 if ending else 5) + [True]
 
 
 @pytest.mark.parametrize("evaluated_step", [9, 6, None])
@@ -272,7 +272,9 @@ def test_a_policy_changes_by_an_update_with_a_rate_and_a_finite_gradient(monkeyp
         config = SimpleNamespace(deepspeed=SimpleNamespace(tokens_per_micro_batch=8), algorithm=AlgorithmConfig())
         orchestrator = SimpleNamespace(batch_used=lambda: None)
         journal = SimpleNamespace(stage=lambda _: nullcontext(), add=lambda _: None)
-        run: Any = SimpleNamespace(config=config, crew=crew, orchestrator=orchestrator, journal=journal)
+        run: Any = SimpleNamespace(
+            config=config, crew=crew, orchestrator=orchestrator, journal=journal, row_layout="padded"
+        )
         return loop.optimize(run, [], version=1)
 
     monkeypatch.setattr(loop, "count_updates", lambda _: 1)
@@ -288,7 +290,9 @@ def test_the_reference_moves_after_the_updates_of_every_so_many_steps(monkeypatc
     config = SimpleNamespace(deepspeed=SimpleNamespace(tokens_per_micro_batch=8), algorithm=algorithm)
     journal = SimpleNamespace(stage=lambda _: nullcontext(), add=lambda _: None)
     orchestrator = SimpleNamespace(batch_used=lambda: None)
-    run: Any = SimpleNamespace(config=config, crew=crew, orchestrator=orchestrator, journal=journal)
+    run: Any = SimpleNamespace(
+        config=config, crew=crew, orchestrator=orchestrator, journal=journal, row_layout="padded"
+    )
     monkeypatch.setattr(loop, "count_updates", lambda _: 1)
     for step in range(1, 6):
 

@@ -87,7 +87,8 @@ def TrainingEngine(*_, **__):
     time.sleep(float(os.environ.get("LOAD_S", "0")))
     export = SimpleNamespace(kind="full", absent=[], device=None, sharded=False, peft_config=None, base_digest=None)
     load = lambda folder: said.update(loaded=str(folder))
-    return SimpleNamespace(load=load, export=export, device=SimpleNamespace(type="cpu"), has_experts=False)
+    cpu = SimpleNamespace(type="cpu")
+    return SimpleNamespace(load=load, export=export, device=cpu, has_experts=False, row_layout="padded")
 
 run.TrainingEngine = TrainingEngine
 run.show_servers = run.write_report_and_summary = lambda *_, **__: None

@@ -11,6 +11,7 @@ from tests.tiny_model import make_model, make_tokenizer
 from tests.trainer.test_engine import spawn_ranks
 from transformers import Qwen2ForCausalLM
 
+from grpo_trainer.engine.random_state import seed_anew
 from grpo_trainer.engine.reshaping import read_pieces
 from grpo_trainer.engine.state import STATE_TAG
 
@@ -85,3 +86,6 @@ def parameters(place: Path, num_ranks: int) -> dict[str, dict[str, torch.Tensor]
 def test_a_rank_that_nobody_saved_draws_its_own_random_numbers(folder: Path):
     first, second = (seen["drawn"] for seen in seen_by(folder, 2, "2 float32"))
     assert first != second
+    with torch.random.fork_rng():
+        seed_anew(1, updates_done=2, rank=1)
+        assert second == torch.rand(2).tolist()

@@ -20,7 +20,7 @@ from grpo_trainer.algorithm.sequences import Group
 from grpo_trainer.config.run_config import RewardConfig
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.errors import RunError, ServersError, TrainerError, UnavailableError, UsageError
-from grpo_trainer.servers.reward import RewardStage, check_enough_scored
+from grpo_trainer.servers.reward import TOKENS_OF_REQUEST, RewardStage, check_enough_scored, in_requests
 from grpo_trainer.servers.reward_code import RewardCode
 
 
@@ -124,6 +124,16 @@ async def test_each_dataset_is_scored_by_its_own_rewards():
     assert [one.episodes[0].total for one in groups] == [2.0, 3.0, 2.0, 1.0, None]
     assert all(one.episodes[0].correct for one in groups[:4]), "without `format` the first of its own decides"
     check_enough_scored(groups, 1.0)  # what no reward judges lacks no score
+
+
+def test_a_request_holds_whole_groups_and_a_bounded_number_of_tokens():
+    def group(position: int, num_tokens: int) -> Group:
+        episode = completion("", [1] * num_tokens, [-0.1] * num_tokens, "", "stop", [(0, num_tokens)])
+        return Group(position, PromptRow(0, [1], "p", {}), [episode] * 2)
+
+    sizes = (TOKENS_OF_REQUEST // 4, TOKENS_OF_REQUEST // 4, 1, TOKENS_OF_REQUEST, 1, 1)
+    requests = in_requests([group(position, size) for position, size in enumerate(sizes)])
+    assert [[one.position for one in request] for request in requests] == [[0, 1], [2], [3], [4, 5]]
 
 
 async def test_a_column_is_needed_only_where_its_reward_is_asked_for():

@@ -103,7 +103,9 @@ def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
     Which requests share a step is a matter of timing. `x @ W.T` adds up in another order when there are few rows, so
     a repeated run got other logprobs (1e-7). oneDNN, which vLLM takes for the base, does so for a lone row only, which
-    therefore goes in twice.
+    therefore goes in twice. It is taken for float32 alone: not every CPU has its kernels for the other dtypes.
     """
+    if x.dtype != torch.float32 or not torch.backends.mkldnn.is_available():
+        return x @ weight.T
     rows = x.contiguous() if x.shape[0] > 1 else x.repeat(2, 1)
     return torch.ops.mkldnn._linear_pointwise(rows, weight, None, "none", [], "")[: x.shape[0]]

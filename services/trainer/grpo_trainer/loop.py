@@ -89,6 +89,7 @@ def train(run: Run, *, step: int) -> int | WayBack:
             sequences = sample_and_score(run, version=step + 1)
             if sequences is None:
                 break
+            complete_save(run, wait=False)  # sampling took its time: what fails from here on loses no checkpoint
             step += 1
             changed = optimize(run, sequences, version=step)
             # A rule that goes back has to find the newest checkpoint complete.
@@ -301,7 +302,7 @@ def save(run: Run, step: int) -> None:
             "step": step,
             "cursor": asdict(run.orchestrator.cursor()),
             "totals": run.journal.state(),
-            "reward_code": run.orchestrator.reward.code.hashes,
+            "reward_code": dict(run.orchestrator.reward.code.hashes),
             "best": asdict(run.best),
             **run.kept,
             **seen_rollbacks(run.config.run_dir),

@@ -83,7 +83,8 @@ def try_out(algorithm: AlgorithmConfig) -> None:
         logprobs_N = torch.linspace(-0.3, -2.0, len(batch.row_N)).requires_grad_()
         try:
             loss, tally = policy_loss(logprobs_N, -logprobs_N.detach(), batch, algorithm, surrogate)
-            alone = _sum_of_single_tokens(logprobs_N.detach(), batch, algorithm)
+            by_token = is_by_token(surrogate, algorithm)
+            alone = _sum_of_single_tokens(logprobs_N.detach(), batch, algorithm) if by_token else loss.detach()
         except RunError as error:
             raise UsageError(error.message, error.hint) from error
         metrics.append(tally.names)
@@ -95,7 +96,7 @@ def try_out(algorithm: AlgorithmConfig) -> None:
             loss.backward()
             if not logprobs_N.grad.isfinite().all():
                 raise UsageError(f"the gradient of {name} is not finite", hint=f"it is {logprobs_N.grad.tolist()}")
-        if is_by_token(surrogate, algorithm) and not torch.allclose(alone, loss.detach()):
+        if not torch.allclose(alone, loss.detach()):
             raise UsageError(
                 f"{name} declares by_token, and the losses of single tokens do not add up to the loss of all",
                 hint="leave by_token out of what it reads",

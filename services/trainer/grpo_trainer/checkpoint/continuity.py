@@ -17,7 +17,8 @@ from ..extension import file_hash
 log = logging.getLogger(__name__)
 
 MIXTURE, FILES = "mixture", "files"
-"""Keys in the state of a checkpoint; absent in a run with a single dataset, and without files of the user's own."""
+"""Keys in the state of a checkpoint. A single dataset is no mixture, []; without files of the user's own their key is
+absent. Older releases wrote neither."""
 
 
 def kept_of(config: RunConfig) -> dict[str, Any]:
@@ -27,15 +28,15 @@ def kept_of(config: RunConfig) -> dict[str, Any]:
     """
     mixture = [[name, chosen.ratio] for name, chosen in config.data.datasets.items()]
     files = {name: digest for name in _named_in(config) if (digest := file_hash(name)) is not None}
-    return ({MIXTURE: mixture} if mixture else {}) | ({FILES: files} if files else {})
+    return {MIXTURE: mixture} | ({FILES: files} if files else {})
 
 
 def check_continuity(saved: Mapping[str, Any], kept: Mapping[str, Any], folder: Path) -> None:
     """Raise UsageError for another mixture than that of the checkpoint in `folder`; log files that have changed."""
-    if MIXTURE in saved and saved[MIXTURE] != kept.get(MIXTURE):
+    if MIXTURE in saved and saved[MIXTURE] != kept[MIXTURE]:
         raise UsageError(
             f"the checkpoint {folder} was written with the datasets {_written(saved[MIXTURE])}, and this run has "
-            f"{_written(kept.get(MIXTURE, []))}: it would repeat some prompts and skip others",
+            f"{_written(kept[MIXTURE])}: it would repeat some prompts and skip others",
             hint="resume with the names and ratios of the checkpoint in data.datasets, or choose another run_dir",
         )
     for name, digest in kept.get(FILES, {}).items():

@@ -45,6 +45,11 @@ def reward_specs(config: RewardConfig, weights: Mapping[str, float]) -> list[Rew
     ]
 
 
+TOKENS_OF_REQUEST = 2**16
+"""Sampled tokens that are scored by one request, or one group if it has more: about 0.6 MB, below the limits of a body
+that servers and their ingresses have by default."""
+
+
 class RewardStage:
     """Score groups in place: set `rewards` and `total` of every episode."""
 
@@ -114,7 +119,8 @@ class RewardStage:
     async def score(self, groups: list[Group], *, step: int) -> None:
         """Score every sample, and once more each sample whose scoring broke; none of a dataset without rewards.
 
-        Datasets are scored one after the other. Raises RunError when the server does not answer within `retry_for_s`.
+        Datasets are scored one after the other, each in requests of whole groups (`TOKENS_OF_REQUEST`). Raises RunError
+        when the server does not answer within `retry_for_s`.
         """
         if not self.specs:
             return
@@ -123,7 +129,7 @@ class RewardStage:
             by_dataset.setdefault(group.row.dataset, []).append(group)
         for dataset, of_dataset in by_dataset.items():
             if specs := self.specs_of(dataset):
-                await self._score_with(specs, of_dataset, step=step)
+                await asyncio.gather(*(self._score_with(specs, part, step=step) for part in in_requests(of_dataset)))
 
     async def _score_with(self, specs: list[RewardSpec], groups: list[Group], *, step: int) -> None:
         decides_accuracy = self.config.decides_accuracy
@@ -186,6 +192,20 @@ class RewardStage:
                     hint="start again with --resume once all reward servers run the same version",
                 )
             await asyncio.sleep(PAUSE_S)
+
+
+def in_requests(groups: list[Group]) -> list[list[Group]]:
+    """Cut `groups` into requests of whole groups, in order, of at most `TOKENS_OF_REQUEST` where a group is smaller."""
+    requests: list[list[Group]] = []
+    room = 0
+    for group in groups:
+        size = sum(episode.num_sampled for episode in group.episodes)
+        if size > room:
+            requests.append([])
+            room = TOKENS_OF_REQUEST
+        requests[-1].append(group)
+        room -= size
+    return requests
 
 
 def _check_file(file: Path, served: RewardDescription, url: str) -> None:
