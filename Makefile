@@ -66,6 +66,8 @@ check: $(SETUP_STAMP)  ## formatter, linter, types, architecture
 	$(BIN)/python k8s/make_values_schema.py --check
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 
+# Workers whose threads wait for each other's cores take ten times as long for small tensors.
+quick: export OMP_NUM_THREADS = 1
 quick: $(SETUP_STAMP)  ## the tests without an engine, a cluster, a browser or a trainer process: 90 s at most
 	$(PYTEST) -n $(WORKERS) -m "not ($(ENGINES) or faults)"
 
