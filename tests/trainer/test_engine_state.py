@@ -3,6 +3,7 @@
 import errno
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.trainer.made_run_file import write_run_file
@@ -36,8 +37,12 @@ def config_of(file: Path, *flags: str) -> RunConfig:
     return read_config(RunConfig, [str(file), "--model.dtype", "float32", *flags], program="test", env_prefix="NONE__")
 
 
+def opened(config: RunConfig, **options: Any) -> tuple[Path, dict[str, Any]] | tuple[None, None]:
+    return open_checkpoint(config, kept_of(config), resume=True, stop=StopSignal(), **options)
+
+
 def test_the_same_layout_goes_on(run_file: Path):
-    folder, state = open_checkpoint(config_of(run_file), resume=True, stop=StopSignal())
+    folder, state = opened(config_of(run_file))
     assert state == {"step": 3}
     assert folder is not None
     saved = read_engine_state(folder / "engine", layout(zero_stage=2, world_size=1, dtype="float32"))
@@ -54,7 +59,7 @@ def test_the_same_layout_goes_on(run_file: Path):
 )
 def test_another_one_is_refused(flags: list[str], told: str, run_file: Path):
     with pytest.raises(UsageError, match=rf"/engine was written with {told}") as refused:
-        open_checkpoint(config_of(run_file, *flags), resume=True, stop=StopSignal())
+        opened(config_of(run_file, *flags))
     assert refused.value.hint is not None
     assert "another run_dir" in refused.value.hint
 
@@ -62,21 +67,21 @@ def test_another_one_is_refused(flags: list[str], told: str, run_file: Path):
 def test_another_number_of_ranks_goes_on(run_file: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert open_checkpoint(config_of(run_file), resume=True, stop=StopSignal())[1] == {"step": 3}
+    assert opened(config_of(run_file))[1] == {"step": 3}
 
 
 def test_a_reference_may_begin_to_move_and_not_go_back_to_the_first_model(run_file: Path, tmp_path: Path):
     moving = config_of(run_file, "--algorithm.sync_ref_model", "true")
-    assert open_checkpoint(moving, resume=True, stop=StopSignal())[1] == {"step": 3}
+    assert opened(moving)[1] == {"step": 3}
     folder = tmp_path / "run" / "checkpoints" / "checkpoint-3" / "engine"
     own = layout(zero_stage=2, world_size=1, dtype="float32", sync_ref_model=True)
     assert own.keys() - layout(zero_stage=2, world_size=1, dtype="float32") == {"sync_ref_model"}
     write_engine_state(folder, own, COUNTS)
     described = describe_files(folder.parent, list_files(folder.parent))
     (folder.parent / "manifest.json").write_text(json.dumps({"files": described}))
-    assert open_checkpoint(moving, resume=True, stop=StopSignal())[1] == {"step": 3}
+    assert opened(moving)[1] == {"step": 3}
     with pytest.raises(UsageError, match="written with sync_ref_model True, and this run has None"):
-        open_checkpoint(config_of(run_file), resume=True, stop=StopSignal())
+        opened(config_of(run_file))
 
 
 def test_an_adapter_goes_on_upon_the_same_model_alone(run_file: Path, tmp_path: Path):
@@ -86,9 +91,9 @@ def test_an_adapter_goes_on_upon_the_same_model_alone(run_file: Path, tmp_path: 
     write_engine_state(folder, own, COUNTS)
     described = describe_files(folder.parent, list_files(folder.parent))
     (folder.parent / "manifest.json").write_text(json.dumps({"files": described}))
-    assert open_checkpoint(config, resume=True, stop=StopSignal(), base_digest="a" * 64)[1] == {"step": 3}
+    assert opened(config, base_digest="a" * 64)[1] == {"step": 3}
     with pytest.raises(UsageError, match=f"base_digest {'a' * 64}, and this run has {'b' * 64}"):
-        open_checkpoint(config, resume=True, stop=StopSignal(), base_digest="b" * 64)
+        opened(config, base_digest="b" * 64)
 
 
 def mixture(tmp_path: Path, **ratios: float) -> list[str]:
@@ -104,24 +109,24 @@ def save_state(run_dir: Path, state: dict[str, object]) -> None:
 
 def test_positions_in_the_prompts_go_on_in_the_same_mixture_alone(run_file: Path, tmp_path: Path):
     config = config_of(run_file, *mixture(tmp_path, a=0.75, b=0.25))
-    assert open_checkpoint(config, resume=True, stop=StopSignal())[1] == {"step": 3}, "it knows of none"
+    assert opened(config)[1] == {"step": 3}, "it knows of none"
     saved = {"step": 3, **kept_of(config)}
     save_state(tmp_path / "run", saved)
-    assert open_checkpoint(config, resume=True, stop=StopSignal())[1] == saved
+    assert opened(config)[1] == saved
     for flags, told in (
         (mixture(tmp_path, a=0.5, b=0.5), "a 0.5, b 0.5"),
         (mixture(tmp_path, b=0.25, a=0.75), "b 0.25, a 0.75"),
         ([], "of data.dataset alone"),
     ):
         with pytest.raises(UsageError, match=f"with the datasets a 0.75, b 0.25, and this run has {told}: "):
-            open_checkpoint(config_of(run_file, *flags), resume=True, stop=StopSignal())
+            opened(config_of(run_file, *flags))
 
 
 def test_a_single_dataset_does_not_go_on_as_a_mixture(run_file: Path, tmp_path: Path):
     save_state(tmp_path / "run", {"step": 3, **kept_of(config_of(run_file))})
-    open_checkpoint(config_of(run_file), resume=True, stop=StopSignal())
+    opened(config_of(run_file))
     with pytest.raises(UsageError, match=r"with the datasets of data\.dataset alone, and this run has a 1: "):
-        open_checkpoint(config_of(run_file, *mixture(tmp_path, a=1.0)), resume=True, stop=StopSignal())
+        opened(config_of(run_file, *mixture(tmp_path, a=1.0)))
 
 
 def test_a_file_that_has_changed_since_the_checkpoint_is_warned_of(
@@ -134,10 +139,10 @@ def test_a_file_that_has_changed_since_the_checkpoint_is_warned_of(
     flags = ("--algorithm.loss", f"{loss}:own", "--data.dataset", "null", "--data.datasets", sets)
     config = config_of(run_file, *flags)
     save_state(tmp_path / "run", {"step": 3, **kept_of(config)})
-    open_checkpoint(config, resume=True, stop=StopSignal())
+    opened(config)
     assert caplog.text == ""
     recipe.write_text("def own(): return 7")
-    open_checkpoint(config, resume=True, stop=StopSignal())
+    opened(config)
     assert f"{recipe}:own has changed since the checkpoint of step 3" in caplog.text
     assert "loss.py" not in caplog.text
     assert kept_of(config_of(run_file)) == {"mixture": []}

@@ -90,7 +90,7 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
         )
         base_digest = digest_below_adapter(config, status=status, stop=stop)
         status.enter_phase("reading the data", limit_s=config.server.loading_s)
-        folder, state = open_checkpoint(config, resume=resume, stop=stop, base_digest=base_digest)
+        folder, state = open_checkpoint(config, kept, resume=resume, stop=stop, base_digest=base_digest)
     step = state["step"] if state else 0
     if state:  # before the loads and the waits: who looks at the run meanwhile sees what it did
         status.know_run(max_steps=0, step=step)
@@ -269,9 +269,9 @@ def digest_below_adapter(config: RunConfig, *, status: RunStatus, stop: StopSign
 
 
 def open_checkpoint(
-    config: RunConfig, *, resume: bool, stop: StopSignal, base_digest: str | None = None
+    config: RunConfig, kept: Mapping[str, Any], *, resume: bool, stop: StopSignal, base_digest: str | None = None
 ) -> tuple[Path, dict[str, Any]] | tuple[None, None]:
-    """The checkpoint to go on from and its state, if there is one. Rank 0 only.
+    """The checkpoint to go on from and its state, if there is one. `kept`: see `kept_of`. Rank 0 only.
 
     Raises UsageError when the checkpoint is of another layout or mixture, before anything is waited for.
     """
@@ -288,7 +288,7 @@ def open_checkpoint(
             sync_ref_model=config.algorithm.sync_ref_model,
         )
         read_engine_state(found[0] / "engine", own)
-        check_continuity(found[1], kept_of(config), found[0])
+        check_continuity(found[1], kept, found[0])
         return found[0], with_prompts_moved_on(found[1], config.run_dir)
     if resume:
         log.warning("nothing to resume in %s: this is a new run", config.run_dir)

@@ -83,8 +83,9 @@ def try_out(algorithm: AlgorithmConfig) -> None:
         logprobs_N = torch.linspace(-0.3, -2.0, len(batch.row_N)).requires_grad_()
         try:
             loss, tally = policy_loss(logprobs_N, -logprobs_N.detach(), batch, algorithm, surrogate)
-            by_token = is_by_token(surrogate, algorithm)
-            alone = _sum_of_single_tokens(logprobs_N.detach(), batch, algorithm) if by_token else loss.detach()
+            of_single_tokens = None
+            if is_by_token(surrogate, algorithm):
+                of_single_tokens = _sum_of_single_tokens(logprobs_N.detach(), batch, algorithm)
         except RunError as error:
             raise UsageError(error.message, error.hint) from error
         metrics.append(tally.names)
@@ -96,7 +97,7 @@ def try_out(algorithm: AlgorithmConfig) -> None:
             loss.backward()
             if not logprobs_N.grad.isfinite().all():
                 raise UsageError(f"the gradient of {name} is not finite", hint=f"it is {logprobs_N.grad.tolist()}")
-        if not torch.allclose(alone, loss.detach()):
+        if of_single_tokens is not None and not torch.allclose(of_single_tokens, loss.detach()):
             raise UsageError(
                 f"{name} declares by_token, and the losses of single tokens do not add up to the loss of all",
                 hint="leave by_token out of what it reads",
