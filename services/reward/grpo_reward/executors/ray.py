@@ -133,9 +133,14 @@ class RayExecutor:
         self._known = {node["NodeID"] for node in nodes}
         await asyncio.gather(*(self._add(node) for node in nodes))
         loop = asyncio.get_running_loop()
-        self._problem, self._answered, self._listed = None, loop.time(), loop.time()
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         self._head = ray.remote(Head).options(num_cpus=0, max_restarts=-1, scheduling_strategy=here).remote()
+        try:
+            async with asyncio.timeout(LOAD_LIMIT_S):
+                await self._head.nodes.remote()  # its process has started: from here on silence is the head's
+        except (RayError, TimeoutError) as error:
+            raise ExecutorUnavailable(f"the head of the Ray cluster does not list its nodes: {error!r}") from error
+        self._problem, self._answered, self._listed = None, loop.time(), loop.time()
         self._begin(self._tend())
         self._begin(self._follow_head())
 
