@@ -5,119 +5,31 @@
 A real process group and real DeepSpeed engines, one after another: starting Python is what takes long.
 """
 
-import gc
-import json
-import sys
 import time
-import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import deepspeed
 import torch
 from deepspeed.runtime.zero import stage3
 from safetensors.torch import load_file
-from tests.trainer.made_episodes import VERSION, Taken, build_updates, decided, make_taken
+from tests.trainer.made_engines import equal, new_engine, pushed, reference_weights, updates_of, weights
+from tests.trainer.made_episodes import build_updates, decided, make_taken
+from tests.trainer.rank_of_test import this_rank
 from transformers import AutoModelForCausalLM
 
-from grpo_proto.transport import plan_manifest, view_tensor
-from grpo_trainer.algorithm.sequences import MicroBatch
 from grpo_trainer.algorithm.skipping import sequences_to_compute
 from grpo_trainer.checkpoint.file_writer import FileWriter
 from grpo_trainer.config.algorithm import AlgorithmConfig
-from grpo_trainer.config.optimization import DeepSpeedConfig, OptimizerConfig
-from grpo_trainer.config.run_config import ModelConfig
+from grpo_trainer.config.optimization import OptimizerConfig
 from grpo_trainer.engine import training_engine as engine_module
 from grpo_trainer.engine.model import load_policy
-from grpo_trainer.engine.output_head import Policy
 from grpo_trainer.engine.training_engine import TrainingEngine
 from grpo_trainer.errors import RunError, UsageError
-from grpo_trainer.ranks.process_exit import end_process
 
 ADAMW = engine_module.adamw
 GRADIENT_SCALE = 1000.0
-
-
-def new_engine(
-    folder: Path,
-    *,
-    stage: int,
-    dtype: str = "float32",
-    algorithm: AlgorithmConfig | None = None,
-    optimizer: OptimizerConfig | None = None,
-    gradient_checkpointing: bool = False,
-    model: str = "tied",
-    overlap_comm: bool = False,
-    packing: bool = False,
-    coalesce_grad_reduction: bool = False,
-) -> TrainingEngine:
-    return TrainingEngine(
-        ModelConfig(
-            name_or_path=str(folder / model),
-            dtype=dtype,
-            logprob_chunk_tokens=8,
-            gradient_checkpointing=gradient_checkpointing,
-        ),
-        optimizer or OptimizerConfig(learning_rate=1e-3, weight_decay=0.1, lr_scheduler_type="linear"),
-        DeepSpeedConfig(
-            zero_stage=stage,
-            overlap_comm=overlap_comm,
-            packing=packing,
-            coalesce_grad_reduction=coalesce_grad_reduction,
-        ),
-        algorithm or AlgorithmConfig(loss_type="grpo"),
-        temperature=0.9,
-        total_updates=100,
-        seed=1,
-    )
-
-
-def updates_of(engine: TrainingEngine, taken: Taken, *, budget: int = 60, steps: int = 1) -> list[list[MicroBatch]]:
-    return build_updates(
-        decided(taken, engine.algorithm.model_copy(update={"steps_per_generation": steps})),
-        version=VERSION,
-        tokens_per_micro_batch=budget,
-        rank=engine.rank,
-        world_size=engine.world_size,
-        pad_token_id=0,
-        device=engine.device,
-        layout=engine.row_layout,
-    )
-
-
-def weights(engine: TrainingEngine) -> dict[str, torch.Tensor]:
-    """All parameters, whole, as this rank has them."""
-    return whole(engine, engine.policy)
-
-
-def reference_weights(engine: TrainingEngine) -> dict[str, torch.Tensor]:
-    return whole(engine, getattr(engine.reference, "module", engine.reference))
-
-
-def whole(engine: TrainingEngine, policy: Policy) -> dict[str, torch.Tensor]:
-    found = {}
-    for name, parameter in policy.model.named_parameters():
-        with deepspeed.zero.GatheredParameters([parameter], enabled=engine.zero_stage == 3):
-            found[name] = parameter.detach().clone()
-    return found
-
-
-def pushed(engine: TrainingEngine) -> dict[str, torch.Tensor]:
-    """All parameters by way of the buckets of a push; only rank 0's are filled."""
-    manifest = plan_manifest(engine.export.listed(), 40_000)
-    found = {}
-    for number, buffer in enumerate(engine.export.buckets(manifest, engine.device)):
-        for spec in manifest.tensors:
-            if spec.bucket == number:
-                # What a rank other than 0 helps to gather is not there to be looked at.
-                found[spec.name] = view_tensor(buffer, spec).clone() if engine.rank == 0 else buffer
-    return found
-
-
-def equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
 def gradient(
@@ -186,7 +98,7 @@ def continued(folder: Path, stage: int, dtype: str) -> dict[str, Any]:
 
     engine = new_engine(folder, stage=stage, dtype=dtype, algorithm=algorithm)
     first_model = weights(engine)
-    first_rate = train(engine, range(1))[0]["learning_rate"]
+    first = train(engine, range(1))[0]
     start = weights(engine)
     moved = moved_reference(engine, folder, first_model, start) if moves else {}
     torch.rand(3)
@@ -213,7 +125,8 @@ def continued(folder: Path, stage: int, dtype: str) -> dict[str, Any]:
         "same_metrics": metrics == again,
         "same_end": equal(end, final),
         "same_random_numbers": drawn == drawn_again,
-        "rates": [first_rate, metrics[0]["learning_rate"], again[-1]["learning_rate"]],
+        "first_grad_norm": first["grad_norm"],
+        "rates": [first["learning_rate"], metrics[0]["learning_rate"], again[-1]["learning_rate"]],
         "updates_done": [engine.updates_done, resumed.updates_done],
         "kl": metrics[-1]["kl"],
         **moved,
@@ -455,26 +368,9 @@ def scenarios(folder: Path, world_size: int) -> dict[str, Scenario]:
     return found
 
 
-def main() -> None:
-    folder = Path(sys.argv[1])
-    torch.set_num_threads(1)
-    # DeepSpeed collects garbage several times for each engine; what was imported need not be looked at again.
-    gc.freeze()
-    results: dict[str, Any] = {}
-    engine_module.join_process_group(timeout_s=60.0)
-    rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    for name, scenario in scenarios(folder, world_size).items():
-        try:
+if __name__ == "__main__":
+    with this_rank() as (folder, results):
+        for name, scenario in scenarios(folder, torch.distributed.get_world_size()).items():
             started = time.monotonic()
             results[name] = scenario()
             print(f"{time.monotonic() - started:5.1f} s  {name}", flush=True)
-        except Exception:
-            results[name] = {"error": traceback.format_exc()}
-            (folder / f"results-{world_size}-{rank}.json").write_text(json.dumps(results))
-            raise
-    (folder / f"results-{world_size}-{rank}.json").write_text(json.dumps(results))
-    end_process(0)
-
-
-if __name__ == "__main__":
-    main()

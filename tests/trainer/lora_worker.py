@@ -3,62 +3,20 @@
 torchrun --nproc-per-node N lora_worker.py FOLDER
 """
 
-import gc
-import json
-import sys
 import time
-import traceback
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from tests.trainer.engine_worker import Scenario, equal, pushed, updates_of, weights
+from tests.trainer.made_engines import equal, new_lora_engine, pushed, updates_of, weights
 from tests.trainer.made_episodes import make_taken
+from tests.trainer.rank_of_test import this_rank
 
-from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.config.lora import LoraConfig
-from grpo_trainer.config.optimization import DeepSpeedConfig, OptimizerConfig
-from grpo_trainer.config.run_config import ModelConfig
-from grpo_trainer.engine import training_engine as engine_module
 from grpo_trainer.engine.training_engine import TrainingEngine
 from grpo_trainer.errors import UsageError
-from grpo_trainer.ranks.process_exit import end_process
-
-DIGEST = "ab" * 32
-
-
-def new_engine(
-    folder: Path,
-    *,
-    stage: int,
-    dtype: str = "float32",
-    tied: bool = True,
-    model: str | None = None,
-    load_in_4bit: bool = False,
-    lora: LoraConfig | None = None,
-    push_kind: Any = "lora",
-    checkpointing: bool = False,
-    digest: str = DIGEST,
-) -> TrainingEngine:
-    return TrainingEngine(
-        ModelConfig(
-            name_or_path=str(folder / (model or ("tied" if tied else "untied"))),
-            dtype=dtype,
-            logprob_chunk_tokens=8,
-            gradient_checkpointing=checkpointing,
-            lora=lora or LoraConfig(r=4, alpha=8),
-            load_in_4bit=load_in_4bit,
-        ),
-        OptimizerConfig(learning_rate=1e-2, weight_decay=0.1),
-        DeepSpeedConfig(zero_stage=stage),
-        AlgorithmConfig(loss_type="grpo", beta=0.1, entropy_coef=0.01),
-        temperature=0.9,
-        total_updates=100,
-        seed=1,
-        push_kind=push_kind,
-        base_digest=digest,
-    )
 
 
 def train(engine: TrainingEngine, seeds: range) -> list[dict[str, float]]:
@@ -79,7 +37,7 @@ def logprobs(engine: TrainingEngine, *, reference: bool = False) -> list[float]:
 
 def learned(folder: Path, stage: int, dtype: str, tied: bool, checkpointing: bool = False) -> dict[str, Any]:
     """Three updates: what moves, what the reference says, and what both kinds of push send."""
-    engine = new_engine(folder, stage=stage, dtype=dtype, tied=tied, checkpointing=checkpointing)
+    engine = new_lora_engine(folder, stage=stage, dtype=dtype, tied=tied, checkpointing=checkpointing)
     name = f"{engine.world_size}-{stage}-{dtype}-{tied}"
     before, at_start = weights(engine), logprobs(engine)
     metrics = train(engine, range(3))
@@ -115,13 +73,13 @@ def learned(folder: Path, stage: int, dtype: str, tied: bool, checkpointing: boo
 def continued(folder: Path, stage: int, dtype: str) -> dict[str, Any]:
     """Two updates, a checkpoint, two more; and the same two again from the checkpoint in a new engine."""
     checkpoint = folder / f"lora-checkpoint-{torch.distributed.get_world_size()}-{stage}-{dtype}"
-    engine = new_engine(folder, stage=stage, dtype=dtype)
+    engine = new_lora_engine(folder, stage=stage, dtype=dtype)
     train(engine, range(2))
     checkpoint.mkdir(exist_ok=True)
     engine.save(checkpoint)
     num_bytes = sum(file.stat().st_size for file in checkpoint.rglob("*") if file.is_file())
     metrics, end = train(engine, range(2, 4)), weights(engine)
-    resumed = new_engine(folder, stage=stage, dtype=dtype)
+    resumed = new_lora_engine(folder, stage=stage, dtype=dtype)
     resumed.load(checkpoint)
     again, final = train(resumed, range(2, 4)), weights(resumed)
     engine.load(checkpoint)
@@ -130,7 +88,7 @@ def continued(folder: Path, stage: int, dtype: str) -> dict[str, Any]:
     others = ({"digest": "cd" * 32}, {"lora": LoraConfig(r=8, alpha=8)})
     for other in others if stage == 2 else ():
         try:
-            new_engine(folder, stage=stage, dtype=dtype, **other).load(checkpoint)
+            new_lora_engine(folder, stage=stage, dtype=dtype, **other).load(checkpoint)
         except UsageError as error:
             messages.append(str(error))
     return {
@@ -145,7 +103,7 @@ def continued(folder: Path, stage: int, dtype: str) -> dict[str, Any]:
 
 def in_four_bits(folder: Path, stage: int, dtype: str) -> dict[str, Any]:
     """The same updates with the model below whole and in NF4; then a checkpoint of the latter, its pushes and files."""
-    new = partial(new_engine, folder, stage=stage, dtype=dtype, model=f"nf4-{dtype}")
+    new = partial(new_lora_engine, folder, stage=stage, dtype=dtype, model=f"nf4-{dtype}")
     whole, kept = new(), new(load_in_4bit=True)
     metrics = [train(engine, range(2)) for engine in (whole, kept)]
     references = [logprobs(engine, reference=True) for engine in (whole, kept)]
@@ -183,7 +141,7 @@ def _below_adapter(engine: TrainingEngine) -> int:
 
 def drops_out(folder: Path) -> dict[str, Any]:
     """Dropout acts in updates, and nowhere that logprobs are compared."""
-    engine = new_engine(folder, stage=0, lora=LoraConfig(r=4, alpha=8, dropout=0.5))
+    engine = new_lora_engine(folder, stage=0, lora=LoraConfig(r=4, alpha=8, dropout=0.5))
     train(engine, range(2))
     (update,) = updates_of(engine, make_taken(6, seed=2), budget=10_000)
     engine.prepare([update])
@@ -197,7 +155,7 @@ def drops_out(folder: Path) -> dict[str, Any]:
 def parameters(folder: Path, stage: int) -> dict[str, Any]:
     """An adapter on a parameter, as on fused experts, and on one linear layer."""
     lora = LoraConfig(r=4, alpha=8, target_modules=["q_proj"], target_parameters=["mlp.up_proj.weight"])
-    engine = new_engine(folder, stage=stage, lora=lora, checkpointing=True)
+    engine = new_lora_engine(folder, stage=stage, lora=lora, checkpointing=True)
     metrics = train(engine, range(2))
     return {"grad_norms": [m["grad_norm"] for m in metrics], "trained": sorted(engine.adapter_state())}
 
@@ -205,18 +163,18 @@ def parameters(folder: Path, stage: int) -> dict[str, Any]:
 def started(folder: Path) -> dict[str, Any]:
     """A new run starts from the adapter of `learned`."""
     saved = folder / f"adapter-{torch.distributed.get_world_size()}-2-float32-True"
-    engine = new_engine(folder, stage=2, lora=LoraConfig(r=4, alpha=8, adapter=saved))
+    engine = new_lora_engine(folder, stage=2, lora=LoraConfig(r=4, alpha=8, adapter=saved))
     messages = []
     for other in ({"r": 8, "alpha": 8}, {"r": 4, "alpha": 4}, {"r": 4, "alpha": 8, "target_modules": ["q_proj"]}):
         try:
-            new_engine(folder, stage=2, lora=LoraConfig(adapter=saved, **other))
+            new_lora_engine(folder, stage=2, lora=LoraConfig(adapter=saved, **other))
         except UsageError as error:
             messages.append(str(error))
     return {"own": logprobs(engine), "messages": messages}
 
 
-def scenarios(folder: Path, world_size: int) -> dict[str, Scenario]:
-    found: dict[str, Scenario] = {}
+def scenarios(folder: Path, world_size: int) -> dict[str, Callable[[], dict[str, Any]]]:
+    found: dict[str, Callable[[], dict[str, Any]]] = {}
     for stage in (2, 3) if world_size > 1 else (0,):
         found[f"learned {stage} float32"] = partial(learned, folder, stage, "float32", True)
         found[f"parameters {stage}"] = partial(parameters, folder, stage)
@@ -234,25 +192,9 @@ def scenarios(folder: Path, world_size: int) -> dict[str, Scenario]:
     return found
 
 
-def main() -> None:
-    folder = Path(sys.argv[1])
-    torch.set_num_threads(1)
-    gc.freeze()
-    results: dict[str, Any] = {}
-    engine_module.join_process_group(timeout_s=60.0)
-    rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    try:
-        for name, scenario in scenarios(folder, world_size).items():
-            begin_s = time.monotonic()
-            results[name] = scenario()
-            print(f"{time.monotonic() - begin_s:5.1f} s  {name}", flush=True)
-    except Exception:
-        results["error"] = traceback.format_exc()
-        raise
-    finally:
-        (folder / f"lora-{world_size}-{rank}.json").write_text(json.dumps(results))
-    end_process(0)
-
-
 if __name__ == "__main__":
-    main()
+    with this_rank() as (folder, results):
+        for name, scenario in scenarios(folder, torch.distributed.get_world_size()).items():
+            started_s = time.monotonic()
+            results[name] = scenario()
+            print(f"{time.monotonic() - started_s:5.1f} s  {name}", flush=True)

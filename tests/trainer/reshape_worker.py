@@ -6,32 +6,26 @@ A run saves and goes on undisturbed, unless there are checkpoints already; it go
 ranks, in an engine that has trained, and saves them again at once.
 """
 
-import gc
-import json
-import sys
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from tests.trainer import engine_worker, lora_worker
-from tests.trainer.engine_worker import updates_of, weights
+from tests.trainer import made_engines
+from tests.trainer.made_engines import updates_of, weights
 from tests.trainer.made_episodes import make_taken
+from tests.trainer.rank_of_test import this_rank
 
 from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.config.lora import LoraConfig
 from grpo_trainer.config.optimization import OptimizerConfig
-from grpo_trainer.engine import training_engine as engine_module
 from grpo_trainer.engine.training_engine import TrainingEngine
-from grpo_trainer.ranks.process_exit import end_process
 
 
 def new_engine(folder: Path, stage: int, dtype: str) -> TrainingEngine:
     """In float32 the reference moves; stage -2 and -3 are 2 and 3 with an adapter."""
     if stage < 0:
-        return lora_worker.new_engine(folder, stage=-stage, dtype=dtype, lora=LoraConfig(r=3, alpha=8))
-    return engine_worker.new_engine(
+        return made_engines.new_lora_engine(folder, stage=-stage, dtype=dtype, lora=LoraConfig(r=3, alpha=8))
+    return made_engines.new_engine(
         folder,
         stage=stage,
         dtype=dtype,
@@ -94,30 +88,16 @@ def save(engine: TrainingEngine, place: Path) -> None:
     engine.save(place)
 
 
-def main() -> None:
-    folder = Path(sys.argv[1])
-    torch.set_num_threads(1)
-    gc.freeze()
-    results: dict[str, Any] = {}
-    engine_module.join_process_group(timeout_s=60.0)
-    rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+def main(folder: Path, results: dict[str, Any]) -> None:
+    num_ranks = torch.distributed.get_world_size()
     cases = [*((stage, "float32") for stage in (0, 1, 2, 3, -2, -3)), (0, "bfloat16"), (3, "bfloat16")]
-    make: Callable[..., TrainingEngine]
-    try:
-        for stage, dtype in cases:
-            other = saved_place(folder, 3 - world_size, stage, dtype)
-            make = new_engine if saved_place(folder, world_size, stage, dtype).exists() else undisturbed
-            engine = make(folder, stage, dtype)
-            if other.exists():
-                results[f"{stage} {dtype}"] = resumed(engine, folder, 3 - world_size, stage, dtype)
-    except Exception:
-        results["error"] = traceback.format_exc()
-        print(results["error"], flush=True)
-        raise
-    finally:
-        (folder / f"results-{world_size}-{rank}.json").write_text(json.dumps(results))
-    end_process(0)
+    for stage, dtype in cases:
+        saved_before = saved_place(folder, num_ranks, stage, dtype).exists()
+        engine = (new_engine if saved_before else undisturbed)(folder, stage, dtype)
+        if saved_place(folder, 3 - num_ranks, stage, dtype).exists():
+            results[f"{stage} {dtype}"] = resumed(engine, folder, 3 - num_ranks, stage, dtype)
 
 
 if __name__ == "__main__":
-    main()
+    with this_rank() as (folder, results):
+        main(folder, results)

@@ -8,7 +8,7 @@ import peft
 import pytest
 import torch
 from tests.tiny_model import make_model, make_tokenizer
-from tests.trainer.test_engine import spawn_ranks
+from tests.trainer.spawned_ranks import MARKS, run_ranks
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from grpo_trainer.config.model import ModelConfig
@@ -18,13 +18,7 @@ WORLD_SIZES = {0: 1, 2: 2, 3: 2}
 """The number of ranks that ran each ZeRO stage. In bfloat16 stage 0 is already DeepSpeed's stage 1."""
 STAGES = list(WORLD_SIZES)
 
-pytestmark = [
-    pytest.mark.deepspeed,
-    pytest.mark.timeout(600),
-    # Third-party: DeepSpeed compiles with torch's old names, imported with the engine's modules.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
+pytestmark = MARKS
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +38,7 @@ def seen(folder: Path) -> dict[str, dict[str, Any]]:
     """What rank 0 saw, scenario by scenario."""
     found: dict[str, dict[str, Any]] = {}
     for world_size in (1, 2):
-        spawn_ranks(Path(__file__).with_name("lora_worker.py"), folder, world_size)
-        found |= json.loads((folder / f"lora-{world_size}-0.json").read_text())
+        found |= run_ranks("lora_worker.py", folder, world_size)[0]
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.tiny_model import make_model, make_tokenizer
-from tests.trainer.test_engine import spawn_ranks
+from tests.trainer.spawned_ranks import MARKS, run_ranks
 from transformers import Qwen2ForCausalLM
 
 from grpo_trainer.engine.random_state import seed_anew
@@ -18,13 +18,7 @@ from grpo_trainer.engine.state import STATE_TAG
 FLOAT32 = [f"{stage} float32" for stage in (0, 1, 2, 3, -2, -3)]
 SHARDED = [*FLOAT32[1:], "0 bfloat16", "3 bfloat16"]
 
-pytestmark = [
-    pytest.mark.deepspeed,
-    pytest.mark.timeout(600),
-    # Third-party: DeepSpeed compiles with torch's old names, imported with the engine's modules.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
+pytestmark = MARKS
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +32,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         saved.save_pretrained(folder / name)
         make_tokenizer().save_pretrained(folder / name)
     for world_size in (1, 2, 1):
-        spawn_ranks(Path(__file__).with_name("reshape_worker.py"), folder, world_size)
+        run_ranks("reshape_worker.py", folder, world_size)
     return folder
 
 
 def seen_by(folder: Path, world_size: int, case: str) -> list[dict[str, Any]]:
-    files = [folder / f"results-{world_size}-{rank}.json" for rank in range(world_size)]
+    files = [folder / f"seen-{world_size}-{rank}.json" for rank in range(world_size)]
     return [json.loads(file.read_text())[case] for file in files]
 
 
