@@ -17,8 +17,9 @@ SETUP_STAMP := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 # Tests wait for processes and for each other's timers: twice as many workers as cores keep both cores busy.
-WORKERS ?= $(shell echo $$((2 * $$(nproc) > 8 ? 8 : 2 * $$(nproc))))
-PYTEST := $(BIN)/python -m pytest tests --ignore tests/test_architecture.py
+WORKERS ?= $(shell c=$$(env -u OMP_NUM_THREADS nproc); echo $$((2 * c > 8 ? 8 : 2 * c)))
+# One thread each: workers whose threads wait for each other's cores take ten times as long for small tensors.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests --ignore tests/test_architecture.py
 ENGINES := vllm or e2e or ray or browser or deepspeed or processes
 
 .PHONY: help setup lock schema format check quick test faults families test-compose bench gpu-check demo clean
@@ -66,8 +67,6 @@ check: $(SETUP_STAMP)  ## formatter, linter, types, architecture
 	$(BIN)/python k8s/make_values_schema.py --check
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 
-# Workers whose threads wait for each other's cores take ten times as long for small tensors.
-quick: export OMP_NUM_THREADS = 1
 quick: $(SETUP_STAMP)  ## the tests without an engine, a cluster, a browser or a trainer process: 90 s at most
 	$(PYTEST) -n $(WORKERS) -m "not ($(ENGINES) or faults)"
 
