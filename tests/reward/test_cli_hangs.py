@@ -15,7 +15,10 @@ from grpo_reward.cli.rows import Row
 
 pytestmark = pytest.mark.processes
 
+# One computes for ever; the others sleep, which costs the tests beside them nothing.
 PLUGIN = """
+import time
+
 from grpo_reward import reward
 
 @reward
@@ -26,12 +29,12 @@ def endless(completion: str) -> float:
 @reward
 def endless_together(completions: list[str]) -> list[float]:
     while True:
-        pass
+        time.sleep(1)
 
 @reward
 def endless_when_long(completion: str) -> float:
     while len(completion) > 12:
-        pass
+        time.sleep(1)
     return float(completion.startswith("right"))
 """
 

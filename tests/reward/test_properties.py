@@ -78,6 +78,8 @@ AROUND = [
     ("<tool_call>", "</tool_call>"), ('<tool_call>{"name": "', '"}</tool_call>'), ('{"', '": 1}'),
     ("```python\nraise ValueError('''", "''')\n```"), ("```python\nprint('''", "''')\n```"), ("```json\n", "\n```"),
 ]  # fmt: skip
+OF_ACCURACY = {"cosine", "length"}
+"""What they read of a text, besides its length, is read by `accuracy`."""
 Score = Callable[[str, list[str]], list[ScoreResult]]
 quick = settings(
     max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
@@ -132,7 +134,8 @@ def test_any_text_has_a_finite_score_in_the_range_of_the_reward(name: str, score
 @pytest.mark.parametrize("name", [*RANGES, "code"])
 def test_no_long_text_makes_an_error(name: str, score: Score):
     """What it makes a reward log, too, is within the limits."""
-    texts = {(shape, before): f"{before}{long}{after}" for shape, long in LONG.items() for before, after in AROUND} | {
+    around = AROUND[:3] if name in OF_ACCURACY else AROUND
+    texts = {(shape, before): f"{before}{long}{after}" for shape, long in LONG.items() for before, after in around} | {
         (shape, "JSON"): json.dumps(long) for shape, long in LONG.items()
     }
     results = score(name, list(texts.values()))

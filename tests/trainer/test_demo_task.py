@@ -154,21 +154,18 @@ class TestFiles:
         )
 
     @pytest.mark.processes
-    def test_the_run_samples_from_the_prompts_of_the_cold_start(self, data, base_model):
+    def test_what_the_cold_start_learns_is_what_the_run_samples(self, data, base_model):
+        """It begins from the same prompts, and its completions fit."""
         tokenizer = AutoTokenizer.from_pretrained(base_model)
         run = self.run(data, base_model)
-        example = load_examples(self.cold_start(data, base_model).data, tokenizer)[0]
+        examples = load_examples(self.cold_start(data, base_model).data, tokenizer)
+        assert max(sum(example["completion_mask"]) for example in examples) <= run.rollout.max_completion_length
+        example = examples[0]
         rows = load_prompt_rows(run.data, tokenizer)
         assert all(len(row.token_ids) <= MAX_PROMPT_TOKENS for row in rows)
         learned = example["input_ids"][: example["completion_mask"].index(1)]
         assert learned[0] == rows[0].token_ids[0]
         assert learned[-1] == rows[0].token_ids[-1]
-
-    @pytest.mark.processes
-    def test_completions_of_the_cold_start_fit(self, data, base_model):
-        run = self.run(data, base_model)
-        examples = load_examples(self.cold_start(data, base_model).data, AutoTokenizer.from_pretrained(base_model))
-        assert max(sum(example["completion_mask"]) for example in examples) <= run.rollout.max_completion_length
 
     def test_the_run_starts_where_the_cold_start_ends(self):
         cold_start = read_config(
