@@ -83,7 +83,7 @@ test-compose: $(SETUP_STAMP)  ## the images and `docker compose --profile cpu up
 	$(BIN)/python -m tests.deploy.compose.try_stack
 
 SEED ?= 42
-demo: $(SETUP_STAMP)  ## the main job: Countdown on CPU, all three services, about five minutes; SEED=42
+demo: $(SETUP_STAMP)  ## the main job: Countdown on CPU, all three services, about six minutes; SEED=42
 	rm -rf runs/demo
 	$(BIN)/python examples/countdown/make_data.py runs/demo/data
 	$(BIN)/python examples/countdown/make_model.py runs/demo/base-model --seed $(SEED)

@@ -67,7 +67,8 @@ def measure(case: str, folder: Path, turns: int, steps: int) -> dict[str, list[f
     """Seconds of a step, by side and turn."""
     model, rows = short_case(folder) if case == "short" else ragged_case(folder)
     rollout_port, reward_port = free_port(), free_port()
-    flags = ("--dtype", "float32", "--enforce-eager")
+    # All sequences at once, as TRL's `generate` samples them: vLLM's own default on a CPU is 128.
+    flags = ("--dtype", "float32", "--enforce-eager", "--max-num-seqs", "256", "--max-num-batched-tokens", "8192")
     environment = {name: value for name, value in ROLLOUT_ENVIRONMENT.items() if name != "OMP_NUM_THREADS"}
     run_file = write_run_file(case, folder, model, rows, rollout_port, reward_port)
     seconds: dict[str, list[float]] = {"TRL": [], **{side: [] for side in SIDES}}

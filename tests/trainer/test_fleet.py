@@ -11,10 +11,12 @@ import httpx
 import pytest
 
 from grpo_proto import PROTOCOL_VERSION, RolloutClient, RolloutInfo, WeightState
+from grpo_proto.messages.rollout import AdapterLimits
 from grpo_trainer.config.run_config import RolloutConfig
 from grpo_trainer.errors import UnavailableError
 from grpo_trainer.ranks.stop_signal import STOP_SIGNALS, StopRequested, StopSignal
 from grpo_trainer.servers import fleet as fleet_module
+from grpo_trainer.servers.adapters import AdapterNeeds
 from grpo_trainer.servers.event_loop import EventLoopThread
 from grpo_trainer.servers.fleet import GRACE_S, Fleet, Replica
 from grpo_trainer.servers.weight_session import next_number
@@ -48,6 +50,16 @@ async def test_a_server_that_does_not_fit_may_fit_at_the_next_try(changes: dict[
     fleet.replicas[0].info = info(**{"keeps_kv_cache": True} | changes)
     with pytest.raises(UnavailableError, match=named):
         fleet.check_compatible(**needs)
+    await fleet.close()
+
+
+async def test_a_server_of_adapters_need_not_know_how_to_keep_a_kv_cache():
+    fleet = Fleet(["http://127.0.0.1:1"], min_replicas=1)
+    limits = AdapterLimits(max_loras=2, max_lora_rank=8, max_cpu_loras=2)
+    fleet.replicas[0].info = info(adapters=limits, base_digest="d", keeps_kv_cache=False)
+    needs = AdapterNeeds(rank=8, num_versions=2, base_digest="d")
+    run: dict[str, Any] = {"tokenizer": "ours", "max_tokens": 9, "head_dtype": "model", "kv_cache": "keep"}
+    assert fleet.check_compatible(**run, adapter=needs) == "lora"
     await fleet.close()
 
 

@@ -107,11 +107,14 @@ async def test_what_becomes_of_the_kv_cache_is_sent_only_where_it_is_kept():
     replica: Any = SimpleNamespace(url="http://rollout:8000", weights=SimpleNamespace(begin=begin))
     group: Any = None
     manifest = plan_manifest([("lm_head.weight", "float32", [4, 8])])
-    for config in (WeightsConfig(), WeightsConfig(kv_cache="keep")):
+    kept = WeightsConfig(kv_cache="keep")
+    for config, kind in ((WeightsConfig(), "full"), (kept, "full"), (kept, "lora")):
         session = WeightSession(7, [replica], group, config)
+        of_kind = ({"r": 4}, "ab" * 32) if kind == "lora" else (None, None)
         common: dict[str, Any] = {"absent": [], "bucket_timeout_s": 5.0, "deadline_s": 9.0}
-        await session.begin(2, "full", manifest, peft_config=None, base_digest=None, **common)
+        await session.begin(2, kind, manifest, peft_config=of_kind[0], base_digest=of_kind[1], **common)
     assert "kv_cache" not in begun[0]
+    assert "kv_cache" not in begun[2], "every version of an adapter has keys of its own"
     assert BeginRequest.model_validate_json(begun[0]).kv_cache == "recompute"
     assert BeginRequest.model_validate_json(begun[1]).kv_cache == "keep"
 

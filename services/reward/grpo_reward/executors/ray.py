@@ -35,7 +35,8 @@ from .ray_node import Head, Node, packed
 from .turns import num_spare
 
 LOAD_LIMIT_S = 150.0
-"""How long a node may take to start its actor and load the rewards: more than `ProcessExecutor` allows for that."""
+"""How long a node may take to start its actor and load the rewards: more than `ProcessExecutor` allows for that. The
+actor that asks the head has as long to start."""
 PROBE_S = 1.0
 PROBE_LIMIT_S = 3.0
 SILENCE_S = 5.0

@@ -9,7 +9,7 @@ server is up again, it sets `needs_push`: the loop must push the weights again.
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from grpo_proto import PROTOCOL_VERSION, InfrastructureError, RolloutClient, RolloutInfo, ServiceError, WeightsClient
 from grpo_proto.messages.weights import Kind, KvCache
@@ -176,15 +176,21 @@ class Fleet:
         context, or too old for `kv_cache`, and UsageError for servers that cannot serve the adapter. A server that
         comes up later and does not fit gets neither weights nor traffic.
         """
-        self._needs = Needs(tokenizer, max_tokens, head_dtype, kv_cache)
+        self._needs = Needs(tokenizer, max_tokens, head_dtype)
+        self._refuse_misfits()
+        kind = choose_push_kind({replica.url: replica.info for replica in self.replicas if replica.info}, adapter)
+        if kind == "lora":  # every version has keys of its own, whatever `kv_cache` is
+            self._needs = replace(self._needs, adapter=adapter)
+        else:
+            self._needs = replace(self._needs, kv_cache=kv_cache)
+            self._refuse_misfits()
+        return kind
+
+    def _refuse_misfits(self) -> None:
         for replica in self.replicas:
-            misfit = self._needs.misfit(replica.url, replica.info) if replica.info else None
+            misfit = self._needs.misfit(replica.url, replica.info) if self._needs and replica.info else None
             if misfit is not None:
                 raise misfit
-        kind = choose_push_kind({replica.url: replica.info for replica in self.replicas if replica.info}, adapter)
-        if kind == "lora":
-            self._needs = Needs(tokenizer, max_tokens, head_dtype, kv_cache, adapter)
-        return kind
 
     async def reachable(self) -> list[Replica]:
         """Return the servers that answer now; expel all others and all that restarted.

@@ -120,7 +120,8 @@ class WeightSession:
             absent=absent,
             peft_config=peft_config,
             base_digest=base_digest,
-            kv_cache=self.config.kv_cache,
+            # An adapter's versions keep their keys anyway, and a server from before the setting refuses the field.
+            kv_cache=self.config.kv_cache if kind == "full" else "recompute",
             bucket_timeout_s=bucket_timeout_s,
             deadline_s=deadline_s,
         )
