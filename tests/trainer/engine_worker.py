@@ -5,8 +5,6 @@
 A real process group and real DeepSpeed engines, one after another: starting Python is what takes long.
 """
 
-import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from deepspeed.runtime.zero import stage3
 from safetensors.torch import load_file
 from tests.trainer.made_engines import equal, new_engine, pushed, reference_weights, updates_of, weights
 from tests.trainer.made_episodes import build_updates, decided, make_taken
-from tests.trainer.rank_of_test import this_rank
+from tests.trainer.rank_of_test import Scenario, run_scenarios
 from transformers import AutoModelForCausalLM
 
 from grpo_trainer.algorithm.skipping import sequences_to_compute
@@ -330,9 +328,6 @@ def skipped(folder: Path, stage: int) -> dict[str, Any]:
     }
 
 
-Scenario = Callable[[], dict[str, Any]]
-
-
 def scenarios(folder: Path, world_size: int) -> dict[str, Scenario]:
     """By name. A single rank repeats what could differ there; the rest is for two."""
     found: dict[str, Scenario] = {}
@@ -369,8 +364,4 @@ def scenarios(folder: Path, world_size: int) -> dict[str, Scenario]:
 
 
 if __name__ == "__main__":
-    with this_rank() as (folder, results):
-        for name, scenario in scenarios(folder, torch.distributed.get_world_size()).items():
-            started = time.monotonic()
-            results[name] = scenario()
-            print(f"{time.monotonic() - started:5.1f} s  {name}", flush=True)
+    run_scenarios(scenarios)

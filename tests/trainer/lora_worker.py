@@ -3,8 +3,6 @@
 torchrun --nproc-per-node N lora_worker.py FOLDER
 """
 
-import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import torch
 from tests.trainer.made_engines import equal, new_lora_engine, pushed, updates_of, weights
 from tests.trainer.made_episodes import make_taken
-from tests.trainer.rank_of_test import this_rank
+from tests.trainer.rank_of_test import Scenario, run_scenarios
 
 from grpo_trainer.config.lora import LoraConfig
 from grpo_trainer.engine.training_engine import TrainingEngine
@@ -173,8 +171,8 @@ def started(folder: Path) -> dict[str, Any]:
     return {"own": logprobs(engine), "messages": messages}
 
 
-def scenarios(folder: Path, world_size: int) -> dict[str, Callable[[], dict[str, Any]]]:
-    found: dict[str, Callable[[], dict[str, Any]]] = {}
+def scenarios(folder: Path, world_size: int) -> dict[str, Scenario]:
+    found: dict[str, Scenario] = {}
     for stage in (2, 3) if world_size > 1 else (0,):
         found[f"learned {stage} float32"] = partial(learned, folder, stage, "float32", True)
         found[f"parameters {stage}"] = partial(parameters, folder, stage)
@@ -193,8 +191,4 @@ def scenarios(folder: Path, world_size: int) -> dict[str, Callable[[], dict[str,
 
 
 if __name__ == "__main__":
-    with this_rank() as (folder, results):
-        for name, scenario in scenarios(folder, torch.distributed.get_world_size()).items():
-            started_s = time.monotonic()
-            results[name] = scenario()
-            print(f"{time.monotonic() - started_s:5.1f} s  {name}", flush=True)
+    run_scenarios(scenarios)

@@ -3,8 +3,9 @@
 import gc
 import json
 import sys
+import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import torch
 
 from grpo_trainer.engine import training_engine
 from grpo_trainer.ranks.process_exit import end_process
+
+Scenario = Callable[[], dict[str, Any]]
 
 
 @contextmanager
@@ -36,3 +39,12 @@ def this_rank() -> Iterator[tuple[Path, dict[str, Any]]]:
     finally:
         (folder / f"seen-{world_size}-{rank}.json").write_text(json.dumps(seen))
     end_process(0)
+
+
+def run_scenarios(scenarios_of: Callable[[Path, int], Mapping[str, Scenario]]) -> None:
+    """Run the scenarios of a folder and a number of ranks, one after another; what each returns is seen by its name."""
+    with this_rank() as (folder, seen):
+        for name, scenario in scenarios_of(folder, torch.distributed.get_world_size()).items():
+            started_s = time.monotonic()
+            seen[name] = scenario()
+            print(f"{time.monotonic() - started_s:5.1f} s  {name}", flush=True)
