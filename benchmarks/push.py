@@ -39,6 +39,7 @@ from torch.distributed import TCPStore
 from grpo_proto.checkpoint_layout import plain_layout
 from grpo_proto.messages.weights import KvCache
 from grpo_proto.transport import DEFAULT_BUCKET_BYTES, Digest, WeightGroup
+from grpo_rollout.options import IN_ENGINE_PROCESS
 from grpo_trainer.config.run_config import WeightsConfig
 from grpo_trainer.engine.export import Export
 from grpo_trainer.ranks.stop_signal import StopSignal
@@ -203,7 +204,7 @@ def process_tree(process: psutil.Process) -> list[psutil.Process]:
 
 @contextmanager
 def suspended(processes: list[psutil.Process]) -> Iterator[None]:
-    """Stop them meanwhile: vLLM's workers poll for a while after their last call, on the same cores."""
+    """Stop them meanwhile: what they do of themselves takes the same cores."""
     for process in processes:
         process.suspend()
     try:
@@ -228,7 +229,13 @@ def whole_push(transfers: Transfers, megabytes: int, turns: int) -> str:
 
             server_processes = process_tree(psutil.Process(server.process.pid))
             others = set(psutil.Process().children(recursive=True))
-            engine = LLM(str(folder), enforce_eager=True, max_model_len=256, worker_extension_cls="push.ReferenceLoad")
+            engine = LLM(
+                str(folder),
+                enforce_eager=True,
+                max_model_len=256,
+                worker_extension_cls="push.ReferenceLoad",
+                distributed_executor_backend=IN_ENGINE_PROCESS,  # as the server's
+            )
             engine_processes = [p for p in psutil.Process().children(recursive=True) if p not in others]
             sizes = plan_push(export_of(tensors).listed(), None).bucket_bytes
             raw, loads, pushes = [], [], []

@@ -46,6 +46,8 @@ def engine_process(model: Path, commands: Connection) -> None:
     from vllm.sampling_params import RequestOutputKind, SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    from grpo_rollout.options import IN_ENGINE_PROCESS
+
     async def run() -> None:
         engine = AsyncLLM.from_engine_args(
             AsyncEngineArgs(
@@ -54,6 +56,7 @@ def engine_process(model: Path, commands: Connection) -> None:
                 logprobs_mode="processed_logprobs",
                 # As our server: vLLM's engine dies of seeded prompts that it cuts on a CPU.
                 enable_chunked_prefill=torch.cuda.is_available(),
+                distributed_executor_backend=None if torch.cuda.is_available() else IN_ENGINE_PROCESS,
             )
         )
 

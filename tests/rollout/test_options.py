@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from grpo_rollout.__main__ import main
-from grpo_rollout.options import StartError, add_options, check_options, prepare_environment
+from grpo_rollout.options import IN_ENGINE_PROCESS, StartError, add_options, check_options, prepare_environment
 
 
 @pytest.fixture
@@ -34,7 +34,8 @@ def parsed(model: Path, **changes: object) -> argparse.Namespace:
     defaults: dict[str, object] = {
         "model_tag": str(model), "model": "", "config": None, "api_server_count": None, "data_parallel_size": 1,
         "headless": False, "grpc": False, "uds": None, "port": 8000, "enable_chunked_prefill": False,
-        "node_rank": 0, "enable_lora": False, "max_cpu_loras": None,
+        "node_rank": 0, "enable_lora": False, "max_cpu_loras": None, "distributed_executor_backend": None,
+        "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "prefill_context_parallel_size": 1,
     }  # fmt: skip
     for name, value in (defaults | changes).items():
         setattr(args, name, value)
@@ -77,6 +78,21 @@ def test_adapters_get_our_defaults(model: Path):
     args = parsed(model, enable_lora=True, max_loras=2, max_cpu_loras=3)
     check_options(args, on_cpu=True)
     assert (args.max_loras, args.max_cpu_loras) == (2, 3)
+
+
+def test_the_only_worker_computes_in_the_engines_process_on_a_cpu_too(model: Path, monkeypatch: pytest.MonkeyPatch):
+    def executor(*, on_cpu: bool = True, **changes: object) -> object:
+        args = parsed(model, **changes)
+        check_options(args, on_cpu=on_cpu)
+        return args.distributed_executor_backend
+
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "")
+    assert executor() == IN_ENGINE_PROCESS
+    assert executor(on_cpu=False) is None
+    assert executor(tensor_parallel_size=2) is None
+    assert executor(distributed_executor_backend="mp") == "mp"
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0-3")
+    assert executor() is None
 
 
 def test_a_machine_without_a_server_needs_no_token(model: Path):

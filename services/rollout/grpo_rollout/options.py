@@ -10,6 +10,8 @@ from grpo_proto.loopback import is_loopback
 
 PLUGIN_NAME = "grpo_rollout"
 RECEIVER = "grpo_rollout.receiver.ReceiverExtension"
+IN_ENGINE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""vLLM's executor for one GPU. Its short name, `uni`, vLLM replaces by `mp` on a CPU."""
 DEFAULT_HEARTBEAT_TIMEOUT_S = 60.0
 DEFAULT_MAX_WAITING = 1024
 DEFAULT_BODY_TIMEOUT_S = 30.0
@@ -130,6 +132,10 @@ def check_options(args: argparse.Namespace, *, on_cpu: bool) -> None:
             "--enable-chunked-prefill: on a CPU, a seeded request with a chunked prompt crashes vLLM's engine",
             "leave the option out",
         )
+    if on_cpu and args.distributed_executor_backend is None and _has_one_worker(args) and not _binds_threads():
+        # Compute in the engine's process, as on one GPU. vLLM starts a process more on a CPU, to bind its threads to
+        # cores: it imports vLLM once more, gets each step by polling, and all servers of a machine take the same cores.
+        args.distributed_executor_backend = IN_ENGINE_PROCESS
     if args.body_timeout_s <= 0:
         raise StartError(f"--body-timeout-s {args.body_timeout_s:g} leaves no time for a body", "set it above 0")
     if not 0 < args.max_scored_tokens <= args.max_scored_tokens_in_flight:
@@ -141,6 +147,18 @@ def check_options(args: argparse.Namespace, *, on_cpu: bool) -> None:
     if not args.headless:
         _check_token(args)
     check_model_folder(args.model)
+
+
+def _has_one_worker(args: argparse.Namespace) -> bool:
+    sizes = (args.tensor_parallel_size, args.pipeline_parallel_size, args.prefill_context_parallel_size)
+    return all(size == 1 for size in sizes)
+
+
+def _binds_threads() -> bool:
+    """Return whether the user has vLLM bind the threads of a CPU worker, which it does to a new process only."""
+    bind = os.environ.get("VLLM_CPU_OMP_THREADS_BIND") or "nobind"
+    others = ("VLLM_CPU_NUM_OF_RESERVED_CPU", "VLLM_CPU_SIM_MULTI_NUMA")
+    return bind != "nobind" or any(os.environ.get(name) for name in others)
 
 
 def _check_machine(args: argparse.Namespace) -> None:

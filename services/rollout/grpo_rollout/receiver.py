@@ -124,8 +124,8 @@ class Receiver:
 
         def connect() -> None:
             try:
-                # Leave the cores that vLLM binds a CPU worker to. The group's threads inherit this thread's cores, and
-                # would compete there with the loading of the previous bucket.
+                # Leave the cores that vLLM binds the process of a CPU worker to. The group's threads inherit this
+                # thread's cores, and would compete there with the loading of the previous bucket.
                 os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))
                 if self.worker.device.type == "cuda":
                     torch.cuda.set_device(self.worker.device)

@@ -71,8 +71,8 @@ def spin_briefly() -> None:
     """Poll for `SPIN_S` only at every message queue that this process reads from now on. Does nothing on a GPU.
 
     Without it: vLLM's processes poll shared memory for 1 s after every message before they sleep. On a CPU that second
-    never ends while there is work, and the engine process takes a whole core from the worker, the event loop and the
-    trainer beside it. On two cores a push took 1.5 times as long.
+    never ends while there is work, and an engine process that has worker processes takes a whole core from them, the
+    event loop and the trainer beside it. With one such worker on two cores a push took 1.5 times as long.
 
     Delete when: the pinned vLLM makes both times configurable, the polling (`busy_loop_s`, see
     https://github.com/vllm-project/vllm/pull/52814; fixed at 1 s in vLLM 0.32) and the sleep
