@@ -13,6 +13,8 @@ from pathlib import Path
 import httpx
 import psutil
 
+from tests.warm_python import Forked, WarmPython
+
 BIN = Path(sys.executable).parent
 
 ROLLOUT_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1"}
@@ -41,7 +43,7 @@ def free_port() -> int:
 class Service:
     """A running service. `log` is the file of everything it printed."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", log: Path, url: str):
+    def __init__(self, process: "subprocess.Popen[bytes] | Forked", log: Path, url: str):
         self.process, self.log, self.url = process, log, url
 
     def wait_until_live(self, timeout_s: float = 240.0) -> None:
@@ -81,17 +83,28 @@ class Service:
 
 @contextmanager
 def service(
-    command: Sequence[str | Path], log: Path, *, port: int, environment: dict[str, str] | None = None
+    command: Sequence[str | Path],
+    log: Path,
+    *,
+    port: int,
+    environment: dict[str, str] | None = None,
+    python: WarmPython | None = None,
 ) -> Iterator[Service]:
-    """Run `command` in a process group of its own until the context ends."""
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            [str(word) for word in command],
-            env=os.environ | (environment or {}),
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    """Run `command` in a process group of its own until the context ends.
+
+    `python`: fork it of this one. Its first word must then be a Python file.
+    """
+    if python is not None:
+        process: subprocess.Popen[bytes] | Forked = python(*command, output=log, environment=environment)
+    else:
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                [str(word) for word in command],
+                env=os.environ | (environment or {}),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
     running = Service(process, log, f"http://127.0.0.1:{port}")
     try:
         yield running

@@ -16,6 +16,7 @@ from grpo_proto.messages.rollout import Prompt, RolloutRequest, RolloutResponse,
 from tests.processes import ROLLOUT_ENVIRONMENT, Service, free_port, rollout_command, service
 from tests.rollout.pushing import Trainer
 from tests.tiny_model import make_model, save_tiny_model
+from tests.warm_python import warm_vllm
 
 TOKEN = "a-token-for-tests"
 
@@ -122,11 +123,17 @@ def long_request(request_id: str, *, prompts: int = 32, **options: object) -> Ro
 async def in_flight(server: Server, request: RolloutRequest) -> AsyncIterator[asyncio.Task]:
     async with server.client() as client:
         task = asyncio.create_task(client.rollouts(request))
-        await until_running(server, None)
-        yield task
-        if not task.done():
-            task.cancel()
-            await asyncio.wait((task,))
+        seen = asyncio.create_task(until_running(server, None))
+        try:
+            await asyncio.wait((task, seen), return_when=asyncio.FIRST_COMPLETED)
+            if not seen.done():
+                raise AssertionError(f"{request.request_id} ended before it was seen to run: {task.result()!r:.200}")
+            await seen
+            yield task
+        finally:
+            for one in (seen, task):
+                one.cancel()
+            await asyncio.wait((seen, task))
     await until_running(server, 0)
 
 
@@ -146,5 +153,5 @@ def started(
     port = free_port()
     environment = ROLLOUT_ENVIRONMENT | ({"GRPO_API_TOKEN": token} if token else {})
     command = rollout_command(model, port, *flags)
-    with service(command, folder / "log", port=port, environment=environment) as running:
+    with service(command, folder / "log", port=port, environment=environment, python=warm_vllm) as running:
         yield Server(running, tied=tied, dtype=dtype, token=token)

@@ -3,9 +3,7 @@
 Of tied/untied × eager/compiled, the folder engine has the two that are tied, and the runs in e2e have untied and eager.
 """
 
-import os
 import socket
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from grpo_proto.messages.logprobs import LogprobsRequest
 from tests.processes import BIN, ROLLOUT_ENVIRONMENT, free_port, rollout_command
 from tests.rollout.conftest import Server, given, given_error, logprob_error, long_request, started
 from tests.tiny_model import save_tiny_model
+from tests.warm_python import warm_vllm
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900), pytest.mark.xdist_group("engines")]
 TOKEN = "a-token-for-tests"
@@ -73,37 +72,32 @@ class TestUntied:
 
 
 class TestStart:
-    def run(self, *flags: str | Path, environment: dict[str, str] | None = None) -> tuple[int, str]:
-        result = subprocess.run(
-            [str(word) for word in (BIN / "grpo-rollout", "serve", *flags)],
-            env=os.environ | ROLLOUT_ENVIRONMENT | (environment or {}),
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+    def run(self, *flags: object, folder: Path, environment: dict[str, str] | None = None) -> tuple[int, str]:
+        words = (BIN / "grpo-rollout", "serve", *flags)
+        environment = ROLLOUT_ENVIRONMENT | (environment or {})
+        result = warm_vllm.run(*words, folder=folder, timeout_s=120.0, environment=environment)
         return result.returncode, result.stderr.strip().splitlines()[-1] if result.stderr.strip() else ""
 
     def test_a_port_in_use(self, tmp_path: Path):
-        model = save_tiny_model(tmp_path)
+        model = save_tiny_model(tmp_path / "model")
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
-            status, message = self.run(*rollout_command(model, port)[2:])
+            status, message = self.run(*rollout_command(model, port)[2:], folder=tmp_path)
         assert status == 1
         assert message == f"error: cannot listen on 127.0.0.1:{port}: Address already in use; choose another --port"
 
-    def test_a_model_that_is_not_there(self):
-        status, message = self.run("/nowhere/model")
+    def test_a_model_that_is_not_there(self, tmp_path: Path):
+        status, message = self.run("/nowhere/model", folder=tmp_path)
         assert status == 1
         assert message == "error: /nowhere/model is no model: /nowhere/model/config.json does not exist"
 
     def test_a_model_that_is_broken(self, tmp_path: Path):
         (tmp_path / "config.json").write_text('{"model_type": "no-such-model"}')
-        status, message = self.run(tmp_path, "--port", str(free_port()))
+        status, message = self.run(tmp_path, "--port", free_port(), folder=tmp_path)
         assert status == 1
         assert message.startswith(f"error: cannot start {tmp_path}: ")
 
     def test_the_developer_mode(self, tmp_path: Path):
-        status, message = self.run(tmp_path, environment={"VLLM_SERVER_DEV_MODE": "1"})
+        status, message = self.run(tmp_path, folder=tmp_path, environment={"VLLM_SERVER_DEV_MODE": "1"})
         assert status == 1
         assert message.startswith("error: VLLM_SERVER_DEV_MODE is set")

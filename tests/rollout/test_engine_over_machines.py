@@ -13,6 +13,7 @@ from tests.rollout.adapters.adapter import Adapter, AdapterTrainer, make_base
 from tests.rollout.conftest import Server, logprob_error
 from tests.rollout.pushing import Trainer
 from tests.tiny_model import save_tiny_model
+from tests.warm_python import warm_vllm
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900), pytest.mark.xdist_group("engine")]
 FP32_BOUND = 1e-4
@@ -32,8 +33,8 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server,
     first = rollout_command(model, port, *flags, "--node-rank=0")
     second = [BIN / "grpo-rollout", "serve", model, "--max-model-len=256", *flags, "--node-rank=1", "--headless"]
     with (
-        service(first, folder / "first.log", port=port, environment=ROLLOUT_ENVIRONMENT) as running,
-        service(second, folder / "second.log", port=port, environment=ROLLOUT_ENVIRONMENT) as workers,
+        service(first, folder / "first.log", port=port, environment=ROLLOUT_ENVIRONMENT, python=warm_vllm) as running,
+        service(second, folder / "second.log", port=port, environment=ROLLOUT_ENVIRONMENT, python=warm_vllm) as workers,
     ):
         running.wait_until_live()
         yield Server(running, tied=False, dtype=torch.float32), workers

@@ -1,9 +1,6 @@
 """A push with `kv_cache` keep in the middle of a prompt: it starts again, because no token of it would tell."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,16 +8,17 @@ import torch
 
 from tests.processes import ROLLOUT_ENVIRONMENT
 from tests.tiny_model import make_model, save_tiny_model
+from tests.warm_python import warm_vllm
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300), pytest.mark.xdist_group("engines")]
 
 
 def test_a_prompt_that_is_half_computed_starts_again(tmp_path: Path):
     old, new = (save_tiny_model(tmp_path / str(seed), seed=seed) for seed in (0, 1))
-    program = [sys.executable, "-m", "tests.rollout.prompt_across_a_push", old, new]
-    environment = os.environ | ROLLOUT_ENVIRONMENT
-    output = subprocess.run(program, capture_output=True, text=True, timeout=240, check=True, env=environment).stdout
-    told = json.loads(output.splitlines()[-1])
+    program = ("-m", "tests.rollout.prompt_across_a_push", old, new)
+    done = warm_vllm.run(*program, folder=tmp_path, timeout_s=240.0, environment=ROLLOUT_ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
     model = make_model(tied=False, seed=1)
     for token_ids, logprobs in zip(told["token_ids"], told["logprobs"], strict=True):
         ids = torch.tensor([told["prompt"] + token_ids])

@@ -3,14 +3,14 @@
 The program runs in a process of its own, because importing vLLM warns, and warnings are errors in tests.
 """
 
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 
-pytestmark = pytest.mark.vllm
+from tests.warm_python import warm_vllm
+
+pytestmark = [pytest.mark.vllm, pytest.mark.xdist_group("engines")]
 
 PROGRAM = """
 import asyncio, os, sys
@@ -70,8 +70,10 @@ class Ended:
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Ended]:
     """How a call to a worker ended, in a fork of a process that has imported vLLM."""
     folder = tmp_path_factory.mktemp("lost-gpu")
-    command = [sys.executable, "-c", PROGRAM, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    program = folder / "program.py"
+    program.write_text(PROGRAM)
+    done = warm_vllm.run(program, folder, folder=folder, timeout_s=120.0)
+    assert done.returncode == 0, done.stderr
     statuses = dict(line.rsplit(" ", 1) for line in done.stdout.splitlines())
 
     def ended(call: str, *, lost: bool = False) -> Ended:

@@ -1,23 +1,26 @@
 """The committed OpenAPI document is that of the code."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.vllm
+from tests.warm_python import warm_vllm
+
+pytestmark = [pytest.mark.vllm, pytest.mark.xdist_group("engines")]
 
 COMMITTED = Path(__file__).parents[2] / "services/rollout/openapi.json"
 
 
 @pytest.fixture(scope="module")
-def document() -> dict[str, Any]:
+def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Made in a process of its own: it imports vLLM, whose dependencies warn about each other."""
-    command = [sys.executable, "-m", "grpo_rollout.describe"]
-    return json.loads(subprocess.run(command, capture_output=True, check=True, timeout=120).stdout)
+    folder = tmp_path_factory.mktemp("document")
+    made = warm_vllm.run("-m", "grpo_rollout.describe", folder=folder, timeout_s=120.0)
+    assert made.returncode == 0, made.stderr
+    document: dict[str, Any] = json.loads(made.stdout)
+    return document
 
 
 def test_the_committed_document_has_not_drifted(document: dict[str, Any]):

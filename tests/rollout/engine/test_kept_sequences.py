@@ -1,5 +1,6 @@
 """A push with `kv_cache` keep: what runs goes on with what it has, and nothing else ever gets any of it."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -147,17 +148,15 @@ async def test_no_request_finds_what_older_weights_had_a_part_in(fresh: Server):
         request = rollout_request(prompts=[ours], n=2, request_id="ours")
         old_ours, old_theirs = await client.rollouts(request), await completed(http, theirs)
 
-        async with (
-            in_flight(fresh, long_request("busy", prompts=1)) as busy,  # so that the letters take their time
-            letters(http, prompt, 216) as texts,
-        ):
-            num_before = 0
-            while num_before < 20:
-                num_before += len(await anext(texts))
-            await trainer.push(new, 2, kv_cache="keep")
-            follows = await fresh.sample(prompts=[prompt + [LETTER] * 150], request_id="follows")
-            num_after = sum([len(text) async for text in texts])
-            await busy
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(client.rollouts(long_request("busy", prompts=1)))  # so that the letters take their time
+            async with letters(http, prompt, 216) as texts:
+                num_before = 0
+                while num_before < 20:
+                    num_before += len(await anext(texts))
+                await trainer.push(new, 2, kv_cache="keep")
+                follows = await fresh.sample(prompts=[prompt + [LETTER] * 150], request_id="follows")
+                num_after = sum([len(text) async for text in texts])
         assert num_after >= 64  # whole blocks, and not behind those that `follows` fills
 
         new_ours, new_theirs = await client.rollouts(request), await completed(http, theirs)

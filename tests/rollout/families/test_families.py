@@ -4,9 +4,6 @@ Dense and untied is what the runs in tests/e2e push after each step.
 """
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +11,7 @@ import pytest
 from grpo_trainer.engine.model import TRIED_FAMILIES
 from tests.rollout.families.matrix import CURES, PAGE
 from tests.rollout.families.models import FAMILIES
+from tests.warm_python import warm_vllm
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300), pytest.mark.xdist_group("engines")]
 ROWS = ("qwen2", "qwen3_moe", "gpt_oss")
@@ -28,14 +26,10 @@ FAILS_WITH = {
 @pytest.fixture(scope="module")
 def matrix(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """All three, and a push without each cure, in one process: it imports vLLM once."""
-    log = tmp_path_factory.mktemp("families") / "log"
-    command = [sys.executable, "-m", "tests.rollout.families.matrix", *ROWS]
-    with log.open("w") as errors:
-        result = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, timeout=280, cwd=Path(__file__).parents[3]
-        )
+    folder = tmp_path_factory.mktemp("families")
+    result = warm_vllm.run("-m", "tests.rollout.families.matrix", *ROWS, folder=folder, timeout_s=280.0)
     lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
-    assert len(lines) == len(ROWS), log.read_text()[-4000:]
+    assert len(lines) == len(ROWS), result.stderr[-4000:]
     return {line["family"]: line for line in lines}
 
 
