@@ -18,6 +18,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Tests wait for processes and for each other's timers: twice as many workers as cores keep both cores busy.
 WORKERS ?= $(shell c=$$(env -u OMP_NUM_THREADS nproc); echo $$((2 * c > 8 ? 8 : 2 * c)))
+# The quick ones wait for little.
+QUICK_WORKERS ?= $(shell c=$$(env -u OMP_NUM_THREADS nproc); echo $$((c > 7 ? 8 : c + 1)))
 # One thread each: workers whose threads wait for each other's cores take ten times as long for small tensors.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests --ignore tests/test_architecture.py
 ENGINES := vllm or e2e or ray or browser or deepspeed or processes
@@ -68,7 +70,7 @@ check: $(SETUP_STAMP)  ## formatter, linter, types, architecture
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 
 quick: $(SETUP_STAMP)  ## the tests without an engine, a cluster, a browser or a trainer process: 90 s at most
-	$(PYTEST) -n $(WORKERS) -m "not ($(ENGINES) or faults)"
+	$(PYTEST) -n $(QUICK_WORKERS) -m "not ($(ENGINES) or faults)"
 
 test: $(SETUP_STAMP)  ## every test that breaks nothing: 12 minutes at most on two cores
 	$(PYTEST) -n $(WORKERS) -m "not faults"

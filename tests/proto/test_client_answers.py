@@ -116,10 +116,11 @@ async def test_an_answer_that_drips_ends_with_the_deadline(status, monkeypatch):
     real = asyncio.timeout
     monkeypatch.setattr(asyncio, "timeout", lambda limit_s: limits_s.append(limit_s) or real(limit_s))
     async with serving(f"{status}\r\nContent-Type: application/json", for_ever=b" ", pause_s=0.02) as playing:
-        async with RewardClient(playing.url, probe_timeout_s=0.3) as client:
-            with pytest.raises(InfrastructureError, match=r"no_answer: no answer within 0.3 s"):
+        # Connecting has this limit, too: not so short that a process which collects its garbage meanwhile is late.
+        async with RewardClient(playing.url, probe_timeout_s=1.0) as client:
+            with pytest.raises(InfrastructureError, match=r"no_answer: no answer within 1 s"):
                 await client.info()
-    assert limits_s == [0.3]
+    assert limits_s == [1.0]
 
 
 async def test_headers_without_end_end_with_the_deadline():

@@ -149,6 +149,7 @@ def test_units_and_times_are_compared_alike_in_both_directions(one: str, other: 
         "\\lim_{x \\to 0} x^{x^{x^{x}}}",
     ],
 )
+@pytest.mark.processes
 def test_an_answer_that_takes_for_ever_scores_0_within_2_s(answer: str):
     with at_most_cpu_s(2.0):
         assert accuracy(f"<answer>${answer}$</answer>", solution="$5$").score == 0.0
@@ -156,6 +157,7 @@ def test_an_answer_that_takes_for_ever_scores_0_within_2_s(answer: str):
 
 
 @processor_time
+@pytest.mark.processes
 def test_a_solution_that_takes_for_ever_is_no_answers_fault():
     with at_most_cpu_s(5.0):
         result = accuracy("<answer>$5$</answer>", solution="$\\int_0^1 \\sin(x^3) e^{x^2} dx$")

@@ -339,6 +339,7 @@ def test_nothing_is_allowed_by_default_and_nothing_is_sent(server, monkeypatch):
     assert server.requests == []
 
 
+@pytest.mark.processes
 async def test_in_a_worker_process(server):
     server.answer = lambda request: said(f"Reward: {'1' if 'good' in request.text else '0.5'}")
     restarts: list[str] = []

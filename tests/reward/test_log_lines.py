@@ -11,6 +11,7 @@ from tests.reward.real_server import Server
 from grpo_reward.background_log import NO_FILES, OddRequests
 
 
+@pytest.mark.processes
 def test_a_stranger_who_speaks_no_http_gets_one_line_and_not_one_for_each_request():
     server = Server("--grace-s", "0.3")
     try:
@@ -24,6 +25,7 @@ def test_a_stranger_who_speaks_no_http_gets_one_line_and_not_one_for_each_reques
     assert server.output[1].count("Invalid HTTP request received.") == 1
 
 
+@pytest.mark.processes
 def test_a_stranger_who_asks_for_another_protocol_gets_no_advice_into_it():
     server = Server("--grace-s", "0.3")
     try:

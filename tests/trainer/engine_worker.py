@@ -14,7 +14,7 @@ from deepspeed.runtime.zero import stage3
 from safetensors.torch import load_file
 from tests.trainer.made_engines import equal, new_engine, pushed, reference_weights, updates_of, weights
 from tests.trainer.made_episodes import build_updates, decided, make_taken
-from tests.trainer.rank_of_test import Scenario, run_scenarios
+from tests.trainer.tested_rank import Scenario, run_scenarios
 from transformers import AutoModelForCausalLM
 
 from grpo_trainer.algorithm.skipping import sequences_to_compute

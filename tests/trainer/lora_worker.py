@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from tests.trainer.made_engines import equal, new_lora_engine, pushed, updates_of, weights
 from tests.trainer.made_episodes import make_taken
-from tests.trainer.rank_of_test import Scenario, run_scenarios
+from tests.trainer.tested_rank import Scenario, run_scenarios
 
 from grpo_trainer.config.lora import LoraConfig
 from grpo_trainer.engine.training_engine import TrainingEngine

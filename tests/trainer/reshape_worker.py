@@ -13,7 +13,7 @@ import torch
 from tests.trainer import made_engines
 from tests.trainer.made_engines import updates_of, weights
 from tests.trainer.made_episodes import make_taken
-from tests.trainer.rank_of_test import this_rank
+from tests.trainer.tested_rank import this_rank
 
 from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.config.lora import LoraConfig

@@ -1,4 +1,4 @@
-"""The ranks of a test, each in a process of its own: see `rank_of_test` for what they do."""
+"""The ranks of a test, each in a process of its own: see `tested_rank` for what they do."""
 
 import json
 from pathlib import Path

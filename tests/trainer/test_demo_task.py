@@ -58,6 +58,7 @@ def base_model(tmp_path_factory) -> Path:
 
 
 class TestData:
+    @pytest.mark.processes
     def test_files_and_columns(self, data):
         assert all(row.keys() == {"nums", "target"} for row in read(data / "train.jsonl"))
         assert all(row.keys() == {"nums", "target"} for row in read(data / "held_out.jsonl"))

@@ -13,7 +13,6 @@ from tests.trainer.made_episodes import VERSION, build_updates, decided, make_ta
 from tests.trainer.spawned_ranks import MARKS, run_ranks
 from torch import nn
 from transformers import CohereConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
-from trl.trainer.callbacks import SyncRefModelCallback
 
 from grpo_trainer.algorithm.entropy_mask import mark_high_entropy
 from grpo_trainer.algorithm.loss import old_logprobs, policy_loss
@@ -155,6 +154,8 @@ def test_the_reference_moves_as_trls_does_and_is_what_the_kl_reads(
     folder: Path, two_ranks: list[dict[str, Any]], stage: int
 ):
     """What it is after a checkpoint is seen in `continued`: the metrics of a resumed run are the same."""
+    from trl.trainer.callbacks import SyncRefModelCallback  # which takes seconds
+
     first, policy, reference = torch.load(folder / f"moved-{stage}.pt", weights_only=True)
     names = sorted(first)
     expected, trained = (nn.ParameterList(tensors[name] for name in names) for tensors in (first, policy))

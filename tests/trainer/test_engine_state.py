@@ -17,7 +17,6 @@ from grpo_trainer.engine.write_errors import deferring_write_errors
 from grpo_trainer.errors import UsageError
 from grpo_trainer.observe.run_status import RunStatus
 from grpo_trainer.ranks.stop_signal import StopSignal
-from grpo_trainer.run import open_checkpoint, run
 
 COUNTS = {"updates_done": 3, "skipped_updates": 0}
 
@@ -38,6 +37,8 @@ def config_of(file: Path, *flags: str) -> RunConfig:
 
 
 def opened(config: RunConfig, **options: Any) -> tuple[Path, dict[str, Any]] | tuple[None, None]:
+    from grpo_trainer.run import open_checkpoint  # which imports DeepSpeed
+
     return open_checkpoint(config, kept_of(config), resume=True, stop=StopSignal(), **options)
 
 
@@ -150,6 +151,8 @@ def test_a_file_that_has_changed_since_the_checkpoint_is_warned_of(
 
 def test_its_configuration_stays_what_it_was(run_file: Path, tmp_path: Path):
     """No server runs at the address: a run that waited for it would not end here."""
+    from grpo_trainer.run import run
+
     kept = tmp_path / "run" / "run.yaml"
     kept.write_text("as it was\n")
     config = config_of(run_file, "--deepspeed.zero_stage", "0")

@@ -93,6 +93,7 @@ def come(replica: Replica, *, after_probes: int = 0, **changes: object) -> None:
 
 
 class TestStartWithoutSomeServers:
+    @pytest.mark.processes
     async def test_enough_servers_go_on_after_a_short_grace_and_the_missing_ones_are_named(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ):
@@ -112,6 +113,7 @@ class TestStartWithoutSomeServers:
     def test_the_setting_says_how_long_the_grace_is(self):
         assert f"{GRACE_S:g} s" in (RolloutConfig.model_fields["min_replicas"].description or "")
 
+    @pytest.mark.processes
     async def test_within_the_grace_all_are_waited_for(self):
         fleet = Fleet(urls(2), min_replicas=1)
         come(fleet.replicas[0])

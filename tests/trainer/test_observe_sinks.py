@@ -46,6 +46,7 @@ def test_an_identity_is_kept_on_resume_and_new_otherwise(tmp_path: Path):
     assert run_identity(tmp_path, "wandb", resumed=False) != first
 
 
+@pytest.mark.processes
 def test_wandb_offline_continues_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -83,6 +84,7 @@ def two_starts(name: str, run_dir: Path) -> None:
         assert sinks.failures == {name: 0}
 
 
+@pytest.mark.processes
 def test_trackio_continues_a_resumed_run_and_begins_another_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     program = f"""
 import sys
@@ -189,6 +191,7 @@ def test_mlflow_without_a_server_does_not_end_the_run(tmp_path: Path, monkeypatc
     assert "MLFLOW_TRACKING_URI is not set" in caplog.text
 
 
+@pytest.mark.processes
 def test_swanlab_offline_continues_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SWANLAB_MODE", "offline")
     two_starts("swanlab", tmp_path)

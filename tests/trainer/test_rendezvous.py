@@ -302,6 +302,7 @@ class TestRendezvous:
         with pytest.raises(StopRequested):
             self.wait_for_start(monkeypatch)
 
+    @pytest.mark.processes
     def test_where_nobody_is(self, monkeypatch: pytest.MonkeyPatch):
         with pytest.raises(UnavailableError, match="the rendezvous of the ranks, gave no answer within 2 s"):
             self.wait_for_start(monkeypatch)

@@ -105,10 +105,17 @@ def chart() -> Chart:
     return Chart.load(CHART)
 
 
+_texts: dict[tuple[str, str, str], dict[str, str]] = {}
+"""By values, release and namespace: what a change is compared with is the same for all changes."""
+
+
 def render_texts(values: Object, *, release: str = "trial", namespace: str = "team-a") -> dict[str, str]:
     """Template → text. The values are checked against the schema, as every Helm command does."""
-    chart().validate_schema(values)
-    return chart().render(values, name=release, namespace=namespace)
+    key = (repr(values), release, namespace)
+    if key not in _texts:
+        chart().validate_schema(values)
+        _texts[key] = chart().render(values, name=release, namespace=namespace)
+    return dict(_texts[key])
 
 
 def render(values: Object, **where: str) -> list[Object]:

@@ -18,6 +18,8 @@ from tests.processes import free_port, reward_command, service
 
 from .rendering import CHART, find, objects_of, render_texts, values_of
 
+pytestmark = pytest.mark.processes
+
 TOKEN = "for-the-test"
 ANSWERS: dict[str, Any] = {
     "/v1/rollouts": {"groups": [{"completions": [{"token_ids": [5]}, {"token_ids": [6]}]}]},

@@ -156,6 +156,7 @@ def _filled(values: dict[str, Any], *, where: tuple[str, ...] = ()) -> list[tupl
     return found
 
 
+@pytest.mark.processes
 def test_null_is_no_number_no_switch_and_no_word() -> None:
     """It would be 0, false or nothing in a template; to be without a limit is possible."""
     values = yaml.safe_load((CHART / "values.yaml").read_text())

@@ -72,6 +72,7 @@ def test_every_alert_names_its_own_section_of_the_page():
 ALERT_TESTS = Path(__file__).with_name("alerts.test.yaml")
 
 
+@pytest.mark.processes
 def test_each_alert_fires_when_it_should_and_only_then():
     """Prometheus's own rule tests."""
     promtool = needs_prometheus("promtool")
