@@ -18,20 +18,16 @@ about five minutes for each side and seed.
 import argparse
 import json
 import statistics
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.processes import BIN, ROLLOUT_ENVIRONMENT, free_port, reward_command, rollout_command, service
+from benchmarks.demo_services import BATCH_FLAGS, EXAMPLES, as_flags, make_start, run, servers
+from tests.processes import BIN
 
-ROOT = Path(__file__).parents[1]
-EXAMPLES = ROOT / "examples" / "countdown"
 PLAIN = {
     "max_steps": 160,
     "rollout.prompts_per_request": 1,
@@ -39,8 +35,6 @@ PLAIN = {
     "algorithm.skip_zero_advantage": "false",
 }
 """Settings in which a plain run differs from `run.yaml`."""
-BATCH_FLAGS = ("--max-num-seqs", "256", "--max-num-batched-tokens", "8192")
-"""With them vLLM samples the whole batch of a step at once; its own default on a CPU is 128 sequences."""
 SMOOTHED, EVAL_STEPS = 3, 20
 
 
@@ -82,35 +76,10 @@ def both(seed: int, folder: Path) -> tuple[Curve, Curve]:
         "logging.report_to": "[]",
         "server.port": 0,
     }
-    with servers(folder) as urls:
+    with servers(folder / "cold-start", folder) as urls:
         plain = curve_of(folder / "plain", settings | PLAIN | urls)
-    with servers(folder, *BATCH_FLAGS) as urls:
+    with servers(folder / "cold-start", folder, *BATCH_FLAGS) as urls:
         return plain, curve_of(folder / "ours", settings | urls)
-
-
-@contextmanager
-def servers(folder: Path, *flags: str) -> Iterator[dict[str, str]]:
-    """The rollout server with these flags, and the reward server; the settings that name them."""
-    rollout_port, reward_port = free_port(), free_port()
-    command = rollout_command(folder / "cold-start", rollout_port, "--dtype", "float32", "--enforce-eager", *flags)
-    environment = {name: value for name, value in ROLLOUT_ENVIRONMENT.items() if name != "OMP_NUM_THREADS"}
-    passive = environment | {"OMP_WAIT_POLICY": "PASSIVE"}
-    with (
-        service(command, folder / "rollout.log", port=rollout_port, environment=passive) as rollout,
-        service(reward_command(reward_port), folder / "reward.log", port=reward_port) as reward,
-    ):
-        rollout.wait_until_live()
-        reward.wait_until_live()
-        yield {"rollout.urls": rollout.url, "reward.url": reward.url}
-
-
-def make_start(seed: int, folder: Path) -> None:
-    """The rows, and the model after its cold start, as `make demo` makes them."""
-    start = {"model.name_or_path": folder / "base-model", "data.dataset": folder / "data" / "cold_start.jsonl"}
-    run(BIN / "python", EXAMPLES / "make_data.py", folder / "data")
-    run(BIN / "python", EXAMPLES / "make_model.py", folder / "base-model", "--seed", seed)
-    flags = {"seed": seed, "output_dir": folder / "cold-start", **start}
-    run(BIN / "grpo-train", "cold-start", EXAMPLES / "cold_start.yaml", *as_flags(flags))
 
 
 def curve_of(run_dir: Path, settings: dict[str, object]) -> Curve:
@@ -126,15 +95,6 @@ def smoothed(curve: Curve) -> Curve:
         (curve[end][0], statistics.fmean(accuracy for _, accuracy in curve[end + 1 - SMOOTHED : end + 1]))
         for end in range(SMOOTHED - 1, len(curve))
     ]
-
-
-def as_flags(settings: dict[str, object]) -> list[object]:
-    return [word for name, value in settings.items() for word in (f"--{name}", value)]
-
-
-def run(*command: object) -> None:
-    ended = subprocess.run([str(word) for word in command], cwd=ROOT, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 if __name__ == "__main__":

@@ -7,8 +7,7 @@ Same model, data, rewards and batch (32 prompts × 8 samples) on the same two co
 settings of `examples/countdown/run.yaml`: once with `max_staleness` 0, once with 1, where a batch is sampled while the
 last one is trained on. Samples whose group has no spread are not computed (the default).
 
-- `short`: the model of the demo after its cold start, completions of 8 to 24 tokens. `make demo` makes it; without its
-  folder it is made here.
+- `short`: the model of the demo after its cold start, completions of 8 to 24 tokens.
 - `ragged`: a model of random weights whose completions have 1 to 240 tokens, half of them under 70: each token ends one
   with the same probability.
 
@@ -24,7 +23,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -32,10 +30,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import yaml
-from tests.processes import BIN, ROLLOUT_ENVIRONMENT, free_port, reward_command, rollout_command, service
+from benchmarks.demo_services import BATCH_FLAGS, EXAMPLES, ROOT, as_flags, make_start, run, servers
+from tests.processes import BIN
 
-ROOT = Path(__file__).parents[1]
-DEMO = ROOT / "runs" / "demo"
 COMPLETIONS, GROUP, WARM_UP_STEPS = 256, 8, 4
 CASES = {"short": 24, "ragged": 240}
 """The longest completion of each case, in tokens."""
@@ -66,20 +63,10 @@ def main() -> None:
 def measure(case: str, folder: Path, turns: int, steps: int) -> dict[str, list[float]]:
     """Seconds of a step, by side and turn."""
     model, rows = short_case(folder) if case == "short" else ragged_case(folder)
-    rollout_port, reward_port = free_port(), free_port()
-    # All sequences at once, as TRL's `generate` samples them: vLLM's own default on a CPU is 128.
-    flags = ("--dtype", "float32", "--enforce-eager", "--max-num-seqs", "256", "--max-num-batched-tokens", "8192")
-    environment = {name: value for name, value in ROLLOUT_ENVIRONMENT.items() if name != "OMP_NUM_THREADS"}
-    run_file = write_run_file(case, folder, model, rows, rollout_port, reward_port)
     seconds: dict[str, list[float]] = {"TRL": [], **{side: [] for side in SIDES}}
-    with ExitStack() as stack:
-        command = rollout_command(model, rollout_port, *flags)
-        passive = environment | {"OMP_WAIT_POLICY": "PASSIVE"}
-        rollout = stack.enter_context(service(command, folder / "rollout.log", port=rollout_port, environment=passive))
-        command = reward_command(reward_port, "--plugin", PLUGIN)
-        reward = stack.enter_context(service(command, folder / "reward.log", port=reward_port))
-        rollout.wait_until_live()
-        reward.wait_until_live()
+    # All sequences at once, as TRL's `generate` samples them.
+    with servers(model, folder, *BATCH_FLAGS, plugin=PLUGIN) as urls:
+        run_file = write_run_file(case, folder, model, rows, urls)
         for turn in range(turns):
             command = [sys.executable, __file__, "--steps", str(steps), "--trl", case, str(folder)]
             finished = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -91,16 +78,9 @@ def measure(case: str, folder: Path, turns: int, steps: int) -> dict[str, list[f
 
 def short_case(folder: Path) -> tuple[Path, Path]:
     """The demo's model and rows."""
-    if not (DEMO / "cold-start").exists():
-        python, examples = BIN / "python", ROOT / "examples" / "countdown"
-        for command in (
-            [python, examples / "make_data.py", DEMO / "data"],
-            [python, examples / "make_model.py", DEMO / "base-model", "--seed", "42"],
-            [BIN / "grpo-train", "cold-start", examples / "cold_start.yaml", "--seed", "42"],
-        ):
-            subprocess.run([str(word) for word in command], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
-    (folder / "model").symlink_to(DEMO / "cold-start")
-    (folder / "rows.jsonl").symlink_to(DEMO / "data" / "train.jsonl")
+    make_start(42, folder)
+    (folder / "cold-start").rename(folder / "model")
+    (folder / "data" / "train.jsonl").rename(folder / "rows.jsonl")
     return folder / "model", folder / "rows.jsonl"
 
 
@@ -114,31 +94,29 @@ def ragged_case(folder: Path) -> tuple[Path, Path]:
     return folder / "model", folder / "rows.jsonl"
 
 
-def write_run_file(case: str, folder: Path, model: Path, rows: Path, rollout_port: int, reward_port: int) -> Path:
-    run: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "countdown" / "run.yaml").read_text())
-    run["model"]["name_or_path"] = str(model)
-    run["data"] |= {"dataset": str(rows), "eval_dataset": None}
-    run["rollout"] |= {"urls": [f"http://127.0.0.1:{rollout_port}"], "max_completion_length": CASES[case]}
-    run["reward"]["url"] = f"http://127.0.0.1:{reward_port}"
+def write_run_file(case: str, folder: Path, model: Path, rows: Path, urls: dict[str, str]) -> Path:
+    settings: dict[str, Any] = yaml.safe_load((EXAMPLES / "run.yaml").read_text())
+    settings["model"]["name_or_path"] = str(model)
+    settings["data"] |= {"dataset": str(rows), "eval_dataset": None}
+    settings["rollout"] |= {"urls": [urls["rollout.urls"]], "max_completion_length": CASES[case]}
+    settings["reward"]["url"] = urls["reward.url"]
     if case == "ragged":
-        del run["data"]["recipe"]
-        run["reward"] |= {"reward_funcs": ["letters"], "reward_weights": [1.0], "accuracy_reward": None}
-    run |= {
+        del settings["data"]["recipe"]
+        settings["reward"] |= {"reward_funcs": ["letters"], "reward_weights": [1.0], "accuracy_reward": None}
+    settings |= {
         "eval": {"eval_steps": 0},
         "logging": {"report_to": []},
         "server": {"port": 0},
         "guards": {"clipped": "warn"},
     }
     file = folder / "run.yaml"
-    file.write_text(yaml.safe_dump(run))
+    file.write_text(yaml.safe_dump(settings))
     return file
 
 
 def our_seconds(run_file: Path, run_dir: Path, staleness: int, steps: int) -> float:
-    flags = ["--run_dir", run_dir, "--max_steps", WARM_UP_STEPS + steps, "--algorithm.max_staleness", staleness]
-    command = [BIN / "grpo-train", run_file, *flags]
-    ended = subprocess.run([str(word) for word in command], capture_output=True, text=True, cwd=ROOT)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    settings = {"run_dir": run_dir, "max_steps": WARM_UP_STEPS + steps, "algorithm.max_staleness": staleness}
+    run(BIN / "grpo-train", run_file, *as_flags(settings))
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     counted = [row["step_time"] for row in rows if row.get("step", 0) > WARM_UP_STEPS and "step_time" in row]
     assert len(counted) == steps, f"{len(counted)} steps instead of {steps}"
