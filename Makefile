@@ -16,10 +16,11 @@ SETUP_STAMP := $(VENV)/.installed
 # What is started many times stays compiled, for the tests and the processes in them.
 unexport PYTHONDONTWRITEBYTECODE
 
+CORES := $(shell env -u OMP_NUM_THREADS nproc)
 # Tests wait for processes and for each other's timers: twice as many workers as cores keep both cores busy.
-WORKERS ?= $(shell c=$$(env -u OMP_NUM_THREADS nproc); echo $$((2 * c > 8 ? 8 : 2 * c)))
+WORKERS ?= $(shell echo $$((2 * $(CORES) > 8 ? 8 : 2 * $(CORES))))
 # The quick ones wait for little.
-QUICK_WORKERS ?= $(shell c=$$(env -u OMP_NUM_THREADS nproc); echo $$((c > 7 ? 8 : c + 1)))
+QUICK_WORKERS ?= $(shell echo $$(($(CORES) > 7 ? 8 : $(CORES) + 1)))
 # One thread each: workers whose threads wait for each other's cores take ten times as long for small tensors.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests --ignore tests/test_architecture.py
 ENGINES := vllm or e2e or ray or browser or deepspeed or processes
