@@ -37,7 +37,7 @@ class TestNoScore:
     def test_what_a_reward_says_is_one_line_of_the_log(self, caplog):
         score = RewardScore(score=None, status="error", detail="ValueError: \x1b[31m\n2026-01-01 ERROR forged")
         result = ScoreResult(id="0", total=None, rewards={"r": score})
-        choice = Choice([RewardSpec(name="r")], [], None, {}, {})
+        choice = Choice([RewardSpec(name="r")], [], frozenset(), None, {}, {})
         with pytest.raises(Refusal):
             scored(ScoreResponse(results=[result], elapsed_s=0.0), choice)
         (message,) = [record.getMessage() for record in caplog.records]
@@ -232,6 +232,21 @@ def test_the_label_rule():
         columns_of(f'{{"a": "{"x" * 2**20}"}}', ["a"])
     with pytest.raises(LabelError, match=r'the columns a, b are needed: .*\{"a": …, "b": …\}'):
         columns_of("x", ["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/rm", {"response": "<answer>1</answer>", "label": 1}),
+        ("/rm", {"response": "<answer>1</answer>", "label": {"solution": 1.5}}),
+        ("/get_reward", {"query": ["<answer>1</answer>"], "labels": [1]}),
+    ],
+)
+async def test_a_number_in_place_of_a_text_is_refused_at_once(server: Server, path: str, body: dict[str, object]):
+    kind, message, hint = error_of(await server.post(f"{path}?rewards=accuracy", body))
+    assert kind == "invalid_label"
+    assert message == "the label of samples[0] fills the column solution with a number, and it is text"
+    assert hint.startswith('send it as text: "1')
 
 
 @pytest.mark.parametrize("deep", ["text", "label", "field"])

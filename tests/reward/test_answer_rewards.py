@@ -7,10 +7,11 @@ from pydantic import TypeAdapter
 from tests.reward.cpu_time import at_most_cpu_s, processor_time
 
 from grpo_reward import Score
+from grpo_reward.answers.place import boxed
 from grpo_reward.normal_form import normal_form
 from grpo_reward.rewards.exact_match import exact_match
 from grpo_reward.rewards.gsm8k import gsm8k
-from grpo_reward.rewards.math_boxed import last_box, math_boxed
+from grpo_reward.rewards.math_boxed import math_boxed
 from grpo_reward.rewards.tool_call import Call, tool_call
 from grpo_reward.strict_json import MAX_DEPTH
 
@@ -76,7 +77,7 @@ def test_math_boxed_without_a_gold_answer():
 
 
 def test_the_last_box_is_read_whole():
-    assert last_box(r"\boxed{a} \boxed{\{b\}{c}} d}") == r"\{b\}{c}"
+    assert boxed(r"\boxed{a} \boxed{\{b\}{c}} d}") == r"\{b\}{c}"
 
 
 def test_exact_match():

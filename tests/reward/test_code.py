@@ -31,7 +31,7 @@ def fenced(source: str, language: str = "python") -> str:
         (fenced(ADD, ""), 1.0),
         (fenced(ADD, "Py"), 1.0),
         (fenced(ADD, "java"), 0.0),
-        ("  ```python\n  add = lambda a, b: a + b\n  ```", 0.0),
+        ("  ```python\n  add = lambda a, b: a + b\n  ```", 1.0),
         (f"<think>{fenced(ADD)}</think>", 0.0),
         (f"{fenced(ADD)}<answer>see above</answer>", 0.0),
         (ADD, 0.0),
@@ -352,3 +352,77 @@ def test_a_text_may_end_with_unittest(call: str):
 @pytest.mark.parametrize("test", [UNITTEST, "assert add(1, 2) > 2", "add(0)\nassert add(1, 2) > 2"])
 def test_a_program_passes_no_text_by_an_exit_of_its_own(program: str, test: str):
     assert code(fenced(program), tests=[test]).score == 0.0
+
+
+PYTEST = "def test_add():\n    assert add(1, 2) == 3\n"
+METHOD = "class TestAdd:\n    def test_add(self):\n        assert add(1, 2) == 3\n"
+HUMANEVAL = "METADATA = {}\n\n\ndef check(candidate):\n    assert candidate(1, 2) == 3\n"
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        PYTEST,
+        PYTEST + "test_add()\n",
+        "async " + PYTEST,
+        METHOD,
+        UNITTEST.partition("if __name__")[0],
+        UNITTEST.partition("if __name__")[0]
+        .replace("import unittest", "from unittest import TestCase")
+        .replace("unittest.TestCase", "TestCase"),
+        HUMANEVAL,
+        "from solution import add as plus\nassert plus(1, 2) == 3",
+        "import solution\nassert solution.add(1, 2) == 3",
+        "if add(1, 2) != 3:\n    raise ValueError",
+        "x = add(1, 2)\n[None][x - 3]",
+    ],
+)
+def test_what_defines_a_test_is_called(test: str):
+    assert code(fenced(ADD), tests=[test], entry_point="add").score == 1.0
+    assert code(fenced(ZERO), tests=[test], entry_point="add").score == 0.0
+
+
+@pytest.mark.parametrize(
+    ("test", "reason"),
+    [
+        ("", "nothing in it can fail"),
+        ("# assert add(1, 2) == 3", "nothing in it can fail"),
+        ("add(1, 2) == 3", "nothing in it can fail"),
+        ("print(add(1, 2) == 3)", "nothing in it can fail"),
+        ("assert (add(1, 2) == 3, 'wrong')", "nothing in it can fail"),
+        ("def verify():\n    assert add(1, 2) == 3", "nothing in it can fail"),
+        ("def test_add(case):\n    assert add(*case) == 3", "nothing in it can fail"),
+        ("def test_add():\n    pass", "nothing in it can fail"),
+        (METHOD.replace("TestAdd", "Add"), "nothing in it can fail"),
+        ("from solution import add", "nothing in it can fail"),
+        (HUMANEVAL, "entry_point"),
+        ("import pytest\n" + PYTEST, "it imports pytest"),
+    ],
+)
+def test_a_test_that_cannot_fail_is_an_error_of_the_data(test: str, reason: str):
+    with pytest.raises(ValueError, match=f"a test in the column tests cannot be used: .*{reason}"):
+        code(fenced(ADD), tests=["assert add(1, 2) == 3", test])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "~~~python\n{}~~~",
+        "````python\n{}````",
+        "```python title='add.py'\n{}```",
+        "```{{.python}}\n{}```",
+        "- ```python\n  {}  ```",
+        "1. First:\n\n   ```py\n   {}   ```",
+        "> ```python\n> {}> ```",
+        "<solution>\n```python\n{}```\n</solution>",
+        "```python\n{}```\nIts complexity:\n```\nO(1)\n```",
+        "```\n{}```",
+    ],
+)
+def test_fences_are_those_of_commonmark(text: str):
+    assert code(text.format("add = lambda a, b: a + b\n"), tests=["assert add(1, 2) == 3"]).score == 1.0
+
+
+@pytest.mark.parametrize("text", ["```python\n{}", "<think>\n```python\n{}```\nbut", "```text\n{}```"])
+def test_what_is_no_program(text: str):
+    assert code(text.format("add = lambda a, b: a + b\n"), tests=["assert add(1, 2) == 3"]).score == 0.0

@@ -1,12 +1,13 @@
 """Numbers that are nearly equal, or too large to write out, are told apart exactly, whichever is the solution."""
 
 import pytest
-from sympy import Add, Integer, Pow, Rational, pi, sqrt
+from sympy import Add, Integer, Pow, pi, sqrt
 from sympy.abc import x
 
-from grpo_reward.expansion import differ, difference, num_terms
-from grpo_reward.residues import PRIMES, equal_by_residues
+from grpo_reward.answers.exact import differ, difference, num_terms
 from grpo_reward.rewards.accuracy import accuracy
+
+PRIMES = (4573438334503386407, 4264657628376921383, 3281618096932247147)
 
 
 def scores(one: str, other: str) -> list[float | None]:
@@ -108,8 +109,3 @@ def test_numbers_that_a_hundred_digits_do_not_tell_apart():
 def test_exponents_beyond_what_a_float_can_be():
     assert num_terms(Pow(2, Integer(10) ** 400, evaluate=False)) > 1e9
     assert num_terms(Pow(1, Integer(10) ** 400, evaluate=False)) == 1
-
-
-def test_a_denominator_that_a_prime_divides_has_no_remainder():
-    large = Pow(2, 10_000, evaluate=False)
-    assert equal_by_residues(large + Rational(1, PRIMES[0]), large) is None

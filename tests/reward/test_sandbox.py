@@ -41,6 +41,15 @@ FORBIDDEN = {
     "a signal by way of a file": (
         "import fcntl, os, socket\na, b = socket.socketpair()\nfcntl.fcntl(a, fcntl.F_SETOWN, os.getppid())"
     ),
+    "a pair of datagrams": "import socket\nsocket.socketpair(type=socket.SOCK_DGRAM)",
+    "a message to a path": "import socket\na, b = socket.socketpair()\na.sendto(b'x', '/tmp/a socket of somebody')",
+    "a descriptor in a message": (
+        "import socket\na, b = socket.socketpair()\nsocket.send_fds(a, [b'x'], [0])\nsocket.recv_fds(b, 1, 1)"
+    ),
+    "an address whose lower half is 0": (
+        "import ctypes, socket\na, b = socket.socketpair()\n"
+        "{syscall}({sendto}, a.fileno(), b'x', 1, 0, ctypes.c_void_p(1 << 32), 110)"
+    ),
     "a lease on a file": "import fcntl\nfcntl.fcntl(open(fcntl.__file__), fcntl.F_SETLEASE, fcntl.F_WRLCK)",
     "a lock on a file": "import fcntl, os\nfcntl.flock(open(os.__file__), fcntl.LOCK_EX)",
     "to watch a folder": "{syscall}({inotify_init1}, 0)",
@@ -123,6 +132,7 @@ ALLOWED = {
 
 
 NUMBERS = {
+    "sendto": {"x86_64": "44", "aarch64": "206"},
     "shmget": {"x86_64": "29", "aarch64": "194"},
     "inotify_init1": {"x86_64": "294", "aarch64": "26"},
     "io_setup": {"x86_64": "206", "aarch64": "0"},

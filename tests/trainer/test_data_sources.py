@@ -59,10 +59,11 @@ class TestFormats:
 
     def test_csv_columns_are_json_when_all_their_cells_are(self, tmp_path):
         path = tmp_path / "rows.csv"
-        path.write_text('nums,target,zip,mixed,empty,note\n"[44, 19]",98,01234,7,,"a, b"\n"[1]",,99999,x,,"1\n2"\n')
+        rows = ['"[44, 19]",98,01234,[7],,"a, b"', '"[1]",1.10,1e400,x,,"1\n2"', ""]
+        path.write_text("\n".join(["nums,target,zip,mixed,empty,note", *rows]))
         assert read_rows(str(path), "train") == [
-            {"nums": [44, 19], "target": 98, "zip": "01234", "mixed": "7", "empty": "", "note": "a, b"},
-            {"nums": [1], "target": None, "zip": "99999", "mixed": "x", "empty": "", "note": "1\n2"},
+            {"nums": [44, 19], "target": "98", "zip": "01234", "mixed": "[7]", "empty": "", "note": "a, b"},
+            {"nums": [1], "target": "1.10", "zip": "1e400", "mixed": "x", "empty": "", "note": "1\n2"},
         ]
 
     def test_a_number_takes_the_first_rows(self, tmp_path):
@@ -88,7 +89,7 @@ class TestFormats:
             path.write_text("".join(lines if name == "rows.jsonl" else ["n,text\n", *lines]))
         tracemalloc.start()
         try:
-            assert sum(row["n"] for row in find_source(str(path), "train").rows()) == 499_500
+            assert sum(int(row["n"]) for row in find_source(str(path), "train").rows()) == 499_500
             assert tracemalloc.get_traced_memory()[1] < 12e6 < 25e6 < path.stat().st_size
         finally:
             tracemalloc.stop()

@@ -166,21 +166,24 @@ async def _servers(config: RunConfig, rows: TrainingRows, policy: Policy) -> lis
     if config.model.lora is not None and kind == "full":
         lines.append(("note", "the servers take no adapters: every push sends the whole model, the adapter added"))
     if config.reward.reward_funcs:
-        lines.append(await _reward(config, rows))
+        lines += await _reward(config, rows)
     async with Teachers(config) as teachers:
         lines += [await _teacher(stage, policy, run_servers=fleet.known) for stage in teachers.stages]
     return lines
 
 
-async def _reward(config: RunConfig, rows: TrainingRows) -> Line:
+async def _reward(config: RunConfig, rows: TrainingRows) -> list[Line]:
     url = config.reward.url
     async with RewardClient(url) as client:
         try:
             info = await client.info()
-            await RewardStage(client, config.reward, own_rewards=config.data.own_rewards).check(rows.first_rows)
-            return f"reward {url}", f"{', '.join(info.rewards)}; {info.workers} workers"
+            stage = RewardStage(client, config.reward, own_rewards=config.data.own_rewards)
+            await stage.check(rows.first_rows)
+            faults = await stage.faults_of_first_rows(rows.first_rows)
         except ServiceError as error:
-            return f"reward {url}", f"not checked: {error.detail.message}"
+            return [(f"reward {url}", f"not checked: {error.detail.message}")]
+    served = (f"reward {url}", f"{', '.join(info.rewards)}; {info.workers} workers")
+    return [served, *(("note", fault) for fault in faults)]
 
 
 async def _teacher(stage: TeacherStage, policy: Policy, *, run_servers: list[RolloutInfo]) -> Line:

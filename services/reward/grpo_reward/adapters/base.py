@@ -1,5 +1,6 @@
 """What an adapter is, and what its answer is made of."""
 
+import json
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -56,19 +57,26 @@ class Adapter(Generic[BodyT]):
     """Options in the query that only this route has, with their description."""
 
 
-def labelled_columns(labels: Sequence[Any], needed: Sequence[str]) -> list[dict[str, Any]]:
-    """The label rule for the samples of a request.
+def labelled_columns(
+    labels: Sequence[Any], choice: Choice, needed: Sequence[str] | None = None
+) -> list[dict[str, Any]]:
+    """The label rule for the samples of a request; `needed` instead of all columns that its rewards need.
 
     Labels that are JSON are read on the event loop, as the body is: together they may hold what it may. Raises Refusal
-    413 for more, and 422 for a label that cannot fill the columns.
+    413 for more, and 422 for a label that cannot fill the columns, a number in place of a text too: every try would
+    fail at it.
     """
     check_number_of_values(b"".join(label.encode(errors="replace") for label in labels if is_object_text(label)))
     columns = []
     for position, label in enumerate(labels):
         try:
-            columns.append(columns_of(label, needed))
+            columns.append(columns_of(label, choice.columns if needed is None else needed))
         except LabelError as error:
             raise Refusal(422, error.kind, f"the label of samples[{position}]: {error}") from None
+        for name, value in columns[-1].items():
+            if name in choice.text_columns and isinstance(value, int | float):
+                message = f"the label of samples[{position}] fills the column {name} with a number, and it is text"
+                raise Refusal(422, "invalid_label", message, hint=f"send it as text: {json.dumps(str(value))}")
     return columns
 
 

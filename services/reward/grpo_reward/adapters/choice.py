@@ -36,6 +36,8 @@ class Choice:
     rewards: list[RewardSpec]
     columns: list[str]
     """What these rewards need of a sample; a label that is no object fills it when it is one."""
+    text_columns: frozenset[str]
+    """Those of all that these rewards read which have to be text."""
     unscorable: float | None
     limits: dict[str, str]
     own: dict[str, str]
@@ -88,10 +90,11 @@ def choose(
     limits: dict[str, str] = {name: options.pop(name) for name in ("timeout_s", "deadline_s") if name in options}
     for option in options.keys() - set(own):
         raise _refused(f"there is no option {option}", nearest(option, {*OPTIONS, *own}))
-    needed = [loaded[name].description.columns for name in weights if name in loaded]
+    known = [loaded[name] for name in weights if name in loaded]
     return Choice(
         rewards=[RewardSpec(name=name, weight=weight, params=params[name]) for name, weight in weights.items()],
-        columns=list(dict.fromkeys(column for columns in needed for column in columns)),
+        columns=list(dict.fromkeys(column for reward in known for column in reward.description.columns)),
+        text_columns=frozenset(column for reward in known for column in reward.text_columns),
         unscorable=unscorable,
         limits=limits,
         own=options,

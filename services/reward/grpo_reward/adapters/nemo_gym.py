@@ -48,7 +48,7 @@ def samples(body: NeMoGymVerifyRequest, choice: Choice) -> list[ScoreSample]:
     task = dict(body.model_extra or {})
     label = task.get(choice.own.get("label", LABEL))
     missing = [column for column in choice.columns if column not in task]
-    columns = task | (labelled_columns([label], missing)[0] if missing else {})
+    columns = task | (labelled_columns([label], choice, missing)[0] if missing else {})
     output = body.response.get("output")
     if not isinstance(output, list):
         raise Refusal(422, "invalid_value", "response.output is no list, as OpenAI's Responses interface has it")

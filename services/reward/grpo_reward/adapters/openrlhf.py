@@ -56,7 +56,7 @@ def samples(body: OpenRLHFRequest, choice: Choice) -> list[ScoreSample]:
             completion=completion_of(query, prompt, ends),
             columns=columns,
         )
-        for query, prompt, columns in zip(body.query, prompts, labelled_columns(labels, choice.columns), strict=True)
+        for query, prompt, columns in zip(body.query, prompts, labelled_columns(labels, choice), strict=True)
     ]
 
 

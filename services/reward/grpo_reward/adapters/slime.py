@@ -23,7 +23,7 @@ class SlimeRequest(PeerRequest):
 
 
 def samples(body: SlimeRequest, choice: Choice) -> list[ScoreSample]:
-    (columns,) = labelled_columns([body.label], choice.columns)
+    (columns,) = labelled_columns([body.label], choice)
     sample = {"prompt": plain_prompt(body.prompt), "completion": body.response, "columns": columns}
     return [ScoreSample.model_validate(sample)]
 

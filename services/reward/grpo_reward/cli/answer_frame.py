@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from ..answer import CLOSING, OPENING
+from ..answers.place import CLOSING, OPENING
 
 TAGS = ((OPENING, CLOSING), ("<tool_call>", "</tool_call>"))
 BOX, HASHES = "\\boxed{", "####"

@@ -18,6 +18,8 @@ class LoadedReward(BaseModel):
     required_fields: list[str]
     columns: list[str]
     """Columns it reads, those it can do without included."""
+    text_columns: list[str] = []
+    """Those of them that are text: a number there would be an error for every try."""
     all_columns: bool
     takes_step: bool
     of_plugin: bool = False

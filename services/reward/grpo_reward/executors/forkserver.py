@@ -228,6 +228,9 @@ def describe(reward: Reward, *, unavailable: str | None = None) -> dict[str, Any
         "fields": sorted(set(reward.fields.values())),
         "required_fields": reward.required_fields,
         "columns": list(reward.columns),
+        "text_columns": [
+            name for name, check in reward.columns.items() if check and check.core_schema["type"] == "str"
+        ],
         "all_columns": reward.takes_all_columns,
         "takes_step": "step" in reward.context,
     }

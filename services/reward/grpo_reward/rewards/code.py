@@ -2,18 +2,21 @@
 
 import ast
 import json
+import re
 import reprlib
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from ..answer import answer_block, last_fenced
+from ..answers.place import answer_block, answered
 from ..author import Score, reward
+from ..fenced import last_fenced
+from ..python_tests import called
 from ..sandbox.run import Run, run_tests
 
 MAX_VALUE_CHARS = 10_000
-_PYTHON = ("", "python", "py", "python3")
+_PYTHON = re.compile("python|py")
 
 
 class Example(BaseModel):
@@ -43,11 +46,13 @@ def _test(place: int, test: Any) -> Example | str:
         raise PydanticCustomError("test", told, {"place": place, "test": reprlib.repr(test)}) from None
 
 
-@reward
+@reward(columns=["tests", "entry_point"])
 def code(
     completion: str,
     *,
     tests: Annotated[list[Example | str] | str, BeforeValidator(_listed)],
+    entry_point: str | None = None,
+    truncated: bool | None = None,
     partial: bool = True,
     test_timeout_s: Annotated[float, Field(gt=0, le=600)] = 2.0,
     total_timeout_s: Annotated[float, Field(gt=0, le=3000)] = 8.0,
@@ -55,11 +60,17 @@ def code(
 ) -> Score:
     """The share of `tests` that the Python program in the completion passes; with `partial` false all of them or 0.
 
-    The program is the last fenced block of Python (```` ```python ````) in the first `<answer>…</answer>`, or without
-    that block in the text after `</think>`. A test is an object with `input` and `output` (compared line by line, white
-    space at the end of lines and of the text ignored; only `\\n` ends a line; a program that raises or exits with an
-    error has failed, and so has one whose output is no UTF-8), or a text of Python such as `assert add(1, 2) == 3`, run
-    after the program. `tests` may be JSON text of the list.
+    The program is the last fenced block of Python (```` ```python ````, by the rules of CommonMark; one without a
+    language where none names Python) in the first `<answer>…</answer>`, or without that block in the text after
+    `</think>`: a thought that never ends has no program (nor does `format` pay it). A test is an object with `input`
+    and `output` (compared line by line, white space at the end of lines and of the text ignored; only `\\n` ends a line;
+    a program that raises or exits with an error has failed, and so has one whose output is no UTF-8), or a text of
+    Python such as `assert add(1, 2) == 3`, run after the program, which it may import as `solution`. `tests` may be
+    JSON text of the list.
+
+    `def test_…()`, a class of such methods and a `unittest.TestCase` are called, and so is HumanEval's
+    `check(candidate)`, with the function that the column `entry_point` names. A text in which nothing can fail is an
+    error of the sample: a comment, a bare `f(1) == 2`, `assert (f(1) == 2, "text")`, a function that nothing calls.
 
     The program runs in a sandbox: no network, `test_timeout_s` for one test and `total_timeout_s` for all (keep it
     below the `timeout_s` of the request, or a program that hangs has no score instead of 0), `memory_mib` of address
@@ -85,8 +96,8 @@ def code(
     Source: open-r1's `code_reward` and ms-swift's example `external_code_reward` (share of passed tests, output
     compared line by line), which need a sandbox service.
     """
-    cases = _cases(tests)
-    program = _program(completion)
+    cases = _cases(tests, entry_point)
+    program = _program(completion, truncated)
     if program is None:
         return Score(0.0, log={"passed": 0, "tests": len(cases), "failure": "no program"})
     runs = run_tests(
@@ -104,7 +115,7 @@ def code(
     return Score(share if partial else float(share == 1.0), log=log)
 
 
-def _cases(tests: list[Example | str] | str) -> list[tuple[dict[str, Any], Any]]:
+def _cases(tests: list[Example | str] | str, entry_point: str | None) -> list[tuple[dict[str, Any], Any]]:
     """What the sandbox is asked for each test, and what has to come out: text, a list of values, or nothing (None)."""
     if isinstance(tests, str):
         try:
@@ -119,18 +130,22 @@ def _cases(tests: list[Example | str] | str) -> list[tuple[dict[str, Any], Any]]
             raise ValueError(f"the column tests: {error}") from None
     if not tests:
         raise ValueError("the column tests is empty")
-    return [_assertion(test) if isinstance(test, str) else ({"stdin": test.input}, test.output) for test in tests]
+    return [
+        _assertion(test, entry_point) if isinstance(test, str) else ({"stdin": test.input}, test.output)
+        for test in tests
+    ]
 
 
-def _assertion(test: str) -> tuple[dict[str, Any], Any]:
+def _assertion(test: str, entry_point: str | None) -> tuple[dict[str, Any], Any]:
     """Comparisons with a literal, asserted at the end, keep their literals here; other code is run as it is.
 
     Raises ValueError for what is no Python: no program could pass it.
     """
     try:
-        body = ast.parse(test).body
+        body = called(test, entry_point)
     except (SyntaxError, ValueError) as error:
-        raise ValueError(f"a test in the column tests is no Python: {error}: {test[:100]!r}") from None
+        reason = f"is no Python: {error}" if isinstance(error, SyntaxError) else f"cannot be used: {error}"
+        raise ValueError(f"a test in the column tests {reason}: {test[:100]!r}") from None
     except (MemoryError, RecursionError):
         return {"code": test}, None
     try:
@@ -139,7 +154,7 @@ def _assertion(test: str) -> tuple[dict[str, Any], Any]:
             comparisons[:0] = found
             body.pop()
         if not comparisons:
-            return {"code": test}, None
+            return {"code": "\n".join(map(ast.unparse, body))}, None
         before = {"code": "\n".join(ast.unparse(statement) for statement in body)} if body else {}
         expressions, literals = zip(*comparisons, strict=True)
         return {**before, "expressions": list(expressions)}, literals
@@ -164,9 +179,9 @@ def _comparisons(asserted: ast.expr) -> list[tuple[str, Any]]:
     return []
 
 
-def _program(completion: str) -> str | None:
-    answer = answer_block(completion)
-    text = completion.rpartition("</think>")[2] if answer is None else answer
+def _program(completion: str, truncated: bool | None) -> str | None:
+    answer = answer_block(completion, truncated=truncated)
+    text = answered(completion) if answer is None else answer
     return last_fenced(text, _PYTHON)
 
 

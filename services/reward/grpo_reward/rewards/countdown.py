@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
-from ..answer import answer_block
+from ..answers.place import answer_block
 from ..author import Score, reward
 
 MAX_EXPRESSION_CHARS = 1000
@@ -18,9 +18,11 @@ _TOKEN = re.compile(r"[0-9]+|[-+*/()]")
 _NOTHING_ELSE = re.compile(r"(?:[ \t]*+(?:0(?![0-9])|[1-9][0-9]*+|[-+*/()]))*+")
 """Possessive, so that it looks at every character once."""
 _INTEGER = re.compile(r"-?[0-9]+")
+_NUMPY = re.compile(r"\b(?:np|numpy)\.|\barray\b|\bu?int\d+\b|\bfloat\d+\b|\bdtype\s*=|(?<=\d)\.0*(?![\d.eE])")
+"""What NumPy writes around numbers, and the point of one that is whole: `array([44., 19.])`."""
 _NOT_WHOLE = re.compile(r"[0-9][.eE]|\.[0-9]")
-_WORD = re.compile(r"\b(?!array\b)[^\W\d]\w*|\d+_\w*")
-"""`true`, `1_0`; NumPy writes `array([44, 19])`."""
+_WORD = re.compile(r"\b[^\W\d]\w*|\d+_\w*")
+"""`true`, `1_0`."""
 _LONG_EXPONENT = re.compile(r"[eE][-+]?[0-9_]{4}")
 
 
@@ -40,6 +42,7 @@ def countdown(
     *,
     nums: Annotated[list[int] | str, BeforeValidator(_without_booleans)],
     target: Annotated[int | float | str, BeforeValidator(_without_booleans)],
+    truncated: bool | None = None,
 ) -> Score:
     """1 when the equation in `<answer>` uses every number of `nums` exactly once and equals `target`, else 0.
 
@@ -57,7 +60,7 @@ def countdown(
     """
     numbers = sorted(_numbers(nums))
     wanted = _target(target)
-    answer = answer_block(completion, one_line=True)
+    answer = answer_block(completion, one_line=True, truncated=truncated)
     if answer is None:
         return Score(0.0)
     expression = answer.partition("=")[0].strip()
@@ -74,6 +77,8 @@ def countdown(
 
 
 def _numbers(nums: list[int] | str) -> list[int]:
+    if isinstance(nums, str):
+        nums = _NUMPY.sub("", nums)
     if isinstance(nums, str) and _NOT_WHOLE.search(nums):
         raise ValueError(f"the column nums has numbers that are not whole: {nums[:100]!r}")
     if isinstance(nums, str) and (word := _WORD.search(nums)):

@@ -1,12 +1,14 @@
 """The answer as text."""
 
-from ..answer import answer_block
+from ..answers.place import answer_block
 from ..author import Score, reward
 from ..normal_form import normal_form
 
 
 @reward(columns=["solution"])
-def exact_match(completion: str, *, solution: str, ignore_case: bool = False, whole: bool = False) -> Score | float:
+def exact_match(
+    completion: str, *, solution: str, ignore_case: bool = False, whole: bool = False, truncated: bool | None = None
+) -> Score | float:
     """1 when the answer is `solution`, character for character, else 0; unscorable when `solution` is empty.
 
     The answer is what stands in `<answer>…</answer>`, without such a block the completion; with `whole` always the
@@ -16,7 +18,7 @@ def exact_match(completion: str, *, solution: str, ignore_case: bool = False, wh
     Source: the exact match of question answering (SQuAD, arXiv 1606.05250), without its removal of articles and
     punctuation.
     """
-    block = None if whole else answer_block(completion)
+    block = None if whole else answer_block(completion, truncated=truncated)
     found, wanted = (_plain(text) for text in (completion if block is None else block, solution))
     if not wanted:
         # With it an empty completion would be right.

@@ -1,10 +1,8 @@
 """The format DeepSeek-R1 asks for."""
 
-from ..answer import CLOSING, OPENING
+from ..answers.place import CLOSING, OPENING, THINK_CLOSING, THINK_OPENING
 from ..author import reward
 from ..visible import says_something
-
-THINK_OPENING, THINK_CLOSING = "<think>", "</think>"
 
 
 @reward(name="format")

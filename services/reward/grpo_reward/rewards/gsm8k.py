@@ -6,6 +6,9 @@ from collections import deque
 from decimal import Decimal
 from fractions import Fraction
 
+from pydantic import StrictFloat, StrictInt
+
+from ..answers.words import in_signs
 from ..author import Score, reward
 
 _BLANK = " \u00a0\u2009\u202f"
@@ -32,18 +35,19 @@ _MIXED = re.compile(r"(\d{1,9})\s(\d{1,9})\s*/\s*(\d{1,9})")
 
 _MINUS = re.compile("[\u2212\u2013\u2010\u2011\ufe63\uff0d]")
 _CURRENCY = re.compile(r"(?P<letter>[^\W\d_])?\\?[$€£¥₹]")
-_FRACTION = re.compile(r"\\[dt]?frac\s*\{(-?[\d.,]{1,400})\}\s*\{([\d.,]{1,400})\}")
+_FRACTION = re.compile(r"(?P<whole>\d)?\s?\\[dt]?frac\s*\{(-?[\d.,]{1,400})\}\s*\{([\d.,]{1,400})\}")
 
 
 @reward
-def gsm8k(completion: str, *, answer: str | int | float, strict: bool = True) -> Score:
+def gsm8k(completion: str, *, answer: str | StrictInt | StrictFloat, strict: bool = True) -> Score:
     """1 when the completion's number equals the one of `answer`, else 0; unscorable when `answer` has none.
 
     Both are the first number that follows the last `####`; an `answer` without `####` is the number itself. With
     `strict` false a completion without `####` is taken at its last number.
 
     Commas (blanks, apostrophes) between groups of digits do not count, nor do a currency, a unit, a per cent sign and a
-    full stop behind the number: $1,800.00, 1800 apples and 1800 are equal. 1/2, 1 1/2 and `\\frac{1}{2}` are fractions.
+    full stop behind the number: $1,800.00, 1800 apples and 1800 are equal. Words that make another number count: 18
+    million, negative 18, 18 halves, 18 times 2, 18万. 1/2, 1 1/2 and `\\frac{1}{2}` are fractions.
     What is more than one number is none, so that it is never read as what it begins with: 1.000.000, 1,5, 1e3, 2^3,
     5:30, 6*3, 6 x 3, "18 or 19", "18 (19)", "18 = 19", 18 19. So is a number with a further one on its line, when "or",
     "maybe" or the like, or no more than one word stands between them; "5 apples and 3 pears" and "5 (that is 2 + 3)"
@@ -85,11 +89,13 @@ def _last_number(text: str) -> Decimal | Fraction | None:
 
 
 def _plain(text: str) -> str:
-    """`text` without what may stand between a sign and its digits; with ASCII digits."""
+    """`text` without what may stand between a sign and its digits; in ASCII digits, millions in full."""
     if not text.isascii():
         text = "".join(str(unicodedata.decimal(c)) if c.isdecimal() else c for c in text)
-    text = _CURRENCY.sub(lambda match: f"{match['letter']} " if match["letter"] else "", _MINUS.sub("-", text))
-    return _FRACTION.sub(r"\1/\2", text.replace("{,}", ",").replace("\\,", ",").replace("\\!", ""))
+    text = in_signs(_MINUS.sub("-", text))
+    text = _CURRENCY.sub(lambda match: f"{match['letter']} " if match["letter"] else "", text)
+    text = text.replace("{,}", ",").replace("\\,", ",").replace("\\!", "")
+    return _FRACTION.sub(lambda match: f"{match['whole'] or ''} {match[2]}/{match[3]}".lstrip(), text)
 
 
 def _value(text: str, match: re.Match[str]) -> Decimal | Fraction | None:

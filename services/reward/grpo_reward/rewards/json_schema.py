@@ -1,6 +1,7 @@
 """Structured output: JSON that follows a schema."""
 
 import json
+import re
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import lru_cache
@@ -15,13 +16,14 @@ from pydantic import AfterValidator
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012, EMPTY_REGISTRY
 
-from ..answer import answer_block, last_fenced
+from ..answers.place import answer_block, answered
 from ..author import Score, reward
+from ..fenced import last_fenced
+from ..nulls import without_nulls
 from ..remembered import Remembered
 from ..strict_json import NotStrictError, strict_json
-from .format import THINK_CLOSING
 
-JSON_NAMES = ("", "json")
+_JSON = re.compile("jsonc?")
 _SHORT_VALUES: tuple[Any, ...] = (None, 0, "", [], {})
 """Enough to find out that a schema refers to itself without end."""
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
@@ -38,16 +40,18 @@ def json_schema(
     *,
     schema: Annotated[dict[str, Any], AfterValidator(_checked)] | None = None,
     json_schema: dict[str, Any] | str | None = None,
+    truncated: bool | None = None,
 ) -> Score:
     """1 when the completion's JSON is valid under the schema, else 0.
 
     The schema is the column `json_schema` (an object, or JSON text of one, as data sets have it), and for samples where
-    that is missing or null the param `schema`. With neither the sample is unscorable, and so it is when its column is
+    that is missing or null the param `schema`. In an object a key that is null is left out (but for `{"const": null}`):
+    Arrow fills the keys of other rows with it. With neither the sample is unscorable, and so it is when its column is
     no schema; a param that is none refuses the request.
 
     The JSON is what stands in the first `<answer>…</answer>`, without such a block what follows the last `</think>`,
-    without that the completion. If this text is no JSON as a whole, its last fenced block (```json or ``` on a line of
-    its own) is taken. Text around it scores 0.
+    without that the completion; a thought that never ends has none (nor does `format` pay it). If this text is no JSON
+    as a whole, its last fenced block (```json, or ``` where none is marked so) is taken. Text around it scores 0.
 
     Decisions: JSON by RFC 8259, so NaN and Infinity are no values; an object with the same key twice is wrong, since
     readers differ in which one counts; so are numbers beyond a double's range and more than 32 nested levels. Drafts 3
@@ -58,13 +62,15 @@ def json_schema(
     """
     chosen = schema if json_schema is None else json_schema
     try:
+        if isinstance(json_schema, dict):
+            chosen = without_nulls(json_schema)
         validator = _compiled(chosen if isinstance(chosen, str) else json.dumps(chosen))
     except ValueError as error:
         return Score(None, detail=f"the column json_schema cannot be used: {error}")
     if validator is None:
         return Score(None, detail="no schema: send the param schema or the column json_schema")
     try:
-        value = _json_of(completion)
+        value = _json_of(completion, truncated)
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         return _invalid(f"no JSON: {reason}")
@@ -171,16 +177,16 @@ def _check_references(schema: Any, kind: Any) -> None:
         todo += [(part, resolver.in_subresource(part)) for part in resource.subresources()]
 
 
-def _json_of(completion: str) -> Any:
+def _json_of(completion: str, truncated: bool | None) -> Any:
     """Raises ValueError or RecursionError when there is none."""
-    block = answer_block(completion)
-    text = completion.rpartition(THINK_CLOSING)[2] if block is None else block
+    block = answer_block(completion, truncated=truncated)
+    text = answered(completion) if block is None else block
     try:
         return strict_json(text)
     except NotStrictError:
         raise
     except ValueError:
-        fenced = last_fenced(text, JSON_NAMES)
+        fenced = last_fenced(text, _JSON)
         if fenced is None:
             raise
     return strict_json(fenced)

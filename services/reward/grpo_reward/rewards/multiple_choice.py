@@ -2,11 +2,9 @@
 
 import re
 
-from ..answer import answer_block
+from ..answers.place import answer_block, answered, boxed, is_unfinished, unboxed
 from ..author import Score, reward
 from ..normal_form import normal_form
-from .format import THINK_CLOSING
-from .math_boxed import last_box
 
 MAX_CHARS = 20_000
 """Longest answer in characters; of a longer text without an answer the end is read."""
@@ -14,33 +12,42 @@ MAX_CHARS = 20_000
 _MARKUP = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathsf|bf|rm)\s*\{([^{}]*)\}|[$`\"“”]|\\[()\[\]]")
 _EMPHASIS = re.compile(r"(?<![*_\w])([*_]{1,3}|')\s?\(?([A-Za-z])[).:]?\s?\1(?![*_\w])")
 _STARS = re.compile(r"[*_]{1,3}")
-_ENDS = re.compile(r"\n|(?<=[\w)\]])[.!?;。](?=\s|$)")
+_CORRECTION = r"(?:no,? wait|wait|actually|sorry|rather|i mean|correction|but)\b"
+_ENDS = re.compile(rf"\n|\.{{2,}}|…|(?<=[\w)\]])[.!?;。](?=\s|$)|(?:,|\s[–—-])\s*(?={_CORRECTION})", re.I)
 """Of a statement. The dot of `B. Paris` is none: see `_statements`."""
 _LABEL = re.compile(
     r"\s*(?:option\s+|choice\s+)?(?:[(\[]\s?([a-z])\s?[)\]]|([a-z])(?=[).:]|\s*$)|([a-z])(?=\s[-–—]\s))", re.I
 )
 _LETTER = re.compile(
-    r"(?P<marked>(?<!\w)[(\[]\s?[A-Za-z]\s?[)\]]|(?<![\w(\[])[A-Za-z]\)(?!\w))"
-    r"|(?<![^\W\u4e00-\u9fff])(?<!['’&/+*^=<>\\.(-])(?P<bare>[A-Z])(?![\w'’&/+*^<>(-]|\s*=|\.\w)"
+    r"(?P<marked>(?<![^\W\u3040-\u9fff\uac00-\ud7af])[(\[]\s?[A-Za-z]\s?[)\]]|(?<![\w(\[])[A-Za-z]\)(?!\w))"
+    r"|(?<![^\W\u3040-\u9fff\uac00-\ud7af])(?<!['’&/+*^=<>\\.(-])(?P<bare>[A-Z])"
+    r"(?!(?![选項项正是为對对，\u3040-\u30ff\uac00-\ud7af])\w|['’&/+*^<>(-]|\s*=|\.\w)"
 )
 _WORD_BEHIND = re.compile(r"\s+(?!(?:because|since|is|as|which|or|and|but)\b)[a-z]")
 _DENIED_BEFORE = re.compile(
     r"(?:\bnot|n['’]t|\bcannot be|\bnor|\bneither)\s+(?:think\s+|believe\s+)?(?:the\s+)?(?:option\s+)?$", re.I
 )
 _DENIED_BEHIND = re.compile(r"[)\]]?\s+(?:(?:is|are)\s+(?:not|wrong|incorrect|false)|isn['’]t|cannot|can['’]t)\b", re.I)
-_CUE = re.compile(r"\banswer\b|\b(?:correct|right|best)\s+(?:option|choice|one|letter)\b|答案", re.I)
+_CUE = re.compile(
+    rf"\banswer\b|\b(?:correct|right|best)\s+(?:option|choice|one|letter)\b|答案|故选|정답|^{_CORRECTION}", re.I
+)
+_CHOICE = re.compile(
+    r"\s*(?:(?:option|choice|answer)[:\s]+)?(?:[(\[]\s?[a-z]\s?[)\]]|[a-z](?=[).:,]|\s*$|\s[-–—]\s))", re.I
+)
+_FORMULA = re.compile(r"[\\\d=^_+*/<>]")
 
 
 @reward
-def multiple_choice(completion: str, *, solution: str) -> Score:
+def multiple_choice(completion: str, *, solution: str, truncated: bool | None = None) -> Score:
     """1 when the chosen letter is that of `solution`, else 0; unscorable when `solution` does not begin with one.
 
     Where it is looked for: in `<answer>…</answer>`, without one in the last `\\boxed{…}`, without that in what follows
-    `</think>`, or in all of the completion. A box inside of `<answer>` is the answer.
+    `</think>`; a thought that never ends states nothing (nor does `format` pay it). A box inside of `<answer>` is the
+    answer. A capital in a formula in the box, or a unit (`12 V`), is no choice: then the text decides.
 
-    What decides there: the last statement (line or sentence) that names a letter. Without tag and box it is the last
-    one that speaks of the answer ("the answer is B", "correct option: B", `答案`), and if none does, the last line. Two
-    letters in that statement are no choice.
+    What decides there: the last statement (line, sentence, or what begins with "wait", "but" or the like) that names a
+    letter. Without tag and box it is the last one that speaks of the answer ("the answer is B", "correct option: B",
+    `答案`), and if none does, the last line. Two letters in that statement are no choice.
 
     What is a letter: `(B)`, `[B]`, `B)`, `**B**`, and a capital that stands alone, but not in a formula. A and I
     before a word in lower case are words. A statement that begins with a letter and a mark (`B. Vitamin C`, `B) x`,
@@ -53,32 +60,37 @@ def multiple_choice(completion: str, *, solution: str) -> Score:
     gold = _gold(solution)
     if gold is None:
         return Score(None, detail="the column solution does not begin with a letter")
-    chosen = _chosen(completion)
+    chosen = _chosen(completion, truncated)
     return Score(float(chosen == gold), log={"choice": chosen})
 
 
 def _gold(solution: str) -> str | None:
     block = answer_block(solution)
     text = solution if block is None else block
-    named = [_named(statement) for statement in _statements(_plain(last_box(text) or text))]
+    text = boxed(text) or text
+    named = [_named(statement) for statement in _statements(_plain(text))]
     letters = {letter for some in named for letter in some}
-    return letters.pop() if len(letters) == 1 and named[0] and _begins_with_letter(last_box(text) or text) else None
+    return letters.pop() if len(letters) == 1 and named[0] and _begins_with_letter(text) else None
 
 
 def _begins_with_letter(text: str) -> bool:
     return re.match(r"\(?\[?[A-Za-z]\b", _plain(text)) is not None
 
 
-def _chosen(completion: str) -> str | None:
-    block = answer_block(completion)
-    text = completion.rpartition(THINK_CLOSING)[2] if block is None else block
+def _chosen(completion: str, truncated: bool | None) -> str | None:
+    block = answer_block(completion, truncated=truncated)
+    unfinished = block is None and is_unfinished(completion)
+    text = block if block is not None else completion if unfinished else answered(completion)
     if block is not None and len(text) > MAX_CHARS:
         return None
     text = text[-MAX_CHARS:]
-    box = last_box(text)
-    if box and (letter := _last_named(_statements(_plain(box)))):
+    box = _plain(boxed(text) or "")
+    # A capital in a formula, or of a unit, is no choice: `12 V`.
+    if (_CHOICE.match(box) or not _FORMULA.search(box)) and (letter := _last_named(_statements(box))):
         return letter
-    statements = _statements(_plain(text.replace(f"{{{box}}}", "{}") if box else text))
+    if unfinished:
+        return None
+    statements = _statements(_plain(unboxed(text)))
     if block is None:
         statements = [statement for statement in statements if _CUE.search(statement)] or statements[-1:]
     return _last_named(statements)
@@ -94,7 +106,7 @@ def _statements(text: str) -> list[str]:
     """Lines and sentences. A letter with a dot begins a statement, and ends none that is only that letter."""
     found, start = [], 0
     for end in _ENDS.finditer(text):
-        if end.group() != "\n" and end.start() - start <= 3 and len(text[start : end.start()].strip()) == 1:
+        if end.group() == "." and end.start() - start <= 3 and len(text[start : end.start()].strip()) == 1:
             continue
         found.append(text[start : end.start()])
         start = end.end()

@@ -1,8 +1,8 @@
 """Thought, then an action, as ReAct agents write it."""
 
+from ..answers.place import THINK_CLOSING, THINK_OPENING
 from ..author import reward
 from ..visible import says_something
-from .format import THINK_CLOSING, THINK_OPENING
 
 
 @reward

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Literal
 
+from ..answers.place import THINK_CLOSING, THINK_OPENING
 from ..author import Score, reward
 from ..normal_form import normal_form
-from .format import THINK_CLOSING, THINK_OPENING
 
 Script = Literal[
     "latin", "cjk", "hiragana", "katakana", "hangul", "cyrillic", "greek", "arabic", "hebrew", "devanagari"

@@ -4,20 +4,37 @@ import json
 import re
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, model_validator
 
+from ..answers.place import THINK_CLOSING, THINK_OPENING
 from ..author import Score, reward
 from ..nesting import nesting
+from ..nulls import without_nulls
 from ..strict_json import MAX_DEPTH, strict_json_at
-from .format import THINK_CLOSING, THINK_OPENING
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 _BLANKS = re.compile(r"\s*+")
 
 
+_ARGUMENTS = ("arguments", "parameters", "args", "input")
+
+
 class Call(BaseModel):
     name: str
     arguments: dict[str, Any] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, call: Any) -> Any:
+        """Arguments by their usual names, without the nulls with which Arrow fills up the keys of other rows."""
+        if not isinstance(call, dict) or nesting(call) > MAX_DEPTH:
+            return call  # which is refused
+        call = without_nulls(call)
+        given = [name for name in _ARGUMENTS if name in call]
+        others = [name for name, value in call.items() if name not in _ARGUMENTS and isinstance(value, dict)]
+        if len(given) > 1 or (others and not given):
+            raise ValueError(f"{(given[1:] or others)[0]!r} is no key of a call: it has name and arguments")
+        return {**call, "arguments": call[given[0]]} if given else call
 
 
 @reward
@@ -27,8 +44,9 @@ def tool_call(
     """1 when the completion makes exactly the calls of `tool_calls`, else 0.
 
     A call is `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, as Qwen and Hermes models write it. `tool_calls`
-    is a list of such objects, or JSON text of one. Every call counts once, in any order unless `ordered`. With
-    `compare_arguments` false only the names have to be right. Numbers are equal by value (1 and 1.0), but true is
+    is a list of such objects, or JSON text of one; `parameters`, `args` and `input` are read as `arguments`, and a null
+    is no argument: Arrow fills the keys of other rows with it. Every call counts once, in any order unless `ordered`.
+    With `compare_arguments` false only the names have to be right. Numbers are equal by value (1 and 1.0), but true is
     not 1.
 
     A call that is no valid JSON is a wrong one; so is an object with the same key twice (readers differ in which one

@@ -220,7 +220,7 @@ def _become_test(request: dict[str, Any], test: dict[str, Any]) -> None:
     builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]  # which Python defines where it loads its site-packages
     program = types.ModuleType("__main__")
     program.__file__ = "program.py"
-    sys.modules["__main__"] = program
+    sys.modules["__main__"] = sys.modules["solution"] = program
     request.clear()
     test.clear()
     verdict: dict[str, Any] = {"ended": "error", "detail": None, "values": None}

@@ -1,7 +1,8 @@
 """seccomp: which system calls a program may make, and with which arguments.
 
 A list of what is allowed, since a list of what is refused is never complete: what the standard library needs to
-compute, to read files and to run threads. Not on it are sockets, new processes, signals to others, changes of files,
+compute, to read files and to run threads. Not on it are sockets (but for pairs of streams, without an address and
+without descriptors in a message), new processes, signals to others, changes of files,
 and whatever lasts longer than the program or is shared with others (leases and locks of files, watches, shared memory).
 
 Run by the launcher: only the standard library, no import from the rest of the package.
@@ -36,7 +37,7 @@ ALLOWED = {
     "poll": (7, -1), "ppoll": (271, 73), "select": (23, -1), "pselect6": (270, 72),
     "epoll_create": (213, -1), "epoll_create1": (291, 20), "epoll_ctl": (233, 21), "epoll_wait": (232, -1),
     "epoll_pwait": (281, 22), "epoll_pwait2": (441, 441),
-    "socketpair": (53, 199), "sendto": (44, 206), "recvfrom": (45, 207), "sendmsg": (46, 211), "recvmsg": (47, 212),
+    "recvfrom": (45, 207), "recvmsg": (47, 212),
     "shutdown": (48, 210), "getsockname": (51, 204), "getpeername": (52, 205), "getsockopt": (55, 209),
     "mprotect": (10, 226), "mremap": (25, 216), "msync": (26, 227), "arch_prctl": (158, -1),
     "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "rt_sigpending": (127, 136),
@@ -56,6 +57,9 @@ ALLOWED = {
 }  # fmt: skip
 CLONE, TGKILL, PRLIMIT64 = (56, 220), (234, 131), (302, 261)
 OPEN, OPENAT = (2, -1), (257, 56)
+SOCKETPAIR, SENDTO = (53, 199), (44, 206)
+_STREAMS = (0x1, 0x801, 0x80001, 0x80801)
+"""SOCK_STREAM, with SOCK_NONBLOCK and SOCK_CLOEXEC: a datagram could be sent to a socket of somebody's by its path."""
 IOCTL, FCNTL = (16, 29), (72, 25)
 _REQUESTS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 """TCGETS and TIOCGWINSZ, which ask whether it is a terminal; FIONREAD, FIONBIO, FIONCLEX, FIOCLEX."""
@@ -91,6 +95,7 @@ def _filter(machine: str, *, also_writing: bool) -> list[bytes]:
             program += [_if_equal(numbers[column], 0, 1), _allow()]
     program += _allow_with(FCNTL[column], 1, _DESCRIPTORS) + _allow_with(IOCTL[column], 1, _REQUESTS)
     program += _allow_with(TGKILL[column], 0, (own,)) + _allow_with(PRLIMIT64[column], 0, (0, own))
+    program += _allow_with(SOCKETPAIR[column], 1, _STREAMS) + _allow_without_address(SENDTO[column])
     program += [_if_equal(CLONE[column], 0, 4), _load_argument(0), _if_any_bit(CLONE_THREAD, 0, 1), _allow(), _refuse()]
     writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC if also_writing else 0
     for number, flags in ((OPEN[column], 1), (OPENAT[column], 2)):
@@ -104,6 +109,12 @@ def _allow_with(number: int, argument: int, values: tuple[int, ...]) -> list[byt
     """A call that is allowed with one of these arguments only."""
     tests = [_if_equal(value, len(values) - position) for position, value in enumerate(values)]
     return [_if_equal(number, 0, len(values) + 3), _load_argument(argument), *tests, _refuse(), _allow()]
+
+
+def _allow_without_address(sendto: int) -> list[bytes]:
+    """To the other end only: both halves of the pointer to an address have to be 0."""
+    halves = [_load_argument(4), _if_equal(0, 0, 2), _load(16 + 8 * 4 + 4), _if_equal(0, 1)]
+    return [_if_equal(sendto, 0, len(halves) + 2), *halves, _refuse(), _allow()]
 
 
 # The instructions of the filter language that are needed. Jumps count instructions from the next one.

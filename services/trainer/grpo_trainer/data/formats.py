@@ -1,7 +1,8 @@
 """Rows of one file, read as a stream: .jsonl, .json, .csv and .parquet.
 
-In a CSV file a column becomes numbers, lists or booleans when every cell that is not empty reads as JSON (`12`,
-`[44, 19, 35]`, `true`), and an empty cell is null there; every other column stays text. Only a .json file is in memory
+In a CSV file a column becomes lists, objects or booleans when every cell that is not empty reads as JSON of one
+(`[44, 19, 35]`, `true`), and an empty cell is null there; every other column stays text. So do numbers: `1.10`, `1e400`
+and `01234` are what somebody wrote, and a gold answer is text. Only a .json file is in memory
 as a whole, because a JSON document has no rows before its end.
 """
 
@@ -116,7 +117,7 @@ def _csv_lines(path: Path) -> Iterator[list[str]]:
 
 
 def _json_columns(names: list[str], lines: Iterable[list[str]]) -> list[bool]:
-    """Which columns are JSON: each of their cells that is not empty reads as JSON, and one is not empty.
+    """Which columns are JSON: one of their cells is not empty, and each such is a list, an object or a boolean.
 
     A quoted cell that is JSON text ("\\"yes\\"") is somebody's text: its quotation marks are part of it.
     """
@@ -126,7 +127,7 @@ def _json_columns(names: list[str], lines: Iterable[list[str]]) -> list[bool]:
             if may_be[number] and cell.strip():
                 has_value[number] = True
                 try:
-                    may_be[number] = not isinstance(_cell(cell), str)
+                    may_be[number] = isinstance(_cell(cell), list | dict | bool)
                 except ValueError:
                     may_be[number] = False
     return [typed and filled for typed, filled in zip(may_be, has_value, strict=True)]

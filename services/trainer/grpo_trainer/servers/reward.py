@@ -116,6 +116,25 @@ class RewardStage:
                 raise UsageError(change, hint=ACCEPT)
             self.code.adopt(hashes)
 
+    async def faults_of_first_rows(self, rows: list[PromptRow]) -> list[str]:
+        """What the rewards say of an empty completion to the first row of each dataset, where that is no score.
+
+        It shows gold answers that cannot be read, and columns of a wrong type.
+        """
+        faults = []
+        for row in rows:
+            sample = ScoreSample(completion="", prompt=_prompt(row), columns=row.columns, completion_token_ids=[])
+            request = ScoreRequest(rewards=self.specs_of(row.dataset), samples=[sample])
+            if request.rewards:
+                (result,) = (await self.client.score(request, retry_for_s=self.config.retry_for_s)).results
+                where = f"the first row{row.dataset and ' of '}{row.dataset}"
+                faults += [
+                    f"{name} gives {where} no score: {score.detail or score.status}"
+                    for name, score in result.rewards.items()
+                    if score.score is None
+                ]
+        return faults
+
     async def score(self, groups: list[Group], *, step: int) -> None:
         """Score every sample, and once more each sample whose scoring broke; none of a dataset without rewards.
 

@@ -1,4 +1,4 @@
-"""Whether two expressions of SymPy can be compared without multiplying them out, which may take minutes.
+"""Values of two expressions of SymPy, compared before anything is multiplied out, which may take minutes.
 
 `(x + y)^{29} (z + w)^{29}` is read in a millisecond and has 900 terms: comparing it takes seconds, and with one factor
 more it takes for ever. Its value at a point costs next to nothing, and tells that it is not 42.
@@ -9,16 +9,21 @@ from collections import Counter
 from itertools import cycle
 from typing import Any
 
-from sympy import Add, Basic, Expr, Float, Integer, Mul, Pow, Product, Rational, Sum, Symbol, UnevaluatedExpr
+from sympy import (
+    Add, Basic, Expr, Float, Function, Integer, Mul, NumberSymbol, Pow, Product, Rational, Sum, Symbol,
+    UnevaluatedExpr, exp, preorder_traversal,
+)  # fmt: skip
 from sympy.concrete.expr_with_limits import ExprWithLimits
 from sympy.core.function import AppliedUndef, Derivative, Subs
+from sympy.functions.combinatorial.factorials import CombinatorialFunction
+from sympy.functions.elementary.hyperbolic import HyperbolicFunction
 from sympy.matrices.expressions import MatrixExpr
 from sympy.series.limits import Limit
 
 MAX_TERMS = 200
 """Most terms of an expression when multiplied out; 465 take a second."""
-MAX_DIGITS = 200_000
-"""Most digits of a power of a number."""
+MAX_DIGITS, MAX_EXPONENT_DIGITS = 200_000, 10_000
+"""Most digits of a number, and of an exponent or a function's argument: SymPy finds `e^x` with as many as x has."""
 MAX_RANGE = 100_000
 """Longest range of a sum or product that is written with its sign, from the lower to the upper limit."""
 SMALL, SMALL_TOLERANCE = 0.001, 0.001
@@ -47,37 +52,56 @@ def num_terms(expression: Any) -> float:
     """About how many terms it has when it is multiplied out; very many for numbers of very many digits, too."""
     if not isinstance(expression, Basic) or not expression.args:
         return 1
-    if isinstance(expression, Pow):
-        return min(_num_terms_of_power(expression), _INFINITE)
     counts = [num_terms(part) for part in expression.args]
     if isinstance(expression, Sum | Product):
-        long = any(_range(limits) > MAX_RANGE for limits in expression.limits)
-        return _INFINITE if long else counts[0]
+        return _INFINITE if any(_range(limits) > MAX_RANGE for limits in expression.limits) else counts[0]
     if isinstance(expression, Mul):
         return min(math.prod(counts), _INFINITE)
-    return min(sum(counts), _INFINITE) if isinstance(expression, Add) or not _is_scalar(expression) else max(counts)
-
-
-def _num_terms_of_power(power: Pow) -> float:
-    base, exponent = power.args
-    inside = max(num_terms(base), num_terms(exponent))
-    if not isinstance(exponent, Integer):
-        return inside
-    times = abs(int(exponent))
-    if isinstance(base, Rational):
-        # More than a float can be is as much as that.
-        digits = min(times, 10**300) * math.log10(max(abs(base.p), base.q))
-        return _INFINITE if digits > MAX_DIGITS else 1
-    if inside == 1:
-        return 1
-    if times > 10_000 or inside > 1000:
+    if isinstance(expression, Add) or not _is_scalar(expression):
+        return min(sum(counts), _INFINITE)
+    if not expression.free_symbols and num_digits(expression) > MAX_DIGITS:
         return _INFINITE
-    return float(min(math.comb(times + int(inside) - 1, times), _INFINITE))
+    if not isinstance(expression, Pow) or not isinstance(expression.exp, Integer) or max(counts) == 1:
+        return max(counts)
+    times = abs(int(expression.exp))
+    return _INFINITE if times > 10_000 else min(math.comb(times + int(counts[0]) - 1, times), _INFINITE)
 
 
 def _range(limits: Any) -> float:
     low, high = limits.args[1:] if len(limits.args) == 3 else (0, 0)
     return abs(int(high - low)) if isinstance(high - low, Integer) else 0
+
+
+def is_vast(value: Any) -> bool:
+    """Whether there is an exponent, or a function's argument, of very many digits in it, as in `e^{e^{e^{20}}}`.
+
+    Found from the form of the expression: nothing is evaluated.
+    """
+    return isinstance(value, Basic) and any(
+        num_digits(argument) > MAX_EXPONENT_DIGITS
+        for part in preorder_traversal(value)
+        if isinstance(part, Pow | Function)
+        for argument in ([part.as_base_exp()[1]] if isinstance(part, Pow | exp) else part.args)
+    )
+
+
+def num_digits(value: Any) -> float:
+    """About how many digits it has before its point, negative for zeros behind it: log10 |value|, 2 for a symbol."""
+    if isinstance(value, Float | Rational):
+        number = Rational(value)
+        return math.log10(max(abs(number.p), 1)) - math.log10(number.q)
+    if not value.args:
+        return math.log10(value) if isinstance(value, NumberSymbol) else math.log10(2)
+    if isinstance(value, Pow | exp):
+        base, exponent = value.as_base_exp()
+        sign = -1 if exponent.could_extract_minus_sign() else 1
+        return sign * num_digits(base) * 10 ** min(num_digits(exponent), 300)
+    parts = [num_digits(part) for part in value.args]
+    if isinstance(value, Mul):
+        return sum(parts)
+    if isinstance(value, CombinatorialFunction | HyperbolicFunction):
+        return max(parts) * 10 ** min(max(parts), 300)
+    return max(parts) + (math.log10(len(parts)) if isinstance(value, Add) else 0)
 
 
 def differ(first: Any, second: Any) -> bool | None:
@@ -86,19 +110,21 @@ def differ(first: Any, second: Any) -> bool | None:
     Only for what `math_verify` compares by its value: numbers with a decimal point are rounded there (what that does to
     small ones is mended here), single symbols are names, and sets, relations and matrices have rules of their own.
     """
-    if not (_is_scalar(first) and _is_scalar(second)):
+    if not (_is_scalar(first) and _is_scalar(second)) or isinstance(first, Symbol) or isinstance(second, Symbol):
         return None
-    if isinstance(first, Symbol) or isinstance(second, Symbol) or has_no_value(first) or has_no_value(second):
+    if has_no_value(first) or has_no_value(second):
         return None
     symbols = sorted(first.free_symbols | second.free_symbols, key=str)
     if (first.has(Float) or second.has(Float)) and not (is_costly(first) or is_costly(second)):
         return True if not symbols and _are_small_and_differ(first, second) else None
     if any(symbol.is_real is not True for symbol in symbols):
         return None
-    for values in _POINTS:
-        point = dict(zip(symbols, cycle(values), strict=False))
+    for values in _POINTS if symbols else _POINTS[:1]:
         # Six values for any number of symbols: each round adds a little, so that no two symbols have the same one.
-        point = {symbol: value + Rational(place // 6, 7) for place, (symbol, value) in enumerate(point.items())}
+        point = {
+            symbol: value + Rational(place // 6, 7)
+            for place, (symbol, value) in enumerate(zip(symbols, cycle(values), strict=False))
+        }
         pair = _value(first, point), _value(second, point)
         if None in pair:
             return None
@@ -109,12 +135,8 @@ def differ(first: Any, second: Any) -> bool | None:
             # Too close to tell: perhaps one is a little off, as 10^{-30} is beside 10^{-31}.
             most = _MORE_DIGITS if size > 1 / _ENOUGH else 2 * _DIGITS
             value = _value(difference(first, second), point, n=15, maxn=most, strict=True)
-            if value is None:
-                return None
             if value != 0:
-                return True
-        if not symbols:
-            break
+                return None if value is None else True
     return False
 
 

@@ -1,0 +1,84 @@
+"""Whether what a solution says and what an answer says are the same."""
+
+from itertools import product
+from typing import Any
+
+from math_verify import verify
+from sympy import Add, Eq, Expr, Integer, Mul, Pow, Rational, perfect_power, solve
+
+from .exact import differ, difference, has_no_value, is_costly, is_vast
+from .reading import Reading
+
+MAX_PLAIN_EXPONENT = 300
+_NO_VERDICT = (MemoryError, RecursionError, OSError, ImportError)
+
+
+def same(gold: Reading, answer: Reading) -> bool:
+    """Equal text is equal; otherwise units, where both have one, and one of the values agree. `45%` is 45 and 0.45."""
+    if gold.texts & answer.texts:
+        return True
+    if gold.unit and answer.unit and gold.unit != answer.unit:
+        return False
+    pairs = list(product(gold.values, answer.values))
+    if gold.is_percent != answer.is_percent:
+        parts = (Rational(1, 100), 1) if gold.is_percent else (1, Rational(1, 100))
+        pairs += [
+            (one * parts[0], other * parts[1])
+            for one, other in pairs
+            if isinstance(one, Expr) and isinstance(other, Expr)
+        ]
+    return any(equal(*map(_with_plain_powers, pair)) for pair in pairs)
+
+
+def equal(gold: Any, answer: Any) -> bool:
+    """`verify` for one pair. What it cannot compare is not equal; running out of memory or of files is no verdict."""
+    if is_vast(answer) or is_vast(gold):
+        return bool(
+            gold == answer or (isinstance(gold, Expr) and isinstance(answer, Expr) and difference(gold, answer) == 0)
+        )
+    different = differ(gold, answer)
+    if different:
+        return False
+    if is_costly(gold) or is_costly(answer):
+        if different is False:
+            return True
+        if not is_costly(gold) or (has_no_value(answer) and not has_no_value(gold)):
+            return False
+    try:
+        if isinstance(gold, Eq) and isinstance(answer, Eq) and not _is_solvable(gold):
+            gold, answer = gold.lhs - gold.rhs, answer.lhs - answer.rhs
+        return bool(verify(gold, answer, timeout_seconds=None, raise_on_error=True))
+    except _NO_VERDICT:
+        raise
+    except Exception:
+        return False
+
+
+def _is_solvable(relation: Eq) -> bool:
+    """verify takes two equations without solutions, `3 = 5` and `3 = 6`, for the same."""
+    try:
+        return bool(relation.free_symbols and solve(relation, relation.free_symbols))
+    except _NO_VERDICT:
+        raise
+    except Exception:
+        return True
+
+
+def _with_plain_powers(value: Any) -> Any:
+    """`2^{2^{13}}` and `(2^{4096})^2` are `2^{8192}`, and `4^{4096}`, too, which SymPy takes seconds to see."""
+    if not isinstance(value, Add | Mul | Pow) or not value.has(Pow) or is_vast(value):
+        return value
+    parts = [_with_plain_powers(part) for part in value.args if part != 1 or not isinstance(value, Mul)]
+    if isinstance(value, Pow):
+        base, exponent = parts
+        if exponent.args and exponent.is_number:
+            exponent = exponent.doit()
+        if isinstance(base, Pow) and isinstance(base.exp, Integer) and isinstance(exponent, Integer):
+            base, exponent = base.base, base.exp * exponent
+        if isinstance(base, Integer) and isinstance(exponent, Integer) and exponent > MAX_PLAIN_EXPONENT:
+            root, power = perfect_power(base) or (base, 1)
+            base, exponent = Integer(root), exponent * power
+        parts = [base, exponent]
+    if len(parts) == 1:
+        return parts[0]
+    return value if tuple(parts) == value.args else value.func(*parts, evaluate=False)

@@ -1,0 +1,134 @@
+"""Where the answer stands in a completion, or in a worked solution."""
+
+import re
+from typing import NamedTuple
+
+OPENING, CLOSING = "<answer>", "</answer>"
+THINK_OPENING, THINK_CLOSING = "<think>", "</think>"
+MAX_BOXES = 500
+"""Most boxes in a text: a model that repeats itself has no answer."""
+
+_MARK = re.compile(r"(?P<box>\\{1,4}(?:boxed|fbox)(?![A-Za-z])\s*(?P<brace>\{)?)|\\.|(?P<open>\{)|\}", re.DOTALL)
+_WITHOUT_BRACES = re.compile(r"[^\s$]*")
+_NO_ANSWER = re.compile(r"[\s.…]*|\\[lc]?dots|(?:\\text\s*\{)?\s*(?:(?:your|the|final)\s+)*answer\s*\}?", re.I)
+_NAME = r"(?:\$?\s*(?:[A-Za-z]\w{0,9}|\\[A-Za-z]{1,10})(?:_\{?\w{1,9}\}?)?\s*=\s*)?"
+_BESIDE = re.compile(rf"\s*(?:[,;]|,?\s*(?:and|or)\b|或|和|与|及|、|，)\s*{_NAME}", re.I)
+_BELOW = re.compile(rf"[\s.,;]*\n\s*(?:[-*•]|\d{{1,2}}[.)])?\s*{_NAME}")
+_DELIMITER = re.compile(r"\$|\\[()\[\]]|\\q?quad|\\[ ,;]|\\text\s*\{([^{}]*)\}")
+MAX_BETWEEN = 60
+
+_PHRASE = re.compile(r"final\s+answer(?:\s{1,3}\S{1,30}){0,5}?\s+is\b\W{0,2}?(?::|(?=\s|\*|\$))\s*", re.I)
+_SENTENCE = re.compile(r"(?:[^\n.]|\.(?!\s|\**\s|\**\Z))*")
+FORMULA = re.compile(r"\$\$.{1,1000}?\$\$|\$[^$\n]{1,1000}\$|\\\(.{1,1000}?\\\)|\\\[.{1,1000}?\\\]", re.DOTALL)
+MAX_BEFORE = 60
+
+
+class Box(NamedTuple):
+    start: int
+    end: int
+    text: str
+
+
+def answer_block(text: str, *, one_line: bool = False, truncated: bool | None = None) -> str | None:
+    """What stands in the first `<answer>…</answer>`, without surrounding white space; None when there is none.
+
+    The first block counts, as in the recipes this project follows. With `one_line` one with a line break is passed
+    over. With `truncated` false, where none is closed, one that runs to the end counts: its tag was the stop string.
+    `str.find` takes linear time: on thousands of opening tags `re.search(r"<answer>(.*?)</answer>")` takes seconds.
+    """
+    start = text.find(OPENING)
+    end = -1
+    while start >= 0:
+        start += len(OPENING)
+        if end < start:
+            end = text.find(CLOSING, start)
+        if end < 0:
+            rest = text[text.rfind(OPENING) + len(OPENING) :].strip()
+            one_line = one_line and "\n" in rest
+            return rest if truncated is False and not one_line and not is_unfinished(text) and "<" not in rest else None
+        line_break = text.rfind("\n", start, end) if one_line else -1
+        if line_break < 0:
+            return text[start:end].strip()
+        start = text.find(OPENING, line_break)
+    return None
+
+
+def is_unfinished(text: str) -> bool:
+    """Whether the text ends inside a thought: what stands there was considered, not answered."""
+    return text.rfind(THINK_OPENING) > text.rfind(THINK_CLOSING)
+
+
+def answered(text: str) -> str:
+    """What follows the thought; nothing where that never ends."""
+    return "" if is_unfinished(text) else text.rpartition(THINK_CLOSING)[2]
+
+
+def boxed(text: str, *, listed: bool = False) -> str | None:
+    """What stands in the last box, and in those right before it; None without a box, or when the last is not closed.
+
+    Boxes with nothing but a comma, "and" or "or" (and `x =`) between them are one answer of several parts; with
+    `listed` so are boxes on following lines. Braces count as LaTeX counts them: `\\{` is none.
+    """
+    boxes = _boxes(text)
+    if not boxes:
+        return None
+    parts = [boxes[-1].text]
+    for before, box in zip(reversed(boxes[:-1]), reversed(boxes), strict=False):
+        between = text[before.end : box.start]
+        if len(between) > MAX_BETWEEN:
+            break
+        between = _DELIMITER.sub(r"\1 ", between)
+        if not (_BESIDE.fullmatch(between) or (listed and _BELOW.fullmatch(between))):
+            break
+        parts.insert(0, before.text)
+    return ", ".join(dict.fromkeys(parts))
+
+
+def unboxed(text: str) -> str:
+    """`text` without its boxes and what stands in them."""
+    parts, end = [], 0
+    for box in _boxes(text):
+        if box.start >= end:
+            parts.append(text[end : box.start])
+            end = box.end
+    return " ".join([*parts, text[end:]])
+
+
+def has_box(text: str) -> bool:
+    return "\\boxed" in text or "\\fbox" in text
+
+
+def _boxes(text: str) -> list[Box]:
+    """Boxes that hold something, by their start; none when the last one is not closed, or when there are too many."""
+    if not has_box(text) or text.count("\\boxed") + text.count("\\fbox") > MAX_BOXES:
+        return []
+    found: list[Box] = []
+    opened: list[tuple[int, int] | None] = []
+    for mark in _MARK.finditer(text):
+        if mark["brace"]:
+            opened.append(mark.span())
+        elif mark["box"]:
+            bare = _WITHOUT_BRACES.match(text, mark.end())
+            found.append(Box(mark.start(), bare.end() if bare else mark.end(), bare.group() if bare else ""))
+        elif mark["open"]:
+            opened.append(None)
+        elif mark.group() == "}" and opened and (began := opened.pop()):
+            found.append(Box(began[0], mark.end(), text[began[1] : mark.start()].strip()))
+    found = sorted(box for box in found if not _NO_ANSWER.fullmatch(box.text))
+    last_open = max((began[0] for began in opened if began), default=-1)
+    return found if found and found[-1].start > last_open else []
+
+
+def announced(text: str) -> str | None:
+    """What follows "the final answer is", to the end of its sentence; else the last formula that "answer" announces."""
+    text = answered(text)
+    phrase = None
+    for phrase in _PHRASE.finditer(text):
+        pass
+    if phrase:
+        sentence = _SENTENCE.match(text, phrase.end())
+        return sentence.group() if sentence else None
+    for formula in reversed(list(FORMULA.finditer(text))):
+        if "answer" in text[max(0, formula.start() - MAX_BEFORE) : formula.start()].lower():
+            return formula.group()
+    return None

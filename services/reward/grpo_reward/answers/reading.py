@@ -1,0 +1,120 @@
+"""What an answer is: a formula, a number with a unit, a list, a sentence with one in it, or text and nothing else."""
+
+import logging
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
+from sympy import FiniteSet, Interval, Symbol, Tuple
+
+from .formula import MAX_FORMULA_CHARS, formula
+from .place import FORMULA, announced
+from .plain import plain, squeezed, typed
+from .units import Unit, number_and_unit
+from .words import CHANGES, as_list, in_signs, words_of
+
+MAX_WORDS = 4
+"""Most words beside a formula; more are a sentence."""
+_CONTENT = re.compile(r"[\dA-Za-z\\]")
+_DASH = re.compile(r"(?<![\w)}\]\s])\s*–\s?(?=[\d\\(.])|\A–\s?")
+_LOOSE = re.compile(r"\A(?:[-+–,:;=.]\s+|[,:;=.])+|[-+–,:;=.(\s]+\Z")
+_NUMBER_START = re.compile(r"[-+]?(?:\\[a-z]+\{)?[\d.]*\d|[A-Z]{0,3}[$€£¥₹₩]")
+_PRONOUN = re.compile(r"(?<!\S)[AaI](?!\S)")
+_DECIMAL_COMMA = re.compile(r"[-+]?(?:\d+,(?:\d{1,2}|\d{4,})|0,\d+)")
+_GROUPED = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_GROUP = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_ANYWHERE = (LatexExtractionConfig(), ExprExtractionConfig())
+
+# It warns once per process that its own time-outs are off. They are on purpose: they need signals, which a plugin may
+# need as well, and do not interrupt code that holds the interpreter; here the whole worker is killed.
+logging.getLogger("math_verify").setLevel(logging.ERROR)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """`texts`: spellings that are equal where one of them is. `values`: none for what is text and nothing else."""
+
+    texts: frozenset[str]
+    values: tuple[Any, ...] = ()
+    unit: Unit | None = None
+    is_percent: bool = False
+    num_words: int = 0
+
+    @property
+    def is_list(self) -> bool:
+        return any(isinstance(value, FiniteSet | Tuple | Interval) and len(value.args) > 1 for value in self.values)
+
+
+def read(text: str, *, of_list: bool = False) -> Reading:
+    """`text` as mathematics. `of_list`: it answers a list, in which a comma is no decimal point.
+
+    Up to MAX_WORDS words beside one formula or number are a name or a noun and tell nothing, unless they make another
+    number of it. Of more the last formula or number counts, as `math_verify` finds it.
+    """
+    spelled = plain(text)
+    whole = in_signs(_DASH.sub("-", _one_line(spelled, of_list)))
+    words = words_of(whole)
+    if words and not words_of(listed := as_list(whole)):
+        whole, words = listed, []
+    texts = frozenset(filter(None, (squeezed(spelled), squeezed(whole))))
+    if not words:
+        return replace(_of_formula(whole, of_list), texts=texts)
+    if (start := _NUMBER_START.search(whole)) and not CHANGES.search(whole, 0, start.start()):
+        apart = number_and_unit(whole[start.start() :])
+        if apart and not words_of(apart[0]):
+            return replace(_of_formula(whole[start.start() :], of_list), texts=texts, num_words=len(words))
+    if len(words) > MAX_WORDS or len(spelled) > MAX_FORMULA_CHARS:
+        return replace(_of_prose(text), num_words=len(words))
+    formulas = _between(whole, words)
+    if not formulas and len(words) == 1:
+        return Reading(texts, (Symbol(whole.lower()),), num_words=1)
+    if len(formulas) != 1 or CHANGES.search(whole):
+        return Reading(texts, num_words=len(words))
+    return replace(_of_formula(formulas[0], of_list), texts=texts | {squeezed(formulas[0])}, num_words=len(words))
+
+
+def _one_line(text: str, of_list: bool) -> str:
+    """Lines are a list, those of a derivation its last equation."""
+    lines = [line.strip() for line in text.split("\n") if line.strip()]
+    if len(lines) < 2 or "\\begin" in text:
+        return " ".join(lines)
+    left = [line.partition("=") for line in lines]
+    is_derivation = all(sign for _, sign, _ in left) and left[0][0] != left[-1][0] and not of_list
+    return lines[-1] if is_derivation else ", ".join(line.rstrip(",;") for line in lines)
+
+
+def _between(text: str, words: list[re.Match[str]]) -> list[str]:
+    """What stands between the words, if it has a digit, a letter or a command."""
+    ends = [0, *(word.end() for word in words)]
+    starts = [*(word.start() for word in words), len(text)]
+    parts = (_PRONOUN.sub("", text[end:start]) for end, start in zip(ends, starts, strict=True))
+    return [_LOOSE.sub("", part.strip()).strip() for part in parts if _CONTENT.search(part)]
+
+
+def _of_formula(text: str, of_list: bool) -> Reading:
+    number, unit = number_and_unit(text) or (text, None)
+    is_percent = number.endswith("%") and number.count("%") == 1
+    number = number.removesuffix("%").strip() if is_percent else number
+    if _GROUPED.fullmatch(number):
+        number = number.replace(",", "")
+    elif _DECIMAL_COMMA.fullmatch(number) and not of_list:
+        number = number.replace(",", ".")
+    elif ", " in number or ";" in number:
+        number = _GROUP.sub("", number)
+    value = formula(number)
+    if value is None:
+        return Reading(frozenset())
+    product = formula(text) if unit and text.isascii() and "$" not in text else None  # `5 m^2` beside `5m^2`
+    return Reading(frozenset(), (value,) if product is None else (value, product), unit, is_percent)
+
+
+def _of_prose(text: str) -> Reading:
+    said = announced(text)
+    if said is None and (formulas := list(FORMULA.finditer(text))):
+        said = None if re.search(r"\d", text[formulas[-1].end() :]) else formulas[-1].group()
+    if said is not None and said.strip() != text.strip():
+        return read(said)
+    found = parse(in_signs(typed(text)), _ANYWHERE, extraction_mode="first_match", parsing_timeout=None)
+    values = tuple(value for value in found if not isinstance(value, str))
+    return Reading(frozenset(squeezed(plain(part)) for part in found if isinstance(part, str)), values)

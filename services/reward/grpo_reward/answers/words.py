@@ -1,0 +1,141 @@
+"""Words that are part of a number, in signs: `5 million`, `minus 5`, `half of 7`, `3万`, `负3`, `5或6`."""
+
+import re
+from decimal import Decimal
+
+from .plain import FUNCTIONS, GREEK
+
+_SCALES = {
+    "hundred": 2, "thousand": 3, "lakh": 5, "million": 6, "mn": 6, "crore": 7, "billion": 9, "bn": 9, "trillion": 12,
+    "千": 3, "万": 4, "萬": 4, "만": 4, "亿": 8, "億": 8, "억": 8,
+}  # fmt: skip
+_PARTS = {
+    "half": 2,
+    "halve": 2,
+    "third": 3,
+    "quarter": 4,
+    "fourth": 4,
+    "fifth": 5,
+    "sixth": 6,
+    "eighth": 8,
+    "tenth": 10,
+}
+_WORD_END = r"(?![^\W\d_])"
+_SCRIPT = "\u0590-\u1fff\u3005\u3040-\u9fff\uac00-\ud7af"
+_BORDER = re.compile(rf"(?<=[A-Za-z0-9%)}}])(?=[{_SCRIPT}])|(?<=[{_SCRIPT}])(?=[A-Za-z0-9\\(.+$-])")
+"""Between a number and a word of a script that sets no blanks there."""
+_NUMBER = r"(?<![\d.,])(?:\d{1,3}(?:,\d{3}){1,9}(?:\.\d{1,30})?|\d{1,30}(?:\.\d{1,30})?)"
+_SCALED = re.compile(
+    rf"(?P<number>{_NUMBER})\s?(?:(?P<words>(?:\s?(?:hundred|thousand|lakh|million|mn|crore|billion|bn|trillion)s?{_WORD_END})+)"
+    rf"|(?P<dozen>dozens?){_WORD_END}|(?P<marks>(?:\s?[千万萬만亿億억])+)(?!\s?[米克瓦]))"
+)
+_OPERAND = r"(?=\s*(?:[-+.(\\\d]|[a-z](?![a-z])))"
+_SIGNS = tuple(
+    (re.compile(pattern, re.I), signs)
+    for pattern, signs in (
+        (rf"(?<![a-z])(?:minus|negative){_OPERAND}\s*", "-"),
+        (r"[负負]\s*(?=\d)", "-"),
+        (r"百分之\s?(?=\d)([\d.]{1,30})", r"\1%"),
+        (r"(?<!\d)(\d{1,30})\s?分之\s?(\d{1,30})", r"\2/\1"),
+        (r"\s?(?<![a-z])(?:percentage|percent|per cent|pct)(?![a-z])", "%"),
+        (r"(?<![\d.])([\d.]{1,30})\s?%\s?of\s([\d.]{1,30})", r"\1/100*\2"),
+        (rf"(?<=[\d)}}])\s*plus{_OPERAND}", "+"),
+        (rf"(?<=[\d)}}])\s*(?:times|multiplied by){_OPERAND}", "*"),
+        (rf"(?<=[\d)}}])\s*(?:over|divided by){_OPERAND}", "/"),
+        (r"(?<=[\d)}])\s*squared(?![a-z])", "^2"),
+        (r"(?<=[\d)}])\s*cubed(?![a-z])", "^3"),
+        (r"(?<=\d)\s*factorial(?![a-z])", "!"),
+        (r"(?<=\d)\s*(?:to the power of|raised to|to the)\s+(\d+)(?:st|nd|rd|th)?(?:\s+power)?(?![a-z])", r"^\1"),
+        (r"(?:the\s+)?(?:square\s+)?root\s+of\s+(\d+(?:\.\d+)?|[a-z](?![a-z]))", r"\\sqrt{\1}"),
+        (r"(?:the\s+)?cube\s+root\s+of\s+(\d+(?:\.\d+)?|[a-z](?![a-z]))", r"\\sqrt[3]{\1}"),
+        (r"(?<![a-z])half\s+of\s+(\d+(?:\.\d+)?)", r"\1/2"),
+        (rf"(?<=\d)\s*(?:等于|equals){_OPERAND}|(?<=[a-z])\s+(?:等于|equals){_OPERAND}", "="),
+    )
+)
+_BESIDE = re.compile(
+    r"(?<=[\w)}\]%])\s?,?\s?(?:或者?|和|与|及|(?<![^\W\d_])(?:and|or)(?![^\W\d_]))\s?(?=[-+.(\[{\\\d]|[A-Za-z](?![A-Za-z]))"
+)
+_PART_OF = re.compile(rf"(?<![\d.])(\d{{1,30}})\s+({'|'.join(_PARTS)}|halve)s?(?![a-z])", re.I)
+_WORDS = re.compile(r"[^\W\d_]{2}|[^\x00-\x7f]")
+CHANGES = re.compile(
+    r"(?<![^\W\d_\\])(?:not|n't|never|no|hal(?:f|ves)|double|twice|triple|squared|cubed|power|factorial|root|mod|modulo|percent|dozens?"
+    r"|plus|minus|negative|times|over|divided|multiplied|point|thirds?|quarters?|fourths?|fifths?|sixths?|eighths?|tenths?"
+    r"|hundreds?|thousands?|millions?|billions?|trillions?|lakhs?|crores?|than|least|most|more|less|fewer|except|without"
+    r"|between|reciprocal|inverse|opposite)(?![^\W\d_])|[不非无負负千万亿倍半]",
+    re.I,
+)
+"""A word that makes another number of the one beside it."""
+
+
+def in_signs(text: str) -> str:
+    """`text` with such words as signs: `5000000`, `-5`, `7/2`, `-3`, `5, 6`. Other words stay, set off from digits."""
+    if not _WORDS.search(text):
+        return text
+    text = _SCALED.sub(_scaled, text)
+    if not text.isascii():
+        text = _BORDER.sub(" ", text)
+    text = _PART_OF.sub(lambda part: f"{part.group(1)}/{_PARTS[part.group(2).lower()]}", text)
+    for pattern, signs in _SIGNS:
+        text = pattern.sub(signs, text)
+    return text
+
+
+def as_list(text: str) -> str:
+    """`5 and 6`, `x=1 or x=2` and `5或6` with commas."""
+    return _BESIDE.sub(", ", text)
+
+
+def _scaled(number: re.Match[str]) -> str:
+    exponent = sum(_SCALES[word.rstrip("s")] for word in (number["words"] or "").lower().split())
+    exponent += sum(_SCALES.get(mark, 0) for mark in number["marks"] or "")
+    value = Decimal(number["number"].replace(",", "")) * (12 if number["dozen"] else 1)
+    return format(value.scaleb(exponent), "f")
+
+
+_LATEX_NAMES = re.compile(r"\\(?:begin|end|operatorname\*?|mathbb|mathcal)\s*\{[^{}]*\}|\\[A-Za-z]+")
+_LETTERS = re.compile(r"[^\W\d_]+")
+_SHORT = frozenset(
+    [
+        "is",
+        "or",
+        "to",
+        "of",
+        "in",
+        "at",
+        "by",
+        "it",
+        "we",
+        "so",
+        "no",
+        "an",
+        "as",
+        "be",
+        "do",
+        "he",
+        "if",
+        "my",
+        "on",
+        "up",
+        "us",
+        "and",
+    ]
+)
+_IN_FORMULAS = frozenset((*FUNCTIONS, *GREEK, "sqrt", "cbrt", "abs", "infinity", "inf", "sec"))
+
+
+def words_of(text: str) -> list[re.Match[str]]:
+    """The words in an answer: what is no product of letters (`AB`, `xy`), no function, no command of LaTeX."""
+    text = _LATEX_NAMES.sub(lambda name: " " * len(name.group()), text)
+    return [run for run in _LETTERS.finditer(text) if _is_word(run.group(), text[run.start() - 1 : run.start()])]
+
+
+def _is_word(letters: str, before: str) -> bool:
+    if not letters.isascii():
+        return not re.fullmatch(r"[\u0370-\u03ff]", letters)
+    if letters in _IN_FORMULAS or len(letters) == 1 or (letters.isupper() and len(letters) <= 4):
+        return False
+    if len(letters) == 2:
+        return letters.lower() in _SHORT
+    return bool(re.search(r"[aeiou]", letters, re.I)) and not (
+        len(letters) == 3 and (before.isdigit() or before in tuple("^_)}"))
+    )
