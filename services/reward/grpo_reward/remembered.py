@@ -1,7 +1,8 @@
 """What was made last from texts: many that are small, few that are large."""
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from operator import itemgetter
+from threading import Lock
 from typing import Generic, TypeVar
 
 from cachetools import LRUCache
@@ -17,11 +18,23 @@ ValueT = TypeVar("ValueT")
 
 
 class Remembered(Generic[KeyT, ValueT]):
-    """Values by what they were made from, those used last. Not for threads: a lock is the caller's."""
+    """Values by what they were made from, those used last. Of its methods `once` alone is for threads."""
 
     def __init__(self, max_size: int = MAX_SIZE):
         self._max_one_size = max_size // LEAST_VALUES
         self._values: LRUCache[KeyT, tuple[int, ValueT]] = LRUCache(max_size, getsizeof=itemgetter(0))
+        self._lock = Lock()
+
+    def once(self, key: KeyT, make: Callable[[], ValueT], size: Callable[[ValueT], int]) -> ValueT:
+        """The value, made where it is not known. Without worker processes, rewards run in threads."""
+        with self._lock:
+            known = self.get(key)
+        if known is not None:
+            return known[0]
+        value = make()
+        with self._lock:
+            self.put(key, value, size(value))
+        return value
 
     def get(self, key: KeyT) -> tuple[ValueT] | None:
         """The value in a tuple, since it may be None itself; None when it is not known."""

@@ -17,8 +17,9 @@ _CLEANING = NormalizationConfig(
 )
 _CONVERSION = ConversionConfig(interpret_as_mixed_fractions=False)
 """It adds whatever two numbers stand side by side, 24 for `20 4`."""
-_NAMES = re.compile(rf"(?<![\\A-Za-z])({'|'.join((*FUNCTIONS, *GREEK))})(?![A-Za-z])")
-_CALL = re.compile(r"\\?(sqrt|cbrt|abs|exp)\s*(?:\(|(?=\d))|\^\s*(\()")
+_NAMES = re.compile(rf"(?<![\\A-Za-z])({FUNCTIONS}|{GREEK})(?![A-Za-z])")
+_CALL = re.compile(r"(?:\\?(sqrt|cbrt|abs|exp)|\^)\s*\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)")
+_ROOT_OF_DIGITS = re.compile(r"\\?sqrt\s*(\d+)")
 _MIXED = re.compile(
     r"(?<![\d.,\w}^])(\d{1,20})\s+(\d{1,20})\s*/\s*(\d{1,20})(?![\d.])|(?<![\d.,\w}^])(\d{1,20})\s*\\frac\s*(\{\d+\}\{\d+\}|\d\d)"
 )
@@ -67,8 +68,10 @@ def as_latex(text: str) -> str:
     text = _TIMES.sub(r"\\times ", _BLANK_GROUPS.sub(lambda number: number.group().replace(" ", ""), text))
     text = _DIGIT_ARGUMENTS.sub(r"\\\1{\2}{\3}", _MIXED.sub(_sum, text))
     text = _SCRIPT.sub(r"\1{\2} ", text)
-    text = _NAMES.sub(r"\\\1 ", _calls(text)) if text.isascii() else _calls(text)
-    return text.replace("%", "\\%")
+    text, before = _ROOT_OF_DIGITS.sub(r"\\sqrt{\1}", text), ""
+    while text != before:
+        before, text = text, _CALL.sub(_call, text)
+    return _NAMES.sub(r"\\\1 ", text).replace("%", "\\%")
 
 
 def _sum(mixed: re.Match[str]) -> str:
@@ -77,34 +80,12 @@ def _sum(mixed: re.Match[str]) -> str:
     return f"({mixed[1]}+\\frac{{{mixed[2]}}}{{{mixed[3]}}})"
 
 
-def _calls(text: str) -> str:
-    """`sqrt(7)`, `exp(2)`, `abs(x)` and `x^(n+1)` with braces, the innermost last."""
-    for _ in range(text.count("(") + 5):
-        call = _CALL.search(text)
-        if call is None:
-            return text
-        end = (
-            _closing(text, call.end()) if call.group()[-1] == "(" else re.compile(r"\d+").match(text, call.end()).end()
-        )
-        inside = text[call.end() : end]
-        name = call[1] or "^"
-        made = {
-            "sqrt": f"\\sqrt{{{inside}}}",
-            "cbrt": f"\\sqrt[3]{{{inside}}}",
-            "exp": f"e^{{{inside}}}",
-            "^": f"^{{{inside}}}",
-        }
-        text = text[: call.start()] + made.get(name, f"|{inside}|") + text[end + (call.group()[-1] == "(") :]
-    return text
-
-
-def _closing(text: str, start: int) -> int:
-    depth = 1
-    for position in range(start, len(text)):
-        depth += (text[position] == "(") - (text[position] == ")")
-        if depth == 0:
-            return position
-    return len(text)
+def _call(call: re.Match[str]) -> str:
+    """`sqrt(7)`, `exp(2)`, `abs(x)` or `x^(n+1)` with braces."""
+    before, after = {"sqrt": ("\\sqrt{", "}"), "cbrt": ("\\sqrt[3]{", "}"), "exp": ("e^{", "}"), "abs": ("|", "|")}.get(
+        call[1], ("^{", "}")
+    )
+    return before + call[2] + after
 
 
 @lru_cache(maxsize=256)

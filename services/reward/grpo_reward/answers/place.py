@@ -122,11 +122,8 @@ def _boxes(text: str) -> list[Box]:
 def announced(text: str) -> str | None:
     """What follows "the final answer is", to the end of its sentence; else the last formula that "answer" announces."""
     text = answered(text)
-    phrase = None
-    for phrase in _PHRASE.finditer(text):
-        pass
-    if phrase:
-        sentence = _SENTENCE.match(text, phrase.end())
+    if phrases := list(_PHRASE.finditer(text)):
+        sentence = _SENTENCE.match(text, phrases[-1].end())
         return sentence.group() if sentence else None
     for formula in reversed(list(FORMULA.finditer(text))):
         if "answer" in text[max(0, formula.start() - MAX_BEFORE) : formula.start()].lower():

@@ -1,7 +1,7 @@
 """One spelling for what is written in many: signs, LaTeX's fonts and spacing, marks around the answer.
 
-Behind it there are ASCII digits, one minus, one blank, `\\frac`, `\\le`, letters without a font. What people type becomes
-the LaTeX that the parser reads: of `2√2` it would take the 2, of `10{,}000` the 10.
+Behind it there are ASCII digits, one minus, one blank, `\\frac`, `\\le`, letters without a font. What people type is
+LaTeX there, which the parser reads: of `2√2` it would take the 2, of `10{,}000` the 10.
 """
 
 import re
@@ -14,16 +14,17 @@ _SIGNS = {
     "α": "alpha", "β": "beta", "γ": "gamma", "δ": "delta", "θ": "theta", "λ": "lambda", "ρ": "rho", "σ": "sigma",
     "φ": "phi", "ω": "omega",
 }  # fmt: skip
-_FRACTIONS = dict(zip("½⅓⅔¼¾⅕⅙⅛⅜⅝⅞", ["12", "13", "23", "14", "34", "15", "16", "18", "38", "58", "78"], strict=True))
-_SYMBOLS = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}
-_SYMBOLS |= dict.fromkeys(map(ord, "\u200b\u200c\u200d\u2060\ufeff"), "")
-_SYMBOLS |= dict.fromkeys(map(ord, "\u00a0\u2002\u2003\u2007\u2009\u200a\u202f\u3000"), " ")
-_SYMBOLS |= dict.fromkeys(map(ord, "−﹣‐‑"), "-") | dict.fromkeys(map(ord, "–—―‒〜～"), "–")
-_SYMBOLS |= {ord("。"): ".", ord("、"): ",", ord("∶"): ":", ord("⁄"): "/", ord("″"): "''"} | dict.fromkeys(
-    map(ord, "′’‘"), "'"
+_FRACTIONS = {
+    "½": "12", "⅓": "13", "⅔": "23", "¼": "14", "¾": "34", "⅕": "15", "⅙": "16", "⅛": "18", "⅜": "38", "⅝": "58",
+}  # fmt: skip
+_TYPED = {"。": ".", "、": ",", "∶": ":", "⁄": "/", "′": "'", "’": "'", "‘": "'", "″": "''"}
+_TYPED |= dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff", "") | dict.fromkeys(
+    "\xa0\u2002\u2003\u2007\u2009\u200a\u202f\u3000", " "
 )
-_SYMBOLS |= {ord(sign): f"\\{name} " for sign, name in _SIGNS.items()}
-_SYMBOLS |= {ord(sign): f"\\frac{{{above}}}{{{below}}}" for sign, (above, below) in _FRACTIONS.items()}
+_TYPED |= dict.fromkeys("−﹣‐‑", "-") | dict.fromkeys("–—―‒〜～", "–")
+_TYPED |= {sign: f"\\{name} " for sign, name in _SIGNS.items()}
+_TYPED |= {sign: f"\\frac{{{parts[0]}}}{{{parts[1]}}}" for sign, parts in _FRACTIONS.items()}
+_SYMBOLS = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)} | str.maketrans(_TYPED)
 _RAISED, _LOWERED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "₀₁₂₃₄₅₆₇₈₉₊₋"
 _ON_THE_LINE = str.maketrans(_RAISED + _LOWERED, "0123456789+-" * 2)
 _OFF_THE_LINE = re.compile(f"(?P<up>[{_RAISED}]+)|[{_LOWERED}]+")
@@ -35,50 +36,8 @@ _GROUPS = re.compile(rf"(?<![\d.,])\d{{1,3}}(?:{_GROUP_SIGN}\s?\d{{3}})+(?!\d)")
 _NOT_DIGITS = re.compile(r"\D+")
 _REPEATING = re.compile(r"(?<![\d.])(\d{1,20})\.(\d{0,20})\\overline\s*(?:\{(\d{1,20})\}|(\d))")
 
-FUNCTIONS = [
-    "sin",
-    "cos",
-    "tan",
-    "cot",
-    "csc",
-    "arcsin",
-    "arccos",
-    "arctan",
-    "sinh",
-    "cosh",
-    "tanh",
-    "log",
-    "ln",
-    "lg",
-    "exp",
-    "det",
-    "max",
-    "gcd",
-    "lcm",
-]
-GREEK = [
-    "alpha",
-    "beta",
-    "gamma",
-    "delta",
-    "epsilon",
-    "zeta",
-    "eta",
-    "theta",
-    "iota",
-    "kappa",
-    "lambda",
-    "mu",
-    "nu",
-    "xi",
-    "rho",
-    "sigma",
-    "tau",
-    "phi",
-    "chi",
-    "omega",
-    "pi",
-]
+FUNCTIONS = "sin|cos|tan|cot|csc|arcsin|arccos|arctan|sinh|cosh|tanh|log|ln|lg|exp|det|max|gcd|lcm"
+GREEK = "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|chi|omega|pi"
 _UNITS_OF_ONE_LETTER = "mgsLNJWVAKh"
 _SPACING = re.compile(
     r"(?P<kept>\\\\)|\\!|\\(?:left|right)\s*\.|\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])"
@@ -161,7 +120,7 @@ def _unset(text: str) -> str:
 
     def letters(font: re.Match[str]) -> str:
         inside = font.group(2) or ""
-        if inside.strip() in FUNCTIONS:
+        if re.fullmatch(FUNCTIONS, inside.strip()):
             return f"\\{inside.strip()} "
         if font.group().startswith("\\operatorname"):
             return font.group()

@@ -5,67 +5,33 @@ Signs and codes of money stand before it as well. The base of `52_8` counts as a
 """
 
 import re
+import tomllib
+from collections import Counter
+from pathlib import Path
 
 Unit = frozenset[tuple[str, int]]
 """What a unit is made of: `m/s^2` is {("m", 1), ("s", -2)}."""
 
-_NO_UNITS = {"F", "C", "T", "t", "pt", "cd"}
-"""Symbols that are letters of a formula more often."""
-_PREFIXES = {"k": "kilo", "c": "centi", "m": "milli", "d": "deci", "h": "hecto", "n": "nano", "p": "pico"}
-_PREFIXES |= {"\u03bc": "micro", "M": "mega", "G": "giga", "T": "tera"}
-_METRIC = {
-    "m": "meter metre", "g": "gram gramme", "s": "second", "L": "liter litre", "N": "newton", "J": "joule", "W": "watt",
-    "V": "volt", "A": "ampere amp", "Pa": "pascal", "Hz": "hertz", "mol": "mole", "Wh": "watt-hour", "F": "farad",
-    "eV": "electronvolt", "cal": "calorie", "B": "byte", "bit": "bit", "ohm": "ohm", "T": "tesla", "C": "coulomb",
-    "Wb": "weber", "bar": "bar", "rad": "radian", "lm": "lumen", "ha": "hectare", "Bq": "becquerel",
-}  # fmt: skip
-_OTHERS = {
-    "s": "sec secs 秒", "min": "min mins minute 分钟", "h": "h hr hrs hour 小时", "day": "day 天 日", "week": "week wk wks 周",
-    "month": "month mo 月", "year": "year yr yrs 年", "decade": "decade", "century": "century centuries",
-    "in": "in inch inches", "ft": "ft foot feet", "yd": "yd yds yard", "mi": "mi mile", "acre": "acre", "pt": "pint",
-    "lb": "lb lbs pound £ GBP", "oz": "oz ounce", "gal": "gal gallon", "qt": "qt quart", "cup": "cup", "K": "K kelvin",
-    "tbsp": "tbsp tablespoon", "tsp": "tsp teaspoon", "L": "l 升", "mL": "ml cc 毫升", "m": "米", "km": "kms 千米 公里",
-    "cm": "cms 厘米", "mm": "mms 毫米", "g": "克", "kg": "kgs 千克 公斤", "ton": "ton tonne t 吨", "knot": "knot kn",
-    "degC": "°C celsius 摄氏度", "degF": "°F fahrenheit", "degree": "degree deg 度", "psi": "psi", "atm": "atm",
-    "dB": "dB decibel", "kB": "KB", "USD": "$ US$ USD dollar 美元", "EUR": "€ EUR euro 欧元", "cent": "cent ¢ 美分",
-    "INR": "₹ INR Rs rupee", "JPY": "JPY yen 日元", "CNY": "CNY RMB yuan 元 人民币", "KRW": "₩ KRW won", "CHF": "CHF franc",
-    "CAD": "CA$ C$ CAD", "AUD": "A$ AU$ AUD", "penny": "penny pence pennies", "rpm": "rpm", "light-year": "light-year ly",
-    "kbit": "kb", "Mbit": "Mb", "Gbit": "Gb", "KiB": "KiB kibibyte", "MiB": "MiB mebibyte", "GiB": "GiB gibibyte",
-    "TiB": "TiB tebibyte",
-}  # fmt: skip
-_PRODUCTS = dict.fromkeys(("mph",), (("mi", 1), ("h", -1))) | dict.fromkeys(
-    ("kph", "kmh", "kmph"), (("km", 1), ("h", -1))
-)
-_PRODUCTS |= {
-    "mbps": (("Mbit", 1), ("s", -1)),
-    "gbps": (("Gbit", 1), ("s", -1)),
-    "sqft": (("ft", 2),),
-    "fps": (("ft", 1), ("s", -1)),
-}
-_PRODUCTS |= {"平方米": (("m", 2),), "立方米": (("m", 3),), "平方厘米": (("cm", 2),), "立方厘米": (("cm", 3),)}
+_LISTED = tomllib.loads(Path(__file__).with_name("units.toml").read_text())
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
-
-
-def _spellings() -> dict[str, str]:
-    """Every spelling → its symbol. Symbols as they are (mW is no MW), words in lower case, one and many."""
-    found = {}
-    for symbol, words in _METRIC.items():
-        for short, long in {"": "", **_PREFIXES}.items():
-            found[short + symbol] = short + symbol
-            for word in words.split():
-                found |= dict.fromkeys((long + word, f"{long}{word}s"), short + symbol)
-    for symbol, words in _OTHERS.items():
-        for word in words.split():
-            found |= dict.fromkeys(
-                (word, f"{word}s") if len(word) > 3 or word in ("day", "cup", "deg") else (word,), symbol
-            )
-    return {word: symbol for word, symbol in found.items() if word not in _NO_UNITS}
-
-
-_SYMBOLS = _spellings()
-_PART = re.compile(
-    r"(?P<over>/|\bper\b)|(?P<times>\*|\\cdot|\\times)|(?P<power>\^\s*\{?\s*(?P<exponent>-?\d{1,3})\s*\}?)"
-    r"|(?P<word>(?:US|CA|AU|C|A)?[$€£₹₩¢]|°[CF]|[^\W\d_]+(?:-(?:hour|year)s?)?)\.?|(?P<blank>\s+)"
+_SYMBOLS = {
+    spelling: short + symbol
+    for symbol, words in _LISTED["metric"].items()
+    for short, long in _LISTED["prefixes"].items()
+    for spelling in [short + symbol, *(long + word + end for word in words for end in ("", "s"))]
+    if spelling not in _LISTED["letters"]["of_formulas"]
+} | {
+    word + end: symbol
+    for symbol, words in _LISTED["others"].items()
+    for word in words
+    for end in (("", "s") if len(word) > 3 or word in ("day", "cup", "deg") else ("",))
+}
+"""Every spelling → its symbol. Symbols as they are (mW is no MW), words in lower case, one and many."""
+_FACTOR = re.compile(
+    r"\s*(?P<over>/|per\b)?\s*(?:\*|\\cdot|\\times)?\s*(?:(?P<before>square|sq|cubic|cu)\b\.?)?\s*"
+    r"(?P<word>(?:US|CA|AU|C|A)?[$€£₹₩¢]|°[CF]|[^\W\d_]+(?:-(?:hour|year)s?)?)\.?"
+    r"(?:\s*\^\s*\{?\s*(?P<exponent>-?\d{1,3})\s*\}?|\s+(?P<behind>squared|cubed)\b)?\s*",
+    re.IGNORECASE,
 )
 _DEGREES = re.compile(r"\s*(?:\^\\circ|°)\s*(?P<scale>[CF]?)\Z")
 _NUMBER_THEN = re.compile(r"(.*(?:[\d})\]%]|\\pi))(?:\s+([^\W\d_°][^=<>]*|°[CF])|\s*([$€£₹₩¢]))", re.DOTALL)
@@ -90,33 +56,22 @@ def number_and_unit(text: str) -> tuple[str, Unit] | None:
 
 def _unit_of(text: str) -> Unit | None:
     """None for what has a word that is no unit."""
-    powers: dict[str, int] = {}
-    position, sign, pending = 0, 1, 1
-    last: tuple[tuple[str, int], ...] = ()
+    powers: Counter[str] = Counter()
+    position = 0
     while position < len(text):
-        part = _PART.match(text, position)
-        if part is None:
+        factor = _FACTOR.match(text, position)
+        made_of = _made_of(factor["word"]) if factor else None
+        if factor is None or made_of is None:
             return None
-        position = part.end()
-        word = part["word"] or ""
-        if part["over"]:
-            sign = -1
-        elif part["power"] or word.lower() in ("squared", "cubed"):
-            exponent = int(part["exponent"]) if part["power"] else _POWERS[word.lower()]
-            for name, power in last:
-                powers[name] += power * (exponent - 1)
-            last = ()
-        elif word.lower() in _POWERS:
-            pending = _POWERS[word.lower()]
-        elif word:
-            symbol = _SYMBOLS.get(word.replace("\u00b5", "\u03bc")) or _SYMBOLS.get(
-                word.lower() if len(word) > 3 else ""
-            )
-            made_of = _PRODUCTS.get(word.lower()) or (((symbol, 1),) if symbol else None)
-            if made_of is None:
-                return None
-            last = tuple((symbol, power * pending * sign) for symbol, power in made_of)
-            for symbol, power in last:
-                powers[symbol] = powers.get(symbol, 0) + power
-            pending = sign = 1
+        exponent = int(factor["exponent"] or 1) * _POWERS.get((factor["before"] or factor["behind"] or "").lower(), 1)
+        for symbol, power in made_of:
+            powers[symbol] += power * exponent * (-1 if factor["over"] else 1)
+        position = factor.end()
     return frozenset((symbol, power) for symbol, power in powers.items() if power) or None
+
+
+def _made_of(word: str) -> Unit | None:
+    if formula := _LISTED["made_of"].get(word.lower()):
+        return _unit_of(formula)
+    symbol = _SYMBOLS.get(word.replace("\u00b5", "\u03bc")) or _SYMBOLS.get(word.lower() if len(word) > 3 else "")
+    return frozenset({(symbol, 1)}) if symbol else None

@@ -4,10 +4,9 @@ import importlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from threading import Lock
 
 from ..author import Score
-from ..remembered import KeyT, Remembered, ValueT
+from ..remembered import Remembered
 from ..time_limit import TooCostly, limited
 from .equality import same
 from .place import announced, answer_block, boxed, has_box
@@ -19,17 +18,13 @@ COMPARISON_CPU_S = 0.9
 TOO_COSTLY = -1.0
 """In place of a score, where the comparison was ended."""
 UNPARSED = {"solution_parsed": False}
-MAX_MEMO_CHARS = 2000
-MEMO_SIZE = 1 << 22
-"""Size of the memory of what was read of solutions, and of that of scores, in characters: some 4,000 short ones each."""
-
+MEMO_SIZE, MAX_MEMO_CHARS = 1 << 22, 2000
+"""Size in characters of each memory, of solutions and of scores, some 4,000 short ones; longest answer in it."""
 MAX_DEPTH = 12
 """Most nested brackets: parsing LaTeX takes exponential time in them, 1.4 s at 20."""
 MAX_ANSWER_CHARS = 1000
 """Longest answer in characters, unless the solution is as long: a model that repeats itself gets 0, no time-out."""
 _BRACKET = re.compile(r"[(\[{)\]}]|\n\n")
-_JOY = re.compile(r"\d+!")
-"""In an answer; `$10!$` is a factorial."""
 
 
 @dataclass(frozen=True)
@@ -39,48 +34,36 @@ class Gold:
     text: str
     reading: Reading
 
-    @property
-    def size(self) -> int:
-        """What is parsed has formulas no larger than their text allows, and parts of that text."""
-        return len(self.text) + sum(map(len, self.reading.texts))
+
+remembered_golds: Remembered[str, Gold] = Remembered(MEMO_SIZE)
+"""What this process has read of solutions."""
+remembered_scores: Remembered[tuple[str, str], float] = Remembered(MEMO_SIZE)
+"""By solution and answer."""
 
 
-def judged(solution: str, completion: str, *, only_boxed: bool = False, truncated: bool | None = None) -> Score:
-    """1 when the completion's answer is the solution's, else 0; no score when the solution has none.
-
-    With `only_boxed` an answer stands in a box, and nowhere else.
-    """
-    gold = gold_of(solution)
+def judged(solution: str, answer_of: Callable[[Gold], str | None]) -> Score:
+    """1 when the answer that `answer_of` finds is the solution's, else 0; no score when the solution has none."""
+    gold = remembered_golds.once(solution, lambda: _read_gold(solution), lambda gold: len(solution) + len(gold.text))
     if not gold.reading.values and not gold.reading.texts:
         return Score(None, detail="the column solution has no answer that can be parsed", log=UNPARSED)
-    listed = gold.reading.is_list
-    answer = (
-        boxed(completion, listed=listed) if only_boxed else answer_of(completion, listed=listed, truncated=truncated)
-    )
-    if not only_boxed and answer and "!" not in gold.text and _JOY.fullmatch(answer):
-        answer = answer[:-1]
-    log = {"boxed": answer and answer[:200]} if only_boxed else None
-    if answer is None or not answer.strip():
-        return Score(0.0, log=log)
-    score = _memoized(solution, gold, answer)
+    answer = answer_of(gold)
+    score = _remembered(solution, gold, answer) if answer and answer.strip() else 0.0
     if score != TOO_COSTLY:
-        return Score(score, log=log)
-    if _memoized(solution, gold, "7") == TOO_COSTLY:
+        return Score(score)
+    if _remembered(solution, gold, "7") == TOO_COSTLY:
         return Score(None, detail="the column solution takes too long to be compared with anything")
-    return Score(0.0, log={"too_costly": True} | (log or {}))
+    return Score(0.0, log={"too_costly": True})
 
 
-def answer_of(completion: str, *, listed: bool = False, truncated: bool | None = None) -> str | None:
+def answer_in(completion: str, gold: Gold, truncated: bool | None = None) -> str | None:
     """What stands in the first `<answer>`, else in the last box, else behind "the final answer is"."""
     block = answer_block(completion, truncated=truncated)
     where = completion if block is None else block
     if has_box(where):
-        return boxed(where, listed=listed)
-    return announced(completion) if block is None else block
-
-
-def gold_of(solution: str) -> Gold:
-    return _once(remembered_golds, solution, lambda: _read_gold(solution), lambda gold: len(solution) + gold.size)
+        return boxed(where, listed=gold.reading.is_list)
+    answer = announced(completion) if block is None else block
+    is_joy = answer is not None and "!" not in gold.text and re.fullmatch(r"\d+!", answer)
+    return answer[:-1] if answer and is_joy else answer  # `$10!$` is a factorial
 
 
 def _read_gold(solution: str) -> Gold:
@@ -90,21 +73,16 @@ def _read_gold(solution: str) -> Gold:
     is_formula = box is not None or "$" in text or "\\" in text
     text = text if box is None else box
     reading = read(text, of_list=is_formula)
-    if not reading.values and not is_formula and not any(map(str.isdigit, text)):
-        reading = Reading(frozenset())
-    return Gold(text, reading)
+    is_prose = not reading.values and not is_formula and not any(map(str.isdigit, text))
+    return Gold(text, Reading(frozenset()) if is_prose else reading)
 
 
-def _memoized(solution: str, gold: Gold, answer: str) -> float:
+def _remembered(solution: str, gold: Gold, answer: str) -> float:
     """The samples of a group often give the same answer; long texts are not worth their memory."""
     if len(answer) > MAX_MEMO_CHARS:
         return _compare_in_time(gold, answer)
-    return _once(
-        remembered_scores,
-        (solution, answer),
-        lambda: _compare_in_time(gold, answer),
-        lambda _: len(solution) + len(answer),
-    )
+    size = len(solution) + len(answer)
+    return remembered_scores.once((solution, answer), lambda: _compare_in_time(gold, answer), lambda _: size)
 
 
 def _compare_in_time(gold: Gold, answer: str) -> float:
@@ -126,34 +104,9 @@ def _depth(text: str) -> int:
     """Greatest number of open brackets of any kind (an interval `[0, 1)` is closed), counted anew per paragraph."""
     depth = deepest = 0
     for match in _BRACKET.finditer(text):
-        bracket = match.group()
-        if bracket in "([{":
-            depth += 1
-            deepest = max(deepest, depth)
-        else:
-            depth = max(0, depth - 1) if bracket in ")]}" else 0
+        depth = depth + 1 if match.group() in "([{" else max(0, depth - 1) if match.group() in ")]}" else 0
+        deepest = max(deepest, depth)
     return deepest
-
-
-def _once(
-    memory: Remembered[KeyT, ValueT], key: KeyT, make: Callable[[], ValueT], size: Callable[[ValueT], int]
-) -> ValueT:
-    """What `make` gives, remembered. Without worker processes, rewards run in threads."""
-    with _lock:
-        known = memory.get(key)
-    if known is not None:
-        return known[0]
-    value = make()
-    with _lock:
-        memory.put(key, value, size(value))
-    return value
-
-
-_lock = Lock()
-remembered_golds: Remembered[str, Gold] = Remembered(MEMO_SIZE)
-"""What this process has read of solutions."""
-remembered_scores: Remembered[tuple[str, str], float] = Remembered(MEMO_SIZE)
-"""By solution and answer."""
 
 
 def _warm_up() -> None:
@@ -164,14 +117,15 @@ def _warm_up() -> None:
     """
     for late in ("sympy.physics.units", "sympy.sets.setexpr", "sympy.sets.handlers.issubset"):
         importlib.import_module(late)
-    for gold, answer in (
+    pairs = [
         ("\\frac{1}{2}", "0.5"),
         ("3x + 2", "2 + 3x"),
         ("\\sqrt{8}", "2\\sqrt{2}"),
         ("(1, 2)", "[1, 2)"),
-        ("We have 3 of them. It is $5$ or 7 then", "6"),
-    ):
-        judged(f"${gold}$", f"<answer>{answer}</answer>")
+        ("x=1", "1"),
+    ]
+    for gold, answer in [*pairs, ("We have 3 of them. It is $5$ or 7 then", "6 and that is all of it")]:
+        judged(f"${gold}$", lambda _, answer=answer: answer)  # type: ignore[misc]
 
 
 _warm_up()

@@ -10,24 +10,16 @@ _SCALES = {
     "千": 3, "万": 4, "萬": 4, "만": 4, "亿": 8, "億": 8, "억": 8,
 }  # fmt: skip
 _PARTS = {
-    "half": 2,
-    "halve": 2,
-    "third": 3,
-    "quarter": 4,
-    "fourth": 4,
-    "fifth": 5,
-    "sixth": 6,
-    "eighth": 8,
-    "tenth": 10,
-}
-_WORD_END = r"(?![^\W\d_])"
+    "hal": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "eighth": 8, "tenth": 10,
+}  # fmt: skip
 _SCRIPT = "\u0590-\u1fff\u3005\u3040-\u9fff\uac00-\ud7af"
 _BORDER = re.compile(rf"(?<=[A-Za-z0-9%)}}])(?=[{_SCRIPT}])|(?<=[{_SCRIPT}])(?=[A-Za-z0-9\\(.+$-])")
 """Between a number and a word of a script that sets no blanks there."""
 _NUMBER = r"(?<![\d.,])(?:\d{1,3}(?:,\d{3}){1,9}(?:\.\d{1,30})?|\d{1,30}(?:\.\d{1,30})?)"
 _SCALED = re.compile(
-    rf"(?P<number>{_NUMBER})\s?(?:(?P<words>(?:\s?(?:hundred|thousand|lakh|million|mn|crore|billion|bn|trillion)s?{_WORD_END})+)"
-    rf"|(?P<dozen>dozens?){_WORD_END}|(?P<marks>(?:\s?[千万萬만亿億억])+)(?!\s?[米克瓦]))"
+    rf"({_NUMBER})\s?(?:((?:\s?(?:hundred|thousand|lakh|million|mn|crore|billion|bn|trillion)s?(?![^\W\d_]))+)"
+    r"|(dozens?)(?![^\W\d_])|((?:\s?[千万萬만亿億억])+)(?!\s?[米克瓦]))",
+    re.I,
 )
 _OPERAND = r"(?=\s*(?:[-+.(\\\d]|[a-z](?![a-z])))"
 _SIGNS = tuple(
@@ -46,8 +38,8 @@ _SIGNS = tuple(
         (r"(?<=[\d)}])\s*cubed(?![a-z])", "^3"),
         (r"(?<=\d)\s*factorial(?![a-z])", "!"),
         (r"(?<=\d)\s*(?:to the power of|raised to|to the)\s+(\d+)(?:st|nd|rd|th)?(?:\s+power)?(?![a-z])", r"^\1"),
-        (r"(?:the\s+)?(?:square\s+)?root\s+of\s+(\d+(?:\.\d+)?|[a-z](?![a-z]))", r"\\sqrt{\1}"),
         (r"(?:the\s+)?cube\s+root\s+of\s+(\d+(?:\.\d+)?|[a-z](?![a-z]))", r"\\sqrt[3]{\1}"),
+        (r"(?:the\s+)?(?:square\s+)?root\s+of\s+(\d+(?:\.\d+)?|[a-z](?![a-z]))", r"\\sqrt{\1}"),
         (r"(?<![a-z])half\s+of\s+(\d+(?:\.\d+)?)", r"\1/2"),
         (rf"(?<=\d)\s*(?:等于|equals){_OPERAND}|(?<=[a-z])\s+(?:等于|equals){_OPERAND}", "="),
     )
@@ -55,13 +47,17 @@ _SIGNS = tuple(
 _BESIDE = re.compile(
     r"(?<=[\w)}\]%])\s?,?\s?(?:或者?|和|与|及|(?<![^\W\d_])(?:and|or)(?![^\W\d_]))\s?(?=[-+.(\[{\\\d]|[A-Za-z](?![A-Za-z]))"
 )
-_PART_OF = re.compile(rf"(?<![\d.])(\d{{1,30}})\s+({'|'.join(_PARTS)}|halve)s?(?![a-z])", re.I)
+_PART_OF = re.compile(rf"(?<![\d.])(\d{{1,30}})\s+({'|'.join(_PARTS)})(?:f|ve)?s?(?![a-z])", re.I)
 _WORDS = re.compile(r"[^\W\d_]{2}|[^\x00-\x7f]")
+_LATEX_NAMES = re.compile(r"\\(?:begin|end|operatorname\*?|mathbb|mathcal)\s*\{[^{}]*\}|\\[A-Za-z]+")
+_LETTERS = re.compile(r"[^\W\d_]+")
+_SHORT = re.compile("is|or|to|of|in|at|by|it|we|so|no|an|as|be|do|he|if|my|on|up|us", re.I)
+_IN_FORMULAS = re.compile(f"{FUNCTIONS}|{GREEK}|sqrt|cbrt|abs|infinity|inf|sec|.|[A-Z]{{2,4}}")
 CHANGES = re.compile(
-    r"(?<![^\W\d_\\])(?:not|n't|never|no|hal(?:f|ves)|double|twice|triple|squared|cubed|power|factorial|root|mod|modulo|percent|dozens?"
-    r"|plus|minus|negative|times|over|divided|multiplied|point|thirds?|quarters?|fourths?|fifths?|sixths?|eighths?|tenths?"
-    r"|hundreds?|thousands?|millions?|billions?|trillions?|lakhs?|crores?|than|least|most|more|less|fewer|except|without"
-    r"|between|reciprocal|inverse|opposite)(?![^\W\d_])|[不非无負负千万亿倍半]",
+    r"(?<![^\W\d_\\])(?:not|n't|never|no|half|halves|double|twice|triple|squared|cubed|power|factorial|root|mod|modulo|percent"
+    r"|plus|minus|negative|times|over|divided|multiplied|point|(?:third|quarter|fourth|fifth|sixth|eighth|tenth|dozen|hundred"
+    r"|thousand|million|billion|trillion|lakh|crore)s?|than|least|most|more|less|fewer|except|without|between|reciprocal"
+    r"|inverse|opposite)(?![^\W\d_])|[不非无負负千万亿倍半]",
     re.I,
 )
 """A word that makes another number of the one beside it."""
@@ -85,42 +81,10 @@ def as_list(text: str) -> str:
     return _BESIDE.sub(", ", text)
 
 
-def _scaled(number: re.Match[str]) -> str:
-    exponent = sum(_SCALES[word.rstrip("s")] for word in (number["words"] or "").lower().split())
-    exponent += sum(_SCALES.get(mark, 0) for mark in number["marks"] or "")
-    value = Decimal(number["number"].replace(",", "")) * (12 if number["dozen"] else 1)
-    return format(value.scaleb(exponent), "f")
-
-
-_LATEX_NAMES = re.compile(r"\\(?:begin|end|operatorname\*?|mathbb|mathcal)\s*\{[^{}]*\}|\\[A-Za-z]+")
-_LETTERS = re.compile(r"[^\W\d_]+")
-_SHORT = frozenset(
-    [
-        "is",
-        "or",
-        "to",
-        "of",
-        "in",
-        "at",
-        "by",
-        "it",
-        "we",
-        "so",
-        "no",
-        "an",
-        "as",
-        "be",
-        "do",
-        "he",
-        "if",
-        "my",
-        "on",
-        "up",
-        "us",
-        "and",
-    ]
-)
-_IN_FORMULAS = frozenset((*FUNCTIONS, *GREEK, "sqrt", "cbrt", "abs", "infinity", "inf", "sec"))
+def _scaled(scaled: re.Match[str]) -> str:
+    number, words, dozen, marks = scaled.groups(default="")
+    exponent = sum(_SCALES[word.rstrip("s")] for word in [*words.lower().split(), *"".join(marks.split())])
+    return format((Decimal(number.replace(",", "")) * (12 if dozen else 1)).scaleb(exponent), "f")
 
 
 def words_of(text: str) -> list[re.Match[str]]:
@@ -130,12 +94,10 @@ def words_of(text: str) -> list[re.Match[str]]:
 
 
 def _is_word(letters: str, before: str) -> bool:
-    if not letters.isascii():
-        return not re.fullmatch(r"[\u0370-\u03ff]", letters)
-    if letters in _IN_FORMULAS or len(letters) == 1 or (letters.isupper() and len(letters) <= 4):
+    if not letters.isascii() or len(letters) == 2:
+        return not re.fullmatch(r"[\u0370-\u03ff]", letters) and (
+            not letters.isascii() or bool(_SHORT.fullmatch(letters))
+        )
+    if _IN_FORMULAS.fullmatch(letters):
         return False
-    if len(letters) == 2:
-        return letters.lower() in _SHORT
-    return bool(re.search(r"[aeiou]", letters, re.I)) and not (
-        len(letters) == 3 and (before.isdigit() or before in tuple("^_)}"))
-    )
+    return re.search(r"[aeiou]", letters, re.I) is not None and (len(letters) > 3 or not re.match(r"[\d^_)}]", before))

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ..answers.verdict import UNPARSED, judged
+from ..answers.verdict import UNPARSED, answer_in, judged
 from ..author import Score, reward
 
 
@@ -13,16 +13,16 @@ def accuracy(
     """1 when the answer equals `solution` mathematically, else 0; `unparsable` when `solution` cannot be parsed.
 
     The answer is what stands in the first `<answer>…</answer>`, without such a block in the last box, without that
-    behind "the final answer is". A box in the block is the answer. Boxes with nothing but a comma, "and" or "or" between
-    them are one answer of several parts, and below each other where `solution` is a list. `solution` may be a whole
-    worked solution; its answer is found in the same way. A thought that never ends announces nothing, but a block or a
-    box in it counts; `format` pays no such completion.
+    behind "the final answer is". A box in the block is the answer. Boxes with nothing but a comma, "and" or "or"
+    between them are one answer of several parts, and so are boxes on following lines where `solution` is a list.
+    `solution` may be a whole worked solution; its answer is found in the same way. A thought that never ends announces
+    nothing, but a block or a box in it counts; `format` pays no such completion.
 
-    Text is compared first: in one spelling of signs, fonts, blanks and dollar signs equal text is right. Then what it is
-    as mathematics, in LaTeX or as people type it: `2√2`, `10⁵`, `5 sqrt(3)`, `pi/3`, `x**2`, `3.2e5`, `2 3/4`, `10{,}000`,
-    `1 234 567`, `3, 5 or 7`, `5 million`, `minus 5`, `half of 7`, `3万`, `负3`, digits of any script. `2,3` without a blank
-    is 2.3, unless it answers a list. `45%` is 45 and 0.45. All of a text has to be understood: of a formula that is not,
-    no part counts, and beside a `solution` of that kind only equal text is right.
+    Text is compared first: in one spelling of signs, fonts, blanks and dollar signs equal text is right. Then what it
+    is as mathematics, in LaTeX or as people type it: `2√2`, `10⁵`, `5 sqrt(3)`, `pi/3`, `x**2`, `3.2e5`, `2 3/4`,
+    `1 234 567`, `10{,}000`, `3, 5 or 7`, `5 million`, `minus 5`, `half of 7`, `3万`, `负3`, digits of any script. `2,3`
+    without a blank is 2.3, unless it answers a list; `45%` is 45 and 0.45. All of a text has to be understood: of a
+    formula that is not, no part counts, and beside a `solution` of that kind only equal text is right.
 
     A noun does not count (`24 apples`), nor a unit that a blank sets off from its number (`5 m/s`) beside a number
     without one. Of two with units both have to agree, in their usual spellings (`5 meters per second`, `$45`, `52_8`);
@@ -39,13 +39,13 @@ def accuracy(
     more than 200 terms when multiplied out, such as `(x+y)^{29}(z+w)^{29}`, are equal when their values are at three
     points, those with numbers of more than 200,000 digits when they are powers of the same number. Where there are no
     values (sets, equations, `\\sum`), what is so large scores 0 at once, and so do more than 12 nested brackets or 1000
-    characters, unless the solution has such a thing, too, and answers of more than 500 boxes. An answer that still takes
-    more than 0.9 s of processor time scores 0, with `too_costly` in its log: a time-out would take the sample out of the
+    characters, unless the solution has such a thing, too, and answers of more than 500 boxes. What still takes more
+    than 0.9 s of processor time scores 0, with `too_costly` in its log: a time-out would take the sample out of the
     training, and a policy would learn to hide wrong answers so. When the solution itself takes as long, the sample is
     unscorable.
 
     Source: math_verify compares, with TRL's choice that an unparsable gold answer is no score and ms-swift's `<answer>`
     block. The order of arguments is verify(gold, answer): it is not symmetric.
     """
-    result = judged(solution, completion, truncated=truncated)
+    result = judged(solution, lambda gold: answer_in(completion, gold, truncated))
     return replace(result, score=unparsable) if result.log == UNPARSED else result

@@ -63,8 +63,8 @@ def code(
     The program is the last fenced block of Python (```` ```python ````, by the rules of CommonMark; one without a
     language where none names Python) in the first `<answer>…</answer>`, or without that block in the text after
     `</think>`: a thought that never ends has no program (nor does `format` pay it). A test is an object with `input`
-    and `output` (compared line by line, white space at the end of lines and of the text ignored; only `\\n` ends a line;
-    a program that raises or exits with an error has failed, and so has one whose output is no UTF-8), or a text of
+    and `output` (compared line by line, white space at the end of lines and of the text ignored; only `\\n` ends a
+    line; a program that raises or exits with an error has failed, and so has one whose output is no UTF-8), or text of
     Python such as `assert add(1, 2) == 3`, run after the program, which it may import as `solution`. `tests` may be
     JSON text of the list.
 

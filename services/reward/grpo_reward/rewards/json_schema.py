@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import lru_cache
-from threading import Lock
 from typing import Annotated, Any
 
 import jsonschema
@@ -86,14 +85,7 @@ def _invalid(problem: str) -> Score:
 
 def _compiled(text: str) -> Validator | None:
     """As `_built`, and those used last are remembered, of small schemas many and of large ones few."""
-    with _lock:  # without worker processes, rewards run in threads
-        known = _remembered.get(text)
-    if known is not None:
-        return known[0]
-    validator = _built(text)
-    with _lock:
-        _remembered.put(text, validator, len(text))
-    return validator
+    return _remembered.once(text, lambda: _built(text), lambda _: len(text))
 
 
 def _built(text: str) -> Validator | None:
@@ -119,7 +111,6 @@ def _built(text: str) -> Validator | None:
     return validator
 
 
-_lock = Lock()
 _remembered: Remembered[str, Validator | None] = Remembered()
 
 

@@ -1,5 +1,6 @@
 """Mathematical equality of what is boxed."""
 
+from ..answers.place import boxed
 from ..answers.verdict import judged
 from ..author import Score, reward
 
@@ -14,4 +15,4 @@ def math_boxed(completion: str, *, solution: str) -> Score:
 
     Source: the MATH data set's convention (arXiv 2103.03874). ms-swift's `math` reads up to the first closing brace.
     """
-    return judged(solution, completion, only_boxed=True)
+    return judged(solution, lambda gold: boxed(completion, listed=gold.reading.is_list))
