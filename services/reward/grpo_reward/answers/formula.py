@@ -46,7 +46,10 @@ def formula(text: str) -> Any:
     """
     text = text.strip()
     if _POWER_OF_TEN.fullmatch(text):
-        text = format(Decimal(text), "f")
+        exponent = int(re.split("[eE]", text)[1])
+        text = (
+            format(Decimal(text), "f") if abs(exponent) < 16 else re.sub("[eE].*", f"\\\\times 10^{{{exponent}}}", text)
+        )
     latex = as_latex(text)
     if (found := _parsed(latex)) is not None:
         return found

@@ -60,8 +60,9 @@ _ARRAY = re.compile(
 _ENVIRONMENT = {"(": "pmatrix", "[": "bmatrix", "\\{": "cases"}
 _CIRCLE = re.compile(r"\^\s*\{\s*\\circ\s*\}")
 _DOLLAR = re.compile(r"(?<!\\)\$")
-_EMPHASIS = re.compile(r"\A(\*\*|__|`+|\"|“|\{)([^*`\n{}\"”]+)(?:\1|\}|”)\Z")
-_BEFORE = re.compile(r"\A(?:=(?![=>])|\\approx\b|\\therefore\b|:)\s*")
+_STARS = re.compile(r"(?<![\w)}*])\*\*([^*\n]+)\*\*(?![\w({*])")
+_EMPHASIS = re.compile(r"\A(__|`+|\"|“|\{)([^*`\n{}\"”]+)(?:\1|\}|”)\Z")
+_BEFORE = re.compile(r"\A(?:=(?![=>])|#{1,6}\s|\\approx\b|\\therefore\b|:)\s*")
 _AFTER = re.compile(r"(?<![.\s])\s*[.,;:]\s*\Z")
 _LOOSE_BLANK = re.compile(r"(?<![^\W_])\s+|\s+(?![^\W_])")
 _ONE_IN_BRACES = re.compile(r"(?<=[\^_])\{(\w)\}")
@@ -91,7 +92,7 @@ def plain(text: str) -> str:
             _environment, _CIRCLE.sub(r"^\\circ", _COMMAND.sub(_synonym, _unset(_SPACING.sub(_space, text))))
         )
         text = text.replace("\\$", "$")
-    text, before = re.sub(r"[ \t]+", " ", text.strip()), ""
+    text, before = re.sub(r"[ \t]+", " ", _STARS.sub(r"\1", text).strip()), ""
     while text != before:
         before, text = text, _BEFORE.sub("", _AFTER.sub("", _EMPHASIS.sub(r"\2", text).strip()))
     return text

@@ -20,6 +20,7 @@ _CONTENT = re.compile(r"[\dA-Za-z\\]")
 _DASH = re.compile(r"(?<![\w)}\]\s])\s*–\s?(?=[\d\\(.])|\A–\s?")
 _LOOSE = re.compile(r"\A(?:[-+–,:;=.]\s+|[,:;=.])+|[-+–,:;=.(\s]+\Z")
 _NUMBER_START = re.compile(r"[-+]?(?:\\[a-z]+\{)?[\d.]*\d|[A-Z]{0,3}[$€£¥₹₩]")
+_REASON = re.compile(r"\b(?:because|since|so|thus|hence|therefore|then|is|are|gives?|we|get)\b", re.I)
 _PRONOUN = re.compile(r"(?<!\S)[AaI](?!\S)")
 _DECIMAL_COMMA = re.compile(r"[-+]?(?:\d+,(?:\d{1,2}|\d{4,})|0,\d+)")
 _GROUPED = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
@@ -69,6 +70,8 @@ def read(text: str, *, of_list: bool = False) -> Reading:
     formulas = _between(whole, words)
     if not formulas and len(words) == 1:
         return Reading(texts, (Symbol(whole.lower()),), num_words=1)
+    if len(formulas) > 1 and _REASON.search(whole):
+        return replace(_of_prose(text), num_words=len(words))
     if len(formulas) != 1 or CHANGES.search(whole):
         return Reading(texts, num_words=len(words))
     return replace(_of_formula(formulas[0], of_list), texts=texts | {squeezed(formulas[0])}, num_words=len(words))

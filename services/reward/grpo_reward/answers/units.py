@@ -1,7 +1,7 @@
 """Units of a number: one unit in its usual spellings is one unit, and nothing is converted.
 
-A unit is set off from its number by a blank (`plain` sets one for `\\text{…}`): `3 m^2` has one, `3m^2` is a formula.
-Signs and codes of money stand before it as well. The base of `52_8` counts as a unit does.
+A unit is set off from its number by a blank (`plain` sets one for `\\text{…}`), or has several letters: `3 m^2` and
+`3cm` have one, `3m^2` is a formula. Signs and codes of money stand before it as well. The base of `52_8` counts as one.
 """
 
 import re
@@ -34,7 +34,9 @@ _FACTOR = re.compile(
     re.IGNORECASE,
 )
 _DEGREES = re.compile(r"\s*(?:\^\\circ|°)\s*(?P<scale>[CF]?)\Z")
-_NUMBER_THEN = re.compile(r"(.*(?:[\d})\]%]|\\pi))(?:\s+([^\W\d_°][^=<>]*|°[CF])|\s*([$€£₹₩¢]))", re.DOTALL)
+_NUMBER_THEN = re.compile(
+    r"(.*(?:[\d})\]%]|\\pi))(?:(?:\s+|(?=[A-Za-z]{2}))([^\W\d_°][^=<>]*|°[CF])|\s*([$€£₹₩¢]))", re.DOTALL
+)
 _MONEY_THEN = re.compile(
     r"(-?)\s*((?:US|CA|AU|C|A)?[$€£¥₹₩]|USD|EUR|GBP|Rs|INR|RMB|CNY|JPY|KRW|CHF|CAD|AUD|人民币)\.?\s*(-?[\d.].*)",
     re.DOTALL,

@@ -41,6 +41,7 @@ _SIGNS = tuple(
         (r"(?:the\s+)?cube\s+root\s+of\s+(\d+(?:\.\d+)?|[a-z](?![a-z]))", r"\\sqrt[3]{\1}"),
         (r"(?:the\s+)?(?:square\s+)?root\s+of\s+(\d+(?:\.\d+)?|[a-z](?![a-z]))", r"\\sqrt{\1}"),
         (r"(?<![a-z])half\s+of\s+(\d+(?:\.\d+)?)", r"\1/2"),
+        (r"(?<=\d)(?:\^\{?)?\s?(?:st|nd|rd|th)(?![a-z])(?:\s?\})?", ""),
         (rf"(?<=\d)\s*(?:等于|equals){_OPERAND}|(?<=[a-z])\s+(?:等于|equals){_OPERAND}", "="),
     )
 )
