@@ -48,11 +48,18 @@ def _calls_of(statement: ast.stmt, entry_point: str | None, known: set[str]) -> 
             if any(_can_fail(part) for method in methods for part in method.body):
                 yield from ("import unittest", "unittest.main()")
         elif statement.name.startswith("Test"):
-            yield from (f"{statement.name}().{method.name}()" for method in methods if len(method.args.args) == 1)
+            set_up = ", case.setup_method()" * any(
+                getattr(part, "name", "") == "setup_method" for part in statement.body
+            )
+            calls = [
+                method.name for method in methods if len(method.args.args) == 1 and any(map(_can_fail, method.body))
+            ]
+            yield from (f"(case := {statement.name}(){set_up}, case.{name}())" for name in calls)
     elif statement.name == "check" and len(statement.args.args) == 1:
         if entry_point is None:
             raise ValueError("check(candidate) needs the column entry_point, the name of the function to check")
-        yield f"check({entry_point})"
+        if any(map(_can_fail, statement.body)):
+            yield f"check({entry_point})"
     elif (
         _is_test(statement)
         and len(statement.args.args) == len(statement.args.defaults)
@@ -74,10 +81,16 @@ def _can_fail(statement: ast.stmt) -> bool:
         return False
     if isinstance(statement, ast.Expr) and isinstance(_printed(statement.value), _TOLD_BY_VALUE):
         return False
+    if isinstance(statement, ast.Try) and any(map(_catches_assertions, statement.handlers)):
+        return any(map(_can_fail, [line for part in statement.handlers for line in part.body]))
     return isinstance(statement, ast.Raise) or any(
         _can_fail(part) if isinstance(part, ast.stmt) else any(isinstance(node, _CAN_RAISE) for node in ast.walk(part))
         for part in ast.iter_child_nodes(statement)
     )
+
+
+def _catches_assertions(handler: ast.ExceptHandler) -> bool:
+    return handler.type is None or ast.unparse(handler.type) in ("AssertionError", "Exception", "BaseException")
 
 
 def _printed(value: ast.expr) -> ast.expr:

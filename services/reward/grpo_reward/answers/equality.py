@@ -1,16 +1,16 @@
 """Whether what a solution says and what an answer says are the same."""
 
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
 from math_verify import verify
-from sympy import Add, Eq, Expr, Integer, Mul, Pow, Rational, perfect_power, solve
+from sympy import Add, Eq, Expr, Integer, Mul, Pow, Rational, Symbol, perfect_power, solve
 
 from .exact import differ, difference, has_no_value, is_costly, is_vast
 from .reading import Reading
 
 MAX_PLAIN_EXPONENT = 300
-_NO_VERDICT = (MemoryError, RecursionError, OSError, ImportError)
 
 
 def same(gold: Reading, answer: Reading) -> bool:
@@ -44,24 +44,28 @@ def equal(gold: Any, answer: Any) -> bool:
             return True
         if not is_costly(gold) or (has_no_value(answer) and not has_no_value(gold)):
             return False
-    try:
-        if isinstance(gold, Eq) and isinstance(answer, Eq) and not _is_solvable(gold):
+    if isinstance(gold, Eq) and isinstance(answer, Eq):
+        if gold.lhs == answer.lhs and isinstance(gold.lhs, Symbol) and isinstance(answer.rhs, Expr):
+            return equal(gold.rhs, answer.rhs)
+        if not _has_solutions(gold):
             gold, answer = gold.lhs - gold.rhs, answer.lhs - answer.rhs
-        return bool(verify(gold, answer, timeout_seconds=None, raise_on_error=True))
-    except _NO_VERDICT:
-        raise
-    except Exception:
+    return _attempt(lambda: verify(gold, answer, timeout_seconds=None, raise_on_error=True), default=False)
+
+
+def _has_solutions(relation: Eq) -> bool:
+    """verify takes those without, `3 = 5` and `3 = 6`, for the same equation, and those that say what `dy/dx` is."""
+    if has_no_value(relation.lhs) or has_no_value(relation.rhs) or not relation.free_symbols:
         return False
+    return _attempt(lambda: solve(relation, relation.free_symbols), default=True)
 
 
-def _is_solvable(relation: Eq) -> bool:
-    """verify takes two equations without solutions, `3 = 5` and `3 = 6`, for the same."""
+def _attempt(work: Callable[[], Any], *, default: bool) -> bool:
     try:
-        return bool(relation.free_symbols and solve(relation, relation.free_symbols))
-    except _NO_VERDICT:
+        return bool(work())
+    except (MemoryError, RecursionError, OSError, ImportError):
         raise
     except Exception:
-        return True
+        return default
 
 
 def _with_plain_powers(value: Any) -> Any:

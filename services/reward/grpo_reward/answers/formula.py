@@ -25,11 +25,13 @@ _MIXED = re.compile(
 )
 _TOWER = re.compile(r"(?<=\^)\w+(?:\^\w+)+")
 _DIGIT_ARGUMENTS = re.compile(r"\\(frac|binom)\s*(\d)\s*(\d)")
-_SCRIPT = re.compile(r"([_^])\s*(\d+|[a-z](?![a-z]))(?![\w}])")
+_SCRIPT = re.compile(r"([_^])\s*(-?\d+(?:\.\d+)?|-?[a-z](?![a-z]))(?![\w}.])")
 _TIMES = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)|(?<=\d)\s+[xX]\s+(?=\d)")
 _POWER_OF_TEN = re.compile(r"[-+]?\d{1,30}(?:\.\d{1,30})?[eE][-+]?\d{1,2}")
 _BLANK_GROUPS = re.compile(r"(?<![\d.,\w])\d{1,3}(?: \d{3})+(?![\d ]*\d)")
-_PLAIN_SIGNS = (("<=", "\\le "), (">=", "\\ge "), ("!=", "\\ne "), ("=<", "\\le "), ("**", "^"), ("...", "\\ldots"))
+_PLAIN_SIGNS = {
+    "<=": "\\le ", ">=": "\\ge ", "!=": "\\ne ", "=<": "\\le ", "-oo": "-\\infty", "**": "^", "...": "\\ldots",
+}  # fmt: skip
 _NOT_READ = re.compile(
     r"['\"–:`#@]|\.\s*\.|\\ldots|\d\s+\.?\d|\d_|(?:^|[^\w}\])\\^])\{\s*\d+\s*\}\s*[\d{]|\d\.\d+\."
     r"|\\(?:[gl]c[dm]|operatorname)(?![A-Za-z])(?!\s*\([\d\s,]+\))|\\begin\{(?:cases|array|aligned)|binom\s*\{\s*\d{6,}"
@@ -63,7 +65,7 @@ def formula(text: str) -> Any:
 
 def as_latex(text: str) -> str:
     """A formula that is typed as in a program or a message, in LaTeX."""
-    for sign, latex in _PLAIN_SIGNS:
+    for sign, latex in _PLAIN_SIGNS.items():
         text = text.replace(sign, latex)
     text = _TOWER.sub(
         lambda powers: "{" + powers.group().replace("^", "^{") + "}" * (powers.group().count("^") + 1), text

@@ -40,8 +40,9 @@ FUNCTIONS = "sin|cos|tan|cot|csc|arcsin|arccos|arctan|sinh|cosh|tanh|log|ln|lg|e
 GREEK = "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|chi|omega|pi"
 _UNITS_OF_ONE_LETTER = "mgsLNJWVAKh"
 _SPACING = re.compile(
-    r"(?P<kept>\\\\)|\\!|\\(?:left|right)\s*\.|\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])"
-    r"|(?P<blank>\\[,;:> ()\[\]]|~|\\(?:q?quad|displaystyle|rm|bf|it)(?![A-Za-z])|\\hspace\s*\{[^{}]*\})"
+    r"(?P<kept>\\\\)|\\!|\\\Z|\\(?:left|right)\s*\.|\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])"
+    r"|(?P<blank>\\[,;:> ()\[\]]|~|\\(?:q?quad|displaystyle|[lL]arge|LARGE|[hH]uge|small|rm|bf|it)(?![A-Za-z])"
+    r"|\\hspace\s*\{[^{}]*\})"
 )
 _FONT = re.compile(
     r"\\(?:(?P<text>text[a-z]*|mbox|hbox|mathrm|operatorname\*?)|math(?:bf|it|sf|tt)|boldsymbol|bm|pmb)\s*\{([^{}]*)\}"
@@ -87,7 +88,7 @@ def plain(text: str) -> str:
     text = typed(text.strip()).replace("{,}", ",")
     if len(_DOLLAR.findall(text)) % 2 == 0:
         text = _DOLLAR.sub("", text)  # one alone is a currency
-    if "\\" in text:
+    if "\\" in text or "~" in text:
         text = _ARRAY.sub(
             _environment, _CIRCLE.sub(r"^\\circ", _COMMAND.sub(_synonym, _unset(_SPACING.sub(_space, text))))
         )
@@ -126,7 +127,8 @@ def _unset(text: str) -> str:
         if font.group().startswith("\\operatorname"):
             return font.group()
         tight = not font["text"] or (len(inside) == 1 and inside not in _UNITS_OF_ONE_LETTER)
-        return inside if tight else f" {inside} "
+        behind_a_command = font.string[: font.start()][-1:].isalpha()
+        return f" {inside}" if tight and behind_a_command else inside if tight else f" {inside} "
 
     for _ in range(3):  # one font inside another
         text = _FONT.sub(letters, text)

@@ -33,12 +33,12 @@ _FACTOR = re.compile(
     r"(?:\s*\^\s*\{?\s*(?P<exponent>-?\d{1,3})\s*\}?|\s+(?P<behind>squared|cubed)\b)?\s*",
     re.IGNORECASE,
 )
-_DEGREES = re.compile(r"\s*(?:\^\\circ|°)\s*(?P<scale>[CF]?)\Z")
+_DEGREES = re.compile(r"\s*(?:\^\\circ|°|degrees?\b)\s*(?P<scale>[CF](?:elsius|ahrenheit)?)?\Z", re.IGNORECASE)
 _NUMBER_THEN = re.compile(
     r"(.*(?:[\d})\]%]|\\pi))(?:(?:\s+|(?=[A-Za-z]{2}))([^\W\d_°][^=<>]*|°[CF])|\s*([$€£₹₩¢]))", re.DOTALL
 )
 _MONEY_THEN = re.compile(
-    r"(-?)\s*((?:US|CA|AU|C|A)?[$€£¥₹₩]|USD|EUR|GBP|Rs|INR|RMB|CNY|JPY|KRW|CHF|CAD|AUD|人民币)\.?\s*(-?[\d.].*)",
+    r"(-?)\s*([A-Z]{0,3}[$€£¥₹₩]|USD|EUR|GBP|Rs|INR|RMB|CNY|JPY|KRW|CHF|CAD|AUD|人民币)\.?\s*(-?[\d.].*)",
     re.DOTALL,
 )
 _BASE = re.compile(r"(-?\d+)\s*_\s*\{?(\d{1,2})\}?")
@@ -51,7 +51,9 @@ def number_and_unit(text: str) -> tuple[str, Unit] | None:
     if money := _MONEY_THEN.fullmatch(text):
         amount = number_and_unit(money[3])
         return money[1] + (amount[0] if amount else money[3]), _unit_of(money[2]) or frozenset()
-    apart = _NUMBER_THEN.fullmatch(_DEGREES.sub(lambda sign: f" °{sign['scale']}" if sign["scale"] else " deg", text))
+    apart = _NUMBER_THEN.fullmatch(
+        _DEGREES.sub(lambda sign: f" °{sign['scale'][0].upper()}" if sign["scale"] else " deg", text)
+    )
     unit = _unit_of(apart[2] or apart[3]) if apart else None
     return (apart[1], unit) if apart and unit is not None else None
 

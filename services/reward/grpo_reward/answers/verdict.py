@@ -3,7 +3,7 @@
 import importlib
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..author import Score
 from ..remembered import Remembered
@@ -73,6 +73,8 @@ def _read_gold(solution: str) -> Gold:
     is_formula = box is not None or "$" in text or "\\" in text
     text = text if box is None else box
     reading = read(text, of_list=is_formula)
+    if "," in text and not is_formula and len(reading.values) == 1:  # 2,3 may be 2.3, and a list
+        reading = replace(reading, values=tuple({*reading.values, *read(text, of_list=True).values}))
     is_prose = not reading.values and not is_formula and not any(map(str.isdigit, text))
     return Gold(text, Reading(frozenset()) if is_prose else reading)
 

@@ -7,10 +7,11 @@ from .plain import FUNCTIONS, GREEK
 
 _SCALES = {
     "hundred": 2, "thousand": 3, "lakh": 5, "million": 6, "mn": 6, "crore": 7, "billion": 9, "bn": 9, "trillion": 12,
-    "千": 3, "万": 4, "萬": 4, "만": 4, "亿": 8, "億": 8, "억": 8,
+    "十": 1, "百": 2, "千": 3, "万": 4, "萬": 4, "만": 4, "亿": 8, "億": 8, "억": 8, "兆": 12,
 }  # fmt: skip
 _PARTS = {
-    "hal": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "eighth": 8, "tenth": 10,
+    "hal": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8,
+    "ninth": 9, "tenth": 10, "hundredth": 100,
 }  # fmt: skip
 _SCRIPT = "\u0590-\u1fff\u3005\u3040-\u9fff\uac00-\ud7af"
 _BORDER = re.compile(rf"(?<=[A-Za-z0-9%)}}])(?=[{_SCRIPT}])|(?<=[{_SCRIPT}])(?=[A-Za-z0-9\\(.+$-])")
@@ -18,7 +19,7 @@ _BORDER = re.compile(rf"(?<=[A-Za-z0-9%)}}])(?=[{_SCRIPT}])|(?<=[{_SCRIPT}])(?=[
 _NUMBER = r"(?<![\d.,])(?:\d{1,3}(?:,\d{3}){1,9}(?:\.\d{1,30})?|\d{1,30}(?:\.\d{1,30})?)"
 _SCALED = re.compile(
     rf"({_NUMBER})\s?(?:((?:\s?(?:hundred|thousand|lakh|million|mn|crore|billion|bn|trillion)s?(?![^\W\d_]))+)"
-    r"|(dozens?)(?![^\W\d_])|((?:\s?[千万萬만亿億억])+)(?!\s?[米克瓦]))",
+    r"|(dozens?|打)(?![^\W\d_])|((?:\s?[十百千万萬만亿億억兆])+)(?!\s?[米克瓦]))",
     re.I,
 )
 _OPERAND = r"(?=\s*(?:[-+.(\\\d]|[a-z](?![a-z])))"
@@ -46,7 +47,7 @@ _SIGNS = tuple(
     )
 )
 _BESIDE = re.compile(
-    r"(?<=[\w)}\]%])\s?,?\s?(?:或者?|和|与|及|(?<![^\W\d_])(?:and|or)(?![^\W\d_]))\s?(?=[-+.(\[{\\\d]|[A-Za-z](?![A-Za-z]))"
+    r"(?<=[\w)}\]%])\s?,?\s?(?:或者?|和|与|及|또는|または|или|(?<![^\W\d_])(?:and|or)(?![^\W\d_]))\s?(?=[-+.(\[{\\\d]|[A-Za-z](?![A-Za-z]))"
 )
 _PART_OF = re.compile(rf"(?<![\d.])(\d{{1,30}})\s+({'|'.join(_PARTS)})(?:f|ve)?s?(?![a-z])", re.I)
 _WORDS = re.compile(r"[^\W\d_]{2}|[^\x00-\x7f]")
@@ -56,9 +57,9 @@ _SHORT = re.compile("is|or|to|of|in|at|by|it|we|so|no|an|as|be|do|he|if|my|on|up
 _IN_FORMULAS = re.compile(f"{FUNCTIONS}|{GREEK}|sqrt|cbrt|abs|infinity|inf|sec|.|[A-Z]{{2,4}}")
 CHANGES = re.compile(
     r"(?<![^\W\d_\\])(?:not|n't|never|no|half|halves|double|twice|triple|squared|cubed|power|factorial|root|mod|modulo|percent"
-    r"|plus|minus|negative|times|over|divided|multiplied|point|(?:third|quarter|fourth|fifth|sixth|eighth|tenth|dozen|hundred"
+    r"|plus|minus|negative|times|over|divided|multiplied|point|(?:third|quarter|fourth|fifth|sixth|seventh|eighth|ninth|tenth|hundredth|thousandth|dozen|hundred"
     r"|thousand|million|billion|trillion|lakh|crore)s?|than|least|most|more|less|fewer|except|without|between|reciprocal"
-    r"|inverse|opposite)(?![^\W\d_])|[不非无負负千万亿倍半]",
+    r"|inverse|opposite|myriad|gross|(?:square|cube) of|(?<=\d )score)(?![^\W\d_])|[不非无負负十百千万亿兆打倍半]",
     re.I,
 )
 """A word that makes another number of the one beside it."""

@@ -18,7 +18,9 @@ _TOKEN = re.compile(r"[0-9]+|[-+*/()]")
 _NOTHING_ELSE = re.compile(r"(?:[ \t]*+(?:0(?![0-9])|[1-9][0-9]*+|[-+*/()]))*+")
 """Possessive, so that it looks at every character once."""
 _INTEGER = re.compile(r"-?[0-9]+")
-_NUMPY = re.compile(r"\b(?:np|numpy)\.|\barray\b|\bu?int\d+\b|\bfloat\d+\b|\bdtype\s*=|(?<=\d)\.0*(?![\d.eE])")
+_NUMPY = re.compile(
+    r"\b(?:np|numpy|torch)\.|\b(?:array|tensor)\b|\bu?int\d+\b|\bfloat\d+\b|\bdtype\s*=|(?<=\d)\.0*(?![\d.eE])"
+)
 """What NumPy writes around numbers, and the point of one that is whole: `array([44., 19.])`."""
 _NOT_WHOLE = re.compile(r"[0-9][.eE]|\.[0-9]")
 _WORD = re.compile(r"\b[^\W\d]\w*|\d+_\w*")
@@ -95,7 +97,7 @@ def _target(target: int | float | str) -> Fraction | int:
     """The decimal digits as written, not the binary fraction nearest to them."""
     if type(target) is int:  # which True is not
         return target
-    text = str(target).strip()
+    text = _NUMPY.sub("", str(target)).strip("() \n")
     try:
         # 1e99999999 would be a number of a hundred million digits.
         if _LONG_EXPONENT.search(text) is None:

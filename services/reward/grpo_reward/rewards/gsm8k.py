@@ -33,6 +33,10 @@ _GROUPED = rf"[1-9]\d{{0,2}}(?:([,'’{_BLANK}])\d{{3}})(?:\1\d{{3}}){{0,131}}|[
 _DECIMAL = re.compile(rf"(?:{_GROUPED}|\d{{1,400}})(?:\.\d{{1,400}})?|\.\d{{1,400}}")
 _MIXED = re.compile(r"(\d{1,9})\s(\d{1,9})\s*/\s*(\d{1,9})")
 
+_ANOTHER = re.compile(
+    r"\d\s?(?:factorial|pi|π|score|gross|myriad)(?![^\W\d_])|\b(?:not|twice|double|triple|(?:square|cube) of)\s+\d",
+    re.I,
+)
 _MINUS = re.compile("[\u2212\u2013\u2010\u2011\ufe63\uff0d]")
 _CURRENCY = re.compile(r"(?P<letter>[^\W\d_])?\\?[$€£¥₹]")
 _FRACTION = re.compile(r"(?P<whole>\d)?\s?\\[dt]?frac\s*\{(-?[\d.,]{1,400})\}\s*\{([\d.,]{1,400})\}")
@@ -66,6 +70,8 @@ def gsm8k(completion: str, *, answer: str | StrictInt | StrictFloat, strict: boo
 
 
 def _first_number(text: str) -> Decimal | Fraction | None:
+    if _ANOTHER.search(text.strip().partition("\n")[0]):
+        return None
     text = _plain(text).lstrip()
     if text.startswith("-"):
         text = f"-{text[1:].lstrip()}"

@@ -20,7 +20,7 @@ _LABEL = re.compile(
 )
 _LETTER = re.compile(
     r"(?P<marked>(?<![^\W\u3040-\u9fff\uac00-\ud7af])[(\[]\s?[A-Za-z]\s?[)\]]|(?<![\w(\[])[A-Za-z]\)(?!\w))"
-    r"|(?<![^\W\u3040-\u9fff\uac00-\ud7af])(?<!['’&/+*^=<>\\.(-])(?P<bare>[A-Z])"
+    r"|(?<![^\W\u3040-\u9fff\uac00-\ud7af])(?<!['’&/+*^=<>\\.(-])(?<!\d )(?P<bare>[A-Z])"
     r"(?!(?![选項项正是为對对，\u3040-\u30ff\uac00-\ud7af])\w|['’&/+*^<>(-]|\s*=|\.\w)"
 )
 _WORD_BEHIND = re.compile(r"\s+(?!(?:because|since|is|as|which|or|and|but)\b)[a-z]")
@@ -29,7 +29,8 @@ _DENIED_BEFORE = re.compile(
 )
 _DENIED_BEHIND = re.compile(r"[)\]]?\s+(?:(?:is|are)\s+(?:not|wrong|incorrect|false)|isn['’]t|cannot|can['’]t)\b", re.I)
 _CUE = re.compile(
-    rf"\banswer\b|\b(?:correct|right|best)\s+(?:option|choice|one|letter)\b|答案|故选|정답|^{_CORRECTION}", re.I
+    rf"\banswer\b|\b(?:correct|right|best)\s+(?:option|choice|one|letter)\b|答案|故选|정답|^(?:no\b|{_CORRECTION})",
+    re.I,
 )
 _CHOICE = re.compile(
     r"\s*(?:(?:option|choice|answer)[:\s]+)?(?:[(\[]\s?[a-z]\s?[)\]]|[a-z](?=[).:,]|\s*$|\s[-–—]\s))", re.I
@@ -74,7 +75,7 @@ def _gold(solution: str) -> str | None:
 
 
 def _begins_with_letter(text: str) -> bool:
-    return re.match(r"\(?\[?[A-Za-z]\b", _plain(text)) is not None
+    return re.match(r"\(?\[?[A-Za-z](?![A-Za-z0-9])", _plain(text)) is not None
 
 
 def _chosen(completion: str, truncated: bool | None) -> str | None:

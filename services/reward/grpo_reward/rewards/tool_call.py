@@ -31,7 +31,7 @@ class Call(BaseModel):
             return call  # which is refused
         call = without_nulls(call)
         given = [name for name in _ARGUMENTS if name in call]
-        others = [name for name, value in call.items() if name not in _ARGUMENTS and isinstance(value, dict)]
+        others = [name for name in call if name not in (*_ARGUMENTS, "name", "id", "type", "index")]
         if len(given) > 1 or (others and not given):
             raise ValueError(f"{(given[1:] or others)[0]!r} is no key of a call: it has name and arguments")
         return {**call, "arguments": call[given[0]]} if given else call
