@@ -13,7 +13,7 @@ from grpo_reward.executors.process import ProcessExecutor
 PATIENCE_S = 60.0
 SLEEPING = {
     "rewards": [{"name": "code", "params": {"test_timeout_s": 600, "total_timeout_s": 600}}],
-    "samples": [{"completion": "```python\nimport time; time.sleep(600)\n```", "columns": {"tests": ["assert True"]}}],
+    "samples": [{"completion": "```python\nimport time; time.sleep(600)\n```", "columns": {"tests": ["assert time"]}}],
     "timeout_s": 600,
     "deadline_s": 600,
 }

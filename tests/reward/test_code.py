@@ -90,7 +90,7 @@ def test_a_program_that_fails_after_its_output_has_failed():
 
 
 def test_a_program_that_hangs_is_wrong_and_not_unscorable():
-    result = code(fenced("while True: pass\n"), tests=["assert True"] * 9, test_timeout_s=0.2, total_timeout_s=0.5)
+    result = code(fenced("while True: pass\n"), tests=["assert add"] * 9, test_timeout_s=0.2, total_timeout_s=0.5)
     assert result.score == 0.0
     assert result.log is not None
     assert result.log["failure"] == "timeout"
@@ -173,7 +173,7 @@ def test_tests_that_are_none_are_a_fault_of_the_data(tests: object):
 @pytest.mark.parametrize("test", [5, None, ["assert True"], {"input": "1"}, {"input": "1", "output": 2}], ids=str)
 def test_which_test_is_none_is_told_and_what_one_may_be(test: object):
     told = f"tests[1] is {test!r}: a test is a text with asserts, or an object with the texts input and output"
-    for tests in (["assert True", test], json.dumps(["assert True", test])):
+    for tests in (["assert add", test], json.dumps(["assert add", test])):
         sample = {"completion": fenced(ADD), "columns": {"tests": tests}}
         result = score_sample(code.__reward__, checked_params(code.__reward__, {}), sample, None)
         assert result["status"] == "error"
@@ -199,7 +199,7 @@ def test_more_memory_than_the_worker_has_is_what_the_worker_has():
 @processor_time
 def test_blanks_behind_a_fence_take_no_time():
     with at_most_cpu_s(1.0):
-        assert code("```" + " " * 200_000 + "x", tests=["assert True"]).score == 0.0
+        assert code("```" + " " * 200_000 + "x", tests=["assert add"]).score == 0.0
 
 
 def test_only_a_program_that_comes_to_its_end_has_passed():
@@ -388,6 +388,8 @@ def test_what_defines_a_test_is_called(test: str):
         ("", "nothing in it can fail"),
         ("# assert add(1, 2) == 3", "nothing in it can fail"),
         ("add(1, 2) == 3", "nothing in it can fail"),
+        ("assert True", "nothing in it can fail"),
+        ("try:\n    assert add(1, 2) == 3\nexcept AssertionError:\n    pass", "nothing in it can fail"),
         ("print(add(1, 2) == 3)", "nothing in it can fail"),
         ("assert (add(1, 2) == 3, 'wrong')", "nothing in it can fail"),
         ("def verify():\n    assert add(1, 2) == 3", "nothing in it can fail"),

@@ -76,7 +76,8 @@ def _is_test(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 def _can_fail(statement: ast.stmt) -> bool:
     """Whether it asserts something of the program, or could raise. `f(1) == 2` alone does not: nobody looks at it."""
     if isinstance(statement, ast.Assert):
-        return not (isinstance(statement.test, ast.Tuple) and statement.test.elts)
+        held = statement.test.elts if isinstance(statement.test, ast.Tuple) else getattr(statement.test, "value", None)
+        return not (isinstance(statement.test, ast.Tuple | ast.Constant) and held)
     if isinstance(statement, _NEVER_FAILS):
         return False
     if isinstance(statement, ast.Expr) and isinstance(_printed(statement.value), _TOLD_BY_VALUE):
