@@ -100,11 +100,12 @@ def has_box(text: str) -> bool:
 
 def _boxes(text: str) -> list[Box]:
     """Boxes that hold something, by their start; none when the last one is not closed, or when there are too many."""
-    if not has_box(text) or text.count("\\boxed") + text.count("\\fbox") > MAX_BOXES:
+    starts = [start for name in ("\\boxed", "\\fbox") if (start := text.find(name)) >= 0]
+    if not starts or text.count("\\boxed") + text.count("\\fbox") > MAX_BOXES:
         return []
     found: list[Box] = []
     opened: list[tuple[int, int] | None] = []
-    for mark in _MARK.finditer(text):
+    for mark in _MARK.finditer(text, min(starts)):
         if mark["brace"]:
             opened.append(mark.span())
         elif mark["box"]:
