@@ -16,6 +16,9 @@ from grpo_proto import (
     ScoreResult,
 )
 from grpo_proto.totals import total_score
+from grpo_reward.executors.inline import InlineExecutor
+from grpo_reward.metrics import Metrics
+from grpo_reward.scoring import Scoring
 from grpo_trainer.algorithm.sequences import Group
 from grpo_trainer.config.run_config import RewardConfig
 from grpo_trainer.data.prompt_row import PromptRow
@@ -144,6 +147,25 @@ async def test_a_column_is_needed_only_where_its_reward_is_asked_for():
         await RewardStage(client, config, own_rewards=own).check(rows)
         with pytest.raises(UsageError, match=r"needs the column nums; the dataset math has solution .*datasets\.math"):
             await RewardStage(client, config).check(rows)
+
+
+async def test_a_dry_run_says_what_the_rewards_say_of_the_first_rows():
+    scoring = Scoring(InlineExecutor(), Metrics())
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        response = await scoring.score(ScoreRequest.model_validate_json(request.content))
+        return httpx.Response(200, text=response.model_dump_json())
+
+    rows = [
+        PromptRow(0, [1], "p", {"solution": solution}, dataset)
+        for dataset, solution in {"text": "5", "number": 5, "prose": "see the figure"}.items()
+    ]
+    async with RewardClient("http://127.0.0.1:1", transport=httpx.MockTransport(answer)) as client:
+        faults = await RewardStage(client, RewardConfig(reward_funcs=["accuracy"])).faults_of_first_rows(rows)
+    assert faults == [
+        "accuracy gives the first row of number no score: column solution: Input should be a valid string",
+        "accuracy gives the first row of prose no score: the column solution has no answer that can be parsed",
+    ]
 
 
 class TestChangedCode:
