@@ -163,7 +163,7 @@ async def test_a_dry_run_says_what_the_rewards_say_of_the_first_rows():
     async with RewardClient("http://127.0.0.1:1", transport=httpx.MockTransport(answer)) as client:
         faults = await RewardStage(client, RewardConfig(reward_funcs=["accuracy"])).faults_of_first_rows(rows)
     assert faults == [
-        "accuracy gives the first row of number no score: column solution: Input should be a valid string",
+        "accuracy gives the first row of number no score: column solution: Input should be a valid string, not 5",
         "accuracy gives the first row of prose no score: the column solution has no answer that can be parsed",
     ]
 
