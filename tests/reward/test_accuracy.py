@@ -406,3 +406,38 @@ def test_a_bare_factorial_as_solution_is_one():
         0.0,
     ]
     assert accuracy("<answer>42!</answer>", solution="42").score == 1.0
+
+
+@pytest.mark.parametrize(
+    ("completion", "solution", "score"),
+    [
+        ("**The final answer is $18$**", "18", 1.0),
+        ("The final answer is 18. I checked that the final answer is right.", "18", 1.0),
+        ("I will put it in \\boxed{}. The final answer is 18.", "18", 1.0),
+        ("<answer>The result \\boxed{} is 18</answer>", "18", 1.0),
+        ("<think>The final answer is 18.", "18", 0.0),
+        ("\\boxed{9}", "Janet sells 16 - 3 - 4 = 9 eggs.\n#### 9", 1.0),
+        ("\\boxed{2,1}", "1,2", 1.0),
+        ("\\boxed{1.2}", "1,2", 1.0),
+        ("\\boxed{\\text{multiple of }5}", "5", 0.0),
+        ("\\boxed{5 or six}", "5", 0.0),
+        ("\\boxed{£5}", "5 lb", 0.0),
+        ("\\boxed{£45}", "45 pounds", 1.0),
+        ("\\boxed{25\\text{ units}^2}", "25", 1.0),
+        ("\\boxed{9.8\\ \\mathrm{m\\cdot s^{-2}}}", "9.8 m/s^2", 1.0),
+        ("\\boxed{\\frac{dy}{dx}=5x}", "$\\frac{dy}{dx}=3x$", 0.0),
+        ("\\boxed{5 m\u0131llion}", "5", 0.0),
+        ("\\boxed{5 thou\u017fand}", "7", 0.0),
+        ("<answer>5 " + "!" * 600 + "</answer>", "5", 0.0),
+        ("\\boxed{" + "-" * 300 + "5}", "6", 0.0),
+    ],
+    ids=lambda text: str(text)[:40],
+)
+def test_kinds_that_readers_found(completion: str, solution: str, score: float):
+    assert accuracy(completion, solution=solution).score == score
+
+
+def test_a_block_that_a_stop_string_ended_is_one():
+    for truncated, score in ((False, 1.0), (True, 0.0), (None, 0.0)):
+        assert accuracy("<think>x</think><answer>42", solution="42", truncated=truncated).score == score
+    assert accuracy("<think>x<answer>42", solution="42", truncated=False).score == 0.0

@@ -371,6 +371,12 @@ HUMANEVAL = "METADATA = {}\n\n\ndef check(candidate):\n    assert candidate(1, 2
         .replace("import unittest", "from unittest import TestCase")
         .replace("unittest.TestCase", "TestCase"),
         HUMANEVAL,
+        "import unittest\nclass Base(unittest.TestCase):\n    def setUp(self):\n        self.x = 1\n"
+        "class TestAdd(Base):\n    def test_add(self):\n        self.assertEqual(add(self.x, 2), 3)",
+        "import unittest\nclass TestAdd(unittest.IsolatedAsyncioTestCase):\n    async def test_add(self):\n"
+        "        self.assertEqual(add(1, 2), 3)",
+        "class TestAdd:\n    def setup_method(self, method):\n        self.x = 1\n    def test_add(self):\n"
+        "        assert add(self.x, 2) == 3\n    @staticmethod\n    def test_more():\n        assert add(1, 2) > 2",
         "from solution import add as plus\nassert plus(1, 2) == 3",
         "import solution\nassert solution.add(1, 2) == 3",
         "if add(1, 2) != 3:\n    raise ValueError",
@@ -389,6 +395,10 @@ def test_what_defines_a_test_is_called(test: str):
         ("# assert add(1, 2) == 3", "nothing in it can fail"),
         ("add(1, 2) == 3", "nothing in it can fail"),
         ("assert True", "nothing in it can fail"),
+        ("right = add(1, 2) == 3", "nothing in it can fail"),
+        ("all(add(i, 2) == i + 2 for i in range(3))", "nothing in it can fail"),
+        ("print('ok' if add(1, 2) == 3 else 'bad')", "nothing in it can fail"),
+        ("def test_add():\n    import numpy\n    assert add(1, 2) == 3", "it imports numpy"),
         ("try:\n    assert add(1, 2) == 3\nexcept AssertionError:\n    pass", "nothing in it can fail"),
         ("print(add(1, 2) == 3)", "nothing in it can fail"),
         ("assert (add(1, 2) == 3, 'wrong')", "nothing in it can fail"),
@@ -425,6 +435,8 @@ def test_fences_are_those_of_commonmark(text: str):
     assert code(text.format("add = lambda a, b: a + b\n"), tests=["assert add(1, 2) == 3"]).score == 1.0
 
 
-@pytest.mark.parametrize("text", ["```python\n{}", "<think>\n```python\n{}```\nbut", "```text\n{}```"])
+@pytest.mark.parametrize(
+    "text", ["```python\n{}", "a\r\r\r```python\n{}```python", "<think>\n```python\n{}```\nbut", "```text\n{}```"]
+)
 def test_what_is_no_program(text: str):
     assert code(text.format("add = lambda a, b: a + b\n"), tests=["assert add(1, 2) == 3"]).score == 0.0

@@ -14,13 +14,15 @@ def last_fenced(text: str, language: re.Pattern[str]) -> str | None:
 
     `language` is matched with the first word behind the fence, in lower case.
     """
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
     lines = text.split("\n")
     marked = unmarked = None
     for token in _MARKDOWN.parse(text):
         if token.type != "fence" or token.map is None:
             continue
         first, end = token.map
-        if end - first < 2 or not lines[end - 1].lstrip(" \t>").startswith(token.markup):
+        closing = lines[end - 1].strip(" \t>")
+        if end - first < 2 or len(closing) < len(token.markup) or set(closing) != {token.markup[0]}:
             continue  # it runs to the end of the text
         name = _LANGUAGE.match(token.info.lower())
         if name and language.fullmatch(name[1]):

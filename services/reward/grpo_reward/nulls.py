@@ -9,4 +9,7 @@ def without_nulls(value: Any) -> Any:
         return [without_nulls(item) for item in value]
     if not isinstance(value, dict):
         return value
-    return {key: without_nulls(item) for key, item in value.items() if item is not None or value == {"const": None}}
+    says_null = value.keys() <= {"const", "title", "description", "default"}
+    return {
+        key: without_nulls(item) for key, item in value.items() if item is not None or (key == "const" and says_null)
+    }

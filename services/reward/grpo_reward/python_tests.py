@@ -8,10 +8,11 @@ import ast
 import sys
 from collections.abc import Iterator
 
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 _DEFINITION = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _NEVER_FAILS = (*_DEFINITION, ast.Import, ast.ImportFrom, ast.Pass, ast.Global)
 _CAN_RAISE = (ast.Call, ast.Subscript, ast.Attribute, ast.BinOp, ast.Await)
-_TOLD_BY_VALUE = (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.Constant)
+_TOLD_BY_VALUE = (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.Constant, ast.IfExp, ast.JoinedStr)
 PROGRAM = "solution"
 """The name under which a test may import the program."""
 
@@ -25,48 +26,79 @@ def called(test: str, entry_point: str | None) -> list[ast.stmt]:
     body = ast.parse(test).body
     for module in sorted(_imported(body) - sys.stdlib_module_names - {PROGRAM}):
         raise ValueError(f"it imports {module}: the sandbox has the standard library, and the program as {PROGRAM}")
-    known = {node.id for node in ast.walk(ast.Module(body, [])) if isinstance(node, ast.Name)}
-    calls = [call for statement in body for call in _calls_of(statement, entry_point, known)]
+    called = {call.func.id for call in _calls(body) if isinstance(call.func, ast.Name)}
+    cases = _test_cases(body)
+    calls = [
+        call
+        for definition in body
+        if isinstance(definition, _DEFINITION) and (definition.name in cases or definition.name not in called)
+        for call in _calls_of(definition, entry_point, definition.name in cases)
+    ]
     if not calls and not any(map(_can_fail, body)):
         raise ValueError("nothing in it can fail: write an assert, or a test function without parameters")
     return [*body, *ast.parse("\n".join(dict.fromkeys(calls))).body]
 
 
 def _imported(body: list[ast.stmt]) -> set[str]:
-    modules = [name.name for node in body if isinstance(node, ast.Import) for name in node.names]
-    modules += [node.module or "" for node in body if isinstance(node, ast.ImportFrom)]
+    """Names of the modules it cannot do without: not those in a `try`."""
+    modules: list[str] = []
+    todo: list[ast.AST] = list(body)
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Import):
+            modules += [name.name for name in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            modules.append(node.module or "")
+        elif not isinstance(node, ast.Try):
+            todo += ast.iter_child_nodes(node)
     return {module.partition(".")[0] for module in modules}
 
 
-def _calls_of(statement: ast.stmt, entry_point: str | None, known: set[str]) -> Iterator[str]:
-    """`known`: names that the text uses; a test that it calls itself is not called again."""
-    if not isinstance(statement, _DEFINITION) or statement.name in known:
-        return
-    if isinstance(statement, ast.ClassDef):
-        methods = [part for part in statement.body if isinstance(part, ast.FunctionDef) and _is_test(part)]
-        if any("TestCase" in ast.unparse(base) for base in statement.bases):
-            if any(_can_fail(part) for method in methods for part in method.body):
-                yield from ("import unittest", "unittest.main()")
-        elif statement.name.startswith("Test"):
-            set_up = ", case.setup_method()" * any(
-                getattr(part, "name", "") == "setup_method" for part in statement.body
+def _calls(body: list[ast.stmt]) -> Iterator[ast.Call]:
+    """Those of the text itself, outside of what it defines."""
+    for statement in body:
+        if not isinstance(statement, _DEFINITION):
+            yield from (node for node in ast.walk(statement) if isinstance(node, ast.Call))
+
+
+def _test_cases(body: list[ast.stmt]) -> set[str]:
+    """Names of the classes that derive from unittest's TestCase, also by another of the text."""
+    found: set[str] = set()
+    for statement in body:
+        if isinstance(statement, ast.ClassDef):
+            bases = [ast.unparse(base) for base in statement.bases]
+            if any("TestCase" in base or base in found for base in bases):
+                found.add(statement.name)
+    return found
+
+
+def _calls_of(definition: Definition, entry_point: str | None, is_test_case: bool) -> Iterator[str]:
+    name = definition.name
+    if isinstance(definition, ast.ClassDef):
+        functions = [part for part in definition.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)]
+        tests = [part for part in functions if _is_test(part) and any(map(_can_fail, part.body))]
+        if is_test_case and tests:
+            yield from ("import unittest", "unittest.main()")
+        elif name.startswith("Test"):
+            given = {part.name: len(part.args.args) for part in functions}
+            method = ", None" if given.get("setup_method", 1) > 1 else ""
+            set_up = f"case.setup_method({method.removeprefix(', ')}), " if "setup_method" in given else ""
+            yield from (
+                f"(lambda case: ({set_up}case.{part.name}()))({name}())" for part in tests if given[part.name] < 2
             )
-            calls = [
-                method.name for method in methods if len(method.args.args) == 1 and any(map(_can_fail, method.body))
-            ]
-            yield from (f"(case := {statement.name}(){set_up}, case.{name}())" for name in calls)
-    elif statement.name == "check" and len(statement.args.args) == 1:
+    elif name == "check" and len(definition.args.args) == 1:
         if entry_point is None:
             raise ValueError("check(candidate) needs the column entry_point, the name of the function to check")
-        if any(map(_can_fail, statement.body)):
+        if any(map(_can_fail, definition.body)):
             yield f"check({entry_point})"
-    elif (
-        _is_test(statement)
-        and len(statement.args.args) == len(statement.args.defaults)
-        and any(map(_can_fail, statement.body))
-    ):
-        run = f"{statement.name}()"
-        yield f"__import__('asyncio').run({run})" if isinstance(statement, ast.AsyncFunctionDef) else run
+    elif _is_test(definition) and _needs_nothing(definition.args) and any(map(_can_fail, definition.body)):
+        is_async = isinstance(definition, ast.AsyncFunctionDef)
+        yield f"__import__('asyncio').run({name}())" if is_async else f"{name}()"
+
+
+def _needs_nothing(arguments: ast.arguments) -> bool:
+    positional = len(arguments.posonlyargs) + len(arguments.args)
+    return positional == len(arguments.defaults) and None not in arguments.kw_defaults
 
 
 def _is_test(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
@@ -80,10 +112,12 @@ def _can_fail(statement: ast.stmt) -> bool:
         return not (isinstance(statement.test, ast.Tuple | ast.Constant) and held)
     if isinstance(statement, _NEVER_FAILS):
         return False
-    if isinstance(statement, ast.Expr) and isinstance(_printed(statement.value), _TOLD_BY_VALUE):
+    if isinstance(statement, ast.Expr | ast.Assign) and isinstance(_told(statement.value), _TOLD_BY_VALUE):
         return False
     if isinstance(statement, ast.Try) and any(map(_catches_assertions, statement.handlers)):
         return any(map(_can_fail, [line for part in statement.handlers for line in part.body]))
+    if isinstance(statement, ast.If | ast.While):
+        return any(map(_can_fail, [*statement.body, *statement.orelse]))
     return isinstance(statement, ast.Raise) or any(
         _can_fail(part) if isinstance(part, ast.stmt) else any(isinstance(node, _CAN_RAISE) for node in ast.walk(part))
         for part in ast.iter_child_nodes(statement)
@@ -91,11 +125,15 @@ def _can_fail(statement: ast.stmt) -> bool:
 
 
 def _catches_assertions(handler: ast.ExceptHandler) -> bool:
-    return handler.type is None or ast.unparse(handler.type) in ("AssertionError", "Exception", "BaseException")
+    return handler.type is None or any(name in ast.unparse(handler.type) for name in ("AssertionError", "Exception"))
 
 
-def _printed(value: ast.expr) -> ast.expr:
-    """What `print` shows, which nobody looks at either."""
-    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "print" and value.args:
-        return value.args[0]
+def _told(value: ast.expr) -> ast.expr:
+    """What `print` shows and `all` looks at: nobody else does."""
+    while isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.args:
+        if value.func.id in ("all", "any"):
+            return ast.Constant(value=True)
+        if value.func.id != "print":
+            break
+        value = value.args[0]
     return value

@@ -9,6 +9,7 @@ from sympy import Add, Eq, Expr, Integer, Mul, Pow, Rational, Symbol, perfect_po
 
 from .exact import differ, difference, has_no_value, is_costly, is_vast
 from .reading import Reading
+from .units import agree
 
 MAX_PLAIN_EXPONENT = 300
 
@@ -17,7 +18,7 @@ def same(gold: Reading, answer: Reading) -> bool:
     """Equal text is equal; otherwise units, where both have one, and one of the values agree. `45%` is 45 and 0.45."""
     if gold.texts & answer.texts:
         return True
-    if gold.unit and answer.unit and gold.unit != answer.unit:
+    if gold.unit and answer.unit and not agree(gold.unit, answer.unit):
         return False
     pairs = list(product(gold.values, answer.values))
     if gold.is_percent != answer.is_percent:

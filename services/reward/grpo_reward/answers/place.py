@@ -86,8 +86,10 @@ def boxed(text: str, *, listed: bool = False) -> str | None:
 
 def unboxed(text: str) -> str:
     """`text` without its boxes and what stands in them."""
+    if "box" not in text:
+        return text
     parts, end = [], 0
-    for box in _boxes(text):
+    for box in sorted(_found(text)[0]):
         if box.start >= end:
             parts.append(text[end : box.start])
             end = box.end
@@ -95,14 +97,22 @@ def unboxed(text: str) -> str:
 
 
 def has_box(text: str) -> bool:
-    return "\\boxed" in text or "\\fbox" in text
+    """Whether there is one that holds something, or one that is not closed."""
+    found, is_open = _found(text)
+    return is_open or any(not _NO_ANSWER.fullmatch(box.text) for box in found)
 
 
 def _boxes(text: str) -> list[Box]:
     """Boxes that hold something, by their start; none when the last one is not closed, or when there are too many."""
+    found, is_open = _found(text)
+    return [] if is_open else sorted(box for box in found if not _NO_ANSWER.fullmatch(box.text))
+
+
+def _found(text: str) -> tuple[list[Box], bool]:
+    """All closed boxes, and whether the last one is not closed, or there are too many."""
     starts = [start for name in ("\\boxed", "\\fbox") if (start := text.find(name)) >= 0]
     if not starts or text.count("\\boxed") + text.count("\\fbox") > MAX_BOXES:
-        return []
+        return [], bool(starts)
     found: list[Box] = []
     opened: list[tuple[int, int] | None] = []
     for mark in _MARK.finditer(text, min(starts)):
@@ -115,17 +125,16 @@ def _boxes(text: str) -> list[Box]:
             opened.append(None)
         elif mark.group() == "}" and opened and (began := opened.pop()):
             found.append(Box(began[0], mark.end(), text[began[1] : mark.start()].strip()))
-    found = sorted(box for box in found if not _NO_ANSWER.fullmatch(box.text))
     last_open = max((began[0] for began in opened if began), default=-1)
-    return found if found and found[-1].start > last_open else []
+    return found, last_open > max((box.start for box in found), default=-1)
 
 
 def announced(text: str) -> str | None:
     """What follows "the final answer is", to the end of its sentence; else the last formula that "answer" announces."""
     text = answered(text)
-    if phrases := list(_PHRASE.finditer(text)):
-        sentence = _SENTENCE.match(text, phrases[-1].end())
-        return sentence.group() if sentence else None
+    sentences = [match.group() for phrase in _PHRASE.finditer(text) if (match := _SENTENCE.match(text, phrase.end()))]
+    if sentences:
+        return next((sentence for sentence in reversed(sentences) if re.search(r"[\d$\\]", sentence)), sentences[-1])
     for formula in reversed(list(FORMULA.finditer(text))):
         if "answer" in text[max(0, formula.start() - MAX_BEFORE) : formula.start()].lower():
             return formula.group()

@@ -45,7 +45,7 @@ _SPACING = re.compile(
     r"|\\hspace\s*\{[^{}]*\})"
 )
 _FONT = re.compile(
-    r"\\(?:(?P<text>text[a-z]*|mbox|hbox|mathrm|operatorname\*?)|math(?:bf|it|sf|tt)|boldsymbol|bm|pmb)\s*\{([^{}]*)\}"
+    r"\\(?:(?P<text>text[a-z]*|mbox|hbox|mathrm|operatorname\*?)|math(?:bf|it|sf|tt)|boldsymbol|bm|pmb)\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
     r"|\\(?:text)?color\s*\{[^{}]*\}"
 )
 _SAME = {
@@ -63,8 +63,8 @@ _CIRCLE = re.compile(r"\^\s*\{\s*\\circ\s*\}")
 _DOLLAR = re.compile(r"(?<!\\)\$")
 _STARS = re.compile(r"(?<![\w)}*])\*\*([^*\n]+)\*\*(?![\w({*])")
 _EMPHASIS = re.compile(r"\A(__|`+|\"|“|\{)([^*`\n{}\"”]+)(?:\1|\}|”)\Z")
-_BEFORE = re.compile(r"\A(?:=(?![=>])|#{1,6}\s|\\approx\b|\\therefore\b|:)\s*")
-_AFTER = re.compile(r"(?<![.\s])\s*[.,;:]\s*\Z")
+_BEFORE = re.compile(r"\A(?:=(?![=>])|\*{1,3}|#{1,6}\s|\\approx\b|\\therefore\b|:)\s*")
+_AFTER = re.compile(r"(?<![.\s])\s*(?:[.,;:]|\*{1,3})\s*\Z")
 _LOOSE_BLANK = re.compile(r"(?<![^\W_])\s+|\s+(?![^\W_])")
 _ONE_IN_BRACES = re.compile(r"(?<=[\^_])\{(\w)\}")
 

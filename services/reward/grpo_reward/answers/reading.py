@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
-from sympy import FiniteSet, Interval, Symbol, Tuple
+from sympy import Eq, FiniteSet, Interval, Symbol, Tuple
 
 from .formula import MAX_FORMULA_CHARS, formula
 from .place import FORMULA, announced
@@ -22,6 +22,7 @@ _LOOSE = re.compile(r"\A(?:[-+–,:;=.]\s+|[,:;=.])+|[-+–,:;=.(\s]+\Z")
 _NUMBER_START = re.compile(r"[-+]?(?:\\[a-z]+\{)?[\d.]*\d|[A-Z]{0,3}[$€£¥₹₩]")
 _REASON = re.compile(r"\b(?:because|since|so|thus|hence|therefore|then|is|are|gives?|we|get)\b", re.I)
 _PRONOUN = re.compile(r"(?<!\S)[AaI](?!\S)")
+_POWER_OF_NOUN = re.compile(r"\^\s*\{?\s*-?\d\s*\}?")
 _DECIMAL_COMMA = re.compile(r"[-+]?(?:\d+,(?:\d{1,2}|\d{4,})|0,\d+)")
 _GROUPED = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _GROUP = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
@@ -70,7 +71,7 @@ def read(text: str, *, of_list: bool = False) -> Reading:
     formulas = _between(whole, words)
     if not formulas and len(words) == 1:
         return Reading(texts, (Symbol(whole.lower()),), num_words=1)
-    if len(formulas) > 1 and _REASON.search(whole):
+    if len(formulas) > 1 and (_REASON.search(whole) or re.search(r"[.!?]\s", spelled)):
         return replace(_of_prose(text), num_words=len(words))
     if len(formulas) != 1 or CHANGES.search(whole):
         return Reading(texts, num_words=len(words))
@@ -92,7 +93,8 @@ def _between(text: str, words: list[re.Match[str]]) -> list[str]:
     ends = [0, *(word.end() for word in words)]
     starts = [*(word.start() for word in words), len(text)]
     parts = (_PRONOUN.sub("", text[end:start]) for end, start in zip(ends, starts, strict=True))
-    return [_LOOSE.sub("", part.strip()).strip() for part in parts if _CONTENT.search(part)]
+    loose = [_LOOSE.sub("", part.strip()).strip() for part in parts if _CONTENT.search(part)]
+    return [part for part in loose if not _POWER_OF_NOUN.fullmatch(part)]
 
 
 def _of_formula(text: str, of_list: bool) -> Reading:
@@ -108,6 +110,8 @@ def _of_formula(text: str, of_list: bool) -> Reading:
     value = formula(number)
     if value is None:
         return Reading(frozenset())
+    if isinstance(value, Eq) and not value.free_symbols and "equiv" not in number:
+        value = value.rhs  # 16 - 3 - 4 = 9
     product = formula(text) if unit and text.isascii() and "$" not in text else None  # `5 m^2` beside `5m^2`
     return Reading(frozenset(), (value,) if product is None else (value, product), unit, is_percent)
 

@@ -58,6 +58,15 @@ def number_and_unit(text: str) -> tuple[str, Unit] | None:
     return (apart[1], unit) if apart and unit is not None else None
 
 
+def agree(one: Unit, other: Unit) -> bool:
+    """Whether they are the same; a pound is one of mass or of money."""
+
+    def with_pounds_as(unit: str) -> list[Unit]:
+        return [frozenset((unit if name == "pound" else name, power) for name, power in side) for side in (one, other)]
+
+    return any(first == second for first, second in map(with_pounds_as, ("lb", "GBP")))
+
+
 def _unit_of(text: str) -> Unit | None:
     """None for what has a word that is no unit."""
     powers: Counter[str] = Counter()

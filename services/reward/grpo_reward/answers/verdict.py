@@ -9,7 +9,7 @@ from ..author import Score
 from ..remembered import Remembered
 from ..time_limit import TooCostly, limited
 from .equality import same
-from .place import announced, answer_block, boxed, has_box
+from .place import announced, answer_block, boxed, has_box, unboxed
 from .plain import plain, squeezed
 from .reading import Reading, read
 
@@ -61,14 +61,14 @@ def answer_in(completion: str, gold: Gold, truncated: bool | None = None) -> str
     where = completion if block is None else block
     if has_box(where):
         return boxed(where, listed=gold.reading.is_list)
-    answer = announced(completion) if block is None else block
+    answer = announced(completion) if block is None else unboxed(block)
     is_joy = answer is not None and "!" not in gold.text and re.fullmatch(r"\d+!", answer)
     return answer[:-1] if answer and is_joy else answer  # `$10!$` is a factorial
 
 
 def _read_gold(solution: str) -> Gold:
     block = answer_block(solution)
-    text = solution if block is None else block
+    text = (solution if block is None else block).rpartition("####")[2]  # as GSM8K has it
     box = boxed(text) if has_box(text) else None
     is_formula = box is not None or "$" in text or "\\" in text
     text = text if box is None else box
@@ -90,7 +90,7 @@ def _remembered(solution: str, gold: Gold, answer: str) -> float:
 def _compare_in_time(gold: Gold, answer: str) -> float:
     try:
         return limited(lambda: _compare(gold, answer), cpu_s=COMPARISON_CPU_S)
-    except TooCostly:
+    except (TooCostly, RecursionError):
         return TOO_COSTLY
 
 

@@ -10,17 +10,17 @@ _SCALES = {
     "十": 1, "百": 2, "千": 3, "万": 4, "萬": 4, "만": 4, "亿": 8, "億": 8, "억": 8, "兆": 12,
 }  # fmt: skip
 _PARTS = {
-    "hal": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8,
-    "ninth": 9, "tenth": 10, "hundredth": 100,
+    "half": 2, "halve": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8,
+    "ninth": 9, "tenth": 10, "hundredth": 100, "thousandth": 1000,
 }  # fmt: skip
 _SCRIPT = "\u0590-\u1fff\u3005\u3040-\u9fff\uac00-\ud7af"
 _BORDER = re.compile(rf"(?<=[A-Za-z0-9%)}}])(?=[{_SCRIPT}])|(?<=[{_SCRIPT}])(?=[A-Za-z0-9\\(.+$-])")
 """Between a number and a word of a script that sets no blanks there."""
-_NUMBER = r"(?<![\d.,])(?:\d{1,3}(?:,\d{3}){1,9}(?:\.\d{1,30})?|\d{1,30}(?:\.\d{1,30})?)"
+_NUMBER = r"(?<![\d.,])(?:\d{1,3}(?:,\d{3}){1,6}(?:\.\d{1,9})?|\d{1,20}(?:\.\d{1,20})?)"
 _SCALED = re.compile(
-    rf"({_NUMBER})\s?(?:((?:\s?(?:hundred|thousand|lakh|million|mn|crore|billion|bn|trillion)s?(?![^\W\d_]))+)"
-    r"|(dozens?|打)(?![^\W\d_])|((?:\s?[十百千万萬만亿億억兆])+)(?!\s?[米克瓦]))",
-    re.I,
+    rf"({_NUMBER})\s?(?:((?:\s?(?:hundred|thousand|lakh|million|mn|crore|billion|bn|trillion)s?(?![^\W\d_])){{1,3}})"
+    r"|(dozens?|打)(?![^\W\d_])|((?:\s?[十百千万萬만亿億억兆]){1,3})(?!\s?[米克瓦]))",
+    re.I | re.A,
 )
 _OPERAND = r"(?=\s*(?:[-+.(\\\d]|[a-z](?![a-z])))"
 _SIGNS = tuple(
@@ -49,18 +49,23 @@ _SIGNS = tuple(
 _BESIDE = re.compile(
     r"(?<=[\w)}\]%])\s?,?\s?(?:或者?|和|与|及|또는|または|или|(?<![^\W\d_])(?:and|or)(?![^\W\d_]))\s?(?=[-+.(\[{\\\d]|[A-Za-z](?![A-Za-z]))"
 )
-_PART_OF = re.compile(rf"(?<![\d.])(\d{{1,30}})\s+({'|'.join(_PARTS)})(?:f|ve)?s?(?![a-z])", re.I)
+_PART_OF = re.compile(
+    rf"(?<![\d.])(?:(\d{{1,30}})\s+({'|'.join(_PARTS)})s|(1)\s+({'|'.join(_PARTS)}))(?![\s-]*[a-z])", re.I | re.A
+)
 _WORDS = re.compile(r"[^\W\d_]{2}|[^\x00-\x7f]")
 _LATEX_NAMES = re.compile(r"\\(?:begin|end|operatorname\*?|mathbb|mathcal)\s*\{[^{}]*\}|\\[A-Za-z]+")
 _LETTERS = re.compile(r"[^\W\d_]+")
-_SHORT = re.compile("is|or|to|of|in|at|by|it|we|so|no|an|as|be|do|he|if|my|on|up|us", re.I)
+_SHORT = re.compile("is|or|to|of|in|at|by|it|we|so|no|an|as|be|do|he|if|my|on|up|us|sq", re.I)
 _IN_FORMULAS = re.compile(f"{FUNCTIONS}|{GREEK}|sqrt|cbrt|abs|infinity|inf|sec|.|[A-Z]{{2,4}}")
 CHANGES = re.compile(
-    r"(?<![^\W\d_\\])(?:not|n't|never|no|half|halves|double|twice|triple|squared|cubed|power|factorial|root|mod|modulo|percent"
-    r"|plus|minus|negative|times|over|divided|multiplied|point|(?:third|quarter|fourth|fifth|sixth|seventh|eighth|ninth|tenth|hundredth|thousandth|dozen|hundred"
-    r"|thousand|million|billion|trillion|lakh|crore)s?|than|least|most|more|less|fewer|except|without|between|reciprocal"
-    r"|inverse|opposite|myriad|gross|(?:square|cube) of|(?<=\d )score)(?![^\W\d_])|[不非无負负十百千万亿兆打倍半]",
-    re.I,
+    r"(?<![^\W\d_\\])(?:not|n't|never|no|half|halves|double|twice|triple|squared|cubed|power|factorial|root|mod|modulo"
+    r"|percent|plus|minus|negative|over|divided|multiplied|point|(?:third|quarter|fourth|fifth|sixth|seventh|eighth|ninth"
+    r"|tenth|hundredth|thousandth)(?:s| of)|tens|(?:dozen|hundred|thousand|million|billion|trillion|lakh|crore)s?|than"
+    r"|least|most|up to|under|above|below|multiple|divisible|factor|except|but|without|between|or|reciprocal|inverse"
+    r"|opposite|myriad|gross|wrong|incorrect|false|(?:square|cube) of|(?<=\d )score|two|three|four|five|six|seven|eight"
+    r"|nine|ten|eleven|twelve|[a-z]{3,5}teen|(?:twen|thir|for|fif|six|seven|eigh|nine)ty)(?![^\W\d_])"
+    r"|[不非无負负十百千万亿兆打倍半]",
+    re.IGNORECASE,
 )
 """A word that makes another number of the one beside it."""
 
@@ -72,7 +77,7 @@ def in_signs(text: str) -> str:
     text = _SCALED.sub(_scaled, text)
     if not text.isascii():
         text = _BORDER.sub(" ", text)
-    text = _PART_OF.sub(lambda part: f"{part.group(1)}/{_PARTS[part.group(2).lower()]}", text)
+    text = _PART_OF.sub(lambda part: f"{part[1] or part[3]}/{_PARTS[(part[2] or part[4]).lower()]}", text)
     for pattern, signs in _SIGNS:
         text = pattern.sub(signs, text)
     return text

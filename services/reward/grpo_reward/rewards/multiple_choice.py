@@ -100,6 +100,7 @@ def _chosen(completion: str, truncated: bool | None) -> str | None:
 def _plain(text: str) -> str:
     """`text` without markup; an emphasized letter stands in parentheses."""
     text = _MARKUP.sub(r"\1", normal_form(text, "NFKC").replace("。", ". ").replace("、", ","))
+    text = re.sub(r":\s*\n\s*", ": ", text)
     return _STARS.sub("", _EMPHASIS.sub(r"(\2)", text)).strip().strip("{}").strip()
 
 
