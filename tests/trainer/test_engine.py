@@ -12,14 +12,14 @@ from tests.tiny_model import make_model, make_tokenizer
 from tests.trainer.made_episodes import VERSION, build_updates, decided, make_taken
 from tests.trainer.spawned_ranks import MARKS, run_ranks
 from torch import nn
-from transformers import CohereConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import CohereConfig, PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from grpo_trainer.algorithm.entropy_mask import mark_high_entropy
 from grpo_trainer.algorithm.loss import old_logprobs, policy_loss
 from grpo_trainer.algorithm.surrogates.clipped import clipped
 from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.config.run_config import ModelConfig
-from grpo_trainer.engine.model import check_family, load_policy, switch_dropout_off
+from grpo_trainer.engine.model import check_family, load_policy, recompute_activations, switch_dropout_off
 from grpo_trainer.engine.output_head import Policy
 from grpo_trainer.engine.saved_state import SavedState
 from grpo_trainer.engine.state import read_engine_state
@@ -303,3 +303,33 @@ def test_dropout_is_off_while_the_model_is_in_training_mode():
     policy = Policy(model, temperature=1.0, chunk_tokens=8).train()
     arguments = torch.arange(5, 25)[None], torch.zeros(19, dtype=torch.long), torch.arange(1, 20)
     assert torch.equal(policy(*arguments)[0], policy(*arguments)[0])
+
+
+def kept_bytes(model: PreTrainedModel) -> tuple[int, list[torch.Tensor]]:
+    """What autograd keeps of one forward pass, parameters not counted, and the gradients."""
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    model.zero_grad()
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        hidden = model.model(input_ids=(torch.arange(100) % 20 + 5)[None]).last_hidden_state
+    hidden.square().sum().backward()
+    return sum(kept.values()), [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+def test_gradient_checkpointing_keeps_a_third_at_most():
+    model = make_model(tied=True, hidden_size=64, num_layers=4).eval()
+    model.config.attention_dropout = 0.5
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.5  # which must not awake
+    plain, gradients = kept_bytes(model)
+    recompute_activations(model)
+    recomputed, others = kept_bytes(model)
+    assert recomputed <= plain / 3
+    assert all(torch.equal(one, other) for one, other in zip(gradients, others, strict=True))

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from grpo_proto.checkpoint_files import checkpoint_folder, read_headers
 from grpo_proto.checkpoint_layout import LayoutError, Piece, checkpoint_layout
@@ -64,7 +65,7 @@ def load_policy(config: ModelConfig, *, temperature: float, zero3: dict[str, Any
     switch_dropout_off(model)
     freeze_all_but_text(model)
     if config.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        recompute_activations(model)
     return Policy(
         model,
         temperature=temperature,
@@ -158,8 +159,25 @@ def _changes(piece: Piece, parameters: Mapping[str, nn.Parameter]) -> bool:
     return any(source in parameters and parameters[source].requires_grad for source in piece.sources)
 
 
+def recompute_activations(model: PreTrainedModel) -> None:
+    """Keep the layers' inputs alone, and compute the rest again on the way back.
+
+    transformers does so for layers in training mode, and loads a model in the other one. Only the layers themselves are
+    put into it: what they are made of stays as it was loaded, or jitter and other noise of training would awake.
+    """
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise UsageError(
+            f"{type(model).__name__} has no layers whose activations could be computed again",
+            hint="set model.gradient_checkpointing to false",
+        )
+    for layer in layers:
+        layer.training = True
+
+
 def switch_dropout_off(model: nn.Module) -> None:
-    """Set dropout to 0 everywhere. The model stays in training mode, which gradient checkpointing requires."""
+    """Set dropout to 0 everywhere, for whoever puts the model into training mode."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
