@@ -320,7 +320,9 @@ def kept_bytes(model: PreTrainedModel) -> tuple[int, list[torch.Tensor]]:
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         hidden = model.model(input_ids=(torch.arange(100) % 20 + 5)[None]).last_hidden_state
     hidden.square().sum().backward()
-    return sum(kept.values()), [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    return sum(kept.values()), [
+        parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None
+    ]
 
 
 def test_gradient_checkpointing_keeps_a_third_at_most():

@@ -10,7 +10,7 @@ from grpo_trainer.algorithm.at_k import at_k_metrics, pass_at_k
 from grpo_trainer.algorithm.sequences import Group
 from grpo_trainer.config.run_config import RunConfig
 from grpo_trainer.data.prompt_row import PromptRow
-from grpo_trainer.servers.evaluation import EvalSet, eval_sets, mean_over_sets
+from grpo_trainer.servers.evaluation import EvalSet, Evaluation, eval_sets, mean_over_sets
 
 ROWS = [PromptRow(number, [1], "p", {}) for number in range(5)]
 
@@ -59,3 +59,21 @@ def test_a_set_takes_from_the_section_eval_what_it_does_not_say():
     }
     config = RunConfig.model_validate(run | {"data": {"dataset": "t", "eval_dataset": "a"}})
     assert eval_sets(config, {"": ROWS}) == {"": EvalSet(ROWS[:3], 2)}
+
+
+async def test_a_completion_ends_where_one_of_the_training_would():
+    asked = []
+
+    class Stage:
+        async def sample(self, rows: object, **given: object) -> list[Group]:
+            asked.append(given["sampling"])
+            return []
+
+        async def score(self, groups: list[Group], *, step: int) -> None: ...
+
+    sets = {"": EvalSet(ROWS, 2)}
+    await Evaluation(Stage(), Stage(), sets, max_tokens=7, stop=["</answer>"]).run(version=1, step=1)  # type: ignore[arg-type]
+    assert {(sampling.temperature, sampling.max_tokens, *sampling.stop) for sampling in asked} == {
+        (1.0, 7, "</answer>"),
+        (0.0, 7, "</answer>"),
+    }

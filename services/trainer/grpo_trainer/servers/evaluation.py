@@ -49,11 +49,22 @@ def mean_over_sets(results: Mapping[str, Mapping[str, float]]) -> dict[str, floa
 
 
 class Evaluation:
-    """Sample and score the held-out rows. Seeds depend on the row alone, so that evaluations are comparable."""
+    """Sample and score the held-out rows. Seeds depend on the row alone, so that evaluations are comparable.
 
-    def __init__(self, rollout: RolloutStage, reward: RewardStage, sets: Mapping[str, EvalSet], *, max_tokens: int):
+    A completion ends where one of the training would: behind one of `stop`, or after `max_tokens`.
+    """
+
+    def __init__(
+        self,
+        rollout: RolloutStage,
+        reward: RewardStage,
+        sets: Mapping[str, EvalSet],
+        *,
+        max_tokens: int,
+        stop: Sequence[str],
+    ):
         self.rollout, self.reward, self.sets = rollout, reward, sets
-        self.max_tokens = max_tokens
+        self.max_tokens, self.stop = max_tokens, list(stop)
 
     async def run(self, *, version: int, step: int) -> dict[str, float]:
         """Return `eval_accuracy` (sampled), `eval_greedy`, `eval_reward` and mean length; omits unscored metrics.
@@ -72,8 +83,10 @@ class Evaluation:
 
     async def _run(self, chosen: EvalSet, version: int, step: int) -> tuple[dict[str, float], dict[str, float]]:
         """Return the metrics that are averaged over the sets, and those at k."""
-        sampled = Sampling(temperature=1.0, max_tokens=self.max_tokens, logprobs=False)
-        greedy = Sampling(temperature=0.0, max_tokens=self.max_tokens, logprobs=False)
+        sampled, greedy = (
+            Sampling(temperature=temperature, max_tokens=self.max_tokens, logprobs=False, stop=self.stop)
+            for temperature in (1.0, 0.0)
+        )
         sampled_groups, greedy_groups = await asyncio.gather(
             self._groups(chosen.rows, sampled, chosen.num_generations, version, step),
             self._groups(chosen.rows, greedy, 1, version, step),

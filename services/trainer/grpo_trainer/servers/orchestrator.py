@@ -114,6 +114,7 @@ class Orchestrator:
             self.reward,
             eval_sets(config, eval_rows),
             max_tokens=config.rollout.max_completion_length,
+            stop=config.rollout.stop,
         )
         self.reward_health: Health | None = None
         """The reward server's last answer, for display only; None before the first answer."""
