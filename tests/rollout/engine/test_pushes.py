@@ -29,7 +29,7 @@ from tests.tiny_model import make_model
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900), pytest.mark.xdist_group("engine")]
 BF16_BOUND = 2**-5
 """Two kernels, each within one step of bf16 of the true logit: a step is 2^-6 between 2 and 4, and no logit of these
-models is above 3. The largest difference seen is 0.0205, on an AMD EPYC without AMX; another version's weights are nats apart."""
+models is above 3. The largest difference seen is 0.0205, on an AMD EPYC without AMX; other weights are nats apart."""
 
 
 async def until(server: Server, state: str, timeout_s: float = 20.0) -> WeightState:
