@@ -11,7 +11,7 @@ from grpo_proto import RewardScore
 from grpo_trainer.algorithm.batching import collate
 from grpo_trainer.algorithm.correction import rollout_correction
 from grpo_trainer.algorithm.decisions import sequences_of, training_sequences
-from grpo_trainer.algorithm.estimators import estimator_of
+from grpo_trainer.algorithm.estimators import ESTIMATORS, estimator_of
 from grpo_trainer.algorithm.estimators.rewards import Rewards
 from grpo_trainer.algorithm.loss import old_logprobs, policy_loss
 from grpo_trainer.algorithm.reduction import Tally
@@ -269,3 +269,12 @@ def test_a_normaliser_may_be_a_users_own(tmp_path: Path):
 def test_each_loss_type_is_a_preset_that_a_name_of_its_own_overrides(loss_type: str):
     assert AlgorithmConfig(loss_type=loss_type).normaliser_name == LOSS_TYPES[loss_type].normaliser
     assert AlgorithmConfig(loss_type=loss_type, normaliser="bnpo").normaliser_name == "bnpo"
+
+
+def test_a_group_of_one_has_nothing_to_compare_with(tmp_path: Path):
+    alone = {"num_generations": 1}
+    for name in set(ESTIMATORS) - {"reinforce_plus_plus"}:
+        with pytest.raises(UsageError, match=f"advantage_estimator {name} compares .* every advantage would be 0"):
+            check_algorithm(run_config(tmp_path, rollout=alone, advantage_estimator=name))
+        check_algorithm(run_config(tmp_path, advantage_estimator=name))
+    check_algorithm(run_config(tmp_path, rollout=alone, advantage_estimator="reinforce_plus_plus"))

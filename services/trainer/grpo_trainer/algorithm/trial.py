@@ -19,7 +19,13 @@ def check_algorithm(config: RunConfig) -> None:
     algorithm = config.algorithm
     surrogate = surrogate_of(algorithm)
     normaliser_of(algorithm)
-    estimator_of(algorithm)
+    estimator = estimator_of(algorithm)
+    if config.rollout.num_generations < 2 and estimator.compares_in_group and not config.teachers:
+        raise UsageError(
+            f"algorithm.advantage_estimator {algorithm.advantage_estimator} compares the completions of a prompt, and "
+            "with rollout.num_generations 1 there is one: every advantage would be 0",
+            hint="set rollout.num_generations to 2 or more, or algorithm.advantage_estimator to reinforce_plus_plus",
+        )
     if reads_of(surrogate).behaviour and config.rollout.distorting:
         raise UsageError(
             f"algorithm.loss {algorithm.surrogate_name} reads the servers' logprobs, and with "

@@ -8,6 +8,7 @@ an `Estimator`, which also declares what holds of it.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from ...config.algorithm import AlgorithmConfig
 from ...errors import UsageError
@@ -31,6 +32,8 @@ class Estimator:
     zero_without_spread: bool | None = None
     """Whether a group whose totals are all equal gets advantage 0 throughout, so that `dynamic_sampling` loses nothing
     by replacing it; None: not declared, and taken on trust."""
+    compares_in_group: bool = False
+    """Whether a completion is worth what it differs from the others of its prompt: one alone has advantage 0."""
     scales: tuple[str, ...] | None = None
     """The values of `scale_rewards` that it reads, its default first; None: it does what it likes with the setting."""
     takes_penalty: bool = True
@@ -40,17 +43,21 @@ class Estimator:
         return self.function(rewards, algorithm)
 
 
+def _in_group(function: Callable[[Rewards, AlgorithmConfig], Advantages], **declared: Any) -> Estimator:
+    return Estimator(function, compares_in_group=True, **declared)
+
+
 ESTIMATORS: dict[str, Estimator] = {
-    "grpo": Estimator(group_mean, zero_without_spread=True, scales=("group", "batch", "none")),
-    "rloo": Estimator(leave_one_out, zero_without_spread=True, scales=("none", "batch")),
+    "grpo": _in_group(group_mean, zero_without_spread=True, scales=("group", "batch", "none")),
+    "rloo": _in_group(leave_one_out, zero_without_spread=True, scales=("none", "batch")),
     "reinforce_plus_plus": Estimator(reinforce_plus_plus, zero_without_spread=False, scales=("batch",)),
-    "reinforce_plus_plus_baseline": Estimator(
+    "reinforce_plus_plus_baseline": _in_group(
         reinforce_plus_plus_baseline, zero_without_spread=True, scales=("batch",)
     ),
     # Rewards that differ may add up to equal totals.
-    "gdpo": Estimator(each_reward, zero_without_spread=False, scales=("batch",), takes_penalty=False),
-    "maxrl": Estimator(max_likelihood, zero_without_spread=True, scales=("none",), takes_penalty=False),
-    "pass_at_k": Estimator(best_of_group, zero_without_spread=True, scales=("none", "group")),
+    "gdpo": _in_group(each_reward, zero_without_spread=False, scales=("batch",), takes_penalty=False),
+    "maxrl": _in_group(max_likelihood, zero_without_spread=True, scales=("none",), takes_penalty=False),
+    "pass_at_k": _in_group(best_of_group, zero_without_spread=True, scales=("none", "group")),
 }
 
 
