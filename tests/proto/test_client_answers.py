@@ -208,6 +208,18 @@ async def test_a_number_that_is_none_is_no_score(number, place):
             await client.score(EXAMPLES["ScoreRequest"])
 
 
+@pytest.mark.parametrize("number", ["NaN", "null", "-Infinity"])
+async def test_a_logprob_that_is_no_number_is_the_servers_fault_and_names_the_sample(number):
+    completion = (
+        '{"token_ids": [5, 6], "logprobs": [-0.1, %s], "text": "a", "finish_reason": "stop", "versions": [[1, 2]]}'
+    )
+    group = f'{{"prompt_token_ids": [1], "completions": [{completion % "-0.2"}, {completion % number}]}}'
+    text = f'{{"groups": [{group}], "session": null, "server_id": "s"}}'.encode()
+    async with serving(f"200 OK\r\nContent-Length: {len(text)}", text) as playing, RolloutClient(playing.url) as client:
+        with pytest.raises(InfrastructureError, match=r"groups.0.completions.1.logprobs.1 of the answer is no finite"):
+            await client.rollouts(EXAMPLES["RolloutRequest"])
+
+
 @pytest.mark.parametrize("value", ["nan", "inf", "-1", "1e400", "soon", ""])
 def test_a_time_to_wait_that_is_none_is_ignored(value):
     assert Answer(429, httpx.Headers({"Retry-After": value}), b"").retry_after_s is None

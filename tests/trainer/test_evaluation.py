@@ -6,6 +6,7 @@ from itertools import combinations
 import pytest
 from tests.trainer.made_episodes import completion
 
+from grpo_proto import Sampling
 from grpo_trainer.algorithm.at_k import at_k_metrics, pass_at_k
 from grpo_trainer.algorithm.sequences import Group
 from grpo_trainer.config.run_config import RunConfig
@@ -61,8 +62,12 @@ def test_a_set_takes_from_the_section_eval_what_it_does_not_say():
     assert eval_sets(config, {"": ROWS}) == {"": EvalSet(ROWS[:3], 2)}
 
 
-async def test_a_completion_ends_where_one_of_the_training_would():
+async def test_all_but_the_temperature_is_sampled_as_in_the_training():
     asked = []
+    training = Sampling(
+        temperature=0.7, top_p=0.9, top_k=20, min_p=0.1, repetition_penalty=1.1, max_tokens=7, stop=["</answer>"],
+        stop_token_ids=[4],
+    )  # fmt: skip
 
     class Stage:
         async def sample(self, rows: object, **given: object) -> list[Group]:
@@ -72,8 +77,7 @@ async def test_a_completion_ends_where_one_of_the_training_would():
         async def score(self, groups: list[Group], *, step: int) -> None: ...
 
     sets = {"": EvalSet(ROWS, 2)}
-    await Evaluation(Stage(), Stage(), sets, max_tokens=7, stop=["</answer>"]).run(version=1, step=1)  # type: ignore[arg-type]
-    assert {(sampling.temperature, sampling.max_tokens, *sampling.stop) for sampling in asked} == {
-        (1.0, 7, "</answer>"),
-        (0.0, 7, "</answer>"),
-    }
+    await Evaluation(Stage(), Stage(), sets, training).run(version=1, step=1)  # type: ignore[arg-type]
+    assert sorted(asked, key=lambda sampling: sampling.temperature) == [
+        training.model_copy(update={"temperature": temperature, "logprobs": False}) for temperature in (0.0, 1.0)
+    ]

@@ -143,10 +143,13 @@ async def test_a_column_is_needed_only_where_its_reward_is_asked_for():
     own = {"math": {"format": 1.0}}
     config = RewardConfig(reward_funcs=["countdown"])
     rows = [PromptRow(0, [1], "p", {"nums": [1]}, "numbers"), PromptRow(0, [1], "p", {"solution": "1"}, "math")]
+    held_out = PromptRow(0, [1], "p", {"solution": "1"}, "eval/")
     async with a_server() as client:
         await RewardStage(client, config, own_rewards=own).check(rows)
         with pytest.raises(UsageError, match=r"needs the column nums; the dataset math has solution .*datasets\.math"):
             await RewardStage(client, config).check(rows)
+        with pytest.raises(UsageError, match=r"needs the column nums; the held-out dataset has solution"):
+            await RewardStage(client, config).check([rows[0], held_out])
 
 
 async def test_a_dry_run_says_what_the_rewards_say_of_the_first_rows():
@@ -163,8 +166,10 @@ async def test_a_dry_run_says_what_the_rewards_say_of_the_first_rows():
     async with RewardClient("http://127.0.0.1:1", transport=httpx.MockTransport(answer)) as client:
         faults = await RewardStage(client, RewardConfig(reward_funcs=["accuracy"])).faults_of_first_rows(rows)
     assert faults == [
-        "accuracy gives the first row of number no score: column solution: Input should be a valid string, not 5",
-        "accuracy gives the first row of prose no score: the column solution has no answer that can be parsed",
+        "accuracy gives the first row of the dataset number no score: "
+        "column solution: Input should be a valid string, not 5",
+        "accuracy gives the first row of the dataset prose no score: "
+        "the column solution has no answer that can be parsed",
     ]
 
 

@@ -13,7 +13,7 @@ import httpx
 from pydantic import ValidationError
 
 from ..messages.base import PROTOCOL_VERSION, Response
-from ..messages.errors import ErrorBody, ErrorDetail, FatalError, ServiceError, error_class
+from ..messages.errors import ErrorBody, ErrorDetail, FatalError, InfrastructureError, ServiceError, error_class
 
 ResponseT = TypeVar("ResponseT", bound=Response)
 
@@ -55,6 +55,8 @@ class Answer:
             # Leave the input out: it may be the whole body.
             problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
             place = ".".join(map(str, problem["loc"]))
+            if "logprobs" in problem["loc"]:
+                raise self._no_logprob(place, url) from error
             reason = f"{place}: {problem['msg']}" if place else problem["msg"]
             detail = ErrorDetail(
                 type="malformed_answer",
@@ -62,6 +64,15 @@ class Answer:
                 hint=f"is a grpo-services server of protocol {PROTOCOL_VERSION} listening there?",
             )
             raise FatalError(detail, url=url, status=self.status) from error
+
+    def _no_logprob(self, place: str, url: str) -> InfrastructureError:
+        """The error for a logprob that is NaN, infinite, or null, which some servers send for both."""
+        detail = ErrorDetail(
+            type="logprob_not_finite",
+            message=f"{place} of the answer is no finite number: the served weights, or a kernel, computed none",
+            hint="look for NaN in the policy's weights; without any, use another dtype or attention backend there",
+        )
+        return InfrastructureError(detail, url=url, status=self.status)
 
     def _quoted_body(self) -> str:
         if not self.body:

@@ -44,7 +44,15 @@ class Sampling(Request):
     min_p: float = Field(default=0.0, ge=0.0, le=1.0)
     repetition_penalty: float = Field(default=1.0, gt=0.0, le=2.0)
     max_tokens: int = Field(default=1024, ge=1)
-    stop: list[str] = Field(default_factory=list)
+    stop: list[str] = Field(
+        default_factory=list, description="A completion ends behind the first of these texts, which stays part of it."
+    )
+    stop_token_ids: list[TokenId] = Field(
+        default_factory=list,
+        # Leave the field out when it is empty: an older server refuses a field that it does not have.
+        exclude_if=lambda value: not value,
+        description="A completion ends with the first of these tokens, which `token_ids` has and `text` has not.",
+    )
     logprobs: bool = Field(default=True, description="Return the logprob of every sampled token.")
 
 
@@ -80,7 +88,10 @@ class Completion(Response):
         default=None,
         description="Logprobs under the distribution that was sampled from: after temperature and truncation.",
     )
-    text: str
+    text: str = Field(
+        description="`token_ids` decoded, without the token that ended the completion (end of sequence or a stop "
+        "token) and without padding. Other special tokens stay."
+    )
     finish_reason: FinishReason
     versions: list[tuple[int, int]] = Field(
         description="Run-length: (policy version, number of tokens), T tokens in all."

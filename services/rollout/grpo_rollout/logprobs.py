@@ -25,7 +25,7 @@ from .adapters import version_of
 from .cut_off import client_gone, until_cut_off
 from .engine import Engine
 from .pushes import Pushes
-from .rollouts import check_vocabulary
+from .rollouts import check_finite, check_vocabulary
 
 RETRY_AFTER_S = 1.0
 
@@ -79,6 +79,8 @@ class Logprobs:
             raise Refusal.busy(
                 503, "weights_replaced", "weights of another session came while this was scored", RETRY_AFTER_S
             )
+        for position, one in enumerate(scored):
+            check_finite(f"sequence {position}", one["logprobs"])
         metrics.SCORED_TOKENS.inc(sum(len(one["logprobs"]) for one in scored))
         return msgspec.json.encode({"sequences": scored, "session": session, "server_id": self.pushes.server_id})
 

@@ -7,7 +7,10 @@ disconnects, at a newer request with the same id, and when the weights become st
 import asyncio
 import hashlib
 import logging
+import math
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -21,6 +24,7 @@ from grpo_proto.server.refusal import Refusal
 from . import metrics, weight_state
 from .adapters import version_of
 from .chat_messages import template_messages
+from .completion_text import CompletionText
 from .cut_off import client_gone, until_cut_off
 from .engine import Engine
 from .pushes import Pushes
@@ -45,6 +49,7 @@ class Rollouts:
         self.engine = engine
         self.pushes = pushes
         self.tokenizer = tokenizer
+        self.text = CompletionText(tokenizer)
         self.chat_template = chat_template
         self.max_model_len = max_model_len
         self.vocab_size = engine.client.model_config.get_vocab_size()
@@ -81,6 +86,8 @@ class Rollouts:
         prompts_token_ids = await self._token_ids(request.prompts)
         for position, token_ids in enumerate(prompts_token_ids):
             self._check_prompt(position, token_ids)
+        if request.sampling.stop_token_ids:
+            check_vocabulary("stop_token_ids", request.sampling.stop_token_ids, self.vocab_size)
         outputs = await asyncio.gather(
             *(
                 self._sample_group(f"{request.request_id}/{position}", token_ids, prompt, request)
@@ -94,7 +101,8 @@ class Rollouts:
     async def _sample_group(
         self, engine_id: str, token_ids: list[int], prompt: Prompt, request: RolloutRequest
     ) -> RequestOutput:
-        params = sampling_params(request, prompt.seed, room=self.max_model_len - len(token_ids))
+        room = self.max_model_len - len(token_ids)
+        params = sampling_params(request, prompt.seed, room=room, stops=self.text.stops(request.sampling))
         trace = {"traceparent": prompt.traceparent} if prompt.traceparent else None
         return await self.engine.generate(token_ids, params, engine_id, trace_headers=trace)
 
@@ -133,11 +141,14 @@ class Rollouts:
 
     async def _body(self, request: RolloutRequest, outputs: list[RequestOutput]) -> bytes:
         """Encode the response group by group, and yield to the event loop after each group."""
-        texts = await self._texts(request, outputs)
+        sampled = [completion for output in outputs for completion in output.outputs]
+        texts = iter(await self._in_thread(self.text.texts, sampled, request.sampling))
         groups = []
-        for output in outputs:
+        for position, output in enumerate(outputs):
             version = version_of(output.lora_request)
             completions = [completion_fields(completion, next(texts), version) for completion in output.outputs]
+            for number, completion in enumerate(completions):
+                check_finite(f"completion {number} of prompt {position}", completion["logprobs"] or [])
             completions *= request.n // len(completions)
             groups.append(
                 msgspec.json.encode({"prompt_token_ids": output.prompt_token_ids, "completions": completions})
@@ -149,16 +160,21 @@ class Rollouts:
         rest = msgspec.json.encode({"session": request.session, "server_id": self.pushes.server_id})
         return b'{"groups":[' + b",".join(groups) + b"]," + rest[1:]
 
-    async def _texts(self, request: RolloutRequest, outputs: list[RequestOutput]) -> Any:
-        """Return the texts of all completions in order. Decode them at the end, unless vLLM did (for stop strings)."""
-        completions = [completion for output in outputs for completion in output.outputs]
-        if request.sampling.stop:
-            return iter([completion.text for completion in completions])
-        token_ids = [list(completion.token_ids) for completion in completions]
-        return iter(await self._in_thread(lambda: self.tokenizer.batch_decode(token_ids, skip_special_tokens=True)))
-
     async def _in_thread(self, function: Any, *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._text_thread, function, *args)
+
+
+def check_finite(named: str, logprobs: list[float]) -> None:
+    """Raises Refusal (500) for a logprob that is no finite number, which JSON would make null."""
+    if all(map(math.isfinite, logprobs)):
+        return
+    position = next(position for position, logprob in enumerate(logprobs) if not math.isfinite(logprob))
+    raise Refusal(
+        500,
+        "logprob_not_finite",
+        f"logprob {position} of {named} is {logprobs[position]}: the served weights, or a kernel, computed no number",
+        hint="look for NaN in the policy's weights; without any, use another dtype or attention backend",
+    )
 
 
 def check_vocabulary(named: str, token_ids: list[int], vocab_size: int) -> None:
@@ -171,7 +187,9 @@ def check_vocabulary(named: str, token_ids: list[int], vocab_size: int) -> None:
         )
 
 
-def sampling_params(request: RolloutRequest, seed: int | None, *, room: int) -> SamplingParams:
+def sampling_params(
+    request: RolloutRequest, seed: int | None, *, room: int, stops: Mapping[str, Any] = MappingProxyType({})
+) -> SamplingParams:
     """Return vLLM's parameters for one prompt. `max_tokens` is capped to `room`, what the prompt leaves of the context.
 
     Request one completion when greedy: all n would be the same, and vLLM refuses to sample more than one.
@@ -188,7 +206,7 @@ def sampling_params(request: RolloutRequest, seed: int | None, *, room: int) -> 
         min_p=sampling.min_p,
         repetition_penalty=sampling.repetition_penalty,
         max_tokens=min(sampling.max_tokens, room),
-        stop=sampling.stop or None,
+        **stops,
         seed=None if seed is None else spread_seed(seed),
         # 0 requests the logprob of the sampled token alone. Flat lists save an object per token.
         logprobs=0 if sampling.logprobs else None,

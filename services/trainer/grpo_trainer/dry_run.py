@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import yaml
@@ -15,8 +16,8 @@ from .algorithm.surrogates.reads import keeps_reference
 from .algorithm.trial import check_algorithm
 from .callbacks import load_callbacks
 from .config.run_config import RunConfig
-from .data.row_store import RowStore
-from .data.run_rows import TrainingRows, load_eval_sets, load_training_rows
+from .data.prompt_row import PromptRow
+from .data.run_rows import HeldOutRows, TrainingRows, load_eval_sets, load_training_rows
 from .data.tokenizer import load_tokenizer
 from .engine.deepspeed_settings import deepspeed_settings
 from .engine.schedule import number_of_steps
@@ -46,15 +47,14 @@ def dry_run(config: RunConfig) -> int:
     rows = load_training_rows(config.data, tokenizer)
     eval_rows = load_eval_sets(config.data, tokenizer)
     lines = [*_plan(config, rows, eval_rows), *_memory(config)]
-    policy = Policy.of(tokenizer, max_tokens=rows.longest_prompt + config.rollout.max_completion_length)
-    lines += asyncio.run(_servers(config, rows, policy))
+    lines += asyncio.run(_servers(config, rows, eval_rows, tokenizer))
     width = max(len(name) for name, _ in lines)
     for name, value in lines:
         print(f"{name:<{width}}  {value}")
     return 0
 
 
-def _plan(config: RunConfig, rows: TrainingRows, eval_rows: dict[str, RowStore]) -> Iterator[Line]:
+def _plan(config: RunConfig, rows: TrainingRows, eval_rows: HeldOutRows) -> Iterator[Line]:
     steps = number_of_steps(config, len(rows))
     algorithm, rollout = config.algorithm, config.rollout
     updates = algorithm.num_iterations * algorithm.steps_per_generation
@@ -145,8 +145,10 @@ def _adapter_on(model: PreTrainedModel, config: RunConfig) -> Adapter | None:
     return Adapter(model, new, base_name=config.model.name_or_path, seed=config.seed)
 
 
-async def _servers(config: RunConfig, rows: TrainingRows, policy: Policy) -> list[Line]:
+async def _servers(config: RunConfig, rows: TrainingRows, eval_rows: HeldOutRows, tokenizer: Any) -> list[Line]:
     """What the servers say, where they run already; one that does not fit is an error, one that is away is not."""
+    max_completion = config.rollout.max_completion_length
+    policy = Policy.of(tokenizer, max_tokens=rows.longest_prompt + max_completion)
     lines: list[Line] = []
     fleet = Fleet(config.rollout.urls, min_replicas=config.rollout.min_replicas)
     for replica in fleet.replicas:
@@ -157,7 +159,7 @@ async def _servers(config: RunConfig, rows: TrainingRows, policy: Policy) -> lis
             lines.append((f"rollout {replica.url}", f"not checked: {error.detail.message}"))
     kind = fleet.check_compatible(
         tokenizer=policy.tokenizer,
-        max_tokens=policy.max_tokens,
+        max_tokens=max(rows.longest_prompt, eval_rows.longest_prompt) + max_completion,
         head_dtype=config.model.head_dtype,
         kv_cache=config.weights.kv_cache,
         adapter=AdapterNeeds.of(config, None),
@@ -166,20 +168,20 @@ async def _servers(config: RunConfig, rows: TrainingRows, policy: Policy) -> lis
     if config.model.lora is not None and kind == "full":
         lines.append(("note", "the servers take no adapters: every push sends the whole model, the adapter added"))
     if config.reward.reward_funcs:
-        lines += await _reward(config, rows)
+        lines += await _reward(config, [*rows.first_rows, *eval_rows.first_rows])
     async with Teachers(config) as teachers:
         lines += [await _teacher(stage, policy, run_servers=fleet.known) for stage in teachers.stages]
     return lines
 
 
-async def _reward(config: RunConfig, rows: TrainingRows) -> list[Line]:
+async def _reward(config: RunConfig, first_rows: list[PromptRow]) -> list[Line]:
     url = config.reward.url
     async with RewardClient(url) as client:
         try:
             info = await client.info()
             stage = RewardStage(client, config.reward, own_rewards=config.data.own_rewards)
-            await stage.check(rows.first_rows)
-            faults = await stage.faults_of_first_rows(rows.first_rows)
+            await stage.check(first_rows)
+            faults = await stage.faults_of_first_rows(first_rows)
         except ServiceError as error:
             return [(f"reward {url}", f"not checked: {error.detail.message}")]
     served = (f"reward {url}", f"{', '.join(info.rewards)}; {info.workers} workers")

@@ -1,6 +1,7 @@
 """`POST /v1/rollouts` against a real engine."""
 
 import asyncio
+import re
 import time
 
 import httpx
@@ -11,9 +12,17 @@ from grpo_proto.messages.base import Message
 from grpo_proto.messages.errors import ConflictError, DataError, ErrorBody, InfrastructureError
 from grpo_proto.messages.rollout import Prompt, RolloutRequest, Sampling
 from tests.rollout.conftest import Server, in_flight, logprob_error, long_request, until_running
-from tests.tiny_model import CHAT_TEMPLATE, make_tokenizer
+from tests.tiny_model import CHAT_TEMPLATE, IM_END, IM_START, PAD, make_tokenizer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900), pytest.mark.xdist_group("engine")]
+
+
+def text_of(token_ids: list[int], *, ended: bool) -> str:
+    """The text of a completion; `ended`: by its last token."""
+    text = make_tokenizer().decode(token_ids[:-1] if ended else token_ids)
+    while text.endswith(PAD):
+        text = text.removesuffix(PAD)
+    return text
 
 
 class TestAnswer:
@@ -36,12 +45,13 @@ class TestAnswer:
         answer = await fresh.sample(sampling={"logprobs": False})
         assert all(completion.logprobs is None for group in answer.groups for completion in group.completions)
 
-    async def test_text_is_that_of_the_tokens_without_special_ones(self, fresh: Server):
-        tokenizer = make_tokenizer()
-        answer = await fresh.sample(max_tokens=40)
-        for group in answer.groups:
-            for completion in group.completions:
-                assert completion.text == tokenizer.decode(completion.token_ids, skip_special_tokens=True)
+    async def test_text_is_that_of_the_tokens_with_special_ones_but_without_the_end(self, fresh: Server):
+        answer = await fresh.sample(prompts=4, n=8, max_tokens=60)
+        completions = [completion for group in answer.groups for completion in group.completions]
+        assert any(completion.finish_reason == "stop" for completion in completions)
+        assert any(IM_START in completion.text for completion in completions)
+        for completion in completions:
+            assert completion.text == text_of(completion.token_ids, ended=completion.finish_reason == "stop")
 
     async def test_messages_go_through_the_chat_template(self, fresh: Server):
         messages = [Message(role="user", content="hi you")]
@@ -57,11 +67,57 @@ class TestAnswer:
         )
         assert [group.prompt_token_ids for group in answer.groups] == [expected, [7]]
 
-    async def test_stop_strings(self, fresh: Server):
+    async def test_the_text_holds_the_stop_string_as_the_tokens_do(self, fresh: Server):
         answer = await fresh.sample(n=8, max_tokens=200, sampling={"stop": ["a", "e"]})
         stopped = [c for g in answer.groups for c in g.completions if c.finish_reason == "stop"]
-        assert stopped
-        assert not any(set("ae") & set(completion.text) for completion in stopped)
+        assert any(completion.text.endswith(("a", "e")) for completion in stopped)
+        for completion in stopped:
+            ended_by_eos = completion.token_ids[-1] == make_tokenizer().eos_token_id
+            assert completion.text == text_of(completion.token_ids, ended=ended_by_eos)
+            ordinary = make_tokenizer().decode(completion.token_ids[:-1], skip_special_tokens=True)
+            assert not set("ae") & set(ordinary)
+
+    @pytest.mark.parametrize(
+        "sampling",
+        [
+            {"stop_token_ids": [make_tokenizer().convert_tokens_to_ids(IM_END)]},
+            {"stop": [IM_END]},
+            {"stop": [IM_END, "</answer>"]},
+        ],
+        ids=["its id", "its text", "its text beside another"],
+    )
+    async def test_a_special_token_stops_and_is_no_part_of_the_text(self, fresh: Server, sampling: dict):
+        end = make_tokenizer().convert_tokens_to_ids(IM_END)
+        answer = await fresh.sample(prompts=4, n=8, max_tokens=200, sampling=sampling)
+        completions = [completion for group in answer.groups for completion in group.completions]
+        assert any(completion.token_ids[-1] == end for completion in completions)
+        for completion in completions:
+            assert end not in completion.token_ids[:-1]
+            assert completion.text == text_of(completion.token_ids, ended=completion.finish_reason == "stop")
+
+    async def test_a_stop_string_may_hold_a_special_token(self, fresh: Server):
+        answer = await fresh.sample(
+            prompts=8, n=32, max_tokens=250, sampling={"stop": [f"{IM_START}{letter}" for letter in "abcdefghijkl"]}
+        )
+        texts = [completion.text for group in answer.groups for completion in group.completions]
+        assert any(re.search(rf"{re.escape(IM_START)}[a-l]$", text) for text in texts)
+        assert not any(re.search(rf"{re.escape(IM_START)}[a-l].", text) for text in texts)
+
+    async def test_a_stop_token_that_the_model_does_not_have_is_refused(self, fresh: Server):
+        with pytest.raises(DataError, match="stop_token_ids holds token 5000; the vocabulary ends at 100"):
+            await fresh.sample(sampling={"stop_token_ids": [5000]})
+
+    async def test_a_logprob_that_is_nan_is_named(self, fresh: Server):
+        broken = fresh.model(1)
+        broken.model.norm.weight.data[0] = float("nan")
+        async with fresh.trainer(trainer_id="breaker") as trainer:
+            await trainer.join(take_over=True)
+            await trainer.push(broken, 1)
+        try:
+            with pytest.raises(InfrastructureError, match="logprob 0 of completion 0 of prompt 0 is nan: the served"):
+                await fresh.sample(prompts=1, n=1)
+        finally:
+            await fresh.heal()
 
     async def test_greedy_completions_are_all_the_same(self, fresh: Server):
         answer = await fresh.sample(prompts=1, n=4, sampling={"temperature": 0.0})

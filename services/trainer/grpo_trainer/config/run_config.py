@@ -34,7 +34,15 @@ class RolloutConfig(Section):
     top_k: int = Field(0, ge=0, description="0: no limit.")
     min_p: Share = 0.0
     repetition_penalty: float = Field(1.0, gt=0.0, le=2.0)
-    stop: list[str] = Field(default_factory=list)
+    stop: list[str] = Field(
+        default_factory=list,
+        description="A completion ends behind the first of these texts, which is trained and which the rewards see.",
+    )
+    stop_token_ids: list[Annotated[int, Field(ge=0)]] = Field(
+        default_factory=list,
+        description="A completion ends with the first of these tokens, as with the end of sequence: trained, and no "
+        "part of the text.",
+    )
     prompts_per_request: int | None = Field(
         None,
         ge=1,
@@ -189,7 +197,7 @@ class CanaryConfig(Section):
 
 
 class EvalConfig(Section):
-    """Held-out evaluation, greedy and sampled at temperature 1."""
+    """Held-out evaluation, greedy and sampled at temperature 1; all else is sampled as in the training."""
 
     eval_steps: int = Field(
         100, ge=0, description="Evaluate every so many steps, before the first and after the last; 0: never."

@@ -47,6 +47,20 @@ class TrainingRows(PromptRows):
         return [Share(name, len(self.stores[name]), chosen.ratio) for name, chosen in config.datasets.items()]
 
 
+class HeldOutRows(dict[str, RowStore]):
+    """The held-out rows of each set by its name; those of `data.eval_dataset` have the empty name."""
+
+    @property
+    def first_rows(self) -> list[PromptRow]:
+        """The first row of each set that has rows."""
+        return [replace(store[0], dataset=f"eval/{name}") for name, store in self.items() if len(store)]
+
+    @property
+    def longest_prompt(self) -> int:
+        """In tokens; 0 without rows."""
+        return max((store.summary.longest_prompt for store in self.values()), default=0)
+
+
 def load_training_rows(
     config: DataConfig, tokenizer: "PreTrainedTokenizerBase", *, folder: Path | None = None
 ) -> TrainingRows:
@@ -66,11 +80,13 @@ def load_training_rows(
 
 def load_eval_sets(
     config: DataConfig, tokenizer: "PreTrainedTokenizerBase", *, folder: Path | None = None
-) -> dict[str, RowStore]:
-    """The held-out rows of each set by its name; those of `eval_dataset` under the empty name. See above."""
+) -> HeldOutRows:
+    """The held-out rows of the run; see `load_prompt_rows`."""
     if not config.eval_datasets:
-        return {"": load_prompt_rows(config, tokenizer, split="eval", folder=folder)}
-    return {
-        name: load_prompt_rows(config.of_eval_dataset(name), tokenizer, split="eval", folder=folder, set_name=name)
-        for name in config.eval_datasets
-    }
+        return HeldOutRows({"": load_prompt_rows(config, tokenizer, split="eval", folder=folder)})
+    return HeldOutRows(
+        {
+            name: load_prompt_rows(config.of_eval_dataset(name), tokenizer, split="eval", folder=folder, set_name=name)
+            for name in config.eval_datasets
+        }
+    )

@@ -51,7 +51,7 @@ def mean_over_sets(results: Mapping[str, Mapping[str, float]]) -> dict[str, floa
 class Evaluation:
     """Sample and score the held-out rows. Seeds depend on the row alone, so that evaluations are comparable.
 
-    A completion ends where one of the training would: behind one of `stop`, or after `max_tokens`.
+    `sampling` is the training's. Temperature 1 replaces its temperature, so that runs compare, or greedy does.
     """
 
     def __init__(
@@ -59,12 +59,9 @@ class Evaluation:
         rollout: RolloutStage,
         reward: RewardStage,
         sets: Mapping[str, EvalSet],
-        *,
-        max_tokens: int,
-        stop: Sequence[str],
+        sampling: Sampling,
     ):
-        self.rollout, self.reward, self.sets = rollout, reward, sets
-        self.max_tokens, self.stop = max_tokens, list(stop)
+        self.rollout, self.reward, self.sets, self.sampling = rollout, reward, sets, sampling
 
     async def run(self, *, version: int, step: int) -> dict[str, float]:
         """Return `eval_accuracy` (sampled), `eval_greedy`, `eval_reward` and mean length; omits unscored metrics.
@@ -84,7 +81,7 @@ class Evaluation:
     async def _run(self, chosen: EvalSet, version: int, step: int) -> tuple[dict[str, float], dict[str, float]]:
         """Return the metrics that are averaged over the sets, and those at k."""
         sampled, greedy = (
-            Sampling(temperature=temperature, max_tokens=self.max_tokens, logprobs=False, stop=self.stop)
+            self.sampling.model_copy(update={"temperature": temperature, "logprobs": False})
             for temperature in (1.0, 0.0)
         )
         sampled_groups, greedy_groups = await asyncio.gather(

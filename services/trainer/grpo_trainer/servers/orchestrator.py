@@ -5,7 +5,7 @@ It owns the event loop's thread, in which sampling and scoring go on while the m
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Literal, Protocol, Self, TypeVar
 
@@ -16,8 +16,7 @@ from ..algorithm.spread import teaches
 from ..config.run_config import RunConfig
 from ..data.difficulty import DifficultyMemory
 from ..data.order import PromptOrder
-from ..data.prompt_row import PromptRow
-from ..data.run_rows import TrainingRows
+from ..data.run_rows import HeldOutRows, TrainingRows
 from ..ranks.stop_signal import StopRequested, StopSignal
 from .adapters import AdapterNeeds
 from .awaited import Awaited
@@ -66,7 +65,7 @@ class Orchestrator:
         config: RunConfig,
         *,
         rows: TrainingRows,
-        eval_rows: Mapping[str, Sequence[PromptRow]],
+        eval_rows: HeldOutRows,
         prompts: PromptOrder,
         cursor: Cursor,
         reward_code: RewardCode,
@@ -78,7 +77,7 @@ class Orchestrator:
     ):
         self.config, self.stop, self.status = config, stop, status
         self._adapter = AdapterNeeds.of(config, base_digest)
-        self.rows = rows
+        self.rows, self.eval_rows = rows, eval_rows
         self.tracing = Tracing(config.logging.otlp_endpoint, run=config.logging.run_name or config.run_dir.name)
         self.loop = EventLoopThread()
         self.fleet = Fleet(config.rollout.urls, min_replicas=config.rollout.min_replicas)
@@ -113,8 +112,7 @@ class Orchestrator:
             self.rollout,
             self.reward,
             eval_sets(config, eval_rows),
-            max_tokens=config.rollout.max_completion_length,
-            stop=config.rollout.stop,
+            training_sampling(config.rollout),
         )
         self.reward_health: Health | None = None
         """The reward server's last answer, for display only; None before the first answer."""
@@ -155,7 +153,8 @@ class Orchestrator:
         adapter.
         """
         config, status = self.config, self.status
-        policy = Policy.of(tokenizer, max_tokens=self.rows.longest_prompt + config.rollout.max_completion_length)
+        max_completion = config.rollout.max_completion_length
+        policy = Policy.of(tokenizer, max_tokens=self.rows.longest_prompt + max_completion)
         with self.stop.interruptible():
             limit_s = config.rollout.startup_timeout_s
             status.enter_phase(_waiting_for_rollout(config.rollout.urls), limit_s=limit_s, silent=False)
@@ -163,14 +162,16 @@ class Orchestrator:
             if self.reward.specs:
                 url, limit_s = config.reward.url, config.reward.startup_timeout_s
                 server = Awaited("the reward server", url, "reward.url", "grpo-reward serve")
-                self._wait_until_fit(server, partial(self.reward.check, self.rows.first_rows), limit_s)
+                self._wait_until_fit(
+                    server, partial(self.reward.check, [*self.rows.first_rows, *self.eval_rows.first_rows]), limit_s
+                )
             for teacher in self.teachers.stages:
                 server = Awaited(teacher.name, teacher.config.url, teacher.setting, "grpo-rollout serve MODEL")
                 check = partial(teacher.check, policy, run_servers=self.fleet.known)
                 self._wait_until_fit(server, check, teacher.config.startup_timeout_s)
         kind = self.fleet.check_compatible(
             tokenizer=policy.tokenizer,
-            max_tokens=policy.max_tokens,
+            max_tokens=max(self.rows.longest_prompt, self.eval_rows.longest_prompt) + max_completion,
             head_dtype=config.model.head_dtype,
             kv_cache=config.weights.kv_cache,
             adapter=self._adapter,

@@ -50,6 +50,17 @@ TOKENS_OF_REQUEST = 2**16
 that servers and their ingresses have by default."""
 
 
+def _described(dataset: str) -> str:
+    """What messages call the dataset of a row, see `PromptRow.dataset`."""
+    return {"": "the dataset", "eval/": "the held-out dataset"}.get(dataset, f"the dataset {dataset}")
+
+
+def _setting(dataset: str) -> str:
+    """The setting that holds a dataset with a name; empty for one without."""
+    held_out, _, name = dataset.rpartition("/")
+    return name and f"data.{'eval_datasets' if held_out else 'datasets'}.{name}"
+
+
 class RewardStage:
     """Score groups in place: set `rewards` and `total` of every episode."""
 
@@ -104,10 +115,10 @@ class RewardStage:
                 missing = [column for column in known[spec.name].columns if asked and column not in row.columns]
                 if missing:
                     raise UsageError(
-                        f"reward {spec.name} needs the column {missing[0]}; the dataset{row.dataset and ' '}"
-                        f"{row.dataset} has {', '.join(row.columns)}",
+                        f"reward {spec.name} needs the column {missing[0]}; {_described(row.dataset)} has "
+                        f"{', '.join(row.columns)}",
                         hint="add the column to the dataset, or remove the reward from reward.reward_funcs"
-                        + (f", or from the rewards of data.datasets.{row.dataset}" if row.dataset else ""),
+                        + (f", or from the rewards of {place}" if (place := _setting(row.dataset)) else ""),
                     )
 
         hashes = {spec.name: known[spec.name].code_hash for spec in self.specs}
@@ -127,7 +138,7 @@ class RewardStage:
             request = ScoreRequest(rewards=self.specs_of(row.dataset), samples=[sample])
             if request.rewards:
                 (result,) = (await self.client.score(request, retry_for_s=self.config.retry_for_s)).results
-                where = f"the first row{row.dataset and ' of '}{row.dataset}"
+                where = f"the first row of {_described(row.dataset)}"
                 faults += [
                     f"{name} gives {where} no score: {score.detail or score.status}"
                     for name, score in result.rewards.items()

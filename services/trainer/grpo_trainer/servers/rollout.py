@@ -48,6 +48,7 @@ def training_sampling(config: RolloutConfig) -> Sampling:
         repetition_penalty=config.repetition_penalty,
         max_tokens=config.max_completion_length,
         stop=config.stop,
+        stop_token_ids=config.stop_token_ids,
     )
 
 
