@@ -89,6 +89,10 @@ class Message(Request):
         default=None, exclude_if=lambda value: value is None, description="Tells participants of one role apart."
     )
 
+    reasoning_content: str | None = Field(
+        default=None, exclude_if=lambda value: value is None, description="The assistant's thought before `content`."
+    )
+
     @property
     def text(self) -> str:
         """`content` as text: the texts of its parts joined without a separator; "" for null."""

@@ -15,10 +15,11 @@ from pydantic import AfterValidator
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012, EMPTY_REGISTRY
 
+from grpo_proto.nulls import without_nulls
+
 from ..answers.place import answer_block, answered
 from ..author import Score, reward
 from ..fenced import last_fenced
-from ..nulls import without_nulls
 from ..remembered import Remembered
 from ..strict_json import NotStrictError, strict_json
 

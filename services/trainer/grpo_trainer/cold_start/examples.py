@@ -35,7 +35,8 @@ def load_examples(config: ColdStartData, tokenizer: "PreTrainedTokenizerBase") -
     rows = list(maker.rows(read_rows(config.dataset, config.split), dataset=config.dataset))
     rows, completions = _with_completions(rows, config)
     prompts = maker.prompts(rows, dataset=config.dataset)
-    prompt_ids = maker.token_ids(prompts, tokenizer, dataset=config.dataset)
+    tools = maker.tools_of(rows, dataset=config.dataset)
+    prompt_ids = maker.token_ids(prompts, tokenizer, tools=tools, dataset=config.dataset)
     # Train on the end as well: sampling stops only where the model emits it.
     completion_ids = [
         [*ids, tokenizer.eos_token_id] for ids in tokenizer(completions, add_special_tokens=False)["input_ids"]
@@ -71,7 +72,7 @@ def _split_conversations(rows: Sequence[Row], config: ColdStartData) -> tuple[li
                 hint='write [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]',
             )
         completions.append(_completion(messages[-1:], where))
-        prompts.append({config.prompt_column: messages[:-1]})
+        prompts.append({**row, config.prompt_column: messages[:-1]})
     return prompts, completions
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
-from .prompts import Prompt, PromptMaker
+from .prompts import PromptMaker
+from .rendering import Prompt
 from .values import Row
 
 if TYPE_CHECKING:
@@ -54,11 +55,12 @@ def prepared_batches(
         if not columns.failed and no_prompt is None:
             try:
                 prompts = maker.prompts_of(batch, dataset=dataset, first_row=first_row)
+                tools = maker.tools_of(batch, dataset=dataset, first_row=first_row)
             except UsageError as error:
                 no_prompt = error
             if no_prompt is None and not_rendered is None:
                 try:
-                    token_ids = maker.token_ids(prompts, tokenizer, dataset=dataset, first_row=first_row)
+                    token_ids = maker.token_ids(prompts, tokenizer, tools=tools, dataset=dataset, first_row=first_row)
                 except UsageError as error:
                     not_rendered = error
                 else:

@@ -12,7 +12,7 @@ class PromptRow:
 
     index: int
     token_ids: list[int]
-    prompt: str | list[dict[str, str]]
+    prompt: str | list[dict[str, Any]]
     columns: dict[str, Any]
     dataset: str = ""
     """Its name in `data.datasets`, or `eval/<name>` for one in `data.eval_datasets`; empty where it has no name."""

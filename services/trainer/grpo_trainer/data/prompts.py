@@ -6,8 +6,8 @@ Which prompts are messages and which are text:
   is given: then the text is a user's message, too.
 
 How they become token ids: text as it is, with the special tokens that the tokenizer adds by itself. Messages by the
-tokenizer's chat template, up to where the assistant begins. A tokenizer without a chat template, as a base model may
-have, gets the messages' texts, each followed by a line break.
+tokenizer's chat template, up to where the assistant begins; it gets all that a message holds, and the tools of the
+row's column `tools`.
 """
 
 import difflib
@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import jinja2
-
 from ..errors import UsageError, storage_error_class
 from ..extension import file_of, named
-from .recipes import RECIPES, Message, Recipe, converted, with_system
+from .messages import check_sendable, read_message, read_tools
+from .recipes import RECIPES, Recipe, converted, with_system
 from .recipes.own import PROMPT_COLUMN
+from .rendering import Prompt, Renderer, Tools
 from .values import Row
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from ..config.cold_start import ColdStartData
     from ..config.data import DataConfig
-
-Prompt = str | list[Message]
 
 
 @dataclass(frozen=True)
@@ -103,68 +101,30 @@ class PromptMaker:
             for number, row in enumerate(rows, start=first_row)
         ]
 
+    def tools_of(self, rows: Sequence[Mapping[str, Any]], *, dataset: str, first_row: int = 1) -> list[Tools]:
+        """The tools of each row, which a chat template shows. Raises UsageError."""
+        return [read_tools(row, f"dataset {dataset}, row {number}") for number, row in enumerate(rows, start=first_row)]
+
     def token_ids(
-        self, prompts: Sequence[Prompt], tokenizer: "PreTrainedTokenizerBase", *, dataset: str, first_row: int = 1
+        self,
+        prompts: Sequence[Prompt],
+        tokenizer: "PreTrainedTokenizerBase",
+        *,
+        tools: Sequence[Tools],
+        dataset: str,
+        first_row: int = 1,
     ) -> list[list[int]]:
         """Token ids of each prompt, ready to be continued by the assistant. Raises UsageError."""
-        numbers = [number for number, prompt in enumerate(prompts) if not isinstance(prompt, str)]
-        conversations = [prompt for prompt in prompts if not isinstance(prompt, str)]
-        texts = [prompt if isinstance(prompt, str) else "" for prompt in prompts]
-        try:
-            rendered = self._rendered(conversations, tokenizer)
-        except jinja2.TemplateError:
-            for number, conversation in zip(numbers, conversations, strict=True):
-                self._check_rendered(conversation, tokenizer, f"dataset {dataset}, row {first_row + number}")
-            raise
-        for number, text in zip(numbers, rendered, strict=True):
-            texts[number] = text
-        has_template = tokenizer.chat_template is not None
-        return _tokenized(texts, tokenizer, [isinstance(prompt, str) or not has_template for prompt in prompts])
-
-    def _rendered(self, conversations: list[list[Message]], tokenizer: "PreTrainedTokenizerBase") -> list[str]:
-        if tokenizer.chat_template is None:
-            return ["".join(message["content"] + "\n" for message in messages) for messages in conversations]
-        if not conversations:
-            return []
-        # In one call: what it prepares costs more than to render a prompt.
-        return list(
-            tokenizer.apply_chat_template(
-                conversations, tokenize=False, add_generation_prompt=True, **self.chat_template_kwargs
-            )
-        )
-
-    def _check_rendered(self, messages: list[Message], tokenizer: "PreTrainedTokenizerBase", where: str) -> None:
-        try:
-            self._rendered([messages], tokenizer)
-        except jinja2.TemplateError as error:
-            raise UsageError(
-                f"{where}: the tokenizer's chat template refuses the messages: {error}",
-                hint="change data.system, data.chat_template_kwargs or the roles in the dataset",
-            ) from error
-
-
-def _tokenized(texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase", is_plain: Sequence[bool]) -> list[list[int]]:
-    """Plain text gets the tokenizer's own special tokens; a chat template has written them already."""
-    token_ids: list[list[int]] = [[] for _ in texts]
-    for plain in (True, False):
-        numbers = [number for number, flag in enumerate(is_plain) if flag is plain]
-        if numbers:
-            # In one call: a fast tokenizer spreads a list over the cores.
-            batch = tokenizer(
-                [texts[number] for number in numbers],
-                add_special_tokens=plain,
-                return_attention_mask=False,
-                verbose=False,
-            )
-            for number, ids in zip(numbers, batch["input_ids"], strict=True):
-                token_ids[number] = ids
-    return token_ids
+        renderer = Renderer(tokenizer, self.chat_template_kwargs)
+        return renderer.token_ids(prompts, tools, dataset=dataset, first_row=first_row)
 
 
 def _prompt_as_given(value: Any, system: str | None, where: str) -> Prompt:
     if isinstance(value, str):
         return with_system(system, [{"role": "user", "content": value}]) if system else value
-    messages = [_message(item, where) for item in value] if isinstance(value, list) else []
+    messages = [read_message(item, where) for item in value] if isinstance(value, list) else []
+    for message in messages:
+        check_sendable(message, where)
     if not messages:
         raise UsageError(
             f"{where} is neither text nor a list of messages",
@@ -176,15 +136,6 @@ def _prompt_as_given(value: Any, system: str | None, where: str) -> Prompt:
             hint="end the prompt with the user's message, or name another data.prompt_column",
         )
     return with_system(system, messages)
-
-
-def _message(item: Any, where: str) -> Message:
-    if not isinstance(item, Mapping) or not all(isinstance(item.get(key), str) for key in ("role", "content")):
-        raise UsageError(
-            f"{where} holds a message without a text `role` and a text `content`: {str(item)[:80]}",
-            hint='messages are written as {"role": "user", "content": "…"}',
-        )
-    return {"role": item["role"], "content": item["content"]}
 
 
 class ColumnCheck:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from ..config.data import DataConfig
 from ..extension import file_hash
 from .batches import prepared_batches
+from .first_row import prompt_doubts
 from .prompts import PromptMaker
 from .row_store import RowStore, open_rows, write_rows
 from .sources import Source, find_source
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 """Raise it with every change of this package that gives other rows, prompts or token ids, or writes them otherwise."""
 _LIBRARIES = ("transformers", "tokenizers", "jinja2", "datasets", "pyarrow")
 
@@ -58,10 +59,10 @@ def load_prompt_rows(
     source = find_source(dataset, source_split)
     maker = PromptMaker.of(config)
     fingerprint = rows_fingerprint(source, maker, tokenizer, max_prompt_length=config.max_prompt_length)
-    kept = open_rows(path, fingerprint) if fingerprint else None
-    if kept is not None:
-        log.info("dataset %s: %d rows are in %s, with their token ids", dataset, len(kept), path)
-        return kept
+    rows = open_rows(path, fingerprint) if fingerprint else None
+    if rows is not None:
+        log.info("dataset %s: %d rows are in %s, with their token ids", dataset, len(rows), path)
+        return _with_doubts(rows, tokenizer, dataset)
     batches = prepared_batches(
         maker.rows(source.rows(), dataset=dataset),
         maker,
@@ -71,6 +72,13 @@ def load_prompt_rows(
     )
     rows = write_rows(path, batches, fingerprint)
     log.info("dataset %s: %d rows read and tokenized in %.1f s", dataset, len(rows), time.monotonic() - started)
+    return _with_doubts(rows, tokenizer, dataset)
+
+
+def _with_doubts(rows: RowStore, tokenizer: "PreTrainedTokenizerBase", dataset: str) -> RowStore:
+    """Log what is odd about the first prompt, and return `rows`."""
+    for doubt in prompt_doubts(rows[0], tokenizer, dataset=dataset):
+        log.warning("%s", doubt)
     return rows
 
 

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -144,7 +144,7 @@ def _reward(name: str, result: dict[str, Any]) -> RewardShown:
 def prompt_text(prompt: Any) -> str:
     """Render messages as text, each with its role first."""
     if isinstance(prompt, list):
-        return "\n\n".join(f"[{message.get('role')}]\n{message.get('content')}" for message in prompt)
+        return "\n\n".join(f"[{message.get('role')}]\n{_message_text(message)}" for message in prompt)
     return str(prompt or "")
 
 
@@ -158,3 +158,11 @@ def shorten(text: str, limit: int = MAX_CHARACTERS) -> str:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _message_text(message: Mapping[str, Any]) -> str:
+    """The content, and the tool calls as JSON below it."""
+    content = message.get("content") or ""
+    text = content if isinstance(content, str) else "".join(str(part.get("text", "")) for part in content)
+    calls = [json.dumps(call.get("function", call), ensure_ascii=False) for call in message.get("tool_calls") or []]
+    return "\n".join(filter(None, [text, *calls]))

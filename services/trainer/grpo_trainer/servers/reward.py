@@ -25,6 +25,7 @@ from grpo_proto.totals import missing_because, score_broken_again
 from ..algorithm.scores import is_correct
 from ..algorithm.sequences import Group
 from ..config.run_config import RewardConfig
+from ..data.messages import wire_message
 from ..data.prompt_row import PromptRow
 from ..errors import RunError, ServersError, UnavailableError, UsageError, storage_error_class
 from .reward_code import RewardCode
@@ -271,4 +272,4 @@ def check_enough_scored(groups: list[Group], min_share: float) -> None:
 
 
 def _prompt(row: PromptRow) -> str | list[Message]:
-    return row.prompt if isinstance(row.prompt, str) else [Message.model_validate(message) for message in row.prompt]
+    return row.prompt if isinstance(row.prompt, str) else [wire_message(message) for message in row.prompt]

@@ -8,7 +8,7 @@ from typing import Any
 # {column} is filled in, {{column}} stands for {column}; every other brace, as in LaTeX, is only text.
 _FIELD = re.compile(r"\{\{([A-Za-z_]\w*)\}\}|\{([A-Za-z_]\w*)\}")
 
-Message = dict[str, str]
+Message = dict[str, Any]
 
 
 @dataclass(frozen=True)
