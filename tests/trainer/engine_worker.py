@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from deepspeed.runtime.zero import stage3
 from safetensors.torch import load_file
-from tests.trainer.made_engines import equal, new_engine, pushed, reference_weights, updates_of, weights
+from tests.trainer.made_engines import LayerPasses, equal, new_engine, pushed, reference_weights, updates_of, weights
 from tests.trainer.made_episodes import build_updates, decided, make_taken
 from tests.trainer.tested_rank import Scenario, run_scenarios
 from transformers import AutoModelForCausalLM
@@ -61,6 +61,7 @@ def gradient(
     updates = updates_of(engine, make_taken(count, seed=3, stale_share=0.3), budget=budget)
     before = weights(engine)
     engine.prepare(updates)
+    passes = LayerPasses(engine)
     metrics = engine.update(updates[0])
     after = weights(engine)
     found = {name: (before[name].double() - after[name].double()) / GRADIENT_SCALE for name in before}
@@ -68,7 +69,26 @@ def gradient(
         packed = "-packed" if packing else ""
         torch.save(found, folder / f"gradient-{engine.world_size}-{stage}-{budget}-{checkpointing}-{count}{packed}.pt")
     rows = [batch.position_ids_BL is not None for batch in updates[0]]
-    return metrics | {"micro_batches": len(updates[0]), "packed_micro_batches": sum(rows)}
+    return metrics | {
+        "micro_batches": len(updates[0]),
+        "packed_micro_batches": sum(rows),
+        "layer_passes": passes.count,
+        "overlaps": getattr(engine._engine.optimizer, "overlap_comm", None),
+    }
+
+
+def offloaded(folder: Path, stage: int) -> dict[str, Any]:
+    """Two updates, with the optimizer's state beside the weights, and with it in CPU memory."""
+    engines = [new_engine(folder, stage=stage, offload_optimizer=offloads) for offloads in (False, True)]
+    for engine in engines:
+        for seed in range(2):
+            updates = updates_of(engine, make_taken(9, seed=seed))
+            engine.prepare(updates)
+            engine.update(updates[0])
+    name = "offload_optimizer" if stage == 3 else "cpu_offload"
+    offloads = [bool(getattr(engine._engine.optimizer, name)) for engine in engines]
+    plain, other = map(weights, engines)
+    return {"offloads": offloads, "difference": max((plain[n] - other[n]).abs().max().item() for n in plain)}
 
 
 def continued(folder: Path, stage: int, dtype: str) -> dict[str, Any]:
@@ -346,6 +366,8 @@ def scenarios(folder: Path, world_size: int) -> dict[str, Scenario]:
         found[f"not_finite {stage} bfloat16"] = partial(not_finite, folder, stage, "bfloat16")
         found[f"skipped {stage}"] = partial(skipped, folder, stage)
         found[f"several_updates {stage}"] = partial(several_updates, folder, stage)
+        if stage:
+            found[f"offloaded {stage}"] = partial(offloaded, folder, stage)
     if world_size > 1:
         for stage in (0, 3):
             packed = partial(gradient, folder, stage, 80, True, 20, entropy_coef=0.0, packing=True)

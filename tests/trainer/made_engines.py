@@ -31,6 +31,7 @@ def new_engine(
     overlap_comm: bool = False,
     packing: bool = False,
     coalesce_grad_reduction: bool = False,
+    offload_optimizer: bool = False,
 ) -> TrainingEngine:
     return TrainingEngine(
         ModelConfig(
@@ -45,6 +46,7 @@ def new_engine(
             overlap_comm=overlap_comm,
             packing=packing,
             coalesce_grad_reduction=coalesce_grad_reduction,
+            offload_optimizer=offload_optimizer,
         ),
         algorithm or AlgorithmConfig(loss_type="grpo"),
         temperature=0.9,
@@ -97,6 +99,17 @@ def updates_of(engine: TrainingEngine, taken: Taken, *, budget: int = 60, steps:
         device=engine.device,
         layout=engine.row_layout,
     )
+
+
+class LayerPasses:
+    """Counts the forward passes of an engine's first layer."""
+
+    def __init__(self, engine: TrainingEngine):
+        self.count = 0
+        engine.policy.model.get_decoder().layers[0].register_forward_pre_hook(self._add)
+
+    def _add(self, *_: Any) -> None:
+        self.count += 1
 
 
 def weights(engine: TrainingEngine) -> dict[str, torch.Tensor]:

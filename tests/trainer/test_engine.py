@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,18 +13,32 @@ from tests.tiny_model import make_model, make_tokenizer
 from tests.trainer.made_episodes import VERSION, build_updates, decided, make_taken
 from tests.trainer.spawned_ranks import MARKS, run_ranks
 from torch import nn
-from transformers import CohereConfig, PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    CohereConfig,
+    MixtralConfig,
+    OPTConfig,
+    PhimoeConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+    SeedOssConfig,
+    Starcoder2Config,
+)
 
 from grpo_trainer.algorithm.entropy_mask import mark_high_entropy
 from grpo_trainer.algorithm.loss import old_logprobs, policy_loss
 from grpo_trainer.algorithm.surrogates.clipped import clipped
 from grpo_trainer.config.algorithm import AlgorithmConfig
+from grpo_trainer.config.lora import LoraConfig
 from grpo_trainer.config.run_config import ModelConfig
-from grpo_trainer.engine.model import check_family, load_policy, recompute_activations, switch_dropout_off
-from grpo_trainer.engine.output_head import Policy
+from grpo_trainer.engine.model import check_family, load_policy, recompute_activations
 from grpo_trainer.engine.saved_state import SavedState
 from grpo_trainer.engine.state import read_engine_state
 from grpo_trainer.errors import UnavailableError, UsageError
+from grpo_trainer.lora.adapter import Adapter
 
 STAGES = [0, 1, 2, 3]
 DTYPES = ["float32", "bfloat16"]
@@ -102,6 +117,10 @@ def test_loss_and_gradient_do_not_depend_on_ranks_micro_batches_or_zero_stage(
     metrics = [result[f"gradient {stage} {budget} {checkpointing} {count}"] for result in results]
     assert metrics[0]["micro_batches"] > 1 or budget > 40
     assert metrics[0]["packed_micro_batches"] == 0
+    # Each layer is computed twice with recomputed activations.
+    assert metrics[0]["layer_passes"] == metrics[0]["micro_batches"] * (2 if checkpointing else 1)
+    if stage == 2:  # the other stages do not show it
+        assert metrics[0]["overlaps"] is checkpointing
     found = torch.load(folder / f"gradient-{world_size}-{stage}-{budget}-{checkpointing}-{count}.pt", weights_only=True)
     assert_equals(plain_gradient(folder, count, top_quantile, 0.01 if checkpointing else 0.0), found, metrics)
     assert all(of_rank == metrics[0] for of_rank in metrics), "ranks report different metrics"
@@ -245,6 +264,14 @@ def test_gradients_reduced_once_an_update_are_those_reduced_once_a_micro_batch(
         assert seen["resumed"], "an update after a checkpoint is not repeated to the bit"
 
 
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_an_optimizer_in_cpu_memory_makes_the_same_updates(two_ranks: list[dict[str, Any]], stage: int):
+    for result in two_ranks:
+        seen = result[f"offloaded {stage}"]
+        assert seen["offloads"] == [False, True]
+        assert seen["difference"] < 1e-6
+
+
 def test_a_long_update_push_or_checkpoint_is_heard_of_meanwhile(two_ranks: list[dict[str, Any]]):
     for result in two_ranks:
         seen = result["heard"]
@@ -294,42 +321,75 @@ def test_a_family_that_was_never_pushed_is_warned_of(caplog: pytest.LogCaptureFi
     assert "no push has been tried with the family cohere" in caplog.text
 
 
-def test_dropout_is_off_while_the_model_is_in_training_mode():
-    model = make_model(tied=True, hidden_size=64)
-    model.config.attention_dropout = 0.5
-    for layer in model.model.layers:
-        layer.self_attn.attention_dropout = 0.5
-    switch_dropout_off(model)
-    policy = Policy(model, temperature=1.0, chunk_tokens=8).train()
-    arguments = torch.arange(5, 25)[None], torch.zeros(19, dtype=torch.long), torch.arange(1, 20)
-    assert torch.equal(policy(*arguments)[0], policy(*arguments)[0])
+TINY: dict[str, Any] = {"vocab_size": 101, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+NOISY: dict[str, Callable[[], PreTrainedConfig]] = {
+    "qwen2": lambda: Qwen2Config(**TINY, intermediate_size=64, num_key_value_heads=1, attention_dropout=0.5),
+    "starcoder2": lambda: Starcoder2Config(
+        **TINY, intermediate_size=64, num_key_value_heads=1, residual_dropout=0.5, embedding_dropout=0.5
+    ),
+    "opt": lambda: OPTConfig(**TINY, ffn_dim=64, word_embed_proj_dim=64, dropout=0.5, attention_dropout=0.5),
+    "seed_oss": lambda: SeedOssConfig(
+        **TINY, intermediate_size=64, num_key_value_heads=1, head_dim=32, residual_dropout=0.5, attention_dropout=0.5
+    ),
+    "mixtral": lambda: MixtralConfig(
+        **TINY, intermediate_size=64, num_key_value_heads=1, num_local_experts=4, router_jitter_noise=0.5
+    ),
+    "phimoe": lambda: PhimoeConfig(
+        **TINY, intermediate_size=64, num_key_value_heads=1, num_local_experts=4, router_jitter_noise=0.5,
+        input_jitter_noise=0.5, hidden_dropout=0.5,
+    ),
+}  # fmt: skip
+"""Families that draw in training mode, each with settings that would show."""
+
+
+@pytest.mark.parametrize("name", NOISY)
+def test_nothing_is_drawn_while_activations_are_recomputed(name: str):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(NOISY[name]()).eval()
+    input_ids = torch.arange(5, 25)[None]
+    expected = model(input_ids).logits.detach()
+    recompute_activations(model)
+    found = model(input_ids).logits
+    assert torch.equal(found, expected)
+    assert torch.equal(model(input_ids).logits, expected)
+    found.sum().backward()
 
 
 def kept_bytes(model: PreTrainedModel) -> tuple[int, list[torch.Tensor]]:
-    """What autograd keeps of one forward pass, parameters not counted, and the gradients."""
+    """What is kept of one forward pass, parameters not counted, and the gradients.
+
+    That is what autograd saves, and the inputs of the layers, which the recomputation holds by itself.
+    """
     parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    kept: dict[int, int] = {}
+    kept: dict[int, torch.UntypedStorage] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in parameters:
-            kept[storage.data_ptr()] = storage.nbytes()
+            kept[storage.data_ptr()] = storage
         return tensor
 
+    def keep_input(_: nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
+        keep(arguments[0])
+
     model.zero_grad()
+    decoder = model.get_decoder()
+    hooks = [layer.register_forward_pre_hook(keep_input) for layer in decoder.layers]
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        hidden = model.model(input_ids=(torch.arange(100) % 20 + 5)[None]).last_hidden_state
+        hidden = decoder(input_ids=(torch.arange(100) % 20 + 5)[None]).last_hidden_state
+    for hook in hooks:
+        hook.remove()
     hidden.square().sum().backward()
-    return sum(kept.values()), [
+    return sum(storage.nbytes() for storage in kept.values()), [
         parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None
     ]
 
 
-def test_gradient_checkpointing_keeps_a_third_at_most():
+@pytest.mark.parametrize("adapted", [False, True], ids=["all weights", "an adapter"])
+def test_gradient_checkpointing_keeps_a_third_at_most(adapted: bool):
     model = make_model(tied=True, hidden_size=64, num_layers=4).eval()
-    model.config.attention_dropout = 0.5
-    for layer in model.model.layers:
-        layer.self_attn.attention_dropout = 0.5  # which must not awake
+    if adapted:
+        Adapter(model, LoraConfig(r=4, alpha=8), base_name="tiny", seed=1)
     plain, gradients = kept_bytes(model)
     recompute_activations(model)
     recomputed, others = kept_bytes(model)

@@ -37,7 +37,7 @@ leaves the position ids out of its masks."""
 
 
 def load_policy(config: ModelConfig, *, temperature: float, zero3: dict[str, Any] | None) -> Policy:
-    """Load the model of `config`, without dropout: the same tokens always have the same logprobs.
+    """Load the model of `config` in evaluation mode, without dropout: the same tokens have the same logprobs.
 
     `zero3`: the DeepSpeed configuration when parameters are sharded; every rank then loads its share only, and no rank
     ever holds the whole model. Raises UsageError or UnavailableError when the model cannot be loaded, and UsageError
@@ -62,7 +62,6 @@ def load_policy(config: ModelConfig, *, temperature: float, zero3: dict[str, Any
         if sharded is not None:
             # transformers keeps a weak reference to the setting, and would shard every later model as well.
             unset_hf_deepspeed_config()
-    switch_dropout_off(model)
     freeze_all_but_text(model)
     if config.gradient_checkpointing:
         recompute_activations(model)
@@ -162,8 +161,9 @@ def _changes(piece: Piece, parameters: Mapping[str, nn.Parameter]) -> bool:
 def recompute_activations(model: PreTrainedModel) -> None:
     """Keep the layers' inputs alone, and compute the rest again on the way back.
 
-    transformers does so for layers in training mode, and loads a model in the other one. Only the layers themselves are
-    put into it: what they are made of stays as it was loaded, or jitter and other noise of training would awake.
+    transformers does so for layers in training mode, and loads a model in evaluation mode. Put only the layers
+    themselves into training mode, because their parts would draw dropout and jitter, and set their own dropouts to 0.
+    The jitter of a part stays as it is: some routers (phimoe) compute with it in evaluation mode, too.
     """
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
@@ -174,12 +174,6 @@ def recompute_activations(model: PreTrainedModel) -> None:
         )
     for layer in layers:
         layer.training = True
-
-
-def switch_dropout_off(model: nn.Module) -> None:
-    """Set dropout to 0 everywhere, for whoever puts the model into training mode."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        if isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0
+        for name, value in vars(layer).items():
+            if "drop" in name and isinstance(value, float):
+                setattr(layer, name, 0.0)
