@@ -13,7 +13,16 @@ from grpo_trainer.algorithm.sequences import MicroBatch, Segment, Turn, untraine
 from grpo_trainer.config.run_config import CanaryConfig, RunConfig
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.errors import RunError
-from grpo_trainer.servers.canary import Probe, Rule, compare, compared_urls, own_logprobs, rule_for, sample_probes
+from grpo_trainer.servers.canary import (
+    Probe,
+    Rule,
+    canary_prompts,
+    compare,
+    compared_urls,
+    own_logprobs,
+    rule_for,
+    sample_probes,
+)
 from grpo_trainer.servers.fleet import Fleet
 
 
@@ -80,6 +89,21 @@ def test_a_few_tokens_that_took_other_experts_are_no_other_policy():
     assert rule_for(fp32, "cpu", has_experts=True).quantile is None
 
 
+@pytest.mark.parametrize(
+    ("num_prompts", "longest", "lengths"),
+    [(4, 47, [3, 7, 11, 15]), (1, 47, [15]), (2, 20, [3, 3])],
+    ids=["four", "one alone", "completions shorter than the canary's"],
+)
+def test_its_prompts_span_the_lengths_of_the_run(num_prompts: int, longest: int, lengths: list[int]):
+    rows = [PromptRow(number, [number] * (3 + number), "p", {}) for number in range(3)]
+    config = CanaryConfig(num_prompts=num_prompts, max_tokens=32)
+    prompts = canary_prompts(rows, config, shortest=3, longest=longest)
+    assert [len(prompt) for prompt in prompts] == lengths
+    assert prompts == canary_prompts(rows, config, shortest=3, longest=longest)
+    if num_prompts == 4:
+        assert prompts[:2] == [[0, 0, 0], [1, 1, 1, 1, 2, 2, 2]]
+
+
 @pytest.mark.parametrize(("status", "stays"), [(504, True), (None, False)])
 async def test_a_server_that_is_too_busy_to_be_checked_stays(status: int | None, stays: bool, caplog):
     async def too_late(_: RolloutRequest) -> None:
@@ -89,8 +113,7 @@ async def test_a_server_that_is_too_busy_to_be_checked_stays(status: int | None,
     fleet = Fleet(["http://busy"], min_replicas=1)
     await fleet.admit(fleet.replicas, session=1)
     fleet.replicas[0].rollouts.rollouts = too_late  # type: ignore[assignment,method-assign]
-    rows = [PromptRow(0, [1], "p", {})]
-    assert await sample_probes(fleet, rows, CanaryConfig(), session=1, version=1, temperature=1.0) == []
+    assert await sample_probes(fleet, [[1]], CanaryConfig(), session=1, version=1, temperature=1.0) == []
     assert fleet.members == (fleet.replicas if stays else [])
     assert ("has not checked http://busy" in caplog.text) == stays
     await fleet.close()

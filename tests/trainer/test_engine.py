@@ -18,6 +18,7 @@ from transformers import (
     CohereConfig,
     MixtralConfig,
     OPTConfig,
+    Phi3Config,
     PhimoeConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -35,6 +36,7 @@ from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.config.lora import LoraConfig
 from grpo_trainer.config.run_config import ModelConfig
 from grpo_trainer.engine.model import check_family, load_policy, recompute_activations
+from grpo_trainer.engine.rope import context_of
 from grpo_trainer.engine.saved_state import SavedState
 from grpo_trainer.engine.state import read_engine_state
 from grpo_trainer.errors import UnavailableError, UsageError
@@ -340,6 +342,57 @@ NOISY: dict[str, Callable[[], PreTrainedConfig]] = {
     ),
 }  # fmt: skip
 """Families that draw in training mode, each with settings that would show."""
+
+
+@pytest.mark.parametrize(
+    ("config", "context"),
+    [
+        (lambda: Qwen2Config(**TINY), None),
+        (
+            lambda: Phi3Config(
+                **TINY, pad_token_id=0, max_position_embeddings=512, original_max_position_embeddings=64,
+                rope_parameters={
+                    "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 16, "long_factor": [2.0] * 16,
+                    "original_max_position_embeddings": 64,
+                },
+            ),
+            64,
+        ),
+        (
+            lambda: Qwen2Config(
+                **TINY, num_key_value_heads=1, max_position_embeddings=128,
+                rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
+            ),
+            128,
+        ),
+        (
+            lambda: Qwen2Config(
+                **TINY, rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0,
+                                         "original_max_position_embeddings": 64},
+            ),
+            None,
+        ),
+    ],
+    ids=["plain", "longrope", "dynamic", "yarn"],
+)  # fmt: skip
+def test_the_context_up_to_which_a_rotary_embedding_does_not_depend_on_the_length(
+    config: Callable[[], PreTrainedConfig], context: int | None
+):
+    """What depends on it: the logits of a sequence beside a longer one."""
+    torch.manual_seed(0)
+    family = config()
+    assert context_of(family) == context
+    if context is None:
+        return
+    model = AutoModelForCausalLM.from_config(family).eval()
+
+    def logits(length: int) -> torch.Tensor:
+        positions = torch.arange(length)[None]
+        return model(torch.arange(length)[None] % 90 + 5, position_ids=positions).logits[0, :20].detach()
+
+    short = logits(20)
+    assert torch.allclose(logits(context), short, atol=1e-5)
+    assert not torch.allclose(logits(context + 1), short, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", NOISY)

@@ -37,6 +37,7 @@ def info(**changes: object) -> RolloutInfo:
         ({"protocol_version": PROTOCOL_VERSION + 1}, "speaks protocol"),
         ({"tokenizer_fingerprint": "another"}, "another tokenizer"),
         ({"max_model_len": 50}, "a context of 50 tokens"),
+        ({"max_model_len": 300}, "beyond 200 the rotary embedding of this model depends on the length"),
         ({"dtype": "bfloat16", "head_dtype": "float32"}, "computes logits in float32; model.head_dtype is model"),
         ({"keeps_kv_cache": False}, "recomputes the KV cache at every push; weights.kv_cache is keep"),
     ],
@@ -46,6 +47,7 @@ async def test_a_server_that_does_not_fit_may_fit_at_the_next_try(changes: dict[
     fleet = Fleet(["http://127.0.0.1:1"], min_replicas=1)
     fleet.replicas[0].info = info(keeps_kv_cache=True)
     needs: dict[str, Any] = {"tokenizer": "ours", "max_tokens": 100, "head_dtype": "model", "kv_cache": "keep"}
+    needs["one_rope_context"] = 200
     fleet.check_compatible(**needs)
     fleet.replicas[0].info = info(**{"keeps_kv_cache": True} | changes)
     with pytest.raises(UnavailableError, match=named):

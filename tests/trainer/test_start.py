@@ -18,6 +18,7 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
+from pydantic import ValidationError
 from tests.processes import BIN, free_port
 from tests.trainer.made_run_file import write_run_file
 from transformers import AutoConfig, AutoTokenizer, Qwen2Config
@@ -277,16 +278,13 @@ class TestExitStatus:
             whole = 2 * size * shares * (1.0 if offloads else 1.25)
             assert f"gradients {whole:.2f}," in dict(_memory(RunConfig.model_validate(run)))["memory of a rank"]
 
-    def test_a_bare_optimizer_is_not_offloaded(self, run_file: Path, tmp_path: Path):
-        from grpo_trainer.dry_run import _memory
-
-        shape = {"vocab_size": 100, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
-        Qwen2Config(**shape, num_attention_heads=2, num_key_value_heads=2).save_pretrained(tmp_path / "model")
-        run = yaml.safe_load(run_file.read_text()) | {
-            "model": {"name_or_path": str(tmp_path / "model"), "dtype": "float32"},
-            "deepspeed": {"zero_stage": 0, "offload_optimizer": True},
-        }
-        assert "CPU memory" not in dict(_memory(RunConfig.model_validate(run)))["memory of a rank"]
+    def test_a_bare_optimizer_that_should_be_offloaded_is_refused(self, run_file: Path):
+        run = yaml.safe_load(run_file.read_text()) | {"deepspeed": {"zero_stage": 0, "offload_optimizer": True}}
+        run["model"] |= {"dtype": "float32"}
+        with pytest.raises(ValidationError, match=r"deepspeed\.offload_optimizer has no effect with"):
+            RunConfig.model_validate(run)
+        run["model"] |= {"dtype": "bfloat16"}  # DeepSpeed's stage 1
+        assert RunConfig.model_validate(run).deepspeed.offload_optimizer
 
     def test_an_old_driver_is_no_gpu(self, monkeypatch: pytest.MonkeyPatch):
         """DeepSpeed would have torch ask NVML, which has no opinion on that."""

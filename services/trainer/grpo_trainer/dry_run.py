@@ -20,6 +20,7 @@ from .data.prompt_row import PromptRow
 from .data.run_rows import HeldOutRows, TrainingRows, load_eval_sets, load_training_rows
 from .data.tokenizer import load_tokenizer
 from .engine.deepspeed_settings import deepspeed_settings
+from .engine.rope import one_rope_context
 from .engine.schedule import number_of_steps
 from .errors import model_error_class
 from .lora.adapter import Adapter
@@ -161,6 +162,7 @@ async def _servers(config: RunConfig, rows: TrainingRows, eval_rows: HeldOutRows
         tokenizer=policy.tokenizer,
         max_tokens=max(rows.longest_prompt, eval_rows.longest_prompt) + max_completion,
         head_dtype=config.model.head_dtype,
+        one_rope_context=one_rope_context(config.model),
         kv_cache=config.weights.kv_cache,
         adapter=AdapterNeeds.of(config, None),
     )

@@ -25,6 +25,7 @@ from .data.difficulty import DifficultyMemory
 from .data.order import PromptOrder
 from .data.run_rows import load_eval_sets, load_training_rows
 from .data.tokenizer import load_tokenizer
+from .engine.rope import one_rope_context
 from .engine.schedule import number_of_steps
 from .engine.state import layout, read_engine_state
 from .engine.training_engine import TrainingEngine
@@ -136,7 +137,7 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
         )
         open_parts.enter_context(status.watching("the event loop", orchestrator.loop.is_alive))
         show_servers(status, config, orchestrator, warnings)
-        push_kind = orchestrator.connect(tokenizer)
+        push_kind = orchestrator.connect(tokenizer, one_rope_context=one_rope_context(config.model))
 
     # Ranks wait for each other in libraries, where no handler runs, and there is nothing to save yet.
     with stop.ending_at_once() if rendezvous.has_others else nullcontext():

@@ -187,8 +187,8 @@ class CanaryConfig(Section):
     """Compare the logprobs of the served policy with the trainer's own."""
 
     steps: int = Field(10, ge=0, description="Check every so many steps and after the first push; 0: only after it.")
-    num_prompts: int = Field(4, ge=1)
-    max_tokens: int = Field(32, ge=1)
+    num_prompts: int = Field(4, ge=1, description="Prompts that span the lengths of the run's sequences.")
+    max_tokens: int = Field(32, ge=1, description="Sampled and compared tokens of each prompt.")
     max_logprob_difference: float | None = Field(
         None,
         gt=0.0,
@@ -287,6 +287,16 @@ class RunConfig(Section):
                 f"{', '.join(self.rollout.distorting)}: the servers' logprobs are then of another distribution than "
                 f"the policy's, and {' and '.join(enters)} would compare the two; sample without it, or set "
                 "algorithm.importance_sampling_correction false and algorithm.max_staleness 0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _an_optimizer_that_can_be_offloaded(self) -> Self:
+        sharing = self.deepspeed
+        if sharing.offload_optimizer and sharing.zero_stage == 0 and self.model.dtype == "float32":
+            raise ValueError(
+                "deepspeed.offload_optimizer has no effect with deepspeed.zero_stage 0 and model.dtype float32; set "
+                "deepspeed.zero_stage to 1, 2 or 3, or leave deepspeed.offload_optimizer out"
             )
         return self
 

@@ -42,6 +42,11 @@ class TrainingRows(PromptRows):
         """In tokens."""
         return max(store.summary.longest_prompt for store in self.stores.values())
 
+    @property
+    def shortest_prompt(self) -> int:
+        """In tokens."""
+        return min(store.summary.shortest_prompt for store in self.stores.values())
+
     def shares(self, config: DataConfig) -> list[Share]:
         """The part of each dataset in the run; empty for a single dataset, which has no name."""
         return [Share(name, len(self.stores[name]), chosen.ratio) for name, chosen in config.datasets.items()]

@@ -28,7 +28,7 @@ def deepspeed_settings(model: ModelConfig, optimizer: OptimizerConfig, sharing: 
         "contiguous_gradients": True,
         "reduce_bucket_size": REDUCE_BUCKET_NUMBERS,
     }
-    if sharing.offload_optimizer and stage > 0:
+    if sharing.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu"}
     return {
         # We count micro-batches ourselves: the token budget decides their number, and step() ends an update.

@@ -2,13 +2,14 @@
 
 A digest proves that the bytes arrived, not that the engine uses them: it may keep a second, older copy of a weight. So
 every server samples a few fixed prompts with fixed seeds, and the trainer compares the server's logprobs with those of
-its own forward pass over the same tokens.
+its own forward pass over the same tokens. The prompts span the lengths of the run's sequences.
 
 The canary samples without top_p, top_k, min_p and penalties, whatever the run uses: only then do both sides report
 logprobs of the same distribution.
 """
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,8 +56,35 @@ class Probe:
     segment: Segment
 
 
+def canary_prompts(rows: Sequence[PromptRow], config: CanaryConfig, *, shortest: int, longest: int) -> list[list[int]]:
+    """Return `canary.num_prompts` prompts as token ids, the same in every call. They span the lengths of the run.
+
+    With the canary's completion they are `shortest` to `longest` tokens long, in equal steps; one alone is the longest.
+    Each is made of the prompts of the rows, one behind the other, and cut.
+    """
+    last = max(longest - config.max_tokens, shortest)
+    steps = max(config.num_prompts - 1, 1)
+    lengths = [last - (last - shortest) * number // steps for number in reversed(range(config.num_prompts))]
+    return [_joined(rows, number, length) for number, length in enumerate(lengths)]
+
+
+def _joined(rows: Sequence[PromptRow], first: int, length: int) -> list[int]:
+    token_ids: list[int] = []
+    for number in itertools.count(first):
+        if len(token_ids) >= length:
+            return token_ids[:length]
+        token_ids += rows[number % len(rows)].token_ids
+    raise AssertionError("unreachable: a prompt has a token")
+
+
 async def sample_probes(
-    fleet: Fleet, rows: Sequence[PromptRow], config: CanaryConfig, *, session: int, version: int, temperature: float
+    fleet: Fleet,
+    prompts: Sequence[list[int]],
+    config: CanaryConfig,
+    *,
+    session: int,
+    version: int,
+    temperature: float,
 ) -> list[Probe]:
     """Have every member sample every prompt. A member that does not answer gets no probe, and no more traffic.
 
@@ -67,7 +95,7 @@ async def sample_probes(
         request_id=f"canary-{session}-{version}",
         session=session,
         min_version=version,
-        prompts=[Prompt(token_ids=row.token_ids, seed=number) for number, row in enumerate(rows)],
+        prompts=[Prompt(token_ids=token_ids, seed=number) for number, token_ids in enumerate(prompts)],
         sampling=Sampling(temperature=temperature, max_tokens=config.max_tokens),
         deadline_s=120.0,
     )

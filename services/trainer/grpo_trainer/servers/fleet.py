@@ -36,6 +36,8 @@ class Needs:
     max_tokens: int
     head_dtype: str
     """`model.head_dtype` of the run."""
+    one_rope_context: int | None = None
+    """Longest context in which the policy's rotary embedding does not depend on the length; None for any length."""
     kv_cache: KvCache = "recompute"
     """`weights.kv_cache` of the run."""
     adapter: AdapterNeeds | None = None
@@ -58,6 +60,12 @@ class Needs:
             return UnavailableError(
                 f"{where} has a context of {info.max_model_len} tokens; prompt and completion need {self.max_tokens}",
                 hint="raise its --max-model-len, or lower data.max_prompt_length or rollout.max_completion_length",
+            )
+        if self.one_rope_context is not None and info.max_model_len > self.one_rope_context:
+            return UnavailableError(
+                f"{where} has a context of {info.max_model_len} tokens; beyond {self.one_rope_context} the rotary "
+                "embedding of this model depends on the length, in another way there than in the trainer",
+                hint=f"start it with --max-model-len {self.one_rope_context}",
             )
         served = info.head_dtype or info.dtype
         if served != ("float32" if self.head_dtype == "float32" else info.dtype):
@@ -167,16 +175,18 @@ class Fleet:
         tokenizer: str,
         max_tokens: int,
         head_dtype: str,
+        one_rope_context: int | None = None,
         kv_cache: KvCache = "recompute",
         adapter: AdapterNeeds | None = None,
     ) -> Kind:
         """Return what to push: the adapter, if the run has one and the servers take it, or every weight.
 
         Raises UnavailableError for a server of another protocol, tokenizer or dtype of the head, with too short a
-        context, or too old for `kv_cache`, and UsageError for servers that cannot serve the adapter. A server that
+        context or too long a one for `one_rope_context`, or too old for `kv_cache`, and UsageError for servers that
+        cannot serve the adapter. A server that
         comes up later and does not fit gets neither weights nor traffic.
         """
-        self._needs = Needs(tokenizer, max_tokens, head_dtype)
+        self._needs = Needs(tokenizer, max_tokens, head_dtype, one_rope_context)
         self._refuse_misfits()
         kind = choose_push_kind({replica.url: replica.info for replica in self.replicas if replica.info}, adapter)
         if kind == "lora":  # every version has keys of its own, whatever `kv_cache` is

@@ -20,7 +20,7 @@ from ..data.run_rows import HeldOutRows, TrainingRows
 from ..ranks.stop_signal import StopRequested, StopSignal
 from .adapters import AdapterNeeds
 from .awaited import Awaited
-from .canary import Probe, sample_probes
+from .canary import Probe, canary_prompts, sample_probes
 from .evaluation import Evaluation, eval_sets
 from .event_loop import EventLoopThread
 from .fleet import Fleet
@@ -146,8 +146,8 @@ class Orchestrator:
             self.loop.__exit__(*error)
             self.tracing.close()
 
-    def connect(self, tokenizer: Any) -> Kind:
-        """Wait for the servers, and return what to push to them.
+    def connect(self, tokenizer: Any, *, one_rope_context: int | None) -> Kind:
+        """Wait for the servers, and return what to push to them. `one_rope_context`: see `Needs`.
 
         Raises UnavailableError when a server is missing or does not fit, and UsageError when it cannot serve the run's
         adapter.
@@ -173,6 +173,7 @@ class Orchestrator:
             tokenizer=policy.tokenizer,
             max_tokens=max(self.rows.longest_prompt, self.eval_rows.longest_prompt) + max_completion,
             head_dtype=config.model.head_dtype,
+            one_rope_context=one_rope_context,
             kv_cache=config.weights.kv_cache,
             adapter=self._adapter,
         )
@@ -283,7 +284,12 @@ class Orchestrator:
         """Sample the canary's prompts on every server, with policy `version`."""
         return sample_probes(
             self.fleet,
-            self.rows[: self.config.canary.num_prompts],
+            canary_prompts(
+                self.rows,
+                self.config.canary,
+                shortest=self.rows.shortest_prompt,
+                longest=self.rows.longest_prompt + self.config.rollout.max_completion_length,
+            ),
             self.config.canary,
             session=self.fleet.session,
             version=version,
