@@ -237,7 +237,7 @@ def whole_push(transfers: Transfers, megabytes: int, turns: int) -> str:
                 distributed_executor_backend=IN_ENGINE_PROCESS,  # as the server's
             )
             engine_processes = [p for p in psutil.Process().children(recursive=True) if p not in others]
-            sizes = plan_push(export_of(tensors).listed(), None).bucket_bytes
+            sizes = plan_push(export_of(tensors).listed(), None, "gloo").bucket_bytes
             raw, loads, pushes = [], [], []
             with pushing(server.url, export_of(tensors)) as push_version:
                 for version in range(1, WARM_UP_TURNS + turns + 1):

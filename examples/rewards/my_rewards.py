@@ -5,7 +5,8 @@
 A reward is a function with `@reward` above it. Its parameters say what it needs: those without a default are columns of
 your dataset, those with one are params that a run can set. It returns a finite number, None when the sample is none of
 its business (None is not 0: it takes no part in the average), or a `Score` with a reason, log columns or metrics.
-It runs in a worker process. When it takes longer than `timeout_s`, or crashes, only this one score is lost.
+It runs in a worker process. When it takes longer than `timeout_s`, or crashes, this one score is lost, and with it the
+total of its sample if the reward has a weight; nothing else is.
 """
 
 import re

@@ -11,8 +11,11 @@ from tests.trainer.made_episodes import completion
 from tests.trainer.test_pipeline import FakeRollout, make, oldest_versions, positions
 
 from grpo_proto import RewardScore
+from grpo_trainer.algorithm.estimators import ESTIMATORS
+from grpo_trainer.algorithm.estimators.rewards import Rewards
 from grpo_trainer.algorithm.sequences import Group
 from grpo_trainer.algorithm.spread import has_spread, teaches
+from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.errors import RunError
 from grpo_trainer.observe.dynamic_sampling import dynamic_sampling_metrics
@@ -170,3 +173,11 @@ def test_the_metrics_tell_what_the_batch_would_have_been_without():
         "dynamic_sampling/frac_reward_zero_std": 0.2,
         "dynamic_sampling/reward": 0.5,
     }
+
+
+def test_rewards_that_differ_by_rounding_have_no_spread_and_advantages_next_to_0():
+    totals = [0.1 + 0.2, 0.3, 0.3]
+    assert totals[0] != totals[1]
+    assert not has_spread(totals)
+    (advantages,) = ESTIMATORS["grpo"](Rewards([totals]), AlgorithmConfig())
+    assert 0 < max(abs(advantage or 0.0) for advantage in advantages) < 1e-9

@@ -7,9 +7,10 @@ import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from grpo_proto.checkpoint_layout import checkpoint_layout, plain_layout
+from grpo_proto.messages.weights import Backend
 from grpo_proto.transport import plan_manifest, view_tensor
 from grpo_trainer.engine.export import Export, Gather
-from grpo_trainer.servers.push_plan import LARGEST_MIB, MIB, bucket_limit_s, plan_push
+from grpo_trainer.servers.push_plan import MIB, bucket_limit_s, plan_push
 
 PARAMETERS = {f"w{number}": torch.full((100,), float(number)) for number in range(5)}
 TRIPLES = [(name, "float32", list(tensor.shape)) for name, tensor in PARAMETERS.items()]
@@ -25,20 +26,30 @@ def no_gathering(log: list[int]):
 
 
 @pytest.mark.parametrize(
-    ("total_mib", "bucket_mib", "largest_mib"), [(100, None, 24), (640, None, 40), (4000, None, 64), (100, 7, 7)]
+    ("backend", "total_mib", "bucket_mib", "largest_mib"),
+    [
+        ("gloo", 100, None, 24),
+        ("gloo", 640, None, 40),
+        ("gloo", 4000, None, 64),
+        ("nccl", 4000, None, 250),
+        ("nccl", 5000, None, 256),
+        ("nccl", 100, 7, 7),
+    ],
 )
-def test_buckets_are_a_sixteenth_of_the_weights_within_bounds(total_mib: int, bucket_mib: int | None, largest_mib: int):
+def test_buckets_are_a_sixteenth_of_the_weights_within_bounds(
+    backend: Backend, total_mib: int, bucket_mib: int | None, largest_mib: int
+):
     tensors = [(f"w{number}", "uint8", [MIB]) for number in range(total_mib)]
-    assert max(plan_push(tensors, bucket_mib).bucket_bytes) == largest_mib * MIB
+    assert max(plan_push(tensors, bucket_mib, backend).bucket_bytes) == largest_mib * MIB
 
 
 def test_buckets_of_a_large_model_grow_over_nccl_and_their_time_out_with_them():
     tensors = [(f"w{number}", "uint8", [64 * MIB]) for number in range(100)] + [("head", "uint8", [640 * MIB])]
-    manifest = plan_push(tensors, None, largest_mib=LARGEST_MIB["nccl"])
+    manifest = plan_push(tensors, None, "nccl")
     assert sorted(set(manifest.bucket_bytes)) == [256 * MIB, 640 * MIB]
     assert bucket_limit_s(manifest, 30.0, push_deadline_s=1000.0) == 300.0
     assert bucket_limit_s(manifest, 30.0, push_deadline_s=200.0) == 200.0
-    assert bucket_limit_s(plan_push(tensors[:4], None), 30.0, push_deadline_s=200.0) == 30.0
+    assert bucket_limit_s(plan_push(tensors[:4], None, "gloo"), 30.0, push_deadline_s=200.0) == 30.0
 
 
 def export_of(tensors: dict[str, torch.Tensor], gather: Gather, *, fills: bool) -> Export:

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from grpo_proto import ErrorDetail, FatalError
 from grpo_trainer import loop
@@ -60,10 +59,9 @@ class Clock:
 
 @pytest.fixture
 def attempt(monkeypatch: pytest.MonkeyPatch) -> Callable[[Pusher], None]:
-    monkeypatch.setattr(stage, "plan_push", lambda *_, **__: None)
     monkeypatch.setattr(stage, "PAUSE_BETWEEN_ATTEMPTS_S", 0.25)
     monkeypatch.setattr(stage, "time", Clock())
-    export: Any = SimpleNamespace(listed=list, device=torch.device("cpu"))
+    export: Any = SimpleNamespace()
     config = WeightsConfig(push_deadline_s=1.0)
     return lambda pusher: stage.push(3, export, pusher, config)  # type: ignore[arg-type, return-value]
 

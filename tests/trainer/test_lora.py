@@ -22,7 +22,7 @@ from grpo_trainer.config.doubts import doubts
 from grpo_trainer.config.lora import SERVED_RANKS, LoraConfig, served_rank
 from grpo_trainer.config.run_config import RunConfig
 from grpo_trainer.config.settings import read_config
-from grpo_trainer.dry_run import _memory
+from grpo_trainer.dry_run import ModelWithoutWeights, _memory
 from grpo_trainer.engine.output_head import Policy
 from grpo_trainer.errors import UsageError
 from grpo_trainer.lora import files
@@ -100,7 +100,8 @@ class TestRunFile:
 
         def gib(*flags: str) -> float:
             flags = (*flags, "--model.dtype", dtype, "--deepspeed.zero_stage", "0")
-            lines = dict(_memory(read_config(RunConfig, [file, *flags], program="test", env_prefix="NONE__")))
+            config = read_config(RunConfig, [file, *flags], program="test", env_prefix="NONE__")
+            lines = dict(_memory(ModelWithoutWeights.of(config)))
             assert ("adapter" in lines) == ("--model.lora.r" in flags)
             return float(lines["memory of a rank"].split()[1])
 

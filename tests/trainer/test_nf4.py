@@ -18,7 +18,7 @@ from grpo_trainer.config.lora import LoraConfig
 from grpo_trainer.config.model import ModelConfig
 from grpo_trainer.config.run_config import RunConfig
 from grpo_trainer.config.settings import read_config
-from grpo_trainer.dry_run import _memory
+from grpo_trainer.dry_run import ModelWithoutWeights, _memory
 from grpo_trainer.errors import UsageError
 from grpo_trainer.lora.adapter import Adapter
 from grpo_trainer.lora.nf4 import BLOCK, VALUES, NF4Linear, keep_in_nf4, round_to_nf4
@@ -123,7 +123,8 @@ class TestModel:
 
         def gib(*flags: str) -> float:
             flags = (*flags, "--model.dtype", dtype, "--model.lora.r", "32")
-            lines = dict(_memory(read_config(RunConfig, [file, *flags], program="test", env_prefix="NONE__")))
+            config = read_config(RunConfig, [file, *flags], program="test", env_prefix="NONE__")
+            lines = dict(_memory(ModelWithoutWeights.of(config)))
             assert ("357,826,560 of them kept in NF4" in lines["parameters"]) == ("--model.load_in_4bit" in flags)
             return float(lines["memory of a rank"].partition("weights ")[2].partition(",")[0])
 

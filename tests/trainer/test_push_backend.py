@@ -4,16 +4,27 @@ import ctypes
 import logging
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+import yaml
+from tests.trainer.made_run_file import write_run_file
+from transformers import Qwen2Config
 
+from grpo_proto import Manifest
+from grpo_proto.messages.weights import Backend
 from grpo_proto.transport import gpu_uuid, nccl_version
-from grpo_trainer.config.run_config import WeightsConfig
+from grpo_trainer import dry_run
+from grpo_trainer.config.run_config import RunConfig, WeightsConfig
 from grpo_trainer.errors import UsageError
+from grpo_trainer.ranks.stop_signal import StopSignal
+from grpo_trainer.servers.event_loop import EventLoopThread
 from grpo_trainer.servers.fleet import Fleet, Replica
-from grpo_trainer.servers.push import _send, choose_backend
+from grpo_trainer.servers.push import WeightPusher, _send, choose_backend
+from grpo_trainer.servers.push_plan import LARGEST_MIB, MIB
 
 from .test_fleet import info
 
@@ -58,6 +69,62 @@ def test_where_nccl_cannot_work_gloo_does(
 
 def test_gloo_is_taken_when_asked_for():
     assert choose_backend(WeightsConfig(backend="gloo"), [member()], **OURS) == "gloo"
+
+
+def test_a_dry_run_without_servers_chooses_by_this_machine_alone():
+    assert choose_backend(WeightsConfig(), [], **OURS) == "nccl"
+    assert choose_backend(WeightsConfig(), [], gpu=None, nccl=None) == "gloo"
+
+
+LARGE = [(f"w{number}", "uint8", [MIB]) for number in range(8000)]
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_the_buckets_are_laid_out_for_the_backend_that_the_session_has(backend: Backend):
+    """A trainer on a GPU pushes over Gloo, too: to servers that share its GPU, for instance."""
+
+    async def begin(*_: object, **__: object) -> None: ...
+
+    class Pusher(WeightPusher):
+        def _members(self, deadline_s: float) -> list[Replica]:
+            return []
+
+        def _session_with(self, members: list[Replica], deadline_s: float) -> Any:
+            return SimpleNamespace(group=SimpleNamespace(backend=backend), begin=begin)
+
+    export: Any = SimpleNamespace(
+        kind="full", listed=lambda: LARGE, absent=[], device=torch.device("cuda"), peft_config=None, base_digest=None
+    )
+    with EventLoopThread() as loop:
+        fleet = Fleet([], min_replicas=0)
+        pusher = Pusher(fleet, loop, WeightsConfig(), trainer_id="t", stop=StopSignal(), has_heartbeat=lambda: True)
+        manifest = pusher.open(1, export, 60.0)
+    assert isinstance(manifest, Manifest)
+    assert max(manifest.bucket_bytes) == LARGEST_MIB[backend] * MIB
+
+
+@pytest.mark.parametrize(("members", "backend"), [([{}], "nccl"), ([{}, {"gpus": ["GPU-ours"]}], "gloo"), ([], "nccl")])
+def test_a_dry_run_lays_out_the_buckets_that_a_push_to_its_servers_would_have(
+    members: list[dict[str, object]], backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(dry_run, "gpu_uuid", lambda: OURS["gpu"])
+    monkeypatch.setattr(dry_run, "nccl_version", lambda: OURS["nccl"])
+    shape = {"vocab_size": 100, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 48}
+    Qwen2Config(**shape, num_attention_heads=16, num_key_value_heads=16).save_pretrained(tmp_path / "large")
+    run = yaml.safe_load(write_run_file(tmp_path, rollout={}).read_text()) | {
+        "model": {"name_or_path": str(tmp_path / "large")}
+    }
+    planned = dry_run.ModelWithoutWeights.of(RunConfig.model_validate(run))
+    fleet: Any = SimpleNamespace(answered=[member(**changes) for changes in members])
+    (line,) = dry_run._push(planned, fleet, "full")
+    assert f"over {backend} in" in line[1]
+    largest_mib = float(line[1].split()[-2])
+    assert LARGEST_MIB[backend] - 32 < largest_mib <= LARGEST_MIB[backend], "a layer has weights of up to 32 MiB"
+
+
+def test_the_setting_names_the_largest_buckets():
+    told = WeightsConfig.model_fields["bucket_mib"].description
+    assert all(f"{mib} ({backend})" in str(told) for backend, mib in LARGEST_MIB.items())
 
 
 def test_what_this_process_says_of_itself():

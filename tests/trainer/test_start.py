@@ -75,6 +75,13 @@ def run_file(tmp_path: Path) -> Path:
     return write_run_file(tmp_path, rollout={})
 
 
+def memory_lines(run: dict[str, object]) -> dict[str, str]:
+    """What a dry run says of the memory of a rank."""
+    from grpo_trainer.dry_run import ModelWithoutWeights, _memory
+
+    return dict(_memory(ModelWithoutWeights.of(RunConfig.model_validate(run))))
+
+
 def before_torch(run_file: Path, rank: str) -> list[str]:
     """What the routes say when the heavy libraries are about to be imported."""
     command = [sys.executable, "-c", BEFORE_TORCH, str(run_file), "--server.port", str(free_port())]
@@ -232,23 +239,19 @@ class TestExitStatus:
             read(tmp_path / "file")
 
     def test_so_may_a_model_that_a_dry_run_looks_at(self, run_file: Path, monkeypatch: pytest.MonkeyPatch):
-        from grpo_trainer.dry_run import _memory
-
         away = OSError(errno.ESTALE, "Stale file handle")
         monkeypatch.setattr(AutoConfig, "from_pretrained", lambda *_, **__: (_ for _ in ()).throw(away))
         with pytest.raises(UnavailableError, match=r"no model in .*Stale file handle"):
-            list(_memory(RunConfig.model_validate(yaml.safe_load(run_file.read_text()))))
+            memory_lines(yaml.safe_load(run_file.read_text()))
 
     def test_a_dry_run_counts_a_head_that_is_the_embedding_once(self, run_file: Path, tmp_path: Path):
-        from grpo_trainer.dry_run import _memory
-
         shape = {"vocab_size": 100, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
         counted = {}
         for tied in (True, False):
             config = Qwen2Config(**shape, num_attention_heads=2, num_key_value_heads=2, tie_word_embeddings=tied)
             config.save_pretrained(tmp_path / str(tied))
             run = yaml.safe_load(run_file.read_text()) | {"model": {"name_or_path": str(tmp_path / str(tied))}}
-            counted[tied] = dict(_memory(RunConfig.model_validate(run)))["parameters"].split()[0]
+            counted[tied] = memory_lines(run)["parameters"].split()[0]
         assert int(counted[False].replace(",", "")) - int(counted[True].replace(",", "")) == 100 * 16
 
     @pytest.mark.parametrize(
@@ -257,7 +260,7 @@ class TestExitStatus:
     def test_a_dry_run_shards_the_reference_as_the_policy(
         self, stage: int, offloads: bool, shares: int, run_file: Path, tmp_path: Path
     ):
-        from grpo_trainer.dry_run import GIB, _memory
+        from grpo_trainer.dry_run import GIB
 
         shape = {"vocab_size": 50_000, "hidden_size": 512, "intermediate_size": 32, "num_hidden_layers": 1}
         Qwen2Config(**shape, num_attention_heads=2, num_key_value_heads=2).save_pretrained(tmp_path / "model")
@@ -266,7 +269,7 @@ class TestExitStatus:
             "algorithm": {"beta": 0.01},
             "deepspeed": {"zero_stage": stage, "nproc_per_node": 4, "offload_optimizer": offloads},
         }
-        plan = dict(_memory(RunConfig.model_validate(run)))
+        plan = memory_lines(run)
         size = int(plan["parameters"].split()[0].replace(",", "")) * 2 / GIB / shares
         assert f"weights {size:.2f}" in plan["memory of a rank"]
         assert f"reference {size:.2f}" in plan["memory of a rank"]
@@ -276,7 +279,7 @@ class TestExitStatus:
         if stage == 3:  # four bytes for each parameter, and for a fourth of them unless that part is offloaded
             run["deepspeed"]["coalesce_grad_reduction"] = True
             whole = 2 * size * shares * (1.0 if offloads else 1.25)
-            assert f"gradients {whole:.2f}," in dict(_memory(RunConfig.model_validate(run)))["memory of a rank"]
+            assert f"gradients {whole:.2f}," in memory_lines(run)["memory of a rank"]
 
     def test_a_bare_optimizer_that_should_be_offloaded_is_refused(self, run_file: Path):
         run = yaml.safe_load(run_file.read_text()) | {"deepspeed": {"zero_stage": 0, "offload_optimizer": True}}

@@ -1,14 +1,15 @@
-"""`grpo-rollout serve MODEL [any vLLM engine flag]`: one rollout server."""
+"""`grpo-rollout serve MODEL [vLLM's engine flags]`: one rollout server."""
 
 import sys
 
 from .options import StartError, check_model_folder, prepare_environment
 from .workarounds import private_socket_folder
 
-USAGE = """usage: grpo-rollout serve MODEL [any vLLM engine flag]
+USAGE = """usage: grpo-rollout serve MODEL [vLLM's engine flags]
 
 Serve MODEL, a folder or a name on the Hugging Face Hub, and take new weights from a trainer.
-`grpo-rollout serve --help` lists all flags, vLLM's and grpo-rollout's.
+`grpo-rollout serve --help` lists all flags, vLLM's and grpo-rollout's. Refused are --api-server-count and
+--data-parallel-size above 1, --grpc, another --worker-extension-cls and, on a CPU, --enable-chunked-prefill.
 """
 
 

@@ -18,7 +18,8 @@ usage: grpo-train RUN.yaml [MORE.yaml …] [--section.key VALUE …]   train
 
 exit status: 0 done, or stopped by SIGTERM with a checkpoint
              1 the run failed: go on with --resume
-             2 the configuration, a file or the data is wrong: no further try can succeed
+             2 the configuration, a file or the data is wrong, or a rule of `guards` ended the run: no further try can
+               succeed
              3 a server did not come up in time or does not fit, the Hub gave nothing, a port is taken, another trainer
                uses run_dir: try again later
              143 several ranks: stopped by SIGTERM, with a checkpoint if they came to it

@@ -2,14 +2,15 @@
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 import yaml
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from grpo_proto import RewardClient, RolloutInfo, ServiceError
-from grpo_proto.messages.weights import DTYPE_BYTES
+from grpo_proto.messages.weights import DTYPE_BYTES, Backend, Kind
+from grpo_proto.transport import gpu_uuid, nccl_version
 
 from .algorithm.surrogates import surrogate_of
 from .algorithm.surrogates.reads import keeps_reference
@@ -28,12 +29,13 @@ from .lora.nf4 import nf4_bytes, quantizable
 from .observe.server import checked_tokens
 from .servers.adapters import AdapterNeeds
 from .servers.fleet import Fleet
+from .servers.push import choose_backend
 from .servers.push_plan import plan_push
 from .servers.reward import RewardStage
 from .servers.teacher import Policy, TeacherStage
 from .servers.teachers import Teachers
 
-GIB = 2**30
+GIB, MIB = 2**30, 2**20
 Line = tuple[str, str]
 
 
@@ -47,8 +49,10 @@ def dry_run(config: RunConfig) -> int:
     tokenizer = load_tokenizer(config.model)
     rows = load_training_rows(config.data, tokenizer)
     eval_rows = load_eval_sets(config.data, tokenizer)
-    lines = [*_plan(config, rows, eval_rows), *_memory(config)]
-    lines += asyncio.run(_servers(config, rows, eval_rows, tokenizer))
+    model = ModelWithoutWeights.of(config)
+    lines = [*_plan(config, rows, eval_rows), *_memory(model)]
+    policy = Policy.of(tokenizer, max_tokens=rows.longest_prompt + config.rollout.max_completion_length)
+    lines += asyncio.run(_servers(config, rows, eval_rows, policy, model))
     width = max(len(name) for name, _ in lines)
     for name, value in lines:
         print(f"{name:<{width}}  {value}")
@@ -82,27 +86,47 @@ def _plan(config: RunConfig, rows: TrainingRows, eval_rows: HeldOutRows) -> Iter
     yield "groups in flight", f"at most {bound} (max_staleness {algorithm.max_staleness})"
 
 
-def _memory(config: RunConfig) -> Iterator[Line]:
+@dataclass(frozen=True)
+class ModelWithoutWeights:
+    """The model of a run, its parameters on the meta device: shapes without memory."""
+
+    config: RunConfig
+    model: PreTrainedModel
+    num_in_nf4: int
+    """Of its weights, how many the run keeps in NF4."""
+    adapter: Adapter | None
+
+    @classmethod
+    def of(cls, config: RunConfig) -> "ModelWithoutWeights":
+        """Raises UsageError or UnavailableError when the model cannot be read."""
+        try:
+            with torch.device("meta"):  # tied weights are one parameter there, as in training
+                model = AutoModelForCausalLM.from_config(
+                    AutoConfig.from_pretrained(
+                        config.model.name_or_path, trust_remote_code=config.model.trust_remote_code
+                    )
+                )
+                in_nf4 = _weights_in_nf4(model) if config.model.load_in_4bit else 0
+                return cls(config, model, in_nf4, _adapter_on(model, config))
+        except (OSError, ValueError) as error:
+            raise model_error_class(config.model.name_or_path, error)(
+                f"no model in {config.model.name_or_path}: {str(error).splitlines()[0]}",
+                hint="model.name_or_path is a folder or a Hugging Face name",
+            ) from error
+
+    def pushed(self, kind: Kind) -> dict[str, torch.Tensor]:
+        """Return the tensors of a push of `kind`."""
+        if self.adapter is None:
+            return dict(self.model.named_parameters())
+        return self.adapter.tensors() if kind == "lora" else self.adapter.base_tensors()
+
+
+def _memory(planned: ModelWithoutWeights) -> Iterator[Line]:
     """Weights, gradients and optimizer state of one rank; activations come on top and depend on the model's code."""
-    lora = config.model.lora
-    try:
-        with torch.device("meta"):  # no memory, and tied weights are one parameter, as in training
-            model = AutoModelForCausalLM.from_config(
-                AutoConfig.from_pretrained(config.model.name_or_path, trust_remote_code=config.model.trust_remote_code)
-            )
-            in_nf4 = _weights_in_nf4(model) if config.model.load_in_4bit else 0
-            adapter = _adapter_on(model, config)
-    except (OSError, ValueError) as error:
-        raise model_error_class(config.model.name_or_path, error)(
-            f"no model in {config.model.name_or_path}: {str(error).splitlines()[0]}",
-            hint="model.name_or_path is a folder or a Hugging Face name",
-        ) from error
-    count = sum(parameter.numel() for parameter in model.parameters())
-    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    pushed = adapter.tensors() if adapter else dict(model.named_parameters())
-    manifest = plan_push(
-        ((name, config.model.dtype, parameter.shape) for name, parameter in pushed.items()), config.weights.bucket_mib
-    )
+    config = planned.config
+    lora, in_nf4, adapter = config.model.lora, planned.num_in_nf4, planned.adapter
+    count = sum(parameter.numel() for parameter in planned.model.parameters())
+    trained = sum(parameter.numel() for parameter in planned.model.parameters() if parameter.requires_grad)
     width, ranks = DTYPE_BYTES[config.model.dtype], config.deepspeed.nproc_per_node
     stage = config.deepspeed.zero_stage
     told = deepspeed_settings(config.model, config.optimizer, config.deepspeed)
@@ -132,7 +156,24 @@ def _memory(config: RunConfig) -> Iterator[Line]:
             + (f", reference {reference / GIB:.2f}" if reference else "")
         ),
     )
-    yield "one push", f"{sum(manifest.bucket_bytes) / 2**20:.1f} MiB in {len(manifest.bucket_bytes)} buckets"
+
+
+def _push(planned: ModelWithoutWeights, fleet: Fleet, kind: Kind) -> Iterator[Line]:
+    """A push to the servers that answered; without any, over what this machine could use."""
+    config = planned.config
+    backend: Backend
+    if config.weights.backend == "auto":
+        backend = choose_backend(config.weights, fleet.answered, gpu=gpu_uuid(), nccl=nccl_version())
+    else:
+        backend = config.weights.backend
+    shapes = ((name, config.model.dtype, parameter.shape) for name, parameter in planned.pushed(kind).items())
+    sizes = plan_push(shapes, config.weights.bucket_mib, backend).bucket_bytes
+    yield (
+        "one push",
+        f"{sum(sizes) / MIB:.1f} MiB over {backend} in {len(sizes)} buckets, the largest of {max(sizes) / MIB:.1f} MiB",
+    )
+    if config.model.lora is not None and kind == "full":
+        yield "note", "the servers take no adapters: every push sends the whole model, the adapter added"
 
 
 def _weights_in_nf4(model: PreTrainedModel) -> int:
@@ -146,10 +187,10 @@ def _adapter_on(model: PreTrainedModel, config: RunConfig) -> Adapter | None:
     return Adapter(model, new, base_name=config.model.name_or_path, seed=config.seed)
 
 
-async def _servers(config: RunConfig, rows: TrainingRows, eval_rows: HeldOutRows, tokenizer: Any) -> list[Line]:
+async def _servers(
+    config: RunConfig, rows: TrainingRows, eval_rows: HeldOutRows, policy: Policy, planned: ModelWithoutWeights
+) -> list[Line]:
     """What the servers say, where they run already; one that does not fit is an error, one that is away is not."""
-    max_completion = config.rollout.max_completion_length
-    policy = Policy.of(tokenizer, max_tokens=rows.longest_prompt + max_completion)
     lines: list[Line] = []
     fleet = Fleet(config.rollout.urls, min_replicas=config.rollout.min_replicas)
     for replica in fleet.replicas:
@@ -160,15 +201,14 @@ async def _servers(config: RunConfig, rows: TrainingRows, eval_rows: HeldOutRows
             lines.append((f"rollout {replica.url}", f"not checked: {error.detail.message}"))
     kind = fleet.check_compatible(
         tokenizer=policy.tokenizer,
-        max_tokens=max(rows.longest_prompt, eval_rows.longest_prompt) + max_completion,
+        max_tokens=max(rows.longest_prompt, eval_rows.longest_prompt) + config.rollout.max_completion_length,
         head_dtype=config.model.head_dtype,
         one_rope_context=one_rope_context(config.model),
         kv_cache=config.weights.kv_cache,
         adapter=AdapterNeeds.of(config, None),
     )
+    lines += _push(planned, fleet, kind)
     await fleet.close()
-    if config.model.lora is not None and kind == "full":
-        lines.append(("note", "the servers take no adapters: every push sends the whole model, the adapter added"))
     if config.reward.reward_funcs:
         lines += await _reward(config, [*rows.first_rows, *eval_rows.first_rows])
     async with Teachers(config) as teachers:

@@ -1,4 +1,4 @@
-"""docs/from-a-laptop-to-64-gpus.md: every run file in it passes a dry run, and every link leads somewhere."""
+"""docs/from-a-laptop-to-64-gpus.md: every run file in it passes a dry run."""
 
 import json
 import re
@@ -19,7 +19,6 @@ DOCS = ROOT / "docs"
 PAGE = (DOCS / "from-a-laptop-to-64-gpus.md").read_text()
 BLOCKS = dict(re.findall(r"```yaml\n# (\S+\.yaml)\n(.*?)```", PAGE, re.DOTALL))
 SIZES = [name for name in BLOCKS if name != "base.yaml"]
-PAGES = ["from-a-laptop-to-64-gpus.md", "kubernetes.md", "releases.md"]
 
 
 def _config(size: str, folder: Path, *flags: str) -> RunConfig:
@@ -66,18 +65,3 @@ def test_the_page_and_the_examples_say_the_same(block: str, example: str) -> Non
     assert run["rollout"]["generation_batch_size"] == ours["rollout"]["generation_batch_size"]
     if "urls" in run["rollout"]:
         assert len(run["rollout"]["urls"]) == values["rollout"]["replicas"]
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page: str) -> None:
-    text = (DOCS / page).read_text()
-    for target in re.findall(r"\]\(([^)]+)\)", text):
-        path, _, anchor = target.partition("#")
-        if path.startswith("http"):
-            continue
-        file = (DOCS / path).resolve() if path else DOCS / page
-        assert file.exists(), target
-        if anchor:
-            headings = re.findall(r"^#+ (.+)$", file.read_text(), re.MULTILINE)
-            anchors = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
-            assert anchor in anchors, target

@@ -2,7 +2,7 @@
 
     list_rewards.py  list     what there is
     rescore.py       score    a file of completions, and how its own scores differ
-    try_reward.py    test     checks of a reward (checks.py, fuzzer.py, payloads.py, examples.py)
+    try_reward.py    test     checks of a reward (checks.py, fuzzing.py, payloads.py, examples.py)
     benchmark.py     bench    scores per second
 
 What they share: options.py (flags), scorers.py (where scores come from), rows.py (files), output.py (tables and JSON).

@@ -1,6 +1,8 @@
-"""Whether the rewards of a group differ: where they do not, every advantage of the group is 0 and nothing is learnt.
+"""Whether the rewards of a group differ: where they do not, nothing is learnt from the group.
 
-One test for all who ask: `frac_reward_zero_std` counts such groups, dynamic sampling replaces them.
+`frac_reward_zero_std` counts such groups, dynamic sampling replaces them, `data.difficulty` lets their prompts rest.
+Estimators and `skipping.py` do not ask here, they go by the numbers: rewards that differ by rounding alone have no
+spread, advantages next to 0, and are computed.
 """
 
 from collections.abc import Iterable

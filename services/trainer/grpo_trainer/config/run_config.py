@@ -171,13 +171,20 @@ class WeightsConfig(Section):
         "(net.ipv4.ip_local_port_range).",
     )
     bucket_mib: int | None = Field(
-        None, ge=1, le=4096, description="Size of a broadcast; absent: a sixteenth of the weights, 24 to 64 MiB."
+        None,
+        ge=1,
+        le=4096,
+        description="Size of a broadcast, which a larger tensor exceeds; absent: a sixteenth of the weights, from 24 "
+        "MiB to 64 (gloo) or 256 (nccl).",
     )
     kv_cache: KvCache = Field(
         "recompute",
         description="At a push, recompute the KV cache of running sequences under the new weights (exact), or keep it.",
     )
-    bucket_timeout_s: Seconds = 30.0
+    bucket_timeout_s: Seconds = Field(
+        30.0,
+        description="Limit for forming the group, and for a broadcast of up to 64 MiB; in proportion for a larger one.",
+    )
     push_deadline_s: Seconds = Field(300.0, description="Limit of one push, repetitions included.")
     lease_s: Seconds = Field(600.0, description="Time after our last call in which the servers refuse other trainers.")
     take_over: bool = Field(False, description="Fence off another trainer whose lease still runs.")

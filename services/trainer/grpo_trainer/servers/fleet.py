@@ -119,6 +119,11 @@ class Fleet:
             await replica.weights.close()
 
     @property
+    def answered(self) -> list[Replica]:
+        """The servers that have answered at least once."""
+        return [replica for replica in self.replicas if replica.info]
+
+    @property
     def known(self) -> list[RolloutInfo]:
         """What the servers that have answered told of themselves."""
         return [replica.info for replica in self.replicas if replica.info]

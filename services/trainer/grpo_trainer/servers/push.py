@@ -24,7 +24,7 @@ from .blame import MemberFailed, is_final, who_broke_it_off
 from .event_loop import EventLoopThread
 from .fleet import Fleet, Replica
 from .lease import Lease
-from .push_plan import LARGEST_MIB, bucket_limit_s, plan_push
+from .push_plan import bucket_limit_s, plan_push
 from .weight_session import MAX_REASON, WeightSession
 
 log = logging.getLogger(__name__)
@@ -87,14 +87,18 @@ class WeightPusher:
         self._try_each_alone = False
         self._under_way: Transfer | None = None
 
-    def open(self, version: int, export: TensorSource, manifest: Manifest, deadline_s: float) -> Failure | None:
-        """Open a session with every server that answers, or keep the open one, and begin the push on all of them."""
+    def open(self, version: int, export: TensorSource, deadline_s: float) -> Manifest | Failure:
+        """Open a session with every server that answers, or keep the open one, and begin the push on all of them.
+
+        Returns the push's manifest: its buckets are laid out for the backend that the session has chosen.
+        """
         if self.lease.taken_over is not None:
             return Failure(self.lease.taken_over, final=True)
         members: list[Replica] = []
         try:
             members = self._members(deadline_s)
             session = self._session_with(members, deadline_s)
+            manifest = plan_push(export.listed(), self.config.bucket_mib, session.group.backend)
             self._bucket_s = bucket_limit_s(
                 manifest, self.config.bucket_timeout_s, push_deadline_s=self.config.push_deadline_s
             )
@@ -114,7 +118,7 @@ class WeightPusher:
             return self._give_up(error, final=self._is_final(error, members))
         except (TrainerError, ServiceError, RuntimeError, TimeoutError) as error:
             return self._give_up(error, final=isinstance(error, UsageError))
-        return None
+        return manifest
 
     def commit(self, version: int, digest: str, deadline_s: float) -> Failure | None:
         """Have the servers compare digests; servers that agree sample with `version` from now on."""
@@ -247,29 +251,32 @@ def push(version: int, export: TensorSource, pusher: WeightPusher, config: Weigh
     when an attempt fails after a stop was requested: a drain stops the servers as well, so waiting for them is useless.
     """
     started = time.monotonic()
-    backend = "nccl" if export.device.type == "cuda" and config.backend != "gloo" else "gloo"
-    manifest = plan_push(export.listed(), config.bucket_mib, largest_mib=LARGEST_MIB[backend])
     attempts = 0
     while True:
         attempts += 1
         left_s = max(started + config.push_deadline_s - time.monotonic(), 1.0)
-        failure = pusher.open(version, export, manifest, left_s)
-        if failure is None:
-            failure, digest = _send(export, manifest, pusher)
-            if failure is None:
-                failure = pusher.commit(version, digest, left_s)
+        outcome = _attempt(version, export, pusher, left_s)
         seconds = time.monotonic() - started
-        if failure is None:
+        if isinstance(outcome, Manifest):
             number = pusher.session.number if pusher.session else 0
-            return PushResult(number, version, seconds, sum(manifest.bucket_bytes), attempts)
+            return PushResult(number, version, seconds, sum(outcome.bucket_bytes), attempts)
         if pusher.stop.requested:
             raise StopRequested
-        if failure.final or seconds >= config.push_deadline_s:
+        if outcome.final or seconds >= config.push_deadline_s:
             raise ServersError(
-                f"version {version} could not be pushed ({attempts} attempts): {failure.reason}",
+                f"version {version} could not be pushed ({attempts} attempts): {outcome.reason}",
                 hint="fix the cause, then start again with --resume",
             )
         time.sleep(PAUSE_BETWEEN_ATTEMPTS_S)
+
+
+def _attempt(version: int, export: TensorSource, pusher: WeightPusher, deadline_s: float) -> Manifest | Failure:
+    """Begin, send and commit once. Returns the manifest of what every member serves then, or why it failed."""
+    manifest = pusher.open(version, export, deadline_s)
+    if isinstance(manifest, Failure):
+        return manifest
+    failure, digest = _send(export, manifest, pusher)
+    return failure or pusher.commit(version, digest, deadline_s) or manifest
 
 
 def _send(export: TensorSource, manifest: Manifest, pusher: WeightPusher) -> tuple[Failure | None, str]:
@@ -289,13 +296,18 @@ def _send(export: TensorSource, manifest: Manifest, pusher: WeightPusher) -> tup
 
 
 def choose_backend(config: WeightsConfig, members: list[Replica], *, gpu: str | None, nccl: str | None) -> Backend:
-    """Choose NCCL where it can work, Gloo elsewhere. `gpu` and `nccl` are this process's own, as in `RolloutInfo`.
+    """Choose NCCL where it can work, Gloo elsewhere. `gpu` and `nccl` are this process's own, as in `RolloutInfo`. A
+    dry run may know no members.
 
     Raises UsageError when the configuration requires NCCL where it cannot work.
     """
     if config.backend == "gloo":
         return "gloo"
-    obstacle = next(filter(None, (_no_nccl(gpu, nccl, member) for member in members)), None)
+    obstacle = (
+        "this trainer has no GPU"
+        if gpu is None or nccl is None
+        else next(filter(None, (_no_nccl(gpu, nccl, member) for member in members)), None)
+    )
     if obstacle is None:
         return "nccl"
     if config.backend == "nccl":
@@ -305,11 +317,9 @@ def choose_backend(config: WeightsConfig, members: list[Replica], *, gpu: str | 
     return "gloo"
 
 
-def _no_nccl(gpu: str | None, nccl: str | None, member: Replica) -> str | None:
+def _no_nccl(gpu: str, nccl: str, member: Replica) -> str | None:
     """Why this process and `member` cannot connect over NCCL; None when no obstacle is known."""
     info = member.info
-    if gpu is None or nccl is None:
-        return "this trainer has no GPU"
     if info is None or info.device != "cuda":
         return f"{member.url} has no GPU"
     if gpu in info.gpus:

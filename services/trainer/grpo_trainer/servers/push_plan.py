@@ -4,21 +4,20 @@ import math
 from collections.abc import Iterable, Sequence
 
 from grpo_proto import Manifest
-from grpo_proto.messages.weights import DTYPE_BYTES
+from grpo_proto.messages.weights import DTYPE_BYTES, Backend
 from grpo_proto.transport import plan_manifest
 
 NUM_BUCKETS = 16
 MIB = 2**20
-LARGEST_MIB = {"gloo": 64, "nccl": 256}
-"""Largest bucket of several tensors. Every side stages two buckets, on a GPU that a model nearly fills."""
+LARGEST_MIB: dict[Backend, int] = {"gloo": 64, "nccl": 256}
+"""Largest bucket of several tensors. Every side stages two buckets: in CPU memory with Gloo, and with NCCL on the GPU,
+where the model leaves little room."""
 
 
-def plan_push(
-    tensors: Iterable[tuple[str, str, Sequence[int]]], bucket_mib: int | None, *, largest_mib: int = LARGEST_MIB["gloo"]
-) -> Manifest:
-    """Return the manifest for these (name, dtype, shape).
+def plan_push(tensors: Iterable[tuple[str, str, Sequence[int]]], bucket_mib: int | None, backend: Backend) -> Manifest:
+    """Return the manifest for these (name, dtype, shape), which `backend` carries.
 
-    Without `bucket_mib` a bucket is a sixteenth of the weights, between 24 and `largest_mib` MiB. Smaller buckets
+    Without `bucket_mib` a bucket is a sixteenth of the weights, between 24 MiB and `LARGEST_MIB`. Smaller buckets
     overlap better: filling the first bucket and loading the last overlap with nothing. But every bucket costs a call,
     and a fixed size of 64 MiB would make a thousand of a 64 GB model.
     """
@@ -26,7 +25,7 @@ def plan_push(
     if bucket_mib is not None:
         return plan_manifest(tensors, bucket_mib * MIB)
     num_bytes = sum(DTYPE_BYTES[dtype] * math.prod(shape) for _, dtype, shape in tensors)
-    return plan_manifest(tensors, min(max(num_bytes // NUM_BUCKETS, 24 * MIB), largest_mib * MIB))
+    return plan_manifest(tensors, min(max(num_bytes // NUM_BUCKETS, 24 * MIB), LARGEST_MIB[backend] * MIB))
 
 
 def bucket_limit_s(manifest: Manifest, timeout_s: float, *, push_deadline_s: float) -> float:
