@@ -123,7 +123,7 @@ class TestFolders:
 
     def test_a_split_that_is_not_there(self, tmp_path):
         write_jsonl(tmp_path / "train.jsonl", ROWS)
-        with pytest.raises(UsageError, match=r"no split test.*its files are of train"):
+        with pytest.raises(UsageError, match=r"no split test; its files are train.jsonl \(train\)"):
             read_rows(str(tmp_path), "test")
 
 
