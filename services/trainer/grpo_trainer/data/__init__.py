@@ -1,7 +1,7 @@
 """Rows → prompts, in the order of the run.
 
-sources.py      files, folders, the Hub → rows of plain JSON values; splits.py: which files of a folder; formats.py
-                reads one file, values.py has the values
+sources.py      files, folders, the Hub → rows of plain JSON values; splits.py: which files of a folder
+formats.py      the rows of one file: csv_file.py, json_text.py; values.py has the values
 recipes/        what a row asks, one file a dataset
 prompts.py      a row → its prompt, as text and as tokens; tokenizer.py
 messages.py     … of which messages are read here; rendering.py: prompts → token ids by the chat template

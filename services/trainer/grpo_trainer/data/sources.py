@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import UnavailableError, UsageError, storage_error_class
 from .formats import READERS, read_file
 from .splits import data_files, files_of_split
-from .values import Row, json_value
+from .values import Row, json_row
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
 
@@ -110,7 +110,7 @@ def _in_folder(folder: Path, split: str) -> tuple[Any, Callable[[], Iterator[Row
     if (folder / "dataset_dict.json").exists() or (folder / "state.json").exists():
         saved = _load_saved(folder, split)
         files = sorted(path for path in folder.rglob("*") if path.is_file())
-        return [split, _stamps(folder, files)], lambda: _plain_rows(saved)
+        return [split, _stamps(folder, files)], lambda: _plain_rows(saved, str(folder))
     files = data_files(folder, READERS)
     if not files:
         raise UsageError(f"dataset {folder} holds no file of a known format", hint=f"known are {', '.join(READERS)}")
@@ -144,7 +144,7 @@ def _on_hub(name: str, split: str) -> tuple[Any, Callable[[], Iterator[Row]]]:
     rows = _one_split(loaded, name, split)
     # Made of the revision, among others; the name alone would stay the same when somebody uploads other rows.
     fingerprint = getattr(rows, "_fingerprint", None)
-    return [name, split, fingerprint] if fingerprint else None, lambda: _plain_rows(rows)
+    return [name, split, fingerprint] if fingerprint else None, lambda: _plain_rows(rows, name)
 
 
 def _one_split(loaded: Any, name: str, split: str) -> Any:
@@ -155,9 +155,9 @@ def _one_split(loaded: Any, name: str, split: str) -> Any:
     return loaded[split]
 
 
-def _plain_rows(dataset: Any) -> Iterator[Row]:
-    for row in dataset.with_format(None):
-        yield {name: json_value(value) for name, value in row.items()}
+def _plain_rows(dataset: Any, name: str) -> Iterator[Row]:
+    for number, row in enumerate(dataset.with_format(None), start=1):
+        yield json_row(row, f"dataset {name}, row {number}")
 
 
 def _first_line(error: Exception) -> str:
