@@ -103,7 +103,9 @@ class DataConfig(Section):
     )
     prompt_column: str = Field("prompt", description="Text or a list of messages, for recipe `none`.")
     prompt_template: str | None = Field(
-        None, description="Replaces the recipe's question text; {column} is filled in from the row."
+        None,
+        description="Replaces the recipe's question text; {column} and {column.key} are filled in from the row. Other "
+        "braces, as in LaTeX and JSON, are text.",
     )
     system: str | None = Field(None, description="System prompt, or a file that holds it; replaces the recipe's own.")
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
