@@ -48,6 +48,7 @@ def read(file: Path, text: str) -> RunConfig:
         ("data: {prompt_template: {question}}\n", "data.prompt_template: a mapping, and a text is expected; put it"),
         ("checkpoint: {metric_for_best: [x]}\n", "checkpoint.metric_for_best: a list, and a text is expected"),
         ("on: 1\n", "line 5: on: its name: on, which YAML reads as true, and a text is expected; put it in quotes"),
+        ("model: &m {name_or_path: x, trust_remote_code: &b yes}\nseed: *b\n", "seed: yes, which YAML reads as true"),
         ("null: 1\n", "line 5: null: its name: YAML reads it as null; put it in quotes"),
         ("7: 1\n", "line 5: 7: its name: 7, and a text is expected"),
         ('logging: {run_name: "\\ud800"}\n', "line 5: logging.run_name: half of a surrogate pair, which is no char"),

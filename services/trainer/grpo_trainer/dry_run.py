@@ -18,6 +18,7 @@ from .algorithm.trial import check_algorithm
 from .callbacks import load_callbacks
 from .config.run_config import RunConfig
 from .data.prompt_row import PromptRow
+from .data.repeats import repeats
 from .data.run_rows import HeldOutRows, TrainingRows, load_eval_sets, load_training_rows
 from .data.tokenizer import load_tokenizer
 from .engine.deepspeed_settings import deepspeed_settings
@@ -51,6 +52,7 @@ def dry_run(config: RunConfig) -> int:
     eval_rows = load_eval_sets(config.data, tokenizer)
     model = ModelWithoutWeights.of(config)
     lines = [*_plan(config, rows, eval_rows), *_memory(model)]
+    lines += [("note", repeated) for repeated in repeats(rows.stores, eval_rows)]
     policy = Policy.of(tokenizer, max_tokens=rows.longest_prompt + config.rollout.max_completion_length)
     lines += asyncio.run(_servers(config, rows, eval_rows, policy, model))
     width = max(len(name) for name, _ in lines)

@@ -50,7 +50,7 @@ def read_yaml(file: Path, model: type[BaseModel]) -> dict[str, Any]:
 
 
 class _Nodes:
-    """Goes through the nodes of a file beside the types that are expected there; what an anchor names, once."""
+    """Goes through the nodes of a file beside the types that are expected there; into what an anchor names, once."""
 
     def __init__(self, file: Path):
         self.file = file
@@ -58,12 +58,12 @@ class _Nodes:
 
     def mistakes(self, node: yaml.Node, annotation: Any, key: str) -> Iterator[str]:
         """Yield a line for each mistake in `node`, the value of `key`."""
-        if id(node) in self.seen:
-            return
-        self.seen.add(id(node))
         expected = Expected.of(annotation)
         if (mistake := _misread(node, expected)) is not None:
             yield self._line(node, key, mistake)
+        if id(node) in self.seen:
+            return
+        self.seen.add(id(node))
         if isinstance(node, yaml.MappingNode):
             yield from self._in_mapping(node, expected, key)
         elif isinstance(node, yaml.SequenceNode):
