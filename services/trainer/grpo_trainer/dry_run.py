@@ -212,13 +212,13 @@ async def _servers(
     lines += _push(planned, fleet, kind)
     await fleet.close()
     if config.reward.reward_funcs:
-        lines += await _reward(config, [*rows.first_rows, *eval_rows.first_rows])
+        lines += await _reward(config, [*rows.first_rows, *eval_rows.first_rows], tokenizer)
     async with Teachers(config) as teachers:
         lines += [await _teacher(stage, policy, run_servers=fleet.known) for stage in teachers.stages]
     return lines
 
 
-async def _reward(config: RunConfig, first_rows: list[PromptRow]) -> list[Line]:
+async def _reward(config: RunConfig, first_rows: list[PromptRow], tokenizer: Any) -> list[Line]:
     url = config.reward.url
     async with RewardClient(url) as client:
         try:
@@ -226,6 +226,7 @@ async def _reward(config: RunConfig, first_rows: list[PromptRow]) -> list[Line]:
             stage = RewardStage(client, config.reward, own_rewards=config.data.own_rewards)
             await stage.check(first_rows)
             faults = await stage.faults_of_first_rows(first_rows)
+            faults += stage.prefix_doubts(first_rows, tokenizer)
         except ServiceError as error:
             return [(f"reward {url}", f"not checked: {error.detail.message}")]
     served = (f"reward {url}", f"{', '.join(info.rewards)}; {info.workers} workers")
