@@ -41,7 +41,8 @@ def read_yaml(file: Path, model: type[BaseModel]) -> dict[str, Any]:
         hint = "what is no flag is a YAML file, and a setting is a flag: --section.key VALUE"
         raise storage_error_class(error)(f"{file}: {error.strerror}", hint=hint) from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: no UTF-8
-        raise UsageError(f"{file} is not YAML: {error}") from error
+        hint = "put texts with braces, colons or quotation marks into quotes"
+        raise UsageError(f"{file} is not YAML: {error}", hint=hint) from error
     if mistakes:
         raise UsageError("\n".join(mistakes))
     if not isinstance(content, dict):
