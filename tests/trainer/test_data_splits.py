@@ -67,13 +67,22 @@ def test_all_files_of_a_split_are_read(tmp_path: Path):
     assert names_read(folder_of(tmp_path, *names, "dev.jsonl"), "train") == names
 
 
-def test_a_split_with_a_name_of_its_own(tmp_path: Path):
+def test_a_split_with_a_name_of_its_own(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     names = [f"data/{name}-00000-of-00001.jsonl" for name in ("train_prefs", "train_sft", "test_prefs")]
     folder = folder_of(tmp_path, *names)
     assert names_read(folder, "train_prefs") == names[:1]
+    assert not caplog.records
     assert names_read(folder, "test") == names[2:]
     with pytest.raises(UsageError, match="splits that may be meant by train: train_prefs, train_sft; its files"):
         names_read(folder, "train")
+
+
+def test_the_split_of_that_very_name_comes_before_others_with_the_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    names = [f"{name}-00000-of-00001.jsonl" for name in ("auxiliary_train", "test", "train")]
+    assert names_read(folder_of(tmp_path, *names), "train") == names[2:]
+    assert f"left out, for their names: {names[0]} (train)" in caplog.text
 
 
 def test_hidden_files_and_files_about_a_dataset_are_no_data(tmp_path: Path):
@@ -137,5 +146,5 @@ def test_a_file_that_is_left_out_is_named(tmp_path: Path, caplog: pytest.LogCapt
     caplog.set_level(logging.INFO)
     assert names_read(folder_of(tmp_path, "train.jsonl", "more.jsonl", "test.jsonl"), "train") == ["train.jsonl"]
     [left_out, taken] = [record.getMessage().partition("split train: ")[2] for record in caplog.records]
-    assert left_out == "left out, of no split by their names: more.jsonl (no split)"
+    assert left_out == "left out, for their names: more.jsonl (no split)"
     assert taken == "train.jsonl (train)"

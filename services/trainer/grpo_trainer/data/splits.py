@@ -67,8 +67,9 @@ def files_of_split(folder: Path, files: Sequence[Path], split: str) -> list[Path
             f"dataset {folder} has no split {split}; its files are {_listed(named)}",
             hint="give the split that is meant, or name a file as the dataset: it is taken as it is",
         )
-    if nameless := [file for file in named if not file.splits and file not in chosen]:
-        log.warning("dataset %s, split %s: left out, of no split by their names: %s", folder, split, _listed(nameless))
+    splits = frozenset().union(*(file.splits for file in chosen if wanted))
+    if left_out := [file for file in named if file not in chosen and (not file.splits or file.splits & splits)]:
+        log.warning("dataset %s, split %s: left out, for their names: %s", folder, split, _listed(left_out))
     log.info("dataset %s, split %s: %s", folder, split, _listed(chosen))
     return [file.path for file in chosen]
 
