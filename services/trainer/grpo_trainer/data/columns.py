@@ -46,7 +46,7 @@ class ColumnCheck:
     def _add_row_without(self, name: str, row: Mapping[str, Any], number: int) -> None:
         if name not in self.row_without:
             self.row_without[name] = number
-            self.known.update(dict.fromkeys(paths_of(row)))
+            self.known.update(dict.fromkeys(paths_of(row) if self.template is not None else row))
 
     def finish(self) -> None:
         """Raise UsageError for the first needed column that fails, naming the nearest column, or the row."""
