@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import yaml
@@ -53,8 +54,7 @@ def dry_run(config: RunConfig) -> int:
     model = ModelWithoutWeights.of(config)
     lines = [*_plan(config, rows, eval_rows), *_memory(model)]
     lines += [("note", repeated) for repeated in repeats(rows.stores, eval_rows)]
-    policy = Policy.of(tokenizer, max_tokens=rows.longest_prompt + config.rollout.max_completion_length)
-    lines += asyncio.run(_servers(config, rows, eval_rows, policy, model))
+    lines += asyncio.run(_servers(config, rows, eval_rows, tokenizer, model))
     width = max(len(name) for name, _ in lines)
     for name, value in lines:
         print(f"{name:<{width}}  {value}")
@@ -190,9 +190,10 @@ def _adapter_on(model: PreTrainedModel, config: RunConfig) -> Adapter | None:
 
 
 async def _servers(
-    config: RunConfig, rows: TrainingRows, eval_rows: HeldOutRows, policy: Policy, planned: ModelWithoutWeights
+    config: RunConfig, rows: TrainingRows, eval_rows: HeldOutRows, tokenizer: Any, planned: ModelWithoutWeights
 ) -> list[Line]:
     """What the servers say, where they run already; one that does not fit is an error, one that is away is not."""
+    policy = Policy.of(tokenizer, max_tokens=rows.longest_prompt + config.rollout.max_completion_length)
     lines: list[Line] = []
     fleet = Fleet(config.rollout.urls, min_replicas=config.rollout.min_replicas)
     for replica in fleet.replicas:
