@@ -57,7 +57,7 @@ class Orchestrator:
 
     def __exit__(self, *_): ...
 
-    def connect(self, tokenizer):
+    def connect(self, tokenizer, **_):
         time.sleep(busy_s)
         print("connected", flush=True)
 
