@@ -8,7 +8,7 @@ from grpo_proto import ScoreSample
 from grpo_reward.cli.comparison import advantage_changes, agreement, most_different, old_scores
 from grpo_reward.cli.rows import Row
 from grpo_reward.cli.statistics import advantages, average_ranks, mean, percentile, spearman, std
-from grpo_trainer.algorithm.estimators.group_mean import group_mean
+from grpo_trainer.algorithm.estimators.grpo import grpo
 from grpo_trainer.algorithm.estimators.rewards import Rewards
 from grpo_trainer.config.algorithm import AlgorithmConfig
 
@@ -78,7 +78,7 @@ def test_advantages_by_hand():
 
 @pytest.mark.parametrize("group", [[1.0, 0.0, None, 0.5], [0.1] * 3, [2.0], [None], [-1.0, 1e6, 3.3, 0.1]])
 def test_advantages_are_those_of_the_trainer(group):
-    assert advantages(group) == group_mean(Rewards([group]), AlgorithmConfig())[0]
+    assert advantages(group) == grpo(Rewards([group]), AlgorithmConfig())[0]
 
 
 def test_agreement_leaves_out_what_has_no_score():

@@ -14,6 +14,7 @@ from grpo_trainer.algorithm.decisions import sequences_of, training_sequences
 from grpo_trainer.algorithm.estimators import ESTIMATORS, estimator_of
 from grpo_trainer.algorithm.estimators.rewards import Rewards
 from grpo_trainer.algorithm.loss import old_logprobs, policy_loss
+from grpo_trainer.algorithm.normalisers import NORMALISERS
 from grpo_trainer.algorithm.reduction import Tally
 from grpo_trainer.algorithm.sequences import Group
 from grpo_trainer.algorithm.surrogates import SURROGATES, reads, reads_of, surrogate_of
@@ -21,6 +22,7 @@ from grpo_trainer.algorithm.surrogates.reads import Reads, prepared_for
 from grpo_trainer.algorithm.trial import check_algorithm, try_out
 from grpo_trainer.config.algorithm import LOSS_TYPES, AlgorithmConfig
 from grpo_trainer.config.run_config import ModelConfig, RunConfig
+from grpo_trainer.data import recipes
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.errors import RunError, UsageError
 from grpo_trainer.extension import named
@@ -263,6 +265,13 @@ def test_a_normaliser_may_be_a_users_own(tmp_path: Path):
     algorithm = AlgorithmConfig(normaliser=f"{file}:halves")
     sequences = sequences_of(make_taken(3), algorithm, max_completion_length=14)
     assert all((sequence.weights_L[sequence.loss_mask_L] == 0.5).all() for sequence in sequences)
+
+
+def test_a_built_in_has_the_file_that_the_run_file_names_or_that_of_the_beginning_of_its_name():
+    for table in (SURROGATES, NORMALISERS, {name: estimator.function for name, estimator in ESTIMATORS.items()}):
+        for name, function in table.items():
+            assert f"{name}_".startswith(f"{function.__module__.rpartition('.')[2]}_"), name
+    assert all((Path(recipes.__file__).parent / f"{name}.py").is_file() for name in recipes.RECIPES)
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)

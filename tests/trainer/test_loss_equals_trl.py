@@ -11,8 +11,8 @@ from tests.trainer.trl_reference import MAX_COMPLETION_LENGTH, NUM_GENERATIONS, 
 
 from grpo_trainer.algorithm.decisions import sequences_of
 from grpo_trainer.algorithm.entropy_mask import mark_high_entropy
-from grpo_trainer.algorithm.estimators.each_reward import each_reward
-from grpo_trainer.algorithm.estimators.group_mean import group_mean
+from grpo_trainer.algorithm.estimators.gdpo import gdpo
+from grpo_trainer.algorithm.estimators.grpo import grpo
 from grpo_trainer.algorithm.estimators.rewards import Rewards
 from grpo_trainer.algorithm.estimators.statistics import reward_metrics
 from grpo_trainer.algorithm.loss import old_logprobs
@@ -53,7 +53,7 @@ def make_batch(seed: int, num_groups: int = 3) -> Completions:
 
 def ours(batch: Completions, algorithm: AlgorithmConfig) -> list[TrainingSequence]:
     groups = [batch.rewards[k : k + NUM_GENERATIONS] for k in range(0, len(batch.rewards), NUM_GENERATIONS)]
-    advantages = [a for group in group_mean(Rewards(groups), algorithm) for a in group]
+    advantages = [a for group in grpo(Rewards(groups), algorithm) for a in group]
     episodes = [
         single_turn("e", prompt, completion, versions=[(1, len(completion))], finish_reason="stop", logprobs=logprobs)
         for prompt, completion, logprobs in zip(batch.prompt_ids, batch.completion_ids, batch.logprobs, strict=True)
@@ -212,7 +212,7 @@ def test_advantages_equal_trl(trl: TrlReference, scale_rewards: str, seed: int):
     batch = make_batch(seed, num_groups=4)
     inputs = trl.score(batch)
     groups = [batch.rewards[k : k + NUM_GENERATIONS] for k in range(0, len(batch.rewards), NUM_GENERATIONS)]
-    advantages = group_mean(Rewards(groups), AlgorithmConfig(scale_rewards=scale_rewards))
+    advantages = grpo(Rewards(groups), AlgorithmConfig(scale_rewards=scale_rewards))
     metrics = reward_metrics(groups)
     found = torch.tensor([a for group in advantages for a in group])
     torch.testing.assert_close(found, inputs["advantages"], rtol=1e-6, atol=1e-6)
@@ -230,7 +230,7 @@ def test_a_missing_reward_is_left_out_where_trl_leaves_it_out(trl: TrlReference,
     inputs = trl.score(batch)
     groups = [batch.rewards[k : k + NUM_GENERATIONS] for k in range(0, len(batch.rewards), NUM_GENERATIONS)]
     algorithm = AlgorithmConfig(scale_rewards=scale_rewards)
-    advantages = [a for group in group_mean(Rewards(groups), algorithm) for a in group]
+    advantages = [a for group in grpo(Rewards(groups), algorithm) for a in group]
     for position, expected in enumerate(inputs["advantages"].tolist()):
         if batch.rewards[position] is None:
             # TRL gives it advantage 0 and counts its tokens in the denominator; here it is not there at all.
@@ -267,5 +267,5 @@ def test_rewards_normalised_one_by_one_equal_trl(trl: TrlReference, missing: boo
         by_name={name: grouped(rewards[:, k]) for k, name in enumerate("abc")},
         weights=dict(zip("abc", weights.tolist(), strict=True)),
     )
-    found = torch.tensor([a for group in each_reward(given, AlgorithmConfig()) for a in group])
+    found = torch.tensor([a for group in gdpo(given, AlgorithmConfig()) for a in group])
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)

@@ -4,6 +4,10 @@ An estimator takes the rewards of the generation batch (`rewards.py`: totals, an
 and the settings of the algorithm. It returns advantages in the shape of the totals, None where the total is None. A
 user's own is `FILE.py:NAME` in `algorithm.advantage_estimator`: such a function (`docs/trainer.md` has a whole one), or
 an `Estimator`, which also declares what holds of it.
+
+A file has the name that a run file has for its estimator; reinforce_plus_plus.py has both that begin with its name.
+rewards.py     what an estimator takes
+statistics.py  mean and standard deviation, where equal rewards are exactly equal
 """
 
 from collections.abc import Callable
@@ -13,13 +17,13 @@ from typing import Any
 from ...config.algorithm import AlgorithmConfig
 from ...errors import UsageError
 from ...extension import named
-from .best_of_group import best_of_group
-from .each_reward import each_reward
-from .group_mean import group_mean
-from .leave_one_out import leave_one_out
-from .max_likelihood import max_likelihood
+from .gdpo import gdpo
+from .grpo import grpo
+from .maxrl import maxrl
+from .pass_at_k import pass_at_k
 from .reinforce_plus_plus import reinforce_plus_plus, reinforce_plus_plus_baseline
 from .rewards import Rewards
+from .rloo import rloo
 
 Advantages = list[list[float | None]]
 
@@ -48,16 +52,16 @@ def _in_group(function: Callable[[Rewards, AlgorithmConfig], Advantages], **decl
 
 
 ESTIMATORS: dict[str, Estimator] = {
-    "grpo": _in_group(group_mean, zero_without_spread=True, scales=("group", "batch", "none")),
-    "rloo": _in_group(leave_one_out, zero_without_spread=True, scales=("none", "batch")),
+    "grpo": _in_group(grpo, zero_without_spread=True, scales=("group", "batch", "none")),
+    "rloo": _in_group(rloo, zero_without_spread=True, scales=("none", "batch")),
     "reinforce_plus_plus": Estimator(reinforce_plus_plus, zero_without_spread=False, scales=("batch",)),
     "reinforce_plus_plus_baseline": _in_group(
         reinforce_plus_plus_baseline, zero_without_spread=True, scales=("batch",)
     ),
     # Rewards that differ may add up to equal totals.
-    "gdpo": _in_group(each_reward, zero_without_spread=False, scales=("batch",), takes_penalty=False),
-    "maxrl": _in_group(max_likelihood, zero_without_spread=True, scales=("none",), takes_penalty=False),
-    "pass_at_k": _in_group(best_of_group, zero_without_spread=True, scales=("none", "group")),
+    "gdpo": _in_group(gdpo, zero_without_spread=False, scales=("batch",), takes_penalty=False),
+    "maxrl": _in_group(maxrl, zero_without_spread=True, scales=("none",), takes_penalty=False),
+    "pass_at_k": _in_group(pass_at_k, zero_without_spread=True, scales=("none", "group")),
 }
 
 

@@ -2,16 +2,20 @@
 
 A normaliser gives one weight to all tokens of an episode, from counts over whole updates (`Counts`), never from how
 they are cut into micro-batches. A user's own is `FILE.py:NAME` in `algorithm.normaliser`.
+
+A file has the name that a run file has for its normaliser; counts.py is what all of them count.
 """
 
 from collections.abc import Callable
 
 from ...config.algorithm import AlgorithmConfig
 from ...extension import named
+from .bnpo import bnpo
 from .counts import Counts
-from .per_batch import dapo
-from .per_episode import dr_grpo, grpo, luspo
-from .per_update import bnpo
+from .dapo import dapo
+from .dr_grpo import dr_grpo
+from .grpo import grpo
+from .luspo import luspo
 
 Normaliser = Callable[[Counts], list[float]]
 

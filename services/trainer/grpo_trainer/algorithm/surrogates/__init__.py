@@ -10,10 +10,11 @@ A surrogate whose loss and gradient are 0 wherever the advantage is 0 declares t
 then not computed. So does one in which the loss of a token depends on no logprob but its own: it is then also called
 with a few of a micro-batch's tokens, for their gradients, and its metrics of these calls are dropped.
 
-reads.py    what a surrogate declares that it reads
-own.py      a user's own: what it raises or returns is named, before the run begins where possible
-ratios.py   importance ratios of tokens and of episodes
-clipped.py  PPO's, GRPO's and GSPO's; decoupled.py: around the proximal policy; the others have the name of their file
+A file has the name that a run file has for its surrogate; dppo.py has both that begin with its name.
+reads.py         what a surrogate declares that it reads
+own.py           a user's own: what it raises or returns is named, before the run begins where possible
+ratios.py        importance ratios of tokens and of episodes
+clip_metrics.py  what a clip cut off
 """
 
 from collections.abc import Callable

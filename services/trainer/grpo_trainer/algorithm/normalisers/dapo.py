@@ -1,4 +1,4 @@
-"""The normaliser in which each token of the generation batch counts."""
+"""DAPO's normaliser: each token of the generation batch counts the same, whichever update it is in."""
 
 from .counts import Counts
 

@@ -12,7 +12,7 @@ from .rewards import Rewards
 from .statistics import STD_EPSILON, known, mean, std
 
 
-def group_mean(rewards: Rewards, algorithm: AlgorithmConfig) -> list[list[float | None]]:
+def grpo(rewards: Rewards, algorithm: AlgorithmConfig) -> list[list[float | None]]:
     """Advantages in the shape of the totals.
 
     A reward of None is never 0: the episode has no score, gets advantage None, and is in no mean and no standard

@@ -1,4 +1,4 @@
-"""The normaliser in which each token of an update counts."""
+"""BNPO's normaliser: each token of an update counts the same, whatever the other updates of the batch hold."""
 
 from .counts import Counts
 

@@ -13,7 +13,7 @@ from .rewards import Rewards
 from .statistics import STD_EPSILON, known, mean, std
 
 
-def leave_one_out(rewards: Rewards, algorithm: AlgorithmConfig) -> list[list[float | None]]:
+def rloo(rewards: Rewards, algorithm: AlgorithmConfig) -> list[list[float | None]]:
     """Advantages in the shape of the totals, None where a total is None.
 
     A group with a single score has no baseline: advantage 0, and no part in the standard deviation.

@@ -12,7 +12,7 @@ from .rewards import Rewards
 from .statistics import STD_EPSILON, known, std
 
 
-def best_of_group(rewards: Rewards, algorithm: AlgorithmConfig) -> list[list[float | None]]:
+def pass_at_k(rewards: Rewards, algorithm: AlgorithmConfig) -> list[list[float | None]]:
     """Advantages in the shape of the totals, None where a total is None. A single score has no second: advantage 0."""
     advantages: list[list[float | None]] = []
     for group in rewards.totals:

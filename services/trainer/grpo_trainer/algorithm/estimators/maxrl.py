@@ -12,7 +12,7 @@ from .rewards import Rewards
 from .statistics import known, mean
 
 
-def max_likelihood(rewards: Rewards, algorithm: AlgorithmConfig) -> list[list[float | None]]:
+def maxrl(rewards: Rewards, algorithm: AlgorithmConfig) -> list[list[float | None]]:
     """Advantages in the shape of the totals, None where a total is None.
 
     Raises UsageError for a negative total: the mean is no share of successes then, and may turn the sign around.

@@ -14,7 +14,7 @@ from .rewards import Rewards, Scores
 from .statistics import STD_EPSILON, known, mean, std
 
 
-def each_reward(rewards: Rewards, algorithm: AlgorithmConfig) -> list[list[float | None]]:
+def gdpo(rewards: Rewards, algorithm: AlgorithmConfig) -> list[list[float | None]]:
     """Advantages in the shape of the totals, None where a total is None; such an episode is in no statistic."""
     sums: list[list[float | None]] = [[None if total is None else 0.0 for total in group] for group in rewards.totals]
     for name, weight in rewards.weights.items():
