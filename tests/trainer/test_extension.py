@@ -22,6 +22,7 @@ from grpo_trainer.algorithm.surrogates.reads import Reads, prepared_for
 from grpo_trainer.algorithm.trial import check_algorithm, try_out
 from grpo_trainer.config.algorithm import LOSS_TYPES, AlgorithmConfig
 from grpo_trainer.config.run_config import ModelConfig, RunConfig
+from grpo_trainer.config.teacher import TeacherConfig
 from grpo_trainer.data import recipes
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.errors import RunError, UsageError
@@ -174,6 +175,33 @@ def test_what_a_users_loss_declares_is_what_the_run_prepares(tmp_path: Path):
     groups = [Group(0, PromptRow(0, [1], "p", {}), [known, unknown])]
     with pytest.raises(RunError, match=r"own.py:own reads the servers' logprobs, and 1 of 2 samples came without"):
         training_sequences(groups, algorithm, reward_weights={}, max_completion_length=14)
+
+
+DECLARED = """
+from grpo_trainer.algorithm.surrogates import reads
+
+@reads(corrects_mismatch=True, token_correction=True)
+def products(logprobs_N, batch, algorithm, tally):
+    return -batch.advantage_N * logprobs_N
+
+@reads(episode_advantage=True)
+def means(logprobs_N, batch, algorithm, tally):
+    return -batch.advantage_N * logprobs_N
+"""
+
+
+def test_what_a_loss_cannot_do_with_is_what_it_declares_whoever_wrote_it(tmp_path: Path):
+    (tmp_path / "own.py").write_text(DECLARED)
+    for loss in ("vespo", f"{tmp_path}/own.py:products"):
+        check_algorithm(run_config(tmp_path, loss=loss))
+        with pytest.raises(UsageError, match=f"{loss} combines the corrections of single tokens, and .* sequence_mask"):
+            check_algorithm(run_config(tmp_path, loss=loss, importance_sampling_mode="sequence_mask"))
+    teacher = TeacherConfig(url="http://127.0.0.1:8010")
+    for loss in ("gmpo", f"{tmp_path}/own.py:means"):
+        config = run_config(tmp_path, loss=loss)
+        check_algorithm(config)
+        with pytest.raises(UsageError, match=f"{loss} reads one advantage for a whole .* leave teacher out"):
+            check_algorithm(config.model_copy(update={"teacher": teacher}))
 
 
 def test_a_correction_that_the_surrogate_contains_is_not_applied_again():

@@ -178,7 +178,10 @@ def test_a_dataset_has_its_own_teacher_that_of_the_run_or_none(run_file: Path):
             [*TAUGHT, "--teacher.only", "true", "--algorithm.dynamic_sampling", "true"],
             r"nothing with teacher\.only true",
         ),
-        ([*TAUGHT, "--algorithm.loss_type", "gmpo"], r"loss gmpo reads one advantage for a whole completion"),
+        (
+            [*TAUGHT, "--algorithm.off_policy_mask_threshold", "0.1"],
+            r"off_policy_mask_threshold reads one advantage for a whole completion",
+        ),
         (
             ["--reward.url", "nonsense"],
             r"^reward\.url: 'nonsense' is no URL of a server, such as \S+:8001 \(grpo-train",

@@ -4,8 +4,9 @@ import torch
 
 from ..config.algorithm import AlgorithmConfig
 from ..config.run_config import RunConfig
+from ..config.teacher import teacher_setting
 from ..errors import RunError, UsageError
-from .estimators import estimator_of
+from .estimators import ESTIMATORS, estimator_of
 from .loss import policy_loss
 from .normalisers import normaliser_of
 from .sequences import MicroBatch
@@ -15,22 +16,30 @@ from .surrogates.reads import is_by_token, keeps_reference
 
 def check_algorithm(config: RunConfig) -> None:
     """Raise UsageError for a surrogate, a normaliser or an estimator that is in no table and in no file, for a user's
-    surrogate that cannot be trained with, and for one that reads what the run does not have."""
+    surrogate that cannot be trained with, and for one that reads what the run does not have or has otherwise."""
     algorithm = config.algorithm
     surrogate = surrogate_of(algorithm)
     normaliser_of(algorithm)
     estimator = estimator_of(algorithm)
     if config.rollout.num_generations < 2 and estimator.compares_in_group and not config.teachers:
+        without_groups = [name for name, known in ESTIMATORS.items() if not known.compares_in_group]
         raise UsageError(
             f"algorithm.advantage_estimator {algorithm.advantage_estimator} compares the completions of a prompt, and "
             "with rollout.num_generations 1 there is one: every advantage would be 0",
-            hint="set rollout.num_generations to 2 or more, or algorithm.advantage_estimator to reinforce_plus_plus",
+            hint="set rollout.num_generations to 2 or more, or algorithm.advantage_estimator to "
+            f"{' or '.join(without_groups)}",
         )
     if reads_of(surrogate).behaviour and config.rollout.distorting:
         raise UsageError(
             f"algorithm.loss {algorithm.surrogate_name} reads the servers' logprobs, and with "
             f"{', '.join(config.rollout.distorting)} they are of another distribution than the policy's",
             hint="sample without it, or choose a loss that reads the trainer's own logprobs",
+        )
+    if reads_of(surrogate).episode_advantage and config.teachers:
+        raise UsageError(
+            f"algorithm.loss {algorithm.surrogate_name} reads one advantage for a whole completion, and a teacher "
+            "gives each token its own",
+            hint=f"choose another loss, or leave {teacher_setting(next(iter(config.teachers)), config)} out",
         )
     check_settings(algorithm)
     if algorithm.sync_ref_model:
@@ -43,20 +52,21 @@ def check_settings(algorithm: AlgorithmConfig) -> None:
     """Raise UsageError for settings that the surrogate does not read or cannot do with."""
     reading = reads_of(surrogate_of(algorithm))
     if algorithm.importance_sampling_level != "token" and not reading.level:
+        of_ratios = [name for name, surrogate in SURROGATES.items() if reads_of(surrogate).level]
         raise UsageError(
             f"algorithm.importance_sampling_level is {algorithm.importance_sampling_level}, and the loss "
             f"{algorithm.surrogate_name} does not read it",
-            hint="set it to token, or choose a loss of ratios: clipped, decoupled, cispo, sapo",
+            hint=f"set it to token, or choose a loss of ratios: {', '.join(of_ratios)}",
         )
     if reading.proximal and not algorithm.importance_sampling_correction:
         raise UsageError(
             f"algorithm.loss {algorithm.surrogate_name} leaves the policy that sampled to the correction, which is off",
             hint="set algorithm.importance_sampling_correction true",
         )
-    if algorithm.surrogate_name == "vespo" and not algorithm.importance_sampling_mode.startswith("token"):
+    if reading.token_correction and not algorithm.importance_sampling_mode.startswith("token"):
         raise UsageError(
-            "algorithm.loss vespo multiplies the corrections of an episode's tokens, and importance_sampling_mode "
-            f"{algorithm.importance_sampling_mode} has one for the whole episode",
+            f"algorithm.loss {algorithm.surrogate_name} combines the corrections of single tokens, and "
+            f"importance_sampling_mode {algorithm.importance_sampling_mode} has one for the whole episode",
             hint="set algorithm.importance_sampling_mode to token_truncate or token_mask",
         )
 

@@ -66,12 +66,8 @@ def _check_teacher(dataset: str, config: "RunConfig", *, has_rewards: bool) -> N
             raise ValueError(f"algorithm.dynamic_sampling looks at rewards, which teach nothing with {alone}")
         if algorithm.kl_in_reward:
             raise ValueError(f"algorithm.kl_in_reward subtracts from rewards, which teach nothing with {alone}")
-    for name, differs in (
-        ("loss gmpo", algorithm.surrogate_name == "gmpo"),
-        ("off_policy_mask_threshold", algorithm.off_policy_mask_threshold is not None),
-    ):
-        if differs:
-            raise ValueError(
-                f"algorithm.{name} reads one advantage for a whole completion, and a teacher gives each token "
-                f"its own; choose another loss, or leave {setting} out"
-            )
+    if algorithm.off_policy_mask_threshold is not None:
+        raise ValueError(
+            "algorithm.off_policy_mask_threshold reads one advantage for a whole completion, and a teacher gives each "
+            f"token its own; leave it out, or {setting}"
+        )

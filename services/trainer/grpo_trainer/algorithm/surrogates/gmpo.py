@@ -18,7 +18,7 @@ from .ratios import mean_by_episode
 from .reads import reads
 
 
-@reads(zero_without_advantage=True, masks_entropy=True)
+@reads(zero_without_advantage=True, masks_entropy=True, episode_advantage=True)
 def gmpo(logprobs_N: torch.Tensor, batch: MicroBatch, algorithm: AlgorithmConfig, tally: Tally) -> torch.Tensor:
     """The loss of every token [N]."""
     advantage_N = batch.advantage_N

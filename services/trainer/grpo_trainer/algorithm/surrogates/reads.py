@@ -37,6 +37,11 @@ class Reads:
     masks_entropy: bool = False
     """With `top_entropy_quantile` below 1 the surrogate reads `high_entropy_N` itself; `entropy_mask.py` does not mask
     its loss again."""
+    token_correction: bool = False
+    """The surrogate combines the corrections of single tokens: an `importance_sampling_mode` of sequences, with one for
+    the whole episode, is refused."""
+    episode_advantage: bool = False
+    """The surrogate reads the advantage of an episode: a teacher, which gives each token its own, is refused."""
 
 
 def reads(**declared: bool) -> Callable[[FunctionT], FunctionT]:

@@ -21,7 +21,7 @@ from .reads import reads
 SMALLEST, LARGEST = math.log(1e-8), 20.0
 
 
-@reads(zero_without_advantage=True, corrects_mismatch=True)
+@reads(zero_without_advantage=True, corrects_mismatch=True, token_correction=True)
 def vespo(logprobs_N: torch.Tensor, batch: MicroBatch, algorithm: AlgorithmConfig, tally: Tally) -> torch.Tensor:
     """The loss of every token [N]."""
     log_weight_N = (logprobs_N.detach() - batch.old_logprobs_N).double().clamp(-LARGEST, LARGEST)
