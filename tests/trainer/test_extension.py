@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from tests.trainer.made_episodes import VERSION, make_sequences, make_taken
 
 from grpo_proto import RewardScore
@@ -59,7 +60,9 @@ def test_the_loss_of_the_contributing_page_works_as_it_stands(tmp_path: Path):
     (text,) = re.findall(r"```python\n(.*?)```", CONTRIBUTING.read_text(), re.DOTALL)
     assert len(text.splitlines()) <= 30
     (tmp_path / "bounded_reinforce.py").write_text(text)
-    algorithm = AlgorithmConfig(loss=f"{tmp_path}/bounded_reinforce.py:bounded_reinforce", loss_type="grpo")
+    (section,) = re.findall(r"```yaml\n(algorithm:.*?)```", CONTRIBUTING.read_text(), re.DOTALL)
+    given = yaml.safe_load(section)["algorithm"]
+    algorithm = AlgorithmConfig(**given | {"loss": f"{tmp_path}/{given['loss']}", "loss_type": "grpo"})
     try_out(algorithm)
     surrogate = surrogate_of(algorithm)
     sequences = make_sequences(6, algorithm, seed=2)
@@ -69,7 +72,8 @@ def test_the_loss_of_the_contributing_page_works_as_it_stands(tmp_path: Path):
     loss, tally = policy_loss(logprobs_N, torch.zeros_like(logprobs_N), batch, algorithm, surrogate)
     loss.backward()
     ratio_N = torch.exp(logprobs_N.detach() - batch.rollout_logprobs_N)
-    torch.testing.assert_close(logprobs_N.grad, -batch.weight_N * batch.advantage_N * ratio_N.clamp(max=2.0))
+    torch.testing.assert_close(logprobs_N.grad, -batch.weight_N * batch.advantage_N * ratio_N.clamp(max=3.0))
+    assert 2.0 < ratio_N.max() < 3.0, "between the default and the limit of the run file"
     assert {"ratio/mean", "ratio/bounded", "loss"} <= tally.reduce().keys()
 
 
@@ -281,9 +285,11 @@ def test_an_estimator_of_ones_own_reads_each_reward_by_name_and_weight(tmp_path:
 
 def test_the_estimator_of_the_documentation_works_as_it_stands(tmp_path: Path):
     (text,) = re.findall(r"```python\n(def halved.*?)```", DOCUMENTATION.read_text(), re.DOTALL)
-    (tmp_path / "own.py").write_text(text)
-    algorithm = AlgorithmConfig(advantage_estimator=f"{tmp_path}/own.py:halved")
-    assert estimator_of(algorithm)(Rewards([[1.0, None]]), algorithm) == [[0.5, None]]
+    (tmp_path / "halved.py").write_text(text)
+    (section,) = re.findall(r"```yaml\n(algorithm: {advantage_estimator:.*?)```", DOCUMENTATION.read_text(), re.DOTALL)
+    given = yaml.safe_load(section)["algorithm"]
+    algorithm = AlgorithmConfig(**given | {"advantage_estimator": f"{tmp_path}/{given['advantage_estimator']}"})
+    assert estimator_of(algorithm)(Rewards([[1.0, None]]), algorithm) == [[pytest.approx(0.3), None]]
     assert not estimator_of(algorithm).zero_without_spread
 
 

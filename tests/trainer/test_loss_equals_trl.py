@@ -18,7 +18,7 @@ from grpo_trainer.algorithm.estimators.statistics import reward_metrics
 from grpo_trainer.algorithm.loss import old_logprobs
 from grpo_trainer.algorithm.reduction import Tally
 from grpo_trainer.algorithm.sequences import MicroBatch, TrainingSequence, single_turn
-from grpo_trainer.algorithm.surrogates import SURROGATES
+from grpo_trainer.algorithm.surrogates import surrogate_of
 from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.engine.batch_loss import batch_loss
 from grpo_trainer.engine.entropy_coefficient import EntropyCoefficient
@@ -92,7 +92,7 @@ def loss_and_gradient(
     with torch.no_grad():
         entropy_N = policy(model)(batch.input_ids_BL, batch.row_N, batch.column_N)[1]
     mark_high_entropy([batch], [entropy_N], top_quantile=algorithm.top_entropy_quantile)
-    surrogate = SURROGATES[algorithm.surrogate_name]
+    surrogate = surrogate_of(algorithm)
     entropy_coef = algorithm.entropy_coef if entropy_coef is None else entropy_coef
     loss, tally = batch_loss(policy(model), batch, algorithm, surrogate, entropy_coef=entropy_coef, fills_old=True)
     loss.backward()

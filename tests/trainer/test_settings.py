@@ -249,6 +249,9 @@ def test_an_unknown_key_in_a_file_names_the_nearest_one(run_file: Path, tmp_path
         UsageError, match=r"rollout\.num_generation: unknown key; did you mean rollout\.num_generations"
     ):
         read(run_file, later)
+    later.write_text("algorithm: {sapo_temperature_pos: 0.8}\n")
+    with pytest.raises(UsageError, match=r"temperature_pos: unknown key; did you mean algorithm\.params\?"):
+        read(run_file, later)
 
 
 @pytest.mark.parametrize(
@@ -291,6 +294,8 @@ def test_missing_keys_are_all_named_at_once():
 
 
 def test_the_resolved_file_gives_the_same_configuration(run_file: Path, tmp_path: Path):
-    config = read(run_file, "--optimizer.learning_rate", "0.125", "--reward.params", '{"format": {"think": false}}')
+    params = '{"format": {"think": false}}'
+    loss = ["--algorithm.loss", "own.py:loss", "--algorithm.params", '{"limit": 3.0, "span": [null, 1]}']
+    config = read(run_file, "--optimizer.learning_rate", "0.125", "--reward.params", params, *loss)
     write_resolved(config, tmp_path / "resolved.yaml")
     assert read(tmp_path / "resolved.yaml") == config

@@ -31,9 +31,16 @@ CASES = {
     "cispo, corrected": {"loss_type": "cispo", "correction": "token_truncate"},
     "sapo": {"loss_type": "sapo", "num_iterations": 2},
     "sapo of whole sequences": {"loss_type": "sapo", "num_iterations": 2, "importance_sampling_level": "sequence"},
+    "sapo with parameters": {
+        "loss_type": "sapo", "num_iterations": 2, "params": {"sapo_temperature_pos": 0.6, "sapo_temperature_neg": 1.7},
+    },
     "gmpo": {"loss_type": "gmpo", "num_iterations": 2, "epsilon": 0.05},
     "vespo": {"loss_type": "vespo", "num_iterations": 2},
     "vespo, corrected": {"loss_type": "vespo", "num_iterations": 2, "correction": "token_truncate"},
+    "vespo with parameters": {
+        "loss_type": "vespo", "num_iterations": 2,
+        "params": {"vespo_k_pos": 1.5, "vespo_lambda_pos": 2.0, "vespo_k_neg": 2.5, "vespo_lambda_neg": 3.5},
+    },
     "entropy mask": {"loss_type": "grpo", "top_entropy_quantile": 0.2},
     "entropy mask that keeps one token": {"loss_type": "bnpo", "top_entropy_quantile": 0.0},
     "entropy mask with kl, bonus and correction": {

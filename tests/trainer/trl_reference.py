@@ -70,6 +70,8 @@ class TrlReference:
             rollout_func=self._rollout,
         )
         self.trainer.model.train()
+        of_one_loss = [name for name in vars(config) if name.startswith(("sapo_", "vespo_"))]
+        self._own_parameters = {name: getattr(config, name) for name in of_one_loss}
         self.trainer.current_gradient_accumulation_steps = 1
         # The policy has moved away from the reference, and moves away from the old policy between score and loss.
         self.reference = self.trainer.ref_model
@@ -102,6 +104,8 @@ class TrlReference:
         trainer.args.use_bias_correction_kl = algorithm.kl_estimator == "unbiased"
         trainer.off_policy_mask_threshold = algorithm.off_policy_mask_threshold
         trainer.top_entropy_quantile = algorithm.top_entropy_quantile
+        for name, value in (self._own_parameters | algorithm.params).items():
+            setattr(trainer.args, name, value)
 
     def score(self, batch: Completions) -> dict[str, Any]:
         """TRL's tensors for `batch` under the weights as they are now; its metrics start anew."""

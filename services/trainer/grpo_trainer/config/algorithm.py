@@ -70,11 +70,20 @@ class AlgorithmConfig(Section):
         description="Rewards → advantages: grpo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline, gdpo, maxrl, "
         "pass_at_k; your own is FILE.py:NAME.",
     )
+    advantage_estimator_params: dict[str, Any] = Field(
+        default_factory=dict, description="Keyword arguments of the estimator, where it takes any."
+    )
     loss: str | None = Field(
         None, min_length=1, description="Loss of a token, instead of the preset's; your own is FILE.py:NAME."
     )
+    params: dict[str, Any] = Field(
+        default_factory=dict, description="Keyword arguments of the loss, where it takes any: docs/losses.md has them."
+    )
     normaliser: str | None = Field(
         None, min_length=1, description="Weight of a token, instead of the preset's; your own is FILE.py:NAME."
+    )
+    normaliser_params: dict[str, Any] = Field(
+        default_factory=dict, description="Keyword arguments of the normaliser, where it takes any."
     )
     scale_rewards: Literal["group", "batch", "none"] | None = Field(
         None, description="Standard deviation that divides the advantages; absent: the estimator's own."
@@ -84,12 +93,6 @@ class AlgorithmConfig(Section):
     importance_sampling_level: Literal["token", "sequence", "sequence_token"] = Field(
         "token", description="Importance ratio of a token, of its whole completion, or that with a token's gradient."
     )
-    sapo_temperature_pos: Positive = Field(1.0, description="Steepness of SAPO's gate where the advantage is positive.")
-    sapo_temperature_neg: Positive = Field(1.05, description="Steepness of SAPO's gate elsewhere.")
-    vespo_k_pos: Positive = Field(2.0, description="Exponent of VESPO's weight where the advantage is not negative.")
-    vespo_lambda_pos: Positive = Field(3.0, description="Decay of VESPO's weight where the advantage is not negative.")
-    vespo_k_neg: Positive = Field(3.0, description="Exponent of VESPO's weight where the advantage is negative.")
-    vespo_lambda_neg: Positive = Field(2.0, description="Decay of VESPO's weight where the advantage is negative.")
     delta: float | None = Field(None, gt=1.0, description="Upper bound of the ratio where the clip sets none.")
     beta: float = Field(0.0, ge=0.0, description="Weight of the KL term to the reference model; 0: no reference.")
     sync_ref_model: bool = Field(

@@ -1,4 +1,5 @@
-"""What TRL and ms-swift call a setting → its name here, where it has another one and means the same."""
+"""What TRL and ms-swift call a setting → its name here, where it has another one and means the same; a parameter of one
+loss → `algorithm.params`, where it has the same name."""
 
 OTHER_NAMES = {
     "adapters": "model.lora.adapter",
@@ -30,12 +31,18 @@ OTHER_NAMES = {
     "overlong_filter": "algorithm.mask_truncated_completions",
     "rollout_importance_sampling_mode": "algorithm.importance_sampling_mode",
     "rollout_importance_sampling_threshold": "algorithm.importance_sampling_clip_max",
+    "sapo_temperature_neg": "algorithm.params",
+    "sapo_temperature_pos": "algorithm.params",
     "shuffle_dataset": "data.shuffle",
     "stop_words": "rollout.stop",
     "teacher_model_server": "teacher.url",
     "torch_dtype": "model.dtype",
     "use_bias_correction_kl": "algorithm.kl_estimator",
     "val_dataset": "data.eval_dataset",
+    "vespo_k_neg": "algorithm.params",
+    "vespo_k_pos": "algorithm.params",
+    "vespo_lambda_neg": "algorithm.params",
+    "vespo_lambda_pos": "algorithm.params",
     "vllm_importance_sampling_cap": "algorithm.importance_sampling_clip_max",
     "vllm_importance_sampling_clip_max": "algorithm.importance_sampling_clip_max",
     "vllm_importance_sampling_clip_min": "algorithm.importance_sampling_clip_min",

@@ -3,7 +3,8 @@
 An estimator takes the rewards of the generation batch (`rewards.py`: totals, and each reward by name with its weight)
 and the settings of the algorithm. It returns advantages in the shape of the totals, None where the total is None. A
 user's own is `FILE.py:NAME` in `algorithm.advantage_estimator`: such a function (`docs/trainer.md` has a whole one), or
-an `Estimator`, which also declares what holds of it.
+an `Estimator`, which also declares what holds of it. What the function takes beyond these two arguments are parameters,
+which `algorithm.advantage_estimator_params` sets.
 
 A file has the name that a run file has for its estimator; reinforce_plus_plus.py has both that begin with its name.
 rewards.py     what an estimator takes
@@ -11,12 +12,13 @@ statistics.py  mean and standard deviation, where equal rewards are exactly equa
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...config.algorithm import AlgorithmConfig
 from ...errors import UsageError
 from ...extension import named
+from ...parameters import with_parameters
 from .gdpo import gdpo
 from .grpo import grpo
 from .maxrl import maxrl
@@ -66,14 +68,23 @@ ESTIMATORS: dict[str, Estimator] = {
 
 
 def estimator_of(algorithm: AlgorithmConfig) -> Estimator:
-    """Look up the estimator that the run file names.
+    """Look up the estimator that the run file names, with its parameters.
 
-    Raises UsageError for an unknown name, for a `scale_rewards` that the estimator does not read, and when
-    `dynamic_sampling` would replace groups that the estimator trains on or `kl_in_reward` would not work with it.
+    Raises UsageError for an unknown name, for parameters that it does not take, for a `scale_rewards` that it does not
+    read, and when `dynamic_sampling` would replace groups that it trains on or `kl_in_reward` would not work with it.
     """
     name, scale = algorithm.advantage_estimator, algorithm.scale_rewards
     found = named(name, ESTIMATORS, setting="algorithm.advantage_estimator")
     estimator = found if isinstance(found, Estimator) else Estimator(found)
+    function = with_parameters(
+        estimator.function,
+        algorithm.advantage_estimator_params,
+        called_with=("rewards", "algorithm"),
+        name=name,
+        setting="algorithm.advantage_estimator",
+        key="algorithm.advantage_estimator_params",
+    )
+    estimator = replace(estimator, function=function)
     if scale is not None and estimator.scales is not None and scale not in estimator.scales:
         raise UsageError(
             f"algorithm.scale_rewards {scale}: the estimator {name} always divides as {estimator.scales[0]}"

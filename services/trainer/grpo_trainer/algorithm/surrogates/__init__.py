@@ -6,6 +6,9 @@ empty micro-batch (N = 0). What it reads of the micro-batch beyond `old_logprobs
 episode lies whole in one micro-batch, so sums over an episode (`batch.episode_N`) need nothing more. A user's own is
 `FILE.py:NAME` in `algorithm.loss`.
 
+What it takes beyond these four arguments are its parameters, with their defaults: `algorithm.params` of the run file
+sets them. A setting that only one surrogate reads is such a parameter, and no field of the section.
+
 A surrogate whose loss and gradient are 0 wherever the advantage is 0 declares that, too: samples of advantage 0 are
 then not computed. So does one in which the loss of a token depends on no logprob but its own: it is then also called
 with a few of a micro-batch's tokens, for their gradients, and its metrics of these calls are dropped.
@@ -23,6 +26,7 @@ import torch
 
 from ...config.algorithm import AlgorithmConfig
 from ...extension import named
+from ...parameters import with_parameters
 from ..reduction import Tally
 from ..sequences import MicroBatch
 from .cispo import cispo
@@ -37,6 +41,7 @@ from .sapo import sapo
 from .vespo import vespo
 
 Surrogate = Callable[[torch.Tensor, MicroBatch, AlgorithmConfig, Tally], torch.Tensor]
+CALLED_WITH = ("logprobs_N", "batch", "algorithm", "tally")
 
 SURROGATES: dict[str, Surrogate] = {
     "clipped": clipped,
@@ -54,7 +59,18 @@ __all__ = ["SURROGATES", "Reads", "Surrogate", "reads", "reads_of", "surrogate_o
 
 
 def surrogate_of(algorithm: AlgorithmConfig) -> Surrogate:
-    """Look up the surrogate that the run file names. Raises UsageError for an unknown name."""
+    """Look up the surrogate that the run file names, with its parameters.
+
+    Raises UsageError for an unknown name, and for parameters that it does not take.
+    """
     name = algorithm.surrogate_name
     found = named(name, SURROGATES, setting="algorithm.loss")
-    return found if name in SURROGATES else guarded(found, name)
+    surrogate = with_parameters(
+        found,
+        algorithm.params,
+        called_with=CALLED_WITH,
+        name=name,
+        setting="algorithm.loss",
+        key="algorithm.params",
+    )
+    return surrogate if name in SURROGATES else guarded(surrogate, name)
