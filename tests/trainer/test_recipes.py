@@ -5,6 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
+from pydantic import ValidationError
 from tests.tiny_model import make_tokenizer
 
 from grpo_trainer import extension
@@ -75,11 +77,13 @@ QUESTION = {"response": 98, "nums": [44, 19, 35]}
 
 def test_the_recipe_of_the_documentation_works_as_it_stands(tmp_path: Path):
     (code,) = re.findall(r"```python\n(def countdown.*?)```", DOCUMENTATION.read_text(), re.DOTALL)
-    [row] = rows_of(tmp_path, code + "\nmake = countdown\n", QUESTION, system="Think.")
+    (section,) = re.findall(r"```yaml\n(data: {recipe: prompts.*?)```", DOCUMENTATION.read_text(), re.DOTALL)
+    given = yaml.safe_load(section)["data"]["recipe_params"]
+    [row] = rows_of(tmp_path, code + "\nmake = countdown\n", QUESTION, system="Think.", recipe_params=given)
     assert row.columns["nums"] == [19, 35, 44]
     assert row.columns["target"] == 98
     assert [message["role"] for message in row.prompt] == ["system", "user"]
-    assert "[19, 35, 44]" in row.prompt[1]["content"]
+    assert row.prompt[1]["content"] == "Reach 98 with [19, 35, 44]."
 
 
 def test_a_row_keeps_its_columns_beside_those_that_the_recipe_adds_or_replaces(tmp_path: Path):
@@ -117,12 +121,50 @@ def make(row):
             "row 2: the prompt of data.recipe .*own.py:make holds a message without",
         ),
         ("def male(row):\n    pass", "data.recipe: .*own.py has no function make"),
+        ("def make():\n    pass", r"data.recipe: .*own.py:make cannot be called as make\(row\): too many positional"),
+        ("def make(row, top):\n    pass", r"data.recipe_params: .*own.py:make needs a value for top \(its param"),
     ],
 )  # fmt: skip
 def test_a_recipe_that_fails_names_the_row_and_its_file(tmp_path: Path, code: str, message: str):
     with pytest.raises(UsageError, match=message):
         rows_of(tmp_path, code, {"n": 1}, {"n": 2})
     assert not list((tmp_path / "run").glob("rows-*"))
+
+
+PARAMETERS = "def make(row, *, times: int = 1):\n    return {'prompt': 'x' * times}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"recipe_params": {"time": 2}}, r"data.recipe_params: .*own.py:make has no parameter time; did you mean"),
+        ({"recipe_params": {"times": 2.5}}, r"data.recipe_params.times: .*\(got 2.5\) \(.*its parameters: times = 1"),
+        ({"recipe": "countdown", "recipe_params": {"times": 2}}, "_params: the recipe countdown has no parameters"),
+    ],
+)
+def test_parameters_that_a_recipe_does_not_take_are_refused(tmp_path: Path, settings: dict[str, object], message: str):
+    (tmp_path / "own.py").write_text(PARAMETERS)
+    config = DataConfig(**{"dataset": dataset(tmp_path, {"n": 1}), "recipe": f"{tmp_path}/own.py:make"} | settings)
+    with pytest.raises(UsageError, match=message):
+        load_prompt_rows(config, make_tokenizer())
+
+
+def test_other_parameters_make_the_rows_again_and_a_set_has_those_of_its_own_recipe(tmp_path: Path):
+    recipe, params = f"{tmp_path}/own.py:make", {"times": 2}
+    assert rows_of(tmp_path, PARAMETERS, {"n": 1}, recipe_params=params)[0].prompt == "xx"
+    assert rows_of(tmp_path, PARAMETERS, {"n": 1}, recipe_params={"times": 3})[0].prompt == "xxx"
+    sets = {
+        "the same": {},
+        "other parameters": {"recipe_params": {"times": 3}},
+        "its own": {"recipe": recipe},
+        "both": {"recipe": recipe, "recipe_params": {"times": None}},
+    }
+    held_out = {name.replace(" ", "_"): {"dataset": "rows.jsonl"} | chosen for name, chosen in sets.items()}
+    config = DataConfig(dataset="rows.jsonl", recipe=recipe, recipe_params=params, eval_datasets=held_out)
+    found = [config.of_eval_dataset(name).recipe_params for name in held_out]
+    assert found == [params, {"times": 3}, {}, {"times": None}]
+    with pytest.raises(ValidationError, match="every set has a recipe of its own: write recipe_params beside that"):
+        DataConfig(datasets={"a": {"dataset": "rows.jsonl", "ratio": 1, "recipe": recipe}}, recipe_params=params)
 
 
 def test_a_template_beside_a_recipe_of_ones_own_is_refused(tmp_path: Path):
@@ -146,9 +188,10 @@ def test_another_recipe_file_makes_the_rows_again_and_the_same_one_does_not(tmp_
 
 
 def test_a_cold_start_reads_the_recipe_of_the_run_that_follows(tmp_path: Path):
-    code = "def make(row):\n    return {'prompt': f'{row[\"n\"]}+1?', 'completion': str(row['n'] + 1)}"
+    code = "def make(row, by):\n    return {'prompt': f'{row[\"n\"]}+{by}?', 'completion': str(row['n'] + by)}"
     (tmp_path / "own.py").write_text(code)
-    config = ColdStartData(dataset=dataset(tmp_path, {"n": 3}), recipe=f"{tmp_path}/own.py:make")
+    recipe = {"recipe": f"{tmp_path}/own.py:make", "recipe_params": {"by": 1}}
+    config = ColdStartData(dataset=dataset(tmp_path, {"n": 3}), **recipe)
     tokenizer = make_tokenizer()
     [example] = load_examples(config, tokenizer)
     assert tokenizer.decode(example["input_ids"], skip_special_tokens=True) == "3+1?4"

@@ -34,6 +34,7 @@ class ColdStartData(Section):
     )
     split: str = Field("train", description="Split of a Hub dataset, or of a folder.")
     recipe: RecipeName = Field("none", description="Recipe of the run that follows.")
+    recipe_params: dict[str, Any] = Field(default_factory=dict, description="Its parameters in the run that follows.")
     prompt_column: str = Field("prompt", description="Text or a list of messages, for recipe `none`.")
     completion_column: str = Field("completion", description="Text, or a list of a single assistant message.")
     messages_column: str = Field(

@@ -37,12 +37,21 @@ class NamedDataset(Section):
         min_length=1, description="A .jsonl, .json, .csv or .parquet file, or a Hub name. `name#500` takes 500 rows."
     )
     recipe: RecipeName | None = Field(None, description="How a row becomes a prompt; absent: data.recipe.")
+    recipe_params: dict[str, Any] | None = Field(
+        None, description="Keyword arguments of the recipe; absent: data.recipe_params, if the recipe is data.recipe."
+    )
     prompt_column: str | None = Field(None, description="Column of the prompt; absent: data.prompt_column.")
     prompt_template: str | None = Field(None, description="Text of the prompt; absent: data.prompt_template.")
     system: str | None = Field(None, description="System prompt, or a file that holds it; absent: data.system.")
     rewards: dict[str, float] | None = Field(
         None, min_length=1, description="Reward → weight, some of reward.reward_funcs; absent: all with their weights."
     )
+
+    @property
+    def own_prompt(self) -> dict[str, Any]:
+        """What decides the prompts of this set in place of what `data` has."""
+        own = {name: value for name in OWN_PROMPT if (value := getattr(self, name)) is not None}
+        return own if self.recipe is None else {"recipe_params": {}} | own
 
 
 class EvalDataset(NamedDataset):
@@ -73,7 +82,7 @@ class TrainingDataset(NamedDataset):
     )
 
 
-OWN_PROMPT = {"recipe", "prompt_column", "prompt_template", "system"}
+OWN_PROMPT = {"recipe", "recipe_params", "prompt_column", "prompt_template", "system"}
 """What a set may have of its own in place of what `data` has."""
 RATIO_TOLERANCE = 1e-6
 """How far the sum of the ratios may be from 1: thirds are written with six digits."""
@@ -100,6 +109,9 @@ class DataConfig(Section):
         "none",
         description="How a row becomes a prompt: none (prompt_column as it is), countdown, numina_math; your own is "
         "FILE.py:NAME.",
+    )
+    recipe_params: dict[str, Any] = Field(
+        default_factory=dict, description="Keyword arguments of a recipe of your own, where it takes any."
     )
     prompt_column: str = Field("prompt", description="Text or a list of messages, for recipe `none`.")
     prompt_template: str | None = Field(
@@ -161,11 +173,22 @@ class DataConfig(Section):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _parameters_of_a_recipe_that_is_read(self) -> Self:
+        sets = [*self.datasets.values(), *self.eval_datasets.values()]
+        alone = self.dataset is not None or self.eval_dataset is not None
+        if self.recipe_params and not alone and all(chosen.recipe is not None for chosen in sets):
+            raise ValueError(
+                "data.recipe_params are those of data.recipe, and every set has a recipe of its own: write "
+                "recipe_params beside that"
+            )
+        return self
+
     def of_dataset(self, name: str) -> "DataConfig":
         """These settings with the dataset `name` as the only one to train on."""
         chosen = self.datasets[name]
-        own = chosen.model_dump(include=OWN_PROMPT, exclude_none=True)
-        return self.model_copy(update=own | {"dataset": chosen.dataset, "split": chosen.split, "datasets": {}})
+        alone = {"dataset": chosen.dataset, "split": chosen.split, "datasets": {}}
+        return self.model_copy(update=chosen.own_prompt | alone)
 
     @model_validator(mode="after")
     def _one_form_of_held_out_rows(self) -> Self:
@@ -179,6 +202,5 @@ class DataConfig(Section):
     def of_eval_dataset(self, name: str) -> "DataConfig":
         """These settings with the set `name` as the only held-out one."""
         chosen = self.eval_datasets[name]
-        own = chosen.model_dump(include=OWN_PROMPT, exclude_none=True)
         held_out = {"eval_dataset": chosen.dataset, "eval_split": chosen.split, "eval_datasets": {}}
-        return self.model_copy(update=own | held_out)
+        return self.model_copy(update=chosen.own_prompt | held_out)

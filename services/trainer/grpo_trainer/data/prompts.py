@@ -21,7 +21,7 @@ from ..extension import file_of, named
 from .columns import ColumnCheck
 from .messages import check_sendable, read_message, read_tools
 from .recipes import RECIPES, Recipe, converted, with_system
-from .recipes.own import PROMPT_COLUMN
+from .recipes.own import PROMPT_COLUMN, own_recipe
 from .rendering import Prompt, Renderer, Tools
 from .same_prompt import SamePromptCheck
 from .values import Row
@@ -38,6 +38,7 @@ class PromptMaker:
     """How the rows of one dataset become prompts. The fields are those of a `data` section, files replaced by texts."""
 
     recipe: str = "none"
+    recipe_params: Mapping[str, Any] = field(default_factory=dict)
     prompt_column: str = "prompt"
     prompt_template: str | None = None
     system: str | None = None
@@ -45,9 +46,16 @@ class PromptMaker:
 
     @classmethod
     def of(cls, config: "DataConfig | ColdStartData") -> Self:
-        """Raises UsageError for an unknown recipe, and for a file that is not there or no text."""
+        """Raises UsageError for an unknown recipe or parameter, and for a file that is not there or no text."""
         named(config.recipe, {"none": None, **RECIPES}, setting="data.recipe")
         own = file_of(config.recipe) is not None
+        if own:
+            own_recipe(config.recipe, config.recipe_params)
+        elif config.recipe_params:
+            raise UsageError(
+                f"data.recipe_params: the recipe {config.recipe} has no parameters",
+                hint="leave them out, or name a recipe of your own, FILE.py:NAME",
+            )
         if own and config.prompt_template is not None:
             raise UsageError(
                 f"data.prompt_template has no place in the recipe {config.recipe}, which makes the whole prompt",
@@ -55,6 +63,7 @@ class PromptMaker:
             )
         return cls(
             recipe=config.recipe,
+            recipe_params=config.recipe_params,
             prompt_column=PROMPT_COLUMN if own else config.prompt_column,
             prompt_template=text_or_file(config.prompt_template, "prompt_template"),
             system=text_or_file(config.system, "system"),
@@ -63,7 +72,9 @@ class PromptMaker:
 
     def rows(self, rows: Iterable[Row], *, dataset: str) -> Iterable[Row]:
         """The rows that prompts are made of: with a user's own recipe, what it makes of them."""
-        return rows if file_of(self.recipe) is None else converted(rows, self.recipe, dataset=dataset)
+        if file_of(self.recipe) is None:
+            return rows
+        return converted(rows, self.recipe, self.recipe_params, dataset=dataset)
 
     @property
     def filled_recipe(self) -> Recipe | None:

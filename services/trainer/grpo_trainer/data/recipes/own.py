@@ -1,7 +1,7 @@
 """A user's own recipe, `FILE.py:NAME`: a function from a row to its prompt, such as people write for `dataset.map`.
 
 It returns `{"prompt": text or messages}` and may return more columns, which rewards then read. They are added to those
-of the row, as `dataset.map` does.
+of the row, as `dataset.map` does. What it takes beyond the row are parameters, which `data.recipe_params` sets.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -9,18 +9,27 @@ from typing import Any
 
 from ...errors import UsageError
 from ...extension import failure_of, named
+from ...parameters import with_parameters
 from ..values import Row, json_row
 
 PROMPT_COLUMN = "prompt"
 HINT = 'return {"prompt": "…"} or {"prompt": [{"role": "user", "content": "…"}]}, and more columns for the rewards'
 
 
-def converted(rows: Iterable[Row], recipe: str, *, dataset: str) -> Iterator[Row]:
+def own_recipe(recipe: str, params: Mapping[str, Any]) -> Callable[[Row], Any]:
+    """Import the user's `recipe`. Raises UsageError when it cannot be imported or does not take `params`."""
+    function: Callable[[Row], Any] = named(recipe, {}, setting="data.recipe")
+    return with_parameters(
+        function, params, called_with=("row",), name=recipe, setting="data.recipe", key="data.recipe_params"
+    )
+
+
+def converted(rows: Iterable[Row], recipe: str, params: Mapping[str, Any], *, dataset: str) -> Iterator[Row]:
     """Yield `rows` as the user's `recipe` makes them.
 
     Raises UsageError, when it comes to that row, for a recipe that raises or returns no prompt.
     """
-    function: Callable[[Row], Any] = named(recipe, {}, setting="data.recipe")
+    function = own_recipe(recipe, params)
     for number, row in enumerate(rows, start=1):
         where = f"dataset {dataset}, row {number}: data.recipe"
         try:
