@@ -40,7 +40,7 @@ from grpo_proto.checkpoint_layout import plain_layout
 from grpo_proto.messages.weights import KvCache
 from grpo_proto.transport import DEFAULT_BUCKET_BYTES, Digest, WeightGroup
 from grpo_rollout.options import IN_ENGINE_PROCESS
-from grpo_trainer.config.run_config import WeightsConfig
+from grpo_trainer.config.weights import WeightsConfig
 from grpo_trainer.engine.export import Export
 from grpo_trainer.ranks.stop_signal import StopSignal
 from grpo_trainer.servers.event_loop import EventLoopThread

@@ -24,7 +24,7 @@ from tests.tiny_model import make_tokenizer
 from grpo_proto import WeightState
 from grpo_proto.client.clients import WeightsClient
 from grpo_trainer.algorithm.sequences import untrained_sequence
-from grpo_trainer.config.run_config import CanaryConfig, WeightsConfig
+from grpo_trainer.config.weights import CanaryConfig, WeightsConfig
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.ranks.process_group import LAUNCHER_VARIABLES
 from grpo_trainer.ranks.stop_signal import StopSignal

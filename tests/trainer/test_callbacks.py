@@ -1,10 +1,12 @@
 """Callbacks of a user's own: loaded and tried before the run, called with what they may not change."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from grpo_trainer import extension
 from grpo_trainer.callbacks import Callbacks, load_callbacks
@@ -44,10 +46,12 @@ class Leaves:
 """
 
 
-def attending(folder: Path, *names: str, code: str = OWN, step: int = 0) -> Callbacks:
+def attending(
+    folder: Path, *names: str, code: str = OWN, step: int = 0, params: Mapping[str, Mapping[str, Any]] | None = None
+) -> Callbacks:
     extension.module_of.cache_clear()  # as in a process of its own
     (folder / "own.py").write_text(code)
-    return Callbacks(load_callbacks([f"{folder}/own.py:{name}" for name in names]), step=step)
+    return Callbacks(load_callbacks([f"{folder}/own.py:{name}" for name in names], params or {}), step=step)
 
 
 def seen_in(folder: Path) -> list[Any]:
@@ -98,27 +102,67 @@ def test_an_end_that_fails_is_no_success_and_hides_no_other_failure(tmp_path: Pa
         ("class own:\n    def on_log(self, step, metrics): ...", "own has on_log, which nobody calls .known are on_"),
         ("class own:\n    on_time = True", "own has no hook .known are on_step, on_evaluation, on_end"),
         ("class own:\n    def on_end(self): ...", r"own cannot be called as on_end\(step\): too many positional"),
-        ("def own(metrics): ...", r"own cannot be called as on_step\(step, metrics\): too many positional"),
-        ("class own:\n    def __init__(self, project): ...", "own raised TypeError: .*missing 1 required positional"),
+        ("def own(metrics): ...", r"own cannot be called as own\(step, metrics\): too many positional"),
+        ("class own:\n    def __init__(self, *, project): ...", r"own needs a value for project \(its parameters: "),
         ("class own:\n    def __init__(self):\n        1 / 0", "own raised ZeroDivisionError in line 3"),
         ("own = 7", "own.py has no function own"),
         ("import nothing_such", "own.py cannot be imported: ModuleNotFoundError"),
     ],
 )  # fmt: skip
 def test_a_callback_that_cannot_work_is_refused_before_the_run(tmp_path: Path, code: str, message: str):
-    with pytest.raises(UsageError, match=f"callbacks: .*{message}"):
+    with pytest.raises(UsageError, match=rf"callbacks(_params\.own)?: .*{message}"):
         attending(tmp_path, "own", code=code)
+
+
+PARAMETERS = """
+class Best:
+    def __init__(self, accuracy: float, *, name="best"):
+        self.given = (accuracy, name)
+
+    def on_step(self, step, metrics):
+        SEEN.append(self.given)
+
+SEEN = []
+
+def every(step, metrics, steps: int = 1):
+    SEEN.append(steps)
+"""
+
+
+def test_classes_and_functions_get_their_parameters_by_name(tmp_path: Path):
+    params = {"Best": {"accuracy": "0.9"}, "every": {"steps": 5}}
+    attending(tmp_path, "Best", "every", code=PARAMETERS, params=params).on_step(1, {})
+    assert seen_in(tmp_path) == [(0.9, "best"), 5]
+    attending(tmp_path, "every", code=PARAMETERS).on_step(1, {})
+    assert seen_in(tmp_path) == [1]
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"Best": {"acuracy": 1}}, r"callbacks_params\.Best: .*own\.py:Best has no parameter acuracy; .* accuracy\?"),
+        ({"Best": {"name": "x"}}, r"Best needs a value for accuracy \(its parameters: accuracy, name = 'best'\)"),
+        ({"Best": {"accuracy": 1}, "every": {"steps": 0.5}}, r"callbacks_params\.every\.steps: .*\(got 0\.5\)"),
+    ],
+)
+def test_parameters_that_a_callback_does_not_take_are_refused(
+    tmp_path: Path, params: dict[str, dict[str, Any]], message: str
+):
+    with pytest.raises(UsageError, match=message):
+        attending(tmp_path, "Best", "every", code=PARAMETERS, params=params)
 
 
 def test_what_is_no_file_is_refused():
     with pytest.raises(UsageError, match=r"callbacks wandb is unknown \(your own is FILE.py:NAME\)"):
-        load_callbacks(["wandb"])
+        load_callbacks(["wandb"], {})
 
 
 def test_the_callback_of_the_documentation_works_as_it_stands(tmp_path: Path):
     (code,) = re.findall(r"```python\n(from grpo_trainer.callbacks .*?)```", DOCUMENTATION.read_text(), re.DOTALL)
+    (section,) = re.findall(r"```yaml\n(callbacks:.*?)```", DOCUMENTATION.read_text(), re.DOTALL)
+    params = yaml.safe_load(section)["callbacks_params"]
     metrics: dict[str, Any] = {"eval_accuracy": 0.91}
-    with attending(tmp_path, "Target", code=code) as callbacks:
+    with attending(tmp_path, "Target", code=code, params=params) as callbacks:
         callbacks.on_step(1, {"reward": 0.5})
         callbacks.on_evaluation(1, metrics)
         assert callbacks.end_the_run

@@ -10,7 +10,8 @@ import torch
 from grpo_proto import ErrorDetail, InfrastructureError, RolloutRequest
 from grpo_trainer.algorithm.rows import RowLayout
 from grpo_trainer.algorithm.sequences import MicroBatch, Segment, Turn, untrained_sequence
-from grpo_trainer.config.run_config import CanaryConfig, RunConfig
+from grpo_trainer.config.run_config import RunConfig
+from grpo_trainer.config.weights import CanaryConfig
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.errors import RunError
 from grpo_trainer.servers.canary import (

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from grpo_proto import ConflictError, ErrorDetail, RenewRequest
-from grpo_trainer.config.run_config import WeightsConfig
+from grpo_trainer.config.weights import WeightsConfig
 from grpo_trainer.servers.lease import Lease
 from grpo_trainer.servers.weight_session import WeightSession
 

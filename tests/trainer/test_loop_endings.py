@@ -18,7 +18,7 @@ from grpo_trainer import loop
 from grpo_trainer.callbacks import Callbacks, StopRun
 from grpo_trainer.checkpoint.best import BestCheckpoint
 from grpo_trainer.config.algorithm import AlgorithmConfig
-from grpo_trainer.config.run_config import WeightsConfig
+from grpo_trainer.config.weights import WeightsConfig
 from grpo_trainer.errors import CallbackError, GuardStop, RunError, ServersError
 from grpo_trainer.guarding import WayBack
 from grpo_trainer.observe.decisions import Decision

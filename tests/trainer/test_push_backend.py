@@ -18,7 +18,8 @@ from grpo_proto import Manifest
 from grpo_proto.messages.weights import Backend
 from grpo_proto.transport import gpu_uuid, nccl_version
 from grpo_trainer import dry_run
-from grpo_trainer.config.run_config import RunConfig, WeightsConfig
+from grpo_trainer.config.run_config import RunConfig
+from grpo_trainer.config.weights import WeightsConfig
 from grpo_trainer.errors import UsageError
 from grpo_trainer.ranks.stop_signal import StopSignal
 from grpo_trainer.servers.event_loop import EventLoopThread

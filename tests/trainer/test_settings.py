@@ -178,6 +178,11 @@ def test_a_dataset_has_its_own_teacher_that_of_the_run_or_none(run_file: Path):
             [*TAUGHT, "--teacher.only", "true", "--algorithm.dynamic_sampling", "true"],
             r"nothing with teacher\.only true",
         ),
+        (["--callbacks_params", '{"B": {}}', "--callbacks", "a.py:A"], r"params\.B is none of the callbacks: A"),
+        (
+            ["--callbacks_params", '{"A": {"x": 1}}', "--callbacks", "a.py:A,b.py:A"],
+            r"callbacks_params\.A may be of 2 callbacks; rename",
+        ),
         (
             [*TAUGHT, "--algorithm.off_policy_mask_threshold", "0.1"],
             r"off_policy_mask_threshold reads one advantage for a whole completion",

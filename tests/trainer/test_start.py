@@ -27,8 +27,9 @@ from grpo_proto import PROTOCOL_VERSION, RewardDescription, RolloutInfo, WeightS
 from grpo_proto.fingerprint import tokenizer_fingerprint
 from grpo_trainer import __main__
 from grpo_trainer.checkpoint.run_folder import make_run_folder
-from grpo_trainer.config.run_config import RunConfig, WeightsConfig
+from grpo_trainer.config.run_config import RunConfig
 from grpo_trainer.config.settings import read_config
+from grpo_trainer.config.weights import WeightsConfig
 from grpo_trainer.data.prompts import text_or_file
 from grpo_trainer.errors import RunError, UnavailableError, UsageError, model_error_class
 from grpo_trainer.ranks import launch

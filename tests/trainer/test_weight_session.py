@@ -22,7 +22,7 @@ from grpo_proto import (
     WeightState,
 )
 from grpo_proto.transport import WeightGroup, joined_key, plan_manifest
-from grpo_trainer.config.run_config import WeightsConfig
+from grpo_trainer.config.weights import WeightsConfig
 from grpo_trainer.servers import weight_session
 from grpo_trainer.servers.blame import MemberFailed
 from grpo_trainer.servers.weight_session import WeightSession

@@ -1,13 +1,13 @@
 """A user's own code beside the training: `callbacks: [FILE.py:NAME, …]`, on rank 0, in the order of the run file.
 
-A function is called after each step. A class is instantiated once, without arguments, and has some of the hooks
+A function is called after each step. A class is instantiated once, with `callbacks_params`, and has some of the hooks
 
     on_step(step, metrics)          after each step, with what metrics.jsonl has of it
     on_evaluation(step, metrics)    after each evaluation, with its metrics; the one before the first step has step 0
     on_end(step)                    once, after the last step and the final model, however the training ended
 
-`metrics` cannot be changed. A hook ends the run by raising `StopRun`. The run keeps nothing of a callback in its
-checkpoints: a resumed run has new instances.
+What a function takes beyond `step` and `metrics` are its parameters. `metrics` cannot be changed. A hook ends the run
+by raising `StopRun`. The run keeps nothing of a callback in its checkpoints: a resumed run has new instances.
 """
 
 import inspect
@@ -19,6 +19,7 @@ from typing import Any, Self
 from .errors import CallbackError, UsageError
 from .extension import failure_of, named
 from .observe.decisions import Decision
+from .parameters import with_parameters
 
 log = logging.getLogger(__name__)
 
@@ -35,24 +36,33 @@ class StopRun(Exception):  # noqa: N818 - a request, not an error
     """Raise it in a hook to end the run after this step, which is saved, as if it were the last; its text is why."""
 
 
-def load_callbacks(names: Sequence[str]) -> dict[str, Hooks]:
-    """Import every FILE.py:NAME, and instantiate the classes.
+def load_callbacks(names: Sequence[str], params: Mapping[str, Mapping[str, Any]]) -> dict[str, Hooks]:
+    """Import every FILE.py:NAME, and instantiate the classes with their `params`, which are by NAME.
 
     Raises UsageError for a callback that cannot be made, or whose hooks would not be called or not take what they get.
     """
-    return {name: _hooks_of(name, named(name, {}, setting="callbacks")) for name in names}
+    return {name: _hooks_of(name, params.get(name.rpartition(":")[2], {})) for name in names}
 
 
-def _hooks_of(name: str, found: Callable[..., Any]) -> Hooks:
+def _hooks_of(name: str, params: Mapping[str, Any]) -> Hooks:
+    found: Callable[..., Any] = named(name, {}, setting="callbacks")
+    with_params = with_parameters(
+        found,
+        params,
+        called_with=() if isinstance(found, type) else PARAMETERS["on_step"],
+        name=name,
+        setting="callbacks",
+        key=f"callbacks_params.{name.rpartition(':')[2]}",
+    )
     if isinstance(found, type):
         try:
-            callback = found()
+            callback = with_params()
         except Exception as error:
             raise UsageError(f"callbacks: {failure_of(name, error)}", hint="it is instantiated once") from error
         named_so = {hook: getattr(callback, hook) for hook in dir(callback) if hook.startswith("on_")}
         hooks = {hook: function for hook, function in named_so.items() if callable(function)}
     else:
-        hooks = {"on_step": found}
+        return {"on_step": with_params}
     unknown = sorted(hooks.keys() - PARAMETERS)
     if unknown or not hooks:
         has = f"{', '.join(unknown)}, which nobody calls" if unknown else "no hook"

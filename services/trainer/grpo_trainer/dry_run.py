@@ -45,7 +45,7 @@ def dry_run(config: RunConfig) -> int:
     """Print the plan of the run. Returns 0; raises UsageError at the first thing that cannot work."""
     print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
     check_algorithm(config)
-    load_callbacks(config.callbacks)
+    load_callbacks(config.callbacks, config.callbacks_params)
     if config.server.enabled:
         checked_tokens(config.server)
     tokenizer = load_tokenizer(config.model)

@@ -83,7 +83,7 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
     rendezvous = open_parts.enter_context(Rendezvous(connect_s=config.deepspeed.timeout_s))
     folder, state, base_digest = None, None, None
     kept = kept_of(config) if first_rank else {}
-    callbacks = Callbacks(load_callbacks(config.callbacks) if first_rank else {})
+    callbacks = Callbacks(load_callbacks(config.callbacks, config.callbacks_params) if first_rank else {})
     if first_rank:
         make_run_folder(config.run_dir)
         status.enter_phase("waiting for another trainer in this run_dir", limit_s=config.lock_timeout_s + LOCK_SLACK_S)

@@ -8,8 +8,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from grpo_proto.messages.weights import KvCache
-
 from .algorithm import AlgorithmConfig
 from .checkpoint import CheckpointConfig
 from .data import DataConfig
@@ -18,6 +16,7 @@ from .model import ModelConfig
 from .optimization import DeepSpeedConfig, OptimizerConfig
 from .section import Positive, Seconds, Section, ServerUrl, Share, without_credentials
 from .teacher import TeacherConfig, check_teachers
+from .weights import CanaryConfig, WeightsConfig
 
 
 class RolloutConfig(Section):
@@ -152,57 +151,6 @@ class RewardConfig(Section):
         return {name: Path(file) for file, _, name in pairs if file.endswith(".py")}
 
 
-class WeightsConfig(Section):
-    """The push of new weights to the rollout servers."""
-
-    backend: Literal["auto", "gloo", "nccl"] = Field(
-        "auto",
-        description="auto: nccl between GPUs; gloo without a GPU, on a shared GPU, or when NCCL's versions differ.",
-    )
-    host: str = Field(
-        "127.0.0.1",
-        description="Address of the trainer as the rollout servers see it; with gloo, its interface carries the data.",
-    )
-    port: int = Field(
-        0,
-        ge=0,
-        le=65535,
-        description="Port of the rendezvous; 0: any free port. Data connections take ports of the system's range "
-        "(net.ipv4.ip_local_port_range).",
-    )
-    bucket_mib: int | None = Field(
-        None,
-        ge=1,
-        le=4096,
-        description="Size of a broadcast, which a larger tensor exceeds; absent: a sixteenth of the weights, from 24 "
-        "MiB to 64 (gloo) or 256 (nccl).",
-    )
-    kv_cache: KvCache = Field(
-        "recompute",
-        description="At a push, recompute the KV cache of running sequences under the new weights (exact), or keep it.",
-    )
-    bucket_timeout_s: Seconds = Field(
-        30.0,
-        description="Limit for forming the group, and for a broadcast of up to 64 MiB; in proportion for a larger one.",
-    )
-    push_deadline_s: Seconds = Field(300.0, description="Limit of one push, repetitions included.")
-    lease_s: Seconds = Field(600.0, description="Time after our last call in which the servers refuse other trainers.")
-    take_over: bool = Field(False, description="Fence off another trainer whose lease still runs.")
-
-
-class CanaryConfig(Section):
-    """Compare the logprobs of the served policy with the trainer's own."""
-
-    steps: int = Field(10, ge=0, description="Check every so many steps and after the first push; 0: only after it.")
-    num_prompts: int = Field(4, ge=1, description="Prompts that span the lengths of the run's sequences.")
-    max_tokens: int = Field(32, ge=1, description="Sampled and compared tokens of each prompt.")
-    max_logprob_difference: float | None = Field(
-        None,
-        gt=0.0,
-        description="Stop beyond this mean difference; absent: 0.1 bf16, 0.01 fp32 on a GPU, 0.02 and 1e-4 on a CPU.",
-    )
-
-
 class EvalConfig(Section):
     """Held-out evaluation, greedy and sampled at temperature 1; all else is sampled as in the training."""
 
@@ -276,6 +224,9 @@ class RunConfig(Section):
         default_factory=list,
         description="Your own code beside the training, FILE.py:NAME: called after steps, evaluations and the end.",
     )
+    callbacks_params: dict[str, dict[str, Any]] = Field(
+        default_factory=dict, description="NAME of a callback → its keyword arguments."
+    )
     logging: LoggingConfig = LoggingConfig()
     server: ServerConfig = ServerConfig()
 
@@ -305,6 +256,16 @@ class RunConfig(Section):
                 "deepspeed.offload_optimizer has no effect with deepspeed.zero_stage 0 and model.dtype float32; set "
                 "deepspeed.zero_stage to 1, 2 or 3, or leave deepspeed.offload_optimizer out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _parameters_of_one_callback(self) -> Self:
+        names = [callback.rpartition(":")[2] for callback in self.callbacks]
+        for name in self.callbacks_params:
+            if name not in names:
+                raise ValueError(f"callbacks_params.{name} is none of the callbacks: {', '.join(names) or 'none'}")
+            if names.count(name) > 1:
+                raise ValueError(f"callbacks_params.{name} may be of {names.count(name)} callbacks; rename one of them")
         return self
 
     @model_validator(mode="after")

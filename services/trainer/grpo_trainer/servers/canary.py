@@ -22,7 +22,8 @@ from grpo_proto import Completion, ConflictError, InfrastructureError, Prompt, R
 from ..algorithm.batching import micro_batches, pack
 from ..algorithm.rows import RowLayout
 from ..algorithm.sequences import MicroBatch, Segment, TrainingSequence, Turn
-from ..config.run_config import CanaryConfig, RunConfig
+from ..config.run_config import RunConfig
+from ..config.weights import CanaryConfig
 from ..data.prompt_row import PromptRow
 from ..errors import RunError
 from .fleet import Fleet

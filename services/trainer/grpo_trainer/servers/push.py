@@ -16,7 +16,7 @@ from grpo_proto import Manifest, ServiceError, WeightState
 from grpo_proto.messages.weights import Backend, Kind
 from grpo_proto.transport import Digest, Transfer, gpu_uuid, nccl_version
 
-from ..config.run_config import WeightsConfig
+from ..config.weights import WeightsConfig
 from ..errors import RunError, ServersError, TrainerError, UsageError
 from ..ranks.stop_signal import StopRequested, StopSignal
 from .absences import Absences

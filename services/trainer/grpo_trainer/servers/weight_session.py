@@ -32,7 +32,7 @@ from grpo_proto.messages.weights import Backend, Kind
 from grpo_proto.server.listening import listening_socket
 from grpo_proto.transport import WeightGroup, joined_key
 
-from ..config.run_config import WeightsConfig
+from ..config.weights import WeightsConfig
 from ..errors import UnavailableError, UsageError
 from .blame import MemberFailed, who_kept_it_from_forming
 from .fleet import Replica
