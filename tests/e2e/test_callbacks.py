@@ -39,7 +39,7 @@ def test_a_callback_ends_a_run_that_is_then_done_and_parameters_are_those_of_the
     (tmp_path / "own.py").write_text(OWN)
     run_dir = tmp_path / "run"
     own = ["--callbacks", f"{tmp_path}/own.py:Watch", "--algorithm.loss", f"{tmp_path}/own.py:reinforce"]
-    params = ["--callbacks_params.Watch.last", 2, "--algorithm.params.scale", 0.5]
+    params = ["--callbacks_params", '{"Watch": {"last": 2}}', "--algorithm.params", '{"scale": 0.5}']
     ended = stack.train(run_dir, *own, *params, "--checkpoint.save_steps", 0)
     assert ended.returncode == 0, ended.stdout
     steps = read_jsonl(run_dir / "metrics.jsonl")
@@ -54,7 +54,8 @@ def test_a_callback_ends_a_run_that_is_then_done_and_parameters_are_those_of_the
     }
     assert (run_dir / "checkpoints" / "checkpoint-2").exists()
 
-    resumed = stack.train(run_dir, *own, "--callbacks_params.Watch.last", 3, "--algorithm.params.scale", 2, "--resume")
+    params = ["--callbacks_params", '{"Watch": {"last": 3}}', "--algorithm.params", '{"scale": 2}']
+    resumed = stack.train(run_dir, *own, *params, "--resume")
     assert resumed.returncode == 0, resumed.stdout
     assert [step.get("scale") for step in read_jsonl(run_dir / "metrics.jsonl")[1:]] == [0.5, 0.5, 2.0]
     assert yaml.safe_load((run_dir / "run.yaml").read_text())["algorithm"]["params"] == {"scale": 2}
