@@ -101,7 +101,10 @@ class TestTraining:
             "max_steps": 10,
             "learning_rate": 0.02,
         }
+        (model_folder / "preprocessor_config.json").write_text("{}")
         folder = run_cold_start(ColdStartConfig.model_validate(content))
+        assert (folder / "preprocessor_config.json").exists()
+        assert not (folder / "adapter" / "preprocessor_config.json").exists()
         ids = torch.arange(5, 30)[None]
         base, merged = (AutoModelForCausalLM.from_pretrained(place) for place in (model_folder, folder))
         before = base(ids).logits
@@ -191,6 +194,13 @@ class TestMistakes:
         (tmp_path / "cold-start" / "config.json").write_text("{}")
         with pytest.raises(UsageError, match="already exists"):
             run_cold_start(config(tmp_path, model_folder, "rows.jsonl"))
+
+    def test_a_folder_that_could_not_be_replaced_is_found_before_training(self, tmp_path, model_folder):
+        (tmp_path / "elsewhere").mkdir()
+        (tmp_path / "cold-start").symlink_to(tmp_path / "elsewhere")
+        dataset = write(tmp_path / "rows.jsonl", {"prompt": "2+2=", "completion": "4"})
+        with pytest.raises(UsageError, match=r"cold-start is no folder, and one has to be written there at the end"):
+            run_cold_start(config(tmp_path, model_folder, dataset, max_steps=10**9))
 
     def test_a_disk_that_is_away_may_be_there_at_the_next_try(self, tmp_path, model_folder, monkeypatch):
         away = OSError(errno.ESTALE, "Stale file handle")
