@@ -10,6 +10,7 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,8 +50,11 @@ def run_cold_start(config: ColdStartConfig) -> Path:
     model, tokenizer = _load(config)
     adapter = _adapter(config, model)
     examples = load_examples(config.data, tokenizer)
-    saved = _Saved(config, model, adapter, ModelFiles.of(config.model.name_or_path, tokenizer))
+    ends = list(dict.fromkeys(example["input_ids"][-1] for example in examples))
+    files = replace(ModelFiles.of(config.model.name_or_path, tokenizer), ends=ends)
+    saved = _Saved(config, model, adapter, files)
     if environment_rank() == 0:
+        print("completions end with", " or ".join(tokenizer.convert_ids_to_tokens(ends)), flush=True)
         saved.rehearse()
     started = time.monotonic()
     trainer = _trainer(config, model, tokenizer, examples, on_cpu=on_cpu)
