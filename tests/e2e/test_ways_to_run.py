@@ -1,6 +1,7 @@
 """Several ranks, overlap of sampling and training, several updates on one batch."""
 
 import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -64,6 +65,16 @@ def test_two_ranks_that_are_stopped_go_on_from_their_checkpoint(stack: Stack, tm
     assert as_one[-1]["canary/logprob_difference_max"] <= 1e-4
 
 
+def test_all_ranks_end_before_the_first_step_when_the_model_could_not_be_saved(stack: Stack, tmp_path: Path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "model").write_text("a file of somebody")
+    result = stack.train(tmp_path / "run", "--deepspeed.nproc_per_node", 2)
+    assert result.returncode == 2, result.stdout
+    assert f"error: {tmp_path}/run/model is no folder, and one has to be written there at the end" in result.stdout
+    assert "Traceback" not in result.stdout
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
 def test_sampling_overlaps_training_within_the_bound(stack: Stack, tmp_path: Path):
     steps = metrics_of(stack, tmp_path / "run", "--algorithm.max_staleness", 1, "--max_steps", 5)[1:]
     assert all(0 <= step["staleness/mean"] <= step["staleness/max"] <= 1 for step in steps)
@@ -85,3 +96,14 @@ def test_servers_without_adapters_get_the_sum_in_full(stack: Stack, tmp_path: Pa
     assert "start the servers with --enable-lora" in result.stdout
     metrics = read_jsonl(tmp_path / "run" / "metrics.jsonl")
     assert max(step.get("canary/logprob_difference_max", 0.0) for step in metrics) <= 1e-5
+
+
+def test_a_model_with_sampling_settings_that_transformers_does_not_write_is_saved(stack: Stack, tmp_path: Path):
+    shutil.copytree(stack.model, tmp_path / "model")
+    settings = '{"temperature": 0.9, "top_p": 0.6, "eos_token_id": 1}'
+    (tmp_path / "model" / "generation_config.json").write_text(settings)
+    (tmp_path / "model" / "preprocessor_config.json").write_text("{}")
+    metrics_of(stack, tmp_path / "run", "--max_steps", 1, "--model.name_or_path", tmp_path / "model")
+    saved = tmp_path / "run" / "model"
+    assert (saved / "generation_config.json").read_text() == settings
+    assert {path.name for path in saved.iterdir()} == {path.name for path in (tmp_path / "model").iterdir()}

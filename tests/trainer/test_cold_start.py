@@ -8,7 +8,7 @@ import peft
 import pytest
 import torch
 import yaml
-from tests.tiny_model import make_tokenizer, save_tiny_model
+from tests.tiny_model import CHAT_TEMPLATE, make_tokenizer, save_tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo_trainer.cold_start.command import main, run_cold_start
@@ -72,6 +72,7 @@ class TestTraining:
         )
         assert main([str(file), "--num_train_epochs", "2"]) == 0
         output = capsys.readouterr().out
+        assert "completions end with <|im_end|>\n" in output
         assert "step 15/30  loss" in output
         assert "s left" in output
 
@@ -84,7 +85,8 @@ class TestTraining:
         assert model.config.use_cache
         [row] = load_prompt_rows(DataConfig(dataset=f"{dataset}#1", recipe="countdown"), tokenizer)
         ids = model.generate(torch.tensor([row.token_ids]), max_new_tokens=60, do_sample=False)[0]
-        assert tokenizer.decode(ids[len(row.token_ids) :]) == COMPLETION + "<eos>"
+        assert tokenizer.decode(ids[len(row.token_ids) :]) == COMPLETION + "<|im_end|>"
+        assert model.generation_config.eos_token_id == [tokenizer.eos_token_id, int(ids[-1])]
 
     def test_with_lora_a_run_begins_from_the_adapter_or_from_the_merged_model(self, tmp_path, model_folder):
         dataset = write(tmp_path / "rows.jsonl", *[ROW] * 8)
@@ -101,7 +103,10 @@ class TestTraining:
             "max_steps": 10,
             "learning_rate": 0.02,
         }
+        (model_folder / "preprocessor_config.json").write_text("{}")
         folder = run_cold_start(ColdStartConfig.model_validate(content))
+        assert (folder / "preprocessor_config.json").exists()
+        assert not (folder / "adapter" / "preprocessor_config.json").exists()
         ids = torch.arange(5, 30)[None]
         base, merged = (AutoModelForCausalLM.from_pretrained(place) for place in (model_folder, folder))
         before = base(ids).logits
@@ -127,7 +132,7 @@ class TestExamples:
         [row] = load_prompt_rows(DataConfig(dataset=dataset, recipe="countdown"), tokenizer)
         length = len(row.token_ids)
         assert example["input_ids"][:length] == row.token_ids
-        assert tokenizer.decode(example["input_ids"][length:]) == COMPLETION + "<eos>"
+        assert tokenizer.decode(example["input_ids"][length:]) == COMPLETION + "<|im_end|>"
         assert example["completion_mask"] == [0] * length + [1] * (len(COMPLETION) + 1)
 
     @pytest.mark.parametrize(
@@ -142,12 +147,49 @@ class TestExamples:
     def test_kinds_of_rows(self, tmp_path, row):
         [example] = self.examples(write(tmp_path / "rows.jsonl", row))
         text = make_tokenizer().decode(example["input_ids"])
-        assert text == "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n4<eos>"
+        assert text == "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n4<|im_end|>"
         assert sum(example["completion_mask"]) == 2
 
     def test_plain_text(self, tmp_path):
         [example] = self.examples(write(tmp_path / "rows.jsonl", {"prompt": "2+2=", "completion": "4"}))
         assert make_tokenizer().decode(example["input_ids"]) == "2+2=4<eos>"
+
+    @pytest.mark.parametrize(
+        ("template", "end"),
+        [
+            ("{% for m in messages %}{{ m.content | trim }}<|im_start|>\n{% endfor %}", "<|im_start|>"),
+            ("{% for m in messages %}{{ m.content.split('</think>')[-1] }}<unk>\n<eos>{% endfor %}", "<unk>"),
+            ("{% for m in messages %}{{ m.content }} {{ eos_token }}{% endfor %}", " <eos>"),
+            ("{% for m in messages %}{{ m.content }}\n{% endfor %}", "<eos>"),
+            ("{% if messages | length > 1 %}{{ raise_exception('no') }}{% endif %}{{ messages[0].content }}", "<eos>"),
+            (None, "<eos>"),
+        ],
+        ids=["trimmed", "without thoughts", "after a space", "no special token", "only users", "no template"],
+    )
+    def test_an_answer_ends_as_the_chat_template_ends_it(self, tmp_path, template, end):
+        tokenizer = make_tokenizer()
+        tokenizer.chat_template = template
+        dataset = write(tmp_path / "rows.jsonl", {"prompt": [QUESTION], "completion": COMPLETION + " "})
+        [example] = load_examples(ColdStartConfig.model_validate(self.content(dataset, {})).data, tokenizer)
+        [row] = load_prompt_rows(DataConfig(dataset=dataset), tokenizer)
+        length = len(row.token_ids)
+        assert example["input_ids"][:length] == row.token_ids
+        assert tokenizer.decode(example["input_ids"][length:]) == COMPLETION + " " + end
+
+    def test_what_an_answer_has_beside_its_text_is_written_by_the_chat_template(self, tmp_path):
+        answer = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add"}}]}
+        dataset = write(tmp_path / "rows.jsonl", {"messages": [QUESTION, answer]})
+        tokenizer = make_tokenizer()
+        content = ColdStartConfig.model_validate(self.content(dataset, {})).data
+        with pytest.raises(UsageError, match=r"row 1: .*does not write the tool_calls of the answer"):
+            load_examples(content, tokenizer)
+        tokenizer.chat_template = CHAT_TEMPLATE.replace(
+            "{{ message['content'] }}",
+            "{{ message.content or '' }}{% for call in message.tool_calls or [] %}[{{ call.function.name }}]"
+            "{% endfor %}",
+        )
+        [example] = load_examples(content, tokenizer)
+        assert tokenizer.decode(example["input_ids"]).endswith("<|im_start|>assistant\n[add]<|im_end|>")
 
     def mistake(self, dataset: str, **data) -> str:
         with pytest.raises(UsageError) as caught:
@@ -171,7 +213,7 @@ class TestExamples:
 
     def test_a_tokenizer_without_an_end(self, tmp_path):
         tokenizer = make_tokenizer()
-        tokenizer.eos_token = None
+        tokenizer.eos_token = tokenizer.chat_template = None
         content = self.content(write(tmp_path / "rows.jsonl", ROW), {"recipe": "countdown"})
         with pytest.raises(UsageError, match="no end-of-sequence token"):
             load_examples(ColdStartConfig.model_validate(content).data, tokenizer)
@@ -191,6 +233,13 @@ class TestMistakes:
         (tmp_path / "cold-start" / "config.json").write_text("{}")
         with pytest.raises(UsageError, match="already exists"):
             run_cold_start(config(tmp_path, model_folder, "rows.jsonl"))
+
+    def test_a_folder_that_could_not_be_replaced_is_found_before_training(self, tmp_path, model_folder):
+        (tmp_path / "elsewhere").mkdir()
+        (tmp_path / "cold-start").symlink_to(tmp_path / "elsewhere")
+        dataset = write(tmp_path / "rows.jsonl", {"prompt": "2+2=", "completion": "4"})
+        with pytest.raises(UsageError, match=r"cold-start is no folder, and one has to be written there at the end"):
+            run_cold_start(config(tmp_path, model_folder, dataset, max_steps=10**9))
 
     def test_a_disk_that_is_away_may_be_there_at_the_next_try(self, tmp_path, model_folder, monkeypatch):
         away = OSError(errno.ESTALE, "Stale file handle")

@@ -16,8 +16,8 @@ from torch import nn
 
 from grpo_trainer.checkpoint.file_writer import copied_to_host
 from grpo_trainer.checkpoint.files import find_latest, list_steps
-from grpo_trainer.checkpoint.saving import CheckpointSaver, save_adapter, save_model
-from grpo_trainer.errors import RunError
+from grpo_trainer.checkpoint.saving import CheckpointSaver, FinalFolder, final_folders
+from grpo_trainer.errors import RunError, UnavailableError, UsageError
 from grpo_trainer.rank_work import COMMANDS, RankWork
 from grpo_trainer.ranks.crew import Crew
 from grpo_trainer.ranks.ranks import Ranks
@@ -29,10 +29,11 @@ def alone(engine: Any) -> Crew:
 
 
 class Engine:
-    """Writes one file; `error` comes when half of it is there."""
+    """Writes one small file and one large one; `error` comes when half of it is there."""
 
     def __init__(self, content: str, error: Exception | None = None):
         self.content, self.error = content, error
+        self.num_bytes = self.num_adapter_bytes = len(content)
 
     def whole_state(self) -> dict[str, Any]:
         return {"content": self.content}
@@ -42,13 +43,24 @@ class Engine:
 
     def write_hf(self, folder: Path, state: dict[str, Any]) -> None:
         folder.mkdir()
-        (folder / "model.safetensors").write_text(state["content"])
+        (folder / "config.json").write_text("{}")
+        if state:
+            (folder / "model.safetensors").write_text(state["content"])
         if self.error:
             raise self.error
 
+    write_adapter = write_hf
 
-def save(run_dir: Path, engine: Any) -> None:
-    save_model(SimpleNamespace(run_dir=run_dir), alone(engine), engine.write_hf)  # type: ignore[arg-type]
+
+def folders(run_dir: Path, engine: Any, *, lora: Any = None, save_merged: bool = False) -> list[FinalFolder]:
+    checkpoint = SimpleNamespace(save_merged=save_merged)
+    config: Any = SimpleNamespace(run_dir=run_dir, model=SimpleNamespace(lora=lora), checkpoint=checkpoint)
+    return final_folders(config, engine)
+
+
+def save(run_dir: Path, engine: Any, **settings: Any) -> None:
+    for folder in folders(run_dir, engine, **settings):
+        folder.save(alone(engine))
 
 
 def test_the_model_takes_the_place_of_an_older_one(tmp_path: Path):
@@ -59,10 +71,7 @@ def test_the_model_takes_the_place_of_an_older_one(tmp_path: Path):
 
 
 def test_an_adapter_is_the_model_and_the_merged_model_lies_beside_it(tmp_path: Path):
-    config: Any = SimpleNamespace(run_dir=tmp_path)
-    engine = Engine("both")
-    save_adapter(config, alone(engine), engine.write_hf)
-    save_model(config, alone(engine), engine.write_hf, folder="model-merged")
+    save(tmp_path, Engine("both"), lora={"r": 8}, save_merged=True)
     assert (tmp_path / "model/model.safetensors").read_text() == "adapter of both"
     assert (tmp_path / "model-merged/model.safetensors").read_text() == "both"
 
@@ -74,6 +83,45 @@ def test_one_that_could_not_be_written_leaves_nothing_of_itself(tmp_path: Path, 
         save(tmp_path, Engine("half", error))
     assert (tmp_path / "model/model.safetensors").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_rehearsal_changes_nothing(tmp_path: Path):
+    save(tmp_path, Engine("old"))
+    for folder in folders(tmp_path, Engine("new"), lora={"r": 8}, save_merged=True):
+        folder.rehearse()
+    assert [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*"))] == [
+        "model", "model/config.json", "model/model.safetensors",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("place", ["a file", "a link", "a full disk", "no folder", "a failing write"])
+def test_what_would_fail_at_the_end_fails_in_the_rehearsal(place: str, tmp_path: Path):
+    run_dir, engine = tmp_path / "run", Engine("new")
+    run_dir.mkdir()
+    kind, told = UsageError, f"{run_dir}/model could not be written at the end: "
+    match place:
+        case "a file":
+            (run_dir / "model").write_text("mine")
+            told = f"{run_dir}/model is no folder"
+        case "a link":
+            (run_dir / "model").symlink_to(tmp_path)
+            told = f"{run_dir}/model is no folder"
+        case "a full disk":
+            engine.num_bytes = 2**80
+            kind, told = (
+                UnavailableError,
+                told + r"\[Errno 28\] 1125899906842624.00 GiB are needed, and [0-9.]* GiB are free",
+            )
+        case "no folder":
+            run_dir.rmdir()
+            told += r"\[Errno 2\] No such file or directory"
+        case "a failing write":
+            engine.error = SafetensorError("Error while serializing")
+            told += "Error while serializing"
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(kind, match=told):
+        folders(run_dir, engine)[0].rehearse()
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 # Rank 0 saves, the other ranks follow; each prints what it ended with.

@@ -1,5 +1,6 @@
 """Files and folders that are there in full or not at all."""
 
+import errno
 import os
 import shutil
 import tempfile
@@ -32,16 +33,50 @@ def write_text_atomically(path: Path, text: str) -> None:
 
 def write_folder_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` make a folder beside `path`, then put it in its place. Nothing stays of one that failed."""
-    temporary = path.with_name(f".tmp-{path.name}")
-    shutil.rmtree(temporary, ignore_errors=True)
+    temporary, old = _beside(path)
     try:
         write(temporary)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    if path.is_dir():
-        shutil.rmtree(path)
+    if path.exists():
+        path.rename(old)  # also possible where nothing in it may be removed
     temporary.rename(path)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def rehearse_folder(path: Path, write: Callable[[Path], None], *, num_bytes: int) -> None:
+    """Try all that `write_folder_atomically` will do, before the work; `write` leaves out what is large.
+
+    `num_bytes`: what all of it will take. Leaves nothing. Raises UsageError, and UnavailableError for a disk that is
+    too full or away.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        raise UsageError(f"{path} is no folder, and one has to be written there at the end", hint="move it away")
+    try:
+        temporary, _ = _beside(path)
+        write(temporary)
+        usage = shutil.disk_usage(path.parent)
+        if usage.total > 0 and usage.free < num_bytes:  # some remote disks do not know their size
+            raise OSError(
+                errno.ENOSPC, f"{num_bytes / 2**30:.2f} GiB are needed, and {usage.free / 2**30:.2f} GiB are free"
+            )
+    except OSError as error:
+        raise storage_error_class(error)(
+            f"{path} could not be written at the end: {error}", hint="free some space, or choose another folder"
+        ) from error
+    except WRITE_ERRORS as error:
+        raise UsageError(f"{path} could not be written at the end: {error}") from error
+    finally:
+        _beside(path)
+
+
+def _beside(path: Path) -> tuple[Path, Path]:
+    """Return the names of the new folder and of the one that it replaces, and remove what is left under them."""
+    names = path.with_name(f".tmp-{path.name}"), path.with_name(f".old-{path.name}")
+    for name in names:
+        shutil.rmtree(name, ignore_errors=True)
+    return names
 
 
 def check_new_folder(path: Path, *, named: str) -> None:

@@ -9,12 +9,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from .atomic_file import WRITE_ERRORS, check_new_folder, write_folder_atomically
+from .atomic_file import WRITE_ERRORS, check_new_folder, rehearse_folder, write_folder_atomically
 from .config.model import ModelConfig
 from .errors import RunError, UsageError
-
-MARK = "nf4.json"
-"""Says which weights of a checkpoint have the values of NF4."""
+from .model_files import NF4_MARK, ModelFiles
 
 
 def main(argv: Sequence[str]) -> int:
@@ -48,8 +46,10 @@ def quantize_base(config: ModelConfig, folder: Path) -> str:
     from .lora.nf4 import BLOCK, round_to_nf4
 
     transformers_logging.disable_progress_bar()
-    tokenizer = load_tokenizer(config)
+    files = ModelFiles.of(config.name_or_path, load_tokenizer(config))
     model = load_policy(config, temperature=1.0, zero3=None).model
+    num_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    rehearse_folder(folder, lambda part: files.write(part, model, {}), num_bytes=num_bytes)
     rounded = round_to_nf4(model)
     if not rounded:
         raise UsageError(f"{config.name_or_path} has no linear layers below its output head: NF4 would keep none of it")
@@ -58,9 +58,8 @@ def quantize_base(config: ModelConfig, folder: Path) -> str:
     mark = {"quant_type": "nf4", "block_size": BLOCK, "dtype": config.dtype, "base_model": config.name_or_path}
 
     def write(part: Path) -> None:
-        model.save_pretrained(part)
-        tokenizer.save_pretrained(part)
-        (part / MARK).write_text(json.dumps(mark | {"weights": rounded}, indent=1) + "\n")
+        files.write(part, model, None)
+        (part / NF4_MARK).write_text(json.dumps(mark | {"weights": rounded}, indent=1) + "\n")
         (part / "README.md").write_text(_card(config))
 
     try:
@@ -75,7 +74,7 @@ def _card(config: ModelConfig) -> str:
         f"---\nbase_model: {json.dumps(config.name_or_path)}\nlibrary_name: transformers\n"
         "pipeline_tag: text-generation\ntags: [nf4, qlora]\n---\n\n# A model with the values of NF4\n\n"
         f"The linear layers of `{config.name_or_path}` below the output head, quantized to NF4 in blocks of 64 and\n"
-        f"converted back to {config.dtype}; all else is as it was. `{MARK}` names them. Quantized again, they stay\n"
-        "the same. Load it with `transformers` or serve it with vLLM like any model; it takes as much memory as\n"
+        f"converted back to {config.dtype}; all else is as it was. `{NF4_MARK}` names them. Quantized again, they\n"
+        "stay the same. Load it with `transformers` or serve it with vLLM like any model; it takes as much memory as\n"
         "before. An adapter trained on it in four bits belongs to these values.\n"
     )

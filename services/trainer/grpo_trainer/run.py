@@ -1,7 +1,7 @@
 """Config → parts → loop, on every rank."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from .checkpoint.continuity import check_continuity, kept_of
 from .checkpoint.rollbacks import remove_abandoned, with_prompts_moved_on
 from .checkpoint.run_folder import find_start, make_run_folder, trainer_id
 from .checkpoint.run_lock import only_trainer_in
-from .checkpoint.saving import CheckpointSaver, save_adapter, save_model
+from .checkpoint.saving import CheckpointSaver, FinalFolder, final_folders
 from .config.doubts import doubts
 from .config.run_config import RunConfig
 from .config.settings import write_resolved
@@ -182,10 +182,12 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
         return follow(ranks, work, COMMANDS)
 
     crew = open_parts.enter_context(Crew(ranks, work, COMMANDS))
+    final = final_folders(config, engine)
+    for final_folder in final:
+        final_folder.rehearse()
+    parts = (engine, crew, orchestrator, callbacks, kept, final)
     while True:
-        way_back = _train(
-            config, state, engine, crew, orchestrator, callbacks, kept, status=status, stop=stop, max_steps=max_steps
-        )
+        way_back = _train(config, state, *parts, status=status, stop=stop, max_steps=max_steps)
         if way_back is None:
             return 0
         with ExitStack() as ending:
@@ -202,6 +204,7 @@ def _train(
     orchestrator: Orchestrator,
     callbacks: Callbacks,
     kept: Mapping[str, Any],
+    final: Sequence[FinalFolder],
     *,
     status: RunStatus,
     stop: StopSignal,
@@ -251,12 +254,8 @@ def _train(
                 found = parts.best
                 log.info("stopped early after step %d: the best %s is of step %s", finished, found.metric, found.step)
             with journal.stage("save"):
-                if config.model.lora is None:
-                    save_model(config, crew, engine.write_hf)
-                else:
-                    save_adapter(config, crew, engine.write_adapter)
-                if config.model.lora is not None and config.checkpoint.save_merged:
-                    save_model(config, crew, engine.write_hf, folder="model-merged")
+                for folder in final:
+                    folder.save(crew)
         write_report_and_summary(config, journal.final_totals(), steps=finished, facts=parts.best.facts())
         if is_done:
             status.done()

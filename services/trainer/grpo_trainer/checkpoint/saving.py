@@ -4,9 +4,9 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from ..atomic_file import WRITE_ERRORS, write_folder_atomically
+from ..atomic_file import WRITE_ERRORS, rehearse_folder, write_folder_atomically
 from ..config.run_config import RunConfig
 from ..errors import RunError
 from ..ranks.crew import Crew
@@ -92,25 +92,49 @@ class CheckpointSaver:
             raise
 
 
-def save_model(
-    config: RunConfig, crew: Crew, write_hf: Callable[[Path, dict[str, Any]], None], *, folder: str = "model"
-) -> None:
-    """Write the policy for transformers and vLLM into `folder`, complete or not at all; with an adapter, their sum.
+class WritesModels(Protocol):
+    """An engine, as the final model needs it. Without tensors its methods write all the other files."""
 
-    Raises RunError when the model could not be written.
+    def write_hf(self, folder: Path, state: dict[str, Any]) -> None: ...
+    def write_adapter(self, folder: Path, state: dict[str, Any]) -> None: ...
+    @property
+    def num_bytes(self) -> int: ...
+    @property
+    def num_adapter_bytes(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class FinalFolder:
+    """A folder that a finished run leaves, for transformers, PEFT and vLLM: complete, or not there at all.
+
+    The command `gather` brings its tensors, of `num_bytes`, to rank 0, where `write` writes them with all small files.
     """
-    _save_final(config.run_dir / folder, crew.do("gather_state"), write_hf)
+
+    path: Path
+    gather: str
+    write: Callable[[Path, dict[str, Any]], None]
+    num_bytes: int
+
+    def rehearse(self) -> None:
+        """Write the small files alone, and remove them. Rank 0 only. Raises UsageError and UnavailableError."""
+        rehearse_folder(self.path, lambda part: self.write(part, {}), num_bytes=self.num_bytes)
+
+    def save(self, crew: Crew) -> None:
+        """Raises RunError when the folder could not be written."""
+        state = crew.do(self.gather)
+        hint = "free some space, then use --resume: the checkpoint of the last step is intact"
+        with _named("the final model", hint=hint), _own_writing():
+            write_folder_atomically(self.path, lambda part: self.write(part, state))
 
 
-def save_adapter(config: RunConfig, crew: Crew, write_adapter: Callable[[Path, dict[str, Any]], None]) -> None:
-    """Write the adapter for PEFT and vLLM into `model/`, complete or not at all. Raises RunError."""
-    _save_final(config.run_dir / "model", crew.do("gather_adapter"), write_adapter)
-
-
-def _save_final(folder: Path, state: dict[str, Any], write: Callable[[Path, dict[str, Any]], None]) -> None:
-    hint = "free some space, then use --resume: the checkpoint of the last step is intact"
-    with _named("the final model", hint=hint), _own_writing():
-        write_folder_atomically(folder, lambda part: write(part, state))
+def final_folders(config: RunConfig, engine: WritesModels) -> list[FinalFolder]:
+    """`model/`: the policy, or its adapter; then the sum of model and adapter is `model-merged/`, if it is wanted."""
+    whole = ("gather_state", engine.write_hf, engine.num_bytes)
+    if config.model.lora is None:
+        return [FinalFolder(config.run_dir / "model", *whole)]
+    adapter = ("gather_adapter", engine.write_adapter, engine.num_adapter_bytes)
+    merged = [FinalFolder(config.run_dir / "model-merged", *whole)] if config.checkpoint.save_merged else []
+    return [FinalFolder(config.run_dir / "model", *adapter), *merged]
 
 
 @contextmanager

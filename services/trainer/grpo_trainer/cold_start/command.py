@@ -4,18 +4,22 @@
 Several GPUs: `torchrun --nproc-per-node 8 -m grpo_trainer cold-start FILE.yaml`.
 """
 
+import copy
 import logging
 import sys
 import time
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..atomic_file import WRITE_ERRORS, check_new_folder, write_folder_atomically
+from ..atomic_file import WRITE_ERRORS, check_new_folder, rehearse_folder, write_folder_atomically
 from ..config.cold_start import ColdStartConfig
 from ..config.settings import read_config
 from ..errors import RunError, UsageError, model_error_class
+from ..model_files import ModelFiles
+from ..ranks.launch import environment_rank
 from .examples import load_examples
 
 if TYPE_CHECKING:
@@ -46,6 +50,12 @@ def run_cold_start(config: ColdStartConfig) -> Path:
     model, tokenizer = _load(config)
     adapter = _adapter(config, model)
     examples = load_examples(config.data, tokenizer)
+    ends = list(dict.fromkeys(example["input_ids"][-1] for example in examples))
+    files = replace(ModelFiles.of(config.model.name_or_path, tokenizer), ends=ends)
+    saved = _Saved(config, model, adapter, files)
+    if environment_rank() == 0:
+        print("completions end with", " or ".join(tokenizer.convert_ids_to_tokens(ends)), flush=True)
+        saved.rehearse()
     started = time.monotonic()
     trainer = _trainer(config, model, tokenizer, examples, on_cpu=on_cpu)
     loss = trainer.train().training_loss
@@ -53,9 +63,7 @@ def run_cold_start(config: ColdStartConfig) -> Path:
         raise RunError(f"the loss is {loss}: nothing was saved", hint="lower learning_rate")
     log.info("%d steps in %.0f s", trainer.state.global_step, time.monotonic() - started)
     if trainer.is_world_process_zero():
-        # Sampling needs the cache, which the trainer has switched off.
-        model.config.use_cache = True
-        _save(model, adapter, tokenizer, config)
+        saved.save()
     return config.output_dir
 
 
@@ -182,31 +190,45 @@ def _progress_lines() -> Any:
     return ProgressLines()
 
 
-def _save(
-    model: "PreTrainedModel", adapter: "Adapter | None", tokenizer: "PreTrainedTokenizerBase", config: ColdStartConfig
-) -> None:
-    """Write the folder whole or not at all: an interrupted save leaves no half model under its name.
+class _Saved:
+    """What the cold start leaves: `output_dir` with the model and, for an adapter, the folder `adapter` inside.
 
-    A run begins from the folder, or from the model below the adapter and the folder `adapter` inside.
+    A run begins from `output_dir`, or from the model below the adapter and the folder inside.
     """
-    import torch
 
-    from ..lora.files import write_adapter
+    def __init__(self, config: ColdStartConfig, model: "PreTrainedModel", adapter: "Adapter | None", files: ModelFiles):
+        import torch
 
-    folder, dtype = config.output_dir, getattr(torch, config.model.dtype)
-    # Add the adapter before the cast: the sum is rounded once.
-    state = adapter.merged_state(dtype) if adapter else None
-    model.to(dtype)
+        self._config, self._model, self._adapter, self._files = config, model, adapter, files
+        self._dtype: torch.dtype = getattr(torch, config.model.dtype)
+        self._settings = copy.deepcopy(model.config)  # TRL switches the cache off, which sampling needs
 
-    def write(part: Path) -> None:
-        model.save_pretrained(part, state_dict=state)
-        tokenizer.save_pretrained(part)
-        if adapter is not None:
+    def rehearse(self) -> None:
+        """Write all but the tensors, and remove it. Raises UsageError and UnavailableError."""
+        num_bytes = sum(parameter.numel() for parameter in self._model.parameters()) * self._dtype.itemsize
+        rehearse_folder(self._config.output_dir, lambda part: self._write(part, {}, {}), num_bytes=num_bytes)
+
+    def save(self) -> None:
+        """Write the folder whole or not at all. Raises RunError."""
+        # Add the adapter before the cast: the sum is rounded once.
+        state = self._adapter.merged_state(self._dtype) if self._adapter else None
+        self._model.to(self._dtype)
+        tensors = self._adapter.tensors() if self._adapter else {}
+        folder = self._config.output_dir
+        try:
+            write_folder_atomically(folder, lambda part: self._write(part, state, tensors))
+        except WRITE_ERRORS as error:
+            raise RunError(f"{folder} cannot be written: {error}", hint="free some space") from error
+
+    def _write(self, part: Path, state: dict[str, Any] | None, tensors: dict[str, Any]) -> None:
+        from ..lora.files import write_adapter
+
+        trained, self._model.config = self._model.config, self._settings
+        try:
+            self._files.write(part, self._model, state)
+        finally:
+            self._model.config = trained
+        if self._adapter is not None:
             method = "supervised fine-tuning"
-            write_adapter(part / "adapter", adapter.saved_config(), adapter.tensors(), trained_by=method)
-            tokenizer.save_pretrained(part / "adapter")
-
-    try:
-        write_folder_atomically(folder, write)
-    except WRITE_ERRORS as error:
-        raise RunError(f"{folder} cannot be written: {error}", hint="free some space") from error
+            write_adapter(part / "adapter", self._adapter.saved_config(), tensors, trained_by=method)
+            self._files.write_tokenizer(part / "adapter")

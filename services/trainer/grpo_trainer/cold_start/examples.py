@@ -1,4 +1,7 @@
-"""Turn rows into token ids: the prompt exactly as in a run, then the completion and the end-of-sequence token.
+"""Turn rows into token ids: the prompt exactly as in a run, then the completion and its end.
+
+The end of an answer to messages is what the chat template writes there (answer_turn.py). Without a chat template, and
+after a prompt that is text, it is the end-of-sequence token.
 
 Three kinds of rows: a recipe's columns and a completion; a prompt (text or messages) and a completion; a conversation
 in `messages`, whose last message is the completion.
@@ -9,17 +12,19 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from ..config.cold_start import ColdStartData
 from ..data.columns import check_columns
+from ..data.messages import content_text, read_message
 from ..data.prompts import PromptMaker
 from ..data.sources import read_rows
 from ..data.values import Row
 from ..errors import UsageError
+from .answer_turn import PARTS, Answer, AnswerTurn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
 class Example(TypedDict):
-    """`completion_mask` is 1 where the loss is taken: on the completion and its end-of-sequence token."""
+    """`completion_mask` is 1 where the loss is taken: on the completion and its end, which is the last token."""
 
     input_ids: list[int]
     completion_mask: list[int]
@@ -27,20 +32,27 @@ class Example(TypedDict):
 
 def load_examples(config: ColdStartData, tokenizer: "PreTrainedTokenizerBase") -> list[Example]:
     """All rows of the dataset. Raises UsageError."""
-    if tokenizer.eos_token_id is None:
+    maker = PromptMaker.of(config)
+    rows = list(maker.rows(read_rows(config.dataset, config.split), dataset=config.dataset))
+    rows, answers = _with_answers(rows, config)
+    prompts = maker.prompts(rows, dataset=config.dataset)
+    tools = maker.tools_of(rows, dataset=config.dataset)
+    prompt_ids = maker.token_ids(prompts, tokenizer, tools=tools, dataset=config.dataset)
+    turn = AnswerTurn(tokenizer, prompts, maker.chat_template_kwargs)
+    texts = [
+        turn.written(prompt, answer, of_row, f"dataset {config.dataset}, row {number}")
+        for number, (prompt, answer, of_row) in enumerate(zip(prompts, answers, tools, strict=True), start=1)
+    ]
+    # Train on the end as well: sampling stops only where the model emits it.
+    has_end = [bool(turn.end) and not isinstance(prompt, str) for prompt in prompts]
+    if not all(has_end) and tokenizer.eos_token_id is None:
         raise UsageError(
             f"the tokenizer of {tokenizer.name_or_path} has no end-of-sequence token, so no completion would ever end",
             hint="set eos_token in its tokenizer_config.json",
         )
-    maker = PromptMaker.of(config)
-    rows = list(maker.rows(read_rows(config.dataset, config.split), dataset=config.dataset))
-    rows, completions = _with_completions(rows, config)
-    prompts = maker.prompts(rows, dataset=config.dataset)
-    tools = maker.tools_of(rows, dataset=config.dataset)
-    prompt_ids = maker.token_ids(prompts, tokenizer, tools=tools, dataset=config.dataset)
-    # Train on the end as well: sampling stops only where the model emits it.
     completion_ids = [
-        [*ids, tokenizer.eos_token_id] for ids in tokenizer(completions, add_special_tokens=False)["input_ids"]
+        ids if ends else [*ids, tokenizer.eos_token_id]
+        for ids, ends in zip(tokenizer(texts, add_special_tokens=False)["input_ids"], has_end, strict=True)
     ]
     _check_lengths(prompt_ids, completion_ids, config)
     return [
@@ -49,8 +61,8 @@ def load_examples(config: ColdStartData, tokenizer: "PreTrainedTokenizerBase") -
     ]
 
 
-def _with_completions(rows: Sequence[Row], config: ColdStartData) -> tuple[list[Row], list[str]]:
-    """Return the rows, each with a prompt, and the completions to learn."""
+def _with_answers(rows: Sequence[Row], config: ColdStartData) -> tuple[list[Row], list[Answer]]:
+    """Return the rows, each with a prompt, and the answers to learn."""
     columns = {name for row in rows for name in row}
     if config.completion_column not in columns and config.messages_column in columns and config.recipe == "none":
         return _split_conversations(rows, config)
@@ -61,7 +73,7 @@ def _with_completions(rows: Sequence[Row], config: ColdStartData) -> tuple[list[
     ]
 
 
-def _split_conversations(rows: Sequence[Row], config: ColdStartData) -> tuple[list[Row], list[str]]:
+def _split_conversations(rows: Sequence[Row], config: ColdStartData) -> tuple[list[Row], list[Answer]]:
     check_columns(rows, [config.messages_column], dataset=config.dataset, needed_by="data.messages_column")
     prompts, completions = [], []
     for number, row in enumerate(rows, start=1):
@@ -77,13 +89,16 @@ def _split_conversations(rows: Sequence[Row], config: ColdStartData) -> tuple[li
     return prompts, completions
 
 
-def _completion(value: Any, where: str) -> str:
-    """Return the text, or the content of the single assistant message."""
+def _completion(value: Any, where: str) -> Answer:
+    """Return the text, or the single assistant message if it has more than a text."""
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], Mapping):
         message = value[0]
         if message.get("role") != "assistant":
             raise UsageError(f"{where}: the completion is a message of `{message.get('role')}`, not of the assistant")
-        value = message.get("content")
+        message = read_message(message, where)
+        if any(message.get(part) for part in PARTS):
+            return message
+        value = content_text(message)
     if not isinstance(value, str):
         raise UsageError(
             f"{where}: the completion is neither text nor a single assistant message",

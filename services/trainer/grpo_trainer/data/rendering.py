@@ -25,8 +25,8 @@ class Renderer:
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", chat_template_kwargs: Mapping[str, Any]):
         self.tokenizer, self.kwargs = tokenizer, dict(chat_template_kwargs)
-        self._has_template = tokenizer.chat_template is not None
-        self._content = content_parts if self._has_template and self._wants_parts() else content_text
+        self.has_template = tokenizer.chat_template is not None
+        self._content = content_parts if self.has_template and self._wants_parts() else content_text
 
     def token_ids(
         self, prompts: Sequence[Prompt], tools: Sequence[Tools], *, dataset: str, first_row: int
@@ -39,28 +39,31 @@ class Renderer:
         for numbers in _with_equal_tools(prompts, tools):
             conversations = [prompts[number] for number in numbers]
             try:
-                rendered = self._rendered(conversations, tools[numbers[0]])  # type: ignore[arg-type]
-            # Catch everything: a template is a program of the model's author.
+                rendered = self.rendered(conversations, tools[numbers[0]])  # type: ignore[arg-type]
             except Exception:
                 for number in numbers:
                     self._check(prompts[number], tools[number], f"dataset {dataset}, row {first_row + number}")
                 raise
             for number, text in zip(numbers, rendered, strict=True):
                 texts[number] = text
-        return self._tokenized(texts, [isinstance(prompt, str) or not self._has_template for prompt in prompts])
+        return self._tokenized(texts, [isinstance(prompt, str) or not self.has_template for prompt in prompts])
 
-    def _rendered(self, conversations: Sequence[list[Message]], tools: Tools) -> list[str]:
+    def rendered(self, conversations: Sequence[list[Message]], tools: Tools, *, answered: bool = False) -> list[str]:
+        """The text of each conversation, up to where the assistant begins; `answered`: the assistant has ended them.
+
+        Raises anything: a template is a program of the model's author.
+        """
         conversations = [
             [message | {"content": self._content(message)} for message in messages] for messages in conversations
         ]
-        if not self._has_template:
+        if not self.has_template:
             return ["".join(message["content"] + "\n" for message in messages) for messages in conversations]
         # In one call: what it prepares costs more than to render a prompt.
         return list(
             self.tokenizer.apply_chat_template(
                 conversations,
                 tokenize=False,
-                add_generation_prompt=True,
+                add_generation_prompt=not answered,
                 **self.kwargs | ({"tools": tools} if tools else {}),
             )
         )
@@ -81,7 +84,7 @@ class Renderer:
 
     def _check(self, prompt: Prompt, tools: Tools, where: str) -> None:
         try:
-            self._rendered([prompt], tools)  # type: ignore[list-item]
+            self.rendered([prompt], tools)  # type: ignore[list-item]
         except Exception as error:
             raise UsageError(
                 f"{where}: the tokenizer's chat template refuses the messages: {error}",

@@ -15,6 +15,7 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ import torch
 import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.utils import logger as deepspeed_logger
-from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from grpo_proto.checkpoint_layout import plain_layout, shape_of
@@ -38,10 +38,12 @@ from ..algorithm.surrogates.reads import keeps_reference, prepared_for
 from ..config.algorithm import AlgorithmConfig
 from ..config.model import ModelConfig
 from ..config.optimization import DeepSpeedConfig, OptimizerConfig
+from ..data.tokenizer import load_tokenizer
 from ..lora.adapter import Adapter, keep_adapter_only
 from ..lora.files import write_adapter, write_merged_card
 from ..lora.merging import LowRankDelta, checkpoint_name
 from ..lora.nf4 import Weights, keep_in_nf4
+from ..model_files import ModelFiles
 from ..ranks.process_group import join_process_group
 from .batch_loss import batch_loss
 from .deepspeed_settings import ClipBareOptimizer, adamw, deepspeed_settings, inference_settings
@@ -329,23 +331,32 @@ class TrainingEngine:
         if self.adapter is None:
             raise ValueError("the model has no adapter")
         write_adapter(folder, self.adapter.saved_config(), state, trained_by="GRPO")
-        self._write_tokenizer(folder)
+        self._files.write_tokenizer(folder)
 
     def write_hf(self, folder: Path, state: dict[str, torch.Tensor]) -> None:
-        """Write `state` for `transformers` and the rollout server: safetensors, configuration, tokenizer.
+        """Write `state` for `transformers` and the rollout server: safetensors, and the files of `ModelFiles`.
 
         No collective: a single rank calls it.
         """
-        self.policy.model.save_pretrained(folder, state_dict=state)
+        self._files.write(folder, self.policy.model, state)
         if self.adapter:
             write_merged_card(folder, self.adapter.saved_config(), self.model_config)
-        self._write_tokenizer(folder)
 
-    def _write_tokenizer(self, folder: Path) -> None:
-        source = self.model_config
-        AutoTokenizer.from_pretrained(source.name_or_path, trust_remote_code=source.trust_remote_code).save_pretrained(
-            folder
-        )
+    @cached_property
+    def _files(self) -> ModelFiles:
+        return ModelFiles.of(self.model_config.name_or_path, load_tokenizer(self.model_config))
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the files of `write_hf`."""
+        in_nf4: int = sum(layer.in_features * layer.out_features for layer in self._in_nf4.values())
+        width: int = self.policy.model.dtype.itemsize
+        return _num_bytes(self.policy.model.parameters()) + in_nf4 * width
+
+    @property
+    def num_adapter_bytes(self) -> int:
+        """Size of the files of `write_adapter`."""
+        return _num_bytes(self.adapter.tensors().values()) if self.adapter else 0
 
     @property
     def has_experts(self) -> bool:

@@ -1,0 +1,83 @@
+"""How the tokenizer's chat template writes the assistant's answer, and with which token it ends the turn.
+
+That token is often not `tokenizer.eos_token`: gemma writes `<end_of_turn>`, and a ChatML template writes `<|im_end|>`
+also where the end of text is `<|endoftext|>`. What follows an answer does not depend on the answer, so one that no
+template would change is rendered in its place: some templates trim an answer, or leave its thoughts out.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..data.recipes import Message
+from ..data.rendering import Prompt, Renderer, Tools
+from ..errors import UsageError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+log = logging.getLogger(__name__)
+
+PROBE = "answer-31415926"
+PARTS = ("tool_calls", "reasoning_content", "reasoning", "thinking")
+"""What an answer may have beside its text."""
+Answer = str | Message
+"""A text, or the assistant's message if it has one of the `PARTS`."""
+
+
+class AnswerTurn:
+    """Turns answers into the texts that are learned, each with its end.
+
+    `end` is what the template writes after an answer, up to its first special token; empty without a template, and
+    where it writes none.
+    """
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", prompts: Sequence[Prompt], settings: Mapping[str, Any]):
+        self._renderer = Renderer(tokenizer, settings)
+        conversations = (prompt for prompt in prompts if not isinstance(prompt, str))
+        first = next(conversations, None) if self._renderer.has_template else None
+        self.end = "" if first is None else self._end_after(first)
+        if first is not None and not self.end:
+            log.warning("the chat template writes no special token after an answer: eos_token is learned there")
+
+    def written(self, prompt: Prompt, answer: Answer, tools: Tools, where: str) -> str:
+        """Return the text that follows `prompt`. Raises UsageError for a message that the template does not write."""
+        if isinstance(answer, str):
+            return answer if isinstance(prompt, str) else answer + self.end
+        parts = [part for part in PARTS if answer.get(part)]
+        if isinstance(prompt, str) or not self.end:
+            raise UsageError(
+                f"{where}: the answer has {' and '.join(parts)}, which nothing but a chat template can write",
+                hint="give the prompt as messages to a tokenizer with a chat template, or the answer as a text",
+            )
+        without = [{key: value for key, value in answer.items() if key != part} for part in parts]
+        try:
+            [before] = self._renderer.rendered([prompt], tools)
+            answered = [[*prompt, message] for message in (answer, *without)]
+            whole, *others = self._renderer.rendered(answered, tools, answered=True)
+        except Exception as error:
+            raise UsageError(f"{where}: the tokenizer's chat template refuses the answer: {error}") from error
+        lost = [part for part, other in zip(parts, others, strict=True) if other == whole]
+        text, end, _ = whole.removeprefix(before).rpartition(self.end)
+        if lost or not whole.startswith(before) or not end:
+            raise UsageError(
+                f"{where}: the tokenizer's chat template does not write the {' and '.join(lost or parts)} of the "
+                "answer, or not directly behind the prompt of a run",
+                hint="give the answer as a text, as the policy shall write it",
+            )
+        return text + end
+
+    def _end_after(self, prompt: list[Message]) -> str:
+        probe: Message = {"role": "assistant", "content": PROBE}
+        try:
+            [whole] = self._renderer.rendered([[*prompt, probe]], [], answered=True)
+        except Exception:  # a template without a place for answers
+            return ""
+        tokenizer = self._renderer.tokenizer
+        _, found, rest = whole.rpartition(PROBE)
+        special = {str(token) for token in tokenizer.added_tokens_decoder.values()} | {*tokenizer.all_special_tokens}
+        tokens = [token for token in special if token.strip() and token in rest]
+        if not found or not tokens:
+            return ""
+        first = min(tokens, key=lambda token: (rest.index(token), -len(token)))
+        return rest[: rest.index(first)] + first
