@@ -104,6 +104,9 @@ class TestMistakes:
         message = self.mistake(tokenizer, dataset, prompt_template="{nubmers}")
         assert "no column nubmers, which data.prompt_template needs; the nearest: numbers" in message
         assert "no column prompt, which data.prompt_column needs" in self.mistake(tokenizer, dataset)
+        nested = write(tmp_path / "nested.jsonl", {"extra": {"q": "2+2?"}})
+        message = self.mistake(tokenizer, nested, prompt_column="extra.q")
+        assert "no column extra.q, which data.prompt_column needs; the nearest: extra (its columns are e" in message
 
     def test_a_row_without_a_value(self, tmp_path, tokenizer):
         dataset = write(tmp_path / "rows.jsonl", COUNTDOWN, {"nums": [1], "target": None})

@@ -123,7 +123,7 @@ class TestFolders:
 
     def test_a_split_that_is_not_there(self, tmp_path):
         write_jsonl(tmp_path / "train.jsonl", ROWS)
-        with pytest.raises(UsageError, match=r"no split test.*its files are of train"):
+        with pytest.raises(UsageError, match=r"no split test; its files are train.jsonl \(train\)"):
             read_rows(str(tmp_path), "test")
 
 
@@ -248,9 +248,42 @@ class TestMistakes:
         pyarrow.parquet.write_table(pa.table([[1], [2]], names=["n", "n"]), path)
         assert "has two columns n (rename one of them)" in self.mistake(path)
 
-    def test_bytes_that_are_no_text(self, tmp_path):
-        (tmp_path / "rows.jsonl").write_bytes(b'{"a": "\xff"}')
-        assert "is not UTF-8 text" in self.mistake(tmp_path / "rows.jsonl")
+    @pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
+    def test_bytes_that_are_no_text(self, tmp_path, name):
+        line = {"a.jsonl": b'{"a": "%b"}\n', "a.csv": b"%b\n"}[name]
+        (tmp_path / name).write_bytes(line % b"x" * 9000 + line % b"\xff")
+        assert f"{tmp_path / name}, line 9001: not UTF-8 text: invalid start byte" in self.mistake(tmp_path / name)
+
+    def test_bytes_that_are_no_text_in_a_parquet_file(self, tmp_path):
+        text = pa.Array.from_buffers(pa.string(), 2, pa.array(["xy", "abc"], pa.binary()).buffers())
+        text = pa.concat_arrays([text, pa.array([b"\xed\xa0\x80"], pa.binary()).view(pa.string())])
+        pyarrow.parquet.write_table(pa.table({"n": [1, 2, 3], "text": text}), tmp_path / "a.parquet")
+        assert "a.parquet, row 3, column text: not UTF-8 text" in self.mistake(tmp_path / "a.parquet")
+
+    @pytest.mark.parametrize(
+        ("name", "content", "place"),
+        [
+            ("a.jsonl", '{"a": 0}\n{"a": [{"b": "\\ud800"}]}\n', r"row 2, column a: half of a surrogate pair, \ud8"),
+            ("a.jsonl", '{"\\udc00": 1}\n', r"row 1, column \udc00: half of a surrogate pair, \udc00"),
+            ("a.json", '[{"a": "\\ud83d\\ude00"}, {"a": "\\ude00\\ud83d"}]', r"row 2, column a: half of a surrogate"),
+            ("a.csv", 'a\n"[""\\ud800""]"\n', r"row 1, column a: half of a surrogate pair"),
+            ("a.jsonl", '{"a": 1}\n{"a": 1, "b": 2, "a": 3}\n', "row 2 has the key a twice"),
+            ("a.jsonl", '{"a": [{"b": 1, "b": 1}]}\n', "row 1, column a: an object has the key b twice"),
+            ("a.json", '[{"a": 0}, {"a": {"b": 1, "b": 2}}]', "row 2, column a: an object has the key b twice"),
+            ("a.json", '{"data": [{"a": 0}], "data": []}', "its object has the key data twice"),
+            ("a.csv", 'a\n"{""b"": 1, ""b"": 2}"\n', "row 1, column a: an object has the key b twice"),
+            ("a.csv", "a,b,a\n1,2,3\n", "line 1: the column a stands twice"),
+            ("a.csv", ",b,\n1,2,3\n", "line 1: two columns have no name"),
+            ("a.jsonl", '{"a": 1}\n{"a": [-1e400]}\n', "row 2, column a: the number -1e400 is beyond the range"),
+            ("a.jsonl", '{"a": 1}\n{"a": ' + "9" * 5000 + "}\n", "from line 2 on: no JSON: Exceeds the limit"),
+            ("a.jsonl", '{"a": ' + "[" * 100_000, "from line 1 on: no JSON: too many brackets"),
+        ],
+    )  # fmt: skip
+    def test_what_would_be_lost_or_changed_is_refused(self, tmp_path, name, content, place):
+        (tmp_path / name).write_text(content)
+        mistake = self.mistake(tmp_path / name)
+        assert mistake.startswith(f"dataset {tmp_path / name}")
+        assert place in mistake
 
     def test_a_subset_that_is_no_number(self, tmp_path):
         path = write_jsonl(tmp_path / "rows.jsonl", ROWS)

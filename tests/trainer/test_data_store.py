@@ -25,7 +25,7 @@ from grpo_trainer.errors import UsageError
 
 ODD_ROWS = [
     {"prompt": "a", "big": 2**63, "huge": -(2**200), "nested": [[1, [2.5, None]], {"k": ["ä", {}]}], "none": None},
-    {"prompt": "b", "big": "text in a column of numbers", "text": "日本 \u2028 \x00 😀", "half of a pair": "\ud83d"},
+    {"prompt": "b", "big": "text in a column of numbers", "text": "日本 \u2028 \x00 😀"},
     {"prompt": "c", "float": 0.1 + 0.2, "whole": 1.0, "small": 5e-324, "true": True, "date": "2026-01-02", "": 0},
 ]
 

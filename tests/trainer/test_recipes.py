@@ -12,7 +12,7 @@ from grpo_trainer.cold_start.examples import load_examples
 from grpo_trainer.config.cold_start import ColdStartData
 from grpo_trainer.config.run_config import DataConfig
 from grpo_trainer.data.prompt_row import PromptRow
-from grpo_trainer.data.recipes import RECIPES, Recipe, with_system
+from grpo_trainer.data.recipes import RECIPES, with_system
 from grpo_trainer.data.rows import load_prompt_rows
 from grpo_trainer.errors import UsageError
 
@@ -29,7 +29,7 @@ def test_an_unknown_recipe_lists_those_that_are_known(tmp_path: Path):
 
 def test_countdown_fills_the_template():
     recipe = RECIPES["countdown"]
-    assert recipe.columns == ["nums", "target"]
+    assert recipe.template.names(required=True) == ["nums", "target"]
     assert recipe.messages({"nums": [44, 19, 35], "target": 98}) == [
         {
             "role": "user",
@@ -47,13 +47,6 @@ def test_numina_math_has_the_system_prompt_of_r1():
     assert system["content"].startswith("A conversation between User and Assistant.")
     assert system["content"].endswith("<think> reasoning process here </think><answer> answer here </answer>")
     assert user == {"role": "user", "content": r"What is $\frac{1}{2}$?"}
-
-
-def test_braces_that_are_no_columns_are_text():
-    recipe = Recipe(question=r"{problem} Write \boxed{} and \frac{1}{2}, not {{problem}}.")
-    assert recipe.columns == ["problem"]
-    [message] = recipe.messages({"problem": "{x}"})
-    assert message["content"] == r"{x} Write \boxed{} and \frac{1}{2}, not {problem}."
 
 
 def test_a_system_prompt_replaces_the_one_there():

@@ -2,6 +2,7 @@
 
 import httpx
 import pytest
+from tests.tiny_model import make_tokenizer
 from tests.trainer.made_episodes import completion
 
 from grpo_proto import (
@@ -11,6 +12,7 @@ from grpo_proto import (
     RewardInfo,
     RewardList,
     RewardScore,
+    RewardSpec,
     ScoreRequest,
     ScoreResponse,
     ScoreResult,
@@ -23,6 +25,7 @@ from grpo_trainer.algorithm.sequences import Group
 from grpo_trainer.config.run_config import RewardConfig
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.errors import RunError, ServersError, TrainerError, UnavailableError, UsageError
+from grpo_trainer.servers.prompt_prefix import prefix_doubts
 from grpo_trainer.servers.reward import TOKENS_OF_REQUEST, RewardStage, check_enough_scored, in_requests
 from grpo_trainer.servers.reward_code import RewardCode
 
@@ -170,6 +173,50 @@ async def test_a_dry_run_says_what_the_rewards_say_of_the_first_rows():
         "column solution: Input should be a valid string, not 5",
         "accuracy gives the first row of the dataset prose no score: "
         "the column solution has no answer that can be parsed",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ending", "params", "found"),
+    [
+        ("assistant\n<think>", {}, ["format", "tag_count"]),
+        ("<think>\n\n", {"tag_count": {"prefix": "<think>"}}, ["format"]),
+        ("Think first.\n<think>\n", {name: {"prefix": "<think>\n"} for name in ("format", "tag_count")}, []),
+        ("assistant\n", {}, []),
+        ("<think>\n\n</think>\n\n", {}, []),
+    ],
+)
+async def test_a_prompt_that_opens_thinking_is_named_beside_rewards_that_look_for_the_tag(
+    ending: str, params: dict[str, dict[str, object]], found: list[str]
+):
+    rewards = RewardList(rewards=[reward.description for reward in InlineExecutor().rewards.values()])
+    info = RewardInfo(version="0", protocol_version=PROTOCOL_VERSION, rewards={}, workers=1)
+    transport = httpx.MockTransport(
+        lambda request: httpx.Response(200, text=(info if request.url.path == "/info" else rewards).model_dump_json())
+    )
+    tokenizer = make_tokenizer()
+    rows = [
+        PromptRow(0, tokenizer(f"<|im_start|>2+2?{ending}")["input_ids"], "2+2?", {"solution": "4"}, dataset)
+        for dataset in ("", "eval/")
+    ]
+    config = RewardConfig(reward_funcs=["format", "accuracy", "tag_count"], params=params)
+    async with RewardClient("http://127.0.0.1:1", transport=transport) as client:
+        stage = RewardStage(client, config, own_rewards={"eval/": {"accuracy": 1.0}})
+        await stage.check(rows)
+    assert stage.prefix_doubts(rows, tokenizer) == [
+        f"the prompts end with <think>, so no completion has it, and {name} looks for it: set "
+        f'reward.params.{name}.prefix to "<think>"'
+        for name in found
+    ]
+
+
+def test_a_prefix_that_no_prompt_ends_with_is_named():
+    described = {reward.description.name: reward.description for reward in InlineExecutor().rewards.values()}
+    specs = [RewardSpec(name="format", params={"prefix": "<think>"})]
+    tokenizer = make_tokenizer()
+    row = PromptRow(0, tokenizer("assistant\n")["input_ids"], "", {}, "math")
+    assert prefix_doubts([row], tokenizer, lambda dataset: specs, described) == [
+        "reward.params.format.prefix puts <think> before completions, and the prompts of math do not end with it"
     ]
 
 

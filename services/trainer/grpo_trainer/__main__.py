@@ -67,7 +67,13 @@ def _train(words: list[str]) -> int:
 
     flags = {flag: flag in words for flag in ("--dry-run", "--resume")}
     rest = [word for word in words if word not in flags]
-    config = read_config(RunConfig, rest, program="grpo-train RUN.yaml", env_prefix="GRPO_TRAIN__")
+    config = read_config(
+        RunConfig,
+        rest,
+        program="grpo-train RUN.yaml",
+        env_prefix="GRPO_TRAIN__",
+        switches=[flag.removeprefix("--") for flag in flags],
+    )
     if flags["--dry-run"]:
         from .dry_run import dry_run
 

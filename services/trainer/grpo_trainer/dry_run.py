@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import yaml
@@ -18,6 +19,7 @@ from .algorithm.trial import check_algorithm
 from .callbacks import load_callbacks
 from .config.run_config import RunConfig
 from .data.prompt_row import PromptRow
+from .data.repeats import repeats
 from .data.run_rows import HeldOutRows, TrainingRows, load_eval_sets, load_training_rows
 from .data.tokenizer import load_tokenizer
 from .engine.deepspeed_settings import deepspeed_settings
@@ -51,8 +53,8 @@ def dry_run(config: RunConfig) -> int:
     eval_rows = load_eval_sets(config.data, tokenizer)
     model = ModelWithoutWeights.of(config)
     lines = [*_plan(config, rows, eval_rows), *_memory(model)]
-    policy = Policy.of(tokenizer, max_tokens=rows.longest_prompt + config.rollout.max_completion_length)
-    lines += asyncio.run(_servers(config, rows, eval_rows, policy, model))
+    lines += [("note", repeated) for repeated in repeats(rows.stores, eval_rows)]
+    lines += asyncio.run(_servers(config, rows, eval_rows, tokenizer, model))
     width = max(len(name) for name, _ in lines)
     for name, value in lines:
         print(f"{name:<{width}}  {value}")
@@ -188,9 +190,10 @@ def _adapter_on(model: PreTrainedModel, config: RunConfig) -> Adapter | None:
 
 
 async def _servers(
-    config: RunConfig, rows: TrainingRows, eval_rows: HeldOutRows, policy: Policy, planned: ModelWithoutWeights
+    config: RunConfig, rows: TrainingRows, eval_rows: HeldOutRows, tokenizer: Any, planned: ModelWithoutWeights
 ) -> list[Line]:
     """What the servers say, where they run already; one that does not fit is an error, one that is away is not."""
+    policy = Policy.of(tokenizer, max_tokens=rows.longest_prompt + config.rollout.max_completion_length)
     lines: list[Line] = []
     fleet = Fleet(config.rollout.urls, min_replicas=config.rollout.min_replicas)
     for replica in fleet.replicas:
@@ -210,13 +213,13 @@ async def _servers(
     lines += _push(planned, fleet, kind)
     await fleet.close()
     if config.reward.reward_funcs:
-        lines += await _reward(config, [*rows.first_rows, *eval_rows.first_rows])
+        lines += await _reward(config, [*rows.first_rows, *eval_rows.first_rows], tokenizer)
     async with Teachers(config) as teachers:
         lines += [await _teacher(stage, policy, run_servers=fleet.known) for stage in teachers.stages]
     return lines
 
 
-async def _reward(config: RunConfig, first_rows: list[PromptRow]) -> list[Line]:
+async def _reward(config: RunConfig, first_rows: list[PromptRow], tokenizer: Any) -> list[Line]:
     url = config.reward.url
     async with RewardClient(url) as client:
         try:
@@ -224,6 +227,7 @@ async def _reward(config: RunConfig, first_rows: list[PromptRow]) -> list[Line]:
             stage = RewardStage(client, config.reward, own_rewards=config.data.own_rewards)
             await stage.check(first_rows)
             faults = await stage.faults_of_first_rows(first_rows)
+            faults += stage.prefix_doubts(first_rows, tokenizer)
         except ServiceError as error:
             return [(f"reward {url}", f"not checked: {error.detail.message}")]
     served = (f"reward {url}", f"{', '.join(info.rewards)}; {info.workers} workers")

@@ -23,6 +23,7 @@ from .config.settings import write_resolved
 from .crew_export import CrewExport
 from .data.difficulty import DifficultyMemory
 from .data.order import PromptOrder
+from .data.repeats import repeats
 from .data.run_rows import load_eval_sets, load_training_rows
 from .data.tokenizer import load_tokenizer
 from .engine.rope import one_rope_context
@@ -104,6 +105,8 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
         pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         rows = load_training_rows(config.data, tokenizer, folder=config.run_dir / "data")
         eval_rows = load_eval_sets(config.data, tokenizer, folder=config.run_dir / "data")
+        for repeated in repeats(rows.stores, eval_rows):
+            log.warning("%s", repeated)
         max_steps = number_of_steps(config, len(rows))
         status.know_run(max_steps=max_steps, step=step)
         write_resolved(config, config.run_dir / "run.yaml")

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ..config.cold_start import ColdStartData
-from ..data.prompts import PromptMaker, check_columns
+from ..data.columns import check_columns
+from ..data.prompts import PromptMaker
 from ..data.sources import read_rows
 from ..data.values import Row
 from ..errors import UsageError

@@ -6,5 +6,8 @@ algorithm.py    the section `algorithm`; checkpoint.py: `checkpoint`; data.py: `
                 teacher.py: `teacher`, of the run or of a dataset
 cold_start.py   the file of a cold start
 settings.py     files, environment and flags → a run file or the file of a cold start
+yaml_file.py    … of which a file, and what YAML reads otherwise than it was meant; expected_types.py
+command_words.py    … and the words of the command line; keys.py: all names, and the nearest one to a name that is none;
+                other_names.py: names of TRL and ms-swift
 doubts.py       settings that are allowed and seldom intended
 """

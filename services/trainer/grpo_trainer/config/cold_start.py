@@ -32,7 +32,7 @@ class ColdStartData(Section):
     dataset: str = Field(
         min_length=1, description="A .jsonl, .json, .csv or .parquet file, or a Hub name. `name#500` takes 500 rows."
     )
-    split: str = Field("train", description="Split of a Hub dataset.")
+    split: str = Field("train", description="Split of a Hub dataset, or of a folder.")
     recipe: RecipeName = Field("none", description="Recipe of the run that follows.")
     prompt_column: str = Field("prompt", description="Text or a list of messages, for recipe `none`.")
     completion_column: str = Field("completion", description="Text, or a list of a single assistant message.")

@@ -48,7 +48,7 @@ class NamedDataset(Section):
 class EvalDataset(NamedDataset):
     """Held-out rows. What is absent is that of `data` or `eval`."""
 
-    split: str = Field("test", description="Split of a Hub dataset.")
+    split: str = Field("test", description="Split of a Hub dataset, or of a folder.")
     max_rows: int | None = Field(None, ge=1, description="Rows that are evaluated; absent: eval.max_rows.")
     num_generations: int | None = Field(
         None, ge=1, description="Sampled completions per prompt, the k of avg@k; absent: eval.num_generations_eval."
@@ -62,7 +62,7 @@ class TrainingDataset(NamedDataset):
     """One of several datasets to train on."""
 
     ratio: float = Field(gt=0.0, le=1.0, description="Share of the prompts; the ratios of all datasets add up to 1.")
-    split: str = Field("train", description="Split of a Hub dataset.")
+    split: str = Field("train", description="Split of a Hub dataset, or of a folder.")
     rewards: dict[str, float] | None = Field(
         None,
         description="Reward → weight, some of reward.reward_funcs; absent: all with their weights; empty: none, for a "
@@ -90,9 +90,9 @@ class DataConfig(Section):
     datasets: dict[SetName, TrainingDataset] = Field(
         default_factory=dict, description="In place of `dataset`: several by name, each with its share of the prompts."
     )
-    split: str = Field("train", description="Split of a Hub dataset.")
+    split: str = Field("train", description="Split of a Hub dataset, or of a folder.")
     eval_dataset: str | None = Field(None, description="Held-out rows, in the same forms; absent: no evaluation.")
-    eval_split: str = "test"
+    eval_split: str = Field("test", description="Split of `eval_dataset`.")
     eval_datasets: dict[SetName, EvalDataset] = Field(
         default_factory=dict, description="Several held-out sets by name, each with its avg@k and pass@k."
     )
@@ -103,7 +103,9 @@ class DataConfig(Section):
     )
     prompt_column: str = Field("prompt", description="Text or a list of messages, for recipe `none`.")
     prompt_template: str | None = Field(
-        None, description="Replaces the recipe's question text; {column} is filled in from the row."
+        None,
+        description="Replaces the recipe's question text; {column} and {column.key} are filled in from the row. Other "
+        "braces, as in LaTeX and JSON, are text.",
     )
     system: str | None = Field(None, description="System prompt, or a file that holds it; replaces the recipe's own.")
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)

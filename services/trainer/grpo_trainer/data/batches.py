@@ -45,6 +45,7 @@ def prepared_batches(
     tokens.
     """
     columns = maker.column_check(dataset)
+    same = maker.same_prompt_check(dataset)
     lengths = LengthCheck(dataset, max_prompt_length)
     no_prompt: UsageError | None = None
     not_rendered: UsageError | None = None
@@ -64,12 +65,14 @@ def prepared_batches(
                 except UsageError as error:
                     not_rendered = error
                 else:
+                    same.add(batch, token_ids)
                     lengths.add(token_ids, first_row=first_row)
                     yield RowBatch(batch, prompts, token_ids)
         first_row += len(batch)
     columns.finish()
     if (mistake := no_prompt or not_rendered) is not None:
         raise mistake
+    same.finish()
     lengths.finish()
 
 

@@ -10,7 +10,6 @@ tokenizer's chat template, up to where the assistant begins; it gets all that a 
 row's column `tools`.
 """
 
-import difflib
 import errno
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,10 +18,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ..errors import UsageError, storage_error_class
 from ..extension import file_of, named
+from .columns import ColumnCheck
 from .messages import check_sendable, read_message, read_tools
 from .recipes import RECIPES, Recipe, converted, with_system
 from .recipes.own import PROMPT_COLUMN
 from .rendering import Prompt, Renderer, Tools
+from .same_prompt import SamePromptCheck
 from .values import Row
 
 if TYPE_CHECKING:
@@ -82,19 +83,27 @@ class PromptMaker:
         columns.finish()
         return self.prompts_of(rows, dataset=dataset)
 
-    def column_check(self, dataset: str) -> "ColumnCheck":
+    def column_check(self, dataset: str) -> ColumnCheck:
         """The check that rows have the columns that their prompts are made of."""
         recipe = self.filled_recipe
         if recipe is None:
             return ColumnCheck([self.prompt_column], dataset=dataset, needed_by="data.prompt_column")
         needed_by = "data.prompt_template" if self.prompt_template is not None else f"recipe {self.recipe}"
-        return ColumnCheck(recipe.columns, dataset=dataset, needed_by=needed_by)
+        return ColumnCheck([], dataset=dataset, needed_by=needed_by, template=recipe.template)
+
+    def same_prompt_check(self, dataset: str) -> SamePromptCheck:
+        """The check that a template does not make one prompt of all rows."""
+        recipe = self.filled_recipe
+        return SamePromptCheck(dataset, recipe.question if recipe is not None else None)
 
     def prompts_of(self, rows: Sequence[Mapping[str, Any]], *, dataset: str, first_row: int = 1) -> list[Prompt]:
         """One prompt for each of some rows, which have the columns. Raises UsageError; `first_row` counts from 1."""
         recipe = self.filled_recipe
         if recipe is not None:
-            return [recipe.messages(row) for row in rows]
+            return [
+                _filled(recipe, row, f"dataset {dataset}, row {number}: data.prompt_template")
+                for number, row in enumerate(rows, start=first_row)
+            ]
         name = self.prompt_column if file_of(self.recipe) is None else f"the prompt of data.recipe {self.recipe}"
         return [
             _prompt_as_given(row[self.prompt_column], self.system, f"dataset {dataset}, row {number}: {name}")
@@ -119,6 +128,13 @@ class PromptMaker:
         return renderer.token_ids(prompts, tools, dataset=dataset, first_row=first_row)
 
 
+def _filled(recipe: Recipe, row: Mapping[str, Any], where: str) -> Prompt:
+    try:
+        return recipe.messages(row)
+    except ValueError as error:
+        raise UsageError(f"{where}: {error}") from error
+
+
 def _prompt_as_given(value: Any, system: str | None, where: str) -> Prompt:
     if isinstance(value, str):
         return with_system(system, [{"role": "user", "content": value}]) if system else value
@@ -138,51 +154,6 @@ def _prompt_as_given(value: Any, system: str | None, where: str) -> Prompt:
     return with_system(system, messages)
 
 
-class ColumnCheck:
-    """Every row has every needed column, with a value. `finish` knows after all rows whether a column is missing."""
-
-    def __init__(self, needed: Sequence[str], *, dataset: str, needed_by: str):
-        self.needed, self.dataset, self.needed_by = needed, dataset, needed_by
-        self.known: dict[str, None] = {}
-        self.row_without: dict[str, int] = {}
-        """The first row without a value in a column, from 1."""
-
-    @property
-    def failed(self) -> bool:
-        return bool(self.row_without)
-
-    def add(self, rows: Sequence[Mapping[str, Any]], *, first_row: int) -> None:
-        for number, row in enumerate(rows, start=first_row):
-            self.known.update(dict.fromkeys(row))
-            for name in self.needed:
-                if row.get(name) is None:
-                    self.row_without.setdefault(name, number)
-
-    def finish(self) -> None:
-        """Raise UsageError for the first needed column that fails, naming the nearest column, or the row."""
-        for name in self.needed:
-            if name not in self.known:
-                close = difflib.get_close_matches(name, self.known, n=2, cutoff=0.5)
-                nearest = f"; the nearest: {', '.join(close)}" if close else ""
-                raise UsageError(
-                    f"dataset {self.dataset} has no column {name}, which {self.needed_by} needs{nearest}",
-                    hint=f"its columns are {', '.join(self.known) or 'none'}",
-                )
-            if name in self.row_without:
-                raise UsageError(
-                    f"dataset {self.dataset}, row {self.row_without[name]} has no value in column {name}, which "
-                    f"{self.needed_by} needs",
-                    hint="fill it in or leave the row out",
-                )
-
-
-def check_columns(rows: Sequence[Mapping[str, Any]], needed: Sequence[str], *, dataset: str, needed_by: str) -> None:
-    """Check all rows at once; see `ColumnCheck`."""
-    check = ColumnCheck(needed, dataset=dataset, needed_by=needed_by)
-    check.add(rows, first_row=1)
-    check.finish()
-
-
 def text_or_file(value: str | None, key: str) -> str | None:
     """A setting that is a text, or the path of a file that holds it (without its final line break)."""
     if value is None or "\n" in value or len(value) > 1000:
@@ -190,7 +161,7 @@ def text_or_file(value: str | None, key: str) -> str | None:
     path = Path(value).expanduser()
     try:
         if path.is_file():
-            return path.read_text(encoding="utf-8").removesuffix("\n")
+            return path.read_text(encoding="utf-8-sig").removesuffix("\n")
     except UnicodeDecodeError as error:
         raise UsageError(f"data.{key}: {path} cannot be read as text: {error}") from error
     except OSError as error:

@@ -6,10 +6,11 @@ which are one for all rows of a column and know no integer beyond 64 bits: a row
 The last record batch has no rows and carries the summary.
 """
 
+import itertools
 import json
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -64,6 +65,14 @@ class RowStore(PromptRows):
 
     def __len__(self) -> int:
         return self.summary.num_rows
+
+    def contents(self) -> Iterator[tuple[list[str], list[bytes]]]:
+        """Yield the columns of each batch as JSON texts, and its token ids as bytes."""
+        for number in range(self._reader.num_record_batches - 1):
+            with self._lock:
+                batch = self._reader.get_batch(number)
+            ids, ends = batch.column(2).values.to_numpy(), batch.column(2).offsets.to_numpy()
+            yield batch.column(0).to_pylist(), [ids[begin:end].tobytes() for begin, end in itertools.pairwise(ends)]
 
     def _row(self, index: int) -> PromptRow:
         batch_number, place = divmod(index, self.summary.rows_per_batch)

@@ -12,9 +12,9 @@ from typing import Any
 
 from ..errors import UnavailableError, UsageError, storage_error_class
 from .formats import READERS, read_file
-from .values import Row, json_value
+from .splits import data_files, files_of_split
+from .values import Row, json_row
 
-_KNOWN_SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
 
 
@@ -77,7 +77,7 @@ def _split_limit(dataset: str) -> tuple[str, int | None]:
 
 
 def _looks_like_a_path(name: str) -> bool:
-    return name.startswith((".", "/", "~")) or Path(name).suffix in READERS or _HUB_NAME.fullmatch(name) is None
+    return name.startswith((".", "/", "~")) or Path(name).suffix.lower() in READERS or _HUB_NAME.fullmatch(name) is None
 
 
 def _nearest_file(path: Path) -> str:
@@ -106,31 +106,16 @@ def _stamps(root: Path, files: Sequence[Path]) -> Any:
 
 
 def _in_folder(folder: Path, split: str) -> tuple[Any, Callable[[], Iterator[Row]]]:
-    """Where files are named after splits (`train.jsonl`, `test-00000-of-00002.parquet`), those of `split`; else all."""
+    """The files of `split`; see splits.py."""
     if (folder / "dataset_dict.json").exists() or (folder / "state.json").exists():
         saved = _load_saved(folder, split)
         files = sorted(path for path in folder.rglob("*") if path.is_file())
-        return [split, _stamps(folder, files)], lambda: _plain_rows(saved)
-    files = sorted(path for path in folder.rglob("*") if path.suffix in READERS and path.is_file())
-    splits = {path: _split_of(path.relative_to(folder)) for path in files}
-    named = {name for name in splits.values() if name is not None}
-    if named:
-        files = [path for path in files if splits[path] == split]
-        if not files:
-            raise UsageError(
-                f"dataset {folder} has no split {split}", hint=f"its files are of {', '.join(sorted(named))}"
-            )
+        return [split, _stamps(folder, files)], lambda: _plain_rows(saved, str(folder))
+    files = data_files(folder, READERS)
     if not files:
         raise UsageError(f"dataset {folder} holds no file of a known format", hint=f"known are {', '.join(READERS)}")
+    files = files_of_split(folder, files, split)
     return _stamps(folder, files), lambda: (row for path in files for row in read_file(path))
-
-
-def _split_of(path: Path) -> str | None:
-    for part in path.parts:
-        word = re.split(r"[-_.]", part)[0]
-        if word in _KNOWN_SPLITS:
-            return word
-    return None
 
 
 def _load_saved(folder: Path, split: str) -> Any:
@@ -159,7 +144,7 @@ def _on_hub(name: str, split: str) -> tuple[Any, Callable[[], Iterator[Row]]]:
     rows = _one_split(loaded, name, split)
     # Made of the revision, among others; the name alone would stay the same when somebody uploads other rows.
     fingerprint = getattr(rows, "_fingerprint", None)
-    return [name, split, fingerprint] if fingerprint else None, lambda: _plain_rows(rows)
+    return [name, split, fingerprint] if fingerprint else None, lambda: _plain_rows(rows, name)
 
 
 def _one_split(loaded: Any, name: str, split: str) -> Any:
@@ -170,9 +155,9 @@ def _one_split(loaded: Any, name: str, split: str) -> Any:
     return loaded[split]
 
 
-def _plain_rows(dataset: Any) -> Iterator[Row]:
-    for row in dataset.with_format(None):
-        yield {name: json_value(value) for name, value in row.items()}
+def _plain_rows(dataset: Any, name: str) -> Iterator[Row]:
+    for number, row in enumerate(dataset.with_format(None), start=1):
+        yield json_row(row, f"dataset {name}, row {number}")
 
 
 def _first_line(error: Exception) -> str:

@@ -5,6 +5,7 @@ orchestrator.py      the parts below, put together; event_loop.py the thread in 
 pipeline.py          groups in flight, staleness, carry-over; refills.py: groups that teach nothing are replaced
 rollout.py           rows → groups
 reward.py            groups → scores; reward_code.py: the code that computes them must not change
+                     prompt_prefix.py: what the prompts have written already
 teachers.py          groups → the logprobs of their datasets' teachers
 teacher.py           the same of one teacher
 fleet.py             which servers are up, and which have our weights

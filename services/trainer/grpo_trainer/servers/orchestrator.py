@@ -163,9 +163,10 @@ class Orchestrator:
             if self.reward.specs:
                 url, limit_s = config.reward.url, config.reward.startup_timeout_s
                 server = Awaited("the reward server", url, "reward.url", "grpo-reward serve")
-                self._wait_until_fit(
-                    server, partial(self.reward.check, [*self.rows.first_rows, *self.eval_rows.first_rows]), limit_s
-                )
+                first_rows = [*self.rows.first_rows, *self.eval_rows.first_rows]
+                self._wait_until_fit(server, partial(self.reward.check, first_rows), limit_s)
+                for doubt in self.reward.prefix_doubts(first_rows, tokenizer):
+                    log.warning("%s", doubt)
             for teacher in self.teachers.stages:
                 server = Awaited(teacher.name, teacher.config.url, teacher.setting, "grpo-rollout serve MODEL")
                 check = partial(teacher.check, policy, run_servers=self.fleet.known)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from grpo_proto import (
     PROTOCOL_VERSION,
@@ -28,7 +29,11 @@ from ..config.run_config import RewardConfig
 from ..data.messages import wire_message
 from ..data.prompt_row import PromptRow
 from ..errors import RunError, ServersError, UnavailableError, UsageError, storage_error_class
+from .prompt_prefix import prefix_doubts
 from .reward_code import RewardCode
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +81,7 @@ class RewardStage:
         self.client, self.config = client, config
         self.code = code or RewardCode(accept=config.accept_changed_code)
         self.specs = reward_specs(config, config.weights)
+        self.known: dict[str, RewardDescription] = {}
         self._own_specs = {name: reward_specs(config, weights) for name, weights in own_rewards.items()}
 
     def specs_of(self, dataset: str) -> list[RewardSpec]:
@@ -98,7 +104,7 @@ class RewardStage:
                 hint="install the same release of grpo-services on both sides",
             )
         listed = await self.client.rewards(retry_for_s=self.config.retry_for_s)
-        known = {reward.name: reward for reward in listed.rewards}
+        known = self.known = {reward.name: reward for reward in listed.rewards}
         for spec in self.specs:
             if spec.name not in known:
                 raise UnavailableError(
@@ -146,6 +152,13 @@ class RewardStage:
                     if score.score is None
                 ]
         return faults
+
+    def prefix_doubts(self, rows: list[PromptRow], tokenizer: "PreTrainedTokenizerBase") -> list[str]:
+        """What the rewards do not know of how prompts end, by the first row of each dataset; see prompt_prefix.py.
+
+        Of the rewards that the server had at the last `check`.
+        """
+        return prefix_doubts(rows, tokenizer, self.specs_of, self.known)
 
     async def score(self, groups: list[Group], *, step: int) -> None:
         """Score every sample, and once more each sample whose scoring broke; none of a dataset without rewards.

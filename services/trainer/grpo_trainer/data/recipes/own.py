@@ -9,7 +9,7 @@ from typing import Any
 
 from ...errors import UsageError
 from ...extension import failure_of, named
-from ..values import Row, json_value
+from ..values import Row, json_row
 
 PROMPT_COLUMN = "prompt"
 HINT = 'return {"prompt": "…"} or {"prompt": [{"role": "user", "content": "…"}]}, and more columns for the rewards'
@@ -33,4 +33,4 @@ def converted(rows: Iterable[Row], recipe: str, *, dataset: str) -> Iterator[Row
             raise UsageError(f"{where} {recipe} returned a value of type {type(made).__name__}", hint=HINT)
         if made.get(PROMPT_COLUMN) is None:
             raise UsageError(f"{where} {recipe} returned no prompt, only {', '.join(map(str, made))}", hint=HINT)
-        yield {**row, **{str(name): json_value(value) for name, value in made.items()}}
+        yield {**row, **json_row(made, f"{where} {recipe} returned a row that cannot be kept")}

@@ -1,12 +1,10 @@
 """What a recipe is: how a row of a dataset becomes messages."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# {column} is filled in, {{column}} stands for {column}; every other brace, as in LaTeX, is only text.
-_FIELD = re.compile(r"\{\{([A-Za-z_]\w*)\}\}|\{([A-Za-z_]\w*)\}")
+from .template import Template
 
 Message = dict[str, Any]
 
@@ -19,14 +17,12 @@ class Recipe:
     system: str | None = None
 
     @property
-    def columns(self) -> list[str]:
-        """The columns it needs, in the order of the question."""
-        return list(dict.fromkeys(field for _, field in _FIELD.findall(self.question) if field))
+    def template(self) -> Template:
+        return Template.of(self.question)
 
     def messages(self, row: Mapping[str, Any]) -> list[Message]:
-        """The prompt of one row. Lists read as in Python: `[44, 19, 35]`."""
-        question = _FIELD.sub(lambda field: f"{{{field[1]}}}" if field[1] else str(row[field[2]]), self.question)
-        return with_system(self.system, [{"role": "user", "content": question}])
+        """The prompt of one row. Raises ValueError for a column that is no text, see `Template.filled`."""
+        return with_system(self.system, [{"role": "user", "content": self.template.filled(row)}])
 
 
 def with_system(system: str | None, messages: list[Message]) -> list[Message]:
