@@ -35,7 +35,7 @@ class Server:
         self.scoring = Scoring(self.executor, self.metrics)
         self.app = create_app(self.settings, self.executor, self.metrics, self.scoring, tokens=tokens)
         self.transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
-        self.http = httpx.AsyncClient(base_url="http://reward", transport=self.transport)
+        self.http = httpx.AsyncClient(base_url="http://localhost", transport=self.transport)
 
     async def score(self, rewards: list, samples: list, **more: object) -> httpx.Response:
         return await self.post("/v1/score", {"rewards": rewards, "samples": samples, **more})

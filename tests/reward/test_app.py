@@ -46,7 +46,7 @@ class TestScore:
         assert body == {"results": [{"id": "s-1", "total": 1.1, "rewards": {"countdown": countdown, "format": form}}]}
 
     async def test_the_projects_own_client_understands_it(self, server):
-        async with RewardClient("http://reward", transport=server.transport) as client:
+        async with RewardClient("http://localhost", transport=server.transport) as client:
             sample = ScoreSample(completion="<answer>7</answer>", columns={"nums": [7], "target": 7})
             answer = await client.score(ScoreRequest(rewards=[RewardSpec(name="countdown")], samples=[sample]))
             assert answer.results[0].total == 1.0

@@ -224,6 +224,13 @@ class TestToken:
             assert response.headers["www-authenticate"] == "Bearer"
         assert (await server.score([{"name": "min_length"}], [])).status_code == 401
 
+    async def test_without_one_only_loopback_names_are_answered(self):
+        """A web page that resolves its own name to 127.0.0.1 must not have programs run by `code` (DNS rebinding)."""
+        server = Server()
+        for name, status in {"evil.example": 403, "127.0.0.1.evil.example": 403, "127.0.0.1:8001": 200}.items():
+            assert (await server.http.get("/v1/rewards", headers={"Host": name})).status_code == status
+        assert (await Server(TOKEN).http.get("/livez", headers={"Host": "rewards.example"})).status_code == 200
+
     @pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
     async def test_lets_in_who_has_it(self, scheme):
         server = Server("of the next one", TOKEN)
@@ -256,9 +263,9 @@ class TestToken:
     async def test_the_projects_own_client_takes_it_from_the_environment(self, monkeypatch):
         server = Server(TOKEN)
         monkeypatch.setenv("GRPO_API_TOKEN", TOKEN)
-        async with RewardClient("http://reward", transport=server.transport) as client:
+        async with RewardClient("http://localhost", transport=server.transport) as client:
             assert (await client.rewards()).rewards
-        async with RewardClient("http://reward", token="wrong", transport=server.transport) as client:
+        async with RewardClient("http://localhost", token="wrong", transport=server.transport) as client:
             with pytest.raises(FatalError, match="unauthorized"):
                 await client.rewards()
 

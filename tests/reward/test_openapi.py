@@ -53,7 +53,7 @@ async def test_every_example_runs(described):
     settings, executor, metrics = Settings(), InlineExecutor(), Metrics()
     app = create_app(settings, executor, metrics, Scoring(executor, metrics), tokens=())
     posted = set()
-    async with httpx.AsyncClient(base_url="http://reward", transport=httpx.ASGITransport(app)) as http:
+    async with httpx.AsyncClient(base_url="http://localhost", transport=httpx.ASGITransport(app)) as http:
         for path, methods in described["paths"].items():
             for method, route in methods.items():
                 query = {
@@ -74,7 +74,7 @@ async def test_the_description_is_written_once():
     """Hundreds of connections may ask for it at once, and each time it would be milliseconds without other answers."""
     settings, executor, metrics = Settings(), InlineExecutor(), Metrics()
     app = create_app(settings, executor, metrics, Scoring(executor, metrics), tokens=())
-    async with httpx.AsyncClient(base_url="http://reward", transport=httpx.ASGITransport(app)) as http:
+    async with httpx.AsyncClient(base_url="http://localhost", transport=httpx.ASGITransport(app)) as http:
         first = await http.get("/openapi.json")
         app.openapi = None  # type: ignore[assignment, method-assign]
         again = await http.get("/openapi.json")

@@ -29,7 +29,7 @@ async def echo(scope, receive, send):
 def client(weights: Weights | None, *, tokens: Sequence[str] = (), app=echo, max_waiting: int = 2) -> httpx.AsyncClient:
     held = Held(weights) if weights is not None else None
     guard = Guard(app, tokens=tokens, pushes=lambda: held, max_waiting=max_waiting)
-    return httpx.AsyncClient(transport=httpx.ASGITransport(guard), base_url="http://server")
+    return httpx.AsyncClient(transport=httpx.ASGITransport(guard), base_url="http://localhost")
 
 
 def error(response: httpx.Response) -> str:
@@ -52,6 +52,19 @@ class TestToken:
             response = await http.get("/v1/weights", headers={"Authorization": header.encode()})
             assert (response.status_code, error(response)) == (401, "unauthorized")
             assert "secret" not in response.text
+
+    @pytest.mark.parametrize("path", ["/v1/weights/session", "/livez", "/new"])
+    async def test_without_one_other_names_than_loopback_ones_are_refused(self, path: str):
+        """A web page that resolves its own name to 127.0.0.1 must not take the server over (DNS rebinding)."""
+        async with client(CURRENT) as http:
+            for name in ("evil.example:8000", "127.0.0.1.evil.example", "192.168.1.2:8000"):
+                response = await http.get(path, headers={"Host": name})
+                assert (response.status_code, error(response)) == (403, "foreign_name")
+            for name in ("127.0.0.1:8000", "LOCALHOST", "[::1]:8000"):
+                assert (await http.get(path, headers={"Host": name})).status_code == 200
+        async with client(CURRENT, tokens=["secret"]) as http:
+            headers = {"Host": "rollout.example", "Authorization": "Bearer secret"}
+            assert (await http.get(path, headers=headers)).status_code == 200
 
     async def test_two_authorizations_are_none(self):
         async with client(CURRENT, tokens=["secret"]) as http:

@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from grpo_rollout.__main__ import main
-from grpo_rollout.options import IN_ENGINE_PROCESS, StartError, add_options, check_options, prepare_environment
+from grpo_rollout.options import (
+    IN_ENGINE_PROCESS,
+    StartError,
+    add_options,
+    check_options,
+    check_words,
+    prepare_environment,
+)
 
 
 @pytest.fixture
@@ -69,6 +76,33 @@ def test_the_defaults_pass(model: Path):
 def test_what_cannot_work_is_named(model: Path, changes: dict[str, object], named: str):
     with pytest.raises(StartError, match=named):
         check_options(parsed(model, **changes), on_cpu=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["serve"], "no model is given"),
+        (["serve", "--enforce-eager"], "no model is given"),
+        (
+            ["serve", "a/name", "--host", "10.0.0.1"],
+            "--host 10.0.0.1 can be reached from outside and GRPO_API_TOKEN is not",
+        ),
+        (["serve", "--host=::", "a/name"], "--host :: can be reached from outside"),
+    ],
+)
+def test_what_the_words_show_is_said_before_vllm_is_imported(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(sys.modules, "grpo_rollout.server", None)  # its import would fail
+    assert main(words) == 1
+    assert capsys.readouterr().err.startswith(f"error: {said}")
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["--config", "c.yaml"], ["m", "--host", "10.0.0.1", "--headless"], ["m"]]
+)
+def test_other_words_are_left_to_vllms_parser(words: list[str]):
+    check_words(words)
 
 
 def test_adapters_get_our_defaults(model: Path):

@@ -128,7 +128,7 @@ class TestSessions:
     def test_the_same_trainer_replaces_its_own_session_at_once(self):
         weights = joined(committed(), session=11)
         assert (weights.state, weights.session, weights.version) == ("current", 11, 1)
-        assert "10" in weights.message().reason
+        assert "10" in weights.message(now_s=0.0).reason
         with refusal(409, "fenced"):
             weight_state.renew(weights, session=10, now_s=0.0)
 
@@ -143,7 +143,7 @@ class TestSessions:
 
     def test_closing_keeps_what_is_served_and_frees_the_lease(self):
         weights = weight_state.close_session(committed())
-        assert weights.message().newest_session == 10  # for a trainer whose clock is behind
+        assert weights.message(now_s=0.0).newest_session == 10  # for a trainer whose clock is behind
         assert (weights.state, weights.version, weights.session) == ("current", 1, None)
         assert joined(weights, session=11, trainer_id="b").state == "current"
 
@@ -243,7 +243,7 @@ class TestAdapters:
         taken = joined(begun, session=11, trainer_id="b", take_over=True)
         for after in (closed, replaced, taken):
             assert (after.state, after.version, after.committed_session, after.push) == ("current", 1, 10, None)
-        assert "replaced the session that was pushing" in taken.message().reason
+        assert "replaced the session that was pushing" in taken.message(now_s=0.0).reason
         with refusal(409, "no_weights_yet"):
             weight_state.check_request(taken, session=11, min_version=None)
 
@@ -314,7 +314,7 @@ def test_no_walk_breaks_the_invariants():
                 (before.push.version, before.push.session),
             )
         assert (weights.session is None) == (weights.trainer_id is None)
-        assert weights.message().version == weights.version
+        assert weights.message(now_s=0.0).version == weights.version
         if before.state == "stale":
             assert weights.state in ("stale", "loading")
         if weights.state == "current" and before.state != "current":

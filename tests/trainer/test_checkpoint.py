@@ -3,6 +3,7 @@
 import errno
 import json
 import math
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from grpo_trainer.checkpoint.files import (
     list_files,
     list_steps,
 )
+from grpo_trainer.checkpoint.run_folder import trainer_id
 from grpo_trainer.config.checkpoint import CheckpointConfig
 from grpo_trainer.errors import UnavailableError, UsageError
 
@@ -190,3 +192,18 @@ def test_an_old_one_that_cannot_be_removed_ends_nothing(tmp_path: Path, monkeypa
     monkeypatch.setattr("grpo_trainer.checkpoint.files.shutil.rmtree", rmtree)
     save(tmp_path, 2, keep=1)
     assert find_latest(tmp_path) is not None
+
+
+def test_a_copy_of_a_run_folder_is_another_trainer_and_a_moved_one_the_same(tmp_path: Path, caplog):
+    run_dir = tmp_path / "my run"
+    run_dir.mkdir()
+    name = trainer_id(run_dir)
+    assert trainer_id(run_dir) == name
+    assert name.startswith("my run-")
+    copy = shutil.copytree(run_dir, tmp_path / "copy")
+    assert trainer_id(copy) != name
+    assert f"was copied from a run {name}" in caplog.text
+    assert trainer_id(copy) == trainer_id(copy)
+    assert trainer_id(run_dir.rename(tmp_path / "moved")) == name
+    (copy / "trainer_id").write_text("of-an-older-release\n")
+    assert trainer_id(copy) == "of-an-older-release"

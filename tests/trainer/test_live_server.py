@@ -14,11 +14,12 @@ import httpx
 import pytest
 
 from grpo_proto import ErrorBody
+from grpo_proto.server.loopback_names import host_name
 from grpo_trainer.config.run_config import ServerConfig
 from grpo_trainer.errors import UsageError
 from grpo_trainer.observe import live_page, server
 from grpo_trainer.observe.live_events import MAX_CLIENTS
-from grpo_trainer.observe.live_guard import LiveGuard, host_name
+from grpo_trainer.observe.live_guard import LiveGuard
 from grpo_trainer.observe.run_status import RunStatus
 from grpo_trainer.observe.server import StatusServer, serve_status
 
@@ -254,7 +255,8 @@ class TestWhoMaySeeIt:
     def test_on_loopback_another_name_that_points_here_does_not_open_it(self, running: StatusServer):
         """A web page may let its own name point at 127.0.0.1 and then read what is served there."""
         for name in ("evil.example", "evil.example:8002", "127.0.0.1.evil.example", ""):
-            assert httpx.get(f"{running.url}/", headers={"Host": name}, trust_env=False).status_code == 403
+            for route in ("/", "/info", "/metrics"):
+                assert httpx.get(f"{running.url}{route}", headers={"Host": name}, trust_env=False).status_code == 403
         for name in ("localhost", "LOCALHOST:8002", "127.0.0.1:1", "[::1]:8002", "127.8.8.8"):
             assert httpx.get(f"{running.url}/", headers={"Host": name}, trust_env=False).status_code == 200
 

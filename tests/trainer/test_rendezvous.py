@@ -35,6 +35,8 @@ import os, signal, sys, time
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
+
 from grpo_trainer import run
 from grpo_trainer.checkpoint import files as checkpoint
 from grpo_trainer.__main__ import command
@@ -70,7 +72,9 @@ def report(ranks, step):
     handled = [signal.getsignal(number) not in (signal.SIG_DFL, signal.default_int_handler)
                for number in (signal.SIGTERM, signal.SIGINT)]
     heard = ranks.broadcast_json(step)
-    said.update(step=heard, ranks=ranks.world_size, handled=handled, heard=heard)
+    own = psutil.Process().net_connections(kind="inet")
+    listens = [connection.laddr.ip for connection in own if connection.status == psutil.CONN_LISTEN]
+    said.update(step=heard, ranks=ranks.world_size, handled=handled, heard=heard, listens=listens)
     (out / f"rank-{os.environ['RANK']}.json").write_text(json.dumps(said))
     dist.barrier()
     return heard
@@ -116,8 +120,16 @@ def a_checkpoint(run_dir: Path, step: int) -> Path:
     return finish_checkpoint(run_dir, step, state, describe_files(folder, list_files(folder)), keep=10)
 
 
+ONE_MACHINE = """
+import sys
+from grpo_trainer.ranks.one_machine import run_ranks
+sys.exit(run_ranks([sys.executable, *sys.argv[1:]], 2))
+"""
+
+
 class Started:
-    """The ranks of a Python program, `words`, under torchrun or by their environment alone; their output in files."""
+    """The ranks of a Python program, `words`, as a run of one machine starts them, under torchrun, or by their
+    environment alone; their output in files."""
 
     def __init__(self, way: str, words: list[object], folder: Path, *, ranks: int = 2):
         environment = {"OMP_NUM_THREADS": "1", "GRPO_LOG_LEVEL": "INFO"}
@@ -130,9 +142,15 @@ class Started:
                 place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
                 self.processes.append(warm_python(*words, output=log, environment=environment | where | place))
             return
+        if way == "one machine":
+            self._start([sys.executable, "-c", ONE_MACHINE, *map(str, words)], environment, folder)
+            return
         by_address = ["--nnodes", "1", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", port]
         meets = {"torchrun": ["--standalone"], "torchrun over nodes": by_address}[way]
         command = [sys.executable, "-m", "grpo_trainer.launch", *meets, "--nproc_per_node=2", *map(str, words)]
+        self._start(command, environment, folder)
+
+    def _start(self, command: list[str], environment: dict[str, str], folder: Path) -> None:
         self.logs = [folder / "log"]
         with self.logs[0].open("wb") as output:
             self.processes.append(subprocess.Popen(command, env=os.environ | environment, stdout=output, stderr=output))
@@ -171,7 +189,7 @@ class Started:
 
 
 @pytest.mark.deepspeed
-@pytest.mark.parametrize("way", ["torchrun", "torchrun over nodes", "by hand"])
+@pytest.mark.parametrize("way", ["one machine", "torchrun", "torchrun over nodes", "by hand"])
 def test_they_wait_longer_than_joining_may_take_and_only_rank_0_verifies(way: str, run_file: Path, tmp_path: Path):
     newest = a_checkpoint(tmp_path / "run", 3)
     program = tmp_path / "rank.py"
@@ -185,6 +203,8 @@ def test_they_wait_longer_than_joining_may_take_and_only_rank_0_verifies(way: st
         assert rank["step"] == rank["heard"] == 3
         assert rank["ranks"] == 2
         assert rank["handled"] == [True, True]
+        if way == "one machine":
+            assert set(rank["listens"]) == {"127.0.0.1"}
 
 
 ALL_WAIT = ("waiting for the rollout server", "waiting for rank 0")

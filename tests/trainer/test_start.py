@@ -32,7 +32,6 @@ from grpo_trainer.config.settings import read_config
 from grpo_trainer.config.weights import WeightsConfig
 from grpo_trainer.data.prompts import text_or_file
 from grpo_trainer.errors import RunError, UnavailableError, UsageError, model_error_class
-from grpo_trainer.ranks import launch
 from grpo_trainer.servers.reward import _check_file
 from grpo_trainer.servers.weight_session import WeightSession
 
@@ -324,44 +323,3 @@ class TestExitStatus:
             config = WeightsConfig(port=taken.getsockname()[1])
             with pytest.raises(UnavailableError, match="cannot be listened on: Address already in use"):
                 asyncio.run(WeightSession.open([], config, trainer_id="trainer", backend="gloo"))
-
-    @pytest.mark.deepspeed
-    @pytest.mark.parametrize(("rank_0", "status"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 9)", 1)])
-    def test_several_ranks_end_as_the_first_that_failed(self, tmp_path: Path, rank_0: str, status: int):
-        """torchrun itself would end with 1 whatever happened."""
-        program = tmp_path / "rank.py"
-        program.write_text(
-            f"import os, sys, time\nif os.environ['RANK'] == '0':\n    {rank_0}\ntime.sleep({PATIENCE_S})\n"
-        )
-        command = [sys.executable, "-m", "grpo_trainer.launch", "--standalone", "--nproc_per_node=2", str(program)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-        assert done.returncode == status, done.stderr
-        assert "error: rank 0 ended with " in done.stderr
-        assert "Traceback" not in done.stderr
-
-    @pytest.mark.deepspeed
-    def test_ranks_that_are_told_to_stop_have_time_to_save(self, tmp_path: Path):
-        """torchrun would kill them after 30 s; a step and a checkpoint of a large model take longer."""
-        program = tmp_path / "rank.py"
-        program.write_text(
-            "import os, signal, sys, time\n"
-            "from pathlib import Path\n"
-            f"mine = Path({str(tmp_path)!r}, os.environ['RANK'])\n"
-            "def save(*_):\n"
-            "    time.sleep(2)\n"
-            "    mine.with_suffix('.saved').write_text(os.environ['TORCH_ELASTIC_SHUTDOWN_TIMEOUT'])\n"
-            "    sys.exit(0)\n"
-            "signal.signal(signal.SIGTERM, save)\n"
-            "mine.touch()\n"
-            f"time.sleep({PATIENCE_S})\n"
-        )
-        command = [sys.executable, "-m", "grpo_trainer.launch", "--standalone", "--nproc_per_node=2", str(program)]
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as launcher:
-            until_s = time.monotonic() + PATIENCE_S
-            while len(list(tmp_path.glob("[01]"))) < 2 and time.monotonic() < until_s:
-                time.sleep(0.05)
-            launcher.terminate()
-            _, err = launcher.communicate(timeout=PATIENCE_S)
-        assert launcher.returncode == 143, err
-        assert "Traceback" not in err
-        assert [path.read_text() for path in sorted(tmp_path.glob("*.saved"))] == [str(launch.STOP_LIMIT_S)] * 2

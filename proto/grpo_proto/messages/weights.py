@@ -189,6 +189,8 @@ class WeightState(Response):
     newest_session: int | None = None
     """Newest session so far, open or closed: the next session must be greater. None before the first session."""
     trainer_id: str | None = None
+    lease_left_s: float | None = None
+    """Seconds in which the server refuses other trainers. None without a session, and from an older server."""
     reason: str | None = None
     last_push: LastPush | None = None
     verified_by: list[Verification] = Field(default_factory=list)

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from grpo_proto.api_token import token_refusal
 from grpo_proto.server.listening import most_files
+from grpo_proto.server.loopback_names import name_refusal
 from grpo_proto.server.replies import refusal_reply
 
 from .adapters.peers import ADAPTERS
@@ -24,7 +25,10 @@ COUNTED_ROUTES = (
 
 
 class Guard:
-    """Checks the token of every request that is not for an open route, and counts the answers."""
+    """Checks the token of every request that is not for an open route, and counts the answers.
+
+    Without tokens it checks that a request is for a loopback name.
+    """
 
     def __init__(self, app: ASGIApp, *, tokens: Sequence[str], metrics: Metrics):
         self._app, self._metrics, self._tokens = app, metrics, tokens
@@ -41,7 +45,9 @@ class Guard:
             await send(message)
 
         refusal = None
-        if self._tokens and scope["path"] not in OPEN_ROUTES:
+        if not self._tokens:
+            refusal = name_refusal(scope["headers"])
+        elif scope["path"] not in OPEN_ROUTES:
             refusal = token_refusal(self._tokens, scope["headers"], challenge=_challenge(scope["path"]))
         app = self._app if refusal is None else refusal_reply(refusal)
         await app(scope, receive, counting_send)

@@ -2,7 +2,7 @@
 
 import sys
 
-from .options import StartError, check_model_folder, prepare_environment
+from .options import StartError, check_model_folder, check_words, prepare_environment
 from .workarounds import private_socket_folder
 
 USAGE = """usage: grpo-rollout serve MODEL [vLLM's engine flags]
@@ -22,7 +22,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 0 if is_help else 2
     try:
         prepare_environment()
-        if len(arguments) > 1 and not arguments[1].startswith("-"):
+        check_words(arguments[1:])
+        if not arguments[1].startswith("-"):
             check_model_folder(arguments[1])
         with private_socket_folder():
             # Importing vLLM takes ten seconds and reads the environment.

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, Protocol
 
 from grpo_proto.api_token import token_refusal
+from grpo_proto.server.loopback_names import name_refusal
 from grpo_proto.server.refusal import Refusal
 from grpo_proto.server.replies import refusal_reply
 
@@ -39,7 +40,8 @@ class Guard:
 
     Args:
         app: the application.
-        tokens: `Authorization: Bearer …` must carry one of these tokens. Empty: no token is required.
+        tokens: `Authorization: Bearer …` must carry one of these tokens. Empty: no token is required, and only
+            requests for a loopback name are answered.
         pushes: returns the holder of the weight state, or None until the engine is up.
         max_waiting: how many requests may wait while weights are loading. vLLM's own queue has no bound.
     """
@@ -72,8 +74,11 @@ class Guard:
             self.num_waiting -= waits
 
     def _check_token(self, scope: MutableMapping[str, Any], path: str) -> None:
-        """Raises Refusal (401) for a missing or wrong token."""
-        if self.tokens and path not in PUBLIC:
+        """Raises Refusal: 401 for a missing or wrong token, 403 without tokens for a name other than a loopback one."""
+        if not self.tokens:
+            if (foreign := name_refusal(scope["headers"])) is not None:
+                raise foreign
+        elif path not in PUBLIC:
             refused = token_refusal(self.tokens, scope["headers"])
             if refused is not None:
                 if any(name == b"authorization" for name, _ in scope["headers"]):

@@ -2,6 +2,8 @@
 
 import argparse
 import os
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from grpo_proto.api_token import TOKEN_VARIABLE, TokenError, server_tokens
@@ -100,14 +102,34 @@ def add_options(parser: argparse.ArgumentParser, *, on_cpu: bool) -> None:
     )
 
 
+def no_model() -> StartError:
+    return StartError(
+        "no model is given", "run grpo-rollout serve MODEL, with a folder or a name on the Hugging Face Hub"
+    )
+
+
+def check_words(words: Sequence[str]) -> None:
+    """Check what the words of the command line show by themselves, before vLLM is imported to parse them.
+
+    Raises StartError where no word can be a model, and for an address off loopback without a token.
+    """
+    flags = {word.partition("=")[0] for word in words if word.startswith("-")}
+    if flags & {"-h", "--help", "--config"}:
+        return
+    if all(word.startswith("-") for word in words):
+        raise no_model()
+    hosts = [word.partition("=")[2] for word in words if word.startswith("--host=")]
+    hosts += [host for flag, host in pairwise(words) if flag == "--host"]
+    if hosts and not flags & {"--uds", "--headless"}:
+        _check_token(hosts[-1])
+
+
 def check_options(args: argparse.Namespace, *, on_cpu: bool) -> None:
     """Raises StartError for options that cannot work or are not safe."""
     if args.model_tag:
         args.model = args.model_tag
     elif not args.config:
-        raise StartError(
-            "no model is given", "run grpo-rollout serve MODEL, with a folder or a name on the Hugging Face Hub"
-        )
+        raise no_model()
     if (args.api_server_count or 1) > 1:
         raise StartError(
             f"--api-server-count {args.api_server_count}: one process must hold the weight state",
@@ -144,8 +166,8 @@ def check_options(args: argparse.Namespace, *, on_cpu: bool) -> None:
             f"{args.max_scored_tokens_in_flight}",
             "change one of the two",
         )
-    if not args.headless:
-        _check_token(args)
+    if not args.headless and not args.uds:
+        _check_token(args.host)
     check_model_folder(args.model)
 
 
@@ -172,14 +194,15 @@ def _check_machine(args: argparse.Namespace) -> None:
         raise StartError(f"--node-rank {args.node_rank}: only machine 0 runs the server", "add --headless")
 
 
-def _check_token(args: argparse.Namespace) -> None:
+def _check_token(host: str | None) -> None:
+    """Raises StartError for an address that others reach without a token."""
     try:
         tokens = server_tokens()
     except TokenError as error:
         raise StartError(str(error)) from None
-    if not tokens and not args.uds and not is_loopback(args.host):
+    if not tokens and not is_loopback(host):
         raise StartError(
-            f"--host {args.host or '0.0.0.0'} can be reached from outside and {TOKEN_VARIABLE} is not set",  # noqa: S104
+            f"--host {host or '0.0.0.0'} can be reached from outside and {TOKEN_VARIABLE} is not set",  # noqa: S104
             "set it to a secret that the clients share",
         )
 

@@ -76,7 +76,7 @@ class Pushes:
         self._unloads: set[asyncio.Task[None]] = set()
 
     def message(self) -> WeightState:
-        return self.weights.message()
+        return self.weights.message(now_s=time.monotonic())
 
     async def open_session(self, request: SessionRequest) -> WeightState:
         """Join a trainer's process group. Raises Refusal: 409 from the state machine, 422 ranks, 504 no group."""

@@ -74,7 +74,7 @@ class Weights:
         """Whether to send traffic here. A server that has joined a trainer is not ready before its first weights."""
         return self.serves and not (self.state == "initial" and self.session is not None)
 
-    def message(self) -> WeightState:
+    def message(self, *, now_s: float) -> WeightState:
         reason = self.reason
         is_new = self.session is not None and self.session != self.committed_session
         if self.state == "current" and is_new and reason is None:
@@ -85,6 +85,7 @@ class Weights:
             session=self.session,
             newest_session=self.newest_session,
             trainer_id=self.trainer_id,
+            lease_left_s=max(self.lease_until_s - now_s, 0.0) if self.session is not None else None,
             reason=reason,
             last_push=self.last_push,
             verified_by=list(self.verified_by) if self.state == "current" else [],

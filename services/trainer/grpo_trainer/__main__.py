@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _train(words: list[str]) -> int:
     from .config.run_config import RunConfig
     from .config.settings import read_config
-    from .ranks.launch import needs_launch, relaunch
+    from .ranks.launch import needs_launch
 
     flags = {flag: flag in words for flag in ("--dry-run", "--resume")}
     rest = [word for word in words if word not in flags]
@@ -79,7 +79,9 @@ def _train(words: list[str]) -> int:
 
         return dry_run(config)
     if needs_launch(config.deepspeed.nproc_per_node):
-        relaunch(words, config.deepspeed.nproc_per_node)
+        from .ranks.one_machine import run_ranks
+
+        return run_ranks([sys.executable, "-m", "grpo_trainer", *words], config.deepspeed.nproc_per_node)
 
     from .start import start
 

@@ -9,15 +9,19 @@ data/               the prompt rows with their token ids; see data/rows.py
 .lock               held by the trainer that uses the folder; see run_lock.py
 """
 
+import logging
+import os
+import tempfile
 import uuid
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from ..atomic_file import write_text_atomically
 from ..errors import UsageError, storage_error_class
 from .files import find_latest, list_steps
+
+log = logging.getLogger(__name__)
 
 
 def make_run_folder(run_dir: Path) -> None:
@@ -48,8 +52,19 @@ def find_start(
 
 
 def trainer_id(run_dir: Path) -> str:
-    """Return this run's id, the same at every start: a restarted trainer replaces its older session on the servers."""
+    """Return this run's id, the same at every start: a restarted trainer replaces its older session on the servers.
+
+    A copy of the folder is another run, which must not take the servers away from the first: beside the id the file
+    holds its own inode number, which a copy does not have. A file of an older release holds the id alone.
+    """
     file = run_dir / "trainer_id"
-    if not file.exists():
-        write_text_atomically(file, f"{run_dir.name}-{uuid.uuid4().hex[:12]}\n")
-    return file.read_text().strip()
+    if file.exists():
+        found, *inode = file.read_text().splitlines()
+        if not inode or int(inode[0]) == file.stat().st_ino:
+            return found
+        log.warning("run_dir %s was copied from a run %s: the servers see another trainer", run_dir, found)
+    made = f"{run_dir.name}-{uuid.uuid4().hex[:12]}"
+    with tempfile.NamedTemporaryFile("w", dir=run_dir, prefix=".trainer_id.", delete=False) as new:
+        new.write(f"{made}\n{os.fstat(new.fileno()).st_ino}\n")
+    Path(new.name).replace(file)
+    return made

@@ -20,7 +20,16 @@ def without_credentials(url: str) -> str:
     return url
 
 
-ServerUrl = Annotated[str, AfterValidator(without_credentials), AfterValidator(checked_url)]
+def without_version(url: str) -> str:
+    """Refuse the path that OpenAI's clients want: ours add it themselves, and would ask for /v1/v1."""
+    if urlsplit(url).path.rstrip("/").endswith("/v1"):
+        raise ValueError(f"{url} ends with /v1, which the trainer adds by itself: leave it out")
+    return url
+
+
+ServerUrl = Annotated[
+    str, AfterValidator(without_credentials), AfterValidator(checked_url), AfterValidator(without_version)
+]
 
 
 class Section(BaseModel):

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from grpo_proto.api_token import TOKEN_VARIABLE, token_refusal
 from grpo_proto.loopback import is_loopback
+from grpo_proto.server.loopback_names import host_name
 from grpo_proto.server.refusal import Refusal
 
 CHALLENGE = 'Basic realm="grpo-services: any name, the token as password", charset="UTF-8"'
@@ -40,11 +41,3 @@ class LiveGuard:
             f"{host_name(host)}",
             hint=f"start the trainer with {TOKEN_VARIABLE} set, or open the page as http://127.0.0.1 on its machine",
         )
-
-
-def host_name(host: str | None) -> str:
-    """Return `Host` without its port: `[::1]:8002` → `::1`."""
-    host = (host or "").strip()
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0]

@@ -1,4 +1,5 @@
 """The routes of the trainer. They only read, so they need no token, except the live page off loopback (live_guard.py).
+A server without a token answers under loopback names only.
 
 `python -m grpo_trainer.observe.routes > services/trainer/openapi.json` renews the committed document.
 """

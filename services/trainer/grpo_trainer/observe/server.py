@@ -19,6 +19,7 @@ from grpo_proto.api_token import TOKEN_VARIABLE, TokenError, server_tokens
 from grpo_proto.loopback import is_loopback
 from grpo_proto.server.connection import BoundedConnection
 from grpo_proto.server.listening import listening_socket
+from grpo_proto.server.loopback_names import LoopbackNames
 
 from ..config.run_config import ServerConfig
 from ..errors import UnavailableError, UsageError
@@ -68,10 +69,10 @@ def serve_status(status: RunStatus, config: ServerConfig) -> Iterator[StatusServ
     tokens = checked_tokens(config)
     sock = _bind(config)
     events = LiveEvents(LiveView(status))
-    guard = LiveGuard(sock.getsockname()[0], tokens)
+    app = create_app(status, events, LiveGuard(sock.getsockname()[0], tokens))
     server = _Server(
         uvicorn.Config(
-            create_app(status, events, guard),
+            app if tokens else LoopbackNames(app),
             http=ImpatientConnection,
             log_config=None,
             log_level="warning",

@@ -1,6 +1,6 @@
 """The processes of one trainer.
 
-launch.py          restart the trainer under torchrun, one process for each rank
+one_machine.py     start the ranks of one machine; launch.py: those of several, by torchrun
 rendezvous.py      wait until rank 0 announces that the run can begin
 process_group.py   join the process group; this rank's device
 crew.py            rank 0 commands, the others follow

@@ -1,14 +1,15 @@
-"""Start several ranks: replace the trainer by torchrun, and exit with the status of the first rank that fails.
+"""Start the ranks of several machines by torchrun, and exit with the status of the first rank that fails.
 
-`python -m grpo_trainer.launch` takes the arguments of `torchrun`, for several machines as well. torchrun itself exits
-with 1 whatever the status of its ranks; the launcher keeps their status, which shows whether a retry can help.
+`python -m grpo_trainer.launch` takes the arguments of `torchrun`. torchrun itself exits with 1 whatever the status of
+its ranks; the launcher keeps their status, which shows whether a retry can help. `one_machine.py` starts the ranks of a
+single machine.
 """
 
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
+STOP_LIMIT_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 STOP_LIMIT_S = 600
 """How long ranks may run after a stop signal, unless the sender kills them earlier."""
 
@@ -28,18 +29,15 @@ def needs_launch(nproc_per_node: int) -> bool:
     return nproc_per_node > 1 and "RANK" not in os.environ
 
 
-def relaunch(argv: Sequence[str], nproc_per_node: int) -> NoReturn:
-    """Replace this process by torchrun, which ends all ranks when any rank dies."""
-    # --standalone: rendezvous on a free port of this machine. On several machines the user starts torchrun.
-    command = [sys.executable, "-m", "grpo_trainer.launch", "--standalone", f"--nproc_per_node={nproc_per_node}"]
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // nproc_per_node)))
-    os.execv(sys.executable, [*command, "-m", "grpo_trainer", *argv])  # noqa: S606 - our own interpreter
+def stop_limit_s() -> float:
+    """How long ranks may run after a stop signal: what torchrun reads from its variable, or `STOP_LIMIT_S`."""
+    return float(os.environ.get(STOP_LIMIT_VARIABLE, STOP_LIMIT_S))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run torchrun. Returns 0, the exit status of the rank that failed first, or 128 + the signal that stopped all."""
     # A rank ends its stage and saves after a stop signal; torchrun would kill it after half a minute.
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(STOP_LIMIT_S))
+    os.environ.setdefault(STOP_LIMIT_VARIABLE, str(STOP_LIMIT_S))
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import socket
 from datetime import timedelta
 
 import torch
@@ -26,15 +25,23 @@ def join_process_group(*, timeout_s: float) -> torch.device:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        if "RANK" not in os.environ:
-            alone = ("0", "1", "0", "127.0.0.1", str(_free_port()))
-            os.environ.update(zip(LAUNCHER_VARIABLES, alone, strict=True))
+        alone = "RANK" not in os.environ
+        if alone:
+            # DeepSpeed reads them; nothing listens on a port 0.
+            os.environ.update(zip(LAUNCHER_VARIABLES, ("0", "1", "0", "127.0.0.1", "0"), strict=True))
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         tell_of_idle_gpus()
         backend = "nccl" if device.type == "cuda" else "gloo"
         # Bind no device for a single rank, as DeepSpeed does: with a bound device NCCL splits off every later group at
         # once, which has failed for a single rank (deepspeedai/DeepSpeed#8248).
         bound = device if backend == "nccl" and environment_world_size() > 1 else None
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s), device_id=bound)
+        timeout = timedelta(seconds=timeout_s)
+        if alone:
+            dist.init_process_group(
+                backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout, device_id=bound
+            )
+        else:
+            dist.init_process_group(backend, timeout=timeout, device_id=bound)
     return device
 
 
@@ -69,9 +76,3 @@ def tell_of_idle_gpus() -> None:
 def _place() -> tuple[int, int]:
     """Return this rank's number on this machine, and the number of ranks here."""
     return int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -1,7 +1,8 @@
 """The rendezvous of the ranks: hold the others until rank 0 announces the start, before they join a process group.
 
 Rank 0 alone waits for servers and verifies checkpoints, perhaps for an hour; joining has a much shorter timeout. The
-rendezvous uses the store of the later process group, hosted by torchrun's agent or else by rank 0. It takes no GPU
+rendezvous uses the store of the later process group, hosted by torchrun's agent or else by rank 0: on the listener of
+`one_machine.py`, or at the address that the launcher names, which listens on every interface. It takes no GPU
 memory, which a rollout server on the same GPU may be measuring meanwhile.
 """
 
@@ -17,6 +18,7 @@ from torch.distributed import DistError, TCPStore
 
 from ..errors import RunError, UnavailableError, UsageError
 from .launch import environment_rank, environment_world_size
+from .one_machine import LISTENER_VARIABLE
 from .stop_signal import StopRequested
 
 log = logging.getLogger(__name__)
@@ -96,6 +98,8 @@ class Rendezvous:
                 hint="start several ranks with `python -m grpo_trainer.launch`, which takes torchrun's arguments",
             ) from error
         hosts = environment_rank() == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
+        # Taken out: the file is given to the store, which closes it.
+        listener = os.environ.pop(LISTENER_VARIABLE, None) if hosts else None
         try:
             return TCPStore(
                 host,
@@ -104,6 +108,7 @@ class Rendezvous:
                 timeout=timedelta(seconds=self._connect_s),
                 wait_for_workers=False,
                 multi_tenant=hosts,
+                master_listen_fd=int(listener) if listener else None,
             )
         except DistError as error:
             what = "cannot be listened on" if hosts else f"gave no answer within {self._connect_s:g} s"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from grpo_proto import InfrastructureError, ServiceError
 
 from ..errors import UnavailableError
+from .start_checks import no_server
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +33,8 @@ class Awaited:
     ) -> None:
         """Call `check` until the server answers it; tell `still_waiting` the phase and the reason.
 
-        Raises UnavailableError when it does not answer within `timeout_s`, or is another kind of server, and what
-        `check` raises for a server that does not fit.
+        Raises UnavailableError when it does not answer within `timeout_s`, or is another kind of server, UsageError
+        when it asks for another token, and what `check` raises for a server that does not fit.
         """
         loop = asyncio.get_running_loop()
         deadline, logged = loop.time() + timeout_s, False
@@ -53,7 +54,5 @@ class Awaited:
                 logged = True
             except ServiceError as error:
                 role = self.name.removeprefix("the ")
-                raise UnavailableError(
-                    f"no {role} answers at {self.url}: {error}", hint=f"see {self.setting}"
-                ) from error
+                raise no_server(error, role=role, url=self.url, setting=self.setting) from error
             await asyncio.sleep(POLL_INTERVAL_S)

@@ -207,6 +207,18 @@ class Fleet:
             if misfit is not None:
                 raise misfit
 
+    async def check_token(self) -> None:
+        """Read the weight state of every server that is up, which asks for the token, as /info does not.
+
+        Raises ServiceError when a server refuses the token; all else is left to the watcher and the pushes.
+        """
+        for replica in self.answered:
+            try:
+                await replica.weights.state()
+            except ServiceError as error:
+                if error.status == 401:
+                    raise
+
     async def reachable(self) -> list[Replica]:
         """Return the servers that answer now; expel all others and all that restarted.
 

@@ -30,6 +30,7 @@ from .refills import Refills
 from .reward import RewardStage
 from .reward_code import RewardCode
 from .rollout import RolloutStage, training_sampling
+from .start_checks import check_distinct, check_free, check_rendezvous, no_server
 from .teacher import Policy
 from .teachers import Teachers
 from .tracing import Tracing
@@ -158,7 +159,7 @@ class Orchestrator:
         with self.stop.interruptible():
             limit_s = config.rollout.startup_timeout_s
             status.enter_phase(_waiting_for_rollout(config.rollout.urls), limit_s=limit_s, silent=False)
-            self.loop.run(self.fleet.wait_until_live(limit_s, still_missing=self._report_missing))
+            self._wait_for_rollout(limit_s)
             if self.reward.specs:
                 url, limit_s = config.reward.url, config.reward.startup_timeout_s
                 server = Awaited("the reward server", url, "reward.url", "grpo-reward serve")
@@ -182,6 +183,20 @@ class Orchestrator:
         self.loop.start(self._watch_scoring_servers())
         self.loop.start(self.pusher.lease.keep())
         return kind
+
+    def _wait_for_rollout(self, limit_s: float) -> None:
+        """Raises UnavailableError and UsageError for servers that are missing, that refuse this run, or are held."""
+        weights = self.config.weights
+        check_rendezvous(weights, ())
+        try:
+            self.loop.run(self.fleet.wait_until_live(limit_s, still_missing=self._report_missing))
+            self.loop.run(self.fleet.check_token())
+        except ServiceError as error:
+            raise no_server(error, role="rollout server", url=error.url, setting="rollout.urls") from error
+        infos = {replica.url: replica.info for replica in self.fleet.replicas if replica.info}
+        check_distinct(infos)
+        check_free(infos, trainer_id=self.pusher.trainer_id, take_over=weights.take_over)
+        check_rendezvous(weights, self.fleet.answered)
 
     def _wait_until_fit(self, server: Awaited, check: Callable[[], Awaitable[object]], limit_s: float) -> None:
         """Raises UnavailableError when the server does not come up in time, or does not fit."""

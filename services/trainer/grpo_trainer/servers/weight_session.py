@@ -7,6 +7,7 @@ remaining members.
 import asyncio
 import errno
 import logging
+import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -201,16 +202,24 @@ def next_number(members: Sequence[Replica], *, now_s: float, after: int) -> int:
     return max(int(now_s * 1000), after + 1, *(number + 1 for number in theirs))
 
 
-def _listen(config: WeightsConfig, timeout_s: float) -> tuple[TCPStore, int]:
-    """Open the store of the rendezvous, listening on the interface of `weights.host` alone."""
+def listener_of(config: WeightsConfig) -> socket.socket:
+    """Listen on the interface of `weights.host` alone.
+
+    Raises UnavailableError when the port is taken, and UsageError when the host is not this machine's.
+    """
     try:
-        listener = listening_socket(config.host, config.port)
+        return listening_socket(config.host, config.port)
     except OSError as error:
         kind = UnavailableError if error.errno == errno.EADDRINUSE else UsageError
         raise kind(
             f"weights.host {config.host} port {config.port} cannot be listened on: {error.strerror}",
             hint="set weights.host to this machine's address as rollout servers reach it; port 0 takes a free port",
         ) from error
+
+
+def _listen(config: WeightsConfig, timeout_s: float) -> tuple[TCPStore, int]:
+    """Open the store of the rendezvous."""
+    listener = listener_of(config)
     port = listener.getsockname()[1]
     store = TCPStore(
         config.host,

@@ -1,0 +1,61 @@
+"""What is wrong before a run begins, in words: servers that refuse it, and a rendezvous that cannot be opened.
+
+Otherwise the first push would find out, after the model has been loaded, and the run would end as one that failed.
+"""
+
+from collections.abc import Sequence
+
+from grpo_proto import FatalError, RolloutInfo, ServiceError
+from grpo_proto.api_token import TOKEN_VARIABLE
+from grpo_proto.transport import gpu_uuid, nccl_version
+
+from ..config.run_config import WeightsConfig
+from ..errors import TrainerError, UnavailableError, UsageError
+from .fleet import Replica
+from .push import choose_backend
+from .weight_session import listener_of
+
+
+def no_server(error: ServiceError, *, role: str, url: str, setting: str) -> TrainerError:
+    """The error for a URL at which something refuses the run's requests: for another token, or as another service."""
+    if isinstance(error, FatalError) and error.status == 401:
+        return UsageError(
+            f"the {role} {url} asks for a token, and {TOKEN_VARIABLE} of this process is not set, or another one",
+            hint=f"set {TOKEN_VARIABLE} to the token of that server",
+        )
+    return UnavailableError(f"no {role} answers at {url}: {error}", hint=f"see {setting}")
+
+
+def check_rendezvous(config: WeightsConfig, members: Sequence[Replica]) -> None:
+    """Check that the servers can be called to a push.
+
+    Raises UnavailableError when the port is taken, and UsageError when the host is not this machine's, or when
+    `weights.backend` nccl cannot work.
+    """
+    listener_of(config).close()
+    if config.backend == "nccl":
+        choose_backend(config, list(members), gpu=gpu_uuid(), nccl=nccl_version())
+
+
+def check_distinct(infos: dict[str, RolloutInfo]) -> None:
+    """Raises UsageError when two URLs lead to the same server."""
+    seen: dict[str, str] = {}
+    for url, info in infos.items():
+        if (other := seen.setdefault(info.server_id, url)) != url:
+            raise UsageError(
+                f"{other} and {url} are the same rollout server ({info.server_id})",
+                hint="name it once in rollout.urls; a load balancer before several servers does not work here",
+            )
+
+
+def check_free(infos: dict[str, RolloutInfo], *, trainer_id: str, take_over: bool) -> None:
+    """Raises UnavailableError when another trainer holds a server, and is not to be fenced off."""
+    for url, info in infos.items():
+        weights = info.weights
+        if take_over or weights.trainer_id in (None, trainer_id) or not weights.lease_left_s:
+            continue
+        raise UnavailableError(
+            f"the rollout server {url} is held by the trainer {weights.trainer_id}, whose lease runs for another "
+            f"{weights.lease_left_s:.0f} s",
+            hint="stop that trainer, or wait; weights.take_over true fences it off",
+        )
