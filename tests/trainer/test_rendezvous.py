@@ -92,7 +92,8 @@ def TrainingEngine(*_, **__):
     export = SimpleNamespace(kind="full", absent=[], device=None, sharded=False, peft_config=None, base_digest=None)
     load = lambda folder: said.update(loaded=str(folder))
     cpu = SimpleNamespace(type="cpu")
-    return SimpleNamespace(load=load, export=export, device=cpu, has_experts=False, row_layout="padded")
+    saved = dict(write_hf=lambda folder, state: folder.mkdir(), num_bytes=0)
+    return SimpleNamespace(load=load, export=export, device=cpu, has_experts=False, row_layout="padded", **saved)
 
 run.TrainingEngine = TrainingEngine
 run.show_servers = run.write_report_and_summary = lambda *_, **__: None

@@ -9,7 +9,7 @@ from grpo_proto import FatalError, RolloutInfo, ServiceError
 from grpo_proto.api_token import TOKEN_VARIABLE
 from grpo_proto.transport import gpu_uuid, nccl_version
 
-from ..config.run_config import WeightsConfig
+from ..config.weights import WeightsConfig
 from ..errors import TrainerError, UnavailableError, UsageError
 from .fleet import Replica
 from .push import choose_backend
