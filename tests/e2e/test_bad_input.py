@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 from collections.abc import Iterator
@@ -153,6 +154,16 @@ def test_a_folder_that_holds_another_run(stack: Stack, tmp_path: Path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").write_text("{}\n")
     assert "--resume" in refuse(stack, tmp_path)
+
+
+def test_a_resume_with_another_seed_or_one_more_row(stack: Stack, undisturbed: Path, tmp_path: Path):
+    shutil.copytree(undisturbed, tmp_path / "run")
+    assert "seed 42, and this run has 7: it would repeat" in refuse(stack, tmp_path, "--resume", "--seed", 7)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text((stack.folder / "rows.jsonl").read_text() + '{"prompt": "more", "target": 1}\n')
+    said = refuse(stack, tmp_path, "--resume", "--data.dataset", rows)
+    assert f"data.dataset 24 rows of {stack.folder}/rows.jsonl, and this run has 25 rows of {rows}: it would" in said
+    assert "choose another run_dir" in said
 
 
 def test_a_folder_that_another_trainer_uses(stack: Stack, tmp_path: Path):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from grpo_proto.checkpoint_files import checkpoint_digest, checkpoint_folder, read_headers
+from grpo_proto.checkpoint_files import checkpoint_digest, checkpoint_folder, checkpoint_sample, read_headers
 
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.zeros(0), "c": torch.ones(3, dtype=torch.bfloat16)}
 
@@ -32,6 +32,7 @@ def test_headers_and_digest_do_not_depend_on_the_files(tmp_path: Path):
     shapes = {name: (header.dtype, header.shape) for name, header in read_headers(two).items()}
     assert shapes == {"a": ("F32", (2, 3)), "b": ("F32", (0,)), "c": ("BF16", (3,))}
     assert checkpoint_digest(one) == checkpoint_digest(two)
+    assert checkpoint_sample(one) == checkpoint_sample(two)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,17 @@ def test_headers_and_digest_do_not_depend_on_the_files(tmp_path: Path):
 def test_another_shape_value_or_name_is_another_digest(tmp_path: Path, change: dict[str, torch.Tensor]):
     one, other = in_one_file(tmp_path / "one", TENSORS), in_one_file(tmp_path / "other", TENSORS | change)
     assert checkpoint_digest(one) != checkpoint_digest(other)
+    assert checkpoint_sample(one) != checkpoint_sample(other)
+
+
+def test_a_sample_reads_the_middle_of_a_large_tensor(tmp_path: Path):
+    large = torch.zeros(10_000)
+    one = in_one_file(tmp_path / "one", {"a": large})
+    for place, same in ((0, True), (5_000, False)):
+        changed = large.clone()
+        changed[place] = 1
+        other = in_one_file(tmp_path / f"changed-{place}", {"a": changed})
+        assert (checkpoint_sample(one) == checkpoint_sample(other)) == same
 
 
 def test_what_is_no_checkpoint_is_named(tmp_path: Path):

@@ -12,7 +12,7 @@ from grpo_proto.messages.weights import Kind
 from .algorithm.trial import check_algorithm
 from .callbacks import Callbacks, load_callbacks
 from .checkpoint.best import BestCheckpoint
-from .checkpoint.continuity import check_continuity, kept_of
+from .checkpoint.continuity import Facts, check_continuity, kept_of, kept_of_model, kept_of_rows
 from .checkpoint.rollbacks import remove_abandoned, with_prompts_moved_on
 from .checkpoint.run_folder import find_start, make_run_folder, trainer_id
 from .checkpoint.run_lock import only_trainer_in
@@ -105,6 +105,10 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
         pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         rows = load_training_rows(config.data, tokenizer, folder=config.run_dir / "data")
         eval_rows = load_eval_sets(config.data, tokenizer, folder=config.run_dir / "data")
+        of_rows = kept_of_rows(config, rows, eval_rows)
+        if state and folder:
+            check_continuity(state, of_rows, folder)
+        kept |= of_rows
         for repeated in repeats(rows.stores, eval_rows):
             log.warning("%s", repeated)
         max_steps = number_of_steps(config, len(rows))
@@ -182,6 +186,7 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
         return follow(ranks, work, COMMANDS)
 
     crew = open_parts.enter_context(Crew(ranks, work, COMMANDS))
+    kept |= kept_of_model(config)  # by now its files are here
     final = final_folders(config, engine)
     for final_folder in final:
         final_folder.rehearse()
@@ -203,7 +208,7 @@ def _train(
     crew: Crew,
     orchestrator: Orchestrator,
     callbacks: Callbacks,
-    kept: Mapping[str, Any],
+    kept: Mapping[str, Facts],
     final: Sequence[FinalFolder],
     *,
     status: RunStatus,
@@ -272,11 +277,11 @@ def digest_below_adapter(config: RunConfig, *, status: RunStatus, stop: StopSign
 
 
 def open_checkpoint(
-    config: RunConfig, kept: Mapping[str, Any], *, resume: bool, stop: StopSignal, base_digest: str | None = None
+    config: RunConfig, kept: Mapping[str, Facts], *, resume: bool, stop: StopSignal, base_digest: str | None = None
 ) -> tuple[Path, dict[str, Any]] | tuple[None, None]:
     """The checkpoint to go on from and its state, if there is one. `kept`: see `kept_of`. Rank 0 only.
 
-    Raises UsageError when the checkpoint is of another layout or mixture, before anything is waited for.
+    Raises UsageError when the checkpoint is of another layout, seed, mixture or model, before anything is waited for.
     """
     if resume:
         remove_abandoned(config.run_dir)

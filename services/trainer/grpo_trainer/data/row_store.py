@@ -6,11 +6,13 @@ which are one for all rows of a column and know no integer beyond 64 bits: a row
 The last record batch has no rows and carries the summary.
 """
 
+import hashlib
 import itertools
 import json
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from array import array
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -30,6 +32,8 @@ class Summary:
     """Facts about all rows together. Lengths are those of the prompts, in tokens; without rows both are 0.
 
     `fingerprint` stands for everything that decides the rows (see rows.py); None where that is not known.
+    `rows_digest` is a SHA-256 of the dataset's rows as they were read, in their order, and `prompts_digest` is one of
+    the token ids of their prompts: another path or time of a file changes neither. Both are empty without rows.
     """
 
     fingerprint: str | None
@@ -37,6 +41,8 @@ class Summary:
     rows_per_batch: int = 1
     shortest_prompt: int = 0
     longest_prompt: int = 0
+    rows_digest: str = ""
+    prompts_digest: str = ""
 
     def with_batch(self, batch: RowBatch) -> "Summary":
         lengths = [len(ids) for ids in batch.token_ids]
@@ -94,11 +100,13 @@ def open_rows(path: Path, fingerprint: str) -> RowStore | None:
     return store if store.summary.fingerprint == fingerprint else None
 
 
-def write_rows(path: Path, batches: Iterable[RowBatch], fingerprint: str | None) -> RowStore:
+def write_rows(
+    path: Path, batches: Iterable[RowBatch], fingerprint: str | None, *, rows_digest: Callable[[], str] = str
+) -> RowStore:
     """Write `path` through a neighbour and a rename: a reader, or a kill, never sees half of it.
 
-    All batches but the last have equally many rows. Raises what `batches` raises, and TrainerError when the disk takes
-    no more.
+    All batches but the last have equally many rows. `rows_digest` is asked for after the last. Raises what `batches`
+    raises, and TrainerError when the disk takes no more.
     """
     # The same name at every start, so what a kill left is overwritten: a trainer has its run folder alone.
     temporary = path.with_name(f".tmp-{path.name}")
@@ -106,7 +114,7 @@ def write_rows(path: Path, batches: Iterable[RowBatch], fingerprint: str | None)
         path.parent.mkdir(exist_ok=True)
         try:
             with temporary.open("wb") as file:
-                _write(file, batches, fingerprint)
+                _write(file, batches, fingerprint, rows_digest)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
@@ -117,8 +125,10 @@ def write_rows(path: Path, batches: Iterable[RowBatch], fingerprint: str | None)
         raise storage_error_class(error)(f"the rows cannot be kept in {path}: {error.strerror or error}") from error
 
 
-def _write(file: BinaryIO, batches: Iterable[RowBatch], fingerprint: str | None) -> None:
-    summary = Summary(fingerprint)
+def _write(
+    file: BinaryIO, batches: Iterable[RowBatch], fingerprint: str | None, rows_digest: Callable[[], str]
+) -> None:
+    summary, prompts = Summary(fingerprint), hashlib.sha256()
     with pa.ipc.new_file(file, _SCHEMA) as writer:
         for batch in batches:
             if summary.num_rows % summary.rows_per_batch:
@@ -128,7 +138,11 @@ def _write(file: BinaryIO, batches: Iterable[RowBatch], fingerprint: str | None)
                     [json.dumps(row) for row in batch.columns], map(json.dumps, batch.prompts), batch.token_ids
                 )
             )
+            for ids in batch.token_ids:
+                prompts.update(array("i", [len(ids), *ids]).tobytes())
             summary = summary.with_batch(batch)
+        if summary.num_rows:
+            summary = replace(summary, rows_digest=rows_digest(), prompts_digest=prompts.hexdigest())
         writer.write_batch(_record_batch([], [], []), custom_metadata={_SUMMARY: json.dumps(asdict(summary))})
 
 

@@ -9,6 +9,7 @@ import json
 import logging
 import tempfile
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -21,13 +22,14 @@ from .first_row import prompt_doubts
 from .prompts import PromptMaker
 from .row_store import RowStore, open_rows, write_rows
 from .sources import Source, find_source
+from .values import Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
 
-FORMAT = 3
+FORMAT = 4
 """Raise it with every change of this package that gives other rows, prompts or token ids, or writes them otherwise."""
 _LIBRARIES = ("transformers", "tokenizers", "jinja2", "datasets", "pyarrow")
 
@@ -63,16 +65,32 @@ def load_prompt_rows(
     if rows is not None:
         log.info("dataset %s: %d rows are in %s, with their token ids", dataset, len(rows), path)
         return _with_doubts(rows, tokenizer, dataset)
+    read = _Read(source.rows())
     batches = prepared_batches(
-        maker.rows(source.rows(), dataset=dataset),
+        maker.rows(read, dataset=dataset),
         maker,
         tokenizer,
         dataset=dataset,
         max_prompt_length=config.max_prompt_length,
     )
-    rows = write_rows(path, batches, fingerprint)
+    rows = write_rows(path, batches, fingerprint, rows_digest=read.digest)
     log.info("dataset %s: %d rows read and tokenized in %.1f s", dataset, len(rows), time.monotonic() - started)
     return _with_doubts(rows, tokenizer, dataset)
+
+
+class _Read:
+    """Rows, with a digest of those that have been read."""
+
+    def __init__(self, rows: Iterable[Row]):
+        self._rows, self._sha256 = rows, hashlib.sha256()
+
+    def __iter__(self) -> Iterator[Row]:
+        for row in self._rows:
+            self._sha256.update(json.dumps(row).encode() + b"\n")
+            yield row
+
+    def digest(self) -> str:
+        return self._sha256.hexdigest()
 
 
 def _with_doubts(rows: RowStore, tokenizer: "PreTrainedTokenizerBase", dataset: str) -> RowStore:
