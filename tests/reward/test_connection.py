@@ -20,10 +20,13 @@ UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Setting
 
 
 def request(headers: bytes, body: bytes = BODY) -> bytes:
-    return b"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n%bContent-Length: %d\r\n\r\n%b" % (
-        headers,
-        len(body),
-        body,
+    return (
+        b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n%bContent-Length: %d\r\n\r\n%b"
+        % (
+            headers,
+            len(body),
+            body,
+        )
     )
 
 
@@ -58,7 +61,7 @@ def is_closed(server: Server) -> bool:
 
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-CLOSE = b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+CLOSE = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 """At the end of what is sent, so that the connection ends."""
 CHUNKED = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
 
@@ -95,7 +98,7 @@ def test_an_offer_to_upgrade_is_passed_over(server, parts, scored):
 
 
 @pytest.mark.parametrize(
-    "rubbish", [b"CONNECT x:80 HTTP/1.1\r\nHost: x\r\n\r\nabc", b"\x16\x03\x01\x02", b"a b c d\r\n\r\n"]
+    "rubbish", [b"CONNECT x:80 HTTP/1.1\r\nHost: localhost\r\n\r\nabc", b"\x16\x03\x01\x02", b"a b c d\r\n\r\n"]
 )
 def test_what_is_no_http_is_refused_in_our_shape(server, rubbish):
     with connected(server) as connection:

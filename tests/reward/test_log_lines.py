@@ -31,7 +31,7 @@ def test_a_stranger_who_asks_for_another_protocol_gets_no_advice_into_it():
     try:
         host, port = server.url.removeprefix("http://").split(":")
         for method in ("GET /v1/rewards", "CONNECT /livez"):
-            head = f"{method} HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n"
+            head = f"{method} HTTP/1.1\r\nHost: localhost\r\nConnection: upgrade\r\nUpgrade: websocket\r\n"
             key = "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
             with socket.create_connection((host, int(port)), 10.0) as connection:
                 connection.settimeout(10.0)

@@ -56,7 +56,7 @@ def test_a_body_that_goes_on_without_end_after_its_refusal_is_cut(url):
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), PATIENCE_S) as connection:
         connection.sendall(
-            b"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n"
+            b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n"
             b"Authorization: Bearer secret\r\n\r\n"
         )
         with pytest.raises(ConnectionError):

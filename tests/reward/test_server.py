@@ -157,7 +157,7 @@ def test_the_token_of_the_environment_guards_it():
             assert client.get("/v1/rewards", headers={"Authorization": "Bearer secret"}).status_code == 200
             # Refused although most of the body never comes.
             with socket.create_connection(tuple(server.url.removeprefix("http://").split(":"))) as connection:
-                head = b"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                head = b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                 connection.sendall(head + b"Authorization: Bearer secret\r\nContent-Length: 99999999999\r\n\r\n{")
                 assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
     finally:

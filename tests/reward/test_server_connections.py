@@ -29,7 +29,7 @@ def test_headers_that_never_end_are_cut_by_size_and_by_time(real_server):
     host, port = real_server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as endless, socket.create_connection((host, int(port))) as silent:
         silent.sendall(b"GET /livez HTTP/1.1\r\nX: ")
-        endless.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n")
+        endless.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n")
         sent = 0
         try:
             for _ in range(4096):
@@ -65,7 +65,7 @@ main(sys.argv[1:])
     assert process.stdout is not None
     host, port = process.stdout.readline().split()[2].removeprefix("http://").split(":")
     body = json.dumps({"responses_create_params": {}, "response": {"output": []}, "task": "x" * ECHOED_BYTES}).encode()
-    head = f"POST /verify HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST /verify HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     yield (host, int(port)), head.encode() + body
     process.send_signal(signal.SIGTERM)
     assert "a client does not read its answer" in process.communicate(timeout=PATIENCE_S)[1]

@@ -9,8 +9,14 @@ from typing import Any
 
 from ..api_token import TOKEN_VARIABLE
 from ..loopback import is_loopback
+from ..messages.errors import ErrorBody
 from .refusal import Refusal
 from .replies import refusal_reply
+
+NAME_REFUSAL: dict[int | str, dict[str, Any]] = {
+    403: {"model": ErrorBody, "description": "Without a token: called under a name that is not loopback."}
+}
+"""For the OpenAPI document of every route."""
 
 
 def host_name(host: str | None) -> str:

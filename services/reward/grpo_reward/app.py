@@ -25,6 +25,7 @@ from grpo_proto import (
     ScoreResponse,
     ScoreSample,
 )
+from grpo_proto.server.loopback_names import NAME_REFUSAL
 from grpo_proto.server.replies import health_reply, message_reply, refusal_reply
 from grpo_proto.totals import score_broken_again
 
@@ -72,6 +73,7 @@ def create_app(
         redoc_url=None,
         openapi_url=None,
         redirect_slashes=False,
+        responses=NAME_REFUSAL,
     )
     admission = Admission(
         max_requests=settings.max_pending_requests,

@@ -22,6 +22,7 @@ from grpo_proto.messages.weights import (
     SessionRequest,
     WeightState,
 )
+from grpo_proto.server.loopback_names import NAME_REFUSAL
 from grpo_proto.server.refusal import Refusal
 from grpo_proto.server.replies import health_reply
 
@@ -39,7 +40,7 @@ ALWAYS = _errors(400, 401, 413, 415, 422, 500, 503)
 
 def make_router(get_parts: Callable[[], Parts], *, heartbeat_timeout_s: float) -> APIRouter:
     """Make the routes of one server. Each call fetches the parts, because vLLM starts the engine after the routes."""
-    router = APIRouter(route_class=WireRoute, tags=["grpo-rollout"])
+    router = APIRouter(route_class=WireRoute, tags=["grpo-rollout"], responses=NAME_REFUSAL)
 
     @router.get("/livez", response_model=Health, responses={503: {"model": Health}})
     async def livez() -> Response:

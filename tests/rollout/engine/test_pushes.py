@@ -120,7 +120,9 @@ class TestPush:
         async with fresh.trainer() as trainer:
             await trainer.join(take_over=True)
             state = await trainer.push(fresh.model(1), 1)
-            assert await trainer.commit(1, state.last_push.digest) == state
+            again = await trainer.commit(1, state.last_push.digest)
+            assert again.lease_left_s > 0
+            assert again == state.model_copy(update={"lease_left_s": again.lease_left_s})
 
 
 def check_spans(models, prompt_token_ids, completion) -> None:

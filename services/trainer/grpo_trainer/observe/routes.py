@@ -13,6 +13,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from grpo_proto import PROTOCOL_VERSION, Health, TrainerInfo
+from grpo_proto.server.loopback_names import NAME_REFUSAL
 from grpo_proto.server.refusal import Refusal
 from grpo_proto.server.replies import health_reply, message_reply, refusal_reply
 
@@ -36,6 +37,7 @@ def create_app(status: RunStatus, events: LiveEvents, guard: LiveGuard) -> FastA
         redoc_url=None,
         openapi_url=None,
         redirect_slashes=False,
+        responses=NAME_REFUSAL,
     )
     metrics = RunMetrics(status)
 
