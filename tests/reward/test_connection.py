@@ -20,14 +20,8 @@ UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Setting
 
 
 def request(headers: bytes, body: bytes = BODY) -> bytes:
-    return (
-        b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n%bContent-Length: %d\r\n\r\n%b"
-        % (
-            headers,
-            len(body),
-            body,
-        )
-    )
+    head = b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return head + b"%bContent-Length: %d\r\n\r\n%b" % (headers, len(body), body)
 
 
 @pytest.fixture(scope="module")

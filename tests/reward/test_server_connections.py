@@ -65,7 +65,8 @@ main(sys.argv[1:])
     assert process.stdout is not None
     host, port = process.stdout.readline().split()[2].removeprefix("http://").split(":")
     body = json.dumps({"responses_create_params": {}, "response": {"output": []}, "task": "x" * ECHOED_BYTES}).encode()
-    head = f"POST /verify HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = "POST /verify HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
     yield (host, int(port)), head.encode() + body
     process.send_signal(signal.SIGTERM)
     assert "a client does not read its answer" in process.communicate(timeout=PATIENCE_S)[1]
