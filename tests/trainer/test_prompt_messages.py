@@ -9,6 +9,7 @@ from tests.tiny_model import make_tokenizer
 from grpo_trainer.config.data import DataConfig
 from grpo_trainer.data.messages import wire_message
 from grpo_trainer.data.rows import load_prompt_rows
+from grpo_trainer.data.tokenizer import check_stop_tokens
 from grpo_trainer.errors import UsageError
 
 TEMPLATE = (
@@ -108,6 +109,12 @@ class TestMessages:
             },
             {"role": "tool", "content": "3", "tool_call_id": "c"},
         ]
+
+
+def test_a_stop_token_that_the_tokenizer_does_not_have_is_named(tokenizer):
+    check_stop_tokens([0, len(tokenizer) - 1], tokenizer)
+    with pytest.raises(UsageError, match=r"rollout.stop_token_ids holds 5000, and the tokenizer's last token is 100"):
+        check_stop_tokens([3, 5000], tokenizer)
 
 
 class TestTools:

@@ -21,7 +21,7 @@ from .config.run_config import RunConfig
 from .data.prompt_row import PromptRow
 from .data.repeats import repeats
 from .data.run_rows import HeldOutRows, TrainingRows, load_eval_sets, load_training_rows
-from .data.tokenizer import load_tokenizer
+from .data.tokenizer import check_stop_tokens, load_tokenizer
 from .engine.deepspeed_settings import deepspeed_settings
 from .engine.rope import one_rope_context
 from .engine.schedule import number_of_steps
@@ -49,6 +49,7 @@ def dry_run(config: RunConfig) -> int:
     if config.server.enabled:
         checked_tokens(config.server)
     tokenizer = load_tokenizer(config.model)
+    check_stop_tokens(config.rollout.stop_token_ids, tokenizer)
     rows = load_training_rows(config.data, tokenizer)
     eval_rows = load_eval_sets(config.data, tokenizer)
     model = ModelWithoutWeights.of(config)

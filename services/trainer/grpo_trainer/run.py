@@ -25,7 +25,7 @@ from .data.difficulty import DifficultyMemory
 from .data.order import PromptOrder
 from .data.repeats import repeats
 from .data.run_rows import load_eval_sets, load_training_rows
-from .data.tokenizer import load_tokenizer
+from .data.tokenizer import check_stop_tokens, load_tokenizer
 from .engine.rope import one_rope_context
 from .engine.schedule import number_of_steps
 from .engine.state import layout, read_engine_state
@@ -102,6 +102,7 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
     push_kind: Kind = "full"
     if first_rank:
         tokenizer = load_tokenizer(config.model)
+        check_stop_tokens(config.rollout.stop_token_ids, tokenizer)
         pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         rows = load_training_rows(config.data, tokenizer, folder=config.run_dir / "data")
         eval_rows = load_eval_sets(config.data, tokenizer, folder=config.run_dir / "data")
