@@ -15,8 +15,8 @@ HEADERS, BODIES = 200, 60
 DRIP_S = 0.5
 PATIENCE_S = DEFAULT_BODY_TIMEOUT_S + 60.0
 
-HEAD = b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000000\r\n\r\n"
-UNFINISHED_HEAD = b"POST /v1/rollouts HTTP/1.1\r\nHost: x\r\nX-a: "
+HEAD = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000000\r\n\r\n"
+UNFINISHED_HEAD = b"POST /v1/rollouts HTTP/1.1\r\nHost: localhost\r\nX-a: "
 ROUTES = (b"/v1/rollouts", b"/v1/weights/begin", b"/v1/completions", b"/livez")
 """Ours, with and without effects, one of vLLM's, and one that answers before the body is there."""
 
