@@ -36,7 +36,7 @@ from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.config.lora import LoraConfig
 from grpo_trainer.config.run_config import ModelConfig
 from grpo_trainer.engine.model import check_family, load_policy, recompute_activations
-from grpo_trainer.engine.rope import context_of
+from grpo_trainer.engine.rope import one_rope_context
 from grpo_trainer.engine.saved_state import SavedState
 from grpo_trainer.engine.state import read_engine_state
 from grpo_trainer.errors import UnavailableError, UsageError
@@ -381,7 +381,7 @@ def test_the_context_up_to_which_a_rotary_embedding_does_not_depend_on_the_lengt
     """What depends on it: the logits of a sequence beside a longer one."""
     torch.manual_seed(0)
     family = config()
-    assert context_of(family) == context
+    assert one_rope_context(family) == context
     if context is None:
         return
     model = AutoModelForCausalLM.from_config(family).eval()

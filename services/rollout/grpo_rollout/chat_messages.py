@@ -1,11 +1,11 @@
 """Turn the wire's chat messages into what a chat template reads."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from grpo_proto import Message
 from grpo_proto.server.refusal import Refusal
+from grpo_proto.tool_arguments import parsed_arguments
 
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -26,14 +26,5 @@ def _template_message(message: Message) -> dict[str, Any]:
             )
     found = message.model_dump() | {"content": message.text}
     for call in found.get("tool_calls") or []:
-        call["function"]["arguments"] = _parsed(call["function"]["arguments"])
+        call["function"]["arguments"] = parsed_arguments(call["function"]["arguments"])
     return found
-
-
-def _parsed(arguments: str) -> Any:
-    """Parse `arguments`, so that a template does not encode them twice. What is no JSON object stays text."""
-    try:
-        parsed = json.loads(arguments)
-    except ValueError:
-        return arguments
-    return parsed if isinstance(parsed, dict) else arguments

@@ -48,8 +48,8 @@ class CompletionText:
 
     def texts(self, completions: "list[CompletionOutput]", sampling: Sampling) -> list[str]:
         """Return the text of each of `completions`, which were sampled with `sampling`."""
-        closing = {self._special_tokens.get(text, -1) for text in sampling.stop if _CLOSING_TAG.match(text)}
-        kept = closing - set(sampling.stop_token_ids)
+        tags = [text for text in sampling.stop if text in self._special_tokens and _CLOSING_TAG.match(text)]
+        kept = {self._special_tokens[tag] for tag in tags} - set(sampling.stop_token_ids)
         texts: list[str] = self._decode([self._without_end(completion, kept) for completion in completions])
         return texts
 

@@ -88,9 +88,10 @@ class Rollouts:
             self._check_prompt(position, token_ids)
         if request.sampling.stop_token_ids:
             check_vocabulary("stop_token_ids", request.sampling.stop_token_ids, self.vocab_size)
+        stops = self.text.stops(request.sampling)
         outputs = await asyncio.gather(
             *(
-                self._sample_group(f"{request.request_id}/{position}", token_ids, prompt, request)
+                self._sample_group(f"{request.request_id}/{position}", token_ids, prompt, request, stops)
                 for position, (prompt, token_ids) in enumerate(zip(request.prompts, prompts_token_ids, strict=True))
             )
         )
@@ -99,10 +100,14 @@ class Rollouts:
         return await self._body(request, outputs)
 
     async def _sample_group(
-        self, engine_id: str, token_ids: list[int], prompt: Prompt, request: RolloutRequest
+        self,
+        engine_id: str,
+        token_ids: list[int],
+        prompt: Prompt,
+        request: RolloutRequest,
+        stops: Mapping[str, Any],
     ) -> RequestOutput:
-        room = self.max_model_len - len(token_ids)
-        params = sampling_params(request, prompt.seed, room=room, stops=self.text.stops(request.sampling))
+        params = sampling_params(request, prompt.seed, room=self.max_model_len - len(token_ids), stops=stops)
         trace = {"traceparent": prompt.traceparent} if prompt.traceparent else None
         return await self.engine.generate(token_ids, params, engine_id, trace_headers=trace)
 

@@ -15,14 +15,17 @@ WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)
 """What a full disk may raise: RuntimeError in torch, and an error of its own in safetensors."""
 
 
-def write_text_atomically(path: Path, text: str) -> None:
-    """Write `path` through a neighbour and a rename: a reader, or a kill, never sees half of it. Raises OSError."""
+def write_text_atomically(path: Path, text: str | Callable[[int], str]) -> None:
+    """Write `path` through a neighbour and a rename: a reader, or a kill, never sees half of it. Raises OSError.
+
+    A function that makes the text is called with the inode number that the file will have.
+    """
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with open(descriptor, "w", encoding="utf-8", errors="replace") as file:
             # mkstemp's files are for their owner alone; results may be looked at.
             os.fchmod(file.fileno(), 0o644)
-            file.write(text)
+            file.write(text if isinstance(text, str) else text(os.fstat(file.fileno()).st_ino))
             file.flush()
             os.fsync(file.fileno())
         os.replace(name, path)

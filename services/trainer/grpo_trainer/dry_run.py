@@ -1,13 +1,13 @@
 """`--dry-run`: resolve and check everything that can be checked without a GPU, print it, exit."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import yaml
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from grpo_proto import RewardClient, RolloutInfo, ServiceError
 from grpo_proto.messages.weights import DTYPE_BYTES, Backend, Kind
@@ -23,9 +23,9 @@ from .data.repeats import repeats
 from .data.run_rows import HeldOutRows, TrainingRows, load_eval_sets, load_training_rows
 from .data.tokenizer import check_stop_tokens, load_tokenizer
 from .engine.deepspeed_settings import deepspeed_settings
+from .engine.family import load_family, no_model
 from .engine.rope import one_rope_context
 from .engine.schedule import number_of_steps
-from .errors import model_error_class
 from .lora.adapter import Adapter
 from .lora.nf4 import nf4_bytes, quantizable
 from .observe.server import checked_tokens
@@ -104,18 +104,11 @@ class ModelWithoutWeights:
         """Raises UsageError or UnavailableError when the model cannot be read."""
         try:
             with torch.device("meta"):  # tied weights are one parameter there, as in training
-                model = AutoModelForCausalLM.from_config(
-                    AutoConfig.from_pretrained(
-                        config.model.name_or_path, trust_remote_code=config.model.trust_remote_code
-                    )
-                )
+                model = AutoModelForCausalLM.from_config(load_family(config.model))
                 in_nf4 = _weights_in_nf4(model) if config.model.load_in_4bit else 0
                 return cls(config, model, in_nf4, _adapter_on(model, config))
         except (OSError, ValueError) as error:
-            raise model_error_class(config.model.name_or_path, error)(
-                f"no model in {config.model.name_or_path}: {str(error).splitlines()[0]}",
-                hint="model.name_or_path is a folder or a Hugging Face name",
-            ) from error
+            raise no_model(config.model, error) from error
 
     def pushed(self, kind: Kind) -> dict[str, torch.Tensor]:
         """Return the tensors of a push of `kind`."""
@@ -207,7 +200,7 @@ async def _servers(
         tokenizer=policy.tokenizer,
         max_tokens=max(rows.longest_prompt, eval_rows.longest_prompt) + config.rollout.max_completion_length,
         head_dtype=config.model.head_dtype,
-        one_rope_context=one_rope_context(config.model),
+        one_rope_context=one_rope_context(planned.model.config),
         kv_cache=config.weights.kv_cache,
         adapter=AdapterNeeds.of(config, None),
     )
@@ -216,7 +209,7 @@ async def _servers(
     if config.reward.reward_funcs:
         lines += await _reward(config, [*rows.first_rows, *eval_rows.first_rows], tokenizer)
     async with Teachers(config) as teachers:
-        lines += [await _teacher(stage, policy, run_servers=fleet.known) for stage in teachers.stages]
+        lines += [await _teacher(stage, policy, run_servers=fleet.infos.values()) for stage in teachers.stages]
     return lines
 
 
@@ -235,7 +228,7 @@ async def _reward(config: RunConfig, first_rows: list[PromptRow], tokenizer: Any
     return [served, *(("note", fault) for fault in faults)]
 
 
-async def _teacher(stage: TeacherStage, policy: Policy, *, run_servers: list[RolloutInfo]) -> Line:
+async def _teacher(stage: TeacherStage, policy: Policy, *, run_servers: Collection[RolloutInfo]) -> Line:
     line = f"{stage.name.removeprefix('the ')} {stage.config.url}"
     try:
         info = await stage.check(policy, run_servers=run_servers)

@@ -26,6 +26,7 @@ from .data.order import PromptOrder
 from .data.repeats import repeats
 from .data.run_rows import load_eval_sets, load_training_rows
 from .data.tokenizer import check_stop_tokens, load_tokenizer
+from .engine.family import load_family
 from .engine.rope import one_rope_context
 from .engine.schedule import number_of_steps
 from .engine.state import layout, read_engine_state
@@ -145,7 +146,7 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
         )
         open_parts.enter_context(status.watching("the event loop", orchestrator.loop.is_alive))
         show_servers(status, config, orchestrator, warnings)
-        push_kind = orchestrator.connect(tokenizer, one_rope_context=one_rope_context(config.model))
+        push_kind = orchestrator.connect(tokenizer, one_rope_context=one_rope_context(load_family(config.model)))
 
     # Ranks wait for each other in libraries, where no handler runs, and there is nothing to save yet.
     with stop.ending_at_once() if rendezvous.has_others else nullcontext():

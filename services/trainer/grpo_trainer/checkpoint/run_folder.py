@@ -10,14 +10,13 @@ data/               the prompt rows with their token ids; see data/rows.py
 """
 
 import logging
-import os
-import tempfile
 import uuid
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from ..atomic_file import write_text_atomically
 from ..errors import UsageError, storage_error_class
 from .files import find_latest, list_steps
 
@@ -64,7 +63,5 @@ def trainer_id(run_dir: Path) -> str:
             return found
         log.warning("run_dir %s was copied from a run %s: the servers see another trainer", run_dir, found)
     made = f"{run_dir.name}-{uuid.uuid4().hex[:12]}"
-    with tempfile.NamedTemporaryFile("w", dir=run_dir, prefix=".trainer_id.", delete=False) as new:
-        new.write(f"{made}\n{os.fstat(new.fileno()).st_ino}\n")
-    Path(new.name).replace(file)
+    write_text_atomically(file, lambda inode: f"{made}\n{inode}\n")
     return made

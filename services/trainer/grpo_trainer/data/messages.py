@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from grpo_proto import Message as WireMessage
 from grpo_proto.nulls import without_nulls
+from grpo_proto.tool_arguments import parsed_arguments
 
 from ..errors import UsageError
 from .recipes import Message
@@ -92,12 +93,13 @@ def wire_message(message: Message) -> WireMessage:
         known["tool_calls"] = [
             {
                 "id": str(call.get("id") or f"call_{number}"),
-                "function": call["function"] | {"arguments": _json_text(call["function"].get("arguments", {}))},
+                "function": {
+                    "name": call["function"]["name"],
+                    "arguments": _json_text(call["function"]["arguments"]),
+                },
             }
             for number, call in enumerate(known["tool_calls"])
         ]
-        for call in known["tool_calls"]:
-            call["function"] = {name: call["function"][name] for name in ("name", "arguments")}
     return WireMessage.model_validate(known)
 
 
@@ -132,17 +134,7 @@ def _call(call: Any, where: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise UsageError(f"{where} holds a tool call without a function's name: {str(call)[:80]}", hint=_CALL_HINT)
-    return {**call, "function": {**function, "arguments": _parsed(function.get("arguments", {}))}}
-
-
-def _parsed(arguments: Any) -> Any:
-    if not isinstance(arguments, str):
-        return arguments
-    try:
-        parsed = json.loads(arguments)
-    except ValueError:
-        return arguments
-    return parsed if isinstance(parsed, dict) else arguments
+    return {**call, "function": {**function, "arguments": parsed_arguments(function.get("arguments", {}))}}
 
 
 def _json_text(arguments: Any) -> str:

@@ -7,29 +7,11 @@ and vLLM chooses once, by its --max-model-len.
 
 from typing import Any
 
-from transformers import AutoConfig, PretrainedConfig
-
-from ..config.model import ModelConfig
-from ..errors import model_error_class
+from transformers import PretrainedConfig
 
 
-def one_rope_context(config: ModelConfig) -> int | None:
-    """Return the tokens up to which the policy has one set of frequencies; None when it has one for all lengths.
-
-    Raises UsageError or UnavailableError when the model's configuration cannot be loaded.
-    """
-    try:
-        family = AutoConfig.from_pretrained(config.name_or_path, trust_remote_code=config.trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise model_error_class(config.name_or_path, error)(
-            f"no model in {config.name_or_path}: {str(error).splitlines()[0]}",
-            hint="model.name_or_path is a folder or a Hugging Face name",
-        ) from error
-    return context_of(family)
-
-
-def context_of(family: PretrainedConfig) -> int | None:
-    """As `one_rope_context`, for a loaded configuration."""
+def one_rope_context(family: PretrainedConfig) -> int | None:
+    """Return the tokens up to which the family has one set of frequencies; None when it has one for all lengths."""
     text = family.get_text_config()
     parameters: dict[str, Any] = getattr(text, "rope_parameters", None) or {}
     # Families with several types of layers have parameters for each type.

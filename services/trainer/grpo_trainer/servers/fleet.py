@@ -124,9 +124,9 @@ class Fleet:
         return [replica for replica in self.replicas if replica.info]
 
     @property
-    def known(self) -> list[RolloutInfo]:
-        """What the servers that have answered told of themselves."""
-        return [replica.info for replica in self.replicas if replica.info]
+    def infos(self) -> dict[str, RolloutInfo]:
+        """What the servers that have answered told of themselves, by URL."""
+        return {replica.url: replica.info for replica in self.replicas if replica.info}
 
     @property
     def members(self) -> list[Replica]:
@@ -193,7 +193,7 @@ class Fleet:
         """
         self._needs = Needs(tokenizer, max_tokens, head_dtype, one_rope_context)
         self._refuse_misfits()
-        kind = choose_push_kind({replica.url: replica.info for replica in self.replicas if replica.info}, adapter)
+        kind = choose_push_kind(self.infos, adapter)
         if kind == "lora":  # every version has keys of its own, whatever `kv_cache` is
             self._needs = replace(self._needs, adapter=adapter)
         else:

@@ -169,7 +169,7 @@ class Orchestrator:
                     log.warning("%s", doubt)
             for teacher in self.teachers.stages:
                 server = Awaited(teacher.name, teacher.config.url, teacher.setting, "grpo-rollout serve MODEL")
-                check = partial(teacher.check, policy, run_servers=self.fleet.known)
+                check = partial(teacher.check, policy, run_servers=self.fleet.infos.values())
                 self._wait_until_fit(server, check, teacher.config.startup_timeout_s)
         kind = self.fleet.check_compatible(
             tokenizer=policy.tokenizer,
@@ -193,9 +193,8 @@ class Orchestrator:
             self.loop.run(self.fleet.check_token())
         except ServiceError as error:
             raise no_server(error, role="rollout server", url=error.url, setting="rollout.urls") from error
-        infos = {replica.url: replica.info for replica in self.fleet.replicas if replica.info}
-        check_distinct(infos)
-        check_free(infos, trainer_id=self.pusher.trainer_id, take_over=weights.take_over)
+        check_distinct(self.fleet.infos)
+        check_free(self.fleet.infos, trainer_id=self.pusher.trainer_id, take_over=weights.take_over)
         check_rendezvous(weights, self.fleet.answered)
 
     def _wait_until_fit(self, server: Awaited, check: Callable[[], Awaitable[object]], limit_s: float) -> None:

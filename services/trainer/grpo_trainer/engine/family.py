@@ -1,0 +1,25 @@
+"""The configuration of the policy's model family, without the model."""
+
+from transformers import AutoConfig, PretrainedConfig
+
+from ..config.model import ModelConfig
+from ..errors import TrainerError, model_error_class
+
+
+def load_family(config: ModelConfig) -> PretrainedConfig:
+    """Raises UsageError when there is none, and UnavailableError when the Hub does not answer."""
+    try:
+        family: PretrainedConfig = AutoConfig.from_pretrained(
+            config.name_or_path, trust_remote_code=config.trust_remote_code
+        )
+        return family
+    except (OSError, ValueError) as error:
+        raise no_model(config, error) from error
+
+
+def no_model(config: ModelConfig, error: Exception) -> TrainerError:
+    """Return the error for a model whose configuration, or a model of it, cannot be made."""
+    return model_error_class(config.name_or_path, error)(
+        f"no model in {config.name_or_path}: {str(error).splitlines()[0]}",
+        hint="model.name_or_path is a folder or a Hugging Face name",
+    )
