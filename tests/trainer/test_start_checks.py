@@ -38,9 +38,11 @@ def test_a_server_that_is_free_is_taken(weights: WeightState, take_over: bool):
 
 
 def test_the_same_server_twice_is_named_by_both_urls():
-    check_distinct({"http://a": info(server_id="1"), "http://b": info(server_id="2")})
+    check_distinct([("http://a", info(server_id="1")), ("http://b", info(server_id="2"))])
     with pytest.raises(UsageError, match="http://a and http://b are the same rollout server"):
-        check_distinct({"http://a": info(server_id="1"), "http://b": info(server_id="1")})
+        check_distinct([("http://a", info(server_id="1")), ("http://b", info(server_id="1"))])
+    with pytest.raises(UsageError, match="http://a and http://a are the same rollout server"):
+        check_distinct([("http://a", info(server_id="1")), ("http://a", info(server_id="1"))])
 
 
 def test_a_rendezvous_that_cannot_be_opened():

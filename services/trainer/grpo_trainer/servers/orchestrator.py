@@ -193,7 +193,7 @@ class Orchestrator:
             self.loop.run(self.fleet.check_token())
         except ServiceError as error:
             raise no_server(error, role="rollout server", url=error.url, setting="rollout.urls") from error
-        check_distinct(self.fleet.infos)
+        check_distinct([(replica.url, replica.info) for replica in self.fleet.replicas if replica.info])
         check_free(self.fleet.infos, trainer_id=self.pusher.trainer_id, take_over=weights.take_over)
         check_rendezvous(weights, self.fleet.answered)
 

@@ -37,15 +37,16 @@ def check_rendezvous(config: WeightsConfig, members: Sequence[Replica]) -> None:
         choose_backend(config, list(members), gpu=gpu_uuid(), nccl=nccl_version())
 
 
-def check_distinct(infos: dict[str, RolloutInfo]) -> None:
-    """Raises UsageError when two URLs lead to the same server."""
+def check_distinct(members: Sequence[tuple[str, RolloutInfo]]) -> None:
+    """Raises UsageError when two URLs lead to the same server, or one stands twice."""
     seen: dict[str, str] = {}
-    for url, info in infos.items():
-        if (other := seen.setdefault(info.server_id, url)) != url:
+    for url, info in members:
+        if info.server_id in seen:
             raise UsageError(
-                f"{other} and {url} are the same rollout server ({info.server_id})",
+                f"{seen[info.server_id]} and {url} are the same rollout server ({info.server_id})",
                 hint="name it once in rollout.urls; a load balancer before several servers does not work here",
             )
+        seen[info.server_id] = url
 
 
 def check_free(infos: dict[str, RolloutInfo], *, trainer_id: str, take_over: bool) -> None:
