@@ -1,7 +1,7 @@
 """The bound of every figure: by check, then by figure. A figure without a bound is shown alone.
 
-No GPU was at hand when the bounds of speed and memory were set: they are estimates, to be replaced by the first figures
-measured.
+Bounds of speed and memory stand a tenth or more beside the figures of one H200 (docs/gpu-check.md) where it measured
+them. The others are estimates, to be replaced by the first figures measured.
 """
 
 from collections.abc import Mapping
@@ -76,9 +76,9 @@ BOUNDS: dict[str, Mapping[str, Bound]] = {
     },
     "head_at_vocabulary_152000": {
         "one pass, memory / whole logits": at_most(0.25, in_trials=False),
-        "one pass, time / whole logits": at_most(1.1, in_trials=False),
+        "one pass, time / whole logits": at_most(1.65, in_trials=False),
         "two passes, memory / whole logits": at_most(0.25, in_trials=False),
-        "two passes, time / whole logits": at_most(1.5, in_trials=False),
+        "two passes, time / whole logits": at_most(2.1, in_trials=False),
     },
     "losses_equal_float64": {f"{name}, loss and gradient": at_most(1e-4) for name in LOSS_TYPES},
     "update_in_bf16": {
@@ -98,7 +98,7 @@ BOUNDS: dict[str, Mapping[str, Bound]] = {
         "peak / whole": at_most(0.75, in_trials=False),
         "time / whole": at_most(1.5, in_trials=False),
     },
-    "update_of_half_a_billion": _throughput(2.0, 0.2),
+    "update_of_half_a_billion": _throughput(1.6, 0.1),
     "update_of_one_and_a_half_billion": _throughput(1.5, 0.25),
     "update_of_three_billion": _throughput(1.3, 0.3),
     "packed_rows": PACKED,

@@ -28,7 +28,7 @@ class Trained:
     update_s: float
     """The median, without the first."""
     peak: int | None
-    """Bytes on the GPU, from the making of the engine on; None on a CPU."""
+    """Bytes on the GPU above what was there, from the making of the engine on; None on a CPU."""
 
     def peak_to(self, other: "Trained") -> float | None:
         return None if self.peak is None or other.peak is None else self.peak / other.peak
@@ -39,8 +39,11 @@ def trained(new_engine: Callable[[], "TrainingEngine"], shape: Shape, *, length:
 
     `ragged`: of many lengths, in one micro-batch, where any layout of rows has them in the same order.
     """
-    if torch.cuda.is_available():
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:
         torch.cuda.reset_peak_memory_stats()
+    # Subtract what an engine before this one has left: with ZeRO-3 `destroy` keeps its masters and moments alive.
+    left = torch.cuda.memory_allocated() if on_gpu else 0
     engine = new_engine()
     batches = made_update(
         engine,
@@ -57,7 +60,7 @@ def trained(new_engine: Callable[[], "TrainingEngine"], shape: Shape, *, length:
         norms.append(engine.update(batches)["grad_norm"])
         seconds.append(time.perf_counter() - started)
     after = torch.cat(engine.logprobs(batches)).float().cpu()
-    peak = torch.cuda.max_memory_allocated() if engine.device.type == "cuda" else None
+    peak = torch.cuda.max_memory_allocated() - left if engine.device.type == "cuda" else None
     free(engine)
     del engine, batches
     gc.collect()

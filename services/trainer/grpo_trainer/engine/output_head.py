@@ -143,7 +143,7 @@ class _TwoPassHead(torch.autograd.Function):  # type: ignore[misc]
         logprobs_N = torch.empty(size, dtype=torch.float32, device=hidden_NH.device)
         entropy_N, log_sum_N = torch.empty_like(logprobs_N), torch.empty_like(logprobs_N)
         for chunk in _chunks(size, chunk_tokens):
-            logits = _logits(hidden_NH[chunk], weight, bias_V, transform).div_(temperature)
+            logits = _tempered(_logits(hidden_NH[chunk], weight, bias_V, transform), temperature)
             log_sum_N[chunk] = torch.logsumexp(logits, dim=-1)
             logprobs_N[chunk] = logits.gather(1, target_N[chunk, None])[:, 0] - log_sum_N[chunk]
             # H = log Σ exp(z) − Σ p z
@@ -166,7 +166,7 @@ class _TwoPassHead(torch.autograd.Function):  # type: ignore[misc]
         for chunk in _chunks(hidden_NH.shape[0], ctx.chunk_tokens):
             logits = _logits(hidden_NH[chunk], gradients.weight_VH, bias_V, transform)
             slope_of_cap = _slope_of_cap(logits, transform)
-            logits.div_(temperature)
+            _tempered(logits, temperature)
             log_probabilities = logits.sub_(log_sum_N[chunk, None])
             grad_logits = torch.exp(log_probabilities)
             if grad_entropy_N is not None:
@@ -205,7 +205,7 @@ class _OnePassHead(torch.autograd.Function):  # type: ignore[misc]
         for chunk in _chunks(size, chunk_tokens):
             logits = _logits(hidden_NH[chunk], gradients.weight_VH, bias_V, transform)
             slope_of_cap = _slope_of_cap(logits, transform)
-            logits.div_(temperature)
+            _tempered(logits, temperature)
             log_sum = torch.logsumexp(logits, dim=-1)
             logprobs_N[chunk] = logits.gather(1, target_N[chunk, None])[:, 0] - log_sum
             probabilities = (logits - log_sum[:, None]).exp_()
@@ -254,7 +254,8 @@ class _Gradients:
 
     def add(self, chunk: slice, grad_logits: torch.Tensor, slope_of_cap: torch.Tensor | None) -> None:
         """Take in the gradient of the logits of `chunk` after temperature [n, V], and overwrite it."""
-        grad_logits.mul_(self._slope)
+        if self._slope != 1.0:
+            grad_logits.mul_(self._slope)
         if slope_of_cap is not None:
             grad_logits.mul_(slope_of_cap)
         if self._of_bias_V is not None:
@@ -291,6 +292,11 @@ def _logits(
     if transform.cap is not None:
         logits.div_(transform.cap).tanh_().mul_(transform.cap)
     return logits
+
+
+def _tempered(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Divide in place. At 1 leave them alone: a pass over a chunk's logits is a part of the head's time on a GPU."""
+    return logits if temperature == 1.0 else logits.div_(temperature)
 
 
 def _chunks(size: int, chunk_tokens: int) -> Iterator[slice]:
