@@ -12,7 +12,7 @@ from grpo_proto.transport import gpu_uuid, nccl_version
 from ..config.weights import WeightsConfig
 from ..errors import TrainerError, UnavailableError, UsageError
 from .fleet import Replica
-from .push import choose_backend
+from .push_backend import choose_backend
 from .weight_session import listener_of
 
 
