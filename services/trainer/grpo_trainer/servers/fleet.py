@@ -51,11 +51,6 @@ class Needs:
                 f"{where} speaks protocol {info.protocol_version}, this trainer {PROTOCOL_VERSION}",
                 hint="install the same release of grpo-services on both sides",
             )
-        if not info.lifeline:
-            return UnavailableError(
-                f"{where}, version {info.version}, is older than the lifelines of a weight session",
-                hint="install the same release of grpo-services on both sides",
-            )
         if info.tokenizer_fingerprint != self.tokenizer:
             return UnavailableError(
                 f"{where} has another tokenizer ({info.tokenizer_fingerprint}) than the policy ({self.tokenizer})",
