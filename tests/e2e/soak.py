@@ -122,15 +122,17 @@ class Growth:
                 self.latest[pid] = now
 
     def rows(self) -> Iterator[tuple[str, bool, str]]:
-        for pid, (name, (threads, files, memory)) in self.first.items():
-            now_threads, now_files, now_memory = self.latest[pid]
-            holds = (
-                now_threads <= threads + MORE_THREADS
-                and now_files <= files + MORE_FILES
-                and now_memory <= memory * MORE_MEMORY
+        """One for each part of the run: what its processes gained while they lived."""
+        for name in dict.fromkeys(name for name, _ in self.first.values()):
+            pids = [pid for pid, (of, _) in self.first.items() if of == name]
+            threads, files = (max(self.latest[p][n] - self.first[p][1][n] for p in pids) for n in (0, 1))
+            memory = max(self.latest[p][2] / self.first[p][1][2] for p in pids)
+            holds = threads <= MORE_THREADS and files <= MORE_FILES and memory <= MORE_MEMORY
+            yield (
+                f"{name}: {len(pids)} processes",
+                holds,
+                f"at most {threads:+} threads, {files:+} files, {memory:.2f} × memory",
             )
-            mib = f"{memory / 2**20:.0f} → {now_memory / 2**20:.0f} MiB"
-            yield f"{name} {pid}", holds, f"{threads} → {now_threads} threads, {files} → {now_files} files, {mib}"
 
 
 @contextmanager
