@@ -61,7 +61,7 @@ class Crew:
             ending = {"message": f"{type(error).__name__}: {error}"[:1000], "hint": None, "exit_status": 1}
         try:
             self.ranks.broadcast_json([END, [ending], False, self._status.place()])
-        except RuntimeError as lost:
+        except RunError as lost:
             if error is None:
                 raise
             log.warning("the other ranks are gone: %s", lost)
@@ -97,7 +97,7 @@ class Crew:
 def follow(ranks: Ranks, work: Any, commands: Sequence[str], status: Status) -> int:
     """Do what rank 0 commands until it sends `end`; for the other ranks. Returns the exit status that it ended with.
 
-    Raises RuntimeError when rank 0 is gone or silent for longer than the group's timeout.
+    Raises RunError when rank 0 is gone or silent for longer than the group's timeout.
     """
     while True:
         with status.waiting_for_rank():
