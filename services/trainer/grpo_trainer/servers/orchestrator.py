@@ -186,6 +186,12 @@ class Orchestrator:
             kv_cache=config.weights.kv_cache,
             adapter=self._adapter,
         )
+        if self._adapter is not None and kind == "full":
+            log.warning(
+                "the rollout servers take no adapters: every push sends the whole model with the adapter added; to "
+                "push the adapter alone, start the servers with --enable-lora (not possible with "
+                "model.lora.target_parameters)"
+            )
         self.loop.start(self.fleet.watch())
         self.loop.start(self._watch_scoring_servers())
         self.loop.start(self.pusher.lease.keep())
