@@ -20,7 +20,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from datetime import timedelta
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -34,10 +33,11 @@ import psutil
 import torch
 from tests.processes import ROLLOUT_ENVIRONMENT, free_port, rollout_command, service
 from tests.tiny_model import make_tokenizer
-from torch.distributed import TCPStore
 
 from grpo_proto.checkpoint_layout import plain_layout
+from grpo_proto.lifeline import Host, Member
 from grpo_proto.messages.weights import KvCache
+from grpo_proto.server.listening import listening_socket
 from grpo_proto.transport import DEFAULT_BUCKET_BYTES, Digest, WeightGroup
 from grpo_rollout.options import IN_ENGINE_PROCESS
 from grpo_trainer.config.weights import WeightsConfig
@@ -87,10 +87,10 @@ def receive_with_digest(group: WeightGroup, sizes: list[int]) -> None:
 RECEIVERS: dict[str, Callable[[WeightGroup, list[int]], None]] = {"raw": receive_raw, "digest": receive_with_digest}
 
 
-def receiver_process(port: int, commands: Connection) -> None:
+def receiver_process(port: int, secret: str, commands: Connection) -> None:
     torch.set_num_threads(1)
-    store = TCPStore("127.0.0.1", port, is_master=False)
-    group = WeightGroup(store, session=1, rank=1, world_size=2, backend="gloo", timeout_s=TIMEOUT_S)
+    member = Member("127.0.0.1", port, session=1, rank=1, secret=secret, timeout_s=TIMEOUT_S, silence_s=5.0)
+    group = WeightGroup(member, rank=1, world_size=2, backend="gloo", timeout_s=TIMEOUT_S)
     while (command := commands.recv()) is not None:
         kind, sizes = command
         RECEIVERS[kind](group, sizes)
@@ -101,12 +101,13 @@ class Transfers:
     """This process as the trainer, another as the worker."""
 
     def __init__(self) -> None:
-        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=TIMEOUT_S))
+        self.host = Host(listening_socket("127.0.0.1", 0), silence_s=5.0)
+        crew = self.host.crew(1, 2)
         context = get_context("spawn")
         self.commands, other = context.Pipe()
-        self.process = context.Process(target=receiver_process, args=(store.port, other), daemon=True)
+        self.process = context.Process(target=receiver_process, args=(self.host.port, crew.secret, other), daemon=True)
         self.process.start()
-        self.group = WeightGroup(store, session=1, rank=0, world_size=2, backend="gloo", timeout_s=TIMEOUT_S)
+        self.group = WeightGroup(crew, rank=0, world_size=2, backend="gloo", timeout_s=TIMEOUT_S)
         self.staging = torch.ones(DEFAULT_BUCKET_BYTES, dtype=torch.uint8)
 
     def seconds(self, kind: str, sizes: list[int]) -> float:
@@ -122,6 +123,7 @@ class Transfers:
     def close(self) -> None:
         self.commands.send(None)
         self.process.join()
+        self.host.close()
 
 
 # --- 2. the whole push -------------------------------------------------------------------------------------------

@@ -6,11 +6,11 @@ In a trial both sides are processes on the CPU, over Gloo.
 import subprocess
 import sys
 import time
-from datetime import timedelta
 
 import torch
-from torch.distributed import TCPStore
 
+from grpo_proto.lifeline import Host
+from grpo_proto.server.listening import listening_socket
 from grpo_proto.transport import Digest, WeightGroup
 
 from .check import Check, Figures, Needs, Place, check
@@ -23,15 +23,14 @@ LOST_TIMEOUT_S = 5.0
 
 RECEIVER = """
 import os, signal, sys, torch
-from datetime import timedelta
-from torch.distributed import TCPStore
+from grpo_proto.lifeline import Member
 from grpo_proto.transport import Digest, WeightGroup
-port, backend, count, size, dies = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:6])
+port, secret, backend, count, size, dies = *sys.argv[1:4], *map(int, sys.argv[4:7])
 device = "cpu" if backend == "gloo" else "cuda:1"
 if backend == "nccl":
     torch.cuda.set_device(1)
-store = TCPStore("127.0.0.1", int(port), is_master=False)
-group = WeightGroup(store, session=1, rank=1, world_size=2, backend=backend, timeout_s=60.0)
+member = Member("127.0.0.1", int(port), session=1, rank=1, secret=secret, timeout_s=60.0, silence_s=5.0)
+group = WeightGroup(member, rank=1, world_size=2, backend=backend, timeout_s=60.0)
 digest, bucket = Digest(size, device), torch.zeros(size, dtype=torch.uint8, device=device)
 for number in range(count):
     if dies and number == count // 2:
@@ -56,18 +55,19 @@ def transfer_of_a_push(place: Place) -> Figures:
     }
 
 
-def _receiver(port: int, backend: str, count: int, size: int, *, dies: bool) -> "subprocess.Popen[str]":
+def _receiver(port: int, secret: str, backend: str, count: int, size: int, *, dies: bool) -> "subprocess.Popen[str]":
     numbers = [str(number) for number in (count, size, int(dies))]
-    command = [sys.executable, "-c", RECEIVER, str(port), backend, *numbers]
+    command = [sys.executable, "-c", RECEIVER, str(port), secret, backend, *numbers]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
 def _send(device: torch.device, backend: str, count: int, size: int, *, dies: bool) -> tuple[float, str, str]:
     """Send `count` buckets. Returns the time in s, this side's digest and the receiver's."""
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=TIMEOUT_S))
-    with _receiver(store.port, backend, count, size, dies=dies) as receiver:
+    host = Host(listening_socket("127.0.0.1", 0), silence_s=5.0)
+    crew = host.crew(1, 2)
+    with _receiver(host.port, crew.secret, backend, count, size, dies=dies) as receiver:
         try:
-            group = WeightGroup(store, session=1, rank=0, world_size=2, backend=backend, timeout_s=TIMEOUT_S)
+            group = WeightGroup(crew, rank=0, world_size=2, backend=backend, timeout_s=TIMEOUT_S)
             digest, timeout_s = Digest(size, device), LOST_TIMEOUT_S if dies else TIMEOUT_S
             buckets = [torch.randint(0, 256, (size,), dtype=torch.uint8, device=device) for _ in range(2)]
             started = time.perf_counter()
@@ -78,6 +78,7 @@ def _send(device: torch.device, backend: str, count: int, size: int, *, dies: bo
             return time.perf_counter() - started, ours, receiver.communicate(timeout=TIMEOUT_S)[0].strip()
         finally:
             receiver.kill()
+            host.close()
 
 
 def _s_until_noticed(device: torch.device, backend: str, count: int, size: int) -> float | None:

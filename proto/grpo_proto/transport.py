@@ -1,4 +1,4 @@
-"""Move weights: buckets, their digest, and the process group that broadcasts them. The only module that needs torch.
+"""Move weights: buckets, their digest, and the process group that broadcasts them.
 
 Both ends use it. The trainer copies tensors into a staging buffer and broadcasts the buffer bucket by bucket; every
 worker of every rollout server receives into its own buffer and views the tensors in it. Nothing is pickled.
@@ -16,8 +16,10 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import torch
-from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroup, ProcessGroupGloo, TCPStore, Work
+from torch.distributed import BroadcastOptions, ProcessGroup, ProcessGroupGloo, Work
 
+from .gloo_connections import GlooStore, KeyStore, new_listener, shut_connections
+from .lifeline import Lifeline
 from .messages.weights import DTYPE_BYTES, Backend, Manifest, TensorSpec
 
 ALIGNMENT_BYTES = 16
@@ -151,11 +153,6 @@ def nccl_errors_are_raised() -> Iterator[None]:
                 os.environ[name] = before
 
 
-def joined_key(session: int, rank: int) -> str:
-    """The key that a worker sets in the store once connected to it: a worker without the key never arrived."""
-    return f"grpo-joined/{session}/{rank}"
-
-
 class Transfer:
     """A broadcast under way. Leave its bucket alone until `wait` has returned."""
 
@@ -178,20 +175,20 @@ class WeightGroup:
     """The process group of one session: the trainer is rank 0, the workers of the rollout servers are the others.
 
     Built directly on the backend's class, without a default process group: vLLM's and DeepSpeed's own groups stay
-    separate from this group. After a timeout the group is unusable: make a new group under a new session number.
+    separate from this group. It forms with the keys of `lifeline`, and its operations end with it, whatever their own
+    limit: see `end`. After that, or after a timeout, the group is unusable: make a new one under a new session number.
 
     `address` is this machine's own, on the interface that Gloo listens on. By default Gloo would resolve the host name,
     which many machines map to loopback. NCCL reads NCCL_SOCKET_IFNAME instead.
 
-    Raises `torch.distributed.DistStoreError` or RuntimeError when not all members joined within `timeout_s`. NCCL may
-    wait for ever instead, for a member that joined and died: make the group in a thread that can be abandoned.
+    Raises RuntimeError when not all members joined within `timeout_s`. NCCL may wait for ever instead, for a member
+    that joined and died: make the group in a thread that can be abandoned.
     """
 
     def __init__(
         self,
-        store: TCPStore,
+        lifeline: Lifeline,
         *,
-        session: int,
         rank: int,
         world_size: int,
         backend: Backend,
@@ -199,24 +196,24 @@ class WeightGroup:
         address: str = "127.0.0.1",
     ):
         timeout = timedelta(seconds=timeout_s)
-        # Open a connection for this group: a group that waits for members blocks the other users of its connection.
-        own_store = store.clone()
-        # Set the store's timeout, too: its default is 300 s, whatever the timeout of the group.
-        own_store.set_timeout(timeout)
-        prefixed = PrefixStore(f"grpo-weights/{session}", own_store)
         self.backend = backend
+        self._ending = threading.Lock()
         self._group: ProcessGroup | None
         if backend == "nccl":
             from torch.distributed import ProcessGroupNCCL
 
+            self._store = KeyStore(lifeline, timeout_s)
             with nccl_errors_are_raised():
-                self._group = ProcessGroupNCCL(prefixed, rank, world_size, timeout)
+                self._group = ProcessGroupNCCL(self._store, rank, world_size, timeout)
+            lifeline.when_ended(self.end)
             self._connect(timeout_s)
         else:
             options = ProcessGroupGloo._Options()
-            options._devices = [ProcessGroupGloo.create_device(hostname=address)]
-            options._timeout = timeout
-            self._group = ProcessGroupGloo(prefixed, rank, world_size, options)
+            device, own = new_listener(lambda: ProcessGroupGloo.create_device(hostname=address))
+            options._devices, options._timeout = [device], timeout
+            self._store = GlooStore(lifeline, timeout_s, own)
+            self._group = ProcessGroupGloo(self._store, rank, world_size, options)
+            lifeline.when_ended(self.end)
 
     def _connect(self, timeout_s: float) -> None:
         """Run a first collective, in which NCCL connects the members.
@@ -224,10 +221,14 @@ class WeightGroup:
         A missing member blocks the others in it: let that happen here, under a timeout, and not at the first bucket.
         """
         try:
-            self.broadcast(torch.zeros(ALIGNMENT_BYTES, dtype=torch.uint8, device="cuda"), timeout_s=timeout_s)
+            self.try_bucket(ALIGNMENT_BYTES, torch.device("cuda"), timeout_s=timeout_s)
         except RuntimeError:
             self.close()
             raise
+
+    def try_bucket(self, num_bytes: int, device: torch.device, *, timeout_s: float) -> None:
+        """Broadcast a bucket of zeros from rank 0. Raises RuntimeError when it is not over within `timeout_s`."""
+        self.broadcast(torch.zeros(num_bytes, dtype=torch.uint8, device=device), timeout_s=timeout_s)
 
     def start_broadcast(self, bucket: torch.Tensor, *, timeout_s: float) -> Transfer:
         """Start to broadcast `bucket` from rank 0, in place. Several may be under way, in one order on all ranks."""
@@ -242,11 +243,22 @@ class WeightGroup:
         """Broadcast `bucket` from rank 0, in place, and wait for it. Raises RuntimeError after `timeout_s`."""
         self.start_broadcast(bucket, timeout_s=timeout_s).wait()
 
-    def close(self) -> None:
-        """Leave the group; a second call does nothing. A broadcast raises on the peers that wait in it.
+    def end(self) -> None:
+        """Have every operation under way raise at once, from any thread: the group is unusable afterwards.
 
-        With Gloo, block until the group's own broadcast under way ends, at the latest at its timeout.
+        `abort` does it with NCCL. With Gloo it frees nobody before the operation's own limit; a connection that is shut
+        down does.
         """
-        group, self._group = self._group, None
-        if group is not None and self.backend == "nccl":
-            group.abort()
+        with self._ending:
+            if self._group is None:
+                return
+            if self.backend == "nccl":
+                self._group.abort()
+            elif isinstance(self._store, GlooStore):
+                shut_connections(self._store.own, self._store.peers)
+
+    def close(self) -> None:
+        """Leave the group; a second call does nothing. A broadcast raises here and on the peers that wait in it."""
+        self.end()
+        with self._ending:
+            self._group = None

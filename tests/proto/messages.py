@@ -39,7 +39,7 @@ from grpo_proto import (
 from grpo_proto.messages.base import ContentPart, FunctionCall, ToolCall
 from grpo_proto.messages.logprobs import GivenSequence, LogprobsRequest, LogprobsResponse, SequenceLogprobs
 from grpo_proto.messages.rollout import AdapterLimits
-from grpo_proto.messages.weights import LastPush, PushFailure
+from grpo_proto.messages.weights import LastPush
 
 SESSION = 1795172400000
 _message = Message(role="user", content="Using the numbers [44, 19, 35], create an equation that equals 98.")
@@ -78,7 +78,6 @@ _group = RolloutGroup(prompt_token_ids=[1, 2], completions=[_completion])
 _tensor = TensorSpec(name="lm_head.weight", dtype="bfloat16", shape=[4, 8], bucket=0, offset=16)
 _manifest = Manifest(tensors=[_tensor], bucket_bytes=[80])
 _push = LastPush(seconds=0.35, bytes=80, digest="ab" * 32)
-_failure = PushFailure(num_buckets=3, failed_to_load=True)
 _state = WeightState(
     state="stale",
     version=12,
@@ -87,7 +86,6 @@ _state = WeightState(
     trainer_id="run-1",
     reason="cut off",
     last_push=_push,
-    push_failure=_failure,
 )
 _rendezvous = Rendezvous(host="10.0.0.1", port=29500)
 _given = GivenSequence(token_ids=[1, 2, 5, 6], num_prompt_tokens=2)
@@ -112,7 +110,6 @@ EXAMPLES: dict[str, BaseModel] = {
         _tensor,
         _manifest,
         _push,
-        _failure,
         _state,
         _rendezvous,
         _error,
@@ -172,6 +169,7 @@ EXAMPLES: dict[str, BaseModel] = {
             session=SESSION,
             trainer_id="run-1",
             rendezvous=_rendezvous,
+            secret="5e" * 32,
             rank_offset=1,
             world_size=3,
             backend="gloo",

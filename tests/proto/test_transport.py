@@ -1,19 +1,19 @@
 """Buckets, digest, and real Gloo groups whose members are threads."""
 
 import hashlib
-import itertools
 import os
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed import TCPStore
 
+from grpo_proto.lifeline import Crew, Host, Lifeline, Member
 from grpo_proto.server.listening import listening_socket
 from grpo_proto.transport import (
     ALIGNMENT_BYTES,
@@ -24,8 +24,6 @@ from grpo_proto.transport import (
     plan_manifest,
     view_tensor,
 )
-
-SESSIONS = itertools.count(1)
 
 
 def random_bytes(num_bytes: int, seed: int = 0) -> torch.Tensor:
@@ -102,40 +100,33 @@ class TestDigest:
 
 
 @pytest.fixture
-def store() -> TCPStore:
-    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+def host() -> Iterator[Host]:
+    host = Host(listening_socket("127.0.0.1", 0), silence_s=5.0)
+    yield host
+    host.close()
 
 
-def member(
-    store: TCPStore,
-    rank: int,
-    world_size: int,
-    *,
-    session: int = 1,
-    timeout_s: float = 20.0,
-    address: str = "127.0.0.1",
-) -> WeightGroup:
+def member(crew: Crew, host: Host, rank: int, world_size: int, *, timeout_s: float = 20.0, **how: str) -> WeightGroup:
     """One member, with a connection of its own as another process would have."""
-    own = TCPStore("127.0.0.1", store.port, is_master=False)
-    return WeightGroup(
-        own,
-        session=session,
-        rank=rank,
-        world_size=world_size,
-        backend="gloo",
-        timeout_s=timeout_s,
-        address=address,
-    )
+    lifeline: Lifeline = crew
+    if rank > 0:
+        address = how.get("address", "127.0.0.1")
+        lifeline = Member(
+            "::1" if ":" in address else "127.0.0.1", host.port,
+            session=crew.session, rank=rank, secret=crew.secret, timeout_s=timeout_s, silence_s=5.0,
+        )  # fmt: skip
+    return WeightGroup(lifeline, rank=rank, world_size=world_size, backend="gloo", timeout_s=timeout_s, **how)
 
 
-def form(store: TCPStore, world_size: int, *, session: int = 1) -> list[WeightGroup]:
+def form(host: Host, world_size: int, *, session: int = 1) -> list[WeightGroup]:
+    crew = host.crew(session, world_size)
     with ThreadPoolExecutor(world_size) as pool:
-        return list(pool.map(lambda rank: member(store, rank, world_size, session=session), range(world_size)))
+        return list(pool.map(lambda rank: member(crew, host, rank, world_size), range(world_size)))
 
 
 class TestGroup:
-    def test_everybody_gets_what_rank_0_sends(self, store: TCPStore):
-        groups = form(store, 3)
+    def test_everybody_gets_what_rank_0_sends(self, host: Host):
+        groups = form(host, 3)
         buckets = [random_bytes(100_000), torch.zeros(100_000).byte(), torch.zeros(100_000).byte()]
         with ThreadPoolExecutor(3) as pool:
             list(pool.map(lambda group, bucket: group.broadcast(bucket, timeout_s=10), groups, buckets))
@@ -144,7 +135,7 @@ class TestGroup:
         for group in groups:
             group.close()
 
-    def test_the_data_travels_on_the_addresses_given(self, store: TCPStore):
+    def test_the_data_travels_on_the_addresses_given(self, host: Host):
         def listeners() -> set[str]:
             """Loopback addresses that this machine listens on, from the kernel."""
             rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
@@ -152,8 +143,9 @@ class TestGroup:
 
         addresses = ["127.0.0.77", "127.0.0.78"]
         assert not listeners() & set(addresses)
+        crew = host.crew(1, 2)
         with ThreadPoolExecutor(2) as pool:
-            groups = list(pool.map(lambda rank: member(store, rank, 2, address=addresses[rank]), range(2)))
+            groups = list(pool.map(lambda rank: member(crew, host, rank, 2, address=addresses[rank]), range(2)))
         assert listeners() >= set(addresses)
         for group in groups:
             group.close()
@@ -164,15 +156,10 @@ class TestGroup:
 
     def test_a_group_may_meet_by_ipv6(self):
         """The trainer's address and ours, as in a cluster without IPv4."""
-        listener = listening_socket("::1", 0)
-        port = listener.getsockname()[1]
-        store = TCPStore("::1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
-        own = [store, TCPStore("::1", port, is_master=False)]
-        options = {"session": 1, "world_size": 2, "backend": "gloo", "timeout_s": 20.0}
-        address = address_towards("::1", port)
+        host = Host(listening_socket("::1", 0), silence_s=5.0)
+        crew, address = host.crew(1, 2), address_towards("::1", host.port)
         with ThreadPoolExecutor(2) as pool:
-            join = lambda rank: WeightGroup(own[rank], rank=rank, address=address, **options)  # noqa: E731
-            sender, receiver = pool.map(join, range(2))
+            sender, receiver = pool.map(lambda rank: member(crew, host, rank, 2, address=address), range(2))
         sent, received = random_bytes(100_000), torch.zeros(100_000).byte()
         arriving = receiver.start_broadcast(received, timeout_s=10)
         sender.broadcast(sent, timeout_s=10)
@@ -180,9 +167,10 @@ class TestGroup:
         assert torch.equal(sent, received)
         for group in (sender, receiver):
             group.close()
+        host.close()
 
-    def test_two_transfers_may_be_under_way(self, store: TCPStore):
-        sender, receiver = form(store, 2)
+    def test_two_transfers_may_be_under_way(self, host: Host):
+        sender, receiver = form(host, 2)
         sent = [random_bytes(50_000, seed) for seed in range(4)]
         received = [torch.zeros(50_000).byte() for _ in sent]
         arriving = [receiver.start_broadcast(bucket, timeout_s=10) for bucket in received]
@@ -191,15 +179,15 @@ class TestGroup:
             transfer.wait()
         assert all(map(torch.equal, sent, received))
 
-    def test_a_peer_that_hangs_costs_one_time_out(self, store: TCPStore):
-        _, receiver = form(store, 2)
+    def test_a_peer_that_hangs_costs_one_time_out(self, host: Host):
+        _, receiver = form(host, 2)
         started_s = time.monotonic()
         with pytest.raises(RuntimeError, match=r"[Tt]imed? ?out"):
             receiver.broadcast(torch.zeros(16).byte(), timeout_s=1.0)
         assert 0.9 < time.monotonic() - started_s < 20.0, "the time-out of the group, not of the transfer"
 
-    def test_a_peer_that_leaves_is_noticed_at_once(self, store: TCPStore):
-        sender, receiver = form(store, 2)
+    def test_a_peer_that_leaves_is_noticed_at_once(self, host: Host):
+        sender, receiver = form(host, 2)
         errors: list[Exception] = []
 
         def receive() -> None:
@@ -216,35 +204,29 @@ class TestGroup:
         assert not thread.is_alive()
         assert errors
 
-    def test_after_a_time_out_a_new_group_works_in_the_same_processes(self, store: TCPStore):
-        sender, receiver = form(store, 2, session=1)
+    def test_after_a_time_out_a_new_group_works_in_the_same_processes(self, host: Host):
+        sender, receiver = form(host, 2, session=1)
         with pytest.raises(RuntimeError):
             receiver.broadcast(torch.zeros(16).byte(), timeout_s=0.5)
         sender.close()
         receiver.close()
-        new_sender, new_receiver = form(store, 2, session=2)
+        new_sender, new_receiver = form(host, 2, session=2)
         bucket = torch.zeros(16).byte()
         arriving = new_receiver.start_broadcast(bucket, timeout_s=10)
         new_sender.broadcast(random_bytes(16), timeout_s=10)
         arriving.wait()
         assert torch.equal(bucket, random_bytes(16))
 
-    def test_forming_ends_by_its_time_out_when_a_member_is_missing(self, store: TCPStore):
+    def test_forming_ends_by_its_time_out_when_a_member_is_missing(self, host: Host):
         with pytest.raises(RuntimeError):
-            member(store, 0, 2, timeout_s=1.0)
+            member(host.crew(1, 2), host, 0, 2, timeout_s=1.0)
 
-    def test_a_closed_group_says_so(self, store: TCPStore):
-        group, _ = form(store, 2)
+    def test_a_closed_group_says_so(self, host: Host):
+        group, _ = form(host, 2)
         group.close()
         group.close()
         with pytest.raises(RuntimeError, match="closed"):
             group.broadcast(torch.zeros(16).byte(), timeout_s=1.0)
-
-
-@pytest.mark.processes
-def test_a_store_that_is_not_there_is_given_up_in_time():
-    with pytest.raises(RuntimeError):
-        TCPStore("127.0.0.1", 1, is_master=False, timeout=timedelta(seconds=1))
 
 
 def test_groups_that_are_made_at_once_leave_no_setting_behind(monkeypatch: pytest.MonkeyPatch):
@@ -292,10 +274,7 @@ class TestNccl:
         return made
 
     def join(self) -> WeightGroup:
-        listener = listening_socket("127.0.0.1", 0)
-        port = listener.getsockname()[1]
-        store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
-        return WeightGroup(store, session=next(SESSIONS), rank=0, world_size=1, backend="nccl", timeout_s=5.0)
+        return WeightGroup(Lifeline(), rank=0, world_size=1, backend="nccl", timeout_s=5.0)
 
     @pytest.mark.parametrize("before", [None, "0"])
     def test_errors_come_to_whoever_waits_and_other_groups_are_made_as_before(

@@ -2,12 +2,11 @@
 
 import asyncio
 import time
-from datetime import timedelta
 
 import torch
-from torch.distributed import TCPStore
 
 from grpo_proto.client.clients import WeightsClient
+from grpo_proto.lifeline import Crew, Host
 from grpo_proto.messages.weights import (
     BeginRequest,
     CommitRequest,
@@ -17,6 +16,7 @@ from grpo_proto.messages.weights import (
     TensorSpec,
     WeightState,
 )
+from grpo_proto.server.listening import listening_socket
 from grpo_proto.transport import Digest, WeightGroup, plan_manifest, view_tensor
 
 SMALL_BUCKET_BYTES = 40_000
@@ -48,19 +48,22 @@ class Trainer:
         self.clients = [WeightsClient(url, token=token) for url in urls]
         self.trainer_id = trainer_id
         self.session = session or new_session()
-        self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=240))
+        self.host = Host(listening_socket("127.0.0.1", 0), silence_s=5.0)
+        self.crew: Crew | None = None
         self.group: WeightGroup | None = None
         self.digest: Digest | None = None
 
     async def join(self, *, take_over: bool = False, lease_s: float = 600.0, deadline_s: float = 240.0) -> WeightState:
         """Open the session on all servers while this side forms the group."""
         world_size = 1 + len(self.clients) * self.workers_of_each
+        self.crew = self.host.crew(self.session, world_size)
         requests = [
             client.session(
                 SessionRequest(
                     session=self.session,
                     trainer_id=self.trainer_id,
-                    rendezvous=Rendezvous(host="127.0.0.1", port=self.store.port),
+                    rendezvous=Rendezvous(host="127.0.0.1", port=self.host.port),
+                    secret=self.crew.secret,
                     rank_offset=1 + position * self.workers_of_each,
                     world_size=world_size,
                     backend="gloo",
@@ -75,8 +78,7 @@ class Trainer:
         forming = asyncio.create_task(
             asyncio.to_thread(
                 WeightGroup,
-                self.store,
-                session=self.session,
+                self.crew,
                 rank=0,
                 world_size=world_size,
                 backend="gloo",
@@ -137,6 +139,7 @@ class Trainer:
         """Leave like a process that ends: the group is gone, the server is not told."""
         if self.group is not None:
             await asyncio.to_thread(self.group.close)
+        self.host.close()
         for client in self.clients:
             await client.close()
 

@@ -17,6 +17,7 @@ SESSION = SessionRequest(
     session=1,
     trainer_id="t",
     rendezvous=Rendezvous(host="127.0.0.1", port=1),
+    secret="0" * 32,
     rank_offset=1,
     world_size=2,
     backend="gloo",

@@ -171,6 +171,8 @@ class TestStartWithoutSomeServers:
         fleet.check_compatible(tokenizer="ours", max_tokens=100, head_dtype="model")
         assert await fleet.reachable() == fleet.replicas[:1]
         come(fleet.replicas[1])
+        assert await fleet.reachable() == fleet.replicas[:1], "no push waits for a server that was away"
+        await fleet.look()
         assert await fleet.reachable() == fleet.replicas
         assert fleet.replicas[1].info is not None
         await fleet.close()

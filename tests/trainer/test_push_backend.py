@@ -22,9 +22,11 @@ from grpo_trainer.config.run_config import RunConfig
 from grpo_trainer.config.weights import WeightsConfig
 from grpo_trainer.errors import UsageError
 from grpo_trainer.ranks.stop_signal import StopSignal
+from grpo_trainer.servers import push as stage
 from grpo_trainer.servers.event_loop import EventLoopThread
 from grpo_trainer.servers.fleet import Fleet, Replica
-from grpo_trainer.servers.push import WeightPusher, _send, choose_backend
+from grpo_trainer.servers.push import WeightPusher, _send
+from grpo_trainer.servers.push_backend import choose_backend
 from grpo_trainer.servers.push_plan import LARGEST_MIB, MIB
 
 from .test_fleet import info
@@ -81,18 +83,18 @@ LARGE = [(f"w{number}", "uint8", [MIB]) for number in range(8000)]
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
-def test_the_buckets_are_laid_out_for_the_backend_that_the_session_has(backend: Backend):
+def test_the_buckets_are_laid_out_for_the_backend_that_the_session_has(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+):
     """A trainer on a GPU pushes over Gloo, too: to servers that share its GPU, for instance."""
 
     async def begin(*_: object, **__: object) -> None: ...
 
     class Pusher(WeightPusher):
-        def _members(self, deadline_s: float) -> list[Replica]:
-            return []
-
-        def _session_with(self, members: list[Replica], deadline_s: float) -> Any:
+        def _session_with(self, *_: object) -> Any:
             return SimpleNamespace(group=SimpleNamespace(backend=backend), begin=begin)
 
+    monkeypatch.setattr(stage, "choose_backend", lambda *_, **__: backend)
     export: Any = SimpleNamespace(
         kind="full", listed=lambda: LARGE, absent=[], device=torch.device("cuda"), peft_config=None, base_digest=None
     )

@@ -2,29 +2,27 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
-from datetime import timedelta
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from tests.processes import free_port
-from torch.distributed import TCPStore
 
 from grpo_proto import (
-    AbortRequest,
     BeginRequest,
+    ConflictError,
     ErrorDetail,
     InfrastructureError,
     RenewRequest,
     SessionRequest,
-    WeightState,
 )
-from grpo_proto.transport import WeightGroup, joined_key, plan_manifest
+from grpo_proto.lifeline import Host, Member
+from grpo_proto.server.listening import listening_socket
+from grpo_proto.transport import WeightGroup, plan_manifest
 from grpo_trainer.config.weights import WeightsConfig
 from grpo_trainer.servers import weight_session
-from grpo_trainer.servers.blame import MemberFailed
+from grpo_trainer.servers.attendance import MemberFailed
 from grpo_trainer.servers.weight_session import WeightSession
 
 
@@ -36,8 +34,29 @@ def member(answer: Callable[[SessionRequest], Any], url: str = "http://rollout:8
     return SimpleNamespace(url=url, info=info, weights=SimpleNamespace(session=session))
 
 
-async def meet(config: WeightsConfig, answer: Callable[[SessionRequest], Any]) -> WeightSession:
-    return await WeightSession.open([member(answer)], config, trainer_id="trainer", backend="gloo")
+@pytest.fixture
+def host() -> Iterator[Host]:
+    opened = Host(listening_socket("127.0.0.1", 0), silence_s=2.0)
+    yield opened
+    opened.close()
+
+
+async def meet(host: Host, *members: Any, timeout_s: float = 10.0, **options: Any) -> WeightSession:
+    return await WeightSession.open(
+        host, 7, members, WeightsConfig(), trainer_id="trainer", backend="gloo", timeout_s=timeout_s, **options
+    )
+
+
+def join(request: SessionRequest) -> Member:
+    return Member(
+        "127.0.0.1", request.rendezvous.port,
+        session=request.session, rank=request.rank_offset, secret=request.secret, timeout_s=5.0, silence_s=2.0,
+    )  # fmt: skip
+
+
+def group_of(request: SessionRequest) -> WeightGroup:
+    options = {"world_size": request.world_size, "backend": request.backend, "timeout_s": 10.0}
+    return WeightGroup(join(request), rank=request.rank_offset, **options)
 
 
 def did_not_come(_: SessionRequest) -> None:
@@ -45,48 +64,78 @@ def did_not_come(_: SessionRequest) -> None:
     raise InfrastructureError(detail, url="http://rollout:8000")
 
 
-def test_a_meeting_that_hangs_keeps_no_fixed_port_from_the_next_one(monkeypatch: pytest.MonkeyPatch):
+def test_a_meeting_that_hangs_keeps_nobody_from_the_next_one(host: Host, monkeypatch: pytest.MonkeyPatch):
     """As NCCL's, which waits for ever for a member that does not come."""
     over = threading.Event()
 
     class Hangs:
-        def __init__(self, store: TCPStore, **_: object):
-            self.store = store
+        def __init__(self, *_: object, **__: object):
             over.wait(60.0)
 
-    monkeypatch.setattr(weight_session, "WeightGroup", Hangs)
-    config = WeightsConfig(port=free_port(), bucket_timeout_s=5.0)
     try:
-        for _ in range(2):
-            with pytest.raises(MemberFailed, match="it did not form"):
-                asyncio.run(meet(config, did_not_come))
+        with monkeypatch.context() as patched:
+            patched.setattr(weight_session, "WeightGroup", Hangs)
+            for _ in range(2):
+                with pytest.raises(MemberFailed, match="it did not form"):
+                    asyncio.run(meet(host, member(did_not_come), timeout_s=5.0))
+        assert asyncio.run(meet(host, member(group_of))).number == 7
     finally:
         over.set()
 
 
-def test_who_did_not_reach_the_rendezvous_is_told_from_who_waited_for_it():
+def test_who_kept_a_group_from_forming_is_not_guessed(host: Host):
+    """One that waited for it and one that did not come say the same: a trial of each tells them apart."""
+
     def waited(request: SessionRequest) -> None:
-        store = TCPStore("127.0.0.1", request.rendezvous.port, is_master=False, timeout=timedelta(seconds=10))
-        store.set(joined_key(request.session, request.rank_offset), "")
+        join(request)
         did_not_come(request)
 
-    members = [member(waited, "http://waited"), member(did_not_come, "http://missing")]
-    opening = WeightSession.open(members, WeightsConfig(bucket_timeout_s=2.0), trainer_id="trainer", backend="gloo")
     with pytest.raises(MemberFailed) as failed:
-        asyncio.run(opening)
-    assert failed.value.decided
-    assert set(failed.value.failures) == {"http://missing"}
+        asyncio.run(meet(host, member(waited, "http://waited"), member(did_not_come, "http://missing"), timeout_s=2.0))
+    assert not failed.value.named
 
 
-async def test_an_adapter_is_announced_with_its_configuration_and_its_model():
+def test_who_refuses_to_join_is_named(host: Host):
+    def refuses(_: SessionRequest) -> None:
+        detail = ErrorDetail(type="session_held", message="held", retryable=False)
+        raise ConflictError(detail, url="http://refuses", status=409)
+
+    with pytest.raises(MemberFailed) as failed:
+        asyncio.run(meet(host, member(did_not_come, "http://other"), member(refuses, "http://refuses"), timeout_s=2.0))
+    assert failed.value.named
+    assert set(failed.value.failures) == {"http://refuses"}
+
+
+def test_a_trial_moves_a_bucket(host: Host):
+    tried: list[int] = []
+
+    def come(request: SessionRequest) -> None:
+        tried.append(request.trial_bytes)
+        group_of(request).try_bucket(request.trial_bytes, torch.device("cpu"), timeout_s=10.0)
+
+    asyncio.run(meet(host, member(come), trial_bytes=2**20))
+    assert tried == [2**20]
+
+
+def test_a_trial_whose_data_does_not_come_through_fails(host: Host):
+    """The member forms the group, and never takes the bucket."""
+    with pytest.raises(RuntimeError, match=r"[Tt]imed? ?out"):
+        asyncio.run(meet(host, member(group_of), timeout_s=2.0, trial_bytes=2**26))
+
+
+def session_with(replicas: list[Any], config: WeightsConfig, host: Host) -> WeightSession:
+    group: Any = SimpleNamespace(close=lambda: None)
+    return WeightSession(replicas, host.crew(7, 1 + len(replicas)), asyncio.Event(), group, config)
+
+
+async def test_an_adapter_is_announced_with_its_configuration_and_its_model(host: Host):
     begun: list[BeginRequest] = []
 
     async def begin(request: BeginRequest) -> None:
         begun.append(request)
 
     replica: Any = SimpleNamespace(url="http://rollout:8000", weights=SimpleNamespace(begin=begin))
-    group: Any = None
-    session = WeightSession(7, [replica], group, WeightsConfig())
+    session = session_with([replica], WeightsConfig(), host)
     manifest = plan_manifest([("base_model.model.q_proj.lora_A.weight", "float32", [4, 8])])
     common: dict[str, Any] = {"absent": [], "bucket_timeout_s": 5.0, "deadline_s": 9.0}
     await session.begin(2, "lora", manifest, peft_config={"r": 4}, base_digest="ab" * 32, **common)
@@ -97,7 +146,7 @@ async def test_an_adapter_is_announced_with_its_configuration_and_its_model():
     ]
 
 
-async def test_what_becomes_of_the_kv_cache_is_sent_only_where_it_is_kept():
+async def test_what_becomes_of_the_kv_cache_is_sent_only_where_it_is_kept(host: Host):
     """A server from before the setting refuses a field that it does not have."""
     begun: list[str] = []
 
@@ -105,11 +154,10 @@ async def test_what_becomes_of_the_kv_cache_is_sent_only_where_it_is_kept():
         begun.append(request.model_dump_json())
 
     replica: Any = SimpleNamespace(url="http://rollout:8000", weights=SimpleNamespace(begin=begin))
-    group: Any = None
     manifest = plan_manifest([("lm_head.weight", "float32", [4, 8])])
     kept = WeightsConfig(kv_cache="keep")
     for config, kind in ((WeightsConfig(), "full"), (kept, "full"), (kept, "lora")):
-        session = WeightSession(7, [replica], group, config)
+        session = session_with([replica], config, host)
         of_kind = ({"r": 4}, "ab" * 32) if kind == "lora" else (None, None)
         common: dict[str, Any] = {"absent": [], "bucket_timeout_s": 5.0, "deadline_s": 9.0}
         await session.begin(2, kind, manifest, peft_config=of_kind[0], base_digest=of_kind[1], **common)
@@ -119,31 +167,23 @@ async def test_what_becomes_of_the_kv_cache_is_sent_only_where_it_is_kept():
     assert BeginRequest.model_validate_json(begun[1]).kv_cache == "keep"
 
 
-async def test_that_the_canary_agreed_is_reported_to_the_servers_it_compared():
+async def test_that_the_canary_agreed_is_reported_to_the_servers_it_compared(host: Host):
     renewed: dict[str, int | None] = {}
 
     def server(url: str) -> Any:
         async def renew(request: RenewRequest) -> None:
             renewed[url] = request.canary_agreed
 
-        return SimpleNamespace(url=url, weights=SimpleNamespace(renew=renew))
+        return SimpleNamespace(url=url, missed_probes=0, weights=SimpleNamespace(renew=renew))
 
-    group: Any = None
-    session = WeightSession(7, [server("http://compared"), server("http://busy")], group, WeightsConfig())
+    session = session_with([server("http://compared"), server("http://busy")], WeightsConfig(), host)
     assert await session.renew(canary_agreed=3, agreed_urls={"http://compared"}) == []
     assert renewed == {"http://compared": 3, "http://busy": None}
 
 
-def test_after_a_meeting_buckets_travel():
+def test_after_a_meeting_buckets_travel(host: Host):
     theirs = []
-
-    def come(request: SessionRequest) -> None:
-        store = TCPStore("127.0.0.1", request.rendezvous.port, is_master=False, timeout=timedelta(seconds=10))
-        theirs.append(
-            WeightGroup(store, session=request.session, rank=1, world_size=2, backend=request.backend, timeout_s=10.0)
-        )
-
-    session = asyncio.run(meet(WeightsConfig(bucket_timeout_s=10.0), come))
+    session = asyncio.run(meet(host, member(lambda request: theirs.append(group_of(request)))))
     sent, received = torch.arange(16, dtype=torch.uint8), torch.zeros(16, dtype=torch.uint8)
     ours = session.group.start_broadcast(sent, timeout_s=10.0)
     theirs[0].broadcast(received, timeout_s=10.0)
@@ -151,22 +191,39 @@ def test_after_a_meeting_buckets_travel():
     assert torch.equal(sent, received)
 
 
-def test_what_a_member_gave_a_push_up_for_is_told():
-    """Out of memory there looks like a lost connection here."""
+async def test_nobody_waits_for_the_answer_of_a_member_that_is_lost(host: Host):
+    """Its call would take until the deadline; another member is at work meanwhile."""
+    joined: dict[str, Member] = {}
 
-    def gives(reason: str | None) -> Any:
-        async def abort(request: AbortRequest, *, timeout_s: float) -> WeightState:
-            return WeightState(state="stale", version=0, reason=reason or request.reason)
+    def server(url: str, answer_s: float) -> Any:
+        replica = member(lambda request: joined.update({url: join(request)}), url)
 
-        async def end(request: Any, *, timeout_s: float) -> None:
-            pass
+        async def begin(_: BeginRequest) -> None:
+            await asyncio.sleep(answer_s)
 
-        return SimpleNamespace(url=f"http://{reason}", weights=SimpleNamespace(abort=abort, close_session=end))
+        replica.weights.begin = begin
+        return replica
 
-    group = SimpleNamespace(close=lambda: None)
-    session = WeightSession(1, [gives("OutOfMemoryError"), gives(None)], group, WeightsConfig())  # type: ignore[arg-type]
-    told = asyncio.run(session.abandon("connection closed"))
-    assert {url: answer.reason for url, answer in told.items() if isinstance(answer, WeightState)} == {
-        "http://OutOfMemoryError": "OutOfMemoryError",
-        "http://None": "connection closed",
-    }
+    replicas = [server("http://frozen", 60.0), server("http://works", 0.1)]
+    crew = host.crew(7, 3)
+    requests = weight_session._requests(host, crew, replicas, WeightsConfig(), "trainer", "gloo", 5.0, 0)
+    for replica, request in zip(replicas, requests, strict=True):
+        await replica.weights.session(request)
+    group: Any = SimpleNamespace(close=lambda: None)
+    session = WeightSession(replicas, crew, weight_session._end_of(crew), group, WeightsConfig())
+    manifest = plan_manifest([("lm_head.weight", "float32", [4, 8])])
+    asyncio.get_running_loop().call_later(0.3, joined["http://frozen"].fail, "cannot go on")
+    with pytest.raises(MemberFailed) as failed:
+        async with asyncio.timeout(10.0):
+            await session.begin(
+                1,
+                "full",
+                manifest,
+                absent=[],
+                peft_config=None,
+                base_digest=None,
+                bucket_timeout_s=5.0,
+                deadline_s=60.0,
+            )
+    assert failed.value.named
+    assert str(failed.value) == "http://frozen: its worker 0 cannot go on"

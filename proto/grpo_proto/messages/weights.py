@@ -31,7 +31,7 @@ DIGEST_ALGORITHM = "weighted-sum-64/1"
 
 
 class Rendezvous(Request):
-    """Where the members of a weight group rendezvous: the trainer's TCP store."""
+    """Where the workers find the trainer: its end of their lifelines, see `grpo_proto.lifeline`."""
 
     host: str = Field(min_length=1)
     port: int = Field(ge=1, le=65535)
@@ -48,11 +48,26 @@ class SessionRequest(Request):
         min_length=1, max_length=200, description="Stored in the run folder: a restarted trainer keeps it."
     )
     rendezvous: Rendezvous
+    secret: str = Field(
+        min_length=32, max_length=200, repr=False, description="Proves at the rendezvous who may join this session."
+    )
     rank_offset: int = Field(ge=1)
     world_size: int = Field(ge=2)
     backend: Backend
     take_over: bool = Field(default=False, description="Fence off another trainer whose lease still runs.")
     lease_s: float = Field(default=600.0, gt=0, le=86400)
+    silence_s: float = Field(
+        default=5.0,
+        ge=0,
+        le=3600,
+        description="Silence of the trainer in a push that counts as its death; 0: none does.",
+    )
+    trial_bytes: int = Field(
+        default=0,
+        ge=0,
+        le=2**36,
+        description="Receive a bucket of so many zeros before the answer, which shows that data comes through.",
+    )
     deadline_s: DeadlineS = 60.0
 
 
@@ -165,15 +180,6 @@ class LastPush(Response):
     digest: str
 
 
-class PushFailure(Response):
-    """How far a failed push had come on a server. Of several servers, the server at fault has the fewest buckets."""
-
-    num_buckets: int
-    """Buckets that every worker loaded."""
-    failed_to_load: bool
-    """True when a bucket arrived and a worker could not load it; false when the next bucket did not arrive."""
-
-
 class WeightState(Response):
     """Rollout server → anybody: the weights it serves. `GET /v1/weights`, and the answer of every weights call.
 
@@ -195,5 +201,3 @@ class WeightState(Response):
     last_push: LastPush | None = None
     verified_by: list[Verification] = Field(default_factory=list)
     """How it was verified that the served version computes what was pushed; empty: not at all."""
-    push_failure: PushFailure | None = None
-    """Progress of the last push, if it failed and the workers have reported; None until they have."""

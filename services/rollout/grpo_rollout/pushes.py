@@ -18,7 +18,6 @@ from grpo_proto.messages.weights import (
     CloseRequest,
     CommitRequest,
     Manifest,
-    PushFailure,
     RenewRequest,
     SessionRequest,
     WeightState,
@@ -105,10 +104,7 @@ class Pushes:
                 self._require_session(request.session)
                 rendezvous = request.rendezvous
                 rest_s = max(0.1, deadline_at_s - time.monotonic())
-                await self.engine.workers(
-                    "join", request.session, rendezvous.host, rendezvous.port, request.rank_offset,
-                    request.world_size, request.backend, rest_s,
-                )  # fmt: skip
+                await self.engine.workers("join", request.model_dump_json(), rest_s)
             # Poll: a call that waits for the other members would keep the engine from sampling.
             while not all(await self.engine.workers("joined", request.session)):
                 if time.monotonic() > deadline_at_s + JOIN_GRACE_S:
@@ -121,7 +117,7 @@ class Pushes:
                 504,
                 "group_not_formed",
                 f"no process group of {request.world_size} at {rendezvous.host}:{rendezvous.port}: {error}",
-                hint="check that this server reaches the trainer's store, and that every member joined",
+                hint="check that this server reaches the trainer at that address, and that every member joined",
             ) from error
         self._require_session(request.session)
         self.weights = weight_state.set_group(self.weights, request.session, has_group=True)
@@ -223,27 +219,11 @@ class Pushes:
                 if push.kind == "lora" and num_loaded == before:
                     await asyncio.sleep(ARRIVAL_POLL_S)
         except (WorkerError, EngineDiedError) as error:
-            await self._record_failure(push)
             self.fail(push, f"the push of version {push.version} broke off: {error}")
         except BaseException as error:
             self.fail(push, f"receiving version {push.version} failed with {error!r}")
             raise
-        else:
-            if num_loaded < num_buckets:
-                await self._record_failure(push)
         return reception
-
-    async def _record_failure(self, push: Push) -> None:
-        """Record how far every worker came. Records nothing when a worker does not answer any more."""
-        try:
-            reports = await self.engine.workers("progress", push.number)
-        except (WorkerError, EngineDiedError):
-            return
-        failure = PushFailure(
-            num_buckets=min(report["num_loaded"] for report in reports),
-            failed_to_load=any(report["failed_to_load"] for report in reports),
-        )
-        self.weights = weight_state.record_failure(self.weights, push, failure)
 
     async def commit(self, request: CommitRequest) -> WeightState:
         """Verify and serve the push. Raises Refusal: 409 state, 422 another digest, 504 buckets that are late."""

@@ -10,21 +10,18 @@ import logging
 import os
 import threading
 import time
-from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import TCPStore
 
-from grpo_proto.messages.weights import Backend, BeginRequest, Kind, Manifest, TensorSpec
+from grpo_proto.lifeline import Member
+from grpo_proto.messages.weights import BeginRequest, Kind, Manifest, SessionRequest, TensorSpec
 from grpo_proto.transport import (
     Digest,
     Transfer,
     WeightGroup,
     address_towards,
     gpu_uuid,
-    joined_key,
     nccl_version,
     view_tensor,
 )
@@ -70,15 +67,6 @@ def end_if_gpu_is_lost(device: torch.device) -> None:
         os._exit(1)
 
 
-@dataclass
-class Progress:
-    """How far a push came on this worker; kept after the push."""
-
-    push: int
-    num_loaded: int = 0
-    failed_to_load: bool = False
-
-
 class IncomingPush:
     """A push under way: its manifest, who loads it, and the digest of the received bytes."""
 
@@ -91,7 +79,7 @@ class IncomingPush:
             self.tensors[spec.bucket].append(spec)
         self.digest = Digest(max(manifest.bucket_bytes), device)
         self.transfers: dict[int, Transfer] = {}
-        self.progress = Progress(number)
+        self.num_loaded = 0
 
 
 class Receiver:
@@ -100,11 +88,11 @@ class Receiver:
     def __init__(self, worker: Any):
         self.worker = worker
         self.group: WeightGroup | None = None
+        self.member: Member | None = None
         self.session: int | None = None
         self.joining: threading.Thread | None = None
         self.join_error: str | None = None
         self.push: IncomingPush | None = None
-        self.latest: Progress | None = None
         self.loaders: dict[Kind, Loader] = {kind: loader(worker) for kind, loader in LOADERS.items()}
         self.staging = Staging()
 
@@ -114,44 +102,58 @@ class Receiver:
 
     # --- the process group -------------------------------------------------------------------------------------
 
-    def join(
-        self, session: int, host: str, port: int, rank_offset: int, world_size: int, backend: Backend, timeout_s: float
-    ) -> None:
+    def join(self, request_json: str, timeout_s: float) -> None:
         """Start to join a group, in a thread, so that sampling goes on meanwhile. `joined` reports the outcome."""
+        request = SessionRequest.model_validate_json(request_json)
         self.drop_push()
         self.leave()
-        self.session, self.join_error = session, None
+        self.session, self.join_error = request.session, None
 
         def connect() -> None:
             try:
                 # Leave the cores that vLLM binds the process of a CPU worker to. The group's threads inherit this
                 # thread's cores, and would compete there with the loading of the previous bucket.
                 os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))
-                if self.worker.device.type == "cuda":
-                    torch.cuda.set_device(self.worker.device)
-                store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
-                rank = rank_offset + self.worker.rank
-                store.set(joined_key(session, rank), "")
-                group = WeightGroup(
-                    store,
-                    session=session,
-                    rank=rank,
-                    world_size=world_size,
-                    backend=backend,
-                    timeout_s=timeout_s,
-                    address=address_towards(host, port),
-                )
+                member, group = self._connect(request, timeout_s)
             except Exception as error:
-                if self.session == session:
+                if self.session == request.session:
                     self.join_error = f"{type(error).__name__}: {error}"
                 return
-            if self.session == session:
-                self.group = group
+            if self.session == request.session:
+                self.member, self.group = member, group
             else:
                 group.close()
+                member.close()
 
         self.joining = threading.Thread(target=connect, name="grpo-join", daemon=True)
         self.joining.start()
+
+    def _connect(self, request: SessionRequest, timeout_s: float) -> tuple[Member, WeightGroup]:
+        """Join the session. Raises StrangerError, OSError or RuntimeError when it does not form."""
+        device = self.worker.device
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        host, port, rank = request.rendezvous.host, request.rendezvous.port, request.rank_offset + self.worker.rank
+        member = Member(
+            host, port, session=request.session, rank=rank, secret=request.secret, timeout_s=timeout_s,
+            silence_s=request.silence_s,
+        )  # fmt: skip
+        try:
+            group = WeightGroup(
+                member,
+                rank=rank,
+                world_size=request.world_size,
+                backend=request.backend,
+                timeout_s=timeout_s,
+                address=address_towards(host, port),
+            )
+            if request.trial_bytes:
+                on = device if request.backend == "nccl" else torch.device("cpu")
+                group.try_bucket(request.trial_bytes, on, timeout_s=timeout_s)
+        except BaseException:
+            member.close()
+            raise
+        return member, group
 
     def joined(self, session: int) -> bool:
         """Return whether the group has formed. Raises RuntimeError when joining has failed."""
@@ -162,25 +164,33 @@ class Receiver:
         return self.group is not None
 
     def leave(self) -> None:
-        """Leave the group. Close it in a thread, since closing waits for a broadcast under way."""
-        group, self.group, self.session = self.group, None, None
+        """Leave the group, in a thread: with NCCL it may take a while."""
+        group, member = self.group, self.member
+        self.group = self.member = self.session = None
+
+        def close() -> None:
+            if group is not None:
+                group.close()
+            if member is not None:
+                member.close()
+
         if group is not None:
-            threading.Thread(target=group.close, name="grpo-leave", daemon=True).start()
+            threading.Thread(target=close, name="grpo-leave", daemon=True).start()
 
     # --- a push ------------------------------------------------------------------------------------------------
 
     def begin(self, number: int, request_json: str, options: dict[str, Any]) -> None:
         """Prepare the buffers and the model for bucket 0. `options` are those of the kind's loader."""
         self.drop_push()
-        if self.group is None:
+        if self.group is None or self.member is None:
             raise RuntimeError("this worker is in no process group")
+        self.member.watch(on=True)
         on_device = self.group.backend == "nccl"
         device = self.worker.device if on_device else torch.device("cpu")
         request = BeginRequest.model_validate_json(request_json)
         self.staging.prepare(request.manifest, device)
         loader = self.loaders[request.kind]
         self.push = IncomingPush(number, loader, request.manifest, device, request.bucket_timeout_s)
-        self.latest = self.push.progress
         loader.begin(request, **options)
 
     def receive(self, number: int) -> int:
@@ -190,14 +200,14 @@ class Receiver:
         """
         push = self._running(number)
         until_s = time.monotonic() + RECEIVE_S
-        while push.progress.num_loaded < len(push.bucket_bytes):
-            if not push.loader.waits and not self._has_arrived(push, push.progress.num_loaded):
+        while push.num_loaded < len(push.bucket_bytes):
+            if not push.loader.waits and not self._has_arrived(push, push.num_loaded):
                 break
-            self._receive_bucket(push, push.progress.num_loaded)
-            push.progress.num_loaded += 1
+            self._receive_bucket(push, push.num_loaded)
+            push.num_loaded += 1
             if time.monotonic() >= until_s:
                 break
-        return push.progress.num_loaded
+        return push.num_loaded
 
     def _has_arrived(self, push: IncomingPush, bucket: int) -> bool:
         """Return whether a bucket can be loaded without waiting. Raises RuntimeError once it is late."""
@@ -224,8 +234,9 @@ class Receiver:
             self._start_transfer(push, bucket + 1)
         try:
             self.load(push, bucket)
-        except Exception:
-            push.progress.failed_to_load = True
+        except Exception as error:
+            if self.member is not None:  # nobody else need wait for this worker
+                self.member.fail(f"could not load bucket {bucket}: {type(error).__name__}: {error}")
             raise
 
     def load(self, push: IncomingPush, bucket: int) -> None:
@@ -252,6 +263,8 @@ class Receiver:
         finally:
             self.push = None
             self.staging.release()
+            if self.member is not None:
+                self.member.watch(on=False)
         return push.digest.hexdigest(), probed
 
     def adapter_sizes(self, tensor_names: list[str]) -> dict[str, Sizes | None]:
@@ -266,12 +279,6 @@ class Receiver:
         loader = self.loaders["lora"]
         assert isinstance(loader, AdapterLoader)  # noqa: S101 - for the type checker
         return loader
-
-    def progress(self, number: int) -> dict[str, int | bool]:
-        """Report how far push `number` came before it broke off, and whether an arrived bucket failed to load."""
-        if self.latest is None or self.latest.push != number:
-            raise RuntimeError(f"push {number} is not the latest push of this worker")
-        return {"num_loaded": self.latest.num_loaded, "failed_to_load": self.latest.failed_to_load}
 
     def recover(self, number: int) -> bool:
         """Make the model ready for the next push, after push `number` failed.
@@ -290,6 +297,8 @@ class Receiver:
             # A transfer may still write into its buffer, until the group has closed.
             self.staging = Staging()
         self.push = None
+        if self.member is not None:
+            self.member.watch(on=False)
         for loader in self.loaders.values():
             loader.drop()
 

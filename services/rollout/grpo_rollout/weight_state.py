@@ -17,7 +17,7 @@ A trainer that has been fenced off gets a 409 at its next call.
 
 from dataclasses import dataclass, replace
 
-from grpo_proto.messages.weights import Kind, LastPush, PushFailure, Verification, WeightState, WeightStateName
+from grpo_proto.messages.weights import Kind, LastPush, Verification, WeightState, WeightStateName
 from grpo_proto.server.refusal import Refusal
 
 
@@ -58,7 +58,6 @@ class Weights:
     num_pushes: int = 0
     last_push: LastPush | None = None
     verified_by: tuple[Verification, ...] = ()
-    push_failure: PushFailure | None = None
     served_kind: Kind | None = None
     base_overwritten: bool = False
 
@@ -89,7 +88,6 @@ class Weights:
             reason=reason,
             last_push=self.last_push,
             verified_by=list(self.verified_by) if self.state == "current" else [],
-            push_failure=self.push_failure,
         )
 
 
@@ -194,7 +192,7 @@ def begin(
         served_before=weights.serves,
         kind=kind,
     )
-    begun = replace(weights, reason=None, push=push, push_failure=None, num_pushes=push.number)
+    begun = replace(weights, reason=None, push=push, num_pushes=push.number)
     return begun if kind == "lora" else replace(begun, state="loading", base_overwritten=True), push
 
 
@@ -278,11 +276,6 @@ def fail(weights: Weights, reason: str) -> Weights:
     if weights.push is not None and weights.push.kind == "lora":
         return replace(weights, reason=reason, push=None)
     return replace(weights, state="stale", reason=reason, push=None)
-
-
-def record_failure(weights: Weights, push: Push, failure: PushFailure) -> Weights:
-    """Record how far `push` came before it broke off. Does nothing when another push has begun since."""
-    return replace(weights, push_failure=failure) if weights.num_pushes == push.number else weights
 
 
 def set_group(weights: Weights, session: int, *, has_group: bool) -> Weights:

@@ -31,7 +31,7 @@ from .lora.nf4 import nf4_bytes, quantizable
 from .observe.server import checked_tokens
 from .servers.adapters import AdapterNeeds
 from .servers.fleet import Fleet
-from .servers.push import choose_backend
+from .servers.push_backend import choose_backend
 from .servers.push_plan import plan_push
 from .servers.reward import RewardStage
 from .servers.teacher import Policy, TeacherStage

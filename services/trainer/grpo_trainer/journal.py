@@ -123,6 +123,7 @@ class Journal:
                 "weights/push_s": result.seconds,
                 "weights/push_bytes": result.num_bytes,
                 "weights/push_attempts": result.attempts,
+                "weights/longest_silence_s": result.longest_gap_s,
                 "policy_version": result.version,
             }
         )

@@ -358,6 +358,7 @@ class TestSessions:
     async def test_a_group_that_cannot_form(self, fresh: Server):
         request = SessionRequest(
             session=new_session(), trainer_id="nobody", rendezvous=Rendezvous(host="127.0.0.1", port=1),
+            secret="0" * 32,
             rank_offset=1, world_size=2, backend="gloo", take_over=True, deadline_s=1.0,
         )  # fmt: skip
         async with WeightsClient(fresh.url) as client:
@@ -369,6 +370,7 @@ class TestSessions:
     async def test_ranks_that_do_not_fit(self, fresh: Server):
         request = SessionRequest(
             session=new_session(), trainer_id="x", rendezvous=Rendezvous(host="127.0.0.1", port=1),
+            secret="0" * 32,
             rank_offset=2, world_size=2, backend="gloo",
         )  # fmt: skip
         async with WeightsClient(fresh.url) as client:

@@ -4,14 +4,14 @@ import gc
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed import TCPStore
 
-from grpo_proto.messages.weights import BeginRequest
+from grpo_proto.lifeline import Host
+from grpo_proto.messages.weights import BeginRequest, Rendezvous, SessionRequest
+from grpo_proto.server.listening import listening_socket
 from grpo_proto.transport import Digest, WeightGroup, plan_manifest
 from grpo_trainer.config.run_config import ModelConfig
 from grpo_trainer.engine.export import Export
@@ -81,13 +81,19 @@ def push(llm: Any, policy: Policy, folder: Path, *, session: int) -> bool:
         fills=True,
     )
     manifest = plan_manifest(export.listed(), BUCKET_BYTES)
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
-    call(llm, "join", session, "127.0.0.1", store.port, 1, 2, "gloo", 30.0)
-    group = WeightGroup(store, session=session, rank=0, world_size=2, backend="gloo", timeout_s=30.0)
+    host = Host(listening_socket("127.0.0.1", 0), silence_s=0.0)
+    crew = host.crew(session, 2)
+    meet = Rendezvous(host="127.0.0.1", port=host.port)
+    request = SessionRequest(
+        session=session, trainer_id="families", rendezvous=meet, secret=crew.secret, rank_offset=1, world_size=2,
+        backend="gloo", silence_s=0.0,
+    )  # fmt: skip
+    call(llm, "join", request.model_dump_json(), 30.0)
+    group = WeightGroup(crew, rank=0, world_size=2, backend="gloo", timeout_s=30.0)
     while not call(llm, "joined", session):
         time.sleep(0.01)
-    request = BeginRequest(session=session, version=1, manifest=manifest, absent=absent)
-    call(llm, "begin", session, request.model_dump_json(), {"unknown": []})
+    beginning = BeginRequest(session=session, version=1, manifest=manifest, absent=absent)
+    call(llm, "begin", session, beginning.model_dump_json(), {"unknown": []})
     digest = Digest(max(manifest.bucket_bytes), "cpu")
     # All are on their way before the first is received: both sides are this thread.
     buckets = [bucket.clone() for bucket in export.buckets(manifest, "cpu")]
@@ -101,6 +107,7 @@ def push(llm: Any, policy: Policy, folder: Path, *, session: int) -> bool:
     received, probed = call(llm, "finish", session)
     assert received == digest.hexdigest()
     group.close()
+    host.close()
     return bool(probed)
 
 

@@ -40,8 +40,15 @@ class WeightsConfig(Section):
     )
     bucket_timeout_s: Seconds = Field(
         30.0,
-        description="Limit for forming the group, and for a broadcast of up to 64 MiB; in proportion for a larger one.",
+        description="Limit for forming the group, and for a broadcast; over gloo in proportion for more than 64 MiB.",
     )
+    silence_s: float = Field(
+        5.0,
+        ge=0.0,
+        le=3600.0,
+        description="A member that is silent for so long in a push is dead; 0: none is, as for a debugger.",
+    )
+    commit_timeout_s: Seconds = Field(120.0, description="Limit for verifying a push and putting it in place.")
     push_deadline_s: Seconds = Field(300.0, description="Limit of one push, repetitions included.")
     lease_s: Seconds = Field(600.0, description="Time after our last call in which the servers refuse other trainers.")
     take_over: bool = Field(False, description="Fence off another trainer whose lease still runs.")

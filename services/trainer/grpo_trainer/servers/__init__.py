@@ -10,11 +10,10 @@ reward.py            groups → scores; reward_code.py: the code that computes t
 teachers.py          groups → the logprobs of their datasets' teachers
 teacher.py           the same of one teacher
 fleet.py             which servers are up, and which have our weights
-push.py, push_plan.py
+push.py, push_plan.py, push_backend.py
                      the weights to all of them; weight_session.py the process group, lease.py keeps it ours
 adapters.py          whether the adapter of a run is pushed, or the model with the adapter added
-blame.py, absences.py
-                     a failed push: which servers are at fault, and how long a faulty server is left out
+attendance.py        a failed push: which servers are at fault, and how long a faulty server is left out
 canary.py            whether the served policy is the trained policy
 evaluation.py        held-out rows
 tracing.py           a trace for each group

@@ -98,6 +98,7 @@ class Replica:
     misfit: str | None = None
     """Why the server cannot be used although it answered the last probe."""
     missed_probes: int = 0
+    """In a row; from `MAX_MISSED_PROBES` on the server is away, and no push waits for it."""
     in_flight: int = 0
     lost: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while the server is no member: requests waiting for its answer should go to another server."""
@@ -223,19 +224,22 @@ class Fleet:
     async def reachable(self) -> list[Replica]:
         """Return the servers that answer now; expel all others and all that restarted.
 
-        Raises RunError when fewer than `min_replicas` answer.
+        Servers that are away are not asked: the watcher sees them come back. Raises RunError when fewer than
+        `min_replicas` answer.
         """
         found: list[Replica] = []
-        reasons: list[str] = []
-        answers = await asyncio.gather(*(self._probe(replica) for replica in self.replicas))
-        for replica, answer in zip(self.replicas, answers, strict=True):
+        here = [replica for replica in self.replicas if replica.missed_probes < MAX_MISSED_PROBES]
+        asked = here if len(here) >= self.min_replicas else self.replicas
+        reasons = [f"{replica.url} is away" for replica in self.replicas if replica not in asked]
+        answers = await asyncio.gather(*(self._probe(replica) for replica in asked))
+        for replica, answer in zip(asked, answers, strict=True):
             if isinstance(answer, RolloutInfo):
                 if replica.info is not None and replica.info.server_id != answer.server_id:
                     await self.expel(replica, "it restarted and needs the weights again")
                 replica.info = answer
                 found.append(replica)
             else:
-                await self.expel(replica, answer)
+                await (self.expel if replica.misfit else self.lose)(replica, answer)
                 reasons.append(str(answer))
         if len(found) < self.min_replicas:
             raise RunError(
@@ -263,14 +267,18 @@ class Fleet:
         """Probe all servers for ever; see the module's docstring."""
         while True:
             await asyncio.sleep(PROBE_INTERVAL_S)
-            session = self.session
-            answers = await asyncio.gather(*(self._probe(replica) for replica in self.replicas))
-            if self.session != session:  # a push happened meanwhile: the answers are outdated
-                continue
-            for replica, answer in zip(self.replicas, answers, strict=True):
-                await self._take_in(replica, answer)
-            if not self.members and any(replica.live for replica in self.replicas):
-                self.needs_push.set()
+            await self.look()
+
+    async def look(self) -> None:
+        """Probe all servers once."""
+        session = self.session
+        answers = await asyncio.gather(*(self._probe(replica) for replica in self.replicas))
+        if self.session != session:  # a push happened meanwhile: the answers are outdated
+            return
+        for replica, answer in zip(self.replicas, answers, strict=True):
+            await self._take_in(replica, answer)
+        if not self.members and any(replica.live for replica in self.replicas):
+            self.needs_push.set()
 
     async def _take_in(self, replica: Replica, answer: RolloutInfo | Exception) -> None:
         replica.live = isinstance(answer, RolloutInfo)
@@ -316,6 +324,11 @@ class Fleet:
             replica.member = False
             replica.lost.set()
             self._changed.notify_all()
+
+    async def lose(self, replica: Replica, reason: object) -> None:
+        """Expel `replica`, and let nothing wait for it until it answers the watcher again."""
+        replica.missed_probes = max(replica.missed_probes, MAX_MISSED_PROBES)
+        await self.expel(replica, reason)
 
     async def least_busy(self, timeout_s: float) -> Replica | None:
         """Return the member with the fewest requests in flight; None when there is no member within `timeout_s`."""

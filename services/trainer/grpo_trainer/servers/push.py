@@ -4,32 +4,37 @@ Rank 0 calls the servers and decides. Gathering a sharded parameter is a collect
 commands it bucket by bucket, so that no rank waits alone in a gather.
 """
 
+import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
-from grpo_proto import Manifest, ServiceError, WeightState
+from grpo_proto import Manifest, ServiceError
+from grpo_proto.lifeline import Host
 from grpo_proto.messages.weights import Backend, Kind
 from grpo_proto.transport import Digest, Transfer, gpu_uuid, nccl_version
 
 from ..config.weights import WeightsConfig
 from ..errors import RunError, ServersError, TrainerError, UsageError
 from ..ranks.stop_signal import StopRequested, StopSignal
-from .absences import Absences
-from .blame import MemberFailed, is_final, who_broke_it_off
+from .attendance import Attendance, MemberFailed, MemberLostError, is_final
 from .event_loop import EventLoopThread
 from .fleet import Fleet, Replica
 from .lease import Lease
+from .push_backend import choose_backend
 from .push_plan import bucket_limit_s, plan_push
-from .weight_session import MAX_REASON, WeightSession
+from .weight_session import WeightSession, listener_of, next_number, num_workers
 
 log = logging.getLogger(__name__)
 
 PAUSE_BETWEEN_ATTEMPTS_S = 1.0
+ATTEMPTS_IN_A_DEADLINE = 3
+JOIN_S_PER_WORKER = 0.25
+TRIAL_SHARE = 0.5
 
 
 class TensorSource(Protocol):
@@ -55,6 +60,8 @@ class PushResult:
     seconds: float
     num_bytes: int
     attempts: int
+    longest_gap_s: float
+    """Between two signs of life of a member in a push of this session so far."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +87,12 @@ class WeightPusher:
     ):
         self.fleet, self.loop, self.config, self.trainer_id, self.stop = fleet, loop, config, trainer_id, stop
         self.session: WeightSession | None = None
-        self.absences = Absences()
+        self.attendance = Attendance()
         self.lease = Lease(lambda: self.session, has_heartbeat, lease_s=config.lease_s)
+        self._host: Host | None = None
         self._last_number = 0
         self._bucket_s = config.bucket_timeout_s
-        self._try_each_alone = False
+        self._try_all = False
         self._under_way: Transfer | None = None
 
     def open(self, version: int, export: TensorSource, deadline_s: float) -> Manifest | Failure:
@@ -96,12 +104,14 @@ class WeightPusher:
             return Failure(self.lease.taken_over, final=True)
         members: list[Replica] = []
         try:
-            members = self._members(deadline_s)
-            session = self._session_with(members, deadline_s)
-            manifest = plan_push(export.listed(), self.config.bucket_mib, session.group.backend)
+            members = self.loop.run(self.fleet.reachable())
+            backend = choose_backend(self.config, members, gpu=gpu_uuid(), nccl=nccl_version())
+            manifest = plan_push(export.listed(), self.config.bucket_mib, backend)
             self._bucket_s = bucket_limit_s(
-                manifest, self.config.bucket_timeout_s, push_deadline_s=self.config.push_deadline_s
+                manifest, self.config.bucket_timeout_s, backend=backend, push_deadline_s=self.config.push_deadline_s
             )
+            members = self._attending(members, backend, max(manifest.bucket_bytes), deadline_s)
+            session = self._session_with(members, backend, deadline_s)
             self.loop.run(
                 session.begin(
                     version,
@@ -114,20 +124,19 @@ class WeightPusher:
                     deadline_s=deadline_s,
                 )
             )
-        except MemberFailed as error:
-            return self._give_up(error, final=self._is_final(error, members))
-        except (TrainerError, ServiceError, RuntimeError, TimeoutError) as error:
-            return self._give_up(error, final=isinstance(error, UsageError))
+        except (MemberFailed, TrainerError, ServiceError, RuntimeError, TimeoutError) as error:
+            return self._give_up(error, members)
         return manifest
 
     def commit(self, version: int, digest: str, deadline_s: float) -> Failure | None:
         """Have the servers compare digests; servers that agree sample with `version` from now on."""
         session = self._open_session()
         try:
-            self.loop.run(session.commit(version, digest, deadline_s=deadline_s))
-        except MemberFailed as error:
-            return self._give_up(error, final=self._is_final(error, session.members))
-        self.absences.committed(session.members)
+            limit_s = min(deadline_s, self.config.commit_timeout_s)
+            self.loop.run(session.commit(version, digest, deadline_s=limit_s))
+        except (MemberFailed, RuntimeError) as error:
+            return self._give_up(error, session.members)
+        self.attendance.committed(session.members)
         self.loop.run(self.fleet.admit(session.members, session=session.number))
         return None
 
@@ -139,7 +148,7 @@ class WeightPusher:
         try:
             self._under_way = self._open_session().group.start_broadcast(bucket, timeout_s=self._bucket_s)
         except RuntimeError as error:
-            return self._give_up(error, final=False)
+            return self._broken_off(error)
         return None
 
     def arrived(self) -> Failure | None:
@@ -149,7 +158,7 @@ class WeightPusher:
             if transfer is not None:
                 transfer.wait()
         except RuntimeError as error:
-            return self._give_up(error, final=False)
+            return self._broken_off(error)
         return None
 
     def canary_agreed(self, version: int, urls: Collection[str]) -> None:
@@ -158,88 +167,118 @@ class WeightPusher:
             self.loop.run(self.session.renew(canary_agreed=version, agreed_urls=urls))
 
     def leave(self) -> None:
-        """Close the open session, if any."""
-        if self.session is not None:
-            session, self.session = self.session, None
+        """Close the open session, if any, and stop listening."""
+        session, self.session = self.session, None
+        if session is not None:
             self.loop.run(session.close())
+        if self._host is not None:
+            self._host.close()
+            self._host = None
 
     def _open_session(self) -> WeightSession:
         if self.session is None:
             raise RunError("no weight session is open")
         return self.session
 
-    def _members(self, deadline_s: float) -> list[Replica]:
-        """Return the servers that answer, without the absent ones.
+    def _attending(self, replicas: list[Replica], backend: Backend, num_bytes: int, deadline_s: float) -> list[Replica]:
+        """Return the servers to push to: without those that are left out, and those that fail a trial.
 
-        After a failure without a culprit, open a session with each server alone first, and leave out those that fail.
+        Servers on trial join the group alone first, and get a bucket of `num_bytes`: all of them after a failure
+        without a culprit, else those that return. When all fail, the fault may be on this side, and nobody is left out.
         """
-        members = self._without_absent(self.loop.run(self.fleet.reachable()))
-        if self._try_each_alone and len(members) > 1:
-            self._try_each_alone = False
-            failures: dict[str, Exception] = {}
-            for replica in members:
-                try:
-                    self._open_with([replica], deadline_s)
-                except (MemberFailed, ServiceError, RuntimeError, TimeoutError) as error:
-                    failures[replica.url] = error
-                self.leave()
-            if len(failures) < len(members):  # otherwise the fault is on this side
-                for replica in members:
-                    if replica.url in failures:
-                        self.absences.leave_out(replica, failures[replica.url])
-            members = self._without_absent(members)
-        return members
+        here = self.attendance.present(replicas, minimum=self.fleet.min_replicas)
+        everybody, self._try_all = self._try_all, False
+        tried = here if everybody else [replica for replica in here if self.attendance.on_trial(replica)]
+        if not tried or len(here) == 1:
+            return here
+        self._drop("the members are tried one by one")
+        failures = self._trials(tried, backend, num_bytes, deadline_s)
+        if len(failures) < len(here):
+            for replica in tried:
+                if replica.url in failures:
+                    self.attendance.leave_out(replica, failures[replica.url])
+        return self.attendance.present(replicas, minimum=self.fleet.min_replicas)
 
-    def _without_absent(self, replicas: list[Replica]) -> list[Replica]:
-        return self.absences.chosen(replicas, minimum=self.fleet.min_replicas)
+    def _trials(
+        self, replicas: list[Replica], backend: Backend, num_bytes: int, deadline_s: float
+    ) -> dict[str, BaseException]:
+        """Try each server alone: side by side over Gloo, one after another over NCCL. Returns the errors."""
 
-    def _session_with(self, members: list[Replica], deadline_s: float) -> WeightSession:
-        if self.session is not None and self.session.members == members and all(m.member for m in members):
-            return self.session
-        self.leave()
-        return self._open_with(members, deadline_s)
+        async def trial(replica: Replica, number: int) -> None:
+            session = await self._opening([replica], backend, number, trial_bytes=num_bytes)
+            await session.drop("the trial is over")
 
-    def _open_with(self, members: list[Replica], deadline_s: float) -> WeightSession:
-        opening = WeightSession.open(
+        failures: dict[str, BaseException] = {}
+        at_once = len(replicas) if backend == "gloo" else 1
+        for start in range(0, len(replicas), at_once):
+            batch = replicas[start : start + at_once]
+            trials = [trial(replica, self._next_number([replica])) for replica in batch]
+            outcomes = self.loop.run(_outcomes(trials), timeout_s=deadline_s)
+            failures |= {r.url: error for r, error in zip(batch, outcomes, strict=True) if error is not None}
+        return failures
+
+    def _session_with(self, members: list[Replica], backend: Backend, deadline_s: float) -> WeightSession:
+        kept = self.session
+        if kept is not None and kept.members == members and kept.crew.ended is None and all(m.member for m in members):
+            return kept
+        self._drop("the members change")
+        opening = self._opening(members, backend, self._next_number(members))
+        self.session = self.loop.run(opening, timeout_s=deadline_s)
+        return self.session
+
+    def _opening(
+        self, members: list[Replica], backend: Backend, number: int, *, trial_bytes: int = 0
+    ) -> Coroutine[Any, Any, WeightSession]:
+        if self._host is None:
+            self._host = Host(listener_of(self.config), silence_s=self.config.silence_s)
+        # NCCL connects the members one after another. A trial is of one, and a push waits for it.
+        limit_s = self.config.bucket_timeout_s * (TRIAL_SHARE if trial_bytes else 1.0)
+        limit_s += JOIN_S_PER_WORKER * sum(map(num_workers, members))
+        return WeightSession.open(
+            self._host,
+            number,
             members,
             self.config,
             trainer_id=self.trainer_id,
-            backend=choose_backend(self.config, members, gpu=gpu_uuid(), nccl=nccl_version()),
-            after=self._last_number,
+            backend=backend,
+            timeout_s=min(limit_s, self.config.push_deadline_s),
+            trial_bytes=trial_bytes,
         )
-        self.session = self.loop.run(opening, timeout_s=deadline_s)
-        self._last_number = self.session.number
-        return self.session
 
-    def _is_final(self, error: MemberFailed, members: Sequence[Replica]) -> bool:
-        all_failed_before = all(self.absences.failed_before(replica) for replica in members)
-        return is_final(error, num_members=len(members), all_failed_before=all_failed_before)
+    def _next_number(self, members: Sequence[Replica]) -> int:
+        self._last_number = next_number(members, now_s=time.time(), after=self._last_number)
+        return self._last_number
 
-    def _give_up(self, error: Exception, *, final: bool) -> Failure:
-        """Abandon the session, so that no server samples with half a policy, and record which members are at fault."""
+    def _broken_off(self, error: RuntimeError) -> Failure:
+        session = self._open_session()
+        return self._give_up(session.lost() or error, session.members)
+
+    def _give_up(self, error: Exception, members: Sequence[Replica]) -> Failure:
+        """Drop the session, so that no server samples with half a policy, and record which members are at fault."""
         reason = str(error) or type(error).__name__
-        answers = self._abandon(reason)
-        if isinstance(error, MemberFailed):
-            at_fault: Mapping[str, object] = error.failures if error.decided else {}
-            self._try_each_alone = not error.decided
-        else:
-            # Report the servers' reasons, too: out of memory on a server looks like a lost connection here.
-            reasons = [f"{url}: {a.reason}" for url, a in answers.items() if isinstance(a, WeightState) and a.reason]
-            reason = "; ".join([*(r for r in reasons if not r.endswith(reason[:MAX_REASON])), reason])
-            at_fault = who_broke_it_off(answers)
-            self._try_each_alone = bool(answers) and not at_fault
+        self._drop(reason)
         log.warning("push failed: %s", reason)
+        failures = error.failures if isinstance(error, MemberFailed) and error.named else {}
+        final = isinstance(error, UsageError)
+        if isinstance(error, MemberFailed):
+            failed_before = all(map(self.attendance.failed_before, members))
+            final = is_final(error, num_members=len(members), all_failed_before=failed_before)
+        self._try_all = not failures and not isinstance(error, TrainerError | ServiceError)
         for replica in self.fleet.replicas:
-            if replica.url in at_fault:
-                self.absences.failed(replica, at_fault[replica.url])
-            if not isinstance(error, MemberFailed) or replica.url in error.failures:
-                self.loop.run(self.fleet.expel(replica, reason))
+            if replica.url in failures:
+                self.attendance.failed(replica, failures[replica.url])
+            is_lost = isinstance(failures.get(replica.url), MemberLostError)
+            self.loop.run((self.fleet.lose if is_lost else self.fleet.expel)(replica, reason))
         return Failure(reason, final)
 
-    def _abandon(self, reason: str) -> dict[str, WeightState | ServiceError]:
-        """Abandon the open session, if any. Returns the members' answers, by URL."""
+    def _drop(self, reason: str) -> None:
         session, self.session = self.session, None
-        return self.loop.run(session.abandon(reason)) if session is not None else {}
+        if session is not None:
+            self.loop.run(session.drop(reason))
+
+
+async def _outcomes(trials: Sequence[Coroutine[Any, Any, None]]) -> list[BaseException | None]:
+    return await asyncio.gather(*trials, return_exceptions=True)
 
 
 def push(version: int, export: TensorSource, pusher: WeightPusher, config: WeightsConfig) -> PushResult:
@@ -254,12 +293,15 @@ def push(version: int, export: TensorSource, pusher: WeightPusher, config: Weigh
     attempts = 0
     while True:
         attempts += 1
+        # An attempt that hangs leaves time for others.
         left_s = max(started + config.push_deadline_s - time.monotonic(), 1.0)
+        left_s = min(left_s, config.push_deadline_s / ATTEMPTS_IN_A_DEADLINE)
         outcome = _attempt(version, export, pusher, left_s)
         seconds = time.monotonic() - started
         if isinstance(outcome, Manifest):
-            number = pusher.session.number if pusher.session else 0
-            return PushResult(number, version, seconds, sum(outcome.bucket_bytes), attempts)
+            session = pusher.session
+            number, gap_s = (session.number, session.crew.longest_gap_s) if session else (0, 0.0)
+            return PushResult(number, version, seconds, sum(outcome.bucket_bytes), attempts, gap_s)
         if pusher.stop.requested:
             raise StopRequested
         if outcome.final or seconds >= config.push_deadline_s:
@@ -293,37 +335,3 @@ def _send(export: TensorSource, manifest: Manifest, pusher: WeightPusher) -> tup
         if on_gpu and export.sharded and (failure := pusher.arrived()) is not None:
             return failure, ""
     return pusher.arrived(), digest.hexdigest() if digest else ""
-
-
-def choose_backend(config: WeightsConfig, members: list[Replica], *, gpu: str | None, nccl: str | None) -> Backend:
-    """Choose NCCL where it can work, Gloo elsewhere. `gpu` and `nccl` are this process's own, as in `RolloutInfo`. A
-    dry run may know no members.
-
-    Raises UsageError when the configuration requires NCCL where it cannot work.
-    """
-    if config.backend == "gloo":
-        return "gloo"
-    obstacle = (
-        "this trainer has no GPU"
-        if gpu is None or nccl is None
-        else next(filter(None, (_no_nccl(gpu, nccl, member) for member in members)), None)
-    )
-    if obstacle is None:
-        return "nccl"
-    if config.backend == "nccl":
-        raise UsageError(f"weights.backend is nccl, but {obstacle}", hint="remove the setting, or set it to gloo")
-    if gpu is not None:
-        log.warning("weights travel over gloo, through CPU memory: %s", obstacle)
-    return "gloo"
-
-
-def _no_nccl(gpu: str, nccl: str, member: Replica) -> str | None:
-    """Why this process and `member` cannot connect over NCCL; None when no obstacle is known."""
-    info = member.info
-    if info is None or info.device != "cuda":
-        return f"{member.url} has no GPU"
-    if gpu in info.gpus:
-        return f"{member.url} uses the same GPU; NCCL needs a separate GPU for each member"
-    if info.nccl_version not in (None, nccl):
-        return f"{member.url} has NCCL {info.nccl_version}, this trainer {nccl}: the two versions refuse each other"
-    return None

@@ -28,6 +28,10 @@ def plan_push(tensors: Iterable[tuple[str, str, Sequence[int]]], bucket_mib: int
     return plan_manifest(tensors, min(max(num_bytes // NUM_BUCKETS, 24 * MIB), LARGEST_MIB[backend] * MIB))
 
 
-def bucket_limit_s(manifest: Manifest, timeout_s: float, *, push_deadline_s: float) -> float:
-    """Return the timeout of this push's buckets: `timeout_s`, scaled up where a tensor is larger than 64 MiB."""
-    return min(timeout_s * max(1.0, max(manifest.bucket_bytes) / (LARGEST_MIB["gloo"] * MIB)), push_deadline_s)
+def bucket_limit_s(manifest: Manifest, timeout_s: float, *, backend: Backend, push_deadline_s: float) -> float:
+    """Return the timeout of this push's buckets: `timeout_s`, over Gloo scaled up where one is larger than 64 MiB.
+
+    NCCL moves a GiB in a second; a scaled limit would only keep a member that hangs for minutes.
+    """
+    largest = max(manifest.bucket_bytes) / (LARGEST_MIB["gloo"] * MIB)
+    return min(timeout_s * (max(1.0, largest) if backend == "gloo" else 1.0), push_deadline_s)

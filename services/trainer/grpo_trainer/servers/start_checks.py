@@ -11,7 +11,7 @@ from grpo_proto.transport import gpu_uuid, nccl_version
 from ..config.weights import WeightsConfig
 from ..errors import UnavailableError, UsageError
 from .fleet import Replica
-from .push import choose_backend
+from .push_backend import choose_backend
 from .weight_session import listener_of
 
 

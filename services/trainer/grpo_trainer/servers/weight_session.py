@@ -1,7 +1,7 @@
 """A weight session: one process group with some rollout servers, from its rendezvous through its pushes to its end.
 
-A session is never repaired. When a member fails, close the session and open another, with a higher number and the
-remaining members.
+A session is never repaired. When a member fails, drop the session and open another, with a higher number and the
+remaining members. Nothing here waits for a member that its lifeline has lost.
 """
 
 import asyncio
@@ -9,13 +9,12 @@ import errno
 import logging
 import socket
 import threading
-import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from concurrent.futures import Future
-from datetime import timedelta
+from contextlib import suppress
 from typing import Any
 
-from torch.distributed import TCPStore
+import torch
 
 from grpo_proto import (
     AbortRequest,
@@ -27,79 +26,71 @@ from grpo_proto import (
     RenewRequest,
     ServiceError,
     SessionRequest,
-    WeightState,
 )
+from grpo_proto.lifeline import Crew, Host
 from grpo_proto.messages.weights import Backend, Kind
 from grpo_proto.server.listening import listening_socket
-from grpo_proto.transport import WeightGroup, joined_key
+from grpo_proto.transport import WeightGroup
 
 from ..config.weights import WeightsConfig
 from ..errors import UnavailableError, UsageError
-from .blame import MemberFailed, who_kept_it_from_forming
-from .fleet import Replica
+from .attendance import MemberFailed, MemberLostError
+from .fleet import MAX_MISSED_PROBES, Replica
 
 log = logging.getLogger(__name__)
 
 MAX_REASON = 1000
 """Characters of the reason that an abort sends to the servers."""
+FAREWELL_TIMEOUT_S = 5.0
+ANSWERS_S = 2.0
+"""How long a session that does not form waits for its members' answers: a refusal says more than a lost connection."""
+_farewells: set["asyncio.Task[None]"] = set()
 
 
 class WeightSession:
     """Rank 0's side of one process group. Coroutines run in the event loop's thread."""
 
-    def __init__(self, number: int, members: Sequence[Replica], group: WeightGroup, config: WeightsConfig):
-        self.number, self.members, self.group, self.config = number, list(members), group, config
+    def __init__(
+        self, members: Sequence[Replica], crew: Crew, over: asyncio.Event, group: WeightGroup, config: WeightsConfig
+    ):
+        self.number, self.members, self.crew, self.over = crew.session, list(members), crew, over
+        self.group, self.config = group, config
 
     @classmethod
     async def open(
-        cls, members: Sequence[Replica], config: WeightsConfig, *, trainer_id: str, backend: Backend, after: int = 0
+        cls,
+        host: Host,
+        number: int,
+        members: Sequence[Replica],
+        config: WeightsConfig,
+        *,
+        trainer_id: str,
+        backend: Backend,
+        timeout_s: float,
+        trial_bytes: int = 0,
     ) -> "WeightSession":
-        """Form a new group with the workers of all `members`. Raises MemberFailed when it does not form."""
-        number = next_number(members, now_s=time.time(), after=after)
-        world_size = 1 + sum(replica.info.world_size for replica in members if replica.info)
-        timeout_s = min(config.bucket_timeout_s, config.push_deadline_s)
-        store, port = await asyncio.to_thread(_listen, config, timeout_s)
-        # Give our side of the rendezvous a connection only: NCCL waits for ever for a missing member, and a thread that
-        # held the store itself would block the port for the next session.
-        connection = await asyncio.to_thread(store.clone)
-        requests, rank = [], 1
-        for replica in members:
-            requests.append(
-                SessionRequest(
-                    session=number,
-                    trainer_id=trainer_id,
-                    rendezvous=Rendezvous(host=config.host, port=port),
-                    rank_offset=rank,
-                    world_size=world_size,
-                    backend=backend,
-                    take_over=config.take_over,
-                    lease_s=config.lease_s,
-                    deadline_s=timeout_s,
-                )
-            )
-            rank += replica.info.world_size if replica.info else 0
-        ours = _in_daemon_thread(
-            lambda: WeightGroup(
-                connection,
-                session=number,
-                rank=0,
-                world_size=world_size,
-                backend=backend,
-                timeout_s=timeout_s,
-                address=config.host,
-            )
-        )
+        """Form a new group with the workers of all `members`, and try it with a bucket of `trial_bytes`.
+
+        Raises MemberFailed when it does not form, or the bucket does not come through.
+        """
+        world_size = 1 + sum(map(num_workers, members))
+        crew = host.crew(number, world_size)
+        over = _end_of(crew)
+        ours = _in_daemon_thread(lambda: _group_of(crew, world_size, config.host, timeout_s, backend, trial_bytes))
+        requests = _requests(host, crew, members, config, trainer_id, backend, timeout_s, trial_bytes)
         calls = [replica.weights.session(request) for replica, request in zip(members, requests, strict=True)]
         try:
-            await _all(members, calls)
+            await _all(members, calls, crew, over, limit_s=timeout_s + ANSWERS_S, grace_s=ANSWERS_S)
             group = await asyncio.wrap_future(ours)
         except MemberFailed as error:
-            arrived = await asyncio.to_thread(_arrived_members, store, requests, members)
-            raise who_kept_it_from_forming(error.failures, arrived) from error
-        finally:
-            del store  # stop listening
+            crew.close()
+            named = {url: e for url, e in error.failures.items() if not _not_formed(e)}
+            raise MemberFailed(named or error.failures, named=bool(named) or len(members) == 1) from error
+        except BaseException:
+            crew.close()
+            raise
         log.info("weight session %d with %s over %s", number, ", ".join(r.url for r in members), backend)
-        return cls(number, members, group, config)
+        return cls(members, crew, over, group, config)
 
     async def begin(
         self,
@@ -113,6 +104,7 @@ class WeightSession:
         bucket_timeout_s: float,
         deadline_s: float,
     ) -> None:
+        """Raises MemberFailed. From here to `commit` a member's silence counts as its death."""
         request = BeginRequest(
             session=self.number,
             version=version,
@@ -126,11 +118,18 @@ class WeightSession:
             bucket_timeout_s=bucket_timeout_s,
             deadline_s=deadline_s,
         )
-        await _all(self.members, [replica.weights.begin(request) for replica in self.members])
+        self.crew.watch(on=True)
+        await _all(self.members, [replica.weights.begin(request) for replica in self.members], self.crew, self.over)
 
     async def commit(self, version: int, digest: str, *, deadline_s: float) -> None:
+        """Raises MemberFailed."""
         request = CommitRequest(session=self.number, version=version, digest=digest, deadline_s=deadline_s)
-        await _all(self.members, [replica.weights.commit(request) for replica in self.members])
+        await _all(self.members, [replica.weights.commit(request) for replica in self.members], self.crew, self.over)
+        self.crew.watch(on=False)
+
+    def lost(self) -> MemberFailed | None:
+        """The members that their lifelines have lost; None while there is none."""
+        return _lost(self.crew, self.members)
 
     async def renew(self, *, canary_agreed: int | None = None, agreed_urls: Collection[str] = ()) -> list[ServiceError]:
         """Renew the lease on all members. Returns the errors of members that refuse or do not answer.
@@ -139,57 +138,79 @@ class WeightSession:
         """
         plain = RenewRequest(session=self.number)
         agreed = RenewRequest(session=self.number, canary_agreed=canary_agreed)
-        calls = [replica.weights.renew(agreed if replica.url in agreed_urls else plain) for replica in self.members]
+        members = [replica for replica in self.members if not _is_away(replica)]
+        calls = [replica.weights.renew(agreed if replica.url in agreed_urls else plain) for replica in members]
         answers = await asyncio.gather(*calls, return_exceptions=True)
         unexpected = [a for a in answers if isinstance(a, BaseException) and not isinstance(a, ServiceError)]
         if unexpected:
             raise unexpected[0]
         return [answer for answer in answers if isinstance(answer, ServiceError)]
 
-    async def abandon(self, reason: str) -> dict[str, WeightState | ServiceError]:
-        """Leave the group, so that no member waits in it; abort the push on all members; end the session.
+    async def drop(self, reason: str) -> None:
+        """Leave the group, so that no member waits in it, and abort what was pushed, without waiting for anybody.
 
-        Returns the members' answers to the abort, by URL.
+        Members that the next session takes need no goodbye: it replaces this one.
         """
-        self.group.close()
+        self._leave()
         request = AbortRequest(session=self.number, reason=reason[:MAX_REASON])
-        answers = await asyncio.gather(
-            *(replica.weights.abort(request, timeout_s=self.config.bucket_timeout_s) for replica in self.members),
-            return_exceptions=True,
+        _in_background(
+            _gathered([r.weights.abort(request, timeout_s=FAREWELL_TIMEOUT_S) for r in self.members if not _is_away(r)])
         )
-        await self._end()
-        answers_by_url: dict[str, WeightState | ServiceError] = {}
-        for replica, answer in zip(self.members, answers, strict=True):
-            if isinstance(answer, ServiceError):
-                log.info("abort of session %d: %s", self.number, answer)
-            elif not isinstance(answer, WeightState):
-                raise answer
-            answers_by_url[replica.url] = answer
-        return answers_by_url
 
     async def close(self) -> None:
-        """Leave the group, and close the session on all members."""
+        """Leave the group, and close the session on all members: another trainer need not wait for the lease's end."""
+        self._leave()
+        request, there = CloseRequest(session=self.number), [r for r in self.members if not _is_away(r)]
+        await _gathered([r.weights.close_session(request, timeout_s=FAREWELL_TIMEOUT_S) for r in there])
+
+    def _leave(self) -> None:
+        self.crew.close()
         self.group.close()
-        await self._end()
 
-    async def _end(self) -> None:
-        """Close the session on all members: another trainer need not wait until the lease expires."""
-        request = CloseRequest(session=self.number)
-        await asyncio.gather(
-            *(replica.weights.close_session(request, timeout_s=10.0) for replica in self.members),
-            return_exceptions=True,
+
+def num_workers(replica: Replica) -> int:
+    return replica.info.world_size if replica.info else 0
+
+
+def _group_of(
+    crew: Crew, world_size: int, address: str, timeout_s: float, backend: Backend, trial_bytes: int
+) -> WeightGroup:
+    group = WeightGroup(crew, rank=0, world_size=world_size, backend=backend, timeout_s=timeout_s, address=address)
+    if trial_bytes:
+        group.try_bucket(trial_bytes, torch.device("cuda" if backend == "nccl" else "cpu"), timeout_s=timeout_s)
+    return group
+
+
+def _requests(
+    host: Host,
+    crew: Crew,
+    members: Sequence[Replica],
+    config: WeightsConfig,
+    trainer_id: str,
+    backend: Backend,
+    timeout_s: float,
+    trial_bytes: int,
+) -> list[SessionRequest]:
+    requests, rank = [], 1
+    for replica in members:
+        requests.append(
+            SessionRequest(
+                session=crew.session,
+                trainer_id=trainer_id,
+                rendezvous=Rendezvous(host=config.host, port=host.port),
+                secret=crew.secret,
+                rank_offset=rank,
+                world_size=1 + sum(map(num_workers, members)),
+                backend=backend,
+                take_over=config.take_over,
+                lease_s=config.lease_s,
+                silence_s=config.silence_s,
+                trial_bytes=trial_bytes,
+                deadline_s=timeout_s,
+            )
         )
-
-
-def _arrived_members(store: TCPStore, requests: Sequence[SessionRequest], members: Sequence[Replica]) -> list[str]:
-    """Return the URLs of the members all of whose workers have reached the rendezvous."""
-    arrived = []
-    for request, replica in zip(requests, members, strict=True):
-        size = replica.info.world_size if replica.info else 0
-        ranks = range(request.rank_offset, request.rank_offset + size)
-        if store.check([joined_key(request.session, rank) for rank in ranks]):
-            arrived.append(replica.url)
-    return arrived
+        rank += num_workers(replica)
+    return requests
 
 
 def next_number(members: Sequence[Replica], *, now_s: float, after: int) -> int:
@@ -217,21 +238,6 @@ def listener_of(config: WeightsConfig) -> socket.socket:
         ) from error
 
 
-def _listen(config: WeightsConfig, timeout_s: float) -> tuple[TCPStore, int]:
-    """Open the store of the rendezvous."""
-    listener = listener_of(config)
-    port = listener.getsockname()[1]
-    store = TCPStore(
-        config.host,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=timeout_s),
-        master_listen_fd=listener.detach(),
-    )
-    return store, port
-
-
 def _in_daemon_thread(join: Callable[[], WeightGroup]) -> "Future[WeightGroup]":
     """Run our side of the rendezvous in a daemon thread, which does not keep the process from ending.
 
@@ -250,14 +256,88 @@ def _in_daemon_thread(join: Callable[[], WeightGroup]) -> "Future[WeightGroup]":
     return future
 
 
-async def _all(members: Sequence[Replica], calls: Sequence[Awaitable[object]]) -> None:
-    """Await one call per member. Raises MemberFailed with the errors of all members that failed."""
-    answers = await asyncio.gather(*calls, return_exceptions=True)
+def _end_of(crew: Crew) -> asyncio.Event:
+    """An event of this loop that is set when the session ends."""
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+
+    def tell() -> None:
+        with suppress(RuntimeError):  # the loop may be closed by then
+            loop.call_soon_threadsafe(over.set)
+
+    crew.when_ended(tell)
+    return over
+
+
+async def _all(
+    members: Sequence[Replica],
+    calls: Sequence[Awaitable[object]],
+    crew: Crew,
+    over: asyncio.Event,
+    *,
+    limit_s: float | None = None,
+    grace_s: float = 0.0,
+) -> None:
+    """Await one call per member, at most `limit_s`, and until the session ends and `grace_s` more.
+
+    Raises MemberFailed with the errors of all members that failed or did not answer, or with the member that its
+    lifeline has lost.
+    """
+    answers = [asyncio.ensure_future(call) for call in calls]
+    ending, answering = asyncio.ensure_future(over.wait()), asyncio.ensure_future(asyncio.wait(answers))
+    try:
+        await asyncio.wait((answering, ending), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        if over.is_set() and grace_s > 0.0:
+            await asyncio.wait((answering,), timeout=grace_s)
+    finally:
+        for task in (ending, answering, *answers):
+            task.cancel()
     failures: dict[str, BaseException] = {}
     for replica, answer in zip(members, answers, strict=True):
-        if isinstance(answer, ServiceError):
-            failures[replica.url] = answer
-        elif isinstance(answer, BaseException):
-            raise answer
+        if not answer.done():
+            if not over.is_set():
+                failures[replica.url] = MemberLostError(f"it gave no answer within {limit_s:g} s")
+        elif isinstance(error := answer.exception(), ServiceError):
+            failures[replica.url] = error
+        elif error is not None:
+            raise error
     if failures:
         raise MemberFailed(failures)
+    if not answering.done():
+        raise _lost(crew, members) or RuntimeError(crew.ended)
+
+
+def _lost(crew: Crew, members: Sequence[Replica]) -> MemberFailed | None:
+    failures: dict[str, BaseException] = {}
+    first = 1
+    for replica in members:
+        ranks = range(first, first + num_workers(replica))
+        reasons = [f"its worker {rank - first} {reason}" for rank, reason in crew.lost.items() if rank in ranks]
+        if reasons:
+            failures[replica.url] = MemberLostError("; ".join(reasons))
+        first += num_workers(replica)
+    return MemberFailed(failures) if failures else None
+
+
+def _not_formed(error: BaseException) -> bool:
+    """Whether it only says that the group did not form."""
+    return isinstance(error, ServiceError) and error.detail.type == "group_not_formed"
+
+
+def _is_away(replica: Replica) -> bool:
+    return replica.missed_probes >= MAX_MISSED_PROBES
+
+
+async def _gathered(calls: Sequence[Awaitable[object]]) -> None:
+    """Await all calls. Members that do not answer, or have another session, are only noted."""
+    for answer in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(answer, ServiceError):
+            log.info("at the end of a session: %s", answer)
+        elif isinstance(answer, BaseException):
+            raise answer
+
+
+def _in_background(work: Coroutine[Any, Any, None]) -> None:
+    """Run `work`, and keep its task until it is done: asyncio itself does not keep tasks alive."""
+    task = asyncio.create_task(work)
+    _farewells.add(task)
+    task.add_done_callback(_farewells.discard)

@@ -1,0 +1,59 @@
+"""Prove on both ends of a new connection that the other one knows the session's secret, without sending it.
+
+    host   → member  16 random bytes
+    member → host    session, rank, 16 random bytes, HMAC of all of it
+    host   → member  HMAC of all of it, in the other direction
+
+HMAC-SHA256 over a word for the direction, both nonces, session and rank.
+"""
+
+import hmac
+import secrets
+import socket
+import struct
+from collections.abc import Callable
+
+NONCE_BYTES, PROOF_BYTES = 16, 32
+_CLAIM = struct.Struct(f"!QI{NONCE_BYTES}s{PROOF_BYTES}s")
+
+
+class StrangerError(Exception):
+    """The other end does not know the secret, or knows another session."""
+
+
+def admit(connection: socket.socket, secret_of: Callable[[int], str | None]) -> tuple[int, int]:
+    """Return session and rank of a member that knows the session's secret. Raises StrangerError and OSError."""
+    ours = secrets.token_bytes(NONCE_BYTES)
+    connection.sendall(ours)
+    session, rank, theirs, proof = _CLAIM.unpack(_received(connection, _CLAIM.size))
+    secret = secret_of(session)
+    if secret is None:
+        raise StrangerError(f"session {session} is not open")
+    if not hmac.compare_digest(proof, _proof(secret, b"member", ours, theirs, session, rank)):
+        raise StrangerError(f"another secret than session {session} has")
+    connection.sendall(_proof(secret, b"host", ours, theirs, session, rank))
+    return session, rank
+
+
+def introduce(connection: socket.socket, secret: str, *, session: int, rank: int) -> None:
+    """Join as `rank` of `session`. Raises StrangerError when the host does not know the secret; and OSError."""
+    theirs, ours = _received(connection, NONCE_BYTES), secrets.token_bytes(NONCE_BYTES)
+    connection.sendall(_CLAIM.pack(session, rank, ours, _proof(secret, b"member", theirs, ours, session, rank)))
+    answer = _received(connection, PROOF_BYTES)
+    if not hmac.compare_digest(answer, _proof(secret, b"host", theirs, ours, session, rank)):
+        raise StrangerError("the host does not know the secret of the session")
+
+
+def _proof(secret: str, direction: bytes, of_host: bytes, of_member: bytes, session: int, rank: int) -> bytes:
+    message = direction + of_host + of_member + struct.pack("!QI", session, rank)
+    return hmac.digest(secret.encode(), message, "sha256")
+
+
+def _received(connection: socket.socket, size: int) -> bytes:
+    received = b""
+    while len(received) < size:
+        data = connection.recv(size - len(received))
+        if not data:
+            raise StrangerError("the connection was closed: the other end knows no such session or another secret")
+        received += data
+    return received
