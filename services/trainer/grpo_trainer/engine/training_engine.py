@@ -11,6 +11,7 @@ Three decisions are made here instead of by DeepSpeed:
 
 import contextlib
 import io
+import logging
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
