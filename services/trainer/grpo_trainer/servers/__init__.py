@@ -1,7 +1,8 @@
 """Rank 0's half of the loop: everything that calls a server.
 
 orchestrator.py      the parts below, put together; event_loop.py the thread in which they run
-                     awaited.py: waits for a server at the start; start_checks.py: what a start says at once
+                     awaited.py: waits for a server at the start; start_checks.py: what a start says at once,
+                     wrong_server.py of what is not the server it should be
 pipeline.py          groups in flight, staleness, carry-over; refills.py: groups that teach nothing are replaced
 rollout.py           rows → groups
 reward.py            groups → scores; reward_code.py: the code that computes them must not change

@@ -16,6 +16,7 @@ from grpo_proto.messages.weights import Kind, KvCache
 
 from ..errors import RunError, TrainerError, UnavailableError
 from .adapters import AdapterNeeds, choose_push_kind
+from .wrong_server import wrong_server
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +141,7 @@ class Fleet:
 
         The watcher finds servers that come up later; they get weights with the next push. `still_missing` is called
         about every second with the missing servers, by URL, and the reason of each. Raises UnavailableError, naming a
-        missing server, when fewer than `min_replicas` are live after `timeout_s`.
+        missing server, when fewer than `min_replicas` are live after `timeout_s`; at once where something else answers.
         """
         clock = asyncio.get_running_loop().time
         until_s, logged_s, in_grace = clock() + timeout_s, float("-inf"), False
@@ -211,14 +212,14 @@ class Fleet:
     async def check_token(self) -> None:
         """Read the weight state of every server that is up, which asks for the token, as /info does not.
 
-        Raises ServiceError when a server refuses the token; all else is left to the watcher and the pushes.
+        Raises UsageError when a server refuses the token; all else is left to the watcher and the pushes.
         """
         for replica in self.answered:
             try:
                 await replica.weights.state()
             except ServiceError as error:
                 if error.status == 401:
-                    raise
+                    raise _wrong(replica, error) from error
 
     async def reachable(self) -> list[Replica]:
         """Return the servers that answer now; expel all others and all that restarted.
@@ -343,18 +344,21 @@ class Fleet:
 async def _ask(replica: Replica) -> str | None:
     """Read a server's /livez and /info. Returns why the server is not up yet; None when it is.
 
-    Raises ServiceError when the server is live and refuses its /info.
+    Raises UnavailableError when something else answers there.
     """
     replica.live = False
     try:
         health = await replica.rollouts.livez()
-    except ServiceError as error:
-        return error.detail.message
-    if not health.ok:
-        return health.detail or "not live"
-    try:
+        if not health.ok:
+            return health.detail or "not live"
         replica.info = await replica.rollouts.info()
     except InfrastructureError as error:
         return error.detail.message
+    except ServiceError as error:
+        raise _wrong(replica, error) from error
     replica.live = True
     return None
+
+
+def _wrong(replica: Replica, error: ServiceError) -> TrainerError:
+    return wrong_server(error, role="rollout server", url=replica.url, setting="rollout.urls")
