@@ -3,8 +3,10 @@
 import re
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -71,7 +73,18 @@ def rank_1_of(launcher: int) -> psutil.Process:
     return found
 
 
+@pytest.fixture
+def released(stack: Stack) -> Iterator[None]:
+    """A run that was cut off holds the server until its lease ends: end its session for the tests that follow."""
+    yield
+    with httpx.Client(base_url=stack.rollout.url, timeout=10.0, trust_env=False) as server:
+        session = server.get("/v1/weights").json()["session"]
+        if session is not None:
+            server.request("DELETE", "/v1/weights/session", json={"session": session}).raise_for_status()
+
+
 @pytest.mark.faults
+@pytest.mark.usefixtures("released")
 def test_a_frozen_rank_ends_the_run_by_name(stack: Stack, tmp_path: Path):
     run_dir, log = tmp_path / "run", tmp_path / "trainer.log"
     flags = ("--deepspeed.nproc_per_node", 2, "--server.heartbeat_s", 8, "--max_steps", 500)
@@ -84,6 +97,7 @@ def test_a_frozen_rank_ends_the_run_by_name(stack: Stack, tmp_path: Path):
 
 
 @pytest.mark.faults
+@pytest.mark.usefixtures("released")
 def test_a_stop_ends_all_ranks_within_its_limit_though_one_is_frozen(
     stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -221,7 +221,7 @@ async def test_a_request_that_waited_for_a_member_meets_it_in_the_new_session():
     seen: list[int] = []
 
     async def wait_for_member() -> None:
-        assert await fleet.least_busy(5.0) is not None
+        assert await fleet.until(lambda: bool(fleet.members), 5.0)
         seen.append(fleet.session)
 
     waiting = asyncio.create_task(wait_for_member())
@@ -230,7 +230,7 @@ async def test_a_request_that_waited_for_a_member_meets_it_in_the_new_session():
     await waiting
     assert seen == [7]
     await fleet.expel(fleet.replicas[0], "test")
-    assert await fleet.least_busy(0.01) is None
+    assert not await fleet.until(lambda: bool(fleet.members), 0.01)
     assert fleet.replicas[0].lost.is_set()
     await fleet.close()
 

@@ -4,7 +4,8 @@ orchestrator.py      the parts below, put together; event_loop.py the thread in 
                      awaited.py: waits for a server at the start; start_checks.py: what a start says at once,
                      wrong_server.py of what is not the server it should be
 pipeline.py          groups in flight, staleness, carry-over; refills.py: groups that teach nothing are replaced
-rollout.py           rows → groups
+rollout.py           rows → groups; places.py: which server takes a request
+                     suspects.py: prompts that kill servers are found, named and dropped
 reward.py            groups → scores; reward_code.py: the code that computes them must not change
                      prompt_prefix.py: what the prompts have written already
 teachers.py          groups → the logprobs of their datasets' teachers

@@ -100,6 +100,8 @@ class Replica:
     missed_probes: int = 0
     """In a row; from `MAX_MISSED_PROBES` on the server is away, and no push waits for it."""
     in_flight: int = 0
+    alone: bool = False
+    """Whether a request has the server to itself, or waits for that: no other is sent to it."""
     lost: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while the server is no member: requests waiting for its answer should go to another server."""
 
@@ -330,15 +332,19 @@ class Fleet:
         replica.missed_probes = max(replica.missed_probes, MAX_MISSED_PROBES)
         await self.expel(replica, reason)
 
-    async def least_busy(self, timeout_s: float) -> Replica | None:
-        """Return the member with the fewest requests in flight; None when there is no member within `timeout_s`."""
+    async def until(self, holds: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Wait until `holds`, which reads the members and what they have in flight; False after `timeout_s`."""
         async with self._changed:
             try:
                 async with asyncio.timeout(timeout_s):
-                    await self._changed.wait_for(lambda: bool(self.members))
+                    return await self._changed.wait_for(holds)
             except TimeoutError:
-                return None
-            return min(self.members, key=lambda replica: replica.in_flight)
+                return False
+
+    async def wake(self) -> None:
+        """Have `until` look again: less is in flight."""
+        async with self._changed:
+            self._changed.notify_all()
 
 
 async def _ask(replica: Replica) -> str | None:
