@@ -176,8 +176,12 @@ def _group_of(
     crew: Crew, world_size: int, address: str, timeout_s: float, backend: Backend, trial_bytes: int
 ) -> WeightGroup:
     group = WeightGroup(crew, rank=0, world_size=world_size, backend=backend, timeout_s=timeout_s, address=address)
-    if trial_bytes:
-        group.try_bucket(trial_bytes, torch.device("cuda" if backend == "nccl" else "cpu"), timeout_s=timeout_s)
+    try:
+        if trial_bytes:
+            group.try_bucket(trial_bytes, torch.device("cuda" if backend == "nccl" else "cpu"), timeout_s=timeout_s)
+    except RuntimeError:
+        group.close()
+        raise
     return group
 
 
