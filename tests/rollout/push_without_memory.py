@@ -57,8 +57,15 @@ def main() -> None:
     for parameter in model.parameters():
         parameter.fill_(1.0)
     runner = SimpleNamespace(model=model, reset_lora_state=lambda: None)
-    worker: Any = SimpleNamespace(vllm_config=None, model_config=None, device=torch.device("cpu"), model_runner=runner)
+    worker: Any = SimpleNamespace(
+        vllm_config=None,
+        model_config=None,
+        device=torch.device("cpu"),
+        model_runner=runner,
+        get_model=lambda: runner.model,
+    )
     worker.grpo_receiver = receiver.Receiver(worker)
+    worker.grpo_receiver.member = SimpleNamespace(watch=lambda **_: None)
     manifest = plan_manifest([(name, dtype_name(p.dtype), list(p.shape)) for name, p in model.named_parameters()], 64)
 
     def call(name: str, *arguments: object) -> dict[str, Any]:
