@@ -132,7 +132,8 @@ def _read_config(launch: Launch, options: Options) -> None:
 def _read_accelerate(launch: Launch, content: Mapping[str, Any], shown: str) -> None:
     machines = int(content.get("num_machines") or 1)
     launch.machines = machines
-    launch.processes = max(1, int(content.get("num_processes") or 1) // machines)
+    alone = str(content.get("distributed_type")) == "NO"  # accelerate then starts one, whatever num_processes is
+    launch.processes = 1 if alone else max(1, int(content.get("num_processes") or 1) // machines)
     launch.shown = shown
     deepspeed = content.get("deepspeed_config") or {}
     if file := deepspeed.get("deepspeed_config_file"):
