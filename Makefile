@@ -25,7 +25,7 @@ QUICK_WORKERS ?= $(shell echo $$(($(CORES) > 7 ? 8 : $(CORES) + 1)))
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests --ignore tests/test_architecture.py
 ENGINES := vllm or e2e or ray or browser or deepspeed or processes
 
-.PHONY: help setup lock schema format check quick test faults families test-compose bench gpu-check demo clean
+.PHONY: help setup lock schema format check quick test faults soak families test-compose bench gpu-check demo clean
 
 help:  ## these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -78,6 +78,9 @@ test: $(SETUP_STAMP)  ## every test that breaks nothing: 12 minutes at most on t
 
 faults: $(SETUP_STAMP)  ## what kills, freezes, cuts or fills real services: 10 minutes at most
 	$(PYTEST) -n $(WORKERS) -m faults
+
+soak: $(SETUP_STAMP)  ## 200 steps with a fault every ten: 25 minutes at most
+	$(BIN)/python -m tests.e2e.soak
 
 families: $(SETUP_STAMP)  ## a push to every model family; writes docs/model-families.md: five minutes
 	$(BIN)/python -m tests.rollout.families.matrix

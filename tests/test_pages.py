@@ -139,6 +139,7 @@ def test_defaults_of_the_rollout_server_are_those_on_its_page():
         "--body-timeout-s": options.DEFAULT_BODY_TIMEOUT_S,
         "--max-loras": options.DEFAULT_MAX_LORAS,
         "--max-lora-rank": options.DEFAULT_MAX_LORA_RANK,
+        "--max-logprobs": options.DEFAULT_MAX_LOGPROBS,
     }
 
 

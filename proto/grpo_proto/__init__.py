@@ -5,7 +5,8 @@ client/            typed HTTP clients (needs httpx)
 server/            what the servers share: socket, HTTP connection, refusals (needs uvicorn and starlette)
 checkpoint_files.py  the tensors of a checkpoint in safetensors: headers, digest
 checkpoint_layout.py  how a checkpoint's tensors are made from a model's parameters (needs torch, transformers)
-transport.py       move weights: buckets, digest, process group (needs torch)
+transport.py       move weights: buckets, digest, process group; gloo_connections.py what it forms with (need torch)
+lifeline/          a connection of each worker to rank 0: who may join a push, who has died
 server_url.py      what is the URL of a server
 api_token.py       the servers' token: read it from the environment, check a request for it
 totals.py          a sample's total reward, and a retry of the scores that broke

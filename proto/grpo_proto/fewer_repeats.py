@@ -15,19 +15,24 @@ class FewerRepeats(logging.Filter):
         super().__init__()
         self._every_s, self._levels = every_s, levels
         self._seen: dict[str, tuple[float, int]] = {}
-        """Message → time of the last line that passed, and number held back since. A library has few messages."""
+        """What equal lines share → time of the last one that passed, and number held back since."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return record.levelno not in self._levels or self.passes(record)
 
+    def shared(self, record: logging.LogRecord) -> str:
+        """What equal lines share. A library has few log calls."""
+        return str(record.msg)
+
     def passes(self, record: logging.LogRecord) -> bool:
         """Whether another line like `record` may pass; if so, append the number held back to its message."""
         now_s = time.monotonic()
-        passed_s, num_held_back = self._seen.get(record.msg, (-self._every_s, 0))
+        key = self.shared(record)
+        passed_s, num_held_back = self._seen.get(key, (-self._every_s, 0))
         if now_s - passed_s < self._every_s:
-            self._seen[record.msg] = passed_s, num_held_back + 1
+            self._seen[key] = passed_s, num_held_back + 1
             return False
-        self._seen[record.msg] = now_s, 0
+        self._seen[key] = now_s, 0
         if num_held_back:
             record.msg = f"{record.msg} ({num_held_back} more since the last such line)"
         return True

@@ -4,18 +4,20 @@ import json
 import signal
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.e2e.conftest import Stack, read_jsonl
 from tests.e2e.runs import wait_for_rows
-from tests.processes import ROLLOUT_ENVIRONMENT, free_port, rollout_command, service
+from tests.processes import ROLLOUT_ENVIRONMENT, Service, free_port, rollout_command, service
 from tests.warm_python import Forked
 
 pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.timeout(900), pytest.mark.xdist_group("stack")]
 
-SMALL_BUCKETS = ("--weights.bucket_mib", 1, "--weights.bucket_timeout_s", 5)
+SMALL_BUCKETS = ("--weights.bucket_mib", 1, "--weights.bucket_timeout_s")
 FAULTY = Path(__file__).with_name("faulty_worker")
 
 
@@ -40,7 +42,15 @@ def end(trainer: Forked, run_dir: Path, log: Path) -> None:
     assert all(version == line["step"] for line in lines for version, _ in line["versions"])
 
 
-def test_an_engine_killed_at_any_point_of_a_push_leaves_the_run_to_the_other(stack: Stack, tmp_path: Path):
+def thaw(mortal: Service) -> None:
+    """A process that stands still takes no SIGTERM."""
+    with suppress(psutil.NoSuchProcess):
+        mortal.engine().kill()
+
+
+@pytest.mark.parametrize("sign", ["SIGKILL", "SIGSTOP"])
+def test_an_engine_lost_at_any_point_of_a_push_leaves_the_run_to_the_other(sign: str, stack: Stack, tmp_path: Path):
+    """Killed, or frozen behind a front that lives."""
     port, run_dir, log, fault = free_port(), tmp_path / "run", tmp_path / "trainer.log", tmp_path / "fault"
     urls = [stack.rollout.url, f"http://127.0.0.1:{port}"]
     command = rollout_command(stack.model, port, "--dtype", "float32", "--enforce-eager")
@@ -52,13 +62,20 @@ def test_an_engine_killed_at_any_point_of_a_push_leaves_the_run_to_the_other(sta
             with service(command, tmp_path / f"{point}.log", port=port, environment=environment) as mortal:
                 mortal.wait_until_live()
                 if trainer is None:
-                    flags = ("--max_steps", 1000, "--rollout.urls", json.dumps(urls), *SMALL_BUCKETS)
+                    flags = ("--max_steps", 1000, "--rollout.urls", json.dumps(urls), *SMALL_BUCKETS, 30)
                     trainer = stack.start_trainer(run_dir, log, *flags)
                 seen = wait_for(log, f"with {', '.join(urls)} over gloo", trainer, after=seen)
-                fault.write_text(point)
+                fault.write_text(f"{sign} {point}")
+                while fault.exists():
+                    time.sleep(0.01)
+                lost_s = time.monotonic()
+                seen = wait_for(log, f"push failed: {urls[1]}: ", trainer, after=seen)
+                noticed_s = time.monotonic() - lost_s
+                seen = wait_for(log, f"with {urls[0]} over gloo", trainer, after=seen)
+                print(f"{sign} in {point}: noticed after {noticed_s:.1f} s, others {time.monotonic() - lost_s:.1f} s")
+                if sign == "SIGSTOP":
+                    thaw(mortal)
                 assert mortal.process.wait(60.0) == 1, mortal.log.read_text()
-            assert not fault.exists()
-            seen = wait_for(log, f"with {urls[0]} over gloo", trainer, after=seen)
             wait_for_rows(run_dir, (run_dir / "metrics.jsonl").read_bytes().count(b"\n") + 1, trainer)
         end(trainer, run_dir, log)
     finally:
@@ -75,7 +92,7 @@ def test_a_server_nobody_can_connect_to_is_left_out_by_name_and_taken_back(stack
     log.touch()
     with service(command, tmp_path / "closed.log", port=port, environment=environment) as closed:
         closed.wait_until_live()
-        flags = ("--max_steps", 1000, "--rollout.urls", json.dumps(urls), *SMALL_BUCKETS)
+        flags = ("--max_steps", 1000, "--rollout.urls", json.dumps(urls), *SMALL_BUCKETS, 5)
         trainer = stack.start_trainer(run_dir, log, *flags)
         try:
             seen = wait_for(log, f"rollout server {urls[1]} fails pushes and is left out of this one", trainer)

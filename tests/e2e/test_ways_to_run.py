@@ -3,8 +3,11 @@
 import re
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
+import psutil
 import pytest
 
 from tests.e2e.conftest import Stack, read_jsonl
@@ -63,6 +66,51 @@ def test_two_ranks_that_are_stopped_go_on_from_their_checkpoint(stack: Stack, tm
     as_one = metrics_of(stack, run_dir, "--max_steps", saved + 2, "--resume")
     assert as_one[:-1] == steps
     assert as_one[-1]["canary/logprob_difference_max"] <= 1e-4
+
+
+def rank_1_of(launcher: int) -> psutil.Process:
+    (found,) = [rank for rank in psutil.Process(launcher).children() if rank.environ().get("RANK") == "1"]
+    return found
+
+
+@pytest.fixture
+def released(stack: Stack) -> Iterator[None]:
+    """A run that was cut off holds the server until its lease ends: end its session for the tests that follow."""
+    yield
+    with httpx.Client(base_url=stack.rollout.url, timeout=10.0, trust_env=False) as server:
+        session = server.get("/v1/weights").json()["session"]
+        if session is not None:
+            server.request("DELETE", "/v1/weights/session", json={"session": session}).raise_for_status()
+
+
+@pytest.mark.faults
+@pytest.mark.usefixtures("released")
+def test_a_frozen_rank_ends_the_run_by_name(stack: Stack, tmp_path: Path):
+    run_dir, log = tmp_path / "run", tmp_path / "trainer.log"
+    flags = ("--deepspeed.nproc_per_node", 2, "--server.heartbeat_s", 8, "--max_steps", 500)
+    trainer = stack.start_trainer(run_dir, log, *flags)
+    wait_for_step(run_dir, 1, trainer)
+    rank_1_of(trainer.pid).suspend()
+    assert trainer.wait(100) == 1, log.read_text()
+    assert "ERROR trainer: rank 1 stands still: its process is frozen or cut off" in log.read_text()
+    assert "Traceback" not in log.read_text()
+
+
+@pytest.mark.faults
+@pytest.mark.usefixtures("released")
+def test_a_stop_ends_all_ranks_within_its_limit_though_one_is_frozen(
+    stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "5")
+    run_dir, log = tmp_path / "run", tmp_path / "trainer.log"
+    trainer = stack.start_trainer(run_dir, log, "--deepspeed.nproc_per_node", 2, "--max_steps", 500)
+    wait_for_step(run_dir, 1, trainer)
+    frozen = rank_1_of(trainer.pid)
+    frozen.suspend()
+    trainer.send_signal(signal.SIGTERM)
+    assert trainer.wait(15) == 143, log.read_text()
+    assert "rank 1 did not end in time; it is killed" in log.read_text()
+    assert not frozen.is_running()
 
 
 def test_all_ranks_end_before_the_first_step_when_the_model_could_not_be_saved(stack: Stack, tmp_path: Path):

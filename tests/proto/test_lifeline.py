@@ -198,3 +198,14 @@ def test_a_worker_that_cannot_go_on_says_so_itself(open_host: Host):
     assert one.ended == "another worker of the session, rank 2, ran out of memory"
     one.close()
     assert crew.lost.keys() == {2}, "who leaves afterwards is not lost"
+
+
+def test_a_worker_that_leaves_ends_the_session_and_is_not_at_fault(open_host: Host):
+    """It gave up waiting for another one."""
+    crew = open_host.crew(1, 3)
+    one, two = join(open_host, crew, 1), join(open_host, crew, 2)
+    eventually(lambda: crew.arrived == {1, 2})
+    two.close()
+    eventually(lambda: one.ended is not None)
+    assert crew.ended == "worker 2 left"
+    assert crew.lost == {}

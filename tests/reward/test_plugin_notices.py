@@ -105,6 +105,19 @@ async def test_the_server_tells_it_when_it_starts(tmp_path, caplog):
     assert [record.levelno for record in told] == [logging.WARNING]
 
 
+@pytest.mark.asyncio
+async def test_a_plugin_that_hangs_at_its_import_is_named(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr("grpo_reward.executors.loading.SLOW_IMPORT_S", 0.2)
+    quick, slow = tmp_path / "quick.py", tmp_path / "slow.py"
+    quick.write_text(MARKED)
+    slow.write_text("import time\ntime.sleep(600)\n")
+    executor = ProcessExecutor(workers=1, plugins=[quick, slow], start_limit_s=4.0)
+    with pytest.raises(ExecutorUnavailable, match=f"^{slow} was not imported within 4 s$"):
+        await executor.start()
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [f"importing {slow} for 0.2 s; its code runs or waits"]
+
+
 @pytest.mark.parametrize("command", [("list", "one"), ("test", "one", "--time-limit-s", "5")])
 def test_a_command_tells_it_once_on_stderr(tmp_path, command):
     """`test` loads the rewards twice."""

@@ -60,7 +60,7 @@ class TestToken:
             for name in ("evil.example:8000", "127.0.0.1.evil.example", "192.168.1.2:8000"):
                 response = await http.get(path, headers={"Host": name})
                 assert (response.status_code, error(response)) == (403, "foreign_name")
-            for name in ("127.0.0.1:8000", "LOCALHOST", "[::1]:8000"):
+            for name in ("127.0.0.1:8000", "LOCALHOST", "[::1]:8000", "0.0.0.0:8000", "[::]:8000"):
                 assert (await http.get(path, headers={"Host": name})).status_code == 200
         async with client(CURRENT, tokens=["secret"]) as http:
             headers = {"Host": "rollout.example", "Authorization": "Bearer secret"}

@@ -149,9 +149,10 @@ def test_an_empty_token_is_refused_even_on_loopback(model: Path, monkeypatch: py
         check_options(parsed(model), on_cpu=True)
 
 
-def test_the_developer_mode_is_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
-    with pytest.raises(StartError, match="VLLM_SERVER_DEV_MODE"):
+@pytest.mark.parametrize("name", ["VLLM_SERVER_DEV_MODE", "VLLM_ALLOW_INSECURE_SERIALIZATION"])
+def test_what_lets_a_request_run_code_is_refused(monkeypatch: pytest.MonkeyPatch, name: str):
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(StartError, match=name):
         prepare_environment()
 
 

@@ -6,6 +6,8 @@ A run saves and goes on undisturbed, unless there are checkpoints already; it go
 ranks, in an engine that has trained, and saves them again at once.
 """
 
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,9 @@ from tests.trainer.tested_rank import this_rank
 from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.config.lora import LoraConfig
 from grpo_trainer.config.optimization import OptimizerConfig
+from grpo_trainer.engine.state import STATE_TAG
 from grpo_trainer.engine.training_engine import TrainingEngine
+from grpo_trainer.errors import UsageError
 
 
 def new_engine(folder: Path, stage: int, dtype: str) -> TrainingEngine:
@@ -88,6 +92,30 @@ def save(engine: TrainingEngine, place: Path) -> None:
     engine.save(place)
 
 
+class MakesFolder:
+    """Does so when it is unpickled."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.folder),)
+
+
+def refused(engine: TrainingEngine, place: Path) -> str:
+    """What a load of this checkpoint says, with a program in the file of each rank's optimizer."""
+    copy, run = place / f"changed-{engine.world_size}-{engine.rank}", place / "run"
+    shutil.copytree(place / STATE_TAG, copy / STATE_TAG)
+    for file in (copy / STATE_TAG).glob("*optim_states.pt"):
+        torch.save({"optimizer_state_dict": MakesFolder(run)}, file)
+    try:
+        engine.load(copy)
+    except UsageError as error:
+        assert not run.exists()
+        return error.message
+    raise AssertionError("it was loaded")
+
+
 def main(folder: Path, results: dict[str, Any]) -> None:
     num_ranks = torch.distributed.get_world_size()
     cases = [*((stage, "float32") for stage in (0, 1, 2, 3, -2, -3)), (0, "bfloat16"), (3, "bfloat16")]
@@ -96,6 +124,8 @@ def main(folder: Path, results: dict[str, Any]) -> None:
         engine = (new_engine if saved_before else undisturbed)(folder, stage, dtype)
         if saved_place(folder, 3 - num_ranks, stage, dtype).exists():
             results[f"{stage} {dtype}"] = resumed(engine, folder, 3 - num_ranks, stage, dtype)
+            if stage == 3:
+                results["refused"] = [refused(engine, saved_place(folder, ranks, stage, dtype)) for ranks in (1, 2)]
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import yaml
 from tests.trainer.made_episodes import VERSION, make_sequences, make_taken
 
 from grpo_proto import RewardScore
+from grpo_trainer import extension
 from grpo_trainer.algorithm.batching import collate
 from grpo_trainer.algorithm.correction import rollout_correction
 from grpo_trainer.algorithm.decisions import sequences_of, training_sequences
@@ -31,6 +32,17 @@ from grpo_trainer.extension import named
 
 CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "trainer.md"
+
+
+def test_a_file_that_hangs_at_its_import_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(extension, "SLOW_IMPORT_S", 0.2)
+    for name, seconds in {"quick": 0.0, "slow": 1.0}.items():
+        (tmp_path / f"{name}.py").write_text(f"import time; time.sleep({seconds})\ndef loss(): ...")
+        named(f"{tmp_path}/{name}.py:loss", {}, setting="algorithm.loss")
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [f"importing {tmp_path}/slow.py for 0.2 s; its code runs or waits"]
 
 
 def test_an_unknown_name_lists_those_that_are_known():

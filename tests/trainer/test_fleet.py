@@ -26,7 +26,7 @@ def info(**changes: object) -> RolloutInfo:
     said = {
         "version": "0", "protocol_version": PROTOCOL_VERSION, "engine": "none", "server_id": "s", "model": "m",
         "dtype": "float32", "tokenizer_fingerprint": "ours", "chat_template_fingerprint": None, "max_model_len": 100,
-        "world_size": 1, "device": "cpu", "weights": WeightState(state="initial", version=0), "lifeline": True,
+        "world_size": 1, "device": "cpu", "weights": WeightState(state="initial", version=0),
     }  # fmt: skip
     return RolloutInfo.model_validate(said | changes)
 
@@ -35,7 +35,6 @@ def info(**changes: object) -> RolloutInfo:
     ("changes", "named"),
     [
         ({"protocol_version": PROTOCOL_VERSION + 1}, "speaks protocol"),
-        ({"lifeline": False}, "older than the lifelines"),
         ({"tokenizer_fingerprint": "another"}, "another tokenizer"),
         ({"max_model_len": 50}, "a context of 50 tokens"),
         ({"max_model_len": 300}, "beyond 200 the rotary embedding of this model depends on the length"),
@@ -50,7 +49,7 @@ async def test_a_server_that_does_not_fit_may_fit_at_the_next_try(changes: dict[
     needs: dict[str, Any] = {"tokenizer": "ours", "max_tokens": 100, "head_dtype": "model", "kv_cache": "keep"}
     needs["one_rope_context"] = 200
     fleet.check_compatible(**needs)
-    fleet.replicas[0].info = info(**{"keeps_kv_cache": True, "lifeline": True} | changes)
+    fleet.replicas[0].info = info(**{"keeps_kv_cache": True} | changes)
     with pytest.raises(UnavailableError, match=named):
         fleet.check_compatible(**needs)
     await fleet.close()
@@ -222,7 +221,7 @@ async def test_a_request_that_waited_for_a_member_meets_it_in_the_new_session():
     seen: list[int] = []
 
     async def wait_for_member() -> None:
-        assert await fleet.least_busy(5.0) is not None
+        assert await fleet.until(lambda: bool(fleet.members), 5.0)
         seen.append(fleet.session)
 
     waiting = asyncio.create_task(wait_for_member())
@@ -231,7 +230,7 @@ async def test_a_request_that_waited_for_a_member_meets_it_in_the_new_session():
     await waiting
     assert seen == [7]
     await fleet.expel(fleet.replicas[0], "test")
-    assert await fleet.least_busy(0.01) is None
+    assert not await fleet.until(lambda: bool(fleet.members), 0.01)
     assert fleet.replicas[0].lost.is_set()
     await fleet.close()
 

@@ -15,7 +15,7 @@ from grpo_trainer.servers.weight_session import WeightSession
 class Server:
     """Counts renewals; refuses them as `refusal` once that is set."""
 
-    url = "http://a"
+    url, missed_probes = "http://a", 0
 
     def __init__(self) -> None:
         self.renewals, self.refusal, self.weights = 0, "", self
@@ -33,7 +33,8 @@ def server() -> Server:
 
 
 def lease_on(server: Any, *, has_heartbeat: bool) -> Lease:
-    session = WeightSession(7, [server], SimpleNamespace(), WeightsConfig())  # type: ignore[arg-type]
+    crew: Any = SimpleNamespace(session=7)
+    session = WeightSession([server], crew, asyncio.Event(), SimpleNamespace(), WeightsConfig())  # type: ignore[arg-type]
     return Lease(lambda: session, lambda: has_heartbeat, lease_s=0.04)
 
 

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from grpo_proto import fewer_repeats
 from grpo_trainer.errors import UsageError
-from grpo_trainer.observe.run_log import BesideTheBar, configure_logging
+from grpo_trainer.observe.run_log import ALIKE, BesideTheBar, configure_logging
 
 
 @pytest.fixture(autouse=True)
@@ -20,6 +21,8 @@ def _logging_as_before() -> Iterator[None]:
     for handler in [handler for handler in root.handlers if isinstance(handler, BesideTheBar)]:
         root.removeHandler(handler)
     root.setLevel(level)
+    for name in ALIKE:
+        logging.getLogger(name).setLevel(logging.NOTSET)
     logging.captureWarnings(False)
 
 
@@ -37,6 +40,38 @@ def test_a_line_has_time_level_and_service():
     assert len(date) == 10
     assert len(clock) == 8
     assert rest == "INFO trainer: step %d done"
+
+
+def warned(rank: int, *loggers: str) -> list[str]:
+    stream = io.StringIO()
+    configure_logging(rank=rank, stream=stream)
+    for name in loggers:
+        logging.getLogger(name).warning("odd in %s", name)
+    return [line.partition(": ")[2] for line in stream.getvalue().splitlines()]
+
+
+def test_what_all_ranks_do_alike_is_warned_of_once(monkeypatch: pytest.MonkeyPatch):
+    own = ("grpo_trainer.engine.model", "grpo_trainer.lora.adapter", "grpo_trainer.servers.push", "httpx")
+    assert warned(0, *own) == [f"odd in {name}" for name in own]
+    assert warned(1, *own) == [f"odd in {name}" for name in own[2:]]
+    monkeypatch.setenv("GRPO_LOG_LEVEL", "warning")
+    assert warned(1, *own) == [f"odd in {name}" for name in own]
+
+
+def test_equal_warnings_are_one_line(monkeypatch: pytest.MonkeyPatch):
+    now_s = [100.0]
+    monkeypatch.setattr(fewer_repeats.time, "monotonic", lambda: now_s[0])
+    stream = io.StringIO()
+    configure_logging(stream=stream)
+    for url in ["http://a"] * 8 + ["http://b"]:
+        logging.getLogger("grpo_trainer.test").warning("lost %s", url)
+    now_s[0] += 60.0
+    logging.getLogger("grpo_trainer.test").warning("lost %s", "http://a")
+    assert [line.partition(": ")[2] for line in stream.getvalue().splitlines()] == [
+        "lost http://a",
+        "lost http://b",
+        "lost http://a (7 more since the last such line)",
+    ]
 
 
 def test_json_lines_on_request(monkeypatch: pytest.MonkeyPatch):

@@ -141,9 +141,9 @@ def test_without_a_terminated_completion_there_is_no_terminated_length():
 def test_staleness_is_that_of_the_oldest_token():
     fresh, mixed = make_sample(versions=[(5, 4)]), make_sample(versions=[(3, 1), (4, 3)])
     empty = make_sample(length=0, versions=[])
-    metrics = metrics_of(make_group(fresh, mixed, empty), version=5, dropped_stale=8)
+    metrics = metrics_of(make_group(fresh, mixed, empty), version=5, dropped_stale=8, dropped_crash=2)
     assert (metrics["staleness/mean"], metrics["staleness/max"]) == (1.0, 2)
-    assert metrics["samples/dropped_stale"] == 8
+    assert (metrics["samples/dropped_stale"], metrics["samples/dropped_crash"]) == (8, 2)
 
 
 def test_a_sample_is_left_out_once_and_only_without_a_total():
@@ -162,7 +162,7 @@ def test_a_sample_is_left_out_once_and_only_without_a_total():
     metrics = metrics_of(make_group(*samples), names=("a", "b"), mask_truncated=True, dropped_stale=2)
     assert metrics["samples/used"] == 2
     left_out = {reason: metrics[f"samples/dropped_{reason}"] for reason in DROP_REASONS}
-    assert left_out == {"stale": 2, "unscorable": 1, "timeout": 1, "error": 2, "truncated": 1, "empty": 1}
+    assert left_out == {"stale": 2, "crash": 0, "unscorable": 1, "timeout": 1, "error": 2, "truncated": 1, "empty": 1}
     assert metrics_of(make_group(*samples), names=("a", "b"))["samples/used"] == 3, "cut-off ones teach unless masked"
     assert (metrics["samples/error"], metrics["samples/unscorable"]) == (3, 4), "samples that lack a score of a reward"
 

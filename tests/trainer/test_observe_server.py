@@ -15,7 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.trainer.fake_time import FakeTime
 
-from grpo_proto import ErrorBody, Health, TrainerInfo
+from grpo_proto import PROTOCOL_VERSION, ErrorBody, Health, TrainerInfo
 from grpo_trainer.config.run_config import ServerConfig
 from grpo_trainer.errors import UnavailableError, UsageError
 from grpo_trainer.observe.live_view import LiveView
@@ -178,7 +178,7 @@ def test_info_says_how_far_the_run_is(client: httpx.Client, status: RunStatus):
     status.enter_stage("eval")
     info = TrainerInfo.model_validate_json(client.get("/info").content)
     assert (info.run, info.step, info.max_steps, info.policy_version, info.stage) == ("demo", 3, 10, 4, "eval")
-    assert info.protocol_version == 1
+    assert info.protocol_version == PROTOCOL_VERSION
 
 
 def samples_of(client: httpx.Client) -> dict[tuple, float]:

@@ -8,6 +8,7 @@ import pytest
 from tests.trainer.gloo_ranks import outputs_of_two_ranks
 
 from grpo_trainer.errors import RunError
+from grpo_trainer.observe.run_status import RunStatus
 from grpo_trainer.ranks.crew import Crew
 from grpo_trainer.ranks.ranks import Ranks
 
@@ -43,8 +44,8 @@ def test_every_rank_gets_what_rank_0_sends_and_its_own_part_of_the_arrays(tmp_pa
 
 CREW_PROGRAM = """
 import json
-from types import SimpleNamespace
 from grpo_trainer.errors import RunError, UsageError
+from grpo_trainer.observe.run_status import RunStatus
 from grpo_trainer.ranks.crew import Crew, follow
 from grpo_trainer.ranks.ranks import join_ranks
 from grpo_trainer.ranks.stop_signal import StopRequested
@@ -61,14 +62,14 @@ class Work:
         if ranks.rank == rank or rank is None:
             raise RunError("it cannot be done", "try another", exit_status=3)
 
-commands = ("count", "fail_on")
+commands, run = ("count", "fail_on"), RunStatus("run", heartbeat_bound_s=60.0)
 if ranks.rank:
-    status = follow(ranks, Work(), commands)
+    status = follow(ranks, Work(), commands, run)
     print(json.dumps([status, Work.did]))
 else:
     said = []
     try:
-        with Crew(ranks, Work(), commands) as crew:
+        with Crew(ranks, Work(), commands, run) as crew:
             said.append(crew.gather("count", 5))
             for rank in (0, 1, None):
                 try:
@@ -115,7 +116,7 @@ def test_alone_a_command_is_a_plain_call():
         def fail(self) -> None:
             raise RunError("no")
 
-    with Crew(Ranks(0, 1), Work(), ("add", "fail")) as crew:
+    with Crew(Ranks(0, 1), Work(), ("add", "fail"), RunStatus("run", heartbeat_bound_s=60.0)) as crew:
         assert crew.do("add", 4, each=[{"a": np.array([1, 2])}]) == 7
         with pytest.raises(RunError, match="no"):
             crew.do("fail")

@@ -79,7 +79,7 @@ def report(ranks, step):
     dist.barrier()
     return heard
 
-def follow(ranks, work, commands):
+def follow(ranks, work, commands, status):
     report(ranks, None)
     return 0 if ranks.broadcast_json(None)[0] == "end" else 1
 

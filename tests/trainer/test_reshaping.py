@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from tests.tiny_model import make_model, make_tokenizer
 from tests.trainer.spawned_ranks import MARKS, run_ranks
 from transformers import Qwen2ForCausalLM
 
+from grpo_trainer.engine.deepspeed_files import load_file
 from grpo_trainer.engine.random_state import seed_anew
 from grpo_trainer.engine.reshaping import read_pieces
 from grpo_trainer.engine.state import STATE_TAG
@@ -68,12 +70,20 @@ def test_no_bit_of_the_optimizer_is_lost(folder: Path, case: str, world_size: in
             assert torch.equal(numbers[:length], again[:length])
 
 
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_program_in_a_file_is_refused_by_its_name_and_not_run(folder: Path, world_size: int):
+    """On as many ranks as have saved it, which DeepSpeed loads, and on another number."""
+    for of_rank in seen_by(folder, world_size, "refused"):
+        for said in of_rank:
+            assert re.search(r"optim_states\.pt holds posix\.mkdir, which no checkpoint of", said), said
+
+
 def parameters(place: Path, num_ranks: int) -> dict[str, dict[str, torch.Tensor]]:
     tag = place / STATE_TAG
     (model, *_) = sorted(tag.glob("*mp_rank_00_model_states.pt"))
     files = [sorted(tag.glob(f"*zero_pp_rank_{rank}_*optim_states.pt")) for rank in range(num_ranks)]
-    states = [torch.load(file, weights_only=False)["optimizer_state_dict"] for (file,) in files]
-    pieces = read_pieces(states, torch.load(model, weights_only=False))
+    states = [load_file(file)["optimizer_state_dict"] for (file,) in files]
+    pieces = read_pieces(states, load_file(model))
     return {name: {key: torch.cat(found) for key, found in of_name.items()} for name, of_name in pieces.items()}
 
 

@@ -18,6 +18,7 @@ from grpo_trainer.checkpoint.file_writer import copied_to_host
 from grpo_trainer.checkpoint.files import find_latest, list_steps
 from grpo_trainer.checkpoint.saving import CheckpointSaver, FinalFolder, final_folders
 from grpo_trainer.errors import RunError, UnavailableError, UsageError
+from grpo_trainer.observe.run_status import RunStatus
 from grpo_trainer.rank_work import COMMANDS, RankWork
 from grpo_trainer.ranks.crew import Crew
 from grpo_trainer.ranks.ranks import Ranks
@@ -25,7 +26,8 @@ from grpo_trainer.ranks.ranks import Ranks
 
 def alone(engine: Any) -> Crew:
     ranks = Ranks(rank=0, world_size=1)
-    return Crew(ranks, RankWork(engine, ranks, pad_token_id=0, tokens_per_micro_batch=64), COMMANDS)
+    work = RankWork(engine, ranks, pad_token_id=0, tokens_per_micro_batch=64)
+    return Crew(ranks, work, COMMANDS, RunStatus("run", heartbeat_bound_s=60.0))
 
 
 class Engine:
@@ -110,7 +112,7 @@ def test_what_would_fail_at_the_end_fails_in_the_rehearsal(place: str, tmp_path:
             engine.num_bytes = 2**80
             kind, told = (
                 UnavailableError,
-                told + r"\[Errno 28\] 1125899906842624.00 GiB are needed, and [0-9.]* GiB are free",
+                told + r"\[Errno 28\] 1125899906842624.00 GiB are needed, and [0-9.]* .iB are free",
             )
         case "no folder":
             run_dir.rmdir()
@@ -126,16 +128,18 @@ def test_what_would_fail_at_the_end_fails_in_the_rehearsal(place: str, tmp_path:
 
 # Rank 0 saves, the other ranks follow; each prints what it ended with.
 CREW = """
+from grpo_trainer.observe.run_status import RunStatus
 from grpo_trainer.rank_work import COMMANDS, RankWork
 from grpo_trainer.ranks.crew import Crew, follow
 
 def by_all(engine, save):
     work = RankWork(engine, ranks, pad_token_id=0, tokens_per_micro_batch=64)
+    status = RunStatus("run", heartbeat_bound_s=60.0)
     if ranks.rank:
-        return print(json.dumps(follow(ranks, work, COMMANDS)))
+        return print(json.dumps(follow(ranks, work, COMMANDS, status)))
     said = ""
     try:
-        with Crew(ranks, work, COMMANDS) as crew:
+        with Crew(ranks, work, COMMANDS, status) as crew:
             save(crew)
     except RunError as error:
         said = error.message

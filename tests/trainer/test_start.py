@@ -1,7 +1,6 @@
 """The first seconds of a run: it can be asked how it is, waits for servers in the open, and ends with a status that
 says whether another try can help."""
 
-import asyncio
 import errno
 import json
 import os
@@ -33,7 +32,7 @@ from grpo_trainer.config.weights import WeightsConfig
 from grpo_trainer.data.prompts import text_or_file
 from grpo_trainer.errors import RunError, UnavailableError, UsageError, model_error_class
 from grpo_trainer.servers.reward import _check_file
-from grpo_trainer.servers.weight_session import WeightSession
+from grpo_trainer.servers.weight_session import listener_of
 
 PATIENCE_S = 120.0
 
@@ -322,4 +321,4 @@ class TestExitStatus:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             config = WeightsConfig(port=taken.getsockname()[1])
             with pytest.raises(UnavailableError, match="cannot be listened on: Address already in use"):
-                asyncio.run(WeightSession.open([], config, trainer_id="trainer", backend="gloo"))
+                listener_of(config)

@@ -1,14 +1,22 @@
 """A wrong start says what is wrong before anything is loaded, with the exit status of the manual."""
 
+import asyncio
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from socketserver import StreamRequestHandler, ThreadingTCPServer
+from threading import Thread
 
 import pytest
 from tests.trainer.test_fleet import info
 
-from grpo_proto import ErrorDetail, FatalError, WeightState
+from grpo_proto import ErrorDetail, FatalError, RewardClient, RewardInfo, WeightState
 from grpo_trainer.config.run_config import RolloutConfig, WeightsConfig
-from grpo_trainer.errors import TrainerError, UnavailableError, UsageError
-from grpo_trainer.servers.start_checks import check_distinct, check_free, check_rendezvous, no_server
+from grpo_trainer.errors import UnavailableError, UsageError
+from grpo_trainer.servers.awaited import Awaited
+from grpo_trainer.servers.fleet import Fleet
+from grpo_trainer.servers.start_checks import check_distinct, check_free, check_rendezvous
+from grpo_trainer.servers.wrong_server import wrong_server
 
 
 def held(seconds: float | None, trainer: str | None = "other") -> WeightState:
@@ -56,15 +64,71 @@ def test_a_rendezvous_that_cannot_be_opened():
         check_rendezvous(WeightsConfig(backend="nccl"), [])
 
 
-@pytest.mark.parametrize(
-    ("status", "kind", "said"),
-    [(401, UsageError, "asks for a token, and GRPO_API_TOKEN"), (404, UnavailableError, "no rollout server answers")],
-)
-def test_who_refuses_is_named(status: int, kind: type[TrainerError], said: str):
-    refused = FatalError(ErrorDetail(type="refused", message="no"), url="http://a/info", status=status)
-    found = no_server(refused, role="rollout server", url="http://a", setting="rollout.urls")
-    assert type(found) is kind
-    assert said in str(found)
+def test_a_token_that_a_server_refuses_is_named():
+    refused = FatalError(ErrorDetail(type="unauthorized", message="no"), url="http://a/v1/weights", status=401)
+    found = wrong_server(refused, role="rollout server", url="http://a", setting="rollout.urls")
+    assert type(found) is UsageError
+    assert "the rollout server http://a asks for a token, and GRPO_API_TOKEN" in str(found)
+
+
+@contextmanager
+def answering(answer: bytes) -> Iterator[str]:
+    """The URL of something that sends the same to whoever connects."""
+
+    class Handler(StreamRequestHandler):
+        def handle(self) -> None:
+            while self.rfile.readline().strip():
+                continue
+            self.wfile.write(answer)
+
+    with ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def page(body: str, status: str = "200 OK") -> bytes:
+    return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode()
+
+
+NO_ROLLOUT_SERVER = {
+    "a reward server": (
+        page(RewardInfo(version="1", protocol_version=1, rewards={}, workers=1).model_dump_json()),
+        "is no rollout server: the reward server of grpo-services answers there",
+    ),
+    "a trainer": (
+        page('{"service": "trainer", "step": 3}'),
+        "is no rollout server: the live page of a trainer of grpo-services answers there",
+    ),
+    "a page": (page("<html>"), "is no rollout server of grpo-services: .*begins with '<html>'"),
+    "another API": (page('{"detail": "Not Found"}', "404 Not Found"), "is no rollout server of grpo-services: .*404"),
+}
+
+
+@pytest.mark.parametrize(("answer", "said"), NO_ROLLOUT_SERVER.values(), ids=NO_ROLLOUT_SERVER)
+async def test_a_url_of_something_else_is_named_at_once(answer: bytes, said: str):
+    with answering(answer) as url:
+        fleet = Fleet([url], min_replicas=1)
+        with pytest.raises(UnavailableError, match=f"{url} {said}") as caught:
+            await asyncio.wait_for(fleet.wait_until_live(600.0), 5.0)
+        await fleet.close()
+    assert caught.value.exit_status == 3
+    assert caught.value.hint == "see rollout.urls"
+
+
+async def test_a_reward_server_elsewhere_is_named_before_any_other_is_waited_for():
+    rollout = info().model_dump_json()
+    with answering(page(rollout)) as url:
+        server = Awaited("the reward server", url, "reward.url", "grpo-reward serve")
+        async with RewardClient(url) as client:
+            with pytest.raises(UnavailableError, match=f"{url} is no reward server: the rollout server of grpo"):
+                await server.refuse_another(client.info)
+    async with RewardClient(url) as client:  # nobody is there now
+        await server.refuse_another(client.info)
 
 
 def test_a_url_ends_without_the_path_of_openais_clients():

@@ -21,6 +21,8 @@ MAX_ERROR_BYTES = 64 * 1024
 """Bytes read of an answer that reports an error; the rest is left."""
 SHOWN_CHARS = 200
 """Characters that an error quotes of a body that is not the expected message."""
+SERVICES = {"rollout": "rollout server", "reward": "reward server", "trainer": "live page of a trainer"}
+"""`service` of an `/info` → what answers."""
 PLAIN = {"Accept-Encoding": "identity"}
 
 
@@ -57,6 +59,8 @@ class Answer:
             place = ".".join(map(str, problem["loc"]))
             if "logprobs" in problem["loc"]:
                 raise self._no_logprob(place, url) from error
+            if place == "service" and str(found := error.errors()[0]["input"]) in SERVICES:
+                raise self._wrong_service(found, url) from error
             reason = f"{place}: {problem['msg']}" if place else problem["msg"]
             detail = ErrorDetail(
                 type="malformed_answer",
@@ -64,6 +68,15 @@ class Answer:
                 hint=f"is a grpo-services server of protocol {PROTOCOL_VERSION} listening there?",
             )
             raise FatalError(detail, url=url, status=self.status) from error
+
+    def _wrong_service(self, found: str, url: str) -> FatalError:
+        """The error for the report of another service of ours than the one that was asked."""
+        detail = ErrorDetail(
+            type="wrong_service",
+            message=f"the {SERVICES[found]} of grpo-services answers there",
+            hint="is the URL right?",
+        )
+        return FatalError(detail, url=url, status=self.status)
 
     def _no_logprob(self, place: str, url: str) -> InfrastructureError:
         """The error for a logprob that is NaN, infinite, or null, which some servers send for both."""

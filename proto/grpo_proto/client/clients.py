@@ -191,9 +191,9 @@ class ServiceClient:
             raise InfrastructureError(detail, url=self._url(path)) from error
         except httpx.TransportError as error:
             reason = str(error) or type(error).__name__
-            detail = ErrorDetail(
-                type="unreachable", message=reason, hint="is the server running there?", retryable=True
-            )
+            # `broken_off`: the request may have reached the server, and been its end.
+            kind = "unreachable" if isinstance(error, httpx.ConnectError) else "broken_off"
+            detail = ErrorDetail(type=kind, message=reason, hint="is the server running there?", retryable=True)
             raise InfrastructureError(detail, url=self._url(path)) from error
 
     def _url(self, path: str) -> str:

@@ -6,14 +6,14 @@ import threading
 from collections.abc import Callable
 
 from .lifeline import Lifeline
-from .line import END, GET, SET, VALUE, Line, pack_pair, unpack_pair
+from .line import END, GET, LEAVE, SET, VALUE, Line, pack_pair, unpack_pair
 
 
 class Crew(Lifeline):
     """The workers 1 … `world_size` - 1 of a session, once they have joined. Made by `Host.crew`.
 
-    The first one that is lost, or says that it cannot go on, ends the session for all: `lost` names it. Those that
-    leave afterwards leave because of it.
+    The first one that is lost, or says that it cannot go on, ends the session for all: `lost` names it. One that only
+    leaves ends it, too, and is not named.
     """
 
     def __init__(self, session: int, world_size: int, *, silence_s: float, forget: Callable[[int], None]):
@@ -26,7 +26,7 @@ class Crew(Lifeline):
         self._lines: dict[int, Line] = {}
         self._asked: dict[str, list[int]] = {}
         self._lock = threading.Lock()
-        self._closed = False
+        self._over = False
         self._watched = False
 
     def take_in(self, rank: int, connection: socket.socket) -> bool:
@@ -38,7 +38,7 @@ class Crew(Lifeline):
             on_end=lambda reason: self._lose(rank, reason),
         )
         with self._lock:
-            if self._closed or rank in self._lines or rank not in self._ranks:
+            if self._over or rank in self._lines or rank not in self._ranks:
                 return False
             self._lines[rank] = line
             line.watch(on=self._watched)
@@ -73,7 +73,7 @@ class Crew(Lifeline):
         """Close all lines, which tells the workers that the session is over."""
         self._forget(self.session)
         with self._lock:
-            self._closed = True
+            self._over = True
             lines = list(self._lines.values())
         for line in lines:
             line.close()
@@ -86,6 +86,8 @@ class Crew(Lifeline):
             self._answer(rank, payload.decode())
         elif kind == END:
             self._lose(rank, payload.decode(errors="replace"))
+        elif kind == LEAVE:
+            self._free_others(rank, "left")
 
     def _answer(self, rank: int, key: str) -> None:
         with self._lock:
@@ -97,9 +99,16 @@ class Crew(Lifeline):
 
     def _lose(self, rank: int, reason: str) -> None:
         with self._lock:
-            if self._closed or self.lost:
+            if self._over:
                 return
             self.lost[rank] = reason
+        self._free_others(rank, reason)
+
+    def _free_others(self, rank: int, reason: str) -> None:
+        with self._lock:
+            if self._over:
+                return
+            self._over = True
             others = [line for other, line in self._lines.items() if other != rank]
         # Free the others first: each waits in an operation for a member that does not come.
         for line in others:

@@ -19,9 +19,9 @@ MAX_FRAME_BYTES = 2**20
 _HEADER = struct.Struct("!cI")
 _KEY_LENGTH = struct.Struct("!H")
 
-BEAT, SET, GET, VALUE, END = b"b", b"s", b"g", b"v", b"e"
+BEAT, SET, GET, VALUE, END, LEAVE = b"b", b"s", b"g", b"v", b"e", b"l"
 """Kinds of frames: nothing but a sign of life; a key and its value, to rank 0; a key that is asked for; its value; why
-the session ends, which a worker says of itself and rank 0 of everybody."""
+the session ends, which a worker at fault says of itself and rank 0 to all; a worker leaves, and is not at fault."""
 
 
 class Line:

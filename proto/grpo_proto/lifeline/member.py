@@ -4,7 +4,7 @@ import socket
 
 from .handshake import introduce
 from .lifeline import Lifeline
-from .line import END, GET, SET, VALUE, Line, pack_pair, unpack_pair
+from .line import END, GET, LEAVE, SET, VALUE, Line, pack_pair, unpack_pair
 
 
 class Member(Lifeline):
@@ -44,6 +44,8 @@ class Member(Lifeline):
         self._line.send(END, reason.encode())
 
     def close(self) -> None:
+        """Leave. That is no fault, though nobody else can go on: who gives up has waited for another one."""
+        self._line.send(LEAVE)
         self._line.close()
         self._end("this worker has left")
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, model_validator
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Grows when a message changes so that an older peer would misread it. `GET /info` of every service reports it."""
 
 

@@ -145,7 +145,6 @@ class RolloutInfo(Response):
     gpus: list[str] = Field(default_factory=list, description="UUIDs of the GPUs of the server's workers.")
     nccl_version: str | None = Field(None, description="All members of a weight group over NCCL need the same version.")
     keeps_kv_cache: bool = Field(False, description="Whether it takes a push with `kv_cache` keep.")
-    lifeline: bool = Field(False, description="Whether its workers join a weight session by a lifeline.")
     adapters: AdapterLimits | None = Field(None, description="None: started without --enable-lora.")
     base_digest: str | None = Field(
         None, description="Of the checkpoint it loaded, see `grpo_proto.checkpoint_files`; None until it is computed."

@@ -13,6 +13,9 @@ from ..messages.errors import ErrorBody
 from .refusal import Refusal
 from .replies import refusal_reply
 
+UNSPECIFIED = ("0.0.0.0", "::")  # noqa: S104 (nothing is bound to them here)
+"""Addresses that mean this machine to who calls them, as some clients do by default. No page has them as its name."""
+
 NAME_REFUSAL: dict[int | str, dict[str, Any]] = {
     403: {"model": ErrorBody, "description": "Without a token: called under a name that is not loopback."}
 }
@@ -30,7 +33,10 @@ def host_name(host: str | None) -> str:
 def name_refusal(headers: Iterable[tuple[bytes, bytes]]) -> Refusal | None:
     """A 403, unless every `Host` of an ASGI request is a loopback name. A request without `Host` is no browser's."""
     for name, value in headers:
-        if name == b"host" and not is_loopback(called := host_name(value.decode("latin-1"))):
+        if name != b"host":
+            continue
+        called = host_name(value.decode("latin-1"))
+        if called not in UNSPECIFIED and not is_loopback(called):
             return Refusal(
                 403,
                 "foreign_name",

@@ -19,7 +19,7 @@ import itertools
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -165,10 +165,14 @@ def any_installed() -> bool:
     return bool(importlib.metadata.entry_points(group=ENTRY_POINTS))
 
 
-def installed_rewards() -> Iterator[tuple[str, list[Reward]]]:
-    """Every entry point of installed packages: where it is from, and its rewards. Raises PluginError."""
+def installed_rewards(importing: Callable[[str], object]) -> Iterator[tuple[str, list[Reward]]]:
+    """Every entry point of installed packages: where it is from, and its rewards. Raises PluginError.
+
+    `importing`: see `plugin_rewards`.
+    """
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
         source = f"the entry point {point.name} = {point.value}"
+        importing(source)
         try:
             with forks_end_here():
                 value = point.load()

@@ -30,13 +30,23 @@ def built_in_rewards() -> dict[str, Reward]:
     return found
 
 
-def plugin_rewards(plugins: Iterable[Path], notify: Callable[[str], object] = log.warning) -> dict[str, Reward]:
-    """Those of installed packages and of `plugins`; the built-in ones are not imported. Raises PluginError."""
+def plugin_rewards(
+    plugins: Iterable[Path],
+    notify: Callable[[str], object] = log.warning,
+    importing: Callable[[str], object] = lambda plugin: None,
+) -> dict[str, Reward]:
+    """Those of installed packages and of `plugins`; the built-in ones are not imported. Raises PluginError.
+
+    `importing` is called with the name of each before its import, which runs its author's code.
+    """
     plugins = [located(plugin) for plugin in plugins]
     found: dict[str, Reward] = {}
     origin = {name: f"the built-in {name}.py" for name in _built_in_names()}
-    files = [(str(path), rewards_of_plugin(path)) for path in plugins]
-    for source, rewards in [*installed_rewards(), *files]:
+    files = []
+    for path in plugins:
+        importing(str(path))
+        files.append((str(path), rewards_of_plugin(path)))
+    for source, rewards in [*installed_rewards(importing), *files]:
         if not rewards:
             raise PluginError(
                 f"{source} defines no reward: put @reward above a function, give it a parameter `completions`, or put "

@@ -15,7 +15,7 @@ from typing import Any
 from vllm.config.lora import LoRAConfig
 from vllm.exceptions import VLLMNotFoundError
 from vllm.lora.request import LoRARequest
-from vllm.outputs import RequestOutput
+from vllm.outputs import RequestOutput, WeightVersionSpan
 
 from grpo_proto.messages.rollout import AdapterLimits
 from grpo_proto.messages.weights import BeginRequest
@@ -44,6 +44,15 @@ def version_of(request: LoRARequest | None) -> int | None:
     if request is None or request.lora_int_id < FIRST_ID:
         return None
     return int(request.lora_name.rpartition(".")[2])
+
+
+def _label(output: RequestOutput, version: int | None) -> None:
+    if version is None:
+        return
+    for completion in output.outputs:
+        if completion.weight_versions:
+            end = completion.weight_versions[-1].end
+            completion.weight_versions = [WeightVersionSpan(version=str(version), start=0, end=end)]
 
 
 class Adapters:
@@ -87,6 +96,8 @@ class Adapters:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stand in for `generate` of the engine client, which every route calls; hold the version while it samples.
 
+        Every token of a sequence is of its adapter's version; the engine's own label is that of all weights.
+
         Raises VLLMNotFoundError for a version that has been unloaded.
         """
         chosen = self._choose(lora_request)
@@ -95,6 +106,7 @@ class Adapters:
             outputs = self._generate(prompt, sampling_params, request_id, lora_request=chosen, **options)
             async with aclosing(outputs):
                 async for output in outputs:
+                    _label(output, version_of(chosen))
                     yield output
         finally:
             self._release(chosen)

@@ -72,6 +72,8 @@ class Engine:
             raise EngineDiedError("the engine process has died")
         try:
             return task.result()
+        except EngineDeadError as error:
+            raise EngineDiedError("the engine process has died") from error
         except Exception as error:
             if type(error) is Exception:
                 raise WorkerError(str(error)) from error

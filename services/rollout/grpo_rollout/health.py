@@ -69,7 +69,6 @@ class InfoCard:
             "gpus": [worker["gpu"] for worker in workers if worker["gpu"]],
             "nccl_version": workers[0]["nccl"],
             "keeps_kv_cache": True,
-            "lifeline": True,
         }
 
     def info(self, pushes: Pushes) -> RolloutInfo:

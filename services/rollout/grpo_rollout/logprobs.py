@@ -21,7 +21,6 @@ from grpo_proto.messages.logprobs import GivenSequence, LogprobsRequest
 from grpo_proto.server.refusal import Refusal
 
 from . import metrics, weight_state
-from .adapters import version_of
 from .cut_off import client_gone, until_cut_off
 from .engine import Engine
 from .pushes import Pushes
@@ -141,7 +140,5 @@ def sequence_fields(output: RequestOutput, num_prompt_tokens: int) -> dict[str, 
         raise Refusal.busy(
             503, "aborted", "the sequence was aborted: a push failed, or the server is stopping", RETRY_AFTER_S
         )
-    version = version_of(output.lora_request)
-    if version is None:
-        version = int((sampled.weight_versions or [])[-1].version)
+    version = int((sampled.weight_versions or [])[-1].version)
     return {"logprobs": flat.logprobs[num_prompt_tokens - 1 :], "version": version}

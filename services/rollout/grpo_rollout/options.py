@@ -23,6 +23,8 @@ DEFAULT_MAX_SCORED_TOKENS_IN_FLIGHT = 2**20
 DEFAULT_MAX_LORAS = 4
 """Each policy version that still samples takes a slot: more than `max_staleness` + 1 of a trainer."""
 DEFAULT_MAX_LORA_RANK = 64
+DEFAULT_MAX_LOGPROBS = 100
+"""What TRL's client asks of a teacher for each token; vLLM allows 20."""
 
 
 class StartError(Exception):
@@ -33,10 +35,15 @@ class StartError(Exception):
 
 
 def prepare_environment() -> None:
-    """Set the variables that vLLM reads at import. Raises StartError for its developer mode: it opens unsafe routes."""
+    """Set the variables that vLLM reads at import. Raises StartError for those that let a request run code."""
     if os.environ.get("VLLM_SERVER_DEV_MODE", "0") not in ("", "0"):
         raise StartError(
             "VLLM_SERVER_DEV_MODE is set: it would open /collective_rpc and other routes that run arbitrary calls",
+            "unset it",
+        )
+    if os.environ.get("VLLM_ALLOW_INSECURE_SERIALIZATION", "0") not in ("", "0"):
+        raise StartError(
+            "VLLM_ALLOW_INSECURE_SERIALIZATION is set: /inference/v1/generate would load pickles out of a request",
             "unset it",
         )
     log_format = os.environ.get(FORMAT_VARIABLE) or "text"
@@ -64,6 +71,8 @@ def add_options(parser: argparse.ArgumentParser, *, on_cpu: bool) -> None:
         host="127.0.0.1",
         worker_extension_cls=RECEIVER,
         logprobs_mode="processed_logprobs",
+        max_logprobs=DEFAULT_MAX_LOGPROBS,
+        enable_scale_out=True,
         max_loras=DEFAULT_MAX_LORAS,
         max_lora_rank=DEFAULT_MAX_LORA_RANK,
         disable_access_log_for_endpoints="/livez,/readyz,/metrics",

@@ -23,6 +23,7 @@ from .logprobs import Logprobs
 from .manifest_check import ModelTensors, model_tensors
 from .pushes import Pushes
 from .rollouts import Rollouts, sampling_params
+from .workarounds import bound_logprobs
 
 logger = logging.getLogger("vllm.grpo_rollout.parts")
 
@@ -40,6 +41,7 @@ async def build_parts(client: EngineClient, args: Namespace, *, models: Any) -> 
     """Build everything that our routes need, on top of a running engine. `models` is vLLM's `OpenAIServingModels`."""
     engine = Engine(client)
     engine.start()
+    bound_logprobs(engine.client.model_config)
     await engine.set_version(0)
     await warm_up(engine)
     world_size = engine.client.vllm_config.parallel_config.world_size

@@ -22,7 +22,6 @@ from grpo_proto.messages.rollout import Prompt, RolloutRequest
 from grpo_proto.server.refusal import Refusal
 
 from . import metrics, weight_state
-from .adapters import version_of
 from .chat_messages import template_messages
 from .completion_text import CompletionText
 from .cut_off import client_gone, until_cut_off
@@ -150,8 +149,7 @@ class Rollouts:
         texts = iter(await self._in_thread(self.text.texts, sampled, request.sampling))
         groups = []
         for position, output in enumerate(outputs):
-            version = version_of(output.lora_request)
-            completions = [completion_fields(completion, next(texts), version) for completion in output.outputs]
+            completions = [completion_fields(completion, next(texts)) for completion in output.outputs]
             for number, completion in enumerate(completions):
                 check_finite(f"completion {number} of prompt {position}", completion["logprobs"] or [])
             completions *= request.n // len(completions)
@@ -226,19 +224,13 @@ def spread_seed(seed: int) -> int:
     return int.from_bytes(hashlib.blake2b(seed.to_bytes(8), digest_size=8).digest()) >> 2
 
 
-def completion_fields(completion: CompletionOutput, text: str, adapter_version: int | None) -> dict[str, Any]:
-    """Return the fields of a wire Completion. Skip validation: checking every token costs more than sampling it.
-
-    A sequence keeps its adapter, so all its tokens are of `adapter_version`. Without one, the engine labels each token.
-    """
+def completion_fields(completion: CompletionOutput, text: str) -> dict[str, Any]:
+    """Return the fields of a wire Completion. Skip validation: checking every token costs more than sampling it."""
     logprobs: Any = completion.logprobs
-    versions = [(int(span.version), span.end - span.start) for span in completion.weight_versions or []]
-    if adapter_version is not None and completion.token_ids:
-        versions = [(adapter_version, len(completion.token_ids))]
     return {
         "token_ids": list(completion.token_ids),
         "logprobs": None if logprobs is None else logprobs.logprobs,
         "text": text,
         "finish_reason": completion.finish_reason,
-        "versions": versions,
+        "versions": [(int(span.version), span.end - span.start) for span in completion.weight_versions or []],
     }

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 logger = logging.getLogger("vllm.grpo_rollout.workarounds")
 
@@ -101,6 +102,17 @@ def mend_cpu_adapters() -> None:
 
     if current_platform.is_cpu():
         type(current_platform).get_punica_wrapper = lambda *_: "grpo_rollout.cpu_kernels.AdapterKernels"
+
+
+def bound_logprobs(model_config: Any) -> None:
+    """Allow a request no more logprobs of a token than the vocabulary has tokens.
+
+    Without it: a request for more, within --max-logprobs, ends the engine ("selected index k out of range").
+
+    Delete when: the pinned vLLM refuses it (`SamplingParams._validate_logprobs`; vLLM 0.32 compares with --max-logprobs
+    alone), and `tests/rollout/engine/test_token_routes.py` passes without this function.
+    """
+    model_config.max_logprobs = min(model_config.max_logprobs, model_config.get_vocab_size())
 
 
 @contextmanager

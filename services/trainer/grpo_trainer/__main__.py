@@ -46,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # DeepSpeed has torch ask NVML whether there is a GPU, which says yes where the driver is too old for CUDA.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "0")
+    # c10d's warnings carry C++ frames, such as of a rank that has ended and has taken the store of the ranks with it.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if not words or words in (["--help"], ["-h"]):
         print(USAGE, end="", file=sys.stdout if words else sys.stderr)
         return 0 if words else 2

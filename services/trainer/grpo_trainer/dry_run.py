@@ -9,7 +9,7 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from grpo_proto import RewardClient, RolloutInfo, ServiceError
+from grpo_proto import InfrastructureError, RewardClient, RolloutInfo, ServiceError
 from grpo_proto.messages.weights import DTYPE_BYTES, Backend, Kind
 from grpo_proto.transport import gpu_uuid, nccl_version
 
@@ -36,6 +36,7 @@ from .servers.push_plan import plan_push
 from .servers.reward import RewardStage
 from .servers.teacher import Policy, TeacherStage
 from .servers.teachers import Teachers
+from .servers.wrong_server import wrong_server
 
 GIB, MIB = 2**30, 2**20
 Line = tuple[str, str]
@@ -195,7 +196,8 @@ async def _servers(
             replica.info = await replica.rollouts.info()
             lines.append((f"rollout {replica.url}", f"{replica.info.model}, weights {replica.info.weights.state}"))
         except ServiceError as error:
-            lines.append((f"rollout {replica.url}", f"not checked: {error.detail.message}"))
+            away = _away(error, role="rollout server", url=replica.url, setting="rollout.urls")
+            lines.append((f"rollout {replica.url}", away))
     kind = fleet.check_compatible(
         tokenizer=policy.tokenizer,
         max_tokens=max(rows.longest_prompt, eval_rows.longest_prompt) + config.rollout.max_completion_length,
@@ -223,7 +225,7 @@ async def _reward(config: RunConfig, first_rows: list[PromptRow], tokenizer: Any
             faults = await stage.faults_of_first_rows(first_rows)
             faults += stage.prefix_doubts(first_rows, tokenizer)
         except ServiceError as error:
-            return [(f"reward {url}", f"not checked: {error.detail.message}")]
+            return [(f"reward {url}", _away(error, role="reward server", url=url, setting="reward.url"))]
     served = (f"reward {url}", f"{', '.join(info.rewards)}; {info.workers} workers")
     return [served, *(("note", fault) for fault in faults)]
 
@@ -234,4 +236,12 @@ async def _teacher(stage: TeacherStage, policy: Policy, *, run_servers: Collecti
         info = await stage.check(policy, run_servers=run_servers)
         return line, f"{info.model}, weights {info.weights.state}"
     except ServiceError as error:
-        return line, f"not checked: {error.detail.message}"
+        role = stage.name.removeprefix("the ")
+        return line, _away(error, role=role, url=stage.config.url, setting=stage.setting)
+
+
+def _away(error: ServiceError, *, role: str, url: str, setting: str) -> str:
+    """What the plan says of a server that is away. Raises TrainerError when another one answers there."""
+    if not isinstance(error, InfrastructureError):
+        raise wrong_server(error, role=role, url=url, setting=setting) from error
+    return f"not checked: {error.detail.message}"

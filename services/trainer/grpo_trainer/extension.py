@@ -3,7 +3,9 @@
 import difflib
 import hashlib
 import importlib.util
+import logging
 import sys
+import threading
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -13,7 +15,12 @@ from typing import Any, TypeVar
 
 from .errors import UsageError, storage_error_class
 
+log = logging.getLogger(__name__)
+
 EntryT = TypeVar("EntryT")
+
+SLOW_IMPORT_S = 10.0
+"""How long a user's file may take to be imported until the log names it."""
 
 
 def named(name: str, table: Mapping[str, EntryT], *, setting: str) -> EntryT:
@@ -74,12 +81,22 @@ def _of_file(file: Path, function: str, setting: str) -> Any:
 
 @cache
 def module_of(file: Path) -> ModuleType:
-    """Import the file once: what it keeps between steps stays, and all that is named in it shares that."""
+    """Import the file once: what it keeps between steps stays, and all that is named in it shares that.
+
+    Logs a warning that names it when that takes longer than `SLOW_IMPORT_S`.
+    """
     unique = hashlib.sha256(str(file).encode()).hexdigest()[:8]
     spec = importlib.util.spec_from_file_location(f"grpo_trainer_extension_{file.stem}_{unique}", file)
     if spec is None or spec.loader is None:
         raise ImportError("it is no Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look there for their own module
-    spec.loader.exec_module(module)
+    text = ("importing %s for %g s; its code runs or waits", file, SLOW_IMPORT_S)
+    late = threading.Timer(SLOW_IMPORT_S, log.warning, text)
+    late.daemon = True
+    late.start()
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        late.cancel()
     return module

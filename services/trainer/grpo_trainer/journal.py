@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Self
 
 from .algorithm.sequences import DROP_REASONS
@@ -48,7 +48,12 @@ class Journal:
         self.sinks = open_sinks(
             config.logging, run_dir, resumed_step=resumed_step, facts=config.model_dump(mode="json")
         )
-        self.completions = CompletionLog(run_dir, resumed_step=resumed_step) if config.logging.log_completions else None
+        part_bytes = config.logging.completions_part_mib * 2**20 or None
+        self.completions = (
+            CompletionLog(run_dir, resumed_step=resumed_step, part_bytes=part_bytes)
+            if config.logging.log_completions
+            else None
+        )
         self.decisions = DecisionLog(run_dir, resumed_step=resumed_step)
         untaught = [name for name in config.data.datasets if name not in config.teachers]
         self.learning = LearningWatch(config.guards, untaught=untaught if config.teachers else None)
@@ -57,7 +62,7 @@ class Journal:
         self._collected: dict[str, float] = {}
         self._batch: Batch | None = None
         self._batch_version = 0
-        self._dropped_before = self._lost_before = 0
+        self._lost_before, self._counts = 0, Counts()
         self._stop, self._open = stop, ExitStack()
         self._failure: str | None = None
 
@@ -91,8 +96,7 @@ class Journal:
         """
         self.clock.move(batch.reward_s, origin="wait", to="score")
         num_generations = self.config.rollout.num_generations
-        dropped = (counts.dropped_stale - self._dropped_before) * num_generations
-        self._dropped_before = counts.dropped_stale
+        before, self._counts = self._counts, replace(counts)
         self.add({"rollout/lost_requests": lost_requests - self._lost_before})
         self._lost_before = lost_requests
         self._batch, self._batch_version = batch, version
@@ -103,7 +107,8 @@ class Journal:
                 reward_names=self.config.reward.names,
                 policy_version=version,
                 mask_truncated=self.config.algorithm.mask_truncated_completions,
-                dropped_stale=dropped,
+                dropped_stale=(counts.dropped_stale - before.dropped_stale) * num_generations,
+                dropped_crash=(counts.dropped_crash - before.dropped_crash) * num_generations,
             )
         )
         self.add(reward_metrics)

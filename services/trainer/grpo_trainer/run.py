@@ -13,6 +13,7 @@ from .algorithm.trial import check_algorithm
 from .callbacks import Callbacks, load_callbacks
 from .checkpoint.best import BestCheckpoint
 from .checkpoint.continuity import Facts, check_continuity, kept_of, kept_of_model, kept_of_rows
+from .checkpoint.free_space import lacking_space
 from .checkpoint.rollbacks import remove_abandoned, with_prompts_moved_on
 from .checkpoint.run_folder import find_start, make_run_folder, trainer_id
 from .checkpoint.run_lock import only_trainer_in
@@ -31,7 +32,7 @@ from .engine.rope import one_rope_context
 from .engine.schedule import number_of_steps
 from .engine.state import layout, read_engine_state
 from .engine.training_engine import TrainingEngine
-from .errors import CallbackError, GuardStop, RunError
+from .errors import CallbackError, GuardStop, RunError, UnavailableError
 from .guarding import WayBack
 from .journal import Journal
 from .live_sources import show_servers
@@ -46,6 +47,7 @@ from .ranks.launch import environment_rank, environment_world_size
 from .ranks.process_group import join_process_group, own_device
 from .ranks.ranks import join_ranks
 from .ranks.rendezvous import Rendezvous
+from .ranks.silent_ranks import SilentRanks
 from .ranks.stop_signal import StopRequested, StopSignal
 from .rollback import go_back
 from .servers.canary import rule_for
@@ -55,8 +57,9 @@ from .servers.reward_code import RewardCode
 
 log = logging.getLogger(__name__)
 
-LOCK_SLACK_S = 60.0
-"""For a file server that takes its time to say that a lock is held."""
+SLACK_S = 60.0
+"""Added to the limit of a phase that ends by a limit of its own: a file server takes its time to say that a lock is
+held, and a group of ranks to raise."""
 SILENCE_S = 24 * 3600.0
 """How long ranks wait for rank 0, which may wait for a server; its own deadlines are shorter."""
 
@@ -82,12 +85,13 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
     own_device()  # a GPU that is missing is told before anything is waited for
     warnings = open_parts.enter_context(recent_warnings())
     rendezvous = open_parts.enter_context(Rendezvous(connect_s=config.deepspeed.timeout_s))
+    open_parts.enter_context(SilentRanks(status, rendezvous.connect))
     folder, state, base_digest = None, None, None
     kept = kept_of(config) if first_rank else {}
     callbacks = Callbacks(load_callbacks(config.callbacks, config.callbacks_params) if first_rank else {})
     if first_rank:
         make_run_folder(config.run_dir)
-        status.enter_phase("waiting for another trainer in this run_dir", limit_s=config.lock_timeout_s + LOCK_SLACK_S)
+        status.enter_phase("waiting for another trainer in this run_dir", limit_s=config.lock_timeout_s + SLACK_S)
         open_parts.enter_context(
             only_trainer_in(config.run_dir, timeout_s=config.lock_timeout_s, interruptible=stop.interruptible)
         )
@@ -151,16 +155,17 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
     # Ranks wait for each other in libraries, where no handler runs, and there is nothing to save yet.
     with stop.ending_at_once() if rendezvous.has_others else nullcontext():
         if first_rank:
-            status.enter_phase("waiting for the other ranks", limit_s=config.deepspeed.timeout_s)
             told = {"step": step, "max_steps": max_steps, "pad_token_id": pad_token_id}
             told |= {"push_kind": push_kind, "base_digest": base_digest}
             rendezvous.announce(told | {"folder": str(folder) if folder else None})
         else:  # which so need neither the data nor the tokenizer
-            told = rendezvous.wait_for_start(silence_s=SILENCE_S)
+            with status.waiting_for_rank():
+                told = rendezvous.wait_for_start(silence_s=SILENCE_S)
             folder, step = Path(told["folder"]) if told["folder"] else None, told["step"]
             max_steps, pad_token_id = told["max_steps"], told["pad_token_id"]
             push_kind, base_digest = told["push_kind"], told["base_digest"]
             status.know_run(max_steps=max_steps, step=step)
+        status.enter_phase("waiting for the other ranks", limit_s=config.deepspeed.timeout_s + SLACK_S)
         join_process_group(timeout_s=config.deepspeed.timeout_s)
     status.enter_phase("loading the model", limit_s=config.server.loading_s)
     engine = TrainingEngine(
@@ -185,13 +190,15 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
     work = RankWork(engine, ranks, pad_token_id=pad_token_id, tokens_per_micro_batch=sharing.tokens_per_micro_batch)
     if orchestrator is None:
         stop.ignore()  # rank 0 is stopped, too, and commands what is still to do
-        return follow(ranks, work, COMMANDS)
+        return follow(ranks, work, COMMANDS, status)
 
-    crew = open_parts.enter_context(Crew(ranks, work, COMMANDS))
+    crew = open_parts.enter_context(Crew(ranks, work, COMMANDS, status))
     kept |= kept_of_model(config)  # by now its files are here
     final = final_folders(config, engine)
     for final_folder in final:
         final_folder.rehearse()
+    if (lacking := lacking_space(config.run_dir, engine.num_checkpoint_bytes)) is not None:
+        raise UnavailableError(lacking, hint="free some space, or choose another run_dir")
     parts = (engine, crew, orchestrator, callbacks, kept, final)
     while True:
         way_back = _train(config, state, *parts, status=status, stop=stop, max_steps=max_steps)
@@ -231,7 +238,7 @@ def _train(
         parts = Run(
             config,
             crew,
-            CheckpointSaver(config, crew),
+            CheckpointSaver(config, crew, num_bytes=engine.num_checkpoint_bytes),
             CrewExport(engine.export, crew),
             orchestrator,
             journal,

@@ -1,7 +1,7 @@
 """On the PYTHONPATH of a rollout server: its worker fails as the file `GRPO_TEST_FAULT` says, while that is there.
 
-`begin`, `load`, `finish`: the process kills itself there, after the first bucket for `load`. `closed`: nobody reaches
-the worker's data port, so that its group does not form.
+`SIGKILL begin`, `load`, `finish`: the process sends itself that signal there, after the first bucket for `load`; with
+`SIGSTOP` it stands still. `closed`: nobody reaches the worker's data port, so that its group does not form.
 """
 
 import importlib.machinery
@@ -23,9 +23,10 @@ def fault() -> str:
 def spoil(receiver: Any) -> None:
     def dying(name: str, method: Any) -> Any:
         def call(self: Any, *args: Any) -> Any:
-            if fault() == name and (name != "load" or args[1] > 0):
+            sign, _, point = fault().partition(" ")
+            if point == name and (name != "load" or args[1] > 0):
                 FAULT.unlink()
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), signal.Signals[sign])
             return method(self, *args)
 
         return call

@@ -34,6 +34,14 @@ async def complete(server: Server, model: str | None, prompt: str = "a", **optio
         return await http.post("/v1/completions", json=body | ({"model": model} if model else {}))
 
 
+async def token_versions(server: Server) -> list[list[tuple[str, int]]]:
+    """The version and end of each span of two completions of `/inference/v1/generate`, eight tokens each."""
+    body = {"token_ids": [5, 6], "sampling_params": {"max_tokens": 8, "n": 2, "ignore_eos": True}}
+    async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=60.0) as http:
+        choices = (await http.post("/inference/v1/generate", json=body)).json()["choices"]
+    return [[(span["version"], span["end"]) for span in choice["weight_versions"]] for choice in choices]
+
+
 async def num_adapters(server: Server) -> float:
     """Versions in the workers' memory, once those that are not used have been unloaded."""
     await asyncio.sleep(0.5)

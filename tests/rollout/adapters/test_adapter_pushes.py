@@ -10,7 +10,15 @@ from grpo_proto.checkpoint_files import checkpoint_digest, checkpoint_folder
 from grpo_proto.messages.rollout import RolloutResponse
 from grpo_proto.messages.weights import AbortRequest, CloseRequest, WeightState
 from tests.rollout.adapters.adapter import Adapter, AdapterTrainer, make_base
-from tests.rollout.adapters.asking import complete, finish_reasons, models, num_adapters, refused, versions_in
+from tests.rollout.adapters.asking import (
+    complete,
+    finish_reasons,
+    models,
+    num_adapters,
+    refused,
+    token_versions,
+    versions_in,
+)
 from tests.rollout.conftest import Server, in_flight, logprob_error, long_request, until_running
 from tests.rollout.pushing import manifest_of, new_session
 from tests.tiny_model import make_model
@@ -82,6 +90,11 @@ class TestRequests:
         assert all(other == logprobs[0] for other in logprobs[1:])
         assert (await complete(server, f"policy@{trainer.session}.9")).status_code == 404
         assert (await complete(server, "policy")).json()["model"] == "policy"
+
+    async def test_the_token_route_names_the_adapters_version(self, server: Server, trainer: AdapterTrainer):
+        await trainer.push_adapter(Adapter(6), 1)
+        await trainer.push_adapter(Adapter(7), 2)
+        assert await token_versions(server) == [[("2", 8)]] * 2
 
     async def test_a_version_in_use_may_be_named_and_is_unloaded_after(self, server: Server, trainer: AdapterTrainer):
         await trainer.push_adapter(Adapter(8), 1)

@@ -20,7 +20,7 @@ class Client:
     async def generate(self, prompt: Any, params: Any, request_id: str, *, lora_request: Any = None):
         self.adapters.append(lora_request and lora_request.lora_name)
         while True:
-            yield request_id
+            yield SimpleNamespace(outputs=[])
 
 
 @pytest.fixture

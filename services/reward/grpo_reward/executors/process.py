@@ -28,6 +28,7 @@ from .blame import Blame
 from .descendants import MARK, end, kill_tree
 from .environment import worker_environment
 from .frames import PACKET_BYTES
+from .loading import Loading
 from .worker_handle import WorkerHandle
 
 log = logging.getLogger(__name__)
@@ -85,6 +86,7 @@ class ProcessExecutor:
         self._freed = asyncio.Event()
         self._living: dict[int, WorkerHandle] = {}
         self._spawned, self._unspawned = 0, ""
+        self._loading = Loading(notices)
         self._stillborn = 0  # since a worker last came to life
         self._spawning = asyncio.Semaphore(SPAWNS_AT_ONCE)
         self._suspects = asyncio.Lock()
@@ -148,6 +150,8 @@ class ProcessExecutor:
         except TimeoutError:
             reason = self._unspawned
             what = f"no worker could be started ({reason})" if reason else "the rewards were not loaded"
+            if self._loading.importing:
+                what = f"{self._loading.importing} was not imported"
             raise ExecutorUnavailable(f"{what} within {self._start_limit_s:g} s") from None
 
     async def stop(self) -> None:
@@ -280,16 +284,7 @@ class ProcessExecutor:
 
     async def _receive_rewards(self) -> None:
         """Raises ExecutorUnavailable also when they are not what they were: scores would not mean the same."""
-        rewards: dict[str, LoadedReward] = {}
-        gone = {"failed": f"the fork server died while it loaded {', '.join(self._plugins[1:]) or 'the rewards'}"}
-        while "ready" not in (message := await self._heard() or gone):
-            if "failed" in message:
-                raise (ForkServerDied if message is gone else ExecutorUnavailable)(message["failed"])
-            if "notice" in message:
-                notices.warning("%s", message["notice"])
-            else:
-                loaded = LoadedReward.model_validate(message["reward"])
-                rewards[loaded.description.name] = loaded
+        rewards = await self._loading.receive(self._heard, ", ".join(self._plugins[1:]) or "the rewards")
         hashes = {name: reward.description.code_hash for name, reward in rewards.items()}
         changed = [name for name, was in self._rewards.items() if hashes.get(name) != was.description.code_hash]
         if changed:

@@ -27,10 +27,11 @@ from ..group_trace import NO_TRACE, GroupTrace
 if TYPE_CHECKING:
     import torch
 
-DropReason = Literal["stale", "unscorable", "timeout", "error", "truncated", "empty"]
+DropReason = Literal["stale", "crash", "unscorable", "timeout", "error", "truncated", "empty"]
 DROP_REASONS: tuple[DropReason, ...] = get_args(DropReason)
-"""Why an episode took no part in the training: it was too old; it has no score, because no reward would judge it, one
-ran out of time, or one failed; it was cut off and `mask_truncated_completions` is on; it has no token to train on."""
+"""Why an episode took no part in the training: it was too old; its prompt kills rollout servers; it has no score,
+because no reward would judge it, one ran out of time, or one failed; it was cut off and `mask_truncated_completions` is
+on; it has no token to train on."""
 
 EpisodeStatus = Literal["completed", "truncated", "timeout", "failed"]
 Cause = Literal["policy", "program", "infrastructure"]

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
+from .deepspeed_files import load_file
+
 MASTER = "master"
 """Names the float32 weights beside the keys of the optimizer's state, such as exp_avg."""
 
@@ -57,9 +59,7 @@ def _mapped(tag: Path, pattern: str) -> dict[str, Any]:
     found = sorted(tag.glob(pattern))
     if not found:
         raise FileNotFoundError(f"{tag} holds no {pattern}")
-    # DeepSpeed's own objects are inside, as in every load of a checkpoint.
-    loaded: dict[str, Any] = torch.load(found[0], map_location="cpu", mmap=True, weights_only=False)
-    return loaded
+    return load_file(found[0], mmap=True)
 
 
 def read_pieces(states: Sequence[dict[str, Any]], model: dict[str, Any]) -> Pieces:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..errors import RunError, storage_error_class
+from .deepspeed_files import load_file
 from .random_state import random_state, restore_random_state, seed_anew
 from .reference import MovingReference
 from .reshaping import load_from_other_ranks
@@ -74,6 +75,7 @@ class SavedState:
         if num_ranks != own_number and engine.zero_optimization():
             load_from_other_ranks(engine, folder / STATE_TAG, num_ranks=num_ranks, strict=self.frozen)
         else:
+            engine.checkpoint_engine.load = load_file
             engine.load_checkpoint(str(folder), tag=STATE_TAG, load_module_strict=self.frozen)
         if self.moving is not None and saved.get(SYNC):  # else it has not moved yet
             self.moving.load(folder, num_ranks=num_ranks)

@@ -60,8 +60,6 @@ from .skipped_updates import SkippedUpdates
 from .state import layout
 from .write_errors import Write
 
-log = logging.getLogger(__name__)
-
 # Compile no ops. On a machine without a GPU DeepSpeed would build an op at its first start, for inference only: up to
 # two minutes, and it needs g++ and ninja. (This is DeepSpeed's own cache of the ops that can be built.)
 deepspeed.ops.__compatible_ops__ = {}
@@ -151,14 +149,6 @@ class TrainingEngine:
         """The weights as a push of `kind` sends them: the adapter alone for `lora`, else the model with it added."""
         adapter = self.adapter if kind == "lora" else None
         deltas = self.adapter.deltas() if self.adapter and adapter is None else {}
-        if deltas and self.rank == 0:
-            log.warning(
-                "the rollout servers take no adapters: every push sends the whole model with the adapter added, %.1f "
-                "MiB instead of %.1f; to push the adapter alone, start the servers with --enable-lora (not possible "
-                "with model.lora.target_parameters)",
-                _num_bytes(self._sources[name] for piece in self._pieces for name in piece.sources) / 2**20,
-                _num_bytes(factor for delta in deltas.values() for factor in delta.factors) / 2**20,
-            )
         tensors = adapter.tensors() if adapter else self._sources
         return Export(
             kind,
@@ -357,6 +347,13 @@ class TrainingEngine:
     def num_adapter_bytes(self) -> int:
         """Size of the files of `write_adapter`."""
         return _num_bytes(self.adapter.tensors().values()) if self.adapter else 0
+
+    @property
+    def num_checkpoint_bytes(self) -> int:
+        """About the size of a checkpoint: what is trained, the optimizer's two moments, and masters beside bfloat16."""
+        trained = [tensor for tensor in self.policy.model.parameters() if tensor.requires_grad]
+        elements = sum(math.prod(shape_of(tensor)) for tensor in trained)
+        return _num_bytes(trained) + elements * (8 if self.policy.model.dtype == torch.float32 else 12)
 
     @property
     def has_experts(self) -> bool:

@@ -20,10 +20,12 @@ def rollout_metrics(
     policy_version: int,
     mask_truncated: bool,
     dropped_stale: int = 0,
+    dropped_crash: int = 0,
 ) -> dict[str, float]:
     """Return the metrics of the groups of a step, except those of the advantage estimator, which must have run before.
 
-    `policy_version` is the version the batch starts from; `dropped_stale` counts the stale samples of this step.
+    `policy_version` is the version the batch starts from; `dropped_stale` and `dropped_crash` count the
+    samples of this step that are too old, and those whose prompts kill servers.
     """
     episodes = [episode for group in groups for episode in group.episodes]
     return {
@@ -32,7 +34,9 @@ def rollout_metrics(
         **length_metrics(episodes),
         **optional("completions/repeated_ratio", repeated_ratio(episode.sampled_token_ids for episode in episodes)),
         **staleness_metrics(episodes, policy_version),
-        **sample_counts(episodes, mask_truncated=mask_truncated, dropped_stale=dropped_stale),
+        **sample_counts(episodes, mask_truncated=mask_truncated),
+        "samples/dropped_stale": dropped_stale,
+        "samples/dropped_crash": dropped_crash,
     }
 
 
@@ -79,10 +83,10 @@ def staleness_of(episodes: Sequence[Episode], policy_version: int) -> list[int]:
     return [policy_version - oldest for episode in episodes if (oldest := episode.oldest_version) is not None]
 
 
-def sample_counts(episodes: Sequence[Episode], *, mask_truncated: bool, dropped_stale: int = 0) -> dict[str, float]:
+def sample_counts(episodes: Sequence[Episode], *, mask_truncated: bool) -> dict[str, float]:
     """Count the samples that were trained on, those left out by reason, and those that lack a score of a reward.
 
-    `samples/dropped_<reason>` counts every sample left out once, stale samples included.
+    `samples/dropped_<reason>` counts every sample left out once.
     `samples/<status>` counts a sample once for every status of its rewards, rewards of weight 0 included.
     """
     statuses = [{result.status for result in episode.rewards.values()} for episode in episodes]
@@ -90,7 +94,6 @@ def sample_counts(episodes: Sequence[Episode], *, mask_truncated: bool, dropped_
     return {
         "samples/used": left_out[None],
         **{f"samples/dropped_{reason}": left_out[reason] for reason in DROP_REASONS},
-        "samples/dropped_stale": dropped_stale,
         "samples/unscorable": sum("unscorable" in found for found in statuses),
         "samples/timeout": sum("timeout" in found for found in statuses),
         "samples/error": sum("error" in found for found in statuses),

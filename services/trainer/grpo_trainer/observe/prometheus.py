@@ -83,7 +83,9 @@ class _RunCollector(Collector):
         # steps that are done again, and rate() would take that for a reset.
         seconds = dict.fromkeys(STAGES, 0.0) | dict(state.seconds_per_stage)
         yield _labelled("stage_seconds", "Time in each stage, of this process.", "stage", seconds)
-        text = "Samples that took no part in the training: too old, without any score or token, or cut off and masked."
+        text = (
+            "Samples that took no part in the training, by reason, such as stale (too old) or error (a reward failed)."
+        )
         # Start every reason at 0: Prometheus misses the first 80 of a series that begins at 80.
         dropped: dict[str, float] = {reason: state.dropped.get(reason, 0) for reason in DROP_REASONS}
         yield _labelled("samples_dropped", text, "reason", dropped)

@@ -166,6 +166,7 @@ RATIOS = {
 }
 LOST = {
     "samples/dropped_stale": "too stale",
+    "samples/dropped_crash": "prompt kills servers",
     "samples/dropped_unscorable": "unscorable",
     "samples/dropped_timeout": "reward timed out",
     "samples/dropped_error": "reward failed",
@@ -320,7 +321,7 @@ def _mismatch_traces(curves: Curves, statistic: str) -> Iterator[Trace]:
 
 def _lost_traces(curves: Curves) -> Iterator[Trace]:
     """Bars of the samples left out; all-zero bars are omitted."""
-    for (metric, name), color in zip(LOST.items(), (ORANGE, PURPLE, BROWN, RED, BLUE, GREY), strict=True):
+    for (metric, name), color in zip(LOST.items(), (ORANGE, TEAL, PURPLE, BROWN, RED, BLUE, GREY), strict=True):
         if (series := curves.get(metric)) and any(series.values):
             yield _bars(series, name, color)
 

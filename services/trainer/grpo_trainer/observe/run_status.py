@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from ..algorithm.sequences import DropReason, Group
+from ..ranks.place import WAITING_FOR_RANK, Place
 from .live_history import LiveHistory
 from .missing_scores import MissingScores
 
@@ -90,6 +91,8 @@ class RunStatus:
     ):
         self._now = now
         self._heartbeat_bound_s, self._silent_stages = heartbeat_bound_s, silent_stages
+        self._commanded_bound_s: float | None = None
+        self._waits_for_rank = False
         self._lock = threading.Lock()
         self.history = LiveHistory()
         self._state = Snapshot(run=run, max_steps=max_steps, step=step, stage_since_s=time.time())
@@ -105,7 +108,7 @@ class RunStatus:
         return self._bound_s_in(self._state.stage)
 
     def _bound_s_in(self, stage: str) -> float:
-        return self._silent_stages.get(stage, self._heartbeat_bound_s)
+        return self._commanded_bound_s or self._silent_stages.get(stage, self._heartbeat_bound_s)
 
     def beat(self) -> None:
         """Report a heartbeat from a long wait inside a stage."""
@@ -157,7 +160,32 @@ class RunStatus:
             return dict(self._sources)
 
     def enter_stage(self, name: str) -> None:
+        self._commanded_bound_s = None
         self._update(stage=name, stage_since_s=time.time(), start=None)
+
+    def place(self) -> Place:
+        """Return where the main thread is."""
+        state = self.snapshot()
+        if self._waits_for_rank:
+            return Place(WAITING_FOR_RANK, state.step, self._heartbeat_bound_s)
+        start = state.start
+        limit_s = start.until_s - start.since_s if start is not None and start.silent else None
+        return Place(state.stage, state.step, limit_s or self._bound_s_in(state.stage))
+
+    @contextmanager
+    def waiting_for_rank(self) -> Iterator[None]:
+        """Wait inside for another rank, without a bound: `ranks/silent_ranks.py` notices when that stands still."""
+        self._waits_for_rank = True
+        try:
+            yield
+        finally:
+            self.beat()
+            self._waits_for_rank = False
+
+    def go_to(self, place: Place) -> None:
+        """Do what rank 0 commands in its stage, within the bound that it has there."""
+        self._commanded_bound_s = place.bound_s
+        self._update(stage=place.stage, step=place.step, stage_since_s=time.time(), start=None)
 
     def lacks(self, stage: Literal["wait", "score"]) -> None:
         """Report what the wait for a batch lacks: samples or scores. Does nothing in any other stage."""
@@ -251,6 +279,8 @@ class RunStatus:
         for name, is_alive in watched.items():
             if not is_alive():
                 return f"{name} is dead"
+        if self._waits_for_rank:
+            return None
         state = self.snapshot()
         if state.start is not None and state.start.silent:
             with self._lock:

@@ -9,10 +9,12 @@ Commands and arguments travel as JSON, arrays as bytes, in a Gloo group of their
 
 import logging
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from ..errors import RunError, TrainerError
+from .place import Place
 from .ranks import NamedArrays, Ranks
 from .stop_signal import StopRequested
 
@@ -21,14 +23,25 @@ log = logging.getLogger(__name__)
 END = "end"
 
 
+class Status(Protocol):
+    """Where the main thread of a rank reports what it does; `observe/run_status.py` implements it."""
+
+    def place(self) -> Place: ...
+
+    def waiting_for_rank(self) -> AbstractContextManager[None]: ...
+
+    def go_to(self, place: Place) -> None: ...
+
+
 class Crew:
     """Rank 0's way to have all ranks do something. Use as a context manager: leaving it sends `end` to the others.
 
-    `work` has a method for each of `commands`. With a single rank a command is a plain call.
+    `work` has a method for each of `commands`. With a single rank a command is a plain call. `status` is rank 0's: its
+    stage and bound are those of every rank in a command.
     """
 
-    def __init__(self, ranks: Ranks, work: Any, commands: Sequence[str]):
-        self.ranks, self._work, self._commands = ranks, work, commands
+    def __init__(self, ranks: Ranks, work: Any, commands: Sequence[str], status: Status):
+        self.ranks, self._work, self._commands, self._status = ranks, work, commands, status
         self._in_command = False
 
     def __enter__(self) -> Self:
@@ -47,8 +60,8 @@ class Crew:
         elif error is not None and not isinstance(error, StopRequested):
             ending = {"message": f"{type(error).__name__}: {error}"[:1000], "hint": None, "exit_status": 1}
         try:
-            self.ranks.broadcast_json([END, [ending], None])
-        except RuntimeError as lost:
+            self.ranks.broadcast_json([END, [ending], False, self._status.place()])
+        except RunError as lost:
             if error is None:
                 raise
             log.warning("the other ranks are gone: %s", lost)
@@ -66,10 +79,11 @@ class Crew:
         if command not in self._commands:
             raise ValueError(f"{command} is none of the commands {', '.join(self._commands)}")
         self._in_command = True
-        self.ranks.broadcast_json([command, arguments, each is not None])
+        self.ranks.broadcast_json([command, arguments, each is not None, self._status.place()])
         given = () if each is None else (self.ranks.scatter_arrays(each),)
         own, failure = _attempt(self._work, command, *given, *arguments)
-        answers = self.ranks.gather_json([None, failure.told() if failure else None])
+        with self._status.waiting_for_rank():
+            answers = self.ranks.gather_json([None, failure.told() if failure else None])
         self._in_command = False
         failures = [told for _, told in answers]
         if failure is not None and all(told == failures[0] for told in failures):
@@ -80,13 +94,15 @@ class Crew:
         return [own, *(result for result, _ in answers[1:])]
 
 
-def follow(ranks: Ranks, work: Any, commands: Sequence[str]) -> int:
+def follow(ranks: Ranks, work: Any, commands: Sequence[str], status: Status) -> int:
     """Do what rank 0 commands until it sends `end`; for the other ranks. Returns the exit status that it ended with.
 
-    Raises RuntimeError when rank 0 is gone or silent for longer than the group's timeout.
+    Raises RunError when rank 0 is gone or silent for longer than the group's timeout.
     """
     while True:
-        command, arguments, has_arrays = ranks.broadcast_json(None)
+        with status.waiting_for_rank():
+            command, arguments, has_arrays, place = ranks.broadcast_json(None)
+        status.go_to(Place(*place))
         if command == END:
             (ending,) = arguments
             if ending is not None:
@@ -96,7 +112,8 @@ def follow(ranks: Ranks, work: Any, commands: Sequence[str]) -> int:
             raise RuntimeError(f"rank 0 commands {command}, which this release does not have")
         given = (ranks.scatter_arrays(None),) if has_arrays else ()
         result, failure = _attempt(work, command, *given, *arguments)
-        ranks.gather_json([result, failure.told() if failure else None])
+        with status.waiting_for_rank():
+            ranks.gather_json([result, failure.told() if failure else None])
 
 
 def _attempt(work: Any, command: str, *arguments: Any) -> tuple[Any, RunError | None]:

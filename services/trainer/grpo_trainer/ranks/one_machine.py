@@ -6,6 +6,7 @@ no other process can take the port meanwhile, and this process need not import t
 """
 
 import ctypes
+import math
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import FrameType
 
 from grpo_proto.server.listening import listening_socket
@@ -23,7 +25,8 @@ from .stop_signal import STOP_SIGNALS
 LISTENER_VARIABLE = "GRPO_RANKS_LISTENER"
 """Number of the open file, in rank 0, of the socket on which the store of the rendezvous listens."""
 FAILURE_LIMIT_S = 30.0
-"""How long the other ranks may run after one has failed."""
+"""How long the other ranks may run after one has failed, or after rank 0 has ended."""
+KILL_LIMIT_S = 10.0
 POLL_S = 0.05
 _PR_SET_PDEATHSIG = 1
 
@@ -59,7 +62,7 @@ def run_ranks(command: Sequence[str], count: int) -> int:
             _send(ranks, number)
         status = _wait(ranks, stops)
     finally:
-        _end(ranks, FAILURE_LIMIT_S)
+        _end(ranks)
         for number, handler in before.items():
             signal.signal(number, handler)
     return status
@@ -93,14 +96,22 @@ def _die_with_parent() -> None:
 
 
 def _wait(ranks: Sequence["subprocess.Popen[bytes]"], stops: Sequence[int]) -> int:
-    """Wait until all have ended, one has failed, or the limit of a stop has passed. Returns the exit status."""
-    until_s = None
-    while any(rank.poll() is None for rank in ranks):
+    """Wait until all have ended or one has failed. Returns the exit status.
+
+    Kills what still runs at the limit of a stop, and `FAILURE_LIMIT_S` after rank 0, without which none has work.
+    """
+    until_s = math.inf
+    while running := [rank for rank in ranks if rank.poll() is None]:
         if stops:
-            until_s = until_s or time.monotonic() + stop_limit_s()
-            if time.monotonic() > until_s:
-                break
+            until_s = min(until_s, time.monotonic() + stop_limit_s())
         elif any(rank.returncode for rank in ranks):
+            break
+        if ranks[0].returncode is not None:
+            until_s = min(until_s, time.monotonic() + FAILURE_LIMIT_S)
+        if time.monotonic() > until_s:
+            for rank in running:
+                print(f"rank {ranks.index(rank)} did not end in time; it is killed", file=sys.stderr)
+                rank.kill()
             break
         time.sleep(POLL_S)
     if stops:
@@ -115,14 +126,15 @@ def _wait(ranks: Sequence["subprocess.Popen[bytes]"], stops: Sequence[int]) -> i
     return status if status > 0 else 1
 
 
-def _end(ranks: Sequence["subprocess.Popen[bytes]"], limit_s: float) -> None:
-    """Stop what still runs, and kill what runs on after `limit_s`."""
+def _end(ranks: Sequence["subprocess.Popen[bytes]"]) -> None:
+    """Stop what still runs, and kill what runs on after `FAILURE_LIMIT_S`."""
     running = [rank for rank in ranks if rank.poll() is None]
     _send(running, signal.SIGTERM)
-    until_s = time.monotonic() + limit_s
+    until_s = time.monotonic() + FAILURE_LIMIT_S
     for rank in running:
         try:
             rank.wait(max(until_s - time.monotonic(), 0.0))
         except subprocess.TimeoutExpired:
             rank.kill()
-            rank.wait()
+            with suppress(subprocess.TimeoutExpired):  # in a driver's call that does not return, which no signal ends
+                rank.wait(KILL_LIMIT_S)

@@ -7,7 +7,8 @@ pickled.
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -16,6 +17,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+
+from ..errors import RunError
 
 NamedArrays = dict[str, NDArray[Any]]
 
@@ -38,7 +41,7 @@ class Ranks:
     def broadcast_json(self, message: Any) -> Any:
         """Return rank 0's `message` on every rank; ignores the `message` of the others.
 
-        Raises RuntimeError when rank 0 is gone or silent for longer than the group's timeout.
+        Raises RunError when rank 0 is gone or silent for longer than the group's timeout.
         """
         if self.control is None:
             return message
@@ -46,9 +49,10 @@ class Ranks:
             torch.frombuffer(bytearray(json.dumps(message).encode()), dtype=torch.uint8) if self.is_first else None
         )
         length = torch.tensor([payload.numel() if payload is not None else 0])
-        dist.broadcast(length, src=0, group=self.control)
-        buffer = payload if payload is not None else torch.empty(int(length), dtype=torch.uint8)
-        dist.broadcast(buffer, src=0, group=self.control)
+        with _ranks_may_be_gone():
+            dist.broadcast(length, src=0, group=self.control)
+            buffer = payload if payload is not None else torch.empty(int(length), dtype=torch.uint8)
+            dist.broadcast(buffer, src=0, group=self.control)
         return json.loads(buffer.numpy().tobytes())
 
     def scatter_arrays(self, each: Sequence[NamedArrays] | None) -> NamedArrays:
@@ -66,7 +70,8 @@ class Ranks:
         own = torch.zeros(max(sizes), dtype=torch.uint8)
         packed = [_padded(part, max(sizes)) for part in parts] if self.is_first else None
         if max(sizes):
-            dist.scatter(own, packed, src=0, group=self.control)
+            with _ranks_may_be_gone():
+                dist.scatter(own, packed, src=0, group=self.control)
         received, start = {}, 0
         for name, dtype, shape in headers[self.rank]:
             num_bytes = _num_bytes(dtype, shape)
@@ -76,17 +81,31 @@ class Ranks:
         return received
 
     def gather_json(self, message: Any) -> list[Any]:
-        """Return the `message` of every rank, on every rank."""
+        """Return the `message` of every rank, on every rank. Raises what `broadcast_json` raises, for any rank."""
         if self.control is None:
             return [message]
         content = torch.frombuffer(bytearray(json.dumps(message).encode()), dtype=torch.uint8)
         lengths = [torch.tensor([0]) for _ in range(self.world_size)]
-        dist.all_gather(lengths, torch.tensor([len(content)]), group=self.control)
-        own = torch.zeros(max(map(int, lengths)), dtype=torch.uint8)
-        own[: len(content)] = content
-        everything = [torch.empty_like(own) for _ in range(self.world_size)]
-        dist.all_gather(everything, own, group=self.control)
+        with _ranks_may_be_gone():
+            dist.all_gather(lengths, torch.tensor([len(content)]), group=self.control)
+            own = torch.zeros(max(map(int, lengths)), dtype=torch.uint8)
+            own[: len(content)] = content
+            everything = [torch.empty_like(own) for _ in range(self.world_size)]
+            dist.all_gather(everything, own, group=self.control)
         return [json.loads(part[: int(n)].numpy().tobytes()) for part, n in zip(everything, lengths, strict=True)]
+
+
+@contextmanager
+def _ranks_may_be_gone() -> Iterator[None]:
+    """Raise RunError for what Gloo raises: its text has places in C++ around the one sentence that tells something."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0].rpartition("] ")[2].partition(". ")[0]
+        raise RunError(
+            f"another rank is gone or silent: {reason}",
+            hint="the rank that ended first says why in its log; go on with --resume",
+        ) from error
 
 
 def _num_bytes(dtype: str, shape: Sequence[int]) -> int:

@@ -40,7 +40,7 @@ class Rendezvous:
         self._announced = False
         self._store: TCPStore | None = None
         if self.has_others and environment_rank() == 0:
-            self._store = self._open_store()
+            self._store = self._open_store(hosts=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True))
             self._store.delete_key(KEY)  # torchrun's store outlives an attempt that failed
 
     def __enter__(self) -> Self:
@@ -64,7 +64,7 @@ class Rendezvous:
 
         Raises RunError when rank 0 is gone or announces nothing within `silence_s`, StopRequested when it was stopped.
         """
-        store = self._open_store()
+        store = self.connect()
         log.info("waiting for rank 0, which waits for the servers")
         give_up_s = time.monotonic() + silence_s
         try:
@@ -88,7 +88,11 @@ class Rendezvous:
                 return False
         return True
 
-    def _open_store(self) -> TCPStore:
+    def connect(self) -> TCPStore:
+        """Open another connection to the store. Raises what the class raises."""
+        return self._open_store(hosts=False)
+
+    def _open_store(self, *, hosts: bool) -> TCPStore:
         """Open the store as `env://` does later, which then shares the port that rank 0 hosts here."""
         try:
             host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -97,7 +101,6 @@ class Rendezvous:
                 f"RANK is set, but MASTER_ADDR and MASTER_PORT do not give the address of rank 0: {error}",
                 hint="start several ranks with `python -m grpo_trainer.launch`, which takes torchrun's arguments",
             ) from error
-        hosts = environment_rank() == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
         # Taken out: the file is given to the store, which closes it.
         listener = os.environ.pop(LISTENER_VARIABLE, None) if hosts else None
         try:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from grpo_proto import InfrastructureError, ServiceError
 
-from ..errors import UnavailableError
-from .start_checks import no_server
+from ..errors import TrainerError, UnavailableError
+from .wrong_server import wrong_server
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +53,17 @@ class Awaited:
                 still_waiting(self.phase, error.detail.message)
                 logged = True
             except ServiceError as error:
-                role = self.name.removeprefix("the ")
-                raise no_server(error, role=role, url=self.url, setting=self.setting) from error
+                raise self._wrong(error) from error
             await asyncio.sleep(POLL_INTERVAL_S)
+
+    async def refuse_another(self, ask: Callable[[], Awaitable[object]]) -> None:
+        """Call `ask` once. Raises what `until_fit` raises for another kind of server; waits for none that is away."""
+        try:
+            await ask()
+        except InfrastructureError:
+            pass
+        except ServiceError as error:
+            raise self._wrong(error) from error
+
+    def _wrong(self, error: ServiceError) -> TrainerError:
+        return wrong_server(error, role=self.name.removeprefix("the "), url=self.url, setting=self.setting)

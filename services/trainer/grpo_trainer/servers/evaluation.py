@@ -62,16 +62,21 @@ class Evaluation:
         sampling: Sampling,
     ):
         self.rollout, self.reward, self.sets, self.sampling = rollout, reward, sets, sampling
+        self._num_dropped = 0
 
     async def run(self, *, version: int, step: int) -> dict[str, float]:
         """Return `eval_accuracy` (sampled), `eval_greedy`, `eval_reward` and mean length; omits unscored metrics.
 
         They are means over the sets. Each set with a name adds `eval/<set>/avg@k`, `eval/<set>/pass@k` and
-        `eval/<set>/greedy`.
+        `eval/<set>/greedy`. `eval_dropped_crash` counts the groups that are in none of them, because their prompts kill
+        servers; it is absent without any.
         """
+        self._num_dropped = 0
         found = await asyncio.gather(*(self._run(chosen, version, step) for chosen in self.sets.values()))
         results = {name: means for name, (means, _) in zip(self.sets, found, strict=True)}
         metrics = mean_over_sets(results)
+        if self._num_dropped:
+            metrics["eval_dropped_crash"] = self._num_dropped
         for name, (means, at_k) in zip(self.sets, found, strict=True):
             if name:
                 own = at_k | ({"greedy": means["eval_greedy"]} if "eval_greedy" in means else {})
@@ -112,5 +117,6 @@ class Evaluation:
     ) -> list[Group]:
         asked = [Asked(position=number, row=rows[number], seed=number) for number in numbers]
         groups = await self.rollout.sample(asked, min_version=version, n=n, sampling=sampling)
+        self._num_dropped += len(asked) - len(groups)
         await self.reward.score(groups, step=step)
         return groups

@@ -16,6 +16,7 @@ from grpo_proto.messages.weights import Kind, KvCache
 
 from ..errors import RunError, TrainerError, UnavailableError
 from .adapters import AdapterNeeds, choose_push_kind
+from .wrong_server import wrong_server
 
 log = logging.getLogger(__name__)
 
@@ -49,11 +50,6 @@ class Needs:
         if info.protocol_version != PROTOCOL_VERSION:
             return UnavailableError(
                 f"{where} speaks protocol {info.protocol_version}, this trainer {PROTOCOL_VERSION}",
-                hint="install the same release of grpo-services on both sides",
-            )
-        if not info.lifeline:
-            return UnavailableError(
-                f"{where}, version {info.version}, is older than the lifelines of a weight session",
                 hint="install the same release of grpo-services on both sides",
             )
         if info.tokenizer_fingerprint != self.tokenizer:
@@ -104,6 +100,8 @@ class Replica:
     missed_probes: int = 0
     """In a row; from `MAX_MISSED_PROBES` on the server is away, and no push waits for it."""
     in_flight: int = 0
+    alone: bool = False
+    """Whether a request has the server to itself, or waits for that: no other is sent to it."""
     lost: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while the server is no member: requests waiting for its answer should go to another server."""
 
@@ -145,7 +143,7 @@ class Fleet:
 
         The watcher finds servers that come up later; they get weights with the next push. `still_missing` is called
         about every second with the missing servers, by URL, and the reason of each. Raises UnavailableError, naming a
-        missing server, when fewer than `min_replicas` are live after `timeout_s`.
+        missing server, when fewer than `min_replicas` are live after `timeout_s`; at once where something else answers.
         """
         clock = asyncio.get_running_loop().time
         until_s, logged_s, in_grace = clock() + timeout_s, float("-inf"), False
@@ -216,14 +214,14 @@ class Fleet:
     async def check_token(self) -> None:
         """Read the weight state of every server that is up, which asks for the token, as /info does not.
 
-        Raises ServiceError when a server refuses the token; all else is left to the watcher and the pushes.
+        Raises UsageError when a server refuses the token; all else is left to the watcher and the pushes.
         """
         for replica in self.answered:
             try:
                 await replica.weights.state()
             except ServiceError as error:
                 if error.status == 401:
-                    raise
+                    raise _wrong(replica, error) from error
 
     async def reachable(self) -> list[Replica]:
         """Return the servers that answer now; expel all others and all that restarted.
@@ -334,32 +332,39 @@ class Fleet:
         replica.missed_probes = max(replica.missed_probes, MAX_MISSED_PROBES)
         await self.expel(replica, reason)
 
-    async def least_busy(self, timeout_s: float) -> Replica | None:
-        """Return the member with the fewest requests in flight; None when there is no member within `timeout_s`."""
+    async def until(self, holds: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Wait until `holds`, which reads the members and what they have in flight; False after `timeout_s`."""
         async with self._changed:
             try:
                 async with asyncio.timeout(timeout_s):
-                    await self._changed.wait_for(lambda: bool(self.members))
+                    return await self._changed.wait_for(holds)
             except TimeoutError:
-                return None
-            return min(self.members, key=lambda replica: replica.in_flight)
+                return False
+
+    async def wake(self) -> None:
+        """Have `until` look again: less is in flight."""
+        async with self._changed:
+            self._changed.notify_all()
 
 
 async def _ask(replica: Replica) -> str | None:
     """Read a server's /livez and /info. Returns why the server is not up yet; None when it is.
 
-    Raises ServiceError when the server is live and refuses its /info.
+    Raises UnavailableError when something else answers there.
     """
     replica.live = False
     try:
         health = await replica.rollouts.livez()
-    except ServiceError as error:
-        return error.detail.message
-    if not health.ok:
-        return health.detail or "not live"
-    try:
+        if not health.ok:
+            return health.detail or "not live"
         replica.info = await replica.rollouts.info()
     except InfrastructureError as error:
         return error.detail.message
+    except ServiceError as error:
+        raise _wrong(replica, error) from error
     replica.live = True
     return None
+
+
+def _wrong(replica: Replica, error: ServiceError) -> TrainerError:
+    return wrong_server(error, role="rollout server", url=replica.url, setting="rollout.urls")

@@ -30,7 +30,7 @@ from .refills import Refills
 from .reward import RewardStage
 from .reward_code import RewardCode
 from .rollout import RolloutStage, training_sampling
-from .start_checks import check_distinct, check_free, check_rendezvous, no_server
+from .start_checks import check_distinct, check_free, check_rendezvous
 from .teacher import Policy
 from .teachers import Teachers
 from .tracing import Tracing
@@ -156,19 +156,26 @@ class Orchestrator:
         config, status = self.config, self.status
         max_completion = config.rollout.max_completion_length
         policy = Policy.of(tokenizer, max_tokens=self.rows.longest_prompt + max_completion)
+        reward = Awaited("the reward server", config.reward.url, "reward.url", "grpo-reward serve")
+        teachers = [
+            (Awaited(teacher.name, teacher.config.url, teacher.setting, "grpo-rollout serve MODEL"), teacher)
+            for teacher in self.teachers.stages
+        ]
         with self.stop.interruptible():
+            if self.reward.specs:
+                self.loop.run(reward.refuse_another(self.reward.client.info))
+            for server, teacher in teachers:
+                self.loop.run(server.refuse_another(teacher.client.info))
             limit_s = config.rollout.startup_timeout_s
             status.enter_phase(_waiting_for_rollout(config.rollout.urls), limit_s=limit_s, silent=False)
             self._wait_for_rollout(limit_s)
             if self.reward.specs:
-                url, limit_s = config.reward.url, config.reward.startup_timeout_s
-                server = Awaited("the reward server", url, "reward.url", "grpo-reward serve")
+                limit_s = config.reward.startup_timeout_s
                 first_rows = [*self.rows.first_rows, *self.eval_rows.first_rows]
-                self._wait_until_fit(server, partial(self.reward.check, first_rows), limit_s)
+                self._wait_until_fit(reward, partial(self.reward.check, first_rows), limit_s)
                 for doubt in self.reward.prefix_doubts(first_rows, tokenizer):
                     log.warning("%s", doubt)
-            for teacher in self.teachers.stages:
-                server = Awaited(teacher.name, teacher.config.url, teacher.setting, "grpo-rollout serve MODEL")
+            for server, teacher in teachers:
                 check = partial(teacher.check, policy, run_servers=self.fleet.infos.values())
                 self._wait_until_fit(server, check, teacher.config.startup_timeout_s)
         kind = self.fleet.check_compatible(
@@ -179,6 +186,12 @@ class Orchestrator:
             kv_cache=config.weights.kv_cache,
             adapter=self._adapter,
         )
+        if self._adapter is not None and kind == "full":
+            log.warning(
+                "the rollout servers take no adapters: every push sends the whole model with the adapter added; to "
+                "push the adapter alone, start the servers with --enable-lora (not possible with "
+                "model.lora.target_parameters)"
+            )
         self.loop.start(self.fleet.watch())
         self.loop.start(self._watch_scoring_servers())
         self.loop.start(self.pusher.lease.keep())
@@ -188,11 +201,8 @@ class Orchestrator:
         """Raises UnavailableError and UsageError for servers that are missing, that refuse this run, or are held."""
         weights = self.config.weights
         check_rendezvous(weights, ())
-        try:
-            self.loop.run(self.fleet.wait_until_live(limit_s, still_missing=self._report_missing))
-            self.loop.run(self.fleet.check_token())
-        except ServiceError as error:
-            raise no_server(error, role="rollout server", url=error.url, setting="rollout.urls") from error
+        self.loop.run(self.fleet.wait_until_live(limit_s, still_missing=self._report_missing))
+        self.loop.run(self.fleet.check_token())
         check_distinct([(replica.url, replica.info) for replica in self.fleet.replicas if replica.info])
         check_free(self.fleet.infos, trainer_id=self.pusher.trainer_id, take_over=weights.take_over)
         check_rendezvous(weights, self.fleet.answered)

@@ -5,7 +5,8 @@ batch is being trained on, the bound is max_staleness × groups_per_batch: a gro
 batches later is exactly as old as it may be, and any further group would be dropped. With `max_staleness` 0 the groups
 of a batch are dispatched when the batch is requested: exactly synchronous GRPO. Above 0 a finished group that is not
 needed yet is carried over, and a batch waits for the groups that the next version would make stale. With dynamic
-sampling a finished group that teaches nothing is no longer out: the next prompt takes its place (refills.py).
+sampling a finished group that teaches nothing is no longer out: the next prompt takes its place (refills.py). So it
+does when a prompt is dropped because it kills servers (suspects.py).
 
 Waits for: finished groups (`next_batch`), room below the bound (`_fill`). Unblocked by: a job's end, `policy_updated`.
 """
@@ -59,13 +60,15 @@ class Batch:
 class Counts:
     """Numbers of groups since this process began or went back.
 
-    issued = used + replaced + dropped_stale + waiting + in flight
+    issued = used + replaced + dropped_stale + dropped_crash + waiting + in flight
     """
 
     issued: int = 0
     used: int = 0
     replaced: int = 0
     dropped_stale: int = 0
+    dropped_crash: int = 0
+    """Their prompts kill rollout servers: never sampled, and the next prompts took their places."""
 
 
 @dataclass(frozen=True)
@@ -303,6 +306,8 @@ class Pipeline:
                 asked, min_version=self.version, n=self.limits.num_generations, sampling=self.sampling
             )
             self._move_on(positions)
+            positions = self._without_dropped(asked, groups)
+            traces = [group.trace for group in groups]
             self._scoring_since_s |= dict.fromkeys(positions, time.time())
             _enter("score", traces)
             await self._score(groups, step=step)
@@ -324,6 +329,21 @@ class Pipeline:
         self._finished.extend(kept)
         if len(kept) < len(groups):
             self._fill()
+
+    def _without_dropped(self, asked: Sequence[Asked], groups: Sequence[Group]) -> list[int]:
+        """Count the prompts that the rollout stage has dropped, and let the next ones take their places at once.
+
+        Returns the positions of `groups`.
+        """
+        sampled = [group.position for group in groups]
+        dropped = [one for one in asked if one.position not in sampled]
+        for one in dropped:
+            one.trace.end("crash", failed=True)
+        self._forget([one.position for one in dropped])
+        self.counts.dropped_crash += len(dropped)
+        if dropped:
+            self._fill()
+        return sampled
 
     async def _score(self, groups: list[Group], *, step: int) -> None:
         """Get the rewards, and at the same time the teachers' logprobs."""

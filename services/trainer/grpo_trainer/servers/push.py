@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 PAUSE_BETWEEN_ATTEMPTS_S = 1.0
 ATTEMPTS_IN_A_DEADLINE = 3
 JOIN_S_PER_WORKER = 0.25
+TRIAL_SHARE = 0.5
 
 
 class TensorSource(Protocol):
@@ -230,8 +231,9 @@ class WeightPusher:
     ) -> Coroutine[Any, Any, WeightSession]:
         if self._host is None:
             self._host = Host(listener_of(self.config), silence_s=self.config.silence_s)
-        # NCCL connects the members one after another.
-        more_s = JOIN_S_PER_WORKER * sum(map(num_workers, members))
+        # NCCL connects the members one after another. A trial is of one, and a push waits for it.
+        limit_s = self.config.bucket_timeout_s * (TRIAL_SHARE if trial_bytes else 1.0)
+        limit_s += JOIN_S_PER_WORKER * sum(map(num_workers, members))
         return WeightSession.open(
             self._host,
             number,
@@ -239,7 +241,7 @@ class WeightPusher:
             self.config,
             trainer_id=self.trainer_id,
             backend=backend,
-            timeout_s=min(self.config.bucket_timeout_s + more_s, self.config.push_deadline_s),
+            timeout_s=min(limit_s, self.config.push_deadline_s),
             trial_bytes=trial_bytes,
         )
 

@@ -25,6 +25,8 @@ from ..data.prompt_row import PromptRow
 from ..errors import RunError
 from ..group_trace import NO_TRACE, GroupTrace
 from .fleet import Fleet, Replica
+from .places import place
+from .suspects import DEATHS_OF_A_JOB, Suspects, has_died
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +57,8 @@ def training_sampling(config: RolloutConfig) -> Sampling:
 class RolloutStage:
     """Send requests to the least busy server; send a lost request again, to another server if there is one.
 
+    Prompts that kill servers are found and left out: see suspects.py.
+
     `lost_requests` counts the failed attempts since this process began, or since its last rollback.
     """
 
@@ -65,8 +69,10 @@ class RolloutStage:
         self.fleet, self.run_id = fleet, run_id
         self.deadline_s, self.retry_for_s = deadline_s, retry_for_s
         self.lost_requests = 0
+        self.suspects = Suspects()
         self._requests = 0
-        self._failing_since_s: dict[str, float] = {}
+        self._failing_since_s: dict[object, float] = {}
+        """By request, since its last death or first other failure."""
 
     @property
     def failing_since_s(self) -> float | None:
@@ -76,66 +82,93 @@ class RolloutStage:
     async def sample(self, asked: Sequence[Asked], *, min_version: int, n: int, sampling: Sampling) -> list[Group]:
         """Sample one group of `n` completions for each prompt in one request, with policy `min_version` or newer.
 
-        Raises RunError when no server has answered within `retry_for_s` after the first failure, or when the request
-        has exceeded its deadline `MAX_LATE` times.
+        The groups are in the order of `asked`; those of prompts that kill servers are missing.
+
+        Raises RunError when no server has answered within `retry_for_s` after the first failure, when the request has
+        exceeded its deadline `MAX_LATE` times, or when prompt after prompt kills its server.
         """
         self._requests += 1
         request_id = f"{self.run_id}-{self.fleet.session}-{self._requests}"
-        request_in = partial(
-            _request, request_id, asked, min_version=min_version, n=n, sampling=sampling, deadline_s=self.deadline_s
-        )
-        try:
-            response = await self._send(request_in)
-        finally:
-            self._failing_since_s.pop(request_id, None)
-        sampled_at_s = time.monotonic()
-        return [
-            Group(one.position, one.row, _episodes(one.position, group), one.trace, sampled_at_s)
-            for one, group in zip(asked, response.groups, strict=True)
-        ]
+        request_in = partial(_request, min_version=min_version, n=n, sampling=sampling, deadline_s=self.deadline_s)
+        asked = [one for one in asked if not self.suspects.drops(one.row)]
+        if not asked:
+            return []
+        answer = await self._send(partial(request_in, request_id, asked))
+        if isinstance(answer, RolloutResponse):
+            return _groups(asked, answer)
+        groups: list[Group] = []
+        for number, one in enumerate(asked):
+            async with self.suspects.turn:
+                answer = await self._send(partial(request_in, f"{request_id}.{number}", [one]), alone=True)
+            if isinstance(answer, RolloutResponse):
+                groups += _groups([one], answer)
+            else:
+                self.suspects.convict(one.row, str(answer))
+        return groups
 
-    async def _send(self, request_in: Callable[[int], RolloutRequest]) -> RolloutResponse:
+    async def _send(
+        self, request_in: Callable[[int], RolloutRequest], *, alone: bool = False
+    ) -> RolloutResponse | InfrastructureError:
         """Try one server after another. A server that fails is expelled: no traffic until it commits a push.
 
-        A server that is only late stays a member: the fleet's watcher finds out whether it lives.
+        Returns the last error when servers have died of the request as often as makes its prompts suspect; `alone`,
+        guilty. A server that is only late stays a member: the fleet's watcher finds out whether it lives.
         """
+        try:
+            return await self._try_servers(request_in, alone=alone)
+        finally:
+            self._failing_since_s.pop(request_in, None)
+
+    async def _try_servers(
+        self, request_in: Callable[[int], RolloutRequest], *, alone: bool
+    ) -> RolloutResponse | InfrastructureError:
         loop = asyncio.get_running_loop()
         give_up_at: float | None = None
         last: Exception | None = None
-        late = 0
+        late, deaths = 0, list[InfrastructureError]()
         while (left_s := self.retry_for_s if give_up_at is None else give_up_at - loop.time()) > 0:
-            replica = await self.fleet.least_busy(left_s)
-            if replica is None:
+            if not await self.fleet.until(lambda: bool(self.fleet.members), left_s):
                 break
-            replica.in_flight += 1
-            try:
+            queued_at = loop.time()
+            async with place(self.fleet, alone=alone) as replica:
+                if give_up_at is not None:
+                    give_up_at += loop.time() - queued_at  # a suspect had the server: nothing failed meanwhile
+                if replica is None:
+                    continue
+                server_id = replica.info.server_id if replica.info else None
                 # Use the current session: a push since the last attempt may have opened another.
                 request = request_in(self.fleet.session)
-                response = await _unless_lost(replica, request)
-                if _complete(response, request):
-                    return response
-                last = RunError(f"{replica.url} returned completions that were aborted or lack versions")
-                await self.fleet.expel(replica, last, session=request.session)
-            except InfrastructureError as error:
-                last = error
-                if error.status == 429:
-                    give_up_at = give_up_at or loop.time() + self.retry_for_s
-                    await asyncio.sleep(min(error.retry_after_s or 1.0, left_s))
-                    continue
-                if error.status == 504 or error.detail.type == "no_answer":
-                    late += 1
-                    self._check_late(late, request, error)
-                else:
+                try:
+                    response = await _unless_lost(replica, request)
+                    if _complete(response, request):
+                        self.suspects.sampled()
+                        return response
+                    last = RunError(f"{replica.url} returned completions that were aborted or lack versions")
+                    await self.fleet.expel(replica, last, session=request.session)
+                except InfrastructureError as error:
+                    last = error
+                    if error.status == 429:
+                        give_up_at = give_up_at or loop.time() + self.retry_for_s
+                        await asyncio.sleep(min(error.retry_after_s or 1.0, left_s))
+                        continue
+                    if error.status == 504 or error.detail.type == "no_answer":
+                        late += 1
+                        self._check_late(late, request, error)
+                    else:
+                        await self.fleet.expel(replica, error, session=request.session)
+                        if await has_died(replica, server_id, error):
+                            deaths.append(error)
+                            give_up_at = None  # it may come back as late as after the first death
+                            self._failing_since_s.pop(request_in, None)
+                except ConflictError as error:
+                    # Another trainer has the server, or it has lost our weights: it needs a push, no other request.
+                    last = error
                     await self.fleet.expel(replica, error, session=request.session)
-            except ConflictError as error:
-                # Another trainer has the server, or it has lost our weights: it needs a push, not another request.
-                last = error
-                await self.fleet.expel(replica, error, session=request.session)
-            finally:
-                replica.in_flight -= 1
             self.lost_requests += 1
+            if len(deaths) == (1 if alone else DEATHS_OF_A_JOB):
+                return deaths[-1]
             give_up_at = give_up_at or loop.time() + self.retry_for_s
-            self._failing_since_s.setdefault(request.request_id, time.time())
+            self._failing_since_s.setdefault(request_in, time.time())
             log.warning("sending a lost rollout request again: %s", last)
         raise RunError(
             f"no rollout server could sample within {self.retry_for_s:g} s; the last error: {last}",
@@ -152,6 +185,14 @@ class RolloutStage:
             f"{late} times: {error}",
             hint="raise rollout.request_deadline_s, or lower rollout.prompts_per_request",
         ) from error
+
+
+def _groups(asked: Sequence[Asked], response: RolloutResponse) -> list[Group]:
+    sampled_at_s = time.monotonic()
+    return [
+        Group(one.position, one.row, _episodes(one.position, group), one.trace, sampled_at_s)
+        for one, group in zip(asked, response.groups, strict=True)
+    ]
 
 
 def _request(

@@ -5,25 +5,14 @@ Otherwise the first push would find out, after the model has been loaded, and th
 
 from collections.abc import Sequence
 
-from grpo_proto import FatalError, RolloutInfo, ServiceError
-from grpo_proto.api_token import TOKEN_VARIABLE
+from grpo_proto import RolloutInfo
 from grpo_proto.transport import gpu_uuid, nccl_version
 
 from ..config.weights import WeightsConfig
-from ..errors import TrainerError, UnavailableError, UsageError
+from ..errors import UnavailableError, UsageError
 from .fleet import Replica
 from .push_backend import choose_backend
 from .weight_session import listener_of
-
-
-def no_server(error: ServiceError, *, role: str, url: str, setting: str) -> TrainerError:
-    """The error for a URL at which something refuses the run's requests: for another token, or as another service."""
-    if isinstance(error, FatalError) and error.status == 401:
-        return UsageError(
-            f"the {role} {url} asks for a token, and {TOKEN_VARIABLE} of this process is not set, or another one",
-            hint=f"set {TOKEN_VARIABLE} to the token of that server",
-        )
-    return UnavailableError(f"no {role} answers at {url}: {error}", hint=f"see {setting}")
 
 
 def check_rendezvous(config: WeightsConfig, members: Sequence[Replica]) -> None:

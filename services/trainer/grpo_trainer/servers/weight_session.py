@@ -42,8 +42,8 @@ log = logging.getLogger(__name__)
 MAX_REASON = 1000
 """Characters of the reason that an abort sends to the servers."""
 FAREWELL_TIMEOUT_S = 5.0
-ANSWERS_AFTER_A_LOSS_S = 2.0
-"""How long a session that does not form waits for the other members' answers, which say more than a lost connection."""
+ANSWERS_S = 2.0
+"""How long a session that does not form waits for its members' answers: a refusal says more than a lost connection."""
 _farewells: set["asyncio.Task[None]"] = set()
 
 
@@ -80,7 +80,7 @@ class WeightSession:
         requests = _requests(host, crew, members, config, trainer_id, backend, timeout_s, trial_bytes)
         calls = [replica.weights.session(request) for replica, request in zip(members, requests, strict=True)]
         try:
-            await _all(members, calls, crew, over, grace_s=ANSWERS_AFTER_A_LOSS_S)
+            await _all(members, calls, crew, over, limit_s=timeout_s + ANSWERS_S, grace_s=ANSWERS_S)
             group = await asyncio.wrap_future(ours)
         except MemberFailed as error:
             crew.close()
@@ -176,8 +176,12 @@ def _group_of(
     crew: Crew, world_size: int, address: str, timeout_s: float, backend: Backend, trial_bytes: int
 ) -> WeightGroup:
     group = WeightGroup(crew, rank=0, world_size=world_size, backend=backend, timeout_s=timeout_s, address=address)
-    if trial_bytes:
-        group.try_bucket(trial_bytes, torch.device("cuda" if backend == "nccl" else "cpu"), timeout_s=timeout_s)
+    try:
+        if trial_bytes:
+            group.try_bucket(trial_bytes, torch.device("cuda" if backend == "nccl" else "cpu"), timeout_s=timeout_s)
+    except RuntimeError:
+        group.close()
+        raise
     return group
 
 
@@ -274,32 +278,35 @@ async def _all(
     crew: Crew,
     over: asyncio.Event,
     *,
+    limit_s: float | None = None,
     grace_s: float = 0.0,
 ) -> None:
-    """Await one call per member, until the session ends, and `grace_s` more.
+    """Await one call per member, at most `limit_s`, and until the session ends and `grace_s` more.
 
-    Raises MemberFailed with the errors of all members that failed, or with the member that its lifeline lost.
+    Raises MemberFailed with the errors of all members that failed or did not answer, or with the member that its
+    lifeline has lost.
     """
-    answering = asyncio.gather(*calls, return_exceptions=True)
-    ending = asyncio.ensure_future(over.wait())
+    answers = [asyncio.ensure_future(call) for call in calls]
+    ending, answering = asyncio.ensure_future(over.wait()), asyncio.ensure_future(asyncio.wait(answers))
     try:
-        await asyncio.wait((answering, ending), return_when=asyncio.FIRST_COMPLETED)
-        if not answering.done() and grace_s > 0.0:
+        await asyncio.wait((answering, ending), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        if over.is_set() and grace_s > 0.0:
             await asyncio.wait((answering,), timeout=grace_s)
     finally:
-        ending.cancel()
-        answered = answering.done()
-        answering.cancel()
+        for task in (ending, answering, *answers):
+            task.cancel()
     failures: dict[str, BaseException] = {}
-    if answered:
-        for replica, answer in zip(members, answering.result(), strict=True):
-            if isinstance(answer, ServiceError):
-                failures[replica.url] = answer
-            elif isinstance(answer, BaseException):
-                raise answer
+    for replica, answer in zip(members, answers, strict=True):
+        if not answer.done():
+            if not over.is_set():
+                failures[replica.url] = MemberLostError(f"it gave no answer within {limit_s:g} s")
+        elif isinstance(error := answer.exception(), ServiceError):
+            failures[replica.url] = error
+        elif error is not None:
+            raise error
     if failures:
         raise MemberFailed(failures)
-    if not answered:
+    if not answering.done():
         raise _lost(crew, members) or RuntimeError(crew.ended)
 
 
@@ -316,10 +323,8 @@ def _lost(crew: Crew, members: Sequence[Replica]) -> MemberFailed | None:
 
 
 def _not_formed(error: BaseException) -> bool:
-    """Whether it only says that the group did not form: a worker that gives up leaves, and so looks lost."""
-    return isinstance(error, MemberLostError) or (
-        isinstance(error, ServiceError) and error.detail.type == "group_not_formed"
-    )
+    """Whether it only says that the group did not form."""
+    return isinstance(error, ServiceError) and error.detail.type == "group_not_formed"
 
 
 def _is_away(replica: Replica) -> bool:

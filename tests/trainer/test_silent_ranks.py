@@ -1,0 +1,132 @@
+"""A rank that stands still ends the run: its process is frozen, or its main thread hangs."""
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from grpo_trainer.ranks import one_machine
+
+BOUND_S = 4.0
+NOTICED_S = 60.0
+"""Imports of two ranks on a busy machine, the wait of twice the bound, and the bound."""
+
+# What every rank of a run does around its engine.
+PROGRAM = """
+import os, signal, sys, time
+from types import SimpleNamespace
+from grpo_trainer import __main__
+
+rank, bound_s, faulty = int(os.environ["RANK"]), float(sys.argv[1]), sys.argv[2:]
+FAULTS = {
+    "frozen": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "hangs": lambda: time.sleep(600),
+    "dies": lambda: os.kill(os.getpid(), signal.SIGKILL),
+}
+
+def fail(where):
+    if [where, str(rank)] == faulty[:2]:
+        time.sleep(1.0)  # it has reported where it is
+        FAULTS[faulty[2]]()
+
+def run(words):
+    from grpo_trainer.observe.run_log import configure_logging
+    from grpo_trainer.observe.run_status import RunStatus
+    from grpo_trainer.ranks import silent_ranks
+    from grpo_trainer.ranks.crew import Crew, follow
+    from grpo_trainer.ranks.process_group import join_process_group
+    from grpo_trainer.ranks.ranks import join_ranks
+    from grpo_trainer.ranks.rendezvous import Rendezvous
+
+    silent_ranks.PERIOD_S = 0.25
+    configure_logging(rank=rank)
+    status = RunStatus("run", heartbeat_bound_s=bound_s)
+    status.enter_phase("loading", limit_s=60.0)
+    with Rendezvous(connect_s=60.0) as rendezvous, silent_ranks.SilentRanks(status, rendezvous.connect):
+        if rank == 0:
+            rendezvous.announce({})
+        else:
+            with status.waiting_for_rank():
+                rendezvous.wait_for_start(silence_s=60.0)
+        status.enter_phase("joining", limit_s=60.0)
+        join_process_group(timeout_s=60.0)
+        ranks = join_ranks(silence_s=600.0)
+        work = SimpleNamespace(update=lambda: fail("update"))
+        if rank:
+            follow(ranks, work, ["update"], status)
+        else:
+            with Crew(ranks, work, ["update"], status) as crew:
+                status.enter_stage("wait")
+                for _ in range(int(20 * bound_s)):
+                    time.sleep(0.1)
+                    status.beat()
+                fail("between")
+                status.know_run(max_steps=9, step=3)
+                status.enter_stage("train")
+                crew.do("update")
+        fail("end")
+    return 0
+
+__main__._train = run
+__main__.command(["run.yaml"])
+"""
+
+
+def run_two_ranks(folder: Path, *faulty: str) -> int:
+    program = folder / "rank.py"
+    program.write_text(PROGRAM)
+    return one_machine.run_ranks([sys.executable, str(program), str(BOUND_S), *faulty], 2)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks of two threads, whose launcher does not wait long for a frozen one."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(one_machine, "FAILURE_LIMIT_S", 2.0)
+
+
+@pytest.mark.deepspeed
+@pytest.mark.parametrize(
+    ("faulty", "said"),
+    [
+        (("update", "1", "frozen"), "rank 1 stands still: its process is frozen or cut off"),
+        (("update", "1", "hangs"), "rank 1 stands still: no heartbeat for "),
+        (("between", "0", "frozen"), "rank 0 stands still: its process is frozen or cut off"),
+    ],
+    ids=["rank 1 frozen", "rank 1 hangs", "rank 0 frozen"],
+)
+def test_it_is_named_with_its_stage_and_all_ranks_end(
+    faulty: tuple[str, ...], said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    started_s = time.monotonic()
+    assert run_two_ranks(tmp_path, *faulty) == 1
+    assert time.monotonic() - started_s < NOTICED_S
+    log = capfd.readouterr().err
+    (line,) = [line for line in log.splitlines() if said in line]
+    assert ("in stage train of step 4" if faulty[0] == "update" else "in stage wait of step 1") in line
+    assert "go on with --resume" in line
+    assert "Traceback" not in log
+
+
+@pytest.mark.deepspeed
+def test_a_rank_that_waits_for_rank_0_does_not_stand_still(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    assert run_two_ranks(tmp_path) == 0
+    assert "stands still" not in capfd.readouterr().err
+
+
+@pytest.mark.deepspeed
+def test_a_rank_that_freezes_when_the_run_has_ended_holds_nobody(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    assert run_two_ranks(tmp_path, "end", "1", "frozen") == 0
+    assert "rank 1 did not end in time; it is killed" in capfd.readouterr().err
+
+
+@pytest.mark.deepspeed
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_dies_is_told_without_frames(rank: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    """Rank 0 takes the store of the ranks with it."""
+    assert run_two_ranks(tmp_path, {0: "between", 1: "update"}[rank], str(rank), "dies") == 1
+    log = capfd.readouterr().err
+    assert "error: another rank is gone or silent: " in log
+    assert f"error: rank {rank} ended with signal 9; the other ranks are stopped" in log
+    assert not any(text in log for text in ("Traceback", "frame #", "pytorch/"))
