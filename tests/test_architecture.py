@@ -45,6 +45,7 @@ ARROWS = {
     "checkpoint": BELOW_PARTS,
     "observe": BELOW_PARTS,
     "cold_start": BELOW_PARTS | {"lora"},
+    "imports": {"data", "config"},
     "lora": {"config"},
     "algorithm": {"data", "config"},
     "ranks": {"data", "config"},

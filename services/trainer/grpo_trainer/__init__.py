@@ -12,6 +12,7 @@ config/          what a run file may say
 ranks/           the processes of one trainer
 checkpoint/      what a run leaves, and goes on from
 cold_start/      supervised fine-tuning before the first run; quantize_base.py, the model below an adapter in four bits
+imports/         the commands of other trainers become run files
 observe/         what a run shows of itself; journal.py tells it, live_sources.py lets the live page read the servers
 __main__.py → start.py → run.py
                  how a run begins; launch.py is torchrun with our exit status, dry_run.py what a run would do

@@ -1,4 +1,5 @@
-"""`grpo-train RUN.yaml [--section.key VALUE …] [--dry-run | --resume]`, `… cold-start` and `… quantize-base`."""
+"""`grpo-train RUN.yaml [--section.key VALUE …] [--dry-run | --resume]`, and the words for other work: `cold-start`,
+`quantize-base`, `import-swift`, `import-trl`."""
 
 import os
 import sys
@@ -14,6 +15,8 @@ usage: grpo-train RUN.yaml [MORE.yaml …] [--section.key VALUE …]   train
        grpo-train RUN.yaml … --resume       go on from the newest whole checkpoint of run_dir
        grpo-train cold-start FILE.yaml …    supervised fine-tuning before the first run
        grpo-train quantize-base MODEL FOLDER     write the model for runs with model.load_in_4bit (QLoRA)
+       grpo-train import-swift ARGS…|FILE.sh     write a run file from a command of ms-swift, to stdout
+       grpo-train import-trl ARGS…|FILE.yaml     … or of TRL
        grpo-train RUN.yaml --help           every key
 
 exit status: 0 done, or stopped by SIGTERM with a checkpoint
@@ -57,6 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from .quantize_base import main as quantize_base
 
             return quantize_base(words[1:])
+        if words[0] in ("import-swift", "import-trl"):
+            from .imports.command import main as import_command
+
+            return import_command(words[0], words[1:])
         return _train(words)
     except TrainerError as error:
         return _say(error)

@@ -1,53 +1,36 @@
-"""What TRL and ms-swift call a setting → its name here, where it has another one and means the same; a parameter of one
-loss → `algorithm.params`, where it has the same name."""
+"""What TRL and ms-swift call a setting → its name here, where it is another: what a hint offers for an unknown key.
 
-OTHER_NAMES = {
-    "adapters": "model.lora.adapter",
-    "attn_impl": "model.attn_implementation",
-    "bf16": "model.dtype",
+Their tables say it (trl_options.py, swift_options.py); here are names of theirs that no option of `trl grpo` and
+`swift rlhf` has.
+"""
+
+from collections.abc import Iterator
+
+from .peer_options import PeerOptions
+from .swift_options import MS_SWIFT
+from .trl_options import TRL
+
+ELSEWHERE = {
     "cliprange": "algorithm.epsilon",
-    "dataset_name": "data.dataset",
-    "dataset_test_split": "data.eval_split",
-    "dataset_train_split": "data.split",
-    "deepspeed": "deepspeed.zero_stage",
-    "dynamic_sample": "algorithm.dynamic_sampling",
     "early_stopping_patience": "checkpoint.patience",
     "kl_coef": "algorithm.beta",
-    "lora_alpha": "model.lora.alpha",
-    "lora_dropout": "model.lora.dropout",
-    "lora_r": "model.lora.r",
-    "lora_rank": "model.lora.r",
-    "lora_target_modules": "model.lora.target_modules",
-    "lora_target_parameters": "model.lora.target_parameters",
     "lr": "optimizer.learning_rate",
-    "max_new_tokens": "rollout.max_completion_length",
-    "max_resample_times": "algorithm.max_refills",
-    "metric_for_best_model": "checkpoint.metric_for_best",
-    "model": "model.name_or_path",
-    "model_name_or_path": "model.name_or_path",
     "num_processes": "deepspeed.nproc_per_node",
-    "off_policy_sequence_mask_delta": "algorithm.off_policy_mask_threshold",
-    "output_dir": "run_dir",
-    "overlong_filter": "algorithm.mask_truncated_completions",
-    "rollout_importance_sampling_mode": "algorithm.importance_sampling_mode",
-    "rollout_importance_sampling_threshold": "algorithm.importance_sampling_clip_max",
-    "sapo_temperature_neg": "algorithm.params",
-    "sapo_temperature_pos": "algorithm.params",
-    "shuffle_dataset": "data.shuffle",
-    "stop_words": "rollout.stop",
-    "teacher_model_server": "teacher.url",
-    "torch_dtype": "model.dtype",
-    "use_bias_correction_kl": "algorithm.kl_estimator",
-    "val_dataset": "data.eval_dataset",
-    "vespo_k_neg": "algorithm.params",
-    "vespo_k_pos": "algorithm.params",
-    "vespo_lambda_neg": "algorithm.params",
-    "vespo_lambda_pos": "algorithm.params",
-    "vllm_importance_sampling_cap": "algorithm.importance_sampling_clip_max",
-    "vllm_importance_sampling_clip_max": "algorithm.importance_sampling_clip_max",
-    "vllm_importance_sampling_clip_min": "algorithm.importance_sampling_clip_min",
-    "vllm_importance_sampling_correction": "algorithm.importance_sampling_correction",
-    "vllm_importance_sampling_mode": "algorithm.importance_sampling_mode",
-    "vllm_server_base_url": "rollout.urls",
-    "wandb_project": "logging.project",
+}
+"""Options of launchers, callbacks and other algorithms."""
+
+
+def _names(peer: PeerOptions) -> Iterator[tuple[str, str]]:
+    rows = {**peer.computed, **peer.settings}
+    for option, (setting, _) in rows.items():
+        yield option, setting
+    for option, now in peer.older.items():
+        if now in rows:
+            yield option, rows[now][0]
+
+
+OTHER_NAMES = {
+    option: setting
+    for option, setting in [*_names(MS_SWIFT), *_names(TRL), *ELSEWHERE.items()]
+    if option != setting.rpartition(".")[2]
 }

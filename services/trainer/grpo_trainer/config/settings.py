@@ -74,7 +74,7 @@ def read_config(
     try:
         values = Settings().model_dump()
     except ValidationError as error:
-        raise UsageError(_explain(error, keys), hint=f"{program} --help lists every key") from error
+        raise UsageError(explain(error, keys), hint=f"{program} --help lists every key") from error
     except SettingsError as error:
         raise UsageError(str(error), hint="lists and mappings on the command line are written as JSON") from error
     return model.model_validate(values)
@@ -121,7 +121,7 @@ def _check_environment(environment: Mapping[str, str], prefix: str, keys: Keys) 
                 raise UsageError(f"unknown setting in the environment: {variable}", hint=keys.nearest(name))
 
 
-def _explain(error: ValidationError, keys: Keys) -> str:
+def explain(error: ValidationError, keys: Keys) -> str:
     lines = []
     for problem in error.errors(include_url=False):
         name = ".".join(str(part) for part in problem["loc"]) or "run file"

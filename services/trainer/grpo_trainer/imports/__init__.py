@@ -1,0 +1,15 @@
+"""The commands of TRL and ms-swift become run files. Read it in this order:
+
+command.py      `grpo-train import-swift` and `import-trl`: which command is meant, and where the file and notes go
+words.py        a script or an argument list → commands, without a shell; options.py: their options, and which were read
+swift.py, trl.py    one trainer each: what belongs together of its options; swift_rewards.py and swift_rows.py: its
+                rewards and rows
+training.py     what both have alike: tables, steps, DeepSpeed, and what does not go together here
+batch.py        the arithmetic of batch sizes
+launcher.py     processes and machines; servers.py: GPUs, and the lines that start the servers; quantized.py: QLoRA
+rewards.py, rows.py     rewards and datasets, by the names that they have elsewhere
+values.py       values that are written otherwise here
+run_file.py     the run file: settings with comments, and what is not in it
+
+What each option becomes is data: `config/trl_options.py` and `config/swift_options.py`.
+"""

@@ -1,0 +1,113 @@
+"""`grpo-train import-swift ARGS…|FILE.sh` and `grpo-train import-trl ARGS…|FILE.yaml`: write a run file to stdout."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..config.swift_options import MS_SWIFT
+from ..config.trl_options import TRL
+from ..errors import UsageError
+from .run_file import RunFile
+from .swift import import_swift
+from .trl import import_trl
+from .words import Command, Script, command_of, commands_of
+
+USAGE = """\
+usage: grpo-train import-swift [VARIABLE=VALUE …] [swift rlhf] --rlhf_type grpo --model … > RUN.yaml
+       grpo-train import-swift FILE.sh > RUN.yaml    the command `swift rlhf` in a script, and its `swift rollout`
+       grpo-train import-trl [trl grpo] --model_name_or_path … > RUN.yaml
+       grpo-train import-trl FILE.yaml [--num_processes N --accelerate_config zero3 …] > RUN.yaml
+       grpo-train import-trl FILE.sh > RUN.yaml
+
+Write the command of another trainer as a run file, with the lines that start the servers. What is otherwise than
+there, and what is not needed, is on stderr and in the file. Nothing is started, and no shell is run.
+
+exit status: 0 the run file is written; 2 the command cannot be imported
+"""
+_OTHER_VERBS = ("sft", "pt", "dpo", "kto", "rloo", "reward", "infer")
+
+
+def main(word: str, argv: Sequence[str]) -> int:
+    """Write the run file of `import-swift` or `import-trl`. Returns the exit status; raises UsageError."""
+    if not argv or argv[0] in ("--help", "-h"):
+        print(USAGE, end="", file=sys.stdout if argv else sys.stderr)
+        return 0 if argv else 2
+    run, title = (_swift if word == "import-swift" else _trl)(list(argv))
+    content = run.text(title)
+    for kind, notes in (("otherwise", run.differs), ("not needed", run.not_needed)):
+        for note in notes:
+            print(f"{kind}: {note}", file=sys.stderr)
+    print(content, end="")
+    return 0
+
+
+def _swift(argv: list[str]) -> tuple[RunFile, str]:
+    script, origin = _read(argv)
+    command, server = _chosen(script, "swift", "rlhf", ("rollout",))
+    run = import_swift(command, server, script.expanded)
+    run.differs += script.remarks
+    return run, f"Written by grpo-train import-swift{origin}. Defaults are those of ms-swift {MS_SWIFT.version}."
+
+
+def _trl(argv: list[str]) -> tuple[RunFile, str]:
+    title = f"Defaults are those of TRL {TRL.version}."
+    if Path(argv[0]).suffix in (".yaml", ".yml"):
+        run = import_trl(Command({}, argv[1:]), None, set(), Path(argv[0]))
+        return run, f"Written by grpo-train import-trl from {argv[0]}. {title}"
+    script, origin = _read(argv)
+    command, server = _chosen(script, "trl", "grpo", ("vllm-serve",))
+    run = import_trl(command, server, script.expanded)
+    run.differs += script.remarks
+    return run, f"Written by grpo-train import-trl{origin}. {title}"
+
+
+def _read(argv: list[str]) -> tuple[Script, str]:
+    """The commands of a file, or the one that the words are."""
+    if len(argv) > 1 or argv[0].startswith("-"):
+        return Script([command_of(argv)]), ""
+    try:
+        return commands_of(Path(argv[0]).read_text(encoding="utf-8")), f" from {argv[0]}"
+    except OSError as error:
+        raise UsageError(
+            f"{argv[0]} cannot be read: {error.strerror}", hint="give a file, or the options of a command"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{argv[0]} is no text: {error}") from error
+
+
+def _chosen(script: Script, program: str, verb: str, servers: tuple[str, ...]) -> tuple[Command, Command | None]:
+    """The command to import, and the one that starts its server; others are reported."""
+    found: list[Command] = []
+    server: Command | None = None
+    for command in script.commands:
+        words = command.words
+        verbs = [word for before, word in zip(["", *words], words, strict=False) if before.endswith(program)]
+        if any(one in servers for one in verbs) or any(word.endswith("/rollout.py") for word in words):
+            server = command
+        elif _trains(command, program, verb, verbs):
+            found.append(command)
+        else:
+            # Two words alone: a third one may be a key.
+            script.remarks.append(f"left out of the script: {' '.join(words[:2])}{' …' if len(words) > 2 else ''}")
+        if other := next((one for one in verbs if one in _OTHER_VERBS), None):
+            raise UsageError(f"{program} {other} is no GRPO: only {program} {verb} is imported")
+    if not found:
+        raise UsageError(
+            f"there is no command {program} {verb} in it", hint="the options of one can be given as they are"
+        )
+    if len(found) > 1:
+        raise UsageError(
+            f"there are {len(found)} commands {program} {verb} in it, and a run file is one run",
+            hint="put each into a file of its own",
+        )
+    return found[0], server
+
+
+def _trains(command: Command, program: str, verb: str, verbs: Sequence[str]) -> bool:
+    words = command.words
+    if verb in verbs or (words and words[0].startswith("--")):
+        return True
+    if program == "swift":
+        return any(word.endswith("rlhf.py") for word in words)
+    launchers = ("accelerate", "torchrun", "python", "python3", "deepspeed", "uv")
+    return words[0].rpartition("/")[2] in launchers and any(word.startswith("--") for word in words)

@@ -1,0 +1,156 @@
+"""The options that a command of another trainer gives, and which of them have been read."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..config.peer_options import PeerOptions
+from ..errors import UsageError
+
+_SECRET = re.compile(r"(api_?key|access_?key|secret|secret_?key|token|password|passwd|webhook_url)$", re.IGNORECASE)
+_OPTION = re.compile(r"--([A-Za-z][\w-]*)(?:=(.*))?", re.DOTALL)
+_GLUED = re.compile(r"([^-].*?)(--([A-Za-z][\w-]*)(?:=.*)?)", re.DOTALL)
+
+
+class Options:
+    """Option → its values, under the name that the peer has for it now. What nobody reads is reported at the end."""
+
+    def __init__(self, peer: PeerOptions):
+        self.peer = peer
+        self.given: dict[str, list[str]] = {}
+        self.written_as: dict[str, str] = {}
+        self.remarks: list[str] = []
+        self._read: set[str] = set()
+
+    def add_words(self, words: Sequence[str]) -> list[str]:
+        """Read `--option value …` and return the words before the first option."""
+        before: list[str] = []
+        name: str | None = None
+        for word in self._taken_apart(words):
+            option = _OPTION.fullmatch(word)
+            if option is None:
+                (before if name is None else self.given[name]).append(word)
+                continue
+            name = self._begin(option[1])
+            if option[2] is not None:
+                self.given[name].append(option[2])
+        return before
+
+    def add_mapping(self, mapping: Mapping[str, Any]) -> None:
+        """Read the keys of a YAML file. Options that are there already stay: a flag overrides a file."""
+        for name, value in mapping.items():
+            plain = self.peer.older.get(str(name), str(name))
+            if plain in self.given or value is None:
+                continue
+            self.given[plain] = [_text(item) for item in value] if isinstance(value, list) else [_text(value)]
+            self.written_as[plain] = str(name)
+
+    def _taken_apart(self, words: Sequence[str]) -> list[str]:
+        found: list[str] = []
+        for word in words:
+            glued = _GLUED.fullmatch(word)
+            if glued and glued[3].replace("-", "_") in self.peer.known:
+                self.remarks.append(
+                    f"{word} is read as {glued[1]} {glued[2]}: there is no blank before the \\ at the end of its line"
+                )
+                found += [glued[1], glued[2]]
+            else:
+                found.append(word)
+        return found
+
+    def _begin(self, written: str) -> str:
+        name = written.replace("-", "_")
+        positive = name.removeprefix("no_")
+        values = []
+        if name not in self.peer.known and name != positive and positive in self.peer.known:
+            name, values = positive, ["false"]
+        name = self.peer.older.get(name, name)
+        if name in self.given:
+            self.remarks.append(f"--{written} is there twice: the last one counts")
+        self.given[name], self.written_as[name] = values, written
+        return name
+
+    def shown(self, name: str) -> str:
+        """The option as it was given; a secret is not shown."""
+        written, values = self.written_as[name], self.given[name]
+        if written.replace("-", "_") == f"no_{name}":
+            return f"--{written}"
+        text = " ".join("…" if _SECRET.search(name) else value for value in values)
+        return f"--{written} {text}".rstrip()
+
+    def has(self, name: str) -> bool:
+        return name in self.given
+
+    def values(self, name: str) -> list[str] | None:
+        """The values of an option, or None where it is not given. An option without a value is `true`."""
+        self._read.add(name)
+        if name not in self.given:
+            return None
+        return self.given[name] or ["true"]
+
+    def text(self, name: str) -> str | None:
+        values = self.values(name)
+        if values is None:
+            return None
+        if len(values) > 1:
+            raise UsageError(f"{self.shown(name)} has {len(values)} values, and one is expected")
+        return values[0]
+
+    def number(self, name: str) -> int | float | None:
+        """Raises UsageError for a value that is no number."""
+        text = self.text(name)
+        if text is None:
+            return None
+        try:
+            value = float(text)
+        except ValueError as error:
+            raise UsageError(f"{self.shown(name)} is no number") from error
+        return int(value) if value == int(value) else value
+
+    def whole(self, name: str) -> int | None:
+        """Raises UsageError for a value that is no whole number."""
+        value = self.number(name)
+        if isinstance(value, float):
+            raise UsageError(f"{self.shown(name)} is no whole number")
+        return value
+
+    def truth(self, name: str) -> bool | None:
+        """Raises UsageError for a value that is neither true nor false."""
+        text = self.text(name)
+        return None if text is None else truth_of(text, self.shown(name))
+
+    def or_default(self, name: str) -> Any:
+        """The text of an option, or the peer's default."""
+        text = self.text(name)
+        return self.peer.default(name) if text is None else text
+
+    @property
+    def unread(self) -> list[str]:
+        """The given options that nothing has read."""
+        return [name for name in self.given if name not in self._read]
+
+
+def given(options: Options, *names: str) -> list[str]:
+    """Those of some options that are given, as they were."""
+    return [options.shown(name) for name in names if options.has(name)]
+
+
+def truth_of(text: str, shown: str) -> bool:
+    """What argparse's and transformers' parsers take for a truth value. Raises UsageError."""
+    plain = text.lower()
+    if plain in ("true", "t", "yes", "y", "1", "on"):
+        return True
+    if plain in ("false", "f", "no", "n", "0", "off"):
+        return False
+    raise UsageError(f"{shown} is neither true nor false")
+
+
+def is_secret(name: str) -> bool:
+    return _SECRET.search(name) is not None
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,71 @@
+"""The rewards of TRL and ms-swift: which of ours they are, and which stand in files of the user's."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .run_file import RunFile
+
+
+@dataclass(frozen=True)
+class OurReward:
+    """A reward of the reward service, with its parameters where they are not the default."""
+
+    name: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    remark: str | None = None
+
+
+@dataclass
+class Found:
+    """The rewards of a run, and what the reward server needs for them."""
+
+    funcs: list[str] = field(default_factory=list)
+    params: dict[str, dict[str, Any]] = field(default_factory=dict)
+    params_shown: list[str] = field(default_factory=list)
+    """The options that set some of them."""
+    arguments: list[str] = field(default_factory=list)
+    """Of `grpo-reward serve`."""
+    left_out: list[int] = field(default_factory=list)
+    """Positions of rewards that there are none of here."""
+
+    def add(self, reward: OurReward) -> None:
+        self.funcs.append(reward.name)
+        if reward.params:
+            self.params[reward.name] = dict(reward.params)
+
+
+def add_plugin(found: Found, file: str) -> None:
+    if file not in found.arguments:
+        found.arguments += ["--plugin", file]
+
+
+def registered_in(name: str, plugins: Sequence[str]) -> str | None:
+    """The plugin that registers `name` in ms-swift's `orms`, by its text; the file is not imported."""
+    pattern = re.compile(rf"orms\s*\[\s*['\"]{re.escape(name)}['\"]\s*\]\s*=|['\"]{re.escape(name)}['\"]\s*:")
+    for plugin in plugins:
+        try:
+            if pattern.search(Path(plugin).read_text(encoding="utf-8")):
+                return plugin
+        except (OSError, UnicodeDecodeError):
+            continue
+    return None
+
+
+def missing(plugins: Sequence[str]) -> list[str]:
+    return [plugin for plugin in plugins if not Path(plugin).is_file()]
+
+
+def set_rewards(run: RunFile, found: Found, shown: str, weights_shown: str) -> None:
+    """Write the rewards and their parameters, and take out the weights of those that there are none of."""
+    run.set("reward.reward_funcs", found.funcs, shown)
+    if found.params:
+        run.set(
+            "reward.params", found.params, "; ".join(found.params_shown) or "as the other trainer has them by default"
+        )
+    weights = run.value("reward.reward_weights")
+    if weights is not None and found.left_out:
+        kept = [weight for i, weight in enumerate(weights) if i not in found.left_out]
+        run.set("reward.reward_weights", kept, f"{weights_shown}, less those of rewards that are left out")

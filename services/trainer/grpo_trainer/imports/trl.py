@@ -1,0 +1,341 @@
+"""`trl grpo …`, a script that reads TRL's options, or TRL's YAML file becomes a run file."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..config.trl_options import TRL
+from ..errors import UsageError
+from . import training
+from .launcher import LAUNCHER, Launch, launch_of, report_rest, report_variables
+from .options import Options
+from .quantized import set_quantized
+from .rewards import Found, OurReward, add_plugin, set_rewards
+from .run_file import RunFile, checked
+from .servers import Sampling, on_its_own_gpu, reachable, server_flags, set_reward_server, set_servers
+from .values import target_modules
+from .words import Command
+
+REWARDS = {
+    "accuracy_reward": OurReward("accuracy"),
+    "reasoning_accuracy_reward": OurReward(
+        "accuracy",
+        remark="reasoning_accuracy_reward looks behind </think> alone; accuracy takes the <answer> block or the last "
+        "box",
+    ),
+    "think_format_reward": OurReward("regex", {"pattern": "(?s)\\A<think>(?!.*<think>).*?</think>"}),
+    "get_soft_overlong_punishment": OurReward("soft_overlong", {"max_len": 1280, "cache_len": 256}),
+}
+"""Those that `trl grpo` knows by name, with the values that it uses."""
+LOSS_PARAMS = {
+    "sapo": ("sapo_temperature_pos", "sapo_temperature_neg"),
+    "vespo": ("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"),
+}
+LONGEST_PROMPT = 32768
+"""TRL has no limit of its own."""
+_VERBS = ("sft", "dpo", "kto", "reward", "rloo", "env", "chat", "skills")
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """The mapping of a TRL YAML file. Raises UsageError."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is no YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise UsageError(f"{path} is no mapping of options", hint="TRL's files hold `option: value`, one a line")
+    return content
+
+
+def import_trl(command: Command, server: Command | None, expanded: set[str], file: Path | None = None) -> RunFile:
+    """Write the run file of `command`, or of TRL's YAML `file`; `server` is the `trl vllm-serve` that stands beside it.
+
+    `expanded` are variables that stand in its words. Raises UsageError.
+    """
+    options, launcher, run = Options(TRL), Options(LAUNCHER), RunFile()
+    variables = dict(command.variables)
+    ahead, words = _cut(command.words)
+    launcher.add_words(ahead)
+    options.add_words(_without_launcher(words, launcher))
+    config = file or _config_of(options)
+    if config is not None:
+        mapping = read_config_file(config)
+        variables = {str(name): str(value) for name, value in (mapping.pop("env", None) or {}).items()} | variables
+        _launcher_keys(mapping, launcher)
+        options.add_mapping(mapping)
+    launch = launch_of(launcher, variables)
+    run.differs += launch.remarks
+    _set_model(options, run)
+    training.set_settings(options, run, {})
+    _set_algorithm(options, run)
+    if "WANDB_PROJECT" in variables:
+        run.set("logging.project", variables["WANDB_PROJECT"], "WANDB_PROJECT")
+    run.set("deepspeed.nproc_per_node", launch.processes, launch.shown or "the number of processes is not said: one")
+    asked = options.text("deepspeed")
+    training.set_deepspeed(
+        run,
+        asked or launch.deepspeed,
+        options.shown("deepspeed") if asked else launch.deepspeed_shown,
+        sharded=launch.sharded or (options.shown("fsdp") if options.has("fsdp") else None),
+    )
+    batch = training.set_batch(options, run, launch.processes * launch.machines)
+    evaluates = _set_rows(options, run)
+    steps = options.number("logging_steps") if evaluates else None  # theirs, where eval_steps is not given
+    training.set_steps(options, run, batch, evaluates=evaluates, eval_steps=int(steps or 10))
+    training.set_warmup(options, run)
+    training.set_best(options, run, evaluates=evaluates)
+    arguments = _set_rewards(options, run)
+    training.settle(run)
+    _set_servers(options, run, launch, server)
+    set_reward_server(run, arguments)
+    for read_options in (options, launcher):
+        report_rest(run, read_options)
+    report_variables(run, variables, {"CUDA_VISIBLE_DEVICES", "WANDB_PROJECT"} | expanded)
+    return run
+
+
+def _cut(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words of the launcher, and those of TRL's script."""
+    for i, word in enumerate(words):
+        if word == "grpo" and i and words[i - 1].endswith("trl"):
+            return [], list(words[i + 1 :])
+        if word.endswith(".py"):
+            return list(words[:i]), list(words[i + 1 :])
+        if word == "-m" and i + 1 < len(words):
+            return list(words[:i]), list(words[i + 2 :])
+    return [], list(words)
+
+
+def _without_launcher(words: Sequence[str], launcher: Options) -> list[str]:
+    """The words without those of accelerate, which `trl grpo` takes among its own."""
+    kept: list[str] = []
+    taken: list[str] = []
+    target = kept
+    for word in words:
+        if word.startswith("--"):
+            name = word.removeprefix("--").partition("=")[0].replace("-", "_")
+            target = taken if name in LAUNCHER.known and name not in TRL.known else kept
+        target.append(word)
+    launcher.add_words(taken)
+    return kept
+
+
+def _config_of(options: Options) -> Path | None:
+    file = options.text("config")
+    return Path(file) if file is not None else None
+
+
+def _launcher_keys(mapping: dict[str, Any], launcher: Options) -> None:
+    ours = {name: mapping.pop(name) for name in list(mapping) if name in LAUNCHER.known and name not in TRL.known}
+    launcher.add_mapping(ours)
+
+
+def _set_model(options: Options, run: RunFile) -> None:
+    model = options.text("model_name_or_path")
+    if model is None:
+        raise UsageError("--model_name_or_path is missing", hint="name the model to train, a folder or a Hub name")
+    output = options.text("output_dir")
+    run.set(
+        "run_dir", output or "trainer_output", options.shown("output_dir") if output else "TRL's default of output_dir"
+    )
+    run.set("model.name_or_path", model, options.shown("model_name_or_path"))
+    half, brain = options.truth("fp16"), options.truth("bf16")
+    dtype = options.or_default("dtype")
+    shown = "; ".join(options.shown(name) for name in ("dtype", "bf16", "fp16") if options.has(name))
+    if half or dtype == "float16":
+        run.differs.append(f"{shown}: weights are bfloat16 or float32")
+    is_float32 = brain is False and not half and dtype == "float32"
+    why = shown or "TRL's default of bf16"
+    run.set(
+        "model.dtype",
+        "float32" if is_float32 else "bfloat16",
+        why if is_float32 else f"{why}; master weights are float32",
+    )
+    if options.truth("load_in_4bit"):
+        set_quantized(run, options.shown("load_in_4bit"))
+    _set_lora(options, run)
+
+
+def _set_lora(options: Options, run: RunFile) -> None:
+    names = {"lora_r": "r", "lora_alpha": "alpha", "lora_dropout": "dropout", "use_rslora": "use_rslora"}
+    if not options.truth("use_peft"):
+        for option in [*names, "lora_target_modules", "lora_target_parameters"]:
+            if options.values(option) is not None:
+                run.not_needed.append(f"{options.shown(option)}: use_peft is off, so TRL trains all weights")
+        if options.has("use_peft"):
+            run.not_needed.append(f"{options.shown('use_peft')}: all weights are trained")
+        return
+    rank = options.whole("lora_r")
+    shown = [options.shown(name) for name in ("use_peft", "lora_r") if options.has(name)]
+    rank = checked("model.lora.r", TRL.default("lora_r") if rank is None else rank, "--lora_r")
+    run.set("model.lora.r", rank, "; ".join(shown))
+    for option, name in names.items():
+        if option != "lora_r":
+            training.set_option(options, run, option, f"model.lora.{name}", TRL.default(option))
+    modules = options.values("lora_target_modules")
+    if modules is not None:
+        run.set("model.lora.target_modules", target_modules(modules), options.shown("lora_target_modules"))
+    else:
+        run.differs.append(
+            "lora_target_modules is not given: PEFT takes what it has for the model's family, often q_proj and v_proj "
+            "alone; model.lora.target_modules is all-linear"
+        )
+    if parameters := options.values("lora_target_parameters"):
+        run.set("model.lora.target_parameters", parameters, options.shown("lora_target_parameters"))
+
+
+def _set_algorithm(options: Options, run: RunFile) -> None:
+    together = options.text("multi_objective_aggregation")
+    if together == "normalize_then_sum":
+        run.set("algorithm.advantage_estimator", "gdpo", options.shown("multi_objective_aggregation"))
+        run.entries.pop("algorithm.scale_rewards", None)
+    elif together is not None:
+        run.not_needed.append(f"{options.shown('multi_objective_aggregation')}: the default estimator does it")
+    training.set_loss_params(
+        options, run, {loss: {name: name for name in names} for loss, names in LOSS_PARAMS.items()}
+    )
+
+
+def _set_rows(options: Options, run: RunFile) -> bool:
+    """Write the rows; return whether there are held-out ones."""
+    name, subset = options.text("dataset_name"), options.text("dataset_config")
+    if name is None:
+        raise UsageError("--dataset_name is missing", hint="name the rows to train on")
+    dataset = f"{name}:{subset}" if subset else name
+    shown = "; ".join(options.shown(option) for option in ("dataset_name", "dataset_config") if options.has(option))
+    run.set("data.dataset", dataset, shown)
+    looks_like_file = name.startswith((".", "/", "~")) or Path(name).suffix in (".jsonl", ".json", ".csv", ".parquet")
+    if looks_like_file and not Path(name).expanduser().exists():
+        run.differs.append(f"{options.shown('dataset_name')}: there is no such file")
+    system = options.text("system_prompt")
+    if system is not None:
+        run.set("data.system", system, "--system_prompt, an option of open-r1")
+    column = options.text("dataset_prompt_column")
+    if column is not None:
+        run.set("data.prompt_column", column, options.shown("dataset_prompt_column"))
+    longest, total = options.whole("max_prompt_length"), options.whole("vllm_max_model_length")
+    if longest is not None:
+        run.set("data.max_prompt_length", longest, options.shown("max_prompt_length"))
+    elif total is not None and total > run.value("rollout.max_completion_length"):
+        longest = total - run.value("rollout.max_completion_length")
+        run.set("data.max_prompt_length", longest, "vllm_max_model_length less max_completion_length")
+    else:
+        run.set("data.max_prompt_length", LONGEST_PROMPT, "TRL has no limit")
+    training.set_micro_batch(options, run, longest)
+    return _set_held_out(options, run, dataset)
+
+
+def _set_held_out(options: Options, run: RunFile, dataset: str) -> bool:
+    strategy = options.or_default("eval_strategy")
+    split, count = options.text("dataset_test_split"), options.whole("num_generations_eval")
+    given = [options.shown(name) for name in ("dataset_test_split", "num_generations_eval") if options.has(name)]
+    if strategy == "no":
+        run.not_needed += [f"{shown}: eval_strategy is no" for shown in given]
+        if options.has("eval_strategy"):
+            run.not_needed.append(f"{options.shown('eval_strategy')}: without data.eval_dataset nothing is evaluated")
+        return False
+    if strategy != "steps":
+        run.differs.append(f"{options.shown('eval_strategy')}: evaluations are every so many steps, eval.eval_steps")
+    run.set("data.eval_dataset", dataset, options.shown("eval_strategy"))
+    split_shown = options.shown("dataset_test_split") if split else "TRL's default of dataset_test_split"
+    run.set("data.eval_split", split or "test", split_shown)
+    count_shown = options.shown("num_generations_eval") if count else "as num_generations"
+    run.set("eval.num_generations_eval", count or run.value("rollout.num_generations"), count_shown)
+    return True
+
+
+def _set_rewards(options: Options, run: RunFile) -> list[str]:
+    """Write the rewards; return the arguments of the reward server."""
+    found, model = Found(), options.text("reward_model_name_or_path")
+    if model is not None:
+        found.funcs.append("reward_model")
+        found.arguments += ["--reward-model", model]
+    for position, name in enumerate(options.values("reward_funcs") or []):
+        ours = REWARDS.get(name)
+        if ours is not None and ours.name in found.funcs:
+            run.differs.append(f"reward {name} is {ours.name}, which is there already: it is left out")
+            found.left_out.append(position + (model is not None))
+        elif ours is not None:
+            found.add(ours)
+            run.differs += [ours.remark] if ours.remark else []
+        else:
+            _add_own(found, run, name)
+    shown = "; ".join(
+        options.shown(name) for name in ("reward_model_name_or_path", "reward_funcs") if options.has(name)
+    )
+    if not found.funcs:
+        raise UsageError(
+            "no reward is named: --reward_funcs and --reward_model_name_or_path are missing",
+            hint="where a script of yours has the functions, name them as module.function in --reward_funcs",
+        )
+    weights = options.shown("reward_weights") if options.has("reward_weights") else ""
+    set_rewards(run, found, shown, weights)
+    return found.arguments
+
+
+def _add_own(found: Found, run: RunFile, name: str) -> None:
+    """A function of the user's, `package.module.function`."""
+    module, dot, function = name.rpartition(".")
+    file = f"{module.replace('.', '/')}.py"
+    if dot and Path(file).is_file():
+        found.funcs.append(f"{file}:{function}")
+    elif dot:
+        found.funcs.append(function)
+        run.differs.append(f"reward {name}: there is no file {file} here; the reward server needs it as --plugin")
+    else:
+        found.funcs.append(name)
+        run.differs.append(f"reward {name} is none of TRL's own: the reward server has to have it, by --plugin FILE.py")
+    if dot:
+        add_plugin(found, file)
+
+
+def _set_servers(options: Options, run: RunFile, launch: Launch, server: Command | None) -> None:
+    flags = server_flags(options)
+    sampling = _sampling(options, launch)
+    if server is not None and sampling.way == "server":
+        gpus = server.variables.get("CUDA_VISIBLE_DEVICES")
+        sampling.server_gpus = gpus.split(",") if gpus else None
+        flags |= _engine_flags(server.words)
+    longest = run.value("data.max_prompt_length")
+    if "--max-model-len" not in flags and longest != LONGEST_PROMPT:
+        flags["--max-model-len"] = str(longest + run.value("rollout.max_completion_length"))
+    set_servers(run, sampling, flags, visible=launch.visible, processes=launch.processes)
+
+
+def _engine_flags(words: Sequence[str]) -> Mapping[str, str]:
+    """The flags of `trl vllm-serve`, which are vLLM's own."""
+    flags: dict[str, str] = {}
+    last: str | None = None
+    for word in words:
+        if word.startswith("--"):
+            flag, _, value = word.partition("=")
+            last = f"--{flag.removeprefix('--').replace('_', '-')}"
+            flags[last] = value
+        elif last is not None:
+            flags[last] = f"{flags[last]} {word}".strip()
+    return {flag: value for flag, value in flags.items() if flag not in ("--model", "--host", "--port")}
+
+
+def _sampling(options: Options, launch: Launch) -> Sampling:
+    uses, mode = options.truth("use_vllm"), options.or_default("vllm_mode")
+    url, host, port = (
+        options.text("vllm_server_base_url"),
+        options.or_default("vllm_server_host"),
+        options.or_default("vllm_server_port"),
+    )
+    names = ("use_vllm", "vllm_mode", "vllm_device", "vllm_server_base_url", "vllm_server_host", "vllm_server_port")
+    said = "; ".join(options.shown(name) for name in names if options.has(name))
+    if uses and mode == "server":
+        name = reachable(host)
+        return Sampling("server", said, urls=[(url or f"http://{name}:{port}").rstrip("/")])
+    if uses and options.has("vllm_device"):  # of a time when that was the only way
+        return on_its_own_gpu(options.text("vllm_device"), launch.visible, launch.processes, said)
+    if uses:
+        return Sampling(
+            "shared", said if options.has("vllm_mode") else f"{said}; TRL's default of vllm_mode is colocate"
+        )
+    return Sampling("shared", said or "no use_vllm: TRL samples in the trainer")

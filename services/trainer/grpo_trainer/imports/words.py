@@ -1,0 +1,177 @@
+r"""Read the commands of a shell script, or of an argument list. No shell is run.
+
+Understood are line continuations, quotes, comments, `VAR=value` before a command or by `export`, and `$VAR`,
+`${VAR}` and `${VAR:-default}` of variables that the script sets itself. The environment is not looked at: what it holds
+may be a secret, and another machine's. What a shell would compute stays as it is written, and is reported.
+
+Two slips of documents are read as they were meant, and reported: a blank behind the `\` that ends a line, and options
+on a line of their own behind a line without `\`.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^}]*))?\})")
+_ENDS_COMMAND = "\n;&|"
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command: the variables that it is started with, and its words."""
+
+    variables: dict[str, str]
+    words: list[str]
+
+
+@dataclass
+class Script:
+    """The commands of a file, and what could not be read as a shell would."""
+
+    commands: list[Command] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    expanded: set[str] = field(default_factory=set)
+    """Variables that stand in other words."""
+
+
+def commands_of(text: str) -> Script:
+    """Read a shell script."""
+    return _Reader(text.replace("\r\n", "\n")).script()
+
+
+def command_of(words: Sequence[str]) -> Command:
+    """Read words that a shell has made, such as `NPROC_PER_NODE=2 swift rlhf --model …`."""
+    variables: dict[str, str] = {}
+    rest = list(words)
+    while rest and (assigned := _ASSIGNMENT.fullmatch(rest[0])):
+        variables[assigned[1]] = assigned[2]
+        rest.pop(0)
+    return Command(variables, rest)
+
+
+class _Reader:
+    def __init__(self, text: str):
+        self.text, self.at = text, 0
+        self.known: dict[str, str] = {}
+        self.exported: dict[str, str] = {}
+        self.assigned: set[str] = set()
+        """Variables that are set on a line of their own."""
+        self.words: list[str] = []
+        self.found = Script()
+
+    def script(self) -> Script:
+        while self.at < len(self.text):
+            character = self.text[self.at]
+            if self.text.startswith("\\\n", self.at):
+                self.at += 2
+            elif blank := re.compile(r"\\[ \t]+\n").match(self.text, self.at):
+                self._remark("a blank behind the \\ at the end of a line, which would end the command there")
+                self.at = blank.end()
+            elif character in " \t":
+                self.at += 1
+            elif character == "#":
+                self.at = self._end_of_line()
+            elif comment := re.compile(r"`#[^`]*`").match(self.text, self.at):  # inside of a command: it is nothing
+                self.at = comment.end()
+            elif character in _ENDS_COMMAND:
+                self.at += 1
+                self._end_command()
+            elif redirection := re.compile(r"[0-9]*[<>][>&]*[ \t]*").match(self.text, self.at):
+                self.at = redirection.end()
+                target = self._word()
+                if not redirection[0].strip().endswith("&"):  # 2>&1 is a part of the one before
+                    self._remark(f"output is not redirected: {redirection[0].strip()} {target}")
+            else:
+                self._add(self._word())
+        self._end_command()
+        for name in sorted(self.assigned - self.found.expanded - self.exported.keys()):
+            self._remark(f"{name} is set and not exported, so the commands do not get it")
+        return self.found
+
+    def _remark(self, remark: str) -> None:
+        if remark not in self.found.remarks:
+            self.found.remarks.append(remark)
+
+    def _end_of_line(self) -> int:
+        end = self.text.find("\n", self.at)
+        return len(self.text) if end < 0 else end
+
+    def _add(self, word: str) -> None:
+        self.words.append(word)
+        before = self.words[:-1]
+        assigned = _ASSIGNMENT.fullmatch(word)
+        if assigned and (before[:1] == ["export"] or all(_ASSIGNMENT.fullmatch(earlier) for earlier in before)):
+            self.known[assigned[1]] = assigned[2]
+
+    def _end_command(self) -> None:
+        words, self.words = self.words, []
+        if not words:
+            return
+        command = command_of(words)
+        if words[0] == "export":
+            self.exported |= {
+                name: self.known[name] for name in (w.partition("=")[0] for w in words[1:]) if name in self.known
+            }
+        elif command.words and command.words[0].startswith("--") and self.found.commands:
+            self._remark(f"{command.words[0]} stands behind a line without \\, and is read as part of the command")
+            self.found.commands[-1].words.extend(command.words)
+        elif command.words:
+            self.found.commands.append(Command(self.exported | command.variables, command.words))
+        else:
+            self.assigned |= command.variables.keys()
+
+    def _word(self) -> str:
+        word = ""
+        while self.at < len(self.text):
+            character, rest = self.text[self.at], self.text[self.at :]
+            if character in " \t" + _ENDS_COMMAND or re.match(r"\\[ \t]+\n", rest):
+                break
+            if rest.startswith("\\\n"):
+                self.at += 2
+            elif character == "\\" and len(rest) > 1:
+                word += rest[1]
+                self.at += 2
+            elif character == "'":
+                word += self._quoted("'")
+            elif character == '"':
+                word += self._expanded(re.sub(r'\\([\\"$`\n])', lambda m: m[1].strip("\n"), self._quoted('"')))
+            elif character in "$`":
+                word += self._expanded(self._substitution())
+            else:
+                word += character
+                self.at += 1
+        return word
+
+    def _quoted(self, mark: str) -> str:
+        pattern = re.compile(r"'([^']*)'" if mark == "'" else r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
+        inside = pattern.match(self.text, self.at)
+        if inside is None:
+            self._remark(f"a {mark} without its end")
+            start, self.at = self.at + 1, len(self.text)
+            return self.text[start:]
+        self.at = inside.end()
+        return inside[1]
+
+    def _substitution(self) -> str:
+        """The text of `$NAME`, `${…}`, `$(…)` or a pair of backticks."""
+        pattern = re.compile(r"\$\w+|\$\{[^}]*\}|\$\([^)]*\)|`[^`]*`|[$`]")
+        found = pattern.match(self.text, self.at)
+        text = self.text[self.at] if found is None else found[0]
+        self.at += len(text)
+        return text
+
+    def _expanded(self, text: str) -> str:
+        if "$(" in text or "`" in text:
+            self._remark(f"no shell is run: {text} stays as it is written")
+        return _VARIABLE.sub(self._value, text)
+
+    def _value(self, match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        if name in self.known:
+            self.found.expanded.add(name)
+            return self.known[name]
+        if match[3] is not None:
+            return match[3]
+        self._remark(f"${name} is not set in what is imported: write its value in its place")
+        return match[0]

@@ -1,0 +1,21 @@
+CUDA_VISIBLE_DEVICES=0 \
+swift rlhf \
+    --rlhf_type grpo \
+    --model Qwen/Qwen2.5-Math-7B \
+    --reward_funcs accuracy format \
+    --vllm_device auto \
+    --train_type full \
+    --torch_dtype bfloat16 \
+    --dataset 'AI-MO/NuminaMath-TIR' \
+    --num_train_epochs 1 \
+    --per_device_train_batch_size 2 \
+    --per_device_eval_batch_size 2 \
+    --learning_rate 2e-6 \
+    --gradient_accumulation_steps 16 \
+    --save_total_limit 2 \
+    --logging_steps 5 \
+    --dataset_num_proc 4 \
+    --num_generations 2 \
+    --use_vllm true \
+    --system 'swift/example/train/grpo/prompt.txt' \
+    --vllm_gpu_memory_utilization 0.3

@@ -1,0 +1,71 @@
+"""Reading command lines without a shell, and the arithmetic of batch sizes."""
+
+import shutil
+import subprocess
+
+import pytest
+
+from grpo_trainer.errors import UsageError
+from grpo_trainer.imports.batch import Batch, generation_batch
+from grpo_trainer.imports.words import commands_of
+
+SCRIPTS = {
+    "continued": "printf '%s|' a \\\n  b 'c d' \"e f\"  # a comment\n",
+    "variables": "A=1 B=$A; C=${A}2; printf '%s|' x${C}y \"$C\" '$C' ${D:-none} ${A:-no}\n",
+    "glued": "printf '%s|' repetition\\\n--use_vllm true\n",
+    "escapes": 'printf "%s|" a\\ b "say \\"x\\"" \'it\'"\'"\'s\' AI-MO/Numina#500 {a}\n',
+    "comment inside": "printf '%s|' a `# nothing` b\n",
+    "joined": "printf '%s|' --a=b\"c d\"'e'\n",
+}
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="compares with bash")
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_words_are_those_that_bash_makes(name: str):
+    shell = subprocess.run(["bash", "-c", SCRIPTS[name]], capture_output=True, text=True, check=True, timeout=20)
+    (command,) = commands_of(SCRIPTS[name]).commands
+    assert command.words[2:] == shell.stdout.removesuffix("|").split("|")
+
+
+def test_variables_before_a_command_and_exported_ones_reach_it():
+    script = commands_of("export A=1\nB=2\nn=7 \\\nC=$n D='x y' run $B\nA=3 other\n")
+    assert [(one.variables, one.words) for one in script.commands] == [
+        ({"A": "1", "n": "7", "C": "7", "D": "x y"}, ["run", "2"]),
+        ({"A": "3"}, ["other"]),
+    ]
+
+
+def test_what_a_shell_would_compute_stays_as_it_is_written():
+    script = commands_of("run $(nproc) `hostname` $UNSET/x\n")
+    assert script.commands[0].words == ["run", "$(nproc)", "`hostname`", "$UNSET/x"]
+    assert any("$UNSET is not set" in remark for remark in script.remarks)
+    assert sum("no shell is run" in remark for remark in script.remarks) == 2
+
+
+def batch(**given: int | None) -> Batch:
+    sizes: dict[str, int | None] = {"generation_batch_size": None, "steps_per_generation": None, **given}
+    return generation_batch(per_device=4, processes=2, num_generations=8, **sizes)  # type: ignore[arg-type]
+
+
+def test_a_generation_batch_is_that_of_the_formula():
+    one = batch(accumulation=3)
+    assert (one.size, one.updates) == (24, 1)
+    assert one.formula == "per_device_train_batch_size 4 x 2 processes x gradient_accumulation_steps 3 = 24"
+    several = batch(accumulation=2, steps_per_generation=8)
+    assert (several.size, several.updates) == (64, 4)
+    assert batch(accumulation=2, generation_batch_size=64) == several
+    assert [several.batches_of(n, num_iterations=2) for n in (1, 8, 9, 100)] == [1, 1, 2, 13]
+
+
+def test_an_update_over_several_generation_batches_is_one_batch_here():
+    spanning = batch(accumulation=4, steps_per_generation=2)
+    assert (spanning.size, spanning.updates) == (32, 1)
+    assert spanning.remark is not None
+    assert batch(accumulation=2, steps_per_generation=3).remark is not None
+
+
+def test_sizes_that_trl_refuses_are_refused():
+    with pytest.raises(UsageError, match="no multiple"):
+        batch(accumulation=1, generation_batch_size=20)
+    with pytest.raises(UsageError, match="is not per_device"):
+        batch(accumulation=1, generation_batch_size=16, steps_per_generation=4)

@@ -1,0 +1,250 @@
+"""Commands of ms-swift and TRL become run files: those of write-ups as they stand there, and others of their options.
+
+Each is imported among local stand-ins for what it names, and its run file passes the dry run.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.trainer.import_stand_ins import make_stand_ins
+
+from grpo_reward.registry import built_in_rewards
+from grpo_trainer.__main__ import main
+from grpo_trainer.config.run_config import RunConfig
+
+DATA = Path(__file__).parent / "import_data"
+COMMANDS = sorted((DATA / "commands").iterdir())
+EXPECTED = yaml.safe_load((DATA / "expected.yaml").read_text())
+SWIFT = ["--rlhf_type", "grpo", "--model", "m", "--dataset", "d", "--reward_funcs", "format", "--num_generations", "1"]
+TRL = ["--model_name_or_path", "m", "--dataset_name", "d", "--reward_funcs", "accuracy_reward"]
+
+
+@pytest.fixture(scope="module")
+def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stand_ins")
+    make_stand_ins(folder)
+    return folder
+
+
+def imported(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[str, str]:
+    """The run file, and what was said about it."""
+    word = "import-swift" if "rlhf" in " ".join(map(str, argv)) or "swift_" in str(argv[0]) else "import-trl"
+    assert main([word, *map(str, argv)]) == 0
+    out, err = capsys.readouterr()
+    return out, err
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
+    assert main([str(word) for word in argv]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    return err
+
+
+def setting(run: RunConfig, name: str) -> Any:
+    value: Any = run.model_dump(mode="json", exclude_unset=True)
+    for part in name.split("."):
+        value = value[part]
+    return value
+
+
+def options_in(command: Path) -> set[str]:
+    """Every option that stands in a command, glued ones too."""
+    if command.suffix == ".yaml":
+        return set(yaml.safe_load(command.read_text())) - {"env"}
+    lines = (line for line in command.read_text().splitlines() if not line.lstrip().startswith("#"))
+    return {name for line in lines for name in re.findall(r"--([a-z][\w-]*)", line)}
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda path: path.name)
+def test_a_command_becomes_a_run_file_that_passes_the_dry_run(
+    command: Path, stand_ins: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(stand_ins)
+    text, said = imported(capsys, command)
+    run = RunConfig.model_validate(yaml.safe_load(text))
+    for name, value in EXPECTED[command.name].items():
+        assert setting(run, name) == value, name
+    assert "there is no such file" not in said
+    server_flags = {name for name in options_in(command) if name.startswith("vllm_") or name.replace("-", "_") in text}
+    for option in options_in(command) - server_flags - {"config", "model", "tensor-parallel-size", "max_model_len"}:
+        assert option in text, f"--{option} is left out in silence"
+    assert "not-to-be-shown" not in text + said
+
+    (stand_ins / "run.yaml").write_text(text)
+    nowhere = ["--rollout.urls", '["http://127.0.0.1:9"]', "--reward.url", "http://127.0.0.1:9"]
+    assert main(["run.yaml", "--dry-run", *nowhere]) == 0
+    assert "memory of a rank" in capsys.readouterr().out
+
+
+def test_parameters_of_rewards_are_those_that_the_reward_server_takes(
+    stand_ins: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(stand_ins)
+    known = built_in_rewards()
+    for command in COMMANDS:
+        run = RunConfig.model_validate(yaml.safe_load(imported(capsys, command)[0]))
+        for name in run.reward.names:
+            if name in known:
+                known[name].params.model_validate(run.reward.params.get(name, {}))
+        assert not [name for name in run.reward.params if name not in known]
+
+
+@pytest.mark.parametrize(
+    ("command", "lines"),
+    [
+        (
+            "swift_countdown.sh",
+            [
+                "CUDA_VISIBLE_DEVICES=2 grpo-rollout serve Qwen/Qwen2.5-3B-Instruct --max-model-len 3072 &",
+                "grpo-reward serve --plugin examples/train/grpo/plugin/plugin.py &",
+                "CUDA_VISIBLE_DEVICES=0,1 grpo-train RUN.yaml",
+            ],
+        ),
+        (
+            "swift_math_multi_gpu.sh",
+            [
+                "CUDA_VISIBLE_DEVICES=7 grpo-rollout serve Qwen/Qwen2.5-Math-7B --gpu-memory-utilization 0.8 &",
+                "CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6 grpo-train RUN.yaml",
+            ],
+        ),
+        ("swift_math_single_gpu.sh", ["CUDA_VISIBLE_DEVICES=0 grpo-rollout", "CUDA_VISIBLE_DEVICES=0 grpo-train"]),
+        ("swift_plugins.sh", ["CUDA_VISIBLE_DEVICES=3 grpo-rollout", "CUDA_VISIBLE_DEVICES=0,1,2 grpo-train"]),
+        (
+            "swift_dapo_colocate.sh",
+            ["CUDA_VISIBLE_DEVICES=6,7 grpo-rollout serve Qwen/Qwen2.5-7B-Instruct --port 8003 "
+             "--gpu-memory-utilization 0.4 --tensor-parallel-size 2 &"],
+        ),
+        ("swift_numina_single_gpu_lora.sh", ["--enable-lora --max-lora-rank 8 --max-loras 2"]),
+        ("swift_qlora_reward_model.sh", ["grpo-train quantize-base Qwen/Qwen2.5-7B-Instruct", "--reward-model"]),
+        (
+            "trl_own_server.sh",
+            ["CUDA_VISIBLE_DEVICES=2,3 grpo-rollout serve Qwen/Qwen2.5-3B-Instruct --tensor-parallel-size 2 "
+             "--max-model-len 1024 --dtype float32 &", "CUDA_VISIBLE_DEVICES=0,1 grpo-train RUN.yaml"],
+        ),
+        ("trl_reference.sh", ["--hf-overrides '{\"head_dtype\": \"float32\"}'"]),
+    ],
+)  # fmt: skip
+def test_the_lines_that_start_the_servers_have_the_gpus_and_flags_of_the_command(
+    command: str, lines: list[str], stand_ins: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(stand_ins)
+    text, _ = imported(capsys, DATA / "commands" / command)
+    for line in lines:
+        assert line in text
+
+
+def test_slips_of_a_copied_command_are_named(
+    stand_ins: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(stand_ins)
+    _, said = imported(capsys, DATA / "commands" / "swift_slips.sh")
+    for sentence in (
+        "$nproc_per_node is not set",
+        "format--per_device_train_batch_size is read as format --per_device_train_batch_size",
+        "a blank behind the \\",
+        "--deepspeed stands behind a line without \\",
+        "--learning_rate is there twice",
+        "NNODES is set and not exported",
+        "left out of the script: pip install …",
+        "output is not redirected: > train.log",
+        "--gradient_clipping_mode auto: no option of ms-swift",
+    ):
+        assert sentence in said
+
+
+def test_files_that_are_missing_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    options = [
+        "--system",
+        "prompt.txt",
+        "--external_plugins",
+        "mine.py",
+        "--deepspeed",
+        "ds.json",
+        "--dataset",
+        "./r.jsonl",
+    ]
+    text, said = imported(capsys, *SWIFT, *options)
+    for name in ("prompt.txt", "mine.py", "ds.json", "./r.jsonl"):
+        assert re.search(
+            rf"there is no (such )?file.*{re.escape(name)}|{re.escape(name)}: there is no such file", said
+        ), name
+        assert name in text
+    _, said = imported(
+        capsys, *TRL, "--dataset_name", "./r.jsonl", "--config_file", "a.yaml", "--reward_funcs", "own.f"
+    )
+    assert "./r.jsonl: there is no such file" in said
+    assert "a.yaml: there is no such file" in said
+    assert "there is no file own.py" in said
+    assert "nothing.sh cannot be read" in refused(capsys, "import-swift", "nothing.sh")
+    assert "nothing.yaml cannot be read" in refused(capsys, "import-trl", "nothing.yaml")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["import-swift", *SWIFT, "--rlhf_type", "dpo"], "rlhf_type is dpo, and only grpo is imported"),
+        (["import-swift", *SWIFT[2:]], "rlhf_type is ms-swift's default, dpo"),
+        (["import-swift", "swift", "sft", *SWIFT], "swift sft is no GRPO"),
+        (["import-trl", "trl", "dpo", *TRL], "trl dpo is no GRPO"),
+        (["import-swift", *SWIFT, "--num_generations", "3"], "are no whole groups of num_generations 3"),
+        (["import-swift", *SWIFT, "--learning_rate", "fast"], "--learning_rate fast"),
+        (["import-swift", *SWIFT, "--temperature", "-1"], "rollout.temperature: Input should be greater than 0"),
+        (["import-swift", *SWIFT, "--reward_funcs", "soft_overlong"], "--soft_cache_length is missing"),
+        (["import-swift", *SWIFT, "--reward_weights", "1", "2"], "2 reward_weights for 1 reward_funcs"),
+        (["import-swift", *SWIFT, "--lora_rank", "0"], "model.lora.r: Input should be greater than or equal to 1"),
+        (["import-trl", *TRL[2:]], "--model_name_or_path is missing"),
+        (["import-trl", *TRL[:4]], "no reward is named"),
+        (["import-trl", *TRL, "--steps_per_generation", "2", "--generation_batch_size", "8"], "is not per_device"),
+    ],
+)
+def test_what_cannot_be_imported_is_refused(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]):
+    assert message in refused(capsys, *argv)
+
+
+def test_two_commands_in_a_file_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = tmp_path / "two.sh"
+    file.write_text(f"swift rlhf {' '.join(SWIFT)}\nswift rlhf {' '.join(SWIFT)}\n")
+    assert "there are 2 commands swift rlhf in it" in refused(capsys, "import-swift", file)
+
+
+def test_what_does_not_go_together_here_is_changed_and_named(capsys: pytest.CaptureFixture[str]):
+    text, said = imported(
+        capsys, *SWIFT, "--teacher_model_server", "http://127.0.0.1:8009", "--kl_in_reward", "true", "--beta", "0"
+    )
+    run = RunConfig.model_validate(yaml.safe_load(text))
+    assert (run.rollout.temperature, run.algorithm.kl_in_reward) == (1.0, False)
+    assert "rollout.temperature is 1.0, not 0.9 (ms-swift's default of temperature): a teacher's" in said
+    assert "algorithm.kl_in_reward is false, not true (--kl_in_reward true): there is no KL with beta 0" in said
+    text, said = imported(
+        capsys, *SWIFT, "--async_generate", "true", "--use_vllm", "true", "--vllm_mode", "server", "--top_p", "0.9"
+    )
+    assert "algorithm.max_staleness is 0, not 1 (--async_generate true): with top_p" in said
+
+
+def test_a_server_on_another_machine_is_said_to_need_a_token(capsys: pytest.CaptureFixture[str]):
+    text, said = imported(
+        capsys,
+        *SWIFT,
+        "--use_vllm",
+        "true",
+        "--vllm_mode",
+        "server",
+        "--vllm_server_host",
+        "10.0.0.7",
+        "--vllm_server_port",
+        "8000",
+    )
+    assert "on 10.0.0.7: grpo-rollout serve m --host 0.0.0.0" in text
+    assert "weights.host is this machine's" in said
+
+
+def test_help_is_shown(capsys: pytest.CaptureFixture[str]):
+    assert main(["import-swift", "--help"]) == 0
+    assert "grpo-train import-trl FILE.yaml" in capsys.readouterr().out
