@@ -248,3 +248,18 @@ def test_a_server_on_another_machine_is_said_to_need_a_token(capsys: pytest.Capt
 def test_help_is_shown(capsys: pytest.CaptureFixture[str]):
     assert main(["import-swift", "--help"]) == 0
     assert "grpo-train import-trl FILE.yaml" in capsys.readouterr().out
+
+
+def test_the_example_of_the_page_is_what_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    page = (Path(__file__).parents[2] / "docs/from-your-command.md").read_text()
+    shown, run_file = re.findall(r"```(?:yaml)?\n(.*?)```", page.partition("## An example")[2], re.DOTALL)
+    script, _, said = shown.removeprefix("$ cat countdown.sh\n").partition(
+        "$ grpo-train import-swift countdown.sh > run.yaml\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    Path("countdown.sh").write_text(script)
+    Path("plugin.py").write_text("orms['external_countdown'] = CountdownORM\n")
+    assert main(["import-swift", "countdown.sh"]) == 0
+    assert capsys.readouterr() == (run_file, said)

@@ -99,7 +99,7 @@ def set_servers(
     prefix = f"CUDA_VISIBLE_DEVICES={','.join(trainer_gpus)} " if trainer_gpus else ""
     run.starts.append(f"{prefix}grpo-train RUN.yaml")
     if sampling.way == "server" and sampling.server_gpus is None:
-        run.not_needed.append(
+        run.differs.append(
             "the command does not say which GPU its server has: give it one by CUDA_VISIBLE_DEVICES that the trainer "
             "does not use"
         )

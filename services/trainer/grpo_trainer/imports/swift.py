@@ -12,7 +12,7 @@ from .run_file import RunFile, checked
 from .servers import Sampling, on_its_own_gpu, reachable, server_flags, set_reward_server, set_servers
 from .swift_rewards import set_swift_rewards
 from .swift_rows import LONGEST_PROMPT, set_swift_rows
-from .values import read
+from .values import read, target_modules
 from .words import Command
 
 ESTIMATORS = {
@@ -147,8 +147,7 @@ def _set_lora(options: Options, run: RunFile, shown: str) -> None:
     if pattern is not None:
         run.set("model.lora.target_modules", pattern, options.shown("target_regex"))
     elif modules is not None:
-        value = "all-linear" if modules == ["all-linear"] else modules
-        run.set("model.lora.target_modules", value, options.shown("target_modules"))
+        run.set("model.lora.target_modules", target_modules(modules), options.shown("target_modules"))
     if parameters := options.values("target_parameters"):
         run.set("model.lora.target_parameters", parameters, options.shown("target_parameters"))
     adapters = options.values("adapters") or []
