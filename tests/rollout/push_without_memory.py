@@ -65,7 +65,6 @@ def main() -> None:
         get_model=lambda: runner.model,
     )
     worker.grpo_receiver = receiver.Receiver(worker)
-    worker.grpo_receiver.member = SimpleNamespace(watch=lambda **_: None)
     manifest = plan_manifest([(name, dtype_name(p.dtype), list(p.shape)) for name, p in model.named_parameters()], 64)
 
     def call(name: str, *arguments: object) -> dict[str, Any]:
@@ -82,6 +81,9 @@ def main() -> None:
     for version, value, materialize in ((1, 2.0, without_memory), (2, 3.0, place)):
         layerwise.materialize_layer = materialize
         worker.grpo_receiver.group = Sends(value)
+        worker.grpo_receiver.member = SimpleNamespace(
+            watch=lambda **_: None, fail=lambda *_, **__: None, close=lambda: None
+        )
         request = BeginRequest(session=1, version=version, manifest=manifest, bucket_timeout_s=5.0)
         call("begin", version, request.model_dump_json(), {"unknown": []})
         error = call("receive", version).get("error")
