@@ -15,7 +15,7 @@ In reading order:
     guard.py           middleware in front of every route: the token, then the state of the weights
     routes.py          the routes: translate HTTP into calls of the parts
     wire_route.py      the class of these routes: limit the body, answer every error with the wire's error body
-    health.py          answer /livez, /readyz and /info from memory
+    health.py          answer /livez and /info from memory; readiness.py: /readyz
     metrics.py         our Prometheus series beside vLLM's
     chat_messages.py   the wire's chat messages → what a chat template reads
     rollouts.py        POST /v1/rollouts: sample groups of completions
