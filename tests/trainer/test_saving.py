@@ -112,7 +112,7 @@ def test_what_would_fail_at_the_end_fails_in_the_rehearsal(place: str, tmp_path:
             engine.num_bytes = 2**80
             kind, told = (
                 UnavailableError,
-                told + r"\[Errno 28\] 1125899906842624.00 GiB are needed, and [0-9.]* .iB are free",
+                told + r"\[Errno 28\] 1125899906842624.00 GiB are needed, and [0-9.]* GiB are free",
             )
         case "no folder":
             run_dir.rmdir()

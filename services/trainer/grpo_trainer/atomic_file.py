@@ -61,7 +61,9 @@ def rehearse_folder(path: Path, write: Callable[[Path], None], *, num_bytes: int
         write(temporary)
         usage = shutil.disk_usage(path.parent)
         if usage.total > 0 and usage.free < num_bytes:  # some remote disks do not know their size
-            raise OSError(errno.ENOSPC, f"{size_text(num_bytes)} are needed, and {size_text(usage.free)} are free")
+            raise OSError(
+                errno.ENOSPC, f"{num_bytes / 2**30:.2f} GiB are needed, and {usage.free / 2**30:.2f} GiB are free"
+            )
     except OSError as error:
         raise storage_error_class(error)(
             f"{path} could not be written at the end: {error}", hint="free some space, or choose another folder"
@@ -70,10 +72,6 @@ def rehearse_folder(path: Path, write: Callable[[Path], None], *, num_bytes: int
         raise UsageError(f"{path} could not be written at the end: {error}") from error
     finally:
         _beside(path)
-
-
-def size_text(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"
 
 
 def _beside(path: Path) -> tuple[Path, Path]:

@@ -5,7 +5,6 @@ TrainerError
 ├── UnavailableError   exit status 3: something outside is missing or does not fit (yet); the same command may succeed
 └── RunError           exit status 1: the run cannot go on: what happened, and what is kept
     ├── ServersError   the servers did not do their part: what was trained is saved first
-    ├── LogError       a file of the run took no more lines, as on a full disk: what was trained is saved first
     ├── CallbackError  a user's callback failed: what was trained is saved first
     └── GuardStop      exit status 2: a rule of the run file ended the run, which is saved
 """
@@ -62,10 +61,6 @@ def model_error_class(name: str, error: BaseException) -> type[TrainerError]:
 
 class RunError(TrainerError):
     """The run cannot go on."""
-
-
-class LogError(RunError):
-    """A file of the run could not be written. The policy is intact."""
 
 
 class ServersError(RunError):

@@ -48,12 +48,7 @@ class Journal:
         self.sinks = open_sinks(
             config.logging, run_dir, resumed_step=resumed_step, facts=config.model_dump(mode="json")
         )
-        part_bytes = config.logging.completions_part_mib * 2**20 or None
-        self.completions = (
-            CompletionLog(run_dir, resumed_step=resumed_step, part_bytes=part_bytes)
-            if config.logging.log_completions
-            else None
-        )
+        self.completions = CompletionLog(run_dir, resumed_step=resumed_step) if config.logging.log_completions else None
         self.decisions = DecisionLog(run_dir, resumed_step=resumed_step)
         untaught = [name for name in config.data.datasets if name not in config.teachers]
         self.learning = LearningWatch(config.guards, untaught=untaught if config.teachers else None)

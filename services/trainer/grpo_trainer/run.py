@@ -13,7 +13,6 @@ from .algorithm.trial import check_algorithm
 from .callbacks import Callbacks, load_callbacks
 from .checkpoint.best import BestCheckpoint
 from .checkpoint.continuity import Facts, check_continuity, kept_of, kept_of_model, kept_of_rows
-from .checkpoint.free_space import lacking_space
 from .checkpoint.rollbacks import remove_abandoned, with_prompts_moved_on
 from .checkpoint.run_folder import find_start, make_run_folder, trainer_id
 from .checkpoint.run_lock import only_trainer_in
@@ -32,7 +31,7 @@ from .engine.rope import one_rope_context
 from .engine.schedule import number_of_steps
 from .engine.state import layout, read_engine_state
 from .engine.training_engine import TrainingEngine
-from .errors import CallbackError, GuardStop, RunError, UnavailableError
+from .errors import CallbackError, GuardStop, RunError
 from .guarding import WayBack
 from .journal import Journal
 from .live_sources import show_servers
@@ -197,8 +196,6 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
     final = final_folders(config, engine)
     for final_folder in final:
         final_folder.rehearse()
-    if (lacking := lacking_space(config.run_dir, engine.num_checkpoint_bytes)) is not None:
-        raise UnavailableError(lacking, hint="free some space, or choose another run_dir")
     parts = (engine, crew, orchestrator, callbacks, kept, final)
     while True:
         way_back = _train(config, state, *parts, status=status, stop=stop, max_steps=max_steps)
@@ -238,7 +235,7 @@ def _train(
         parts = Run(
             config,
             crew,
-            CheckpointSaver(config, crew, num_bytes=engine.num_checkpoint_bytes),
+            CheckpointSaver(config, crew),
             CrewExport(engine.export, crew),
             orchestrator,
             journal,

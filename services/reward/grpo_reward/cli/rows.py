@@ -71,7 +71,7 @@ def read_rows(
 
     Raises CommandFailed naming file and line, ConfigError when `gold` fits no column.
     """
-    lines = [line for part in parts_of(path) for line in json_lines(part)]
+    lines = json_lines(path)
     if not lines:
         raise CommandFailed(f"{path} is empty: wanted is one object such as {EXAMPLE_LINE} on each line")
     if dataset:
@@ -97,14 +97,6 @@ def rows_of(
             values = _joined(where, values, others, dataset)
         rows.append(_row(where, number, values, gold, with_expect))
     return rows
-
-
-def parts_of(path: Path) -> list[Path]:
-    """The files of a trainer's completions.jsonl, which goes on in a new one when it is large; else `path` alone."""
-    if path.name != "completions.jsonl":
-        return [path]
-    older = [part for part in path.parent.glob("completions-*.jsonl") if part.stem.split("-")[1].isdigit()]
-    return [*sorted(older, key=lambda part: int(part.stem.split("-")[1])), path]
 
 
 def json_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:

@@ -1,7 +1,6 @@
 """The files that a run writes and resumes from.
 
 run_folder.py, run_lock.py   the folder of a run, and the lock that admits a single trainer
-free_space.py                whether the next checkpoint fits on the disk
 saving.py                    checkpoints and the final model, with all ranks
 file_writer.py               the files of one rank, at once or while training goes on
 files.py                     the files of a checkpoint: complete or absent

@@ -166,12 +166,6 @@ class LoggingConfig(Section):
 
     report_to: list[Literal["tensorboard", "wandb", "trackio", "swanlab", "mlflow"]] = Field(default_factory=list)
     log_completions: bool = Field(True, description="Write completions.jsonl.")
-    completions_part_mib: int = Field(
-        256,
-        ge=0,
-        description="completions.jsonl goes on in a new file at this size: the old one is completions-1.jsonl, and so "
-        "on; 0: never.",
-    )
     project: str = Field("grpo-services", description="Project (MLflow: experiment) of the run.")
     run_name: str | None = Field(None, description="Name of the run; absent: the name of the run folder.")
     otlp_endpoint: Annotated[str, Field(pattern=r"^https?://"), AfterValidator(without_credentials)] | None = Field(

@@ -349,13 +349,6 @@ class TrainingEngine:
         return _num_bytes(self.adapter.tensors().values()) if self.adapter else 0
 
     @property
-    def num_checkpoint_bytes(self) -> int:
-        """About the size of a checkpoint: what is trained, the optimizer's two moments, and masters beside bfloat16."""
-        trained = [tensor for tensor in self.policy.model.parameters() if tensor.requires_grad]
-        elements = sum(math.prod(shape_of(tensor)) for tensor in trained)
-        return _num_bytes(trained) + elements * (8 if self.policy.model.dtype == torch.float32 else 12)
-
-    @property
     def has_experts(self) -> bool:
         """Whether each token takes some of several experts, by the model's configuration."""
         return has_experts(self.policy.model)

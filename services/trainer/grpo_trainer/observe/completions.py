@@ -14,8 +14,8 @@ from .run_files import COMPLETIONS_FILE
 class CompletionLog:
     """One JSON line per episode. On resume the steps after `resumed_step`, which are done again, are dropped."""
 
-    def __init__(self, run_dir: Path, *, resumed_step: int | None, part_bytes: int | None = None):
-        self._file = StepFile(run_dir / COMPLETIONS_FILE, keep_through_step=resumed_step, part_bytes=part_bytes)
+    def __init__(self, run_dir: Path, *, resumed_step: int | None):
+        self._file = StepFile(run_dir / COMPLETIONS_FILE, keep_through_step=resumed_step)
 
     def write(self, step: int, groups: Sequence[Group]) -> None:
         """Write the samples of a step, after their advantages are known."""
