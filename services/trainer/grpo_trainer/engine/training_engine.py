@@ -12,9 +12,8 @@ Three decisions are made here instead of by DeepSpeed:
 import contextlib
 import io
 import logging
-import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.utils import logger as deepspeed_logger
 from transformers.utils import logging as transformers_logging
 
-from grpo_proto.checkpoint_layout import plain_layout, shape_of
+from grpo_proto.checkpoint_layout import plain_layout
 from grpo_proto.messages.weights import Kind
 
 from ..algorithm.entropy_mask import mark_high_entropy
@@ -54,7 +53,7 @@ from .one_reduction import OneReduction
 from .output_head import Policy
 from .random_state import seed_everything
 from .reference import MovingReference
-from .saved_state import SavedState
+from .saved_state import SavedState, num_bytes_of
 from .schedule import learning_rate
 from .skipped_updates import SkippedUpdates
 from .state import layout
@@ -156,8 +155,8 @@ class TrainingEngine:
                 "the rollout servers take no adapters: every push sends the whole model with the adapter added, %.1f "
                 "MiB instead of %.1f; to push the adapter alone, start the servers with --enable-lora (not possible "
                 "with model.lora.target_parameters)",
-                _num_bytes(self._sources[name] for piece in self._pieces for name in piece.sources) / 2**20,
-                _num_bytes(factor for delta in deltas.values() for factor in delta.factors) / 2**20,
+                num_bytes_of(self._sources[name] for piece in self._pieces for name in piece.sources) / 2**20,
+                num_bytes_of(factor for delta in deltas.values() for factor in delta.factors) / 2**20,
             )
         tensors = adapter.tensors() if adapter else self._sources
         return Export(
@@ -351,12 +350,17 @@ class TrainingEngine:
         """Size of the files of `write_hf`."""
         in_nf4: int = sum(layer.in_features * layer.out_features for layer in self._in_nf4.values())
         width: int = self.policy.model.dtype.itemsize
-        return _num_bytes(self.policy.model.parameters()) + in_nf4 * width
+        return num_bytes_of(self.policy.model.parameters()) + in_nf4 * width
 
     @property
     def num_adapter_bytes(self) -> int:
         """Size of the files of `write_adapter`."""
-        return _num_bytes(self.adapter.tensors().values()) if self.adapter else 0
+        return num_bytes_of(self.adapter.tensors().values()) if self.adapter else 0
+
+    @property
+    def num_checkpoint_bytes(self) -> int:
+        """Size of the files that `save` has written on all ranks, but for small ones: a few MiB at most."""
+        return self._saved_state.num_bytes
 
     @property
     def has_experts(self) -> bool:
@@ -370,10 +374,6 @@ class TrainingEngine:
 
     def _gathered(self, tensors: list[torch.Tensor]) -> Any:
         return deepspeed.zero.GatheredParameters(tensors, enabled=self.zero_stage == 3)
-
-
-def _num_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    return sum(math.prod(shape_of(tensor)) * tensor.element_size() for tensor in tensors)
 
 
 def _quieten_libraries() -> None:
