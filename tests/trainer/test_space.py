@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 from tests.small_disk import fill, small_disk
+from tests.trainer.made_run_file import write_run_file
+from tests.warm_python import warm_python
 
 from grpo_trainer.checkpoint.files import list_steps
 from grpo_trainer.checkpoint.run_folder import make_run_folder
@@ -81,6 +83,17 @@ def test_a_run_does_not_begin_without_room_for_its_first_checkpoint(tmp_path: Pa
         assert not caplog.records
         check(disk, 2**19)
         assert "1.00 MiB are free, and checkpoints and the final model may take 1.62 MiB" in caplog.text
+
+
+@pytest.mark.deepspeed
+def test_a_run_that_starts_on_a_full_disk_says_so_in_one_line(tmp_path: Path):
+    with small_disk(tmp_path / "disk", "64k") as disk:
+        file = write_run_file(tmp_path, rollout={"urls": ["http://127.0.0.1:9"]}, run_dir=str(disk / "run"))
+        fill(disk)
+        ended = warm_python.run("-m", "grpo_trainer", file, "--server.port", 0, folder=tmp_path, timeout_s=120)
+        assert ended.returncode == 1
+        assert f"error: a file of {disk}/run could not be written: No space left on device" in ended.stderr
+        assert "Traceback" not in ended.stderr
 
 
 def test_what_a_crash_left_of_a_checkpoint_counts_as_free(tmp_path: Path):

@@ -29,8 +29,10 @@ def write_text_atomically(path: Path, text: str | Callable[[int], str]) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(name, path)
-    except BaseException:
+    except BaseException as error:
         Path(name).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = str(path)  # a write names no file, and a rename the temporary one
         raise
 
 

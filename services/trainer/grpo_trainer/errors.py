@@ -82,8 +82,8 @@ class DiskError(RunError):
     """A file of the run folder could not be written. What was written before is intact."""
 
     @classmethod
-    def of(cls, error: OSError) -> Self:
-        where = error.filename or "a file of the run folder"
+    def of(cls, error: OSError, *, run_dir: Path) -> Self:
+        where = error.filename or f"a file of {run_dir}"
         hint = "free some space, then go on with --resume" if is_full(error) else "mend it, then go on with --resume"
         return cls(f"{where} could not be written: {error.strerror or error}", hint=hint)
 

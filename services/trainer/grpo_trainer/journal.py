@@ -96,7 +96,7 @@ class Journal:
         try:
             yield
         except OSError as error:
-            failure = DiskError.of(error)
+            failure = DiskError.of(error, run_dir=self.config.run_dir)
             log.error("%s", failure.message)
             self.failure = self.failure or failure
 

@@ -74,7 +74,7 @@ def run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal)
         raise RunError(str(error)) from error
     except OSError as error:
         if is_full(error):
-            raise DiskError.of(error) from error
+            raise DiskError.of(error, run_dir=config.run_dir) from error
         raise
     except StopRequested:
         log.info("stopped before a step was made")

@@ -55,8 +55,7 @@ class StepFile:
         if not last:
             self.append([record])
             return
-        with self._named():
-            write_text_atomically(self.path, b"".join([*lines[:-1], encode({**last, **record})]).decode())
+        write_text_atomically(self.path, b"".join([*lines[:-1], encode({**last, **record})]).decode())
         self._file.close()
         self._open()
 
@@ -96,7 +95,7 @@ class StepFile:
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """Name the file in an error: the system's own has no name, or that of a temporary file."""
+        """Name the file in an error: a write's own has no name."""
         try:
             yield
         except OSError as error:
