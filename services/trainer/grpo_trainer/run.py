@@ -17,6 +17,7 @@ from .checkpoint.rollbacks import remove_abandoned, with_prompts_moved_on
 from .checkpoint.run_folder import find_start, make_run_folder, trainer_id
 from .checkpoint.run_lock import only_trainer_in
 from .checkpoint.saving import CheckpointSaver, FinalFolder, final_folders
+from .checkpoint.space import check_space
 from .config.doubts import doubts
 from .config.run_config import RunConfig
 from .config.settings import write_resolved
@@ -31,7 +32,7 @@ from .engine.rope import one_rope_context
 from .engine.schedule import number_of_steps
 from .engine.state import layout, read_engine_state
 from .engine.training_engine import TrainingEngine
-from .errors import CallbackError, GuardStop, RunError
+from .errors import CallbackError, DiskError, GuardStop, RunError, is_full
 from .guarding import WayBack
 from .journal import Journal
 from .live_sources import show_servers
@@ -73,6 +74,10 @@ def run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal)
             return _run(config, resume=resume, status=status, stop=stop, open_parts=open_parts)
     except ServiceError as error:
         raise RunError(str(error)) from error
+    except OSError as error:
+        if is_full(error):
+            raise DiskError.of(error, run_dir=config.run_dir) from error
+        raise
     except StopRequested:
         log.info("stopped before a step was made")
         return 0
@@ -196,6 +201,9 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
     final = final_folders(config, engine)
     for final_folder in final:
         final_folder.rehearse()
+    if step < max_steps:
+        final_bytes = sum(final_folder.num_bytes for final_folder in final)
+        check_space(config.run_dir, config.checkpoint, engine.num_checkpoint_bytes, final_bytes=final_bytes)
     parts = (engine, crew, orchestrator, callbacks, kept, final)
     while True:
         way_back = _train(config, state, *parts, status=status, stop=stop, max_steps=max_steps)
@@ -235,7 +243,7 @@ def _train(
         parts = Run(
             config,
             crew,
-            CheckpointSaver(config, crew),
+            CheckpointSaver(config, crew, num_bytes=engine.num_checkpoint_bytes),
             CrewExport(engine.export, crew),
             orchestrator,
             journal,
@@ -304,6 +312,4 @@ def open_checkpoint(
         read_engine_state(found[0] / "engine", own)
         check_continuity(found[1], kept, found[0])
         return found[0], with_prompts_moved_on(found[1], config.run_dir)
-    if resume:
-        log.warning("nothing to resume in %s: this is a new run", config.run_dir)
     return None, None

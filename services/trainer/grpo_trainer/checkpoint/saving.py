@@ -18,6 +18,7 @@ from .files import (
     remove_unfinished,
     temporary_folder,
 )
+from .space import require_space_for_checkpoint
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,10 @@ class CheckpointSaver:
     One checkpoint is written at a time. It is there once it is whole: at the end of `save`, or of a later `complete`.
     """
 
-    def __init__(self, config: RunConfig, crew: Crew):
+    def __init__(self, config: RunConfig, crew: Crew, *, num_bytes: int):
+        """`num_bytes`: size of a checkpoint, until there is one."""
         self._run_dir, self._settings, self._crew = config.run_dir, config.checkpoint, crew
+        self._num_bytes = num_bytes
         self._pending: Pending | None = None
 
     @property
@@ -47,14 +50,15 @@ class CheckpointSaver:
     def save(self, step: int, state: dict[str, Any], *, spared: Collection[int] = ()) -> None:
         """Save the run after `step`, with rank 0's `state`. Older checkpoints go, but not those of steps in `spared`.
 
-        Waits for a checkpoint that is still being written. Raises RunError when one of the two could not be written;
-        earlier checkpoints are intact.
+        Waits for a checkpoint that is still being written. Raises RunError when one of the two could not be written, or
+        has no room; earlier checkpoints are intact.
         """
         self.complete()
         self._pending = Pending(step, state, spared)
         with self._reported(step):
             with _own_writing():
                 folder = begin_checkpoint(self._run_dir, step)
+                require_space_for_checkpoint(self._run_dir, self._num_bytes)
             self._crew.do("save_engine", str(folder), self._settings.async_save)
         if not self._settings.async_save:
             self.complete()

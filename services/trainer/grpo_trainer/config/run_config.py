@@ -166,6 +166,11 @@ class LoggingConfig(Section):
 
     report_to: list[Literal["tensorboard", "wandb", "trackio", "swanlab", "mlflow"]] = Field(default_factory=list)
     log_completions: bool = Field(True, description="Write completions.jsonl.")
+    completions_part_mib: Positive = Field(
+        256.0,
+        description="Begin a new completions.jsonl when the file is as large; older parts are "
+        "completions-part-0001.jsonl and so on. Nothing is removed.",
+    )
     project: str = Field("grpo-services", description="Project (MLflow: experiment) of the run.")
     run_name: str | None = Field(None, description="Name of the run; absent: the name of the run folder.")
     otlp_endpoint: Annotated[str, Field(pattern=r"^https?://"), AfterValidator(without_credentials)] | None = Field(

@@ -6,8 +6,11 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
+
+from grpo_proto.log_parts import older_parts, parts_of
 
 from ..atomic_file import write_text_atomically
 
@@ -17,25 +20,33 @@ _STEP_FIRST = re.compile(rb'\{"step": (\d+)[,}]')
 
 
 class StepFile:
-    """An append-only file of steps. Records that `append` has written survive a killed process."""
+    """An append-only file of steps. Records that `append` has written survive a killed process.
+
+    On a full disk the file keeps its whole lines, and no half of one. Lines that could not be written are tried again
+    by the next `append` and by `close`: a checkpoint that was removed meanwhile may have left room for them.
+    All methods that write raise OSError with the file's name.
+    """
 
     def __init__(self, path: Path, *, keep_through_step: int | None):
-        """Open `path`. None drops the lines of an earlier run; a number keeps the steps up to it.
+        """Open `path`. None is for a new run, which has no lines yet; a number keeps the steps up to it.
 
         A run that is resumed at step k does the steps after k again: without the cut they would be in the file twice.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
-        if keep_through_step is None:
-            self._file: BinaryIO = path.open("wb")
-        else:
+        if keep_through_step is not None:
             cut_back(path, keep_through_step)
-            self._file = path.open("ab")
-        self.path = path
+        self.path, self._unwritten = path, b""
+        self._open()
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of what is written."""
+        return os.fstat(self._file.fileno()).st_size
 
     def append(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Write records, each with its `step` as first key, and flush once. Raises OSError, as on a full disk."""
-        self._file.write(b"".join(encode(record) for record in records))
-        self._file.flush()
+        """Write records, each with its `step` as first key."""
+        self._unwritten += b"".join(encode(record) for record in records)
+        self._write()
 
     def add_to_last(self, record: Mapping[str, Any]) -> None:
         """Add the keys of `record` to the last record if it is of the same step; else append `record`."""
@@ -46,10 +57,49 @@ class StepFile:
             return
         write_text_atomically(self.path, b"".join([*lines[:-1], encode({**last, **record})]).decode())
         self._file.close()
-        self._file = self.path.open("ab")
+        self._open()
+
+    def begin_anew(self, *, older: Path) -> None:
+        """Name what is written `older`, and go on with an empty file."""
+        with self._named():
+            self.path.rename(older)
+            self._file.close()
+            self._open()
 
     def close(self) -> None:
-        self._file.close()
+        """Logs how many lines are lost when there is still no room for them."""
+        try:
+            if self._unwritten:
+                self._write()
+        except OSError:
+            log.error("%s: its last %d lines are lost", self.path, self._unwritten.count(b"\n"))
+            raise
+        finally:
+            self._file.close()
+
+    def _open(self) -> None:
+        self._file = self.path.open("ab", buffering=0)
+
+    def _write(self) -> None:
+        end = self.num_bytes
+        with self._named():
+            try:
+                left = memoryview(self._unwritten)
+                while left:
+                    left = left[self._file.write(left) :]
+            except OSError:
+                if end < self.num_bytes:
+                    self._file.truncate(end)
+                raise
+        self._unwritten = b""
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Name the file in an error: a write's own has no name."""
+        try:
+            yield
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
 
 
 def encode(record: Mapping[str, Any]) -> bytes:
@@ -75,6 +125,12 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 log.warning("%s: a line of %d bytes is not the record of a step; skipped", path, len(line))
             else:
                 yield step, line
+
+
+def read_lines_of_parts(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines of a log in parts, as `read_lines` yields them."""
+    for part in parts_of(path):
+        yield from read_lines(part)
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
@@ -116,6 +172,15 @@ def cut_back(path: Path, last_step: int) -> None:
     if end < path.stat().st_size:
         log.info("%s: dropping the lines of steps after %d, which are done again", path.name, last_step)
         os.truncate(path, end)
+
+
+def cut_back_older_parts(path: Path, last_step: int) -> None:
+    """Cut back the parts before `path`, of which nothing is left: the newest first, until one has lines to keep."""
+    for part in reversed(older_parts(path)):
+        cut_back(part, last_step)
+        if part.stat().st_size:
+            break  # it begins with a step to keep, so that no part before it has a later step
+        part.unlink()
 
 
 def _plain(value: Any) -> Any:
