@@ -11,7 +11,7 @@ from grpo_proto.log_parts import older_parts
 from tests.e2e.conftest import Stack, read_jsonl
 from tests.e2e.runs import assert_same_run, wait_for_rows, wait_for_step
 from tests.processes import free_port
-from tests.small_disk import small_disk
+from tests.small_disk import fill, small_disk
 
 pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.timeout(900), pytest.mark.xdist_group("stack")]
 
@@ -101,6 +101,21 @@ def test_a_checkpoint_without_room_ends_all_ranks_and_the_run_goes_on_from_the_o
     resumed = stack.train(run_dir, "--max_steps", 4, "--resume")
     assert resumed.returncode == 0, resumed.stdout
     assert [line["step"] for line in read_jsonl(run_dir / "metrics.jsonl")] == [0, 1, 2, 3, 4]
+
+
+def test_a_run_that_another_process_has_filled_the_disk_of_goes_on_as_if_it_had_not(
+    stack: Stack, undisturbed: Path, disk: Path, tmp_path: Path
+):
+    run_dir, log = disk / "run", tmp_path / "trainer.log"
+    trainer = stack.start_trainer(run_dir, log, "--max_steps", 4)
+    wait_for_step(run_dir, 1, trainer)
+    ballast = fill(disk)
+    assert trainer.wait(120) == 1, log.read_text()
+    assert len(errors_in(log.read_text())) == 1, log.read_text()
+    ballast.unlink()
+    resumed = stack.train(run_dir, "--max_steps", 4, "--resume")
+    assert resumed.returncode == 0, resumed.stdout
+    assert_same_run(undisturbed, run_dir)
 
 
 def test_a_disk_that_has_no_room_for_a_checkpoint_ends_the_run_before_its_first_step(stack: Stack, tmp_path: Path):

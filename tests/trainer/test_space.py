@@ -8,6 +8,7 @@ import pytest
 import torch
 from tests.small_disk import fill, small_disk
 from tests.trainer.made_run_file import write_run_file
+from tests.trainer.test_saving import alone
 from tests.warm_python import warm_python
 
 from grpo_trainer.checkpoint.files import list_steps
@@ -16,9 +17,6 @@ from grpo_trainer.checkpoint.saving import CheckpointSaver
 from grpo_trainer.checkpoint.space import check_space
 from grpo_trainer.config.checkpoint import CheckpointConfig
 from grpo_trainer.errors import RunError, UnavailableError
-from grpo_trainer.rank_work import COMMANDS, RankWork
-from grpo_trainer.ranks.crew import Crew
-from grpo_trainer.ranks.ranks import Ranks
 
 
 class Engine:
@@ -32,11 +30,9 @@ class Engine:
 
 
 def saver_of(run_dir: Path, *, num_bytes: int, async_save: bool = False) -> CheckpointSaver:
-    ranks = Ranks(rank=0, world_size=1)
-    crew = Crew(ranks, RankWork(Engine(), ranks, pad_token_id=0, tokens_per_micro_batch=64), COMMANDS)  # type: ignore[arg-type]
     settings = CheckpointConfig(async_save=async_save, save_total_limit=5)
     config: Any = SimpleNamespace(run_dir=run_dir, checkpoint=settings)
-    return CheckpointSaver(config, crew, num_bytes=num_bytes)
+    return CheckpointSaver(config, alone(Engine()), num_bytes=num_bytes)
 
 
 def test_a_checkpoint_without_room_is_not_begun(tmp_path: Path):
