@@ -15,6 +15,7 @@ fingerprint.py     short digests of a tokenizer and of a chat template
 nulls.py           drop the nulls with which Arrow fills up objects
 tool_arguments.py  the arguments of a tool call, as chat templates read them
 loopback.py        which addresses only this machine can reach
+log_parts.py       a log that is split into parts by its size
 log_lines.py       log formatters for text and JSON, without secrets
 fewer_repeats.py   a log filter that passes a repeated line now and then, with a count
 tracing.py         export spans to an OpenTelemetry receiver

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+from grpo_proto.log_parts import parts_of
 from tests.e2e.conftest import read_jsonl
 
 COMPARED = ("reward", "loss", "grad_norm", "entropy", "completions/mean_length", "learning_rate", "num_tokens")
@@ -36,7 +37,11 @@ def trajectory(run_dir: Path) -> list[tuple[object, ...]]:
 
 def completions(run_dir: Path) -> list[tuple[object, ...]]:
     keys = ("step", "group", "index", "completion", "versions", "advantage")
-    return [tuple(line[key] for key in keys) for line in read_jsonl(run_dir / "completions.jsonl")]
+    return [tuple(line[key] for key in keys) for line in completion_lines(run_dir)]
+
+
+def completion_lines(run_dir: Path) -> list[dict[str, object]]:
+    return [line for part in parts_of(run_dir / "completions.jsonl") for line in read_jsonl(part)]
 
 
 def assert_same_run(one: Path, other: Path) -> None:
@@ -44,8 +49,5 @@ def assert_same_run(one: Path, other: Path) -> None:
     ours, theirs = (load_file(next((run_dir / "model").glob("*.safetensors"))) for run_dir in (one, other))
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    texts = [
-        [(c["step"], c["group"], c["index"], c["completion"]) for c in read_jsonl(r / "completions.jsonl")]
-        for r in (one, other)
-    ]
+    texts = [[(c["step"], c["group"], c["index"], c["completion"]) for c in completion_lines(r)] for r in (one, other)]
     assert texts[0] == texts[1]

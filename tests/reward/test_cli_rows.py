@@ -94,7 +94,7 @@ def trainer_file(folder: Path) -> Path:
     scored.rewards = {"countdown": RewardScore(score=1.0, status="ok", log={"equation": "1 + 2"})}
     scored.total, scored.advantage = 1.0, 0.7
     lost = completion("b", [], [], "", "abort", [])
-    log = CompletionLog(folder, resumed_step=None)
+    log = CompletionLog(folder, resumed_step=None, part_mib=256)
     log.write(3, [Group(17, prompt, [scored, lost])])
     log.close()
     return folder / "completions.jsonl"
@@ -110,6 +110,19 @@ def test_a_trainer_s_file(tmp_path):
     )  # fmt: skip
     assert (second.scores, second.total, second.has_total) == ({}, None, True)
     assert first.group == second.group
+
+
+def test_a_trainer_s_file_in_parts_is_read_as_one(tmp_path):
+    trainer_file(tmp_path).rename(tmp_path / "completions-part-0001.jsonl")
+    trainer_file(tmp_path)
+    found = [row.where for row in read_rows(tmp_path / "completions.jsonl")]
+    assert found == [f"completions{part}.jsonl:{number}" for part in ("-part-0001", "") for number in (1, 2)]
+    assert len(read_rows(tmp_path / "completions-part-0001.jsonl")) == 2
+
+
+def test_parts_of_other_files_are_not_read(tmp_path):
+    file_of(tmp_path, {"completion": "c"}).rename(tmp_path / "rows-part-0001.jsonl")
+    assert len(read_rows(file_of(tmp_path, {"completion": "c"}))) == 1
 
 
 def test_a_trainer_s_file_with_the_columns_of_its_dataset(tmp_path):

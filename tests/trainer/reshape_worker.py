@@ -81,6 +81,7 @@ def resumed(engine: TrainingEngine, folder: Path, num_ranks: int, stage: int, dt
     results, end = train(engine, range(1, 2)), weights(engine)
     return {
         "drawn": drawn,
+        "num_checkpoint_bytes": engine.num_checkpoint_bytes,
         "results": results,
         "expected": expected,
         "difference": max((end[name] - expected_end[name]).abs().max().item() for name in expected_end),

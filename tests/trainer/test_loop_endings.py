@@ -19,7 +19,7 @@ from grpo_trainer.callbacks import Callbacks, StopRun
 from grpo_trainer.checkpoint.best import BestCheckpoint
 from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.config.weights import WeightsConfig
-from grpo_trainer.errors import CallbackError, GuardStop, RunError, ServersError
+from grpo_trainer.errors import CallbackError, DiskError, GuardStop, RunError, ServersError
 from grpo_trainer.guarding import WayBack
 from grpo_trainer.observe.decisions import Decision
 from grpo_trainer.ranks.stop_signal import StopRequested, StopSignal
@@ -101,7 +101,7 @@ class Steps:
             guards=SimpleNamespace(rollback_rules=[]),
         )
         self.journal = SimpleNamespace(finish_step=lambda step: self._note("finish", step), judge=self._judge)
-        self.journal.decisions = SimpleNamespace(write=lambda step, decisions: None)
+        self.journal.decided, self.journal.failure = lambda step, decisions: None, None
         self.decisions: dict[int, Decision] = {}
         self.run: Any = SimpleNamespace(config=config, max_steps=9, journal=self.journal, best=BestCheckpoint())
         self.run.callbacks = Callbacks({}, step=4)
@@ -180,6 +180,20 @@ def test_a_rule_that_stops_ends_the_run_before_the_push_with_the_step_saved(monk
     assert steps.last(3) == [("sample", 6), ("finish", 6), ("save", 6)]
 
 
+def test_a_log_that_cannot_be_written_ends_the_run_with_its_step_pushed_and_saved(monkeypatch: pytest.MonkeyPatch):
+    steps = Steps(monkeypatch, "sample", None)
+
+    def finish(step: int) -> dict[str, Any]:
+        if step == 6:
+            steps.journal.failure = DiskError("completions.jsonl could not be written")
+        return steps._note("finish", step)
+
+    steps.journal.finish_step = finish
+    with pytest.raises(DiskError, match="could not be written"):
+        loop.train(steps.run, step=4)
+    assert steps.last(5) == [("sample", 6), ("push", 6), ("eval", 6), ("finish", 6), ("save", 6)]
+
+
 def test_a_callback_that_stops_or_fails_ends_the_run_with_its_step_pushed_and_saved(monkeypatch: pytest.MonkeyPatch):
     def stop(step: int, metrics: Any) -> None:
         if step == 6:
@@ -188,7 +202,7 @@ def test_a_callback_that_stops_or_fails_ends_the_run_with_its_step_pushed_and_sa
     for ending in (StopRun("the loss is low"), ValueError("no such metric")):
         steps = Steps(monkeypatch, "sample", None)
         decided: list[Any] = []
-        steps.journal.decisions = SimpleNamespace(write=lambda *one, decided=decided: decided.append(one))
+        steps.journal.decided = lambda *one, decided=decided: decided.append(one)
         steps.call(stop)
         if isinstance(ending, StopRun):
             assert loop.train(steps.run, step=4) == 6

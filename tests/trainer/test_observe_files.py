@@ -4,14 +4,14 @@ import errno
 import json
 import logging
 import math
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.small_disk import fill, small_disk
 from tests.trainer.made_episodes import completion
 
 from grpo_proto import RewardScore
+from grpo_proto.log_parts import older_parts, parts_of
 from grpo_trainer.algorithm.sequences import Group
 from grpo_trainer.config.run_config import LoggingConfig
 from grpo_trainer.data.prompt_row import PromptRow
@@ -65,68 +65,29 @@ def test_a_torn_or_foreign_line_does_not_stop_a_reader(tmp_path: Path, caplog: p
     assert "skipped" in caplog.text
 
 
-def test_a_new_run_puts_aside_what_an_earlier_one_left(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    path = tmp_path / "m.jsonl"
-    for number in (1, 2):
-        path.write_bytes(b'{"step": %d}\n' % number)
-        open_file(path).close()
-        assert path.read_bytes() == b""
-        assert (tmp_path / f"m.jsonl.before-{number}").read_bytes() == b'{"step": %d}\n' % number
-    assert "m.jsonl is of an earlier run: it is m.jsonl.before-2 now" in caplog.text
+def test_on_a_full_disk_a_file_keeps_whole_lines_and_tries_the_others_again(tmp_path: Path):
+    with small_disk(tmp_path / "disk", "64k") as disk:
+        file = open_file(disk / "m.jsonl")
+        file.append([{"step": 1}])
+        ballast = fill(disk, leave=8192)
+        with pytest.raises(OSError, match=r"No space left on device: '.*/m\.jsonl'"):
+            file.append([{"step": 2, "text": "x" * 20000}, {"step": 2}])
+        assert lines(disk / "m.jsonl") == [{"step": 1}]
+        ballast.unlink()
+        file.close()
+        assert [record["step"] for record in lines(disk / "m.jsonl")] == [1, 2, 2]
 
 
-def in_parts(path: Path) -> None:
-    """Steps 1 to 6, three files of two."""
-    file = StepFile(path, keep_through_step=None, part_bytes=90)
-    for step in range(1, 7):
-        file.append([{"step": step, "n": n} for n in range(2)])
-    file.close()
-
-
-def test_a_large_file_goes_on_in_a_new_one(tmp_path: Path):
-    path = tmp_path / "c.jsonl"
-    in_parts(path)
-    assert [lines(tmp_path / name)[0]["step"] for name in ("c-1.jsonl", "c-2.jsonl", "c.jsonl")] == [1, 3, 5]
-    assert [record["step"] for record in read_records(path)] == [step for step in range(1, 7) for _ in range(2)]
-
-
-@pytest.mark.parametrize(("through", "files"), [(6, 3), (5, 3), (4, 3), (3, 2), (1, 1), (0, 1)])
-def test_a_resume_cuts_back_all_parts(through: int, files: int, tmp_path: Path):
-    path = tmp_path / "c.jsonl"
-    in_parts(path)
-    file = StepFile(path, keep_through_step=through, part_bytes=90)
-    assert [record["step"] for record in read_records(path)] == [s for s in range(1, through + 1) for _ in range(2)]
-    assert len(list(tmp_path.iterdir())) == files
-    for step in range(through + 1, 8):
-        file.append([{"step": step, "n": n} for n in range(2)])
-    file.close()
-    assert [record["step"] for record in read_records(path)] == [s for s in range(1, 8) for _ in range(2)]
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 64 KiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], capture_output=True, text=True
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
-
-
-def test_a_full_disk_leaves_no_half_line(small_disk: Path):
-    path = small_disk / "m.jsonl"
-    file = open_file(path)
-    written = 0
-    with pytest.raises(OSError, match="No space left"):  # noqa: PT012
-        for step in range(100):
-            file.append([{"step": step, "text": "x" * 3000}])
-            written += 1
-    assert 0 < written == len(lines(path))
-    file.close()
+def test_lines_that_never_found_room_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    with small_disk(tmp_path / "disk", "64k") as disk:
+        file = open_file(disk / "m.jsonl")
+        fill(disk)
+        for step in (1, 2):
+            with pytest.raises(OSError, match="No space left"):
+                file.append([{"step": step}])
+        with pytest.raises(OSError, match="No space left"):
+            file.close()
+    assert "m.jsonl: its last 2 lines are lost" in caplog.text
 
 
 def test_what_json_does_not_have_becomes_null_or_text(tmp_path: Path):
@@ -199,7 +160,7 @@ def test_a_completion_has_its_rewards_with_status_and_its_history(tmp_path: Path
     }
     scored.total, scored.advantage = 1.0, 0.7
     lost = completion("b", [], [], "", "abort", [])
-    log = CompletionLog(tmp_path, resumed_step=None)
+    log = CompletionLog(tmp_path, resumed_step=None, part_mib=256)
     log.write(3, [Group(17, row, [scored, lost])])
     log.close()
     first, second = lines(tmp_path / "completions.jsonl")
@@ -226,14 +187,63 @@ def test_a_completion_has_its_rewards_with_status_and_its_history(tmp_path: Path
 
 def test_completions_are_cut_back_on_resume(tmp_path: Path):
     group = Group(0, PromptRow(0, [1], "p", {}), [completion("a", [1], [-1.0], "t", "stop", [(0, 1)])] * 3)
-    log = CompletionLog(tmp_path, resumed_step=None)
+    log = CompletionLog(tmp_path, resumed_step=None, part_mib=256)
     for step in (1, 2, 3):
         log.write(step, [group])
     log.close()
-    log = CompletionLog(tmp_path, resumed_step=2)
+    log = CompletionLog(tmp_path, resumed_step=2, part_mib=256)
     log.write(3, [group])
     log.close()
     assert [record["step"] for record in lines(tmp_path / "completions.jsonl")] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+
+
+def log_in_parts(run_dir: Path, steps: range, *, resumed_step: int | None = None) -> None:
+    """Three samples a step, and two steps a part."""
+    group = Group(0, PromptRow(0, [1], "p", {}), [completion("a", [1], [-1.0], "t" * 500, "stop", [(0, 1)])] * 3)
+    log = CompletionLog(run_dir, resumed_step=resumed_step, part_mib=3000 / 2**20)
+    for step in steps:
+        log.write(step, [group])
+    log.close()
+
+
+def steps_by_part(run_dir: Path) -> list[list[int]]:
+    return [sorted({record["step"] for record in lines(part)}) for part in parts_of(run_dir / "completions.jsonl")]
+
+
+def test_the_newest_part_of_the_completions_keeps_the_name(tmp_path: Path):
+    log_in_parts(tmp_path, range(1, 6))
+    assert steps_by_part(tmp_path) == [[1, 2], [3, 4], [5]]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "completions-part-0001.jsonl", "completions-part-0002.jsonl", "completions.jsonl",
+    ]  # fmt: skip
+    assert len(lines(tmp_path / "completions-part-0001.jsonl")) == 6, "a step is never split"
+
+
+@pytest.mark.parametrize(
+    ("resumed_step", "kept"),
+    [
+        (5, [[1, 2], [3, 4], [5]]),
+        (4, [[1, 2], [3, 4], []]),
+        (3, [[1, 2], [3], []]),
+        (2, [[1, 2], []]),
+        (1, [[1], []]),
+        (0, [[]]),
+    ],
+)
+def test_a_resume_cuts_back_all_parts_behind_its_checkpoint(tmp_path: Path, resumed_step: int, kept: list[list[int]]):
+    log_in_parts(tmp_path, range(1, 6))
+    log_in_parts(tmp_path, range(0), resumed_step=resumed_step)
+    assert steps_by_part(tmp_path) == kept
+    log_in_parts(tmp_path, range(resumed_step + 1, 8), resumed_step=resumed_step)
+    assert [step for part in steps_by_part(tmp_path) for step in part] == list(range(1, 8))
+
+
+def test_a_part_that_somebody_has_removed_is_not_missed(tmp_path: Path):
+    log_in_parts(tmp_path, range(1, 6))
+    (tmp_path / "completions-part-0001.jsonl").unlink()
+    log_in_parts(tmp_path, range(6, 8), resumed_step=5)
+    assert steps_by_part(tmp_path) == [[3, 4], [5, 6], [7]]
+    assert [part.name[-10:] for part in older_parts(tmp_path / "completions.jsonl")] == ["0002.jsonl", "0003.jsonl"]
 
 
 @pytest.mark.parametrize("through", [3, 2])

@@ -260,6 +260,12 @@ def test_steps_are_spread_like_a_logarithm_with_the_first_and_the_last(tmp_path:
     assert spread([1, 2, 5], 7) == [1, 2, 5]
 
 
+def test_older_parts_of_the_completions_are_read_first(tmp_path: Path):
+    for name, steps in (("-part-0001", (1, 2)), ("-part-0002", (5,)), ("", (7,))):
+        write_lines(tmp_path / f"completions{name}.jsonl", [completion_of(step) for step in steps])
+    assert [shown.step for shown in read_samples(tmp_path)] == [1, 2, 5, 7]
+
+
 def test_a_long_run_stays_a_small_page(tmp_path: Path):
     num_steps = 5000
     write_lines(tmp_path / "metrics.jsonl", [metrics_of(step) for step in range(1, num_steps + 1)])

@@ -78,6 +78,15 @@ def test_a_program_in_a_file_is_refused_by_its_name_and_not_run(folder: Path, wo
             assert re.search(r"optim_states\.pt holds posix\.mkdir, which no checkpoint of", said), said
 
 
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("case", [*FLOAT32, "0 bfloat16", "3 bfloat16"])
+def test_the_size_of_a_checkpoint_is_known_before_it_is_written(folder: Path, case: str, world_size: int):
+    place = folder / f"saved-{3 - world_size}-{case.replace(' ', '-')}" / "again"
+    written = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
+    for seen in seen_by(folder, world_size, case):
+        assert 0 <= written - seen["num_checkpoint_bytes"] < 2**18, "of small files and of what names the tensors"
+
+
 def parameters(place: Path, num_ranks: int) -> dict[str, dict[str, torch.Tensor]]:
     tag = place / STATE_TAG
     (model, *_) = sorted(tag.glob("*mp_rank_00_model_states.pt"))

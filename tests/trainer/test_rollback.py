@@ -69,11 +69,13 @@ class Judge:
 
     def __init__(self, action: str = "rollback"):
         self.action = action
-        self.decisions: Any = SimpleNamespace(write=lambda step, decisions: self.written.extend(decisions))
         self.written: list[Decision] = []
 
     def judge(self) -> list[Decision]:
         return [Decision("entropy", "warn", "it falls"), Decision("kl", self.action, "it is large")]
+
+    def decided(self, step: int, decisions: list[Decision]) -> None:
+        self.written += decisions
 
     def stage(self, name: str) -> nullcontext[None]:
         return nullcontext()

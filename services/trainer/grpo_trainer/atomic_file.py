@@ -29,8 +29,10 @@ def write_text_atomically(path: Path, text: str | Callable[[int], str]) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(name, path)
-    except BaseException:
+    except BaseException as error:
         Path(name).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = str(path)  # a write names no file, and a rename the temporary one
         raise
 
 
@@ -59,9 +61,7 @@ def rehearse_folder(path: Path, write: Callable[[Path], None], *, num_bytes: int
     try:
         temporary, _ = _beside(path)
         write(temporary)
-        usage = shutil.disk_usage(path.parent)
-        if usage.total > 0 and usage.free < num_bytes:  # some remote disks do not know their size
-            raise OSError(errno.ENOSPC, f"{size_text(num_bytes)} are needed, and {size_text(usage.free)} are free")
+        require_space(path.parent, num_bytes)
     except OSError as error:
         raise storage_error_class(error)(
             f"{path} could not be written at the end: {error}", hint="free some space, or choose another folder"
@@ -72,8 +72,21 @@ def rehearse_folder(path: Path, write: Callable[[Path], None], *, num_bytes: int
         _beside(path)
 
 
-def size_text(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"
+def require_space(folder: Path, num_bytes: int, *, will_be_free: int = 0) -> None:
+    """Raise OSError (ENOSPC) unless the disk of `folder` has `num_bytes` free. `will_be_free`: bytes to be removed."""
+    free = free_bytes(folder)
+    if free is not None and free + will_be_free < num_bytes:
+        raise OSError(errno.ENOSPC, f"{size_text(num_bytes)} are needed, and {size_text(free)} are free", str(folder))
+
+
+def free_bytes(folder: Path) -> int | None:
+    """Return the free space of the disk of `folder`; None for a remote disk that does not know its size."""
+    usage = shutil.disk_usage(folder)
+    return usage.free if usage.total > 0 else None
+
+
+def size_text(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:,.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:,.2f} MiB"
 
 
 def _beside(path: Path) -> tuple[Path, Path]:

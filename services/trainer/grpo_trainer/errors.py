@@ -5,15 +5,16 @@ TrainerError
 ├── UnavailableError   exit status 3: something outside is missing or does not fit (yet); the same command may succeed
 └── RunError           exit status 1: the run cannot go on: what happened, and what is kept
     ├── ServersError   the servers did not do their part: what was trained is saved first
-    ├── LogError       a file of the run took no more lines, as on a full disk: what was trained is saved first
     ├── CallbackError  a user's callback failed: what was trained is saved first
+    ├── DiskError      a file of the run folder could not be written, as on a full disk
     └── GuardStop      exit status 2: a rule of the run file ended the run, which is saved
 """
 
 import errno
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _LASTING = {
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP,
     errno.ENAMETOOLONG, errno.EINVAL,
@@ -47,6 +48,11 @@ class UnavailableError(TrainerError):
     exit_status = 3
 
 
+def is_full(error: OSError) -> bool:
+    """Whether the disk, a quota or a limit on file sizes has no room left."""
+    return error.errno in _FULL
+
+
 def storage_error_class(error: OSError) -> type[TrainerError]:
     """Class of a file's error: what is not there or not allowed stays so; a full disk, or a server away, may not."""
     return UsageError if error.errno in _LASTING else UnavailableError
@@ -64,16 +70,22 @@ class RunError(TrainerError):
     """The run cannot go on."""
 
 
-class LogError(RunError):
-    """A file of the run could not be written. The policy is intact."""
-
-
 class ServersError(RunError):
     """The servers gave nothing to train on, or took no weights. The policy is intact."""
 
 
 class CallbackError(RunError):
     """A callback of the run file raised. The policy is saved; whether the callback works at the next try is unknown."""
+
+
+class DiskError(RunError):
+    """A file of the run folder could not be written. What was written before is intact."""
+
+    @classmethod
+    def of(cls, error: OSError, *, run_dir: Path) -> Self:
+        where = error.filename or f"a file of {run_dir}"
+        hint = "free some space, then go on with --resume" if is_full(error) else "mend it, then go on with --resume"
+        return cls(f"{where} could not be written: {error.strerror or error}", hint=hint)
 
 
 class GuardStop(RunError):  # noqa: N818 - nothing failed: the run file asked for it

@@ -49,7 +49,7 @@ def obey_guards(config: RunConfig, journal: Journal, step: int) -> WayBack | Non
             found = _find_way_back(config, strictest, step)
         if isinstance(found, Obstacle):
             strictest = Decision(strictest.rule, "stop", f"{strictest.text}; {found.why}")
-    journal.decisions.write(step, [*decisions[:-1], strictest])
+    journal.decided(step, [*decisions[:-1], strictest])
     if strictest.action == "stop":
         mend = found.hint if isinstance(found, Obstacle) else "mend it"
         raise GuardStop(

@@ -1,13 +1,14 @@
 """Rank 0's book-keeping: record what a run did and where its time went, and show both while it runs."""
 
 import logging
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, replace
 from typing import Any, Self
 
 from .algorithm.sequences import DROP_REASONS
 from .config.run_config import RunConfig
+from .errors import DiskError
 from .observe.completions import CompletionLog
 from .observe.dataset_metrics import dataset_metrics
 from .observe.decisions import Decision, DecisionLog
@@ -29,7 +30,11 @@ log = logging.getLogger(__name__)
 
 
 class Journal:
-    """Use as a context manager. Collects metrics during a step; `finish_step` writes them."""
+    """Use as a context manager. Collects metrics during a step; `finish_step` writes them.
+
+    A log that cannot be written, as on a full disk, ends no step: the error is logged and kept in `failure`, so that
+    the loop saves the run before it ends. Leaving the context raises it when nothing else has.
+    """
 
     def __init__(
         self,
@@ -48,12 +53,10 @@ class Journal:
         self.sinks = open_sinks(
             config.logging, run_dir, resumed_step=resumed_step, facts=config.model_dump(mode="json")
         )
-        part_bytes = config.logging.completions_part_mib * 2**20 or None
-        self.completions = (
-            CompletionLog(run_dir, resumed_step=resumed_step, part_bytes=part_bytes)
-            if config.logging.log_completions
-            else None
-        )
+        self.completions: CompletionLog | None = None
+        if config.logging.log_completions:
+            part_mib = config.logging.completions_part_mib
+            self.completions = CompletionLog(run_dir, resumed_step=resumed_step, part_mib=part_mib)
         self.decisions = DecisionLog(run_dir, resumed_step=resumed_step)
         untaught = [name for name in config.data.datasets if name not in config.teachers]
         self.learning = LearningWatch(config.guards, untaught=untaught if config.teachers else None)
@@ -64,21 +67,38 @@ class Journal:
         self._batch_version = 0
         self._lost_before, self._counts = 0, Counts()
         self._stop, self._open = stop, ExitStack()
-        self._failure: str | None = None
+        self.failure: DiskError | None = None
+        """The first error of a log."""
+        self._ended_by: str | None = None
 
     def __enter__(self) -> Self:
-        self._open.callback(lambda: self.sinks.close(self._stop, failure=self._failure))
+        self._open.callback(self._close, lambda: self.sinks.close(self._stop, failure=self._ended_by))
         if self.completions:
-            self._open.callback(self.completions.close)
-        self._open.callback(self.decisions.close)
+            self._open.callback(self._close, self.completions.close)
+        self._open.callback(self._close, self.decisions.close)
         self._open.enter_context(self.progress)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None and not isinstance(error, StopRequested):
-            self._failure = redacting().redact(f"{type(error).__name__}: {error}")  # trackers get this text
-        self.status.ended(self._failure)
+            self._ended_by = redacting().redact(f"{type(error).__name__}: {error}")  # trackers get this text
+        self.status.ended(self._ended_by)
         self._open.close()
+        if error is None and self.failure is not None:
+            raise self.failure
+
+    def _close(self, close: Callable[[], None]) -> None:
+        with self._keeping_failure():
+            close()
+
+    @contextmanager
+    def _keeping_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            failure = DiskError.of(error, run_dir=self.config.run_dir)
+            log.error("%s", failure.message)
+            self.failure = self.failure or failure
 
     def stage(self, name: str) -> AbstractContextManager[None]:
         return self.clock.stage(name)
@@ -144,6 +164,10 @@ class Journal:
         """Hold the samples and updates of a step against the rules of `guards`, before its policy is pushed."""
         return self.learning.step_done(self._collected, self._missing_scores())
 
+    def decided(self, step: int, decisions: Sequence[Decision]) -> None:
+        with self._keeping_failure():
+            self.decisions.write(step, decisions)
+
     def finish_step(self, step: int) -> dict[str, float]:
         """Write the metrics collected since the last step, and return them."""
         groups = self._batch.groups if self._batch else []
@@ -155,10 +179,12 @@ class Journal:
         self.totals.wall_s += metrics["step_time"]
         self._batch, self._collected = None, {}
         if self.completions and groups:
-            self.completions.write(step, groups)
+            with self._keeping_failure():
+                self.completions.write(step, groups)
         for group in groups:
             group.trace.end("trained", step=step)
-        self.sinks.write(step, metrics)
+        with self._keeping_failure():
+            self.sinks.write(step, metrics)
         episodes = [episode for group in groups for episode in group.episodes]
         self.status.step_done(
             step,
@@ -178,7 +204,8 @@ class Journal:
         collected, self._collected = self._collected, {}
         late = {key: value for key, value in collected.items() if key.startswith(("eval_", "eval/"))}
         if late:
-            self.sinks.complete(step, late)
+            with self._keeping_failure():
+                self.sinks.complete(step, late)
             self.status.history.complete(step, late)
 
     def final_totals(self) -> RunTotals:

@@ -26,7 +26,7 @@ from .checkpoint.best import BestCheckpoint
 from .checkpoint.rollbacks import seen_rollbacks
 from .checkpoint.saving import CheckpointSaver
 from .config.run_config import RunConfig
-from .errors import CallbackError, GuardStop, LogError, RunError, ServersError
+from .errors import GuardStop, RunError, ServersError
 from .guarding import WayBack, obey_guards, to_go_back_to
 from .journal import Journal
 from .observe.metrics import merge_updates
@@ -69,9 +69,8 @@ def train(run: Run, *, step: int) -> int | WayBack:
     Returns the last finished step; or the way back when a rule of the run file has ordered a rollback, which ends this
     call in the middle of a step.
 
-    Raises ServersError when the servers do not do their part, LogError when the run's files are full,
-    GuardStop when a rule of the run file ends the run, and CallbackError when a callback fails; every step until then
-    is saved.
+    Raises ServersError when the servers do not do their part, GuardStop when a rule of the run file ends the run,
+    CallbackError when a callback fails, and DiskError when a log cannot be written; every step until then is saved.
     """
     config = run.config
     adapter_is_zero = step == 0 and has_new_adapter(run)
@@ -84,7 +83,7 @@ def train(run: Run, *, step: int) -> int | WayBack:
         evaluate_late(run, step)
 
     finished = saved = step
-    failure: ServersError | LogError | GuardStop | CallbackError | None = None
+    failure: RunError | None = None
     try:
         while step < run.max_steps and not ends_early(run):
             sequences = sample_and_score(run, version=step + 1)
@@ -110,7 +109,7 @@ def train(run: Run, *, step: int) -> int | WayBack:
                 saved = step
     except StopRequested:  # asked for during a push that nobody answered
         pass
-    except (ServersError, LogError, GuardStop) as error:
+    except (ServersError, GuardStop) as error:
         failure = error
         log.error("%s; what is trained is saved before the run ends", error)
     except RunError:
@@ -119,34 +118,27 @@ def train(run: Run, *, step: int) -> int | WayBack:
         raise
 
     # A step whose policy no server took is done all the same.
-    if step > finished and not isinstance(failure, LogError):
+    if step > finished:
         finish_step(run, step)
     if step > saved:
         save(run, step)
     complete_save(run)
     if run.callbacks.stop is not None:
-        run.journal.decisions.write(step, [run.callbacks.stop])
-    failure = failure or run.callbacks.failure
+        run.journal.decided(step, [run.callbacks.stop])
+    failure = failure or run.callbacks.failure or run.journal.failure
     if failure is not None:
         raise failure
     return step
 
 
 def ends_early(run: Run) -> bool:
-    """Whether the run ends before `max_steps`: no evaluation gets better, or a callback ends it."""
-    return run.best.is_exhausted(run.config.checkpoint.patience) or run.callbacks.end_the_run
+    """Whether the run ends before `max_steps`: no evaluation gets better, or a callback or a failing log ends it."""
+    is_exhausted = run.best.is_exhausted(run.config.checkpoint.patience)
+    return is_exhausted or run.callbacks.end_the_run or run.journal.failure is not None
 
 
 def finish_step(run: Run, step: int) -> None:
-    """Raises LogError when the files of the run take no more."""
-    try:
-        metrics = run.journal.finish_step(step)
-    except OSError as error:
-        raise LogError(
-            f"step {step} could not be logged: {error}; its lines are missing in the files of {run.config.run_dir}",
-            hint="free some space, then go on with --resume",
-        ) from error
-    run.callbacks.on_step(step, metrics)
+    run.callbacks.on_step(step, run.journal.finish_step(step))
 
 
 def sample_and_score(run: Run, *, version: int) -> list[TrainingSequence] | None:

@@ -13,11 +13,11 @@ from .algorithm.trial import check_algorithm
 from .callbacks import Callbacks, load_callbacks
 from .checkpoint.best import BestCheckpoint
 from .checkpoint.continuity import Facts, check_continuity, kept_of, kept_of_model, kept_of_rows
-from .checkpoint.free_space import lacking_space
 from .checkpoint.rollbacks import remove_abandoned, with_prompts_moved_on
 from .checkpoint.run_folder import find_start, make_run_folder, trainer_id
 from .checkpoint.run_lock import only_trainer_in
 from .checkpoint.saving import CheckpointSaver, FinalFolder, final_folders
+from .checkpoint.space import check_space
 from .config.doubts import doubts
 from .config.run_config import RunConfig
 from .config.settings import write_resolved
@@ -32,7 +32,7 @@ from .engine.rope import one_rope_context
 from .engine.schedule import number_of_steps
 from .engine.state import layout, read_engine_state
 from .engine.training_engine import TrainingEngine
-from .errors import CallbackError, GuardStop, RunError, UnavailableError
+from .errors import CallbackError, DiskError, GuardStop, RunError, is_full
 from .guarding import WayBack
 from .journal import Journal
 from .live_sources import show_servers
@@ -74,6 +74,10 @@ def run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal)
             return _run(config, resume=resume, status=status, stop=stop, open_parts=open_parts)
     except ServiceError as error:
         raise RunError(str(error)) from error
+    except OSError as error:
+        if is_full(error):
+            raise DiskError.of(error, run_dir=config.run_dir) from error
+        raise
     except StopRequested:
         log.info("stopped before a step was made")
         return 0
@@ -197,8 +201,9 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
     final = final_folders(config, engine)
     for final_folder in final:
         final_folder.rehearse()
-    if (lacking := lacking_space(config.run_dir, engine.num_checkpoint_bytes)) is not None:
-        raise UnavailableError(lacking, hint="free some space, or choose another run_dir")
+    if step < max_steps:
+        final_bytes = sum(final_folder.num_bytes for final_folder in final)
+        check_space(config.run_dir, config.checkpoint, engine.num_checkpoint_bytes, final_bytes=final_bytes)
     parts = (engine, crew, orchestrator, callbacks, kept, final)
     while True:
         way_back = _train(config, state, *parts, status=status, stop=stop, max_steps=max_steps)
@@ -307,6 +312,4 @@ def open_checkpoint(
         read_engine_state(found[0] / "engine", own)
         check_continuity(found[1], kept, found[0])
         return found[0], with_prompts_moved_on(found[1], config.run_dir)
-    if resume:
-        log.warning("nothing to resume in %s: this is a new run", config.run_dir)
     return None, None

@@ -16,7 +16,7 @@ from .comparison import advantage_changes, agreement, most_different, old_scores
 from .options import CommandFailed, CommandParser, existing_file, not_negative, reward_specs, seconds
 from .output import NUMBER_COLUMNS, console, print_json, say, table
 from .requests import Rescoring
-from .rows import Row, check_columns, read_rows
+from .rows import Row, check_columns, files_of, read_rows
 from .scorers import Scorer, known_rewards, open_scorer
 from .statistics import mean, std
 
@@ -80,7 +80,7 @@ def _check_out(options: argparse.Namespace) -> None:
     out: Path = options.out
     if not out.parent.is_dir():
         raise ConfigError(f"--out {out}: there is no folder {out.parent}")
-    for name, source in (("FILE.jsonl", options.file), ("--dataset", options.dataset)):
+    for name, source in (*(("FILE.jsonl", file) for file in files_of(options.file)), ("--dataset", options.dataset)):
         if source is not None and out.exists() and out.samefile(source):
             raise ConfigError(f"--out {out} is {name}, too: it would be lost; give it another name")
 

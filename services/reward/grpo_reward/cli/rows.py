@@ -9,7 +9,7 @@ What a line means:
 
 A line with `step`, `group`, `index` and `rewards` is one of a trainer's completions.jsonl. Its other keys (`advantage`,
 `versions`, …) are no columns, and `finish_reason` says whether it was truncated. It has no columns: those are in the
-dataset of the run, at the place that `row` says.
+dataset of the run, at the place that `row` says. When its log has rolled over, its older parts are read with it.
 """
 
 import re
@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from grpo_proto import ScoreSample
+from grpo_proto.log_parts import parts_of
 
 from ..adapters.completion import completion_text
 from ..adapters.text import plain_prompt
@@ -32,6 +33,7 @@ from .options import CommandFailed
 SAMPLE_KEYS = ("completion", "prompt", "completion_token_ids", "truncated")
 OTHER_KEYS = ("id", "step", "rewards", "total", "group", "columns")
 NO_COLUMNS = "the line has no columns: with the completions.jsonl of a run, --dataset names the file that has them"
+TRAINER_LOG = "completions.jsonl"
 TRAINER_KEYS = {"step", "group", "index", "rewards"}
 
 EXAMPLE_LINE = '{"completion": "…"}'
@@ -71,13 +73,20 @@ def read_rows(
 
     Raises CommandFailed naming file and line, ConfigError when `gold` fits no column.
     """
-    lines = [line for part in parts_of(path) for line in json_lines(part)]
+    parts = {part.name: json_lines(part) for part in files_of(path)}
+    lines = [line for of_part in parts.values() for line in of_part]
     if not lines:
         raise CommandFailed(f"{path} is empty: wanted is one object such as {EXAMPLE_LINE} on each line")
     if dataset:
         _check_one_dataset(path, lines)
     others = [values for _, values in json_lines(dataset)] if dataset else None
-    return rows_of(path.name, lines, others=others, dataset=dataset, gold=gold, with_expect=with_expect)
+    options: dict[str, Any] = {"others": others, "dataset": dataset, "gold": gold, "with_expect": with_expect}
+    return [row for name, of_part in parts.items() for row in rows_of(name, of_part, **options)]
+
+
+def files_of(path: Path) -> Iterator[Path]:
+    """Yield `path`, and before it the older parts of a trainer's log."""
+    return parts_of(path) if path.name == TRAINER_LOG else iter([path])
 
 
 def rows_of(
@@ -97,14 +106,6 @@ def rows_of(
             values = _joined(where, values, others, dataset)
         rows.append(_row(where, number, values, gold, with_expect))
     return rows
-
-
-def parts_of(path: Path) -> list[Path]:
-    """The files of a trainer's completions.jsonl, which goes on in a new one when it is large; else `path` alone."""
-    if path.name != "completions.jsonl":
-        return [path]
-    older = [part for part in path.parent.glob("completions-*.jsonl") if part.stem.split("-")[1].isdigit()]
-    return [*sorted(older, key=lambda part: int(part.stem.split("-")[1])), path]
 
 
 def json_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:

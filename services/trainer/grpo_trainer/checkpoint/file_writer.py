@@ -30,7 +30,7 @@ class FileWriter:
         """Write `state`, or copy it for the thread. Raises what `torch.save` raises, unless it is for the thread."""
         describe = partial(describe_files, self._root, [path.relative_to(self._root).as_posix()])
         if self._thread is None:
-            torch.save(state, path)
+            _save(state, path)
             self._files.append((lambda: True, describe))
         else:
             writing = self._thread.submit(_write, copied_to_host(state), path, describe)
@@ -53,8 +53,19 @@ class FileWriter:
 
 
 def _write(state: Any, path: Path, describe: Callable[[], Described]) -> Described:
-    torch.save(state, path)
+    _save(state, path)
     return describe()
+
+
+def _save(state: Any, path: Path) -> None:
+    """Save into an open file: given a path, torch does not say why it could not write, as on a full disk."""
+    try:
+        with path.open("wb") as file:
+            torch.save(state, file)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):  # torch's own error only says that the file has another length
+            raise error.__context__ from None
+        raise
 
 
 def copied_to_host(state: Any) -> Any:

@@ -37,8 +37,17 @@ def temporary_folder(run_dir: Path, step: int) -> Path:
 
 def remove_unfinished(run_dir: Path) -> None:
     """Remove what a crash or a full disk left of unfinished checkpoints, of any step. Rank 0 only."""
-    for left in (run_dir / "checkpoints").glob(f"{TEMPORARY}*"):
+    for left in unfinished_folders(run_dir):
         shutil.rmtree(left, ignore_errors=True)
+
+
+def unfinished_folders(run_dir: Path) -> list[Path]:
+    return list((run_dir / "checkpoints").glob(f"{TEMPORARY}*"))
+
+
+def bytes_of(folder: Path) -> int:
+    """Size of the files of a checkpoint, finished or not."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def begin_checkpoint(run_dir: Path, step: int) -> Path:

@@ -18,9 +18,7 @@ from .files import (
     remove_unfinished,
     temporary_folder,
 )
-from .free_space import lacking_space
-
-ROOM = "free some space; the earlier checkpoints are intact"
+from .space import require_space_for_checkpoint
 
 
 @dataclass(frozen=True)
@@ -38,10 +36,10 @@ class CheckpointSaver:
     One checkpoint is written at a time. It is there once it is whole: at the end of `save`, or of a later `complete`.
     """
 
-    def __init__(self, config: RunConfig, crew: Crew, *, num_bytes: int = 0):
+    def __init__(self, config: RunConfig, crew: Crew, *, num_bytes: int):
+        """`num_bytes`: size of a checkpoint, until there is one."""
         self._run_dir, self._settings, self._crew = config.run_dir, config.checkpoint, crew
         self._num_bytes = num_bytes
-        """Of a checkpoint: an estimate, until one has been written."""
         self._pending: Pending | None = None
 
     @property
@@ -53,15 +51,14 @@ class CheckpointSaver:
         """Save the run after `step`, with rank 0's `state`. Older checkpoints go, but not those of steps in `spared`.
 
         Waits for a checkpoint that is still being written. Raises RunError when one of the two could not be written, or
-        there is no room for it; earlier checkpoints are intact.
+        has no room; earlier checkpoints are intact.
         """
         self.complete()
-        if (lacking := lacking_space(self._run_dir, self._num_bytes)) is not None:
-            raise RunError(f"the checkpoint of step {step} could not be written: {lacking}", hint=ROOM)
         self._pending = Pending(step, state, spared)
         with self._reported(step):
             with _own_writing():
                 folder = begin_checkpoint(self._run_dir, step)
+                require_space_for_checkpoint(self._run_dir, self._num_bytes)
             self._crew.do("save_engine", str(folder), self._settings.async_save)
         if not self._settings.async_save:
             self.complete()
@@ -82,7 +79,6 @@ class CheckpointSaver:
                 folder = temporary_folder(self._run_dir, pending.step)
                 files = {name: file for of_rank in described for name, file in of_rank.items()}
                 files |= describe_files(folder, [name for name in list_files(folder) if name not in files])
-                self._num_bytes = sum(file["bytes"] for file in files.values())
                 keep = self._settings.save_total_limit
                 finish_checkpoint(self._run_dir, pending.step, pending.state, files, keep=keep, spared=pending.spared)
         self._pending = None
@@ -90,8 +86,9 @@ class CheckpointSaver:
     @contextmanager
     def _reported(self, step: int) -> Iterator[None]:
         """Name the checkpoint in the error of its writing, and leave nothing of it."""
+        hint = "free some space; the earlier checkpoints are intact"
         try:
-            with _named(f"the checkpoint of step {step}", hint=ROOM):
+            with _named(f"the checkpoint of step {step}", hint=hint):
                 yield
         except RunError:
             self._pending = None

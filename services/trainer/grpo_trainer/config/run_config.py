@@ -166,11 +166,10 @@ class LoggingConfig(Section):
 
     report_to: list[Literal["tensorboard", "wandb", "trackio", "swanlab", "mlflow"]] = Field(default_factory=list)
     log_completions: bool = Field(True, description="Write completions.jsonl.")
-    completions_part_mib: int = Field(
-        256,
-        ge=0,
-        description="completions.jsonl goes on in a new file at this size: the old one is completions-1.jsonl, and so "
-        "on; 0: never.",
+    completions_part_mib: Positive = Field(
+        256.0,
+        description="Begin a new completions.jsonl when the file is as large; older parts are "
+        "completions-part-0001.jsonl and so on. Nothing is removed.",
     )
     project: str = Field("grpo-services", description="Project (MLflow: experiment) of the run.")
     run_name: str | None = Field(None, description="Name of the run; absent: the name of the run folder.")

@@ -1,12 +1,15 @@
 """Save the state of an engine, and load it: on as many ranks to the bit, on another number of ranks to 1e-6."""
 
 import logging
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from grpo_proto.checkpoint_layout import shape_of
 
 from ..errors import RunError, storage_error_class
 from .deepspeed_files import load_file
@@ -44,6 +47,19 @@ class SavedState:
             self.beat()
         if self.rank == 0:
             write_engine_state(folder, {**self.layout}, {**counts})
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of what `save` has written on all ranks, but for what is small beside the tensors."""
+        engine = self.deepspeed_engine
+        parameters = list(engine.module.parameters())
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        # Adam's two moments and, with ZeRO, the trained weights, all in float32: under ZeRO-3 no other weights.
+        numbers = sum(math.prod(shape_of(parameter)) for parameter in trained)
+        optimizer = numbers * 4 * (3 if engine.zero_optimization() else 2)
+        is_split = engine.zero_optimization_stage() == 3
+        weights = 0 if is_split else num_bytes_of(parameters if self.frozen else trained)
+        return optimizer + weights + (num_bytes_of(parameters) if self.moving is not None else 0)
 
     def load(self, folder: Path) -> dict[str, Any]:
         """Go back to what `save` wrote, also in an engine that has trained meanwhile. Returns the counts.
@@ -87,3 +103,8 @@ class SavedState:
 
     def _random_file(self, folder: Path) -> Path:
         return folder / STATE_TAG / f"random-{self.rank}.pt"
+
+
+def num_bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    """Size of whole tensors, also where ZeRO-3 has split them over the ranks."""
+    return sum(math.prod(shape_of(tensor)) * tensor.element_size() for tensor in tensors)

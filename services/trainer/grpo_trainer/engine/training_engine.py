@@ -12,9 +12,8 @@ Three decisions are made here instead of by DeepSpeed:
 import contextlib
 import io
 import logging
-import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.utils import logger as deepspeed_logger
 from transformers.utils import logging as transformers_logging
 
-from grpo_proto.checkpoint_layout import plain_layout, shape_of
+from grpo_proto.checkpoint_layout import plain_layout
 from grpo_proto.messages.weights import Kind
 
 from ..algorithm.entropy_mask import mark_high_entropy
@@ -54,7 +53,7 @@ from .one_reduction import OneReduction
 from .output_head import Policy
 from .random_state import seed_everything
 from .reference import MovingReference
-from .saved_state import SavedState
+from .saved_state import SavedState, num_bytes_of
 from .schedule import learning_rate
 from .skipped_updates import SkippedUpdates
 from .state import layout
@@ -341,19 +340,17 @@ class TrainingEngine:
         """Size of the files of `write_hf`."""
         in_nf4: int = sum(layer.in_features * layer.out_features for layer in self._in_nf4.values())
         width: int = self.policy.model.dtype.itemsize
-        return _num_bytes(self.policy.model.parameters()) + in_nf4 * width
+        return num_bytes_of(self.policy.model.parameters()) + in_nf4 * width
 
     @property
     def num_adapter_bytes(self) -> int:
         """Size of the files of `write_adapter`."""
-        return _num_bytes(self.adapter.tensors().values()) if self.adapter else 0
+        return num_bytes_of(self.adapter.tensors().values()) if self.adapter else 0
 
     @property
     def num_checkpoint_bytes(self) -> int:
-        """About the size of a checkpoint: what is trained, the optimizer's two moments, and masters beside bfloat16."""
-        trained = [tensor for tensor in self.policy.model.parameters() if tensor.requires_grad]
-        elements = sum(math.prod(shape_of(tensor)) for tensor in trained)
-        return _num_bytes(trained) + elements * (8 if self.policy.model.dtype == torch.float32 else 12)
+        """Size of the files that `save` has written on all ranks, but for small ones: a few MiB at most."""
+        return self._saved_state.num_bytes
 
     @property
     def has_experts(self) -> bool:
@@ -367,10 +364,6 @@ class TrainingEngine:
 
     def _gathered(self, tensors: list[torch.Tensor]) -> Any:
         return deepspeed.zero.GatheredParameters(tensors, enabled=self.zero_stage == 3)
-
-
-def _num_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    return sum(math.prod(shape_of(tensor)) * tensor.element_size() for tensor in tensors)
 
 
 def _quieten_libraries() -> None:

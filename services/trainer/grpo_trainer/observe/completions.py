@@ -1,24 +1,36 @@
-"""completions.jsonl: every sample of every step, with its scores and their details."""
+"""completions.jsonl: every sample of every step, with its scores and their details.
+
+The file rolls over by size: the newest part keeps the name, older ones are numbered (`grpo_proto.log_parts`).
+"""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from grpo_proto import RewardScore
+from grpo_proto.log_parts import next_older_part
 
 from ..algorithm.sequences import Group
-from .jsonl import StepFile
+from .jsonl import StepFile, cut_back_older_parts
 from .run_files import COMPLETIONS_FILE
 
 
 class CompletionLog:
-    """One JSON line per episode. On resume the steps after `resumed_step`, which are done again, are dropped."""
+    """One JSON line per episode. On resume the steps after `resumed_step`, which are done again, are dropped.
 
-    def __init__(self, run_dir: Path, *, resumed_step: int | None, part_bytes: int | None = None):
-        self._file = StepFile(run_dir / COMPLETIONS_FILE, keep_through_step=resumed_step, part_bytes=part_bytes)
+    `part_mib`: a part that is as large is complete, in MiB. A step is never split.
+    """
+
+    def __init__(self, run_dir: Path, *, resumed_step: int | None, part_mib: float):
+        self._file = StepFile(run_dir / COMPLETIONS_FILE, keep_through_step=resumed_step)
+        if resumed_step is not None and not self._file.num_bytes:
+            cut_back_older_parts(self._file.path, resumed_step)
+        self._part_bytes = part_mib * 2**20
 
     def write(self, step: int, groups: Sequence[Group]) -> None:
-        """Write the samples of a step, after their advantages are known."""
+        """Write the samples of a step, after their advantages are known. Raises OSError, as on a full disk."""
+        if self._file.num_bytes >= self._part_bytes:
+            self._file.begin_anew(older=next_older_part(self._file.path))
         self._file.append(completion_records(step, groups))
 
     def close(self) -> None:

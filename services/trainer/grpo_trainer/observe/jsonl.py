@@ -1,14 +1,16 @@
 """Files of one JSON object per line, each with its step, that grow while a run goes on and are cut back on resume."""
 
-import io
 import json
 import logging
 import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from grpo_proto.log_parts import older_parts, parts_of
 
 from ..atomic_file import write_text_atomically
 
@@ -20,40 +22,31 @@ _STEP_FIRST = re.compile(rb'\{"step": (\d+)[,}]')
 class StepFile:
     """An append-only file of steps. Records that `append` has written survive a killed process.
 
-    A file that has `part_bytes` rolls over before the next step: NAME.jsonl becomes NAME-1.jsonl, NAME-2.jsonl and so
-    on; the newest part keeps the name.
+    On a full disk the file keeps its whole lines, and no half of one. Lines that could not be written are tried again
+    by the next `append` and by `close`: a checkpoint that was removed meanwhile may have left room for them.
+    All methods that write raise OSError with the file's name.
     """
 
-    def __init__(self, path: Path, *, keep_through_step: int | None, part_bytes: int | None = None):
-        """Open `path`. None puts the file of an earlier run aside; a number keeps the steps up to it, in all parts.
+    def __init__(self, path: Path, *, keep_through_step: int | None):
+        """Open `path`. None is for a new run, which has no lines yet; a number keeps the steps up to it.
 
         A run that is resumed at step k does the steps after k again: without the cut they would be in the file twice.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
-        if keep_through_step is None:
-            put_aside(path)
-        else:
+        if keep_through_step is not None:
             cut_back(path, keep_through_step)
-        self.path, self.part_bytes = path, part_bytes
-        self._file = self._open()
+        self.path, self._unwritten = path, b""
+        self._open()
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of what is written."""
+        return os.fstat(self._file.fileno()).st_size
 
     def append(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Write records, each with its `step` as first key.
-
-        Raises OSError, as on a full disk, and leaves none of them: half of a line would hide the next one.
-        """
-        lines = b"".join(encode(record) for record in records)
-        end = os.fstat(self._file.fileno()).st_size
-        if self.part_bytes and end and end + len(lines) > self.part_bytes:
-            self._roll_over()
-            end = 0
-        try:
-            written = 0
-            while written < len(lines):
-                written += self._file.write(lines[written:]) or 0
-        except OSError:
-            os.ftruncate(self._file.fileno(), end)
-            raise
+        """Write records, each with its `step` as first key."""
+        self._unwritten += b"".join(encode(record) for record in records)
+        self._write()
 
     def add_to_last(self, record: Mapping[str, Any]) -> None:
         """Add the keys of `record` to the last record if it is of the same step; else append `record`."""
@@ -64,43 +57,49 @@ class StepFile:
             return
         write_text_atomically(self.path, b"".join([*lines[:-1], encode({**last, **record})]).decode())
         self._file.close()
-        self._file = self._open()
+        self._open()
+
+    def begin_anew(self, *, older: Path) -> None:
+        """Name what is written `older`, and go on with an empty file."""
+        with self._named():
+            self.path.rename(older)
+            self._file.close()
+            self._open()
 
     def close(self) -> None:
-        self._file.close()
+        """Logs how many lines are lost when there is still no room for them."""
+        try:
+            if self._unwritten:
+                self._write()
+        except OSError:
+            log.error("%s: its last %d lines are lost", self.path, self._unwritten.count(b"\n"))
+            raise
+        finally:
+            self._file.close()
 
-    def _open(self) -> io.FileIO:
-        # Without a buffer: what could not be written must not be tried again when the file is closed.
-        return io.FileIO(self.path, "ab")
+    def _open(self) -> None:
+        self._file = self.path.open("ab", buffering=0)
 
-    def _roll_over(self) -> None:
-        self._file.close()
-        self.path.rename(_part(self.path, len(parts(self.path))))
-        self._file = self._open()
+    def _write(self) -> None:
+        end = self.num_bytes
+        with self._named():
+            try:
+                left = memoryview(self._unwritten)
+                while left:
+                    left = left[self._file.write(left) :]
+            except OSError:
+                if end < self.num_bytes:
+                    self._file.truncate(end)
+                raise
+        self._unwritten = b""
 
-
-def parts(path: Path) -> list[Path]:
-    """The parts of a file that are there, the oldest first. `path` itself is the newest."""
-    numbers = (found.stem.removeprefix(f"{path.stem}-") for found in path.parent.glob(f"{path.stem}-*{path.suffix}"))
-    older = [_part(path, number) for number in sorted(int(number) for number in numbers if number.isdigit())]
-    return [*older, *([path] if path.exists() else [])]
-
-
-def put_aside(path: Path) -> None:
-    """Rename what an earlier run has left under this name: nothing that a run has written is lost to a new one."""
-    for old in parts(path):
-        if old.stat().st_size == 0:
-            old.unlink()
-            continue
-        number = 1
-        while (aside := old.with_name(f"{old.name}.before-{number}")).exists():
-            number += 1
-        old.rename(aside)
-        log.warning("%s is of an earlier run: it is %s now", old.name, aside.name)
-
-
-def _part(path: Path, number: int) -> Path:
-    return path.with_name(f"{path.stem}-{number}{path.suffix}")
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Name the file in an error: a write's own has no name."""
+        try:
+            yield
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
 
 
 def encode(record: Mapping[str, Any]) -> bytes:
@@ -114,22 +113,24 @@ def encode(record: Mapping[str, Any]) -> bytes:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield (step, line) of every whole line of all parts; a missing file has none. Skips and logs broken lines.
+    """Yield (step, line) of every whole line; a missing file has none. Broken lines are skipped and logged."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        for line in file:
+            step = step_of(line)
+            if step is None:
+                log.warning("%s: a line of %d bytes is not the record of a step; skipped", path, len(line))
+            else:
+                yield step, line
 
-    The file may roll over meanwhile: a part keeps its content under its new name.
-    """
-    for part in parts(path):
-        try:
-            file = part.open("rb")
-        except FileNotFoundError:
-            continue
-        with file:
-            for line in file:
-                step = step_of(line)
-                if step is None:
-                    log.warning("%s: a line of %d bytes is not the record of a step; skipped", part, len(line))
-                else:
-                    yield step, line
+
+def read_lines_of_parts(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines of a log in parts, as `read_lines` yields them."""
+    for part in parts_of(path):
+        yield from read_lines(part)
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
@@ -158,23 +159,9 @@ def step_of(line: bytes) -> int | None:
 
 
 def cut_back(path: Path, last_step: int) -> None:
-    """Drop all lines from the first later step on, in all parts, and a last line that a kill cut off."""
-    found = parts(path)
-    for number, part in enumerate(found):
-        end = _end_of(part, last_step)
-        if end == part.stat().st_size:
-            continue
-        log.info("%s: dropping the lines of steps after %d, which are done again", part.name, last_step)
-        os.truncate(part, end)
-        for later in found[number + 1 :]:
-            later.unlink()
-        if part != path:
-            part.rename(path)
+    """Drop all lines from the first later step on, and a last line that a kill cut off."""
+    if not path.exists():
         return
-
-
-def _end_of(path: Path, last_step: int) -> int:
-    """Where the lines up to `last_step` end, in bytes."""
     end = 0
     with path.open("rb") as file:
         for line in file:
@@ -182,7 +169,18 @@ def _end_of(path: Path, last_step: int) -> int:
             if not line.endswith(b"\n") or (step is not None and step > last_step):
                 break
             end += len(line)
-    return end
+    if end < path.stat().st_size:
+        log.info("%s: dropping the lines of steps after %d, which are done again", path.name, last_step)
+        os.truncate(path, end)
+
+
+def cut_back_older_parts(path: Path, last_step: int) -> None:
+    """Cut back the parts before `path`, of which nothing is left: the newest first, until one has lines to keep."""
+    for part in reversed(older_parts(path)):
+        cut_back(part, last_step)
+        if part.stat().st_size:
+            break  # it begins with a step to keep, so that no part before it has a later step
+        part.unlink()
 
 
 def _plain(value: Any) -> Any:

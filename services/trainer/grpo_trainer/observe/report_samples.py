@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .jsonl import read_lines
+from .jsonl import read_lines_of_parts
 from .run_files import COMPLETIONS_FILE
 
 MAX_STEPS = 7
@@ -54,12 +54,12 @@ class StepShown:
 
 
 def read_samples(run_dir: Path) -> list[StepShown]:
-    """Read the file once, line by line, keeping a few groups per step and the lines of the current step."""
+    """Read all parts of the file once, line by line, keeping a few groups per step and the current step's lines."""
     found: dict[int, list[list[dict[str, Any]]]] = {}
     current: int | None = None
     first_step: int | None = None
     lines: list[bytes] = []
-    for step, line in read_lines(run_dir / COMPLETIONS_FILE):
+    for step, line in read_lines_of_parts(run_dir / COMPLETIONS_FILE):
         if step != current:
             if current is not None and (current == first_step or is_landmark(current)):
                 found[current] = _most_telling(_groups(lines))

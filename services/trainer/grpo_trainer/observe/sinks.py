@@ -55,16 +55,19 @@ class MetricSinks:
         return {sink.name: sink.lost_steps for sink in self._background}
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write one step; call it once for each step, in order. Numbers that are not finite become null."""
+        """Write one step; call it once for each step, in order. Numbers that are not finite become null.
+
+        Raises OSError when the file cannot be written; the trackers have the step then.
+        """
         counts = {f"sinks/{name}_failures": count for name, count in self.failures.items() if count}
         counts |= {f"sinks/{name}_lost_steps": count for name, count in self.lost_steps.items() if count}
-        self._file.append([{"step": step, **metrics, **counts}])
         self._write_finite(step, metrics)
+        self._file.append([{"step": step, **metrics, **counts}])
 
     def complete(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add late metrics to the last step, which has been written."""
-        self._file.add_to_last({"step": step, **metrics})
         self._write_finite(step, metrics)
+        self._file.add_to_last({"step": step, **metrics})
 
     def _write_finite(self, step: int, metrics: Mapping[str, float]) -> None:
         finite = {key: float(value) for key, value in metrics.items() if math.isfinite(value)}
