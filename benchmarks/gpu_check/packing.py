@@ -15,13 +15,13 @@ WEIGHT_DEVIATION = 0.05
 """Weights so large that what attends to another sequence of its row is beyond the bound of logprobs, tiny or not."""
 
 
-@check(needs=Needs(memory_gib=22.0, packages=("deepspeed",)), light=False)
+@check(needs=Needs(memory_gib=22.0, packages=("deepspeed", "peft")), light=False)
 def packed_rows(place: Place) -> Figures:
     """Updates of a 0.5 B model in bf16 with sequences of many lengths packed, against padded rows"""
     return _against_padded(place, "sdpa")
 
 
-@check(needs=Needs(memory_gib=22.0, packages=("deepspeed", "flash_attn")), light=False)
+@check(needs=Needs(memory_gib=22.0, packages=("deepspeed", "peft", "flash_attn")), light=False)
 def packed_flash_attention(place: Place) -> Figures:
     """Updates of a 0.5 B model in bf16 with all sequences in one row, with flash attention, against padded rows"""
     return _against_padded(place, "flash_attention_2")

@@ -15,7 +15,6 @@ from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.config.lora import LoraConfig
 from grpo_trainer.config.model import ModelConfig
 from grpo_trainer.config.optimization import DeepSpeedConfig, OptimizerConfig
-from grpo_trainer.lora.nf4 import round_to_nf4
 
 if TYPE_CHECKING:
     from grpo_trainer.engine.training_engine import TrainingEngine
@@ -77,6 +76,8 @@ def save_policy(
     with device:
         model = Qwen2ForCausalLM(config).to(dtype)
     if in_nf4:
+        from grpo_trainer.lora.nf4 import round_to_nf4  # peft, without which the other checks do
+
         round_to_nf4(model)
     model.save_pretrained(folder)
     return folder
@@ -166,7 +167,15 @@ def made_update(
 
 
 def free(engine: "TrainingEngine") -> None:
-    """Give the engine's memory back: DeepSpeed's hooks keep it alive beyond its last name."""
+    """Give back the memory of masters and moments.
+
+    DeepSpeed's hooks on the parameters hang on autograd, where no collector looks: they keep the engine and its
+    optimizer alive beyond their last names. So the optimizers are emptied.
+    """
+    sharded = engine._engine.optimizer
     engine._engine.destroy()
+    sharded.optimizer.state.clear()
+    sharded.optimizer.param_groups.clear()
+    vars(sharded).clear()
     if engine.device.type == "cuda":
         torch.cuda.empty_cache()

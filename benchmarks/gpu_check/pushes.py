@@ -6,7 +6,7 @@ In a trial all are processes on the CPU, and the weights travel over Gloo.
 from .check import Check, Figures, Needs, Place, check
 from .policies import made_update
 
-NEEDS = Needs(gpus=2, memory_gib=16.0, packages=("deepspeed", "vllm", "grpo_rollout"))
+NEEDS = Needs(gpus=2, memory_gib=16.0, packages=("deepspeed", "peft", "vllm", "grpo_rollout"))
 
 
 @check(needs=NEEDS, timeout_s=1200.0, light=False)

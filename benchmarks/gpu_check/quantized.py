@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from grpo_trainer.config.lora import LoraConfig
-from grpo_trainer.lora.nf4 import NF4Linear
 
 from .check import Check, Figures, Needs, Place, check
 from .made import relative_difference
@@ -17,9 +16,11 @@ from .trained import trained
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-@check()
+@check(needs=Needs(packages=("peft",)))
 def nf4_equals_the_cpu(place: Place) -> Figures:
     """Values of NF4, the share that is not the CPU's, and that a second quantization changes"""
+    from grpo_trainer.lora.nf4 import NF4Linear  # peft, without which the other checks do
+
     found: dict[str, float | None] = {}
     for name, dtype in DTYPES.items():
         layer = nn.Linear(96 if place.tiny else 8960, 1536, bias=False, dtype=dtype)  # several slices, whole and not
@@ -33,7 +34,7 @@ def nf4_equals_the_cpu(place: Place) -> Figures:
     return found
 
 
-@check(needs=Needs(memory_gib=16.0, packages=("deepspeed",)), light=False)
+@check(needs=Needs(memory_gib=16.0, packages=("deepspeed", "peft")), light=False)
 def update_in_four_bits(place: Place) -> Figures:
     """Updates of an adapter on a 1.5 B model in NF4, against the same weights in bf16, activations recomputed"""
     shape, length = (TINY, 16) if place.tiny else (SHAPES["1.5 B"], 1024)

@@ -1,7 +1,10 @@
 """What is printed at the end, what is written to gpu-check.json, and the exit status."""
 
+import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from .bounds import Bound
@@ -83,3 +86,22 @@ def as_json(results: Sequence[Result], box: Box, *, trial: bool, status: int) ->
             for result in results
         ],
     }
+
+
+def with_earlier(report: dict[str, Any], file: Path) -> dict[str, Any]:
+    """Add the checks that `file` has and this report has not: a machine is checked group by group.
+
+    The status is then that of all of them; it stays that of an interruption. A copy of another machine, of other
+    versions or of a trial is not continued.
+    """
+    before: Any = None
+    with suppress(FileNotFoundError, ValueError):
+        before = json.loads(file.read_text())
+    if not isinstance(before, dict) or any(before.get(part) != report[part] for part in ("trial", "box")):
+        return report
+    own = {check["name"] for check in report["checks"]}
+    checks = [check for check in before["checks"] if check["name"] not in own] + report["checks"]
+    outcomes = {check["outcome"] for check in checks} - {"left out"}
+    merged = NOTHING_CHECKED if not outcomes else RIGHT if outcomes == {"right"} else WRONG
+    status = merged if report["exit_status"] in (RIGHT, WRONG, NOTHING_CHECKED) else report["exit_status"]
+    return report | {"exit_status": status, "checks": checks}

@@ -63,19 +63,19 @@ def _measured(place: Place, name: str) -> Figures:
     }
 
 
-@check(needs=Needs(memory_gib=22.0, packages=("deepspeed",)), light=False)
+@check(needs=Needs(memory_gib=22.0, packages=("deepspeed", "peft")), light=False)
 def update_of_half_a_billion(place: Place) -> Figures:
     """Updates of a 0.5 B model in bf16, ZeRO-2, activations recomputed: 16 sequences of 2,048 tokens"""
     return _measured(place, "0.5 B")
 
 
-@check(needs=Needs(memory_gib=44.0, packages=("deepspeed",)), light=False)
+@check(needs=Needs(memory_gib=44.0, packages=("deepspeed", "peft")), light=False)
 def update_of_one_and_a_half_billion(place: Place) -> Figures:
     """Updates of a 1.5 B model in bf16, ZeRO-2, activations recomputed: 16 sequences of 2,048 tokens"""
     return _measured(place, "1.5 B")
 
 
-@check(needs=Needs(memory_gib=76.0, packages=("deepspeed",)), light=False)
+@check(needs=Needs(memory_gib=76.0, packages=("deepspeed", "peft")), light=False)
 def update_of_three_billion(place: Place) -> Figures:
     """Updates of a 3 B model in bf16, ZeRO-2, activations recomputed: 16 sequences of 2,048 tokens"""
     return _measured(place, "3 B")

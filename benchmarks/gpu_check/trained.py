@@ -42,7 +42,7 @@ def trained(new_engine: Callable[[], "TrainingEngine"], shape: Shape, *, length:
     on_gpu = torch.cuda.is_available()
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
-    # Subtract what an engine before this one has left: with ZeRO-3 `destroy` keeps its masters and moments alive.
+    # Subtract what an engine before this one has left: its weights in bf16, see `free`.
     left = torch.cuda.memory_allocated() if on_gpu else 0
     engine = new_engine()
     batches = made_update(

@@ -9,7 +9,7 @@ from .policies import SMALL, TINY, new_engine, save_policy
 from .trained import trained
 
 
-@check(needs=Needs(memory_gib=8.0, packages=("deepspeed",)), light=False)
+@check(needs=Needs(memory_gib=8.0, packages=("deepspeed", "peft")), light=False)
 def update_in_bf16(place: Place) -> Figures:
     """Updates in bf16 with float32 masters, against float32 from the same weights"""
     shape, length = (TINY, 16) if place.tiny else (SMALL, 256)
@@ -34,13 +34,13 @@ def _offloaded(place: Place, zero_stage: int) -> Figures:
     }
 
 
-@check(needs=Needs(memory_gib=8.0, packages=("deepspeed",)), light=False)
+@check(needs=Needs(memory_gib=8.0, packages=("deepspeed", "peft")), light=False)
 def zero2_with_offload(place: Place) -> Figures:
     """ZeRO-2 with the optimizer in CPU memory, against none of it there"""
     return _offloaded(place, 2)
 
 
-@check(needs=Needs(memory_gib=8.0, packages=("deepspeed",)), light=False)
+@check(needs=Needs(memory_gib=8.0, packages=("deepspeed", "peft")), light=False)
 def zero3_with_offload(place: Place) -> Figures:
     """ZeRO-3 with the optimizer in CPU memory, against none of it there"""
     return _offloaded(place, 3)

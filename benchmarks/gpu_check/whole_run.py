@@ -18,7 +18,7 @@ PLUGIN = ROOT / "tests/e2e/letters_reward.py"
 
 
 @check(
-    needs=Needs(memory_gib=16.0, packages=("deepspeed", "vllm", "grpo_rollout", "grpo_reward")),
+    needs=Needs(memory_gib=16.0, packages=("deepspeed", "peft", "vllm", "grpo_rollout", "grpo_reward")),
     timeout_s=1200.0,
     light=False,
 )

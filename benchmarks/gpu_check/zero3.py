@@ -22,7 +22,7 @@ UPDATES = 3
 TIMEOUT_S = 240
 
 
-@check(needs=Needs(gpus=2, memory_gib=8.0, packages=("deepspeed",)), light=False)
+@check(needs=Needs(gpus=2, memory_gib=8.0, packages=("deepspeed", "peft")), light=False)
 def zero3_over_nccl(place: Place) -> Figures:
     """ZeRO-3 in float32 on two GPUs over NCCL, against one GPU: updates of the same sequences"""
     save_policy(place.folder / "policy", TINY if place.tiny else SMALL, place.device, torch.float32)

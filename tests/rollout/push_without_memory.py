@@ -57,7 +57,13 @@ def main() -> None:
     for parameter in model.parameters():
         parameter.fill_(1.0)
     runner = SimpleNamespace(model=model, reset_lora_state=lambda: None)
-    worker: Any = SimpleNamespace(vllm_config=None, model_config=None, device=torch.device("cpu"), model_runner=runner)
+    worker: Any = SimpleNamespace(
+        vllm_config=None,
+        model_config=None,
+        device=torch.device("cpu"),
+        model_runner=runner,
+        get_model=lambda: runner.model,
+    )
     worker.grpo_receiver = receiver.Receiver(worker)
     manifest = plan_manifest([(name, dtype_name(p.dtype), list(p.shape)) for name, p in model.named_parameters()], 64)
 
@@ -75,6 +81,9 @@ def main() -> None:
     for version, value, materialize in ((1, 2.0, without_memory), (2, 3.0, place)):
         layerwise.materialize_layer = materialize
         worker.grpo_receiver.group = Sends(value)
+        worker.grpo_receiver.member = SimpleNamespace(
+            watch=lambda **_: None, fail=lambda *_, **__: None, close=lambda: None
+        )
         request = BeginRequest(session=1, version=version, manifest=manifest, bucket_timeout_s=5.0)
         call("begin", version, request.model_dump_json(), {"unknown": []})
         error = call("receive", version).get("error")

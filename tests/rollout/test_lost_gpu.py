@@ -29,7 +29,10 @@ class Stream:
 
 torch.cuda.current_stream = lambda device: Stream()
 runner = SimpleNamespace(model=torch.nn.Linear(1, 1), reset_lora_state=lambda: None)
-worker = SimpleNamespace(vllm_config=None, model_config=None, device=torch.device("cuda:0"), model_runner=runner)
+worker = SimpleNamespace(
+    vllm_config=None, model_config=None, device=torch.device("cuda:0"), model_runner=runner,
+    get_model=lambda: runner.model,
+)
 
 async def fail(error):
     raise error

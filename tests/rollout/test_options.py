@@ -5,11 +5,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from grpo_rollout.__main__ import main
+from grpo_rollout.kv_connectors import FORGETFUL
 from grpo_rollout.options import (
     IN_ENGINE_PROCESS,
     StartError,
@@ -18,6 +20,7 @@ from grpo_rollout.options import (
     check_words,
     prepare_environment,
 )
+from grpo_rollout.toolchain import compilers_lacking
 
 
 @pytest.fixture
@@ -43,10 +46,62 @@ def parsed(model: Path, **changes: object) -> argparse.Namespace:
         "headless": False, "grpc": False, "uds": None, "port": 8000, "enable_chunked_prefill": False,
         "node_rank": 0, "enable_lora": False, "max_cpu_loras": None, "distributed_executor_backend": None,
         "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "prefill_context_parallel_size": 1,
+        "kv_transfer_config": None, "kv_offloading_size": None, "kv_offloading_backend": "native",
     }  # fmt: skip
     for name, value in (defaults | changes).items():
         setattr(args, name, value)
     return args
+
+
+def kv(
+    name: str | None, connectors: Sequence[str] = (), kv_connector_module_path: str | None = None, **extra: object
+) -> dict[str, object]:
+    """What vLLM's parser would give for --kv-transfer-config, of what is looked at."""
+    children = [{"kv_connector": child, "kv_role": "kv_both"} for child in connectors]
+    config = argparse.Namespace(
+        kv_connector=name,
+        kv_connector_module_path=kv_connector_module_path,
+        kv_connector_extra_config=extra | ({"connectors": children} if children else {}),
+    )
+    return {"kv_transfer_config": config}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        kv("OffloadingConnector"),
+        kv("MultiConnector", connectors=["SimpleCPUOffloadConnector", "MooncakeStoreConnector"]),
+        {"kv_offloading_size": 1.0},
+    ],
+)
+def test_a_store_that_forgets_its_kv_passes(model: Path, changes: dict[str, object]):
+    check_options(parsed(model, **changes), on_cpu=True)
+
+
+@pytest.mark.vllm
+def test_the_stores_that_are_taken_override_the_reset():
+    code = """
+import sys
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1 as Base
+classes = map(KVConnectorFactory.get_connector_class_by_name, sys.argv[1:])
+print([each for each in classes if each.reset_cache is Base.reset_cache])
+"""
+    command = [sys.executable, "-c", code, *FORGETFUL]
+    shown = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=300).stdout
+    assert shown.splitlines()[-1] == "[]"
+
+
+def test_what_a_gpu_needs_to_compile_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.delenv("CXX", raising=False)
+    assert compilers_lacking(tmp_path) == ["gcc", "g++", f"the headers of Python ({tmp_path}/Python.h)"]
+    for name in ("gcc", "c++"):
+        (tmp_path / name).touch(0o755)
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setenv("CXX", "c++")
+    assert compilers_lacking(tmp_path) == []
 
 
 def test_the_defaults_pass(model: Path):
@@ -69,6 +124,13 @@ def test_the_defaults_pass(model: Path):
         ({"model_tag": "/nowhere/model"}, "/nowhere/model/config.json"),
         ({"model_tag": None}, "no model is given"),
         ({"enable_chunked_prefill": True}, "--enable-chunked-prefill"),
+        (kv("LMCacheConnectorV1"), "LMCacheConnectorV1 keeps the KV of earlier weights"),
+        (kv("NixlConnector"), "NixlConnector takes KV from another server"),
+        (kv("Mine", kv_connector_module_path="mine"), "nobody knows whether Mine of mine forgets"),
+        (kv("MultiConnector", connectors=["OffloadingConnector", "FlexKVConnectorV1"]), "FlexKVConnectorV1 keeps"),
+        (kv("OffloadingConnector", spec_name="TieringOffloadingSpec"), "TieringOffloadingSpec of .* further tiers"),
+        ({"kv_offloading_size": 1.0, "kv_offloading_backend": "lmcache"}, "--kv-offloading-backend lmcache keeps"),
+        ({"kv_offloading_size": 1.0, **kv(None, spec_name="TieringOffloadingSpec")}, "further tiers"),
         ({"host": "0.0.0.0"}, "GRPO_API_TOKEN is not set"),  # noqa: S104
         ({"host": ""}, "GRPO_API_TOKEN is not set"),
     ],

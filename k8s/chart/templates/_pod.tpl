@@ -259,7 +259,7 @@ ever. */}}
 {{- end }}
 {{- end -}}
 
-{{/* Arguments: part, and scheme. The routes answer from memory, whatever the engine does. */}}
+{{/* Arguments: part, scheme, and what readiness asks of a server beside being alive. The routes answer from memory, whatever the engine does. */}}
 {{- define "grpo.probes" -}}
 {{- if .part.probes.enabled -}}
 startupProbe:
@@ -269,7 +269,7 @@ livenessProbe:
   httpGet: {path: /livez, port: http, scheme: {{ .scheme }}}
   {{- toYaml .part.probes.liveness | nindent 2 }}
 readinessProbe:
-  httpGet: {path: /readyz, port: http, scheme: {{ .scheme }}}
+  httpGet: {path: {{ printf "/readyz%s" (default "" .readyQuery) | quote }}, port: http, scheme: {{ .scheme }}}
   {{- toYaml .part.probes.readiness | nindent 2 }}
 {{- end -}}
 {{- end -}}

@@ -66,7 +66,10 @@ ports:
 {{- $startup = merge (dict "failureThreshold" (add (int $startup.failureThreshold) $joining)) $startup }}
 {{- $part = merge (dict "probes" (merge (dict "startup" $startup) .part.probes)) .part }}
 {{- end }}
-{{- include "grpo.probes" (dict "part" $part "scheme" (ternary "HTTPS" "HTTP" .root.Values.tls.serveRollout)) | nindent 0 }}
+{{- $wait := .part.weightsWaitSeconds }}
+{{- if kindIs "invalid" $wait }}{{ $wait = ternary 600 0 .root.Values.trainer.enabled }}{{ end }}
+{{- $query := printf "?weights=required&wait_s=%d" (int $wait) }}
+{{- include "grpo.probes" (dict "part" $part "scheme" (ternary "HTTPS" "HTTP" .root.Values.tls.serveRollout) "readyQuery" $query) | nindent 0 }}
 {{- include "grpo.preStop" . | nindent 0 }}
 {{- end }}
 {{ include "grpo.resources" . }}

@@ -4,6 +4,8 @@ In reading order:
 
     __main__.py        parse the command, check cheap things, import vLLM last
     options.py         our defaults for vLLM's flags, our flags, what is refused before anything heavy starts
+    kv_connectors.py   which of vLLM's KV connectors may stand beside weights that change
+    toolchain.py       what must be installed where vLLM compiles kernels
     server.py          run vLLM's API server, and report why it ended
     headless.py        run the workers of another machine of a multi-node engine, without a server
     plugin.py          vLLM's entry points into this package: one for every process, one for the API server
@@ -13,7 +15,7 @@ In reading order:
     guard.py           middleware in front of every route: the token, then the state of the weights
     routes.py          the routes: translate HTTP into calls of the parts
     wire_route.py      the class of these routes: limit the body, answer every error with the wire's error body
-    health.py          answer /livez, /readyz and /info from memory
+    health.py          answer /livez and /info from memory; readiness.py: /readyz
     metrics.py         our Prometheus series beside vLLM's
     chat_messages.py   the wire's chat messages → what a chat template reads
     rollouts.py        POST /v1/rollouts: sample groups of completions
@@ -26,6 +28,7 @@ In reading order:
     adapter_check.py   check the push of an adapter: its configuration, its base, its tensors
     manifest_check.py  check a push's manifest against the model's list of tensors, before any byte moves
     receiver.py        in every vLLM worker: join the trainer's process group, receive buckets, load them
+    nccl_pins.py       join without the NCCL settings that vLLM pins for itself
     loaders.py         what a worker does with the tensors of a push, by kind
     adapter_loader.py  take an adapter into vLLM from the tensors of a push, inside a worker
     staging.py         the buffers that buckets arrive in

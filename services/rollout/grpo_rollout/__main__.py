@@ -3,6 +3,7 @@
 import sys
 
 from .options import StartError, check_model_folder, check_words, prepare_environment
+from .toolchain import missing_tools
 from .workarounds import private_socket_folder
 
 USAGE = """usage: grpo-rollout serve MODEL [vLLM's engine flags]
@@ -25,6 +26,11 @@ def main(arguments: list[str] | None = None) -> int:
         check_words(arguments[1:])
         if not arguments[1].startswith("-"):
             check_model_folder(arguments[1])
+        if lacking := missing_tools():
+            raise StartError(
+                f"vLLM compiles kernels on a GPU, and {', '.join(lacking)} is not there",
+                f"apt-get install gcc g++ python3.{sys.version_info.minor}-dev, or set CC and CXX",
+            )
         with private_socket_folder():
             # Importing vLLM takes ten seconds and reads the environment.
             from .server import run

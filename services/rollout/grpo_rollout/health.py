@@ -1,4 +1,4 @@
-"""Answer `/livez`, `/readyz` and `/info` from memory, whatever the engine is doing."""
+"""Answer `/livez` and `/info` from memory, whatever the engine is doing."""
 
 import time
 from typing import Any
@@ -27,15 +27,6 @@ def livez(engine: Engine, pushes: Pushes, *, heartbeat_timeout_s: float) -> Heal
     if age_s <= heartbeat_timeout_s or stands_still:
         return Health(ok=True)
     return Health(ok=False, detail=f"the engine has not answered for {age_s:.0f} s")
-
-
-def readyz(alive: Health, pushes: Pushes) -> Health:
-    weights = pushes.weights
-    if not alive.ok or weights.ready:
-        return alive
-    if weights.state == "initial":
-        return Health(ok=False, detail=f"waits for the first weights of session {weights.session}")
-    return Health(ok=False, detail=f"weights are {weights.state}" + (f": {weights.reason}" if weights.reason else ""))
 
 
 class InfoCard:

@@ -11,11 +11,14 @@ expert are summed, which no packing changes.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from vllm import envs
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation, apply_moe_activation
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
@@ -75,9 +78,10 @@ class LayerProbe:
     def first_difference(self) -> str | None:
         """Return the name of the first layer that serves something else than was loaded, and what shows it."""
         self._note_unpacked()
-        for module, expected in self._expected.items():
-            if (difference := self._compare(module, expected)) is not None:
-                return f"{self._names[module]}: {difference}"
+        with _whole_products():
+            for module, expected in self._expected.items():
+                if (difference := self._compare(module, expected)) is not None:
+                    return f"{self._names[module]}: {difference}"
         return None
 
     def _note_unpacked(self) -> None:
@@ -135,6 +139,22 @@ class LayerProbe:
             logger.warning("%s cannot be probed, only the canary checks it: %r", self._names[module], error)
 
 
+@contextmanager
+def _whole_products() -> Iterator[None]:
+    """Multiply float32 in float32: with VLLM_FLOAT32_MATMUL_PRECISION, a 1 times a weight is a rounded weight."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _rounds_products() -> bool:
+    """Whether a GPU rounds float32 to TF32 whatever torch says: by NVIDIA's own switch, or in vLLM's Triton kernels."""
+    return os.environ.get("NVIDIA_TF32_OVERRIDE") == "1" or bool(envs.VLLM_BATCH_INVARIANT)
+
+
 def _packs_unknown(module: torch.nn.Module) -> bool:
     """Whether vLLM makes something of this layer's weights that no probe knows: quantized ones, latent attention."""
     method = getattr(module, "quant_method", None)
@@ -146,6 +166,8 @@ def _packs_unknown(module: torch.nn.Module) -> bool:
 
 def _of_linear(module: torch.nn.Module, generator: torch.Generator) -> Expected:
     weight = module.weight
+    if weight.dtype == torch.float32 and weight.is_cuda and _rounds_products():
+        raise ValueError("its products are rounded to TF32")
     if weight.dim() != 2:  # a short convolution of linear attention
         return Expected(None, None, {"weight": _bit_sum(weight)})
     columns = torch.randint(weight.shape[1], (NUM_COLUMNS,), generator=generator).to(weight.device)

@@ -62,7 +62,9 @@ class FullLoader:
 
     @property
     def model(self) -> torch.nn.Module:
-        return self.worker.model_runner.model
+        # The runner wraps its own for CUDA graphs, and a wrapper names every parameter otherwise.
+        model: torch.nn.Module = self.worker.get_model()
+        return model
 
     def begin(self, request: BeginRequest, *, unknown: Sequence[str]) -> None:
         """`unknown`: tensors of the checkpoint that no trainer of text has."""

@@ -10,6 +10,8 @@ from grpo_proto.api_token import TOKEN_VARIABLE, TokenError, server_tokens
 from grpo_proto.log_lines import FORMAT_VARIABLE
 from grpo_proto.loopback import is_loopback
 
+from .kv_connectors import why_not
+
 PLUGIN_NAME = "grpo_rollout"
 RECEIVER = "grpo_rollout.receiver.ReceiverExtension"
 IN_ENGINE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
@@ -150,6 +152,10 @@ def check_options(args: argparse.Namespace, *, on_cpu: bool) -> None:
         )
     if args.grpc:
         raise StartError("--grpc starts a server without the routes of grpo-rollout", "leave the option out")
+    offloads = args.kv_offloading_size is not None
+    backend = args.kv_offloading_backend if offloads else None
+    if (reason := why_not(args.kv_transfer_config, offloading_backend=backend)) is not None:
+        raise StartError(reason)
     _check_machine(args)
     if args.enable_lora and args.max_cpu_loras is None:
         args.max_cpu_loras = 2 * args.max_loras

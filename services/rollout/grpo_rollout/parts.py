@@ -35,6 +35,8 @@ class Parts:
     rollouts: Rollouts
     logprobs: Logprobs
     info: InfoCard
+    started_s: float
+    """Monotonic time at which the server was ready to answer."""
 
 
 async def build_parts(client: EngineClient, args: Namespace, *, models: Any) -> Parts:
@@ -74,6 +76,7 @@ async def build_parts(client: EngineClient, args: Namespace, *, models: Any) -> 
             server_id=pushes.server_id,
             workers=await engine.workers("device"),
         ),
+        started_s=time.monotonic(),
     )
 
 

@@ -28,6 +28,7 @@ from grpo_proto.transport import (
 
 from .adapter_loader import AdapterLoader, Sizes
 from .loaders import LOADERS, Loader
+from .nccl_pins import without_nccl_pins
 from .staging import Staging
 
 logger = logging.getLogger("vllm.grpo_rollout.receiver")
@@ -139,14 +140,15 @@ class Receiver:
             silence_s=request.silence_s,
         )  # fmt: skip
         try:
-            group = WeightGroup(
-                member,
-                rank=rank,
-                world_size=request.world_size,
-                backend=request.backend,
-                timeout_s=timeout_s,
-                address=address_towards(host, port),
-            )
+            with without_nccl_pins():
+                group = WeightGroup(
+                    member,
+                    rank=rank,
+                    world_size=request.world_size,
+                    backend=request.backend,
+                    timeout_s=timeout_s,
+                    address=address_towards(host, port),
+                )
             if request.trial_bytes:
                 on = device if request.backend == "nccl" else torch.device("cpu")
                 group.try_bucket(request.trial_bytes, on, timeout_s=timeout_s)

@@ -1,12 +1,13 @@
 """Translate HTTP into calls of the parts (`parts.py`). The routes hold no state."""
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Query, Request, Response
 from prometheus_client import Counter
 
 from grpo_proto.messages.errors import ErrorBody
@@ -26,7 +27,7 @@ from grpo_proto.server.loopback_names import NAME_REFUSAL
 from grpo_proto.server.refusal import Refusal
 from grpo_proto.server.replies import health_reply
 
-from . import __version__, health, metrics
+from . import __version__, health, metrics, readiness
 from .parts import Parts
 from .wire_route import WireRoute
 
@@ -34,6 +35,10 @@ from .wire_route import WireRoute
 def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": ErrorBody} for status in statuses}
 
+
+WEIGHTS_WAIT_S = 600.0
+"""How long a trainer that loads its model, or is in the middle of a step, may take to open a session."""
+WaitSeconds = Annotated[float, Query(ge=0, allow_inf_nan=False)]
 
 ALWAYS = _errors(400, 401, 413, 415, 422, 500, 503)
 
@@ -49,12 +54,17 @@ def make_router(get_parts: Callable[[], Parts], *, heartbeat_timeout_s: float) -
         alive = health.livez(parts.engine, parts.pushes, heartbeat_timeout_s=heartbeat_timeout_s)
         return health_reply(alive)
 
-    @router.get("/readyz", response_model=Health, responses={503: {"model": Health}})
-    async def readyz() -> Response:
-        """Report whether this server should get traffic."""
+    @router.get("/readyz", response_model=Health, responses={503: {"model": Health}, 422: {"model": ErrorBody}})
+    async def readyz(weights: Literal["any", "required"] = "any", wait_s: WaitSeconds = WEIGHTS_WAIT_S) -> Response:
+        """Report whether this server should get traffic: once a trainer has joined, when it has the trainer's weights.
+
+        With `weights=required` it is not ready without those, unless nobody has opened a weight session within `wait_s`
+        seconds of the start: then it is, with the weights from disk, until a trainer joins.
+        """
         parts = get_parts()
         alive = health.livez(parts.engine, parts.pushes, heartbeat_timeout_s=heartbeat_timeout_s)
-        return health_reply(health.readyz(alive, parts.pushes))
+        left_s = parts.started_s + wait_s - time.monotonic() if weights == "required" else None
+        return health_reply(readiness.readyz(alive, parts.pushes.weights, trainer_left_s=left_s))
 
     @router.get("/info")
     async def info() -> RolloutInfo:

@@ -71,7 +71,7 @@ class Weights:
     @property
     def ready(self) -> bool:
         """Whether to send traffic here. A server that has joined a trainer is not ready before its first weights."""
-        return self.serves and not (self.state == "initial" and self.session is not None)
+        return self.serves and (self.session is None or self.committed_session is not None)
 
     def message(self, *, now_s: float) -> WeightState:
         reason = self.reason

@@ -1,8 +1,10 @@
 """What the probes ask, and what waits for whom."""
 
+from typing import Any
+
 import pytest
 
-from .rendering import CASES, find, objects_of, pods
+from .rendering import BASE, CASES, SMALL, find, merged, objects_of, pods, render
 
 HTTP_PORTS = {"rollout": 8000, "reward": 8001, "trainer": 8002}
 
@@ -21,11 +23,32 @@ def test_servers_have_all_three_probes(case: str) -> None:
             if component == "trainer":
                 assert asked["exec"]["command"][-2:] == ["/etc/grpo/run/trainer_probe.py", route], name
             else:
-                assert asked["httpGet"]["path"] == route, name
+                assert asked["httpGet"]["path"].partition("?")[0] == route, name
                 assert asked["httpGet"]["port"] == "http", name
         startup = server["startupProbe"]
         bound_s = startup["periodSeconds"] * startup["failureThreshold"]
         assert bound_s >= (300 if component == "reward" else 2700), name
+
+
+@pytest.mark.parametrize(
+    ("values", "wait_s"),
+    [
+        ({}, 600),
+        ({"trainer": {"enabled": False}}, 0),
+        ({"rollout": {"weightsWaitSeconds": 3600, "engine": {"nodes": 2}}}, 3600),
+        ({"trainer": {"enabled": False}, "rollout": {"weightsWaitSeconds": 60}}, 60),
+    ],
+)
+def test_a_rollout_server_is_ready_with_a_trainers_weights(values: dict[str, Any], wait_s: int) -> None:
+    """Or when none comes in time; in a release without a trainer nobody waits for one."""
+    found = [pod for name, pod in pods(render(merged(BASE, SMALL, values))) if is_rollout(pod)]
+    probes = [pod["spec"]["containers"][0].get("readinessProbe") for pod in found]
+    asked = [probe["httpGet"]["path"] for probe in probes if probe is not None]
+    assert asked == [f"/readyz?weights=required&wait_s={wait_s}"]
+
+
+def is_rollout(pod: dict[str, Any]) -> bool:
+    return pod["metadata"]["labels"]["app.kubernetes.io/component"] == "rollout"
 
 
 def test_ray_pods_bring_probes_of_their_own() -> None:

@@ -30,6 +30,18 @@ def both(server: Server, compiled: Server) -> tuple[Server, Server]:
     return server, compiled
 
 
+async def readyz(server: Server, **query: object) -> int:
+    async with httpx.AsyncClient(trust_env=False) as http:
+        return (await http.get(f"{server.url}/readyz", params=query)).status_code
+
+
+async def test_a_server_is_ready_without_a_trainer_when_the_time_for_one_is_over(compiled: Server):
+    assert await readyz(compiled) == 200
+    assert await readyz(compiled, weights="required") == 503
+    assert await readyz(compiled, weights="required", wait_s=0) == 200
+    assert await readyz(compiled, weights="best") == await readyz(compiled, wait_s="nan") == 422
+
+
 async def test_a_push_through_one_group_reaches_both_servers(both: tuple[Server, Server]):
     async with Trainer(*(server.url for server in both)) as trainer:
         await trainer.join(take_over=True)
@@ -40,6 +52,7 @@ async def test_a_push_through_one_group_reaches_both_servers(both: tuple[Server,
                 answer = await server.sample(prompts=4, n=4, session=trainer.session, min_version=version)
                 assert logprob_error(model, answer) <= BF16_BOUND
                 assert logprob_error(server.model(0), answer) > 0.5
+                assert await readyz(server, weights="required", wait_s=3600) == 200
 
 
 async def test_a_push_that_one_server_does_not_survive_leaves_the_other_to_the_next(both: tuple[Server, Server]):
