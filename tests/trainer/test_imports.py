@@ -13,7 +13,10 @@ from tests.trainer.import_stand_ins import make_stand_ins
 
 from grpo_reward.registry import built_in_rewards
 from grpo_trainer.__main__ import main
+from grpo_trainer.config.peer_options import PeerOptions
 from grpo_trainer.config.run_config import RunConfig
+from grpo_trainer.config.swift_options import MS_SWIFT
+from grpo_trainer.config.trl_options import TRL as TRL_OPTIONS
 
 DATA = Path(__file__).parent / "import_data"
 COMMANDS = sorted((DATA / "commands").iterdir())
@@ -137,6 +140,18 @@ def test_the_lines_that_start_the_servers_have_the_gpus_and_flags_of_the_command
         assert line in text
 
 
+@pytest.mark.parametrize(("command", "peer"), [(SWIFT, MS_SWIFT), (TRL, TRL_OPTIONS)], ids=["ms-swift", "TRL"])
+def test_options_that_have_no_setting_are_named_with_the_reason(
+    command: list[str], peer: PeerOptions, capsys: pytest.CaptureFixture[str]
+):
+    reasons = {**peer.not_needed, **peer.not_here, "unheard_of": "no option of"}
+    words = [word for option in reasons for word in (f"--{option}", "7")]
+    text, said = imported(capsys, *command, *words)
+    for option, reason in reasons.items():
+        assert re.search(rf"^(otherwise|not needed): --{option} (7|…): {re.escape(reason)}", said, re.MULTILINE), option
+        assert f"--{option} " in text
+
+
 def test_slips_of_a_copied_command_are_named(
     stand_ins: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
@@ -199,6 +214,9 @@ def test_files_that_are_missing_are_named(
         (["import-swift", *SWIFT, "--reward_funcs", "soft_overlong"], "--soft_cache_length is missing"),
         (["import-swift", *SWIFT, "--reward_weights", "1", "2"], "2 reward_weights for 1 reward_funcs"),
         (["import-swift", *SWIFT, "--lora_rank", "0"], "model.lora.r: Input should be greater than or equal to 1"),
+        (["import-swift", *SWIFT, "--max_grad_norm", "much"], "--max_grad_norm much is no number"),
+        (["import-swift", *SWIFT, "--vllm_tensor_parallel_size", "0"], "--vllm_tensor_parallel_size 0 is not above 0"),
+        (["import-swift", *SWIFT, "--columns", "7"], "--columns 7 is no mapping of columns"),
         (["import-trl", *TRL[2:]], "--model_name_or_path is missing"),
         (["import-trl", *TRL[:4]], "no reward is named"),
         (["import-trl", *TRL, "--steps_per_generation", "2", "--generation_batch_size", "8"], "is not per_device"),

@@ -11,6 +11,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from ..config.lora import served_rank
+from ..errors import UsageError
 from .options import Options
 from .run_file import RunFile
 
@@ -61,11 +62,17 @@ def server_flags(*commands: Options) -> dict[str, str]:
             text = options.text(option)
             if text is None:
                 continue
-            if not isinstance(default, bool):
+            if isinstance(default, bool):
+                wanted = options.truth(option)
+                flags |= {flag: ""} if wanted else {}
+            elif isinstance(default, int | float):
+                number = options.whole(option) if isinstance(default, int) else options.number(option)
+                if number is None or number <= 0:
+                    raise UsageError(f"{options.shown(option)} is not above 0")
+                flags[flag] = str(number)
+            else:
                 flags[flag] = text
-            elif text.lower() in ("true", "1"):
-                flags[flag] = ""
-            elif default:
+            if default is True and flag not in flags:
                 flags[f"--no-{flag.removeprefix('--')}"] = ""
     return flags
 
@@ -77,7 +84,7 @@ def set_servers(
 
     `visible` are the GPUs of CUDA_VISIBLE_DEVICES, None where it is not set; `processes` are the trainer's ranks.
     """
-    wide = int(flags.get(_PARALLEL, "1"))
+    wide = _whole(flags.get(_PARALLEL, "1"))
     flags = flags | _flags_of(run)
     gpus = list(visible) if visible is not None else None
     trainer_gpus = gpus[:processes] if gpus is not None else None
@@ -112,6 +119,12 @@ def set_reward_server(run: RunFile, arguments: Sequence[str]) -> None:
     """Add the plugins and the model of the rewards to the reward server's line."""
     line = f"{shlex.join(['grpo-reward', 'serve', *arguments])} &"
     run.starts = [line if start == _RESTS else start for start in run.starts]
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"{_PARALLEL} {text} is no number of GPUs")
+    return int(text)
 
 
 def _flags_of(run: RunFile) -> dict[str, str]:

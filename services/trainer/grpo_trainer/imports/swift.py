@@ -246,9 +246,9 @@ def _set_servers(options: Options, run: RunFile, launch: Launch, server: Command
         if model is not None and model != run.value("model.name_or_path"):
             run.differs.append(f"swift rollout serves {model}, and the run's model has to be served")
         copies = beside.whole("vllm_data_parallel_size") or 1
-        first = beside.text("port") or "8000"
+        first = beside.whole("port") or 8000
         if copies > 1:
-            sampling.urls = [f"http://127.0.0.1:{int(first) + i}" for i in range(copies)]
+            sampling.urls = [f"http://127.0.0.1:{first + i}" for i in range(copies)]
             run.differs.append(
                 f"{beside.shown('vllm_data_parallel_size')}: a server is one replica; there are {copies}"
             )

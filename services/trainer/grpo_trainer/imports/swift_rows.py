@@ -23,6 +23,8 @@ def _columns(options: Options) -> str | None:
         mapping = json.loads(text) if '"' in text else ast.literal_eval(text)
     except (ValueError, SyntaxError) as error:
         raise UsageError(f"{options.shown('columns')} is no JSON: {error}") from error
+    if not isinstance(mapping, dict):
+        raise UsageError(f"{options.shown('columns')} is no mapping of columns")
     return next((str(old) for old, new in mapping.items() if new in ("query", "prompt", "messages")), None)
 
 

@@ -98,14 +98,21 @@ def _mapping(given: Any, shown: str) -> Read:
         raise UsageError(f"{shown} is no JSON: {error}") from error
 
 
-def _timeout(given: Any, _: str) -> Read:
-    if float(given) <= LONGEST_TIMEOUT_S:
+def _number(given: Any, shown: str) -> float:
+    try:
+        return float(given)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{shown} is no number") from error
+
+
+def _timeout(given: Any, shown: str) -> Read:
+    if _number(given, shown) <= LONGEST_TIMEOUT_S:
         return Read(given)
     return Read(LONGEST_TIMEOUT_S, "a day is the most there is")
 
 
-def _norm(given: Any, _: str) -> Read:
-    if float(given) > 0:
+def _norm(given: Any, shown: str) -> Read:
+    if _number(given, shown) > 0:
         return Read(given)
     return Read(1e6, "gradients are always clipped; 1e6 is far above any norm")
 
