@@ -210,8 +210,8 @@ class Rollout(Server):
     engine: Engine
     weights_wait_seconds: Count | None = Field(
         None,
-        description="A server is ready with a trainer's weights; or, with those of model, when no trainer has come within "
-        "these seconds of its start. null: 600 in a release with a trainer, else 0.",
+        description="A server is ready with a trainer's weights; or, with those of model, when no trainer has come "
+        "within these seconds of its start. null: 600 in a release with a trainer, else 0.",
     )
     pre_stop_seconds: Count = Field(5, description="Wait before SIGTERM, until no new request is routed here.")
     pod_disruption_budget: Budget
