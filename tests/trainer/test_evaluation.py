@@ -77,7 +77,8 @@ async def test_all_but_the_temperature_is_sampled_as_in_the_training():
         async def score(self, groups: list[Group], *, step: int) -> None: ...
 
     sets = {"": EvalSet(ROWS, 2)}
-    await Evaluation(Stage(), Stage(), sets, training).run(version=1, step=1)  # type: ignore[arg-type]
+    metrics = await Evaluation(Stage(), Stage(), sets, training).run(version=1, step=1)  # type: ignore[arg-type]
+    assert metrics == {"eval_dropped_crash": 10}, "no row was sampled, at either temperature"
     assert sorted(asked, key=lambda sampling: sampling.temperature) == [
         training.model_copy(update={"temperature": temperature, "logprobs": False}) for temperature in (0.0, 1.0)
     ]

@@ -204,11 +204,12 @@ def test_the_journal_logs_signs_and_counts_only_samples_that_took_no_part(
         for step in range(1, WINDOW + 1):
             samples = [sample("a", 1.0), sample("b", 2.0), sample("c", None)]
             batch = Batch([Group(step, PromptRow(0, [1], "p", {}), samples)], 0.0, 0.0, epoch=1.0)
-            journal.batch_arrived(batch, {}, Counts(), lost_requests=0, version=1)
+            journal.batch_arrived(batch, {}, Counts(dropped_crash=step), lost_requests=0, version=1)
             journal.decisions.write(step, journal.judge())
             journal.finish_step(step)
-    assert status.snapshot().dropped == {"timeout": WINDOW}, "a reward without a weight that raises drops nothing"
-    assert status.history.recent()["left_out"] == {"timeout": WINDOW}
+    dropped = {"timeout": WINDOW, "crash": WINDOW * config.rollout.num_generations}  # a group of each step crashed
+    assert status.snapshot().dropped == dropped, "a reward without a weight that raises drops nothing"
+    assert status.history.recent()["left_out"] == dropped
     assert status.history.recent()["missing"] == [
         {"reward": "right", "status": "timeout", "count": 1, "of": 3},
         {"reward": "raises", "status": "error", "count": 3, "of": 3},

@@ -11,13 +11,14 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 from tests.processes import free_port
-from tests.trainer.test_fleet import info
+from tests.trainer.test_fleet import come, info
 from tests.trainer.test_pipeline import FakeReward, positions
 
-from grpo_proto import Sampling
+from grpo_proto import ErrorDetail, InfrastructureError, RolloutClient, Sampling
 from grpo_trainer.algorithm.sequences import Group
 from grpo_trainer.data.order import PromptOrder
 from grpo_trainer.data.prompt_row import PromptRow
@@ -27,6 +28,7 @@ from grpo_trainer.servers.fleet import Fleet
 from grpo_trainer.servers.pipeline import Cursor, Pipeline, PipelineLimits
 from grpo_trainer.servers.places import place
 from grpo_trainer.servers.rollout import RolloutStage
+from grpo_trainer.servers.suspects import has_died
 from grpo_trainer.servers.tracing import Tracing
 
 pytestmark = pytest.mark.processes
@@ -217,6 +219,43 @@ async def test_servers_that_die_of_every_prompt_end_the_run(tmp_path: Path):
     async with servers(tmp_path, 2, dict.fromkeys(range(1, 21), "die")) as mortal:
         with pytest.raises(RunError, match="5 prompts in a row have each killed a rollout server, the last one row "):
             await batches(pipeline_on(mortal.stage), [1])
+
+
+def gone(request: httpx.Request) -> httpx.Response:
+    raise httpx.ConnectError("refused", request=request)
+
+
+def silent(request: httpx.Request) -> httpx.Response:
+    raise httpx.ReadTimeout("late", request=request)
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "missed_probes", "died"),
+    [
+        ("unreachable", gone, 0, False),  # dead before the request came
+        ("engine_died", None, 0, True),
+        ("broken_off", None, 0, False),
+        ("broken_off", gone, 0, True),
+        ("broken_off", silent, 0, False),
+        ("lost", silent, 3, True),
+        ("lost", None, 0, False),  # left out of a push, for instance
+        ("lost", gone, 0, True),
+        ("unexpected_answer", gone, 0, True),  # a proxy's
+        ("internal", None, 0, False),
+    ],
+)
+async def test_which_ends_of_a_request_are_a_death(kind: str, answer: Any, missed_probes: int, died: bool):
+    fleet = Fleet(["http://127.0.0.1:1"], min_replicas=1)
+    [replica] = fleet.replicas
+    come(replica, server_id="s")
+    if answer is not None:
+        replica.rollouts = RolloutClient(replica.url, transport=httpx.MockTransport(answer))
+    replica.missed_probes = missed_probes
+    error = InfrastructureError(ErrorDetail(type=kind, message=kind), url=replica.url)
+    assert await has_died(replica, "s", error) is died
+    if answer is None and not died and kind != "internal":
+        assert await has_died(replica, "the process before", error)
+    await fleet.close()
 
 
 async def test_others_sample_on_beside_a_request_that_goes_alone(tmp_path: Path):
