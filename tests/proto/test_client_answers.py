@@ -175,7 +175,7 @@ NO_ANSWERS = {
     "an empty body": ("200 OK\r\nContent-Length: 0", b"", "it is empty"),
     "half": ("200 OK", INFO[: len(INFO) // 2], "EOF while parsing"),
     "not UTF-8": ("200 OK", b'{"version": "\xff"}', "begins with"),
-    "NaN": ("200 OK", INFO.replace(b'"protocol_version":1', b'"protocol_version":NaN'), "protocol_version"),
+    "NaN": ("200 OK", INFO.replace(b'"protocol_version":2', b'"protocol_version":NaN'), "protocol_version"),
     "deep": ("200 OK", b'{"rewards":' + b"[" * 90_000, "recursion limit"),
     "another service": ("200 OK", b'{"service": "shop", "items": [1, 2]}', "service"),
 }
