@@ -74,7 +74,8 @@ class Segment:
 class Turn:
     """Tokens `start` to `end` of a segment, sampled in one go.
 
-    `node`: the last message of its prompt. `answer`: the message that its tokens were parsed to, once sampled.
+    `node`: the last message of its prompt. `answer`: the message that its tokens were parsed to, once sampled; `calls`:
+    its calls as they were written.
     """
 
     number: int
@@ -87,7 +88,9 @@ class Turn:
     finish_reason: str | None = None
     answer: Node | None = None
     text: str = ""
-    tools: bytes = b""
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    stop_reason: int | str | None = None
+    tools: list[dict[str, Any]] | None = None
     masked: str | None = None
     delivered: bool = False
     rewards: dict[str, float | None] = field(default_factory=dict)
@@ -217,7 +220,7 @@ class Forest:
             segment.token_ids.extend(context)
             node.prompt = (segment, len(segment.token_ids))
         segment.leaf, segment.sampling = node, True
-        turn = Turn(len(self.turns), segment, node, len(segment.token_ids), label=label, tools=tools, masked=masked)
+        turn = Turn(len(self.turns), segment, node, len(segment.token_ids), label=label, masked=masked)
         self.turns.append(turn)
         segment.turns.append(turn)
         return turn

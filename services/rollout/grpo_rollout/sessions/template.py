@@ -5,6 +5,7 @@ behind the marker's message is the boundary and the new messages as they stand i
 before it are never tokenised again.
 """
 
+import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ class ChatTemplate:
     def __init__(self, render: Render, encode: Encode, special: Mapping[str, int]):
         self.render, self.encode = render, encode
         self.special_ids = frozenset(special.values())
+        self._control = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))) or r"(?!)")
         self.end = self._find_end()
         texts = {token_id: text for text, token_id in special.items()}
         also = SAME_END.get(texts.get(self.end, ""), ()) if self.end is not None else ()
@@ -148,7 +150,7 @@ class ChatTemplate:
 
     def control_tokens(self, texts: Iterable[str]) -> int:
         """Count the special tokens that stand in texts of users and tools, and become real ones in the prompt."""
-        return sum(token_id in self.special_ids for text in texts for token_id in self.encode(text))
+        return sum(len(self._control.findall(text)) for text in texts)
 
 
 def _marked(answer: ChatMessage | None, marker: str) -> ChatMessage:
