@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from ..tracing import TraceParent
 from .base import Message, Request, Response, StopAtFirstFault
+from .sessions_info import SessionsInfo
 from .weights import WeightState
 
 FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
@@ -149,4 +150,5 @@ class RolloutInfo(Response):
     base_digest: str | None = Field(
         None, description="Of the checkpoint it loaded, see `grpo_proto.checkpoint_files`; None until it is computed."
     )
+    sessions: SessionsInfo | None = Field(None, description="None: an older server.")
     weights: WeightState

@@ -38,6 +38,7 @@ In reading order:
     reload.py          read and repair vLLM's layerwise reload while a push is incomplete
     cpu_kernels.py     adapter kernels for an engine on CPUs
     workarounds.py     gaps in vLLM and its platform: what breaks without each workaround, when to delete it
+    sessions/          /v1/sessions: an episode of several turns, recorded token by token
     describe.py        print the OpenAPI document of our routes
     json_logging.json  vLLM's logging configuration for GRPO_LOG_FORMAT=json
 """

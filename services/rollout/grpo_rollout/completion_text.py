@@ -27,7 +27,7 @@ class CompletionText:
         if isinstance(tokenizer, PreTrainedTokenizerBase):
             # Keep the spaces before punctuation, which some tokenizers would take away.
             self._decode = partial(self._decode, clean_up_tokenization_spaces=False)
-        self._special_tokens = _special_tokens(tokenizer)
+        self._special_tokens = special_tokens(tokenizer)
 
     def stops(self, sampling: Sampling) -> dict[str, Any]:
         """Return the parameters of vLLM that end a completion.
@@ -45,6 +45,10 @@ class CompletionText:
             "stop_token_ids": list(dict.fromkeys([*sampling.stop_token_ids, *strings])),
             "skip_special_tokens": not holds_special,
         }
+
+    def decode(self, token_ids: list[list[int]]) -> list[str]:
+        """Return the text of each of `token_ids`, special tokens included."""
+        return list(self._decode(token_ids))
 
     def texts(self, completions: "list[CompletionOutput]", sampling: Sampling) -> list[str]:
         """Return the text of each of `completions`, which were sampled with `sampling`."""
@@ -68,7 +72,7 @@ class CompletionText:
         return token_ids
 
 
-def _special_tokens(tokenizer: Any) -> dict[str, int]:
+def special_tokens(tokenizer: Any) -> dict[str, int]:
     """Return the special tokens by their text: those with a role, and added ones that are marked as special."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     found = {token.content: token_id for token_id, token in added.items() if token.special}

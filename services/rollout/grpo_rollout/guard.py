@@ -28,6 +28,8 @@ WITHOUT_WEIGHTS = PUBLIC | {
     "/v1/weights", "/v1/weights/session", "/v1/weights/begin", "/v1/weights/commit", "/v1/weights/abort",
     "/v1/weights/renew",
 }  # fmt: skip
+# The routes of one session check its keys, and hold its requests while no weights are served. Opening one does not.
+OPEN_SESSION, SESSION_ROUTES = "/v1/sessions", ("/v1/sessions/", "/sessions/")
 RETRY_AFTER_S = 1.0
 
 
@@ -78,7 +80,7 @@ class Guard:
         if not self.tokens:
             if (foreign := name_refusal(scope["headers"])) is not None:
                 raise foreign
-        elif path not in PUBLIC:
+        elif path not in PUBLIC and not path.startswith(SESSION_ROUTES):
             refused = token_refusal(self.tokens, scope["headers"])
             if refused is not None:
                 if any(name == b"authorization" for name, _ in scope["headers"]):
@@ -87,7 +89,7 @@ class Guard:
 
     def _check_weights(self, path: str) -> bool:
         """Return whether this request will wait for a commit. Raises Refusal: 503 no weights, 429 too many waiting."""
-        if path in WITHOUT_WEIGHTS:
+        if path in WITHOUT_WEIGHTS or path == OPEN_SESSION or path.startswith(SESSION_ROUTES):
             return False
         pushes = self.pushes()
         if pushes is None:

@@ -9,6 +9,7 @@ from grpo_proto.fingerprint import chat_template_fingerprint, tokenizer_fingerpr
 from grpo_proto.messages.base import PROTOCOL_VERSION
 from grpo_proto.messages.health import Health
 from grpo_proto.messages.rollout import RolloutInfo
+from grpo_proto.messages.sessions_info import SessionsInfo
 from grpo_proto.transport import dtype_name
 
 from . import __version__
@@ -62,10 +63,11 @@ class InfoCard:
             "keeps_kv_cache": True,
         }
 
-    def info(self, pushes: Pushes) -> RolloutInfo:
+    def info(self, pushes: Pushes, sessions: SessionsInfo) -> RolloutInfo:
         return RolloutInfo(
             **self.fixed,
             adapters=pushes.adapters.limits if pushes.adapters is not None else None,
             base_digest=pushes.adapters.base.digest if pushes.adapters is not None else None,
+            sessions=sessions,
             weights=pushes.message(),
         )

@@ -18,6 +18,7 @@ ROLLOUTS = Counter("grpo_rollout_requests", "Requests for rollouts by status.", 
 SEQUENCES = Counter("grpo_rollout_sequences", "Sampled sequences by finish reason.", ["finish_reason"])
 TOKENS = Counter("grpo_rollout_tokens", "Sampled tokens that were returned.")
 LOGPROBS = Counter("grpo_rollout_logprobs_requests", "Requests for logprobs by status.", ["status"])
+SESSIONS = Gauge("grpo_rollout_sessions", "Open sessions.")
 SCORED_TOKENS = Counter("grpo_rollout_scored_tokens", "Given tokens whose logprobs were returned.")
 
 

@@ -106,6 +106,11 @@ def add_options(parser: argparse.ArgumentParser, *, on_cpu: bool) -> None:
         help="Tokens of all requests for logprobs that are unanswered; a request beyond gets a 429.",
     )
     group.add_argument(
+        "--advertise-url",
+        help="Under which URL the programs of sessions reach this very server, never a load balancer; default: that of "
+        "the request that opened the session.",
+    )
+    group.add_argument(
         "--body-timeout-s",
         type=float,
         default=DEFAULT_BODY_TIMEOUT_S,

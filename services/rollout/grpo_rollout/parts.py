@@ -23,6 +23,7 @@ from .logprobs import Logprobs
 from .manifest_check import ModelTensors, model_tensors
 from .pushes import Pushes
 from .rollouts import Rollouts, sampling_params
+from .sessions.build import SessionParts, build_sessions
 from .workarounds import bound_logprobs
 
 logger = logging.getLogger("vllm.grpo_rollout.parts")
@@ -37,10 +38,14 @@ class Parts:
     info: InfoCard
     started_s: float
     """Monotonic time at which the server was ready to answer."""
+    sessions: SessionParts
 
 
-async def build_parts(client: EngineClient, args: Namespace, *, models: Any) -> Parts:
-    """Build everything that our routes need, on top of a running engine. `models` is vLLM's `OpenAIServingModels`."""
+async def build_parts(client: EngineClient, args: Namespace, *, models: Any, chat: Any) -> Parts:
+    """Build everything that our routes need, on top of a running engine.
+
+    `models` is vLLM's `OpenAIServingModels`, `chat` its `OpenAIServingChat`.
+    """
     engine = Engine(client)
     engine.start()
     bound_logprobs(engine.client.model_config)
@@ -56,12 +61,12 @@ async def build_parts(client: EngineClient, args: Namespace, *, models: Any) -> 
     tokenizer = engine.client.get_tokenizer()
     chat_template = load_chat_template(args.chat_template)
     max_model_len = engine.client.model_config.max_model_len
+    rollouts = Rollouts(engine, pushes, tokenizer=tokenizer, chat_template=chat_template, max_model_len=max_model_len)
     return Parts(
         engine=engine,
         pushes=pushes,
-        rollouts=Rollouts(
-            engine, pushes, tokenizer=tokenizer, chat_template=chat_template, max_model_len=max_model_len
-        ),
+        rollouts=rollouts,
+        sessions=build_sessions(engine, pushes, rollouts, chat, args),
         logprobs=Logprobs(
             engine,
             pushes,

@@ -56,7 +56,9 @@ class RolloutEndpoints:
     async def init_state(self, engine_client: EngineClient | None, state: State, args: Namespace) -> None:
         if engine_client is None:
             raise RuntimeError("rollouts need an engine, and this is a render server")
-        self._parts = await build_parts(engine_client, args, models=state.openai_serving_models)
+        self._parts = await build_parts(
+            engine_client, args, models=state.openai_serving_models, chat=state.openai_serving_chat
+        )
 
     def _require_parts(self) -> Parts:
         if self._parts is None:

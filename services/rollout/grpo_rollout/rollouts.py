@@ -53,7 +53,7 @@ class Rollouts:
         self.max_model_len = max_model_len
         self.vocab_size = engine.client.model_config.get_vocab_size()
         # Use one thread: Hugging Face tokenizers are not made for several, and the event loop has to stay free.
-        self._text_thread = ThreadPoolExecutor(1, thread_name_prefix="grpo-text")
+        self.text_thread = ThreadPoolExecutor(1, thread_name_prefix="grpo-text")
         self._running: dict[str, asyncio.Future[None]] = {}
 
     async def sample(self, request: RolloutRequest, disconnected: asyncio.Future[Any]) -> bytes:
@@ -164,7 +164,7 @@ class Rollouts:
         return b'{"groups":[' + b",".join(groups) + b"]," + rest[1:]
 
     async def _in_thread(self, function: Any, *args: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._text_thread, function, *args)
+        return await asyncio.get_running_loop().run_in_executor(self.text_thread, function, *args)
 
 
 def check_finite(named: str, logprobs: list[float]) -> None:

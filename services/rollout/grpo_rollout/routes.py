@@ -29,6 +29,7 @@ from grpo_proto.server.replies import health_reply
 
 from . import __version__, health, metrics, readiness
 from .parts import Parts
+from .sessions.routes import add_session_routes
 from .wire_route import WireRoute
 
 
@@ -70,7 +71,7 @@ def make_router(get_parts: Callable[[], Parts], *, heartbeat_timeout_s: float) -
     async def info() -> RolloutInfo:
         """Report what this server is and which model it serves."""
         parts = get_parts()
-        return parts.info.info(parts.pushes)
+        return parts.info.info(parts.pushes, parts.sessions.info())
 
     @router.post("/v1/rollouts", response_model=RolloutResponse, responses=ALWAYS | _errors(409, 429, 504))
     async def rollouts(body: RolloutRequest, request: Request) -> Response:
@@ -117,6 +118,7 @@ def make_router(get_parts: Callable[[], Parts], *, heartbeat_timeout_s: float) -
         """Abort the push under way. The weights are stale afterwards, unless an adapter was pushed."""
         return await get_parts().pushes.abort(body)
 
+    add_session_routes(router, lambda: get_parts().sessions)
     return router
 
 

@@ -26,8 +26,8 @@ class WireRoute(APIRoute):
 
         async def handle_wire_request(request: Request) -> Response:
             try:
-                if request.method in ("POST", "DELETE"):
-                    await _read_body(request)
+                if self.body_field is not None:
+                    await read_body(request)
                 return await handle(request)
             except Refusal as refused:
                 return refusal_reply(refused)
@@ -42,7 +42,7 @@ class WireRoute(APIRoute):
         return handle_wire_request
 
 
-async def _read_body(request: Request) -> None:
+async def read_body(request: Request) -> None:
     """Read the body into the request, where FastAPI looks for it. Raises Refusal: 415 another type, 413 too large."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":

@@ -1,0 +1,17 @@
+"""Sessions (`/v1/sessions`): an episode of several turns, recorded token by token.
+
+In reading order:
+
+    chat_form.py   the canonical form of chat messages: what equals a recorded one, what cannot be rendered
+    template.py    render what is new behind a recorded turn, and nothing else
+    probe.py       find out at the start what a chat template does to the turns of a session
+    forest.py      the record: segments of token ids, turns, and the messages that lead to each place
+    access.py      the two keys of a session, and which routes each opens
+    session.py     one session: its record, its limits, and how it ended
+    reading.py     read the text of a turn as a message, by the parsers that the server was started with
+    turns.py       sample the turns of sessions in tasks of their own, and record them
+    registry.py    the sessions of one server: open, find, expire, forget
+    chat.py        chat completions, by vLLM's own serving object with our parts in it
+    build.py       put these parts together on top of a running engine
+    routes.py      the routes
+"""

@@ -1,0 +1,87 @@
+"""Put the parts of sessions together on top of a running engine."""
+
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from grpo_proto.api_token import server_tokens
+from grpo_proto.messages.sessions_info import SessionsInfo, TemplateFindings
+
+from ..completion_text import special_tokens
+from ..engine import Engine
+from ..pushes import Pushes
+from ..rollouts import Rollouts
+from .chat import Chat
+from .chat_form import ChatMessage
+from .probe import probe
+from .reading import AnswerReader
+from .registry import Sessions
+from .turns import Turns
+
+
+@dataclass(frozen=True)
+class SessionParts:
+    """What the routes of sessions need. `tokens`: the server's, which open every route."""
+
+    sessions: Sessions
+    turns: Turns
+    chat: Chat
+    tokens: tuple[str, ...]
+    tool_parser: str | None
+    reasoning_parser: str | None
+    findings: TemplateFindings
+
+    def info(self) -> SessionsInfo:
+        return SessionsInfo(
+            open=self.sessions.num_open,
+            tool_parser=self.tool_parser,
+            reasoning_parser=self.reasoning_parser,
+            template=self.findings,
+        )
+
+
+def build_sessions(engine: Engine, pushes: Pushes, rollouts: Rollouts, chat: Any, args: Namespace) -> SessionParts:
+    """Build them. `chat`: vLLM's `OpenAIServingChat`."""
+    tokenizer = rollouts.tokenizer
+    render = partial(_render, tokenizer, rollouts.chat_template)
+    encode = partial(tokenizer.encode, add_special_tokens=False)
+    template, findings = probe(render, encode, special_tokens(tokenizer))
+    sessions = Sessions(pushes, max_model_len=rollouts.max_model_len, advertise_url=args.advertise_url)
+    turns = Turns(
+        engine,
+        template=template,
+        reader=AnswerReader(chat.parser_cls, tokenizer, engine.client.model_config, calls=chat.enable_auto_tools),
+        text=rollouts.text,
+        serves=sessions.serves,
+        thread=rollouts.text_thread,
+        default_kwargs=chat.default_chat_template_kwargs,
+        vocab_size=rollouts.vocab_size,
+    )
+    sessions.turns = turns
+    sessions.start()
+    sessions.drain_before(engine.client)
+    return SessionParts(
+        sessions=sessions,
+        turns=turns,
+        chat=Chat(chat, turns),
+        tokens=server_tokens(),
+        tool_parser=args.tool_call_parser if chat.enable_auto_tools else None,
+        reasoning_parser=args.structured_outputs_config.reasoning_parser or None,
+        findings=findings,
+    )
+
+
+def _render(
+    tokenizer: Any,
+    chat_template: str | None,
+    messages: list[ChatMessage],
+    tools: list[dict[str, Any]] | None,
+    kwargs: Mapping[str, Any],
+    prompt: bool,
+) -> str:
+    text: str = tokenizer.apply_chat_template(
+        messages, tools=tools, chat_template=chat_template, tokenize=False, add_generation_prompt=prompt, **kwargs
+    )
+    return text

@@ -1,0 +1,391 @@
+"""Sample the turns of sessions, and record them.
+
+A turn samples in a task of its own, since its client may go away and come back for the answer. Waits for: the weights,
+while they load or are stale, and the engine. Ends earlier when its session ends, and when nobody has waited for it for
+`GRACE_S`. A sequence that a failed push has aborted goes on from the tokens that it has, under the next weights.
+"""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+from grpo_proto.messages.rollout import Sampling
+from grpo_proto.server.refusal import Refusal
+
+from .. import metrics
+from ..completion_text import CompletionText
+from ..engine import Engine
+from .chat_form import BadMessagesError, ChatMessage, check_new, digest
+from .forest import Attachment, Turn, Versions
+from .reading import AnswerReader
+from .session import Running, Session, gone
+from .template import ChatTemplate, TemplateError
+
+logger = logging.getLogger("vllm.grpo_rollout.sessions")
+
+GRACE_S = 30.0
+"""How long a turn goes on that nobody waits for: an SDK may be on its way to retry."""
+HOLD_S = 540.0
+"""How long a request waits for weights: less than the 600 s after which SDKs give up."""
+POLL_S = 0.1
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a request asks for: a chat, or `token_ids` alone."""
+
+    messages: list[ChatMessage] = field(default_factory=list)
+    tools: list[dict[str, Any]] | None = None
+    token_ids: list[int] | None = None
+    parent: Turn | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    label: str = ""
+
+    @property
+    def key(self) -> bytes:
+        """What a retry has in common with the request it repeats."""
+        parent = self.parent.number if self.parent is not None else None
+        return digest([self.messages, self.tools, self.token_ids, parent, self.max_tokens, self.stop])
+
+
+@dataclass
+class Sampled:
+    """What the engine has returned for a turn so far."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: Versions = field(default_factory=list)
+    finish_reason: str = "abort"
+    stop_reason: int | str | None = None
+
+    def add(self, completion: Any) -> None:
+        self.token_ids += completion.token_ids
+        self.logprobs += completion.logprobs.logprobs if completion.token_ids else []
+        for span in completion.weight_versions or []:
+            version, count = int(span.version), span.end - span.start
+            if self.versions and self.versions[-1][0] == version:
+                count += self.versions.pop()[1]
+            self.versions.append((version, count))
+        self.finish_reason = completion.finish_reason or "error"
+        self.stop_reason = completion.stop_reason
+
+    @property
+    def ended_by_token(self) -> bool:
+        return self.finish_reason == "stop" and not isinstance(self.stop_reason, str)
+
+
+class Turns:
+    """Samples turns; one instance per server.
+
+    Args:
+        template: None when the chat template cannot continue a turn; turns then take token ids.
+        serves: returns whether a session's weights are served now; raises Refusal when they never will be.
+        thread: renders whole prompts.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        template: ChatTemplate | None,
+        reader: AnswerReader,
+        text: CompletionText,
+        serves: Callable[[Session], bool],
+        thread: Executor | None,
+        default_kwargs: Mapping[str, Any],
+        vocab_size: int,
+    ):
+        self.engine, self.template, self.reader, self.text = engine, template, reader, text
+        self.serves, self.thread, self.default_kwargs, self.vocab_size = serves, thread, default_kwargs, vocab_size
+        self.draining = False
+        self._numbers = itertools.count()
+
+    # --- starting ------------------------------------------------------------------------------------------------
+
+    async def start(self, session: Session, wanted: Wanted, *, retry: bool = False) -> Running:
+        """Begin a turn, or join the one that a retry repeats.
+
+        Raises Refusal: 400 a limit or what cannot be rendered, 410 the session has ended.
+        """
+        key = wanted.key
+        if retry and key in session.answers:
+            return session.answers[key]
+        session.check_open()
+        kwargs = {**self.default_kwargs, **session.request.chat_template_kwargs}
+        tools_key = digest([wanted.tools, kwargs])
+        attachment, context = await self._context(session, wanted, kwargs, tools_key)
+        session.check_open()
+        length = len(context) + _length_before(attachment)
+        session.check_context(length)
+        session.check_turn(new_segment=_forks(attachment))
+        turn = session.forest.begin(tools_key, attachment, context, label=wanted.label)
+        turn.tools = wanted.tools
+        self._count_control_tokens(session, attachment)
+        running = Running(turn, f"session-{session.session_id}-{next(self._numbers)}")
+        session.running[turn.number] = session.answers[key] = running
+        prompt = turn.segment.token_ids[: turn.start].tolist()
+        seed, named = session.seed_of(prompt)
+        running.task = asyncio.create_task(self._run(session, running, wanted, kwargs, prompt, seed, named))
+        return running
+
+    async def _context(
+        self, session: Session, wanted: Wanted, kwargs: Mapping[str, Any], tools_key: bytes
+    ) -> tuple[Attachment, list[int]]:
+        """Return where a request belongs, and the ids behind that place."""
+        if wanted.token_ids is not None:
+            return self._by_prefix(session, wanted.token_ids)
+        template = self.template
+        if template is None:
+            raise Refusal(400, "no_chat_template", "the chat template cannot continue a turn; send token_ids")
+        messages = wanted.messages
+        if wanted.parent is not None and wanted.parent.answer is not None:
+            messages = [*wanted.parent.answer.messages(), *messages]
+        try:
+            attachment = self._find(session, tools_key, wanted, messages)
+            if attachment.prompt is not None:
+                return attachment, []
+            if attachment.turn is not None and attachment.turn.answer is not None:
+                answer = attachment.turn.answer
+                before = [answer.message or {}]
+                check_new(attachment.new, before=before, position=len(messages) - len(attachment.new))
+                system = messages[0] if messages[0]["role"] == "system" else None
+                try:
+                    suffix = template.suffix(
+                        answer.message, attachment.new, tools=wanted.tools, system=system, kwargs=kwargs
+                    )
+                    joined = template.joined(attachment.turn.token_ids, suffix)
+                    session.forest.counts["doubled_openers"] += joined.doubled
+                    return attachment, joined.token_ids
+                except TemplateError as error:
+                    logger.warning("session %s: a full render for a turn: %s", session.session_id, error)
+                    attachment = Attachment(None, None, list(messages), "template")
+            check_new(messages)
+            loop = asyncio.get_running_loop()
+            context = await loop.run_in_executor(self.thread, template.prompt, messages, wanted.tools, kwargs)
+            again = self._find(session, tools_key, wanted, messages)
+            return (again, []) if again.prompt is not None else (attachment, context)
+        except (BadMessagesError, TemplateError) as error:
+            raise Refusal(400, "invalid_messages", str(error)) from error
+
+    def _find(self, session: Session, tools_key: bytes, wanted: Wanted, messages: Sequence[ChatMessage]) -> Attachment:
+        found = session.forest.find(tools_key, messages)
+        if wanted.parent is None or found.prompt is not None:
+            return found
+        return Attachment(wanted.parent, None, wanted.messages, "branch")
+
+    def _by_prefix(self, session: Session, token_ids: list[int]) -> tuple[Attachment, list[int]]:
+        """Attach a whole prompt of ids to the longest turn that it begins with."""
+        if max(token_ids) >= self.vocab_size:
+            raise Refusal.invalid(
+                "unknown_token",
+                f"the prompt holds token {max(token_ids)}; the vocabulary ends at {self.vocab_size - 1}",
+            )
+        best: Turn | None = None
+        for segment in session.forest.segments:
+            for turn in segment.turns:
+                end = turn.end or 0
+                longer = best is None or end > (best.end or 0)
+                if turn.answer is not None and longer and segment.token_ids[:end].tolist() == token_ids[:end]:
+                    best = turn
+        context = token_ids[best.end or 0 :] if best is not None else token_ids
+        (text,) = self.text.decode([context])
+        message: ChatMessage = {"role": "context", "content": text, "token_ids": digest(context).hex()}
+        reason = "branch" if best is not None else ("other_prompt" if session.forest.segments else None)
+        found = Attachment(best, None, [message], reason)
+        return found, context
+
+    def _count_control_tokens(self, session: Session, attachment: Attachment) -> None:
+        if self.template is not None:
+            texts = (message["content"] for message in attachment.new if message["role"] in ("user", "tool"))
+            session.forest.counts["control_tokens"] += self.template.control_tokens(texts)
+
+    # --- sampling ------------------------------------------------------------------------------------------------
+
+    async def _run(
+        self,
+        session: Session,
+        running: Running,
+        wanted: Wanted,
+        kwargs: Mapping[str, Any],
+        prompt: list[int],
+        seed: int | None,
+        named: bytes,
+    ) -> None:
+        turn, sampled = running.turn, Sampled()
+        try:
+            await self._sample(session, running, wanted, prompt, seed, sampled)
+        finally:
+            session.running.pop(turn.number, None)
+            if not sampled.token_ids:
+                session.forest.abandon(turn)
+                session.answers = {key: known for key, known in session.answers.items() if known is not running}
+            else:
+                self._record(session, turn, wanted, kwargs, prompt, named, sampled)
+
+    async def _sample(
+        self,
+        session: Session,
+        running: Running,
+        wanted: Wanted,
+        prompt: list[int],
+        seed: int | None,
+        sampled: Sampled,
+    ) -> None:
+        room = session.room(len(prompt), wanted.max_tokens)
+        while not running.stopping:
+            await self._until_served(session, running)
+            if running.stopping:
+                return
+            left = room - len(sampled.token_ids)
+            params = self._params(session, wanted, left, seed)
+            output = await self.engine.generate(prompt + sampled.token_ids, params, running.engine_id)
+            sampled.add(output.outputs[0])
+            if sampled.finish_reason != "abort" or self.draining or len(sampled.token_ids) >= room:
+                return
+
+    async def _until_served(self, session: Session, running: Running) -> None:
+        # Poll: the state of the weights has no event to wait for, and it changes by time, too.
+        while not running.stopping and not self.serves(session):  # noqa: ASYNC110
+            await asyncio.sleep(POLL_S)
+
+    def _params(self, session: Session, wanted: Wanted, room: int, seed: int | None) -> SamplingParams:
+        sampling = _sampling(session, wanted)
+        stops = self.text.stops(sampling)
+        return SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            repetition_penalty=sampling.repetition_penalty,
+            max_tokens=room,
+            **stops,
+            seed=seed,
+            logprobs=0,
+            flat_logprobs=True,
+            detokenize=bool(stops["stop"]),
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+    def _record(
+        self,
+        session: Session,
+        turn: Turn,
+        wanted: Wanted,
+        kwargs: Mapping[str, Any],
+        prompt: list[int],
+        named: bytes,
+        sampled: Sampled,
+    ) -> None:
+        (text,) = self.text.texts(cast(Any, [SimpleNamespace(**vars(sampled))]), _sampling(session, wanted))
+        try:
+            message, calls = self.reader.read(
+                text,
+                sampled.token_ids,
+                prompt=prompt,
+                tools=wanted.tools,
+                kwargs=kwargs,
+                ended=sampled.ended_by_token,
+                named=named,
+            )
+        # Catch everything: parsers read what a policy wrote, and a turn must be recorded whatever that is.
+        except Exception:
+            logger.exception("session %s: the parsers failed on turn %d", session.session_id, turn.number)
+            message, calls = {"role": "assistant", "content": text}, []
+        session.forest.finish(
+            turn,
+            token_ids=sampled.token_ids,
+            logprobs=sampled.logprobs,
+            versions=sampled.versions,
+            finish_reason=sampled.finish_reason,
+            message=message,
+            text=text,
+        )
+        turn.calls = calls
+        turn.stop_reason = sampled.stop_reason
+        metrics.SEQUENCES.labels(sampled.finish_reason).inc()
+        metrics.TOKENS.inc(len(sampled.token_ids))
+
+    # --- waiting -------------------------------------------------------------------------------------------------
+
+    async def answer(self, session: Session, running: Running, *, hold_s: float = HOLD_S) -> Turn:
+        """Wait for a turn. Cancelling leaves it sampling for `GRACE_S`, for a retry that joins.
+
+        Raises Refusal: 410 the session ended meanwhile, 503 (retryable) no weights for `hold_s`; and what failed.
+        """
+        task = running.task
+        if task is None:
+            raise RuntimeError("the turn has not been started")
+        self._join(running)
+        try:
+            await self._wait(session, task, hold_s)
+        finally:
+            self._leave(running)
+        task.result()
+        turn = running.turn
+        if turn.answer is None or turn.finish_reason == "abort":
+            session.check_open()
+            raise gone(session.session_id, f"has lost turn {turn.number}: it was aborted")
+        return turn
+
+    async def _wait(self, session: Session, task: "asyncio.Task[None]", hold_s: float) -> None:
+        held_s = 0.0
+        while not task.done():
+            await asyncio.wait((task,), timeout=POLL_S * 5)
+            if task.done() or self.serves(session):
+                continue
+            held_s += POLL_S * 5
+            if held_s >= hold_s:
+                raise Refusal.busy(503, "weights_loading", f"no weights have been served for {held_s:.0f} s", 1.0)
+
+    def _join(self, running: Running) -> None:
+        running.num_waiting += 1
+        if running.unwanted is not None:
+            running.unwanted.cancel()
+            running.unwanted = None
+
+    def _leave(self, running: Running) -> None:
+        running.num_waiting -= 1
+        if running.num_waiting == 0 and running.task is not None and not running.task.done():
+            running.unwanted = asyncio.get_running_loop().call_later(GRACE_S, self.stop, running)
+
+    def stop(self, running: Running) -> None:
+        """Abort a turn; what it has sampled is recorded."""
+        running.stopping = True
+        aborted: Awaitable[None] = self.engine.client.abort(running.engine_id)
+        task = asyncio.ensure_future(aborted)
+        _background.add(task)
+        task.add_done_callback(_background.discard)
+
+
+def _sampling(session: Session, wanted: Wanted) -> Sampling:
+    """Return the session's sampling, with the program's stop strings beside its own."""
+    sampling = session.request.sampling
+    return sampling.model_copy(update={"stop": list(dict.fromkeys([*sampling.stop, *wanted.stop]))})
+
+
+_background: set[asyncio.Future[None]] = set()
+
+
+def _length_before(attachment: Attachment) -> int:
+    if attachment.prompt is not None and attachment.prompt.prompt is not None:
+        return attachment.prompt.prompt[1]
+    return attachment.turn.end or 0 if attachment.turn is not None else 0
+
+
+def _forks(attachment: Attachment) -> bool:
+    """Return whether a turn there begins a segment."""
+    if attachment.prompt is not None and attachment.prompt.prompt is not None:
+        segment, end = attachment.prompt.prompt
+    elif attachment.turn is not None:
+        segment, end = attachment.turn.segment, attachment.turn.end or 0
+    else:
+        return True
+    return segment.sampling or len(segment.token_ids) != end
