@@ -52,9 +52,16 @@ class AnswerReader:
             self.tokenizer, asked.tools, chat_template_kwargs=dict(kwargs), model_config=self.model_config
         )
         parser.set_prompt_token_ids(prompt)
-        thought, content, found = parser.parse(
-            text, asked, enable_auto_tools=bool(tools), model_output_token_ids=token_ids
-        )
+        found = None
+        if tools:
+            thought, content, found = parser.parse(
+                text, asked, enable_auto_tools=True, model_output_token_ids=token_ids
+            )
+        elif parser.reasoning_parser is not None:
+            # Without `parse`: some parsers take calls out of the text that nobody has tools for.
+            thought, content = parser.reasoning_parser.extract_reasoning(text, asked)
+        else:
+            thought, content = None, text
         sent: dict[str, Any] = {"role": "assistant", "content": content or ""}
         if thought:
             sent["reasoning"] = thought
@@ -64,7 +71,7 @@ class AnswerReader:
                 "type": "function",
                 "function": {"name": call.name, "arguments": call.arguments},
             }
-            for number, call in enumerate((found if tools else None) or [])
+            for number, call in enumerate(found or [])
         ]
         if calls:
             sent["tool_calls"] = calls
