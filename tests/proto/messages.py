@@ -39,6 +39,22 @@ from grpo_proto import (
 from grpo_proto.messages.base import ContentPart, FunctionCall, ToolCall
 from grpo_proto.messages.logprobs import GivenSequence, LogprobsRequest, LogprobsResponse, SequenceLogprobs
 from grpo_proto.messages.rollout import AdapterLimits
+from grpo_proto.messages.sessions import (
+    CloseSession,
+    GeneratedTurn,
+    GenerateTurn,
+    OpenSession,
+    RecordedSegment,
+    RecordedTurn,
+    SessionLimits,
+    SessionOpened,
+    SessionReward,
+    SessionState,
+    SessionStats,
+    Trajectory,
+    TurnUsage,
+)
+from grpo_proto.messages.sessions_info import SessionsInfo, TemplateFindings
 from grpo_proto.messages.weights import LastPush
 
 SESSION = 1795172400000
@@ -91,6 +107,32 @@ _rendezvous = Rendezvous(host="10.0.0.1", port=29500)
 _given = GivenSequence(token_ids=[1, 2, 5, 6], num_prompt_tokens=2)
 _scored = SequenceLogprobs(logprobs=[-0.1, -2.3], version=12)
 _error = ErrorDetail(type="busy", message="64 requests are being scored", hint="wait", retryable=True)
+_limits = SessionLimits(max_turns=8, max_sampled_tokens=1024)
+_usage = TurnUsage(prompt_tokens=12, completion_tokens=2)
+_recorded_turn = RecordedTurn(
+    turn=0,
+    start=2,
+    end=4,
+    versions=[(12, 2)],
+    finish_reason="stop",
+    masked="undelivered",
+    reward={"won": 1.0},
+    label="gpt-4o",
+    text="4",
+)
+_recorded_segment = RecordedSegment(
+    token_ids=[1, 2, 5, 2],
+    turns=[_recorded_turn],
+    logprobs=[-0.1, -0.2],
+    parent=0,
+    fork_at=2,
+    fork_reason="branch",
+    messages=[{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}],
+)
+_session_stats = SessionStats(
+    turns=1, forks=1, fork_reasons={"branch": 1}, sampled=2, masked={"undelivered": 2}, overruled=1, control_tokens=0
+)
+_findings = TemplateFindings(usable=True, end_token="<|im_end|>", keeps_prefix=True)
 
 EXAMPLES: dict[str, BaseModel] = {
     type(message).__name__: message
@@ -154,6 +196,7 @@ EXAMPLES: dict[str, BaseModel] = {
             gpus=["GPU-2f7d9c3e-0a51-4b8e-9d6c-3f1e5a7b9c0d"],
             nccl_version="2.30.7",
             adapters=_adapters,
+            sessions=SessionsInfo(open=3, tool_parser="hermes", reasoning_parser="qwen3", template=_findings),
             weights=_state,
         ),
         TrainerInfo(
@@ -182,6 +225,54 @@ EXAMPLES: dict[str, BaseModel] = {
         AbortRequest(session=SESSION),
         RenewRequest(session=SESSION, canary_agreed=13),
         CloseRequest(session=SESSION),
+        _limits,
+        OpenSession(
+            session_id="run-1.12.3",
+            group_id="run-1.12",
+            weights_session=SESSION,
+            min_version=12,
+            seed=7,
+            sampling=_sampling,
+            chat_template_kwargs={"enable_thinking": False},
+            limits=_limits,
+        ),
+        SessionOpened(
+            session_id="run-1.12.3",
+            openai_base_url="http://127.0.0.1:8000/sessions/run-1.12.3/v1",
+            anthropic_base_url="http://127.0.0.1:8000/sessions/run-1.12.3",
+            api_key="api-x",
+            control_key="control-x",
+        ),
+        GenerateTurn(parent=0, messages=[_message], max_tokens=64),
+        _usage,
+        GeneratedTurn(
+            turn=1,
+            segment=0,
+            message={"role": "assistant", "content": "4"},
+            text="4",
+            token_ids=[5, 2],
+            logprobs=[-0.1, -0.2],
+            versions=[(12, 1), (13, 1)],
+            finish_reason="stop",
+            usage=_usage,
+        ),
+        SessionReward(name="won", value=None, turn=1, metrics={"moves": 3.0}),
+        CloseSession(status="failed", cause="program", detail="exit status 1"),
+        SessionState(session_id="run-1.12.3", status="truncated", cause="policy", detail="max_turns 16 is reached"),
+        _recorded_turn,
+        _recorded_segment,
+        _session_stats,
+        Trajectory(
+            session_id="run-1.12.3",
+            group_id="run-1.12",
+            status="completed",
+            rewards={"won": 1.0},
+            metrics={"moves": 3.0},
+            stats=_session_stats,
+            segments=[_recorded_segment],
+        ),
+        _findings,
+        SessionsInfo(open=3, tool_parser="hermes", reasoning_parser="qwen3", template=_findings),
     )
 }
 

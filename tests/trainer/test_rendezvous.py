@@ -92,7 +92,7 @@ def TrainingEngine(*_, **__):
     export = SimpleNamespace(kind="full", absent=[], device=None, sharded=False, peft_config=None, base_digest=None)
     load = lambda folder: said.update(loaded=str(folder))
     cpu = SimpleNamespace(type="cpu")
-    saved = dict(write_hf=lambda folder, state: folder.mkdir(), num_bytes=0)
+    saved = dict(write_hf=lambda folder, state: folder.mkdir(), num_bytes=0, num_checkpoint_bytes=0)
     return SimpleNamespace(load=load, export=export, device=cpu, has_experts=False, row_layout="padded", **saved)
 
 run.TrainingEngine = TrainingEngine
