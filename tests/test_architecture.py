@@ -41,6 +41,7 @@ def imported_modules(path: Path) -> Iterator[str]:
 BELOW_PARTS = {"algorithm", "ranks", "data", "config"}
 ARROWS = {
     "servers": BELOW_PARTS,
+    "episodes": BELOW_PARTS,
     "engine": BELOW_PARTS | {"lora"},
     "checkpoint": BELOW_PARTS,
     "observe": BELOW_PARTS,

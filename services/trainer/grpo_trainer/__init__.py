@@ -5,6 +5,7 @@ loop.py          one step, stage by stage: the script of rank 0; guarding.py, wh
 rank_work.py     what every rank does when rank 0 commands it; crew_export.py, the weights of all of them
 algorithm/       pure: sequences, advantages, losses, normalisers, batching
 servers/         rank 0: all that talks to the rollout and reward servers
+episodes/        … and what plays several turns: environments, tools, programs
 engine/          DeepSpeed
 lora/            an adapter on a frozen model
 data/            rows → prompts
