@@ -5,6 +5,7 @@ loop.py          one step, stage by stage: the script of rank 0; guarding.py, wh
 rank_work.py     what every rank does when rank 0 commands it; crew_export.py, the weights of all of them
 algorithm/       pure: sequences, advantages, losses, normalisers, batching
 orchestrator.py  rank 0: all that calls a server, put together
+episodes/        rows → groups of episodes: environments, tools, programs
 sampling/        rows → groups, scored; above
 fleet/           the rollout servers, and the weights that they have
 engine/          DeepSpeed
