@@ -67,9 +67,6 @@ def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 ALWAYS = _errors(401, 403, 410, 413, 415, 422, 500, 503)
-MODEL_REFUSAL: dict[int | str, dict[str, Any]] = {
-    "4XX": {"description": "A refusal in OpenAI's form: `error` with `message`, `type` and `code`"}
-}
 
 
 def add_session_routes(router: APIRouter, get_parts: "Callable[[], SessionParts]") -> None:
@@ -116,7 +113,7 @@ def _control_routes(get_parts: "Callable[[], SessionParts]") -> APIRouter:
         """Return all that the session has recorded."""
         return allowed(session_id, request).trajectory()
 
-    @router.delete("/{session_id}", responses=_errors(401, 403, 410, 422))
+    @router.delete("/{session_id}", responses=ALWAYS)
     async def delete(session_id: str, request: Request) -> SessionState:
         """Abort the session's turns, and forget it."""
         session = allowed(session_id, request)
@@ -127,9 +124,8 @@ def _control_routes(get_parts: "Callable[[], SessionParts]") -> APIRouter:
 
 
 def _model_routes(get_parts: "Callable[[], SessionParts]") -> APIRouter:
-    router = APIRouter(
-        route_class=ModelRoute, prefix="/sessions/{session_id}/v1", responses=NAME_REFUSAL | MODEL_REFUSAL
-    )
+    errors: dict[int | str, dict[str, Any]] = {code: {"description": "In OpenAI's form"} for code in ("4XX", "5XX")}
+    router = APIRouter(route_class=ModelRoute, prefix="/sessions/{session_id}/v1", responses=errors)
 
     @router.post("/chat/completions", response_model=None)
     async def session_chat(session_id: str, request: Request) -> Response:
