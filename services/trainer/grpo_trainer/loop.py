@@ -15,10 +15,11 @@ from typing import Any, TypeVar
 
 from grpo_proto import ServiceError
 
-from .algorithm.batching import count_updates, parts_of_ranks, plan_updates, tokens_of_updates
+from .algorithm.batching import parts_of_ranks, tokens_of_updates
 from .algorithm.decisions import training_sequences
 from .algorithm.kl_in_reward import penalize, sequences_to_compare
-from .algorithm.rows import RowLayout
+from .algorithm.planning import count_updates, plan_updates
+from .algorithm.prefixes import PrefixSharing
 from .algorithm.sequences import Group, TrainingSequence, to_arrays, untrained_sequence
 from .algorithm.skipping import SURVEY_EVERY, sequences_to_compute, surveyed
 from .callbacks import Callbacks
@@ -55,7 +56,7 @@ class Run:
     journal: Journal
     max_steps: int
     canary_rule: Rule
-    row_layout: RowLayout
+    prefixes: PrefixSharing | None
     best: BestCheckpoint
     callbacks: Callbacks
     kept: Mapping[str, Any]
@@ -242,7 +243,7 @@ def hand_out(
         computed,
         world_size=world_size,
         tokens_per_micro_batch=run.config.deepspeed.tokens_per_micro_batch,
-        layout=run.row_layout,
+        prefixes=run.prefixes,
         num_updates=count_updates(of),
     )
     parts, plans = parts_of_ranks(computed, plan, world_size)

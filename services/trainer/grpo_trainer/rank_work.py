@@ -62,7 +62,7 @@ class RankWork:
             version=version,
             pad_token_id=self._pad_token_id,
             device=self.engine.device,
-            layout=self.engine.row_layout,
+            prefixes=self.engine.prefixes,
         )
 
     def prepare(self) -> None:

@@ -249,7 +249,7 @@ def _train(
             journal,
             max_steps=max_steps,
             canary_rule=rule_for(config, engine.device.type, has_experts=engine.has_experts),
-            row_layout=engine.row_layout,
+            prefixes=engine.prefixes,
             best=BestCheckpoint.of(config.checkpoint, state.get("best") if state else None, run_dir=config.run_dir),
             callbacks=callbacks,
             kept=kept,
