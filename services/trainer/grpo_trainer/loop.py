@@ -15,10 +15,11 @@ from typing import Any, TypeVar
 
 from grpo_proto import ServiceError
 
-from .algorithm.batching import count_updates, parts_of_ranks, plan_updates, tokens_of_updates
+from .algorithm.batching import parts_of_ranks, tokens_of_updates
 from .algorithm.decisions import training_sequences
 from .algorithm.kl_in_reward import penalize, sequences_to_compare
-from .algorithm.rows import RowLayout
+from .algorithm.planning import count_updates, plan_updates
+from .algorithm.prefixes import PrefixSharing
 from .algorithm.sequences import Group, TrainingSequence, to_arrays, untrained_sequence
 from .algorithm.skipping import SURVEY_EVERY, sequences_to_compute, surveyed
 from .callbacks import Callbacks
@@ -27,14 +28,14 @@ from .checkpoint.rollbacks import seen_rollbacks
 from .checkpoint.saving import CheckpointSaver
 from .config.run_config import RunConfig
 from .errors import GuardStop, RunError, ServersError
+from .fleet.canary import Rule, compare, compared_urls
+from .fleet.push import TensorSource, push
 from .guarding import WayBack, obey_guards, to_go_back_to
 from .journal import Journal
 from .observe.metrics import merge_updates
+from .orchestrator import Orchestrator
 from .ranks.crew import Crew
 from .ranks.stop_signal import StopRequested
-from .servers.canary import Rule, compare, compared_urls
-from .servers.orchestrator import Orchestrator
-from .servers.push import TensorSource, push
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class Run:
     journal: Journal
     max_steps: int
     canary_rule: Rule
-    row_layout: RowLayout
+    prefixes: PrefixSharing | None
     best: BestCheckpoint
     callbacks: Callbacks
     kept: Mapping[str, Any]
@@ -158,7 +159,7 @@ def sample_and_score(run: Run, *, version: int) -> list[TrainingSequence] | None
         max_completion_length=config.rollout.max_completion_length,
         teachers=config.teachers,
     )
-    counts, lost = orchestrator.pipeline.counts, orchestrator.rollout.lost_requests
+    counts, lost = orchestrator.pipeline.counts, orchestrator.sampler.lost_requests
     run.journal.batch_arrived(batch, reward_metrics, counts, lost_requests=lost, version=version)
     if not sequences:
         raise ServersError("no sample of the batch can be trained on: none has both a score and a token")
@@ -242,7 +243,7 @@ def hand_out(
         computed,
         world_size=world_size,
         tokens_per_micro_batch=run.config.deepspeed.tokens_per_micro_batch,
-        layout=run.row_layout,
+        prefixes=run.prefixes,
         num_updates=count_updates(of),
     )
     parts, plans = parts_of_ranks(computed, plan, world_size)

@@ -17,8 +17,8 @@ from .checkpoint.file_writer import FileWriter
 from .checkpoint.files import Described
 from .checkpoint.saving import writing
 from .engine.training_engine import TrainingEngine
+from .fleet.canary import own_logprobs
 from .ranks.ranks import NamedArrays, Ranks
-from .servers.canary import own_logprobs
 
 COMMANDS = (
     "batch",
@@ -62,7 +62,7 @@ class RankWork:
             version=version,
             pad_token_id=self._pad_token_id,
             device=self.engine.device,
-            layout=self.engine.row_layout,
+            prefixes=self.engine.prefixes,
         )
 
     def prepare(self) -> None:

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 from .algorithm import AlgorithmConfig
 from .checkpoint import CheckpointConfig
 from .data import DataConfig
+from .episodes import EpisodesConfig, check_episodes
 from .guards import GuardsConfig
 from .model import ModelConfig
 from .optimization import DeepSpeedConfig, OptimizerConfig
@@ -103,7 +104,8 @@ class RewardConfig(Section):
     url: ServerUrl = "http://127.0.0.1:8001"
     reward_funcs: list[str] = Field(
         description="Names of rewards; `GET /v1/rewards` lists them. FILE.py:NAME also checks that the server has the "
-        "reward NAME from this very file, byte for byte. Empty: none, for a run with a teacher.",
+        "reward NAME from this very file, byte for byte. Empty: none, for a run with a teacher, or whose episodes "
+        "have rewards.",
     )
     reward_weights: list[float] | None = Field(None, description="One weight for every reward; all 1 when absent.")
     params: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Reward name → its parameters.")
@@ -217,6 +219,9 @@ class RunConfig(Section):
         None,
         description="Learn from another model's logprobs; absent: none, but for datasets with a teacher of their own.",
     )
+    episodes: EpisodesConfig | None = Field(
+        None, description="Several turns, with tools, an environment or a program; absent: one completion a prompt."
+    )
     algorithm: AlgorithmConfig = AlgorithmConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     deepspeed: DeepSpeedConfig = DeepSpeedConfig()
@@ -280,6 +285,11 @@ class RunConfig(Section):
                 "model.load_in_4bit keeps the frozen weights whole on every rank, and deepspeed.zero_stage 3 would "
                 "shard them; set deepspeed.zero_stage to 0, 1 or 2"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _rows_and_episodes(self) -> Self:
+        check_episodes(self)
         return self
 
     @model_validator(mode="after")

@@ -19,8 +19,8 @@ import torch
 
 from grpo_proto import Completion, ConflictError, InfrastructureError, Prompt, RolloutRequest, RolloutResponse, Sampling
 
-from ..algorithm.batching import micro_batches, pack
-from ..algorithm.rows import RowLayout
+from ..algorithm.batching import micro_batches
+from ..algorithm.planning import fill_rows
 from ..algorithm.sequences import MicroBatch, Segment, TrainingSequence, Turn
 from ..config.run_config import RunConfig
 from ..config.weights import CanaryConfig
@@ -44,7 +44,6 @@ class Scores(Protocol):
     """The trained policy, as far as the canary needs it."""
 
     device: torch.device
-    row_layout: RowLayout
 
     def logprobs(self, micro_batches: Sequence[MicroBatch]) -> list[torch.Tensor]: ...
 
@@ -153,11 +152,12 @@ def own_logprobs(
 ) -> list[list[float]]:
     """Compute the trainer's logprobs of the same tokens, on all ranks alike: the sequences are few and short.
 
-    With many servers they do not fit one micro-batch.
+    In padded rows, whatever the run trains with: what is compared with the servers shares nothing. With many servers
+    they do not fit one micro-batch.
     """
     longest_first = sorted(range(len(sequences)), key=lambda i: (-sequences[i].num_tokens, i))
-    packed = pack(sequences, [[i] for i in longest_first], tokens_per_micro_batch, engine.row_layout)
-    numbers = [[i for (i,) in units] for units in packed]
+    filled = fill_rows(sequences, [[i] for i in longest_first], tokens_per_micro_batch)
+    numbers = [[i for (i,) in units] for units in filled]
     (batches,) = micro_batches(
         sequences,
         [numbers],
@@ -165,7 +165,6 @@ def own_logprobs(
         version=version,
         pad_token_id=pad_token_id,
         device=engine.device,
-        layout=engine.row_layout,
     )
     found: dict[int, list[float]] = {}
     for indices, logprobs_N in zip(numbers, engine.logprobs(batches), strict=True):

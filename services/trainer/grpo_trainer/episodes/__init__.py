@@ -1,0 +1,14 @@
+"""Episodes of several turns, below the trainer's sampler: one call plays one episode against one rollout server.
+
+identity.py     the name of an episode's session, and its seeds
+played.py       an episode that has ended, as the trainer's types
+
+The process of each episode:
+
+processes.py    the trainer's side: start processes, call them, end them
+nursery.py      the process that imports the users' files, and of which all are forked; output.py: what they print;
+                kinship.py: whose child is whose, and how processes end together; frames.py: the messages between them
+child.py        one episode's process: it calls the user's code; time_limit.py: for a limited time
+plays.py        an environment, tools alone, a class for TRL; tools.py: functions that the policy calls
+messages.py     the messages that a user's code returns, checked and cut
+"""
