@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from grpo_proto.messages.weights import AbortRequest
 from tests.rollout.conftest import Server, until_running
 from tests.rollout.pushing import manifest_of
-from tests.rollout.sessions.opened import opened
+from tests.rollout.sessions.opened import Opened, opened
 from tests.tiny_model import make_tokenizer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900), pytest.mark.xdist_group("engine")]
@@ -109,28 +111,46 @@ async def test_a_retry_gets_the_recorded_answer_and_another_request_a_sibling(fr
     assert trajectory["segments"][1]["fork_reason"] == "branch"
 
 
+async def gone_client(session: Opened) -> None:
+    """A client that goes away after its turn has begun; the session's weights are not there yet."""
+    gone = asyncio.create_task(session.chat(HELLO))
+    await until(session, lambda stats: stats["turns"] == 1)
+    assert not gone.done()
+    gone.cancel()
+    await asyncio.wait((gone,))
+
+
+async def until(session: Opened, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    deadline_s = time.monotonic() + 60
+    while True:
+        stats: dict[str, Any] = (await session.trajectory())["stats"]
+        if holds(stats):
+            return stats
+        assert time.monotonic() < deadline_s, stats
+        await asyncio.sleep(0.05)
+
+
 async def test_a_client_that_goes_away_leaves_an_answer_that_a_retry_gets(fresh: Server):
-    async with opened(fresh, sampling={"max_tokens": 300}) as session:
-        gone = asyncio.create_task(session.chat(HELLO))
-        await until_running(fresh, 1)
-        gone.cancel()
-        await asyncio.wait((gone,))
-        retried = await session.chat(HELLO, retry=1)
-        trajectory = await session.trajectory()
-    assert retried.json()["usage"]["completion_tokens"] == trajectory["stats"]["sampled"]
+    async with fresh.trainer() as trainer:
+        await trainer.join(take_over=True)
+        async with opened(fresh, weights_session=trainer.session) as session:
+            await gone_client(session)
+            retrying = asyncio.create_task(session.chat(HELLO, retry=1))
+            await trainer.push(fresh.model(1), 1)
+            retried = (await retrying).json()
+            trajectory = await session.trajectory()
+    assert retried["usage"]["completion_tokens"] == trajectory["stats"]["sampled"]
     assert (trajectory["stats"]["turns"], trajectory["stats"]["masked"]) == (1, {})
 
 
 async def test_an_answer_that_nobody_fetched_is_masked(fresh: Server):
-    async with opened(fresh, sampling={"max_tokens": 200}) as session:
-        gone = asyncio.create_task(session.chat(HELLO))
-        await until_running(fresh, 1)
-        gone.cancel()
-        await asyncio.wait((gone,))
-        await until_running(fresh, 0)
-        stats = (await session.trajectory())["stats"]
+    async with fresh.trainer() as trainer:
+        await trainer.join(take_over=True)
+        async with opened(fresh, weights_session=trainer.session) as session:
+            await gone_client(session)
+            await trainer.push(fresh.model(1), 1)
+            stats = await until(session, lambda stats: stats["sampled"] > 0)
     assert stats["masked"] == {"undelivered": stats["sampled"]}
-    assert stats["sampled"] > 0
 
 
 async def test_requests_wait_while_weights_load_and_each_token_has_its_version(fresh: Server):

@@ -19,7 +19,7 @@ def _new_key(kind: str) -> str:
     return f"{kind}-{secrets.token_urlsafe(32)}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Keys:
     """The two keys of one session."""
 

@@ -11,7 +11,8 @@ from grpo_proto.server.refusal import Refusal
 
 from .recorded import Answer, RecordedParser, Request, formed, is_forced, num_overruled, raise_if_error, with_parts
 from .session import Session
-from .turns import Turns, Wanted
+from .turns import Turns
+from .wanted import Wanted
 
 KEPT = frozenset(
     {"messages", "tools", "tool_choice", "max_tokens", "max_completion_tokens", "stop", "stream", "stream_options",
@@ -32,6 +33,8 @@ class Chat:
         asks = wanted(session, body)
         asked = Request(self.turns, session, lambda *_: asks, label=asks.label, retry=retry)
         fields = {name: value for name, value in body.items() if name in KEPT}
+        # Our renderer has the messages; vLLM would validate the whole history again.
+        fields["messages"] = [{"role": "user", "content": ""}]
         if is_forced(fields.get("tool_choice")):
             fields["tool_choice"] = "auto"
         try:

@@ -13,25 +13,34 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .chat_form import ChatMessage, key, keys
+from .chat_form import Canonical, ChatMessage, canonical
 
 Versions = list[tuple[int, int]]
 """Run-length: (policy version, number of tokens)."""
+Asked = tuple[int | None, tuple[str, ...]]
+"""(max_tokens, stop strings) of a request."""
 
 
-@dataclass(slots=True, eq=False)
 class Node:
     """A message in its place after all messages before it.
 
     `turn`: the turn that sampled this message. `prompt`: where the prompt of turns that follow this message ends, as
-    (segment, number of tokens).
+    (segment, number of tokens). `alias`: how else a program was shown this message.
     """
 
-    message: ChatMessage | None
-    parent: "Node | None"
-    children: dict[bytes, list["Node"]] = field(default_factory=dict)
-    turn: "Turn | None" = None
-    prompt: "tuple[Segment, int] | None" = None
+    __slots__ = ("alias", "bare", "children", "full", "message", "parent", "prompt", "turn")
+
+    def __init__(self, message: ChatMessage | None, parent: "Node | None", turn: "Turn | None" = None):
+        self.message, self.parent, self.turn = message, parent, turn
+        self.children: list[Node] | None = None
+        self.prompt: tuple[Segment, int] | None = None
+        self.alias: ChatMessage | None = None
+        # Hashes with the thought and without; the message itself is compared when one of them is equal.
+        self.full = self.bare = 0
+        if message is not None:
+            self.full = self.bare = hash(canonical(message))
+            if "reasoning_content" in message:
+                self.bare = hash(canonical(message, thought=False))
 
     def messages(self) -> list[ChatMessage]:
         """Return all messages up to this one, in order."""
@@ -41,25 +50,42 @@ class Node:
             node = node.parent
         return found[::-1]
 
+    def matching(self, message: ChatMessage) -> "list[Node]":
+        """Return the nodes behind this one whose message equals `message`, in the order of their recording."""
+        children = self.children
+        if not children:
+            return []
+        if len(children) == 1 and children[0].message == message:
+            return children  # the common case, without the canonical form
+        asked = canonical(message)
+        wanted = hash(asked)
+        return [node for node in children if node._is(asked, wanted)]
+
+    def _is(self, asked: Canonical, wanted: int) -> bool:
+        message = self.message or {}
+        return (
+            (wanted == self.full and canonical(message) == asked)
+            or (wanted == self.bare and canonical(message, thought=False) == asked)
+            or (self.alias is not None and canonical(self.alias) == asked)
+        )
+
     def child(self, message: ChatMessage) -> "Node":
         """Return the node of a message that was not sampled, behind this one."""
-        for node in self.children.get(key(message), ()):
+        for node in self.matching(message):
             if node.turn is None:
                 return node
         return self.add(message)
 
     def add(self, message: ChatMessage, turn: "Turn | None" = None) -> "Node":
         node = Node(message, self, turn=turn)
-        for found in keys(message):
-            self.children.setdefault(found, []).append(node)
+        if self.children is None:
+            self.children = []
+        self.children.append(node)
         return node
 
-    def also(self, message: ChatMessage) -> None:
-        """Let `message` stand for this one in later requests: a program was shown it so."""
-        if self.parent is not None:
-            known = self.parent.children.setdefault(key(message), [])
-            if self not in known:
-                known.append(self)
+    def prompt_behind(self, message: ChatMessage) -> "Node | None":
+        """Return the node of a message behind this one that has been the end of a prompt."""
+        return next((node for node in self.matching(message) if node.prompt), None)
 
 
 @dataclass(slots=True, eq=False)
@@ -82,7 +108,8 @@ class Turn:
     """Tokens `start` to `end` of a segment, sampled in one go.
 
     `node`: the last message of its prompt. `answer`: the message that its tokens were parsed to, once sampled; `calls`:
-    its calls as they were written.
+    its calls as they were written. `asked`: the limits of the request, which a retry repeats. `tools_key`: the digest
+    of all else that the template rendered. `first_logprob`: the place of its first logprob in the segment's.
     """
 
     number: int
@@ -95,12 +122,14 @@ class Turn:
     finish_reason: str | None = None
     answer: Node | None = None
     text: str = ""
-    calls: list[dict[str, Any]] = field(default_factory=list)
+    calls: Sequence[dict[str, Any]] = ()
     stop_reason: int | str | None = None
-    tools: list[dict[str, Any]] | None = None
+    asked: Asked = (None, ())
+    tools_key: bytes = b""
+    first_logprob: int = 0
     masked: str | None = None
     delivered: bool = False
-    rewards: dict[str, float | None] = field(default_factory=dict)
+    rewards: dict[str, float | None] | None = None
 
     @property
     def num_sampled(self) -> int:
@@ -116,12 +145,7 @@ class Turn:
 
     @property
     def logprobs(self) -> "array[float]":
-        before = 0
-        for turn in self.segment.turns:
-            if turn is self:
-                break
-            before += turn.num_sampled
-        return self.segment.logprobs[before : before + self.num_sampled]
+        return self.segment.logprobs[self.first_logprob : self.first_logprob + self.num_sampled]
 
     @property
     def masked_reason(self) -> str | None:
@@ -149,34 +173,64 @@ class Forest:
 
     def __init__(self) -> None:
         self.roots: dict[bytes, Node] = {}
+        self.tools: dict[bytes, list[dict[str, Any]] | None] = {}
         self.segments: list[Segment] = []
         self.turns: list[Turn] = []
         self.counts: Counter[str] = Counter()
+        # Counted along: they are asked for at every turn, whose cost must not grow with the history.
+        self.num_turns = self.num_segments = self.num_sampled = 0
 
     # --- where a request belongs ---------------------------------------------------------------------------------
 
     def find(self, tools: bytes, messages: Sequence[ChatMessage]) -> Attachment:
         """Return where `messages` belong. `tools` is the digest of all else that a template renders."""
-        turn, matched, reached = self._walk(tools, messages)
+        attachment = self._attach(self._root(tools), messages, None)
+        if attachment.turn is None and attachment.prompt is None:
+            return Attachment(None, None, list(messages), self._fork_reason(tools, messages))
+        return attachment
+
+    def find_behind(self, turn: Turn, messages: Sequence[ChatMessage]) -> Attachment:
+        """Return where `messages` belong that follow the answer of a turn."""
+        return self._attach([turn.answer] if turn.answer is not None else [], messages, turn)
+
+    def longest_prefix(self, token_ids: Sequence[int]) -> Turn | None:
+        """Return the longest turn whose ids, with all before it, begin `token_ids`."""
+        given, best = array("i", token_ids).tobytes(), None
+        for segment in self.segments:
+            for turn in reversed(segment.turns):
+                end = turn.end or 0
+                if turn.answer is None or end > len(token_ids):
+                    continue
+                if best is not None and end <= (best.end or 0):
+                    break
+                if segment.token_ids[:end].tobytes() == given[: end * array("i").itemsize]:
+                    best = turn
+                    break
+        return best
+
+    def _root(self, tools: bytes) -> list[Node]:
+        return [self.roots[tools]] if tools in self.roots else []
+
+    def _attach(self, nodes: list[Node], messages: Sequence[ChatMessage], behind: Turn | None) -> Attachment:
+        turn, matched, reached = self._walk(nodes, messages)
+        turn = turn or behind
         prompt = next((node for node in reached if node.prompt), None)
         if prompt is not None:
             return Attachment(turn, prompt, [], "branch")
-        if turn is not None:
-            new = list(messages[matched:])
-            edited = any(message["role"] == "assistant" for message in new)
-            return Attachment(turn, None, new, "edited" if edited else "branch")
-        return Attachment(None, None, list(messages), self._fork_reason(tools, messages))
+        new = list(messages[matched:])
+        edited = any(message["role"] == "assistant" for message in new)
+        return Attachment(turn, None, new, "edited" if edited else "branch")
 
-    def _walk(self, tools: bytes, messages: Sequence[ChatMessage]) -> tuple[Turn | None, int, list[Node]]:
+    def _walk(self, nodes: list[Node], messages: Sequence[ChatMessage]) -> tuple[Turn | None, int, list[Node]]:
         """Return the deepest turn on the way, how many messages lead to it, and the nodes of all messages.
 
         Equal messages may have been sampled more than once: follow them all, and prefer the latest.
         """
-        nodes = [self.roots[tools]] if tools in self.roots else []
         turn, matched = None, 0
         for count, message in enumerate(messages, 1):
-            found = key(message)
-            nodes = [child for node in nodes for child in node.children.get(found, ())]
+            if not nodes:
+                break
+            nodes = [child for node in nodes for child in node.matching(message)]
             turned = [node.turn for node in nodes if node.turn is not None]
             if turned:
                 turn, matched = turned[-1], count
@@ -186,14 +240,14 @@ class Forest:
         if not self.segments:
             return None
         for other in self.roots:
-            turn, _, reached = self._walk(other, messages)
+            turn, _, reached = self._walk(self._root(other), messages)
             if other != tools and (turn is not None or reached):
                 return "tools"
         before = 0
         while before < len(messages) and messages[before]["role"] != "assistant":
             before += 1
-        nodes = self._walk(tools, messages[:before])[2]
-        answered = any(child.turn for node in nodes for group in node.children.values() for child in group)
+        nodes = self._walk(self._root(tools), messages[:before])[2]
+        answered = any(child.turn for node in nodes for child in node.children or ())
         return "edited" if before < len(messages) and answered else "other_prompt"
 
     # --- recording -----------------------------------------------------------------------------------------------
@@ -227,9 +281,11 @@ class Forest:
             segment.token_ids.extend(context)
             node.prompt = (segment, len(segment.token_ids))
         segment.leaf, segment.sampling = node, True
-        turn = Turn(len(self.turns), segment, node, len(segment.token_ids), label=label, masked=masked)
+        turn = Turn(len(self.turns), segment, node, len(segment.token_ids), label=label, masked=masked, tools_key=tools)
         self.turns.append(turn)
         segment.turns.append(turn)
+        self.num_turns += 1
+        self.num_segments += len(segment.turns) == 1
         return turn
 
     def _place(self, place: tuple[Segment, int], node: Node, reason: str | None) -> Segment:
@@ -261,8 +317,10 @@ class Forest:
         counted = sum(count for _, count in versions)
         if not len(token_ids) == len(logprobs) == counted:
             raise ValueError(f"{len(token_ids)} tokens, {len(logprobs)} logprobs and {counted} versions")
+        turn.first_logprob = len(turn.segment.logprobs)
         turn.segment.token_ids.extend(token_ids)
         turn.segment.logprobs.extend(logprobs)
+        self.num_sampled += len(token_ids)
         turn.segment.sampling = False
         turn.end = turn.start + len(token_ids)
         turn.versions, turn.finish_reason, turn.text = versions, finish_reason, text
@@ -273,24 +331,14 @@ class Forest:
         turn.end, turn.finish_reason = turn.start, "error"
         turn.segment.sampling = False
         turn.segment.turns.remove(turn)
+        self.num_turns -= 1
+        self.num_segments -= not turn.segment.turns
 
     # --- reading -------------------------------------------------------------------------------------------------
 
     @property
     def sampled_segments(self) -> Iterator[Segment]:
         return (segment for segment in self.segments if segment.turns)
-
-    @property
-    def num_sampled(self) -> int:
-        return sum(turn.num_sampled for turn in self.turns)
-
-    @property
-    def num_turns(self) -> int:
-        return sum(len(segment.turns) for segment in self.segments)
-
-    @property
-    def num_segments(self) -> int:
-        return sum(1 for _ in self.sampled_segments)
 
     def stats(self) -> dict[str, Any]:
         """Count what was recorded: `sampled` tokens are those in turns, `masked` tokens by reason are among them."""

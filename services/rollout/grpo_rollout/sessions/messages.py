@@ -12,7 +12,8 @@ from grpo_proto.server.refusal import Refusal
 from .chat import label_of
 from .recorded import Answer, RecordedParser, Request, formed, is_forced, num_overruled, raise_if_error, with_parts
 from .session import Session
-from .turns import Turns, Wanted
+from .turns import Turns
+from .wanted import Wanted
 
 KEPT = frozenset(
     {"messages", "system", "tools", "tool_choice", "max_tokens", "stop_sequences", "stream", "metadata"}

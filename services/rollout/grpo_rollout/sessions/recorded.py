@@ -18,7 +18,8 @@ from grpo_proto.server.refusal import Refusal
 from .chat_form import BadMessagesError, ChatMessage, chat_message
 from .forest import Turn
 from .session import Running, Session
-from .turns import Turns, Wanted
+from .turns import Turns
+from .wanted import Wanted
 
 UNIMPORTANT = frozenset({"model", "store", "safety_identifier", "prompt_cache_key", "service_tier", "reasoning_effort"})
 """Fields that ask nothing of the sampling of a session: they are dropped, and not counted as overruled."""
@@ -37,8 +38,7 @@ class Request:
     async def begin(self, messages: Sequence[Any], tools: list[dict[str, Any]] | None) -> list[int]:
         """Begin the turn, and return its prompt."""
         self.running = await self.turns.start(self.session, self.form(messages, tools), retry=self.retry)
-        turn = self.running.turn
-        return turn.segment.token_ids[: turn.start].tolist()
+        return self.running.prompt
 
     async def turn(self) -> Turn:
         if self.running is None:
@@ -111,14 +111,14 @@ class RecordedParser:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._parser, name)
 
-    def _read(self) -> tuple[str | None, str | None, list[dict[str, Any]]]:
+    def _read(self) -> tuple[str | None, str | None, Sequence[dict[str, Any]]]:
         turn = self._asked.running.turn if self._asked.running is not None else None
         if turn is None or turn.answer is None:
             return None, None, []
         message, calls = turn.message or {}, turn.calls
         arguments = (call["function"]["arguments"] for call in message.get("tool_calls", ()))
         if self._objects_only and not all(isinstance(given, dict) for given in arguments):
-            turn.answer.also({"role": "assistant", "content": turn.text})
+            turn.answer.alias = {"role": "assistant", "content": turn.text}
             return None, turn.text, []
         return message.get("reasoning_content"), message.get("content") or None, calls
 
@@ -169,6 +169,7 @@ class _RecordedClient:
         self, prompt: Any, sampling_params: Any, request_id: str, **_: Any
     ) -> AsyncGenerator[RequestOutput, None]:
         turn = await self._asked.turn()
+        running = self._asked.running
         completion = CompletionOutput(
             index=0,
             text=turn.text,
@@ -181,7 +182,7 @@ class _RecordedClient:
         yield RequestOutput(
             request_id=request_id,
             prompt=None,
-            prompt_token_ids=turn.segment.token_ids[: turn.start].tolist(),
+            prompt_token_ids=running.prompt if running is not None else [],
             prompt_logprobs=None,
             outputs=[completion],
             finished=True,

@@ -7,9 +7,11 @@ import asyncio
 import logging
 import secrets
 import time
+from functools import lru_cache
 from typing import Any, Protocol
 
-from grpo_proto.messages.sessions import OpenSession, SessionOpened
+from grpo_proto.messages.rollout import Sampling
+from grpo_proto.messages.sessions import OpenSession, SessionLimits, SessionOpened
 from grpo_proto.server.refusal import Refusal
 
 from .. import metrics, weight_state
@@ -22,6 +24,20 @@ logger = logging.getLogger("vllm.grpo_rollout.sessions")
 TICK_S = 0.25
 KEPT_S = 600.0
 """How long the record of an ended session can be read."""
+
+
+@lru_cache(maxsize=256)
+def _parsed(kind: type[SessionLimits | Sampling], fields: str) -> Any:
+    return kind.model_validate_json(fields)
+
+
+def _shared(request: OpenSession) -> OpenSession:
+    """Return the request with limits and sampling that equal ones of other sessions share: a tenth of their memory."""
+    shared = {
+        "limits": _parsed(SessionLimits, request.limits.model_dump_json()),
+        "sampling": _parsed(Sampling, request.sampling.model_dump_json()),
+    }
+    return request.model_copy(update=shared)
 
 
 class HasWeights(Protocol):
@@ -58,7 +74,7 @@ class Sessions:
             older.finish(End("failed", "infrastructure", "a newer session has this id"))
         session = Session(
             session_id,
-            request,
+            _shared(request),
             context,
             weights_session=request.weights_session,
             on_end=self._ended,

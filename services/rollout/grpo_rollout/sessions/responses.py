@@ -18,7 +18,8 @@ from .forest import Turn
 from .messages import without_nulls
 from .recorded import Answer, RecordedParser, Request, formed, is_forced, num_overruled, raise_if_error, with_parts
 from .session import Session
-from .turns import Turns, Wanted
+from .turns import Turns
+from .wanted import Wanted
 
 KEPT = frozenset(
     {"input", "instructions", "tools", "tool_choice", "max_output_tokens", "stream", "metadata", "user",

@@ -93,7 +93,7 @@ def _control_routes(get_parts: "Callable[[], SessionParts]") -> APIRouter:
 
 
 async def _generate(parts: "SessionParts", session: Session, body: GenerateTurn, *, retry: bool) -> Turn:
-    from .turns import Wanted
+    from .wanted import Wanted
 
     parent: Turn | None = None
     if body.parent is not None:
@@ -105,7 +105,7 @@ async def _generate(parts: "SessionParts", session: Session, body: GenerateTurn,
         messages = [chat_message(message.model_dump(), number) for number, message in enumerate(body.messages or [])]
     except BadMessagesError as error:
         raise Refusal(400, "invalid_messages", str(error)) from error
-    tools = body.tools if body.tools is not None or parent is None else parent.tools
+    tools = body.tools if body.tools is not None or parent is None else session.forest.tools[parent.tools_key]
     wanted = Wanted(
         messages=messages, tools=tools or None, token_ids=body.token_ids, parent=parent, max_tokens=body.max_tokens
     )

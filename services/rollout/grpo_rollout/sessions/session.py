@@ -7,7 +7,7 @@ The server's own reason stays when a close follows.
 
 import asyncio
 import hashlib
-from collections import Counter
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -27,22 +27,26 @@ from grpo_proto.messages.sessions import (
 from grpo_proto.server.refusal import Refusal
 
 from .access import NO_RETRY, Keys
-from .forest import Forest, Segment, Turn
+from .forest import Asked, Forest, Node, Segment, Turn
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Running:
-    """A turn that samples in a task of its own. `unwanted`: ends it when nobody has waited for it for a while."""
+    """A turn that samples in a task of its own; without a task, one that has been sampled.
+
+    `unwanted`: ends it when nobody has waited for it for a while.
+    """
 
     turn: Turn
-    engine_id: str
+    engine_id: str = ""
+    prompt: list[int] = field(default_factory=list)
     task: "asyncio.Task[None] | None" = None
     num_waiting: int = 0
     stopping: bool = False
     unwanted: asyncio.TimerHandle | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class End:
     """`http_status`: what later requests get. 400 a limit has ended the session, 503 the server stops, else 410."""
 
@@ -53,7 +57,7 @@ class End:
     http_status: Literal[400, 410, 503] = 410
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Session:
     """`lived_s` and `idle_for_s` count no time in which the session's weights are not served."""
 
@@ -64,8 +68,7 @@ class Session:
     keys: Keys = field(default_factory=Keys)
     forest: Forest = field(default_factory=Forest)
     running: dict[int, Running] = field(default_factory=dict)
-    answers: dict[bytes, Running] = field(default_factory=dict)
-    num_sampled_from: Counter[bytes] = field(default_factory=Counter)
+    num_sampled_from: dict[bytes, int] = field(default_factory=dict)
     responses: dict[str, int] = field(default_factory=dict)
     rewards: dict[str, float | None] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
@@ -177,25 +180,37 @@ class Session:
         if request.turn is None:
             self.rewards[request.name] = request.value
         elif request.turn < len(self.forest.turns):
-            self.forest.turns[request.turn].rewards[request.name] = request.value
+            turn = self.forest.turns[request.turn]
+            turn.rewards = (turn.rewards or {}) | {request.name: request.value}
         else:
             raise Refusal.invalid("unknown_turn", f"the session has no turn {request.turn}")
         self.metrics |= request.metrics
 
-    def seed_of(self, prompt: Sequence[int]) -> tuple[int | None, bytes]:
+    def seed_of(self, prompt: "array[int]") -> tuple[int | None, bytes]:
         """Return the seed of one more turn from these ids, and a digest that names it.
 
         It depends on how often this session has sampled from these very ids: an ordinal of the session would make two
         concurrent requests race.
         """
-        prompt_digest = hashlib.blake2b(
-            b"".join(token.to_bytes(4, "little") for token in prompt), digest_size=16
-        ).digest()
-        ordinal = self.num_sampled_from[prompt_digest]
-        self.num_sampled_from[prompt_digest] += 1
+        prompt_digest = hashlib.blake2b(prompt.tobytes(), digest_size=16).digest()
+        ordinal = self.num_sampled_from.get(prompt_digest, 0)
+        self.num_sampled_from[prompt_digest] = ordinal + 1
         named = hashlib.blake2b(f"{self.request.seed} {ordinal} ".encode() + prompt_digest, digest_size=16).digest()
         seed = int.from_bytes(named[:8]) >> 2 if self.request.seed is not None else None
         return seed, named
+
+    def answer_to(self, node: Node | None, asked: Asked) -> Running | None:
+        """Return the newest turn that answers such a request behind `node`; None without one that was not aborted."""
+        if node is None:
+            return None
+        running = [found.turn for found in self.running.values() if found.turn.node is node]
+        answers = [child.turn for child in node.children or () if child.turn is not None]
+        same = [turn for turn in (*running, *answers) if turn.asked == asked and turn.finish_reason != "abort"]
+        if not same:
+            return None
+        turn = max(same, key=lambda turn: turn.number)
+        prompt = turn.segment.token_ids[: turn.start].tolist()
+        return self.running.get(turn.number) or Running(turn, prompt=prompt)
 
     def trajectory(self) -> Trajectory:
         segments = list(self.forest.sampled_segments)
@@ -238,7 +253,7 @@ def _turn(turn: Turn) -> RecordedTurn:
         versions=turn.versions,
         finish_reason=turn.finish_reason or "abort",
         masked=turn.masked_reason,
-        reward=turn.rewards,
+        reward=turn.rewards or {},
         label=turn.label,
         text=turn.text,
     )

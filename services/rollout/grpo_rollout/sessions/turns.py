@@ -8,7 +8,7 @@ while they load or are stale, and the engine. Ends earlier when its session ends
 import asyncio
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -27,6 +27,7 @@ from .forest import Attachment, Turn, Versions
 from .reading import AnswerReader
 from .session import Running, Session, gone
 from .template import ChatTemplate, Suffix, TemplateError
+from .wanted import Wanted
 
 logger = logging.getLogger("vllm.grpo_rollout.sessions")
 
@@ -35,25 +36,6 @@ GRACE_S = 30.0
 HOLD_S = 540.0
 """How long a request waits for weights: less than the 600 s after which SDKs give up."""
 POLL_S = 0.1
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What a request asks for: a chat, or `token_ids` alone."""
-
-    messages: list[ChatMessage] = field(default_factory=list)
-    tools: list[dict[str, Any]] | None = None
-    token_ids: list[int] | None = None
-    parent: Turn | None = None
-    max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
-    label: str = ""
-
-    @property
-    def key(self) -> bytes:
-        """What a retry has in common with the request it repeats."""
-        parent = self.parent.number if self.parent is not None else None
-        return digest([self.messages, self.tools, self.token_ids, parent, self.max_tokens, self.stop])
 
 
 @dataclass
@@ -115,99 +97,100 @@ class Turns:
 
         Raises Refusal: 400 a limit or what cannot be rendered, 410 the session has ended, 503 the server stops.
         """
-        key = wanted.key
-        if retry and key in session.answers:
-            return session.answers[key]
-        session.check_open()
         kwargs = {**self.default_kwargs, **session.request.chat_template_kwargs}
         tools_key = digest([wanted.tools, kwargs])
-        attachment, suffix = await self._context(session, wanted, kwargs, tools_key)
-        context = suffix.token_ids
+        place = self._place(session, wanted, tools_key)
+        if retry and (known := session.answer_to(place.prompt, wanted.asked)) is not None:
+            return known
         session.check_open()
-        length = len(context) + _length_before(attachment)
-        session.check_context(length)
-        session.check_turn(new_segment=_forks(attachment))
-        turn = session.forest.begin(tools_key, attachment, context, label=wanted.label)
-        turn.tools = wanted.tools
+        place, suffix = await self._rendered(session, wanted, kwargs, tools_key, place)
+        session.check_open()
+        session.check_context(len(suffix.token_ids) + _length_before(place))
+        session.check_turn(new_segment=_forks(place))
+        turn = session.forest.begin(tools_key, place, suffix.token_ids, label=wanted.label)
+        turn.asked = wanted.asked
+        session.forest.tools.setdefault(tools_key, wanted.tools)
         session.forest.counts["doubled_openers"] += suffix.doubled
-        self._count_control_tokens(session, attachment)
-        running = Running(turn, f"session-{session.session_id}-{next(self._numbers)}")
-        session.running[turn.number] = session.answers[key] = running
-        prompt = turn.segment.token_ids[: turn.start].tolist()
+        self._count_control_tokens(session, place)
+        prompt = turn.segment.token_ids[: turn.start]
         seed, named = session.seed_of(prompt)
-        running.task = asyncio.create_task(self._run(session, running, wanted, kwargs, prompt, seed, named))
+        running = Running(turn, f"session-{session.session_id}-{next(self._numbers)}", prompt.tolist())
+        session.running[turn.number] = running
+        running.task = asyncio.create_task(self._run(session, running, wanted, kwargs, seed, named))
         return running
 
     async def measure(self, session: Session, wanted: Wanted) -> int:
         """Return how many tokens the prompt of such a turn would have, and begin none. Raises Refusal as `start`."""
         session.check_open()
         kwargs = {**self.default_kwargs, **session.request.chat_template_kwargs}
-        attachment, suffix = await self._context(session, wanted, kwargs, digest([wanted.tools, kwargs]))
-        return _length_before(attachment) + len(suffix.token_ids)
+        tools_key = digest([wanted.tools, kwargs])
+        place = self._place(session, wanted, tools_key)
+        place, suffix = await self._rendered(session, wanted, kwargs, tools_key, place)
+        return _length_before(place) + len(suffix.token_ids)
 
-    async def _context(
-        self, session: Session, wanted: Wanted, kwargs: Mapping[str, Any], tools_key: bytes
+    def _place(self, session: Session, wanted: Wanted, tools_key: bytes) -> Attachment:
+        """Return where a request belongs."""
+        if wanted.token_ids is not None:
+            return self._by_prefix(session, wanted.token_ids, tools_key)
+        if self.template is None:
+            raise Refusal(400, "no_chat_template", "the chat template cannot continue a turn; send token_ids")
+        parent = wanted.parent
+        if parent is not None and parent.tools_key == tools_key:
+            return session.forest.find_behind(parent, wanted.messages)
+        return session.forest.find(tools_key, wanted.history())
+
+    async def _rendered(
+        self, session: Session, wanted: Wanted, kwargs: Mapping[str, Any], tools_key: bytes, place: Attachment
     ) -> tuple[Attachment, Suffix]:
         """Return where a request belongs, and the ids behind that place."""
+        if place.prompt is not None:
+            return place, Suffix([])
         if wanted.token_ids is not None:
-            return self._by_prefix(session, wanted.token_ids)
+            return place, Suffix(wanted.token_ids[_length_before(place) :])
         template = self.template
         if template is None:
-            raise Refusal(400, "no_chat_template", "the chat template cannot continue a turn; send token_ids")
-        messages = wanted.messages
-        if wanted.parent is not None and wanted.parent.answer is not None:
-            messages = [*wanted.parent.answer.messages(), *messages]
+            raise RuntimeError("_place has refused this request")
         try:
-            attachment = self._find(session, tools_key, wanted, messages)
-            if attachment.prompt is not None:
-                return attachment, Suffix([])
-            if attachment.turn is not None and attachment.turn.answer is not None:
-                answer = attachment.turn.answer
-                before = [answer.message or {}]
-                check_new(attachment.new, before=before, position=len(messages) - len(attachment.new))
-                system = messages[0] if messages[0]["role"] == "system" else None
+            if place.turn is not None and place.turn.answer is not None:
+                answer = place.turn.answer
+                check_new(place.new, before=[answer.message or {}], position=wanted.position(place.new))
+                system = wanted.system() if template.asks_for_all else None
                 try:
                     suffix = template.suffix(
-                        answer.message, attachment.new, tools=wanted.tools, system=system, kwargs=kwargs
+                        answer.message, place.new, tools=wanted.tools, system=system, kwargs=kwargs
                     )
-                    return attachment, template.joined(attachment.turn.token_ids, suffix)
+                    return place, template.joined(place.turn.token_ids, suffix)
                 except TemplateError as error:
                     logger.warning("session %s: a full render for a turn: %s", session.session_id, error)
-                    attachment = Attachment(None, None, list(messages), "template")
+                    place = Attachment(None, None, wanted.history(), "template")
+            messages = wanted.history()
+            if any(message["role"] == "context" for message in messages):
+                raise BadMessagesError("a turn of token ids goes on by messages with the tools of its own alone")
             check_new(messages)
             loop = asyncio.get_running_loop()
             context = await loop.run_in_executor(self.thread, template.prompt, messages, wanted.tools, kwargs)
-            again = self._find(session, tools_key, wanted, messages)
-            return (again, Suffix([])) if again.prompt is not None else (attachment, Suffix(context))
+            again = session.forest.find(tools_key, messages)
+            return (again, Suffix([])) if again.prompt is not None else (place, Suffix(context))
         except (BadMessagesError, TemplateError) as error:
             raise Refusal(400, "invalid_messages", str(error)) from error
 
-    def _find(self, session: Session, tools_key: bytes, wanted: Wanted, messages: Sequence[ChatMessage]) -> Attachment:
-        found = session.forest.find(tools_key, messages)
-        if wanted.parent is None or found.prompt is not None:
-            return found
-        return Attachment(wanted.parent, None, wanted.messages, "branch")
-
-    def _by_prefix(self, session: Session, token_ids: list[int]) -> tuple[Attachment, Suffix]:
+    def _by_prefix(self, session: Session, token_ids: list[int], tools_key: bytes) -> Attachment:
         """Attach a whole prompt of ids to the longest turn that it begins with."""
         if max(token_ids) >= self.vocab_size:
             raise Refusal.invalid(
                 "unknown_token",
                 f"the prompt holds token {max(token_ids)}; the vocabulary ends at {self.vocab_size - 1}",
             )
-        best: Turn | None = None
-        for segment in session.forest.segments:
-            for turn in segment.turns:
-                end = turn.end or 0
-                longer = best is None or end > (best.end or 0)
-                if turn.answer is not None and longer and segment.token_ids[:end].tolist() == token_ids[:end]:
-                    best = turn
+        best = session.forest.longest_prefix(token_ids)
         context = token_ids[best.end or 0 :] if best is not None else token_ids
         (text,) = self.text.decode([context])
         message: ChatMessage = {"role": "context", "content": text, "token_ids": digest(context).hex()}
+        node = best.answer if best is not None else session.forest.roots.get(tools_key)
+        known = node.prompt_behind(message) if node is not None else None
+        if known is not None:
+            return Attachment(best, known, [], "branch")
         reason = "branch" if best is not None else ("other_prompt" if session.forest.segments else None)
-        found = Attachment(best, None, [message], reason)
-        return found, Suffix(context)
+        return Attachment(best, None, [message], reason)
 
     def _count_control_tokens(self, session: Session, attachment: Attachment) -> None:
         if self.template is not None:
@@ -222,38 +205,36 @@ class Turns:
         running: Running,
         wanted: Wanted,
         kwargs: Mapping[str, Any],
-        prompt: list[int],
         seed: int | None,
         named: bytes,
     ) -> None:
         turn, sampled = running.turn, Sampled()
         try:
-            await self._sample(session, running, wanted, prompt, seed, sampled)
+            await self._sample(session, running, wanted, seed, sampled)
         finally:
             session.running.pop(turn.number, None)
             if not sampled.token_ids:
                 session.forest.abandon(turn)
-                session.answers = {key: known for key, known in session.answers.items() if known is not running}
             else:
-                self._record(session, turn, wanted, kwargs, prompt, named, sampled)
+                self._record(session, running, wanted, kwargs, named, sampled)
 
     async def _sample(
         self,
         session: Session,
         running: Running,
         wanted: Wanted,
-        prompt: list[int],
         seed: int | None,
         sampled: Sampled,
     ) -> None:
-        room = session.room(len(prompt), wanted.max_tokens)
+        room = session.room(len(running.prompt), wanted.max_tokens)
         while not running.stopping:
             await self._until_served(session, running)
             if running.stopping:
                 return
             left = room - len(sampled.token_ids)
             params = self._params(session, wanted, left, seed)
-            output = await self.engine.generate(prompt + sampled.token_ids, params, running.engine_id)
+            prompt = running.prompt + sampled.token_ids if sampled.token_ids else running.prompt
+            output = await self.engine.generate(prompt, params, running.engine_id)
             sampled.add(output.outputs[0])
             if sampled.finish_reason != "abort" or self.draining or len(sampled.token_ids) >= room:
                 return
@@ -284,19 +265,19 @@ class Turns:
     def _record(
         self,
         session: Session,
-        turn: Turn,
+        running: Running,
         wanted: Wanted,
         kwargs: Mapping[str, Any],
-        prompt: list[int],
         named: bytes,
         sampled: Sampled,
     ) -> None:
+        turn = running.turn
         (text,) = self.text.texts(cast(Any, [SimpleNamespace(**vars(sampled))]), _sampling(session, wanted))
         try:
             message, calls = self.reader.read(
                 text,
                 sampled.token_ids,
-                prompt=prompt,
+                prompt=running.prompt,
                 tools=wanted.tools,
                 kwargs=kwargs,
                 ended=sampled.ended_by_token,
@@ -328,15 +309,13 @@ class Turns:
 
         Raises Refusal: what has ended the session meanwhile, 503 (retryable) no weights for `hold_s`; and what failed.
         """
-        task = running.task
-        if task is None:
-            raise RuntimeError("the turn has not been started")
-        self._join(running)
-        try:
-            await self._wait(session, task, hold_s)
-        finally:
-            self._leave(running)
-        task.result()
+        if (task := running.task) is not None:
+            self._join(running)
+            try:
+                await self._wait(session, task, hold_s)
+            finally:
+                self._leave(running)
+            task.result()
         turn = running.turn
         if turn.answer is None or turn.finish_reason == "abort":
             session.check_open()

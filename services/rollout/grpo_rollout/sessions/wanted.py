@@ -1,0 +1,39 @@
+"""What a request asks for, whichever API it came by."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .chat_form import ChatMessage
+from .forest import Asked, Turn
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a request asks for: a chat, or `token_ids` alone."""
+
+    messages: list[ChatMessage] = field(default_factory=list)
+    tools: list[dict[str, Any]] | None = None
+    token_ids: list[int] | None = None
+    parent: Turn | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    label: str = ""
+
+    def history(self) -> list[ChatMessage]:
+        """Return all messages, those up to `parent` too."""
+        before = self.parent.answer.messages() if self.parent is not None and self.parent.answer is not None else []
+        return [*before, *self.messages]
+
+    def position(self, new: Sequence[ChatMessage]) -> int:
+        """Return the place of the first of the new messages in the request."""
+        return len(self.messages) - len(new)
+
+    def system(self) -> ChatMessage | None:
+        first = self.history()[0]
+        return first if first["role"] == "system" else None
+
+    @property
+    def asked(self) -> Asked:
+        """What a retry has in common with the request it repeats, beside its prompt."""
+        return self.max_tokens, self.stop

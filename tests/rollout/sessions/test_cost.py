@@ -1,0 +1,99 @@
+"""What a turn and an idle session cost beside the engine: calls and bytes, which a busy machine leaves as they are."""
+
+import cProfile
+import gc
+import pstats
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_proto.messages.sessions import GenerateTurn
+from tests.rollout.sessions.serving import Served, serve
+
+# vLLM takes seconds to import, and its dependencies warn about each other.
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.xdist_group("session families"),
+]
+
+AGAIN = {"role": "user", "content": "again and again"}
+EARLY, LATE = 10, 50
+MAX_CALLS_A_MESSAGE = 8
+"""Of the history that a chat request sends each time: find its form, and its place in the record."""
+MAX_SESSION_BYTES = 10_000
+
+
+@pytest.fixture
+async def served(tmp_path: Path) -> Served:
+    return serve("chatml", tmp_path)
+
+
+def will_answer(served: Served) -> None:
+    text = "<think>\n\n</think>\n\nthe answer<|im_end|>"
+    served.next(served.tokenizer.encode(text, add_special_tokens=False))
+    served.script.prompts.clear()
+
+
+async def chat(served: Served, session: Any, messages: list[Any]) -> None:
+    """One turn; the answer and the next question come behind `messages`."""
+    will_answer(served)
+    message = (await served.chat(session, messages=messages))["choices"][0]["message"]
+    messages += [{"role": "assistant", "content": message["content"]}, AGAIN]
+
+
+async def generate(served: Served, session: Any, turns: list[int]) -> None:
+    from grpo_rollout.sessions.routes import _generate, generated
+
+    will_answer(served)
+    body = GenerateTurn(messages=[AGAIN], parent=turns[-1] if turns else None)
+    turns.append(generated(await _generate(served.parts, session, body, retry=False)).turn)
+
+
+async def num_calls(served: Served, turn: Any) -> dict[int, int]:
+    """How many Python functions are called in an early turn of a session and in a late one."""
+    found, session, so_far = {}, served.open(), [AGAIN] if turn is chat else []
+    for number in range(LATE + 1):
+        if number not in (EARLY, LATE):
+            await turn(served, session, so_far)
+            continue
+        with cProfile.Profile(builtins=False) as profile:
+            await turn(served, session, so_far)
+        found[number] = pstats.Stats(profile).total_calls
+    assert len(session.forest.segments) == 1
+    return found
+
+
+async def test_a_turn_behind_another_costs_the_same_however_long_the_history(served: Served):
+    calls = await num_calls(served, generate)
+    assert calls[LATE] <= calls[EARLY] * 1.1 + 20
+
+
+async def test_a_message_of_the_history_costs_a_few_calls(served: Served):
+    calls = await num_calls(served, chat)
+    assert calls[LATE] - calls[EARLY] <= MAX_CALLS_A_MESSAGE * 2 * (LATE - EARLY) + 50
+
+
+async def test_an_idle_session_of_three_turns_is_small(served: Served):
+    async def session() -> Any:
+        opened, messages = served.open(), [AGAIN]
+        for _ in range(3):
+            await chat(served, opened, messages)
+        return opened
+
+    kept = [await session() for _ in range(5)]
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        kept += [await session() for _ in range(50)]
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    tokens = sum(4 * (len(segment.token_ids) + len(segment.logprobs)) for segment in kept[-1].forest.segments)
+    assert (after - before) / 50 - tokens <= MAX_SESSION_BYTES
