@@ -13,10 +13,10 @@ from tests.trainer.test_fleet import info
 from grpo_proto import ErrorDetail, FatalError, RewardClient, RewardInfo, WeightState
 from grpo_trainer.config.run_config import RolloutConfig, WeightsConfig
 from grpo_trainer.errors import UnavailableError, UsageError
-from grpo_trainer.servers.awaited import Awaited
-from grpo_trainer.servers.fleet import Fleet
-from grpo_trainer.servers.start_checks import check_distinct, check_free, check_rendezvous
-from grpo_trainer.servers.wrong_server import wrong_server
+from grpo_trainer.fleet.awaited import Awaited
+from grpo_trainer.fleet.fleet import Fleet
+from grpo_trainer.fleet.start_checks import check_distinct, check_free, check_rendezvous
+from grpo_trainer.fleet.wrong_server import wrong_server
 
 
 def held(seconds: float | None, trainer: str | None = "other") -> WeightState:

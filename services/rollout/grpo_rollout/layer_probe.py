@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from vllm import envs
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation, apply_moe_activation
+from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
@@ -32,6 +33,9 @@ NUM_COLUMNS, NUM_EXPERTS = 2, 4
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.03, torch.float16: 0.005}
 """Of experts, relative to the largest output."""
 INTEGERS = {4: torch.int32, 2: torch.int16, 1: torch.int8}
+PROBED_BACKENDS = {UnquantizedMoeBackend.CPU, UnquantizedMoeBackend.TRITON}
+"""Of experts. FlashInfer's, which vLLM prefers on Blackwell, have never run under the probe: a wrong call may end the
+CUDA context, and with it the server."""
 
 
 @dataclass
@@ -180,6 +184,8 @@ def _of_linear(module: torch.nn.Module, generator: torch.Generator) -> Expected:
 def _of_experts(module: torch.nn.Module, generator: torch.Generator) -> Expected:
     if module.quant_method.moe.moe_parallel_config.use_all2all_kernels:
         raise ValueError("its experts are spread over engines")
+    if (backend := module.quant_method.unquantized_backend) not in PROBED_BACKENDS:
+        raise ValueError(f"its experts compute with {backend.value}, and --moe-backend triton can be probed")
     chosen = torch.randperm(len(module.w13_weight), generator=generator)[:NUM_EXPERTS].tolist()
     w13, w2 = module.w13_weight[chosen], module.w2_weight[chosen]
     inputs = torch.randn(len(chosen), w13.shape[2], generator=generator).to(w13)

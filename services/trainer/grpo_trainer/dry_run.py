@@ -26,17 +26,17 @@ from .engine.deepspeed_settings import deepspeed_settings
 from .engine.family import load_family, no_model
 from .engine.rope import one_rope_context
 from .engine.schedule import number_of_steps
+from .fleet.adapters import AdapterNeeds
+from .fleet.fleet import Fleet
+from .fleet.push_backend import choose_backend
+from .fleet.push_plan import plan_push
+from .fleet.wrong_server import wrong_server
 from .lora.adapter import Adapter
 from .lora.nf4 import nf4_bytes, quantizable
 from .observe.server import checked_tokens
-from .servers.adapters import AdapterNeeds
-from .servers.fleet import Fleet
-from .servers.push_backend import choose_backend
-from .servers.push_plan import plan_push
-from .servers.reward import RewardStage
-from .servers.teacher import Policy, TeacherStage
-from .servers.teachers import Teachers
-from .servers.wrong_server import wrong_server
+from .sampling.reward import RewardStage
+from .sampling.teacher import Policy, TeacherStage
+from .sampling.teachers import Teachers
 
 GIB, MIB = 2**30, 2**20
 Line = tuple[str, str]

@@ -9,6 +9,7 @@ from typing import Any, Self
 from .algorithm.sequences import DROP_REASONS
 from .config.run_config import RunConfig
 from .errors import DiskError
+from .fleet.push import PushResult
 from .observe.completions import CompletionLog
 from .observe.dataset_metrics import dataset_metrics
 from .observe.decisions import Decision, DecisionLog
@@ -23,8 +24,7 @@ from .observe.sinks import open_sinks
 from .observe.stage_clock import StageClock
 from .observe.summary import RunTotals
 from .ranks.stop_signal import StopRequested, StopSignal
-from .servers.pipeline import Batch, Counts
-from .servers.push import PushResult
+from .sampling.pipeline import Batch, Counts
 
 log = logging.getLogger(__name__)
 

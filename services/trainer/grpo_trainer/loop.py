@@ -27,14 +27,14 @@ from .checkpoint.rollbacks import seen_rollbacks
 from .checkpoint.saving import CheckpointSaver
 from .config.run_config import RunConfig
 from .errors import GuardStop, RunError, ServersError
+from .fleet.canary import Rule, compare, compared_urls
+from .fleet.push import TensorSource, push
 from .guarding import WayBack, obey_guards, to_go_back_to
 from .journal import Journal
 from .observe.metrics import merge_updates
+from .orchestrator import Orchestrator
 from .ranks.crew import Crew
 from .ranks.stop_signal import StopRequested
-from .servers.canary import Rule, compare, compared_urls
-from .servers.orchestrator import Orchestrator
-from .servers.push import TensorSource, push
 
 log = logging.getLogger(__name__)
 
@@ -158,7 +158,7 @@ def sample_and_score(run: Run, *, version: int) -> list[TrainingSequence] | None
         max_completion_length=config.rollout.max_completion_length,
         teachers=config.teachers,
     )
-    counts, lost = orchestrator.pipeline.counts, orchestrator.rollout.lost_requests
+    counts, lost = orchestrator.pipeline.counts, orchestrator.sampler.lost_requests
     run.journal.batch_arrived(batch, reward_metrics, counts, lost_requests=lost, version=version)
     if not sequences:
         raise ServersError("no sample of the batch can be trained on: none has both a score and a token")

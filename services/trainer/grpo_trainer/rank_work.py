@@ -17,8 +17,8 @@ from .checkpoint.file_writer import FileWriter
 from .checkpoint.files import Described
 from .checkpoint.saving import writing
 from .engine.training_engine import TrainingEngine
+from .fleet.canary import own_logprobs
 from .ranks.ranks import NamedArrays, Ranks
-from .servers.canary import own_logprobs
 
 COMMANDS = (
     "batch",

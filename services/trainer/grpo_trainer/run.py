@@ -33,6 +33,7 @@ from .engine.schedule import number_of_steps
 from .engine.state import layout, read_engine_state
 from .engine.training_engine import TrainingEngine
 from .errors import CallbackError, DiskError, GuardStop, RunError, is_full
+from .fleet.canary import rule_for
 from .guarding import WayBack
 from .journal import Journal
 from .live_sources import show_servers
@@ -41,6 +42,7 @@ from .lora.files import base_digest_of
 from .observe.live_warnings import recent_warnings
 from .observe.run_status import RunStatus
 from .observe.summary import RunTotals, write_report_and_summary
+from .orchestrator import Orchestrator
 from .rank_work import COMMANDS, RankWork
 from .ranks.crew import Crew, follow
 from .ranks.launch import environment_rank, environment_world_size
@@ -50,10 +52,8 @@ from .ranks.rendezvous import Rendezvous
 from .ranks.silent_ranks import SilentRanks
 from .ranks.stop_signal import StopRequested, StopSignal
 from .rollback import go_back
-from .servers.canary import rule_for
-from .servers.orchestrator import Orchestrator
-from .servers.pipeline import Cursor
-from .servers.reward_code import RewardCode
+from .sampling.pipeline import Cursor
+from .sampling.reward_code import RewardCode
 
 log = logging.getLogger(__name__)
 

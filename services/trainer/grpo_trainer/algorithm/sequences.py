@@ -54,6 +54,8 @@ class Turn:
     """Why its tokens are not trained on; None when they are."""
     reward: float | None = None
     label: str | None = None
+    order: int = 0
+    """Its place among the turns of its episode as they were sampled: several segments may grow side by side."""
 
     @property
     def num_tokens(self) -> int:
@@ -109,6 +111,8 @@ class Episode:
     """Who ended an episode that is not completed."""
     transcript: list[dict[str, Any]] = field(default_factory=list)
     """Its messages; empty for a single turn, whose prompt and text say the same."""
+    opening: int = 0
+    """How many messages of the transcript were there before the first turn."""
     rewards: dict[str, RewardScore] = field(default_factory=dict)
     total: float | None = None
     correct: bool | None = None
@@ -146,13 +150,29 @@ class Episode:
         return [run for turn in self.turns for run in turn.versions]
 
     @property
+    def last_turn(self) -> Turn | None:
+        """None for an episode that ended before it had one."""
+        return max(self.turns, key=lambda turn: turn.order, default=None)
+
+    @property
     def text(self) -> str:
         """What the policy said last."""
-        return self.segments[-1].turns[-1].text
+        return last.text if (last := self.last_turn) else ""
 
     @property
     def finish_reason(self) -> str:
-        return self.segments[-1].turns[-1].finish_reason
+        """Of the last turn; "error" without one."""
+        return last.finish_reason if (last := self.last_turn) else "error"
+
+    @property
+    def ended_by_itself(self) -> bool:
+        """Whether no limit ended it."""
+        return self.status == "completed" if self.transcript else self.finish_reason == "stop"
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether its total is known, or why it has none: no reward is asked for."""
+        return self.total is not None or self.unscored_because is not None
 
     @property
     def truncated(self) -> bool:

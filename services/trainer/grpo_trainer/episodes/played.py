@@ -61,13 +61,15 @@ def played(
     recorded = trajectory.segments if trajectory is not None else []
     posted = trajectory.rewards if trajectory is not None else {}
     scores = {name: _score(value) for name, value in {**posted, **(rewards or {})}.items()}
+    transcript = list(messages) or _newest_messages(recorded)
     episode = Episode(
         episode_id,
         [_segment(one, turn_rewards or {}, weights or {}) for one in recorded],
         attempt=attempt,
         status=ending.status,
         cause=ending.cause,
-        transcript=list(messages) or _newest_messages(recorded),
+        transcript=transcript,
+        opening=next((at for at, one in enumerate(transcript) if one.get("role") == "assistant"), len(transcript)),
         rewards=scores,
     )
     if trajectory is None:
@@ -105,6 +107,7 @@ def _turn(recorded: RecordedTurn, rewards: Mapping[int, float], weights: Mapping
         masked=recorded.masked,
         reward=sum(parts) if parts else None,
         label=recorded.label or None,
+        order=recorded.turn,
     )
 
 

@@ -12,7 +12,7 @@ from ..algorithm.sequences import Group
 from ..config.run_config import RunConfig
 from ..data.prompt_row import PromptRow
 from .reward import RewardStage
-from .rollout import Asked, RolloutStage
+from .sampler import Asked, Sampler
 
 ROWS_PER_JOB = 64
 
@@ -56,12 +56,12 @@ class Evaluation:
 
     def __init__(
         self,
-        rollout: RolloutStage,
+        sampler: Sampler,
         reward: RewardStage,
         sets: Mapping[str, EvalSet],
         sampling: Sampling,
     ):
-        self.rollout, self.reward, self.sets, self.sampling = rollout, reward, sets, sampling
+        self.sampler, self.reward, self.sets, self.sampling = sampler, reward, sets, sampling
         self._num_dropped = 0
 
     async def run(self, *, version: int, step: int) -> dict[str, float]:
@@ -116,7 +116,7 @@ class Evaluation:
         self, numbers: range, rows: Sequence[PromptRow], sampling: Sampling, n: int, version: int, step: int
     ) -> list[Group]:
         asked = [Asked(position=number, row=rows[number], seed=number) for number in numbers]
-        groups = await self.rollout.sample(asked, min_version=version, n=n, sampling=sampling)
+        groups = await self.sampler.sample(asked, min_version=version, n=n, sampling=sampling)
         self._num_dropped += len(asked) - len(groups)
         await self.reward.score(groups, step=step)
         return groups

@@ -30,7 +30,7 @@ from ..errors import RunError
 from ..group_trace import GroupTrace
 from .refills import Refills
 from .reward import RewardStage, check_enough_scored
-from .rollout import Asked, RolloutStage
+from .sampler import Asked, Sampler
 from .teachers import Teachers
 from .tracing import Tracing
 
@@ -102,7 +102,7 @@ class Pipeline:
 
     def __init__(
         self,
-        rollout: RolloutStage,
+        sampler: Sampler,
         reward: RewardStage,
         prompts: PromptOrder,
         sampling: Sampling,
@@ -114,7 +114,7 @@ class Pipeline:
     ):
         self.tracing = tracing
         self.refills, self.teachers = refills or Refills(), teachers
-        self.rollout, self.reward, self.prompts, self.sampling, self.limits = rollout, reward, prompts, sampling, limits
+        self.sampler, self.reward, self.prompts, self.sampling, self.limits = sampler, reward, prompts, sampling, limits
         self.counts = Counts()
         self.version = 0
         self._next_position = cursor.next_position
@@ -302,7 +302,7 @@ class Pipeline:
         try:
             self._sampling_since_s |= dict.fromkeys(positions, time.time())
             _enter("sample", traces)
-            groups = await self.rollout.sample(
+            groups = await self.sampler.sample(
                 asked, min_version=self.version, n=self.limits.num_generations, sampling=self.sampling
             )
             self._move_on(positions)
@@ -331,7 +331,7 @@ class Pipeline:
             self._fill()
 
     def _without_dropped(self, asked: Sequence[Asked], groups: Sequence[Group]) -> list[int]:
-        """Count the prompts that the rollout stage has dropped, and let the next ones take their places at once.
+        """Count the prompts that the sampler has dropped, and let the next ones take their places at once.
 
         Returns the positions of `groups`.
         """

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -15,16 +15,17 @@ from grpo_proto import (
     Message,
     RewardClient,
     RewardDescription,
+    RewardScore,
     RewardSpec,
     ScoreRequest,
     ScoreResponse,
     ScoreSample,
 )
 from grpo_proto.code_hash import code_hash
-from grpo_proto.totals import missing_because, score_broken_again
+from grpo_proto.totals import missing_because, score_broken_again, total_score
 
 from ..algorithm.scores import is_correct
-from ..algorithm.sequences import Group
+from ..algorithm.sequences import Episode, Group
 from ..config.run_config import RewardConfig
 from ..data.messages import wire_message
 from ..data.prompt_row import PromptRow
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PAUSE_S = 1.0
+NOT_BROUGHT = RewardScore(score=None, status="unscorable", detail="the episode has not brought this reward")
 ACCEPT = "serve the code that the run began with, or accept the new code: --resume --reward.accept_changed_code true"
 
 
@@ -77,10 +79,13 @@ class RewardStage:
         *,
         code: RewardCode | None = None,
         own_rewards: OwnRewards = MappingProxyType({}),
+        brought: Mapping[str, float] = MappingProxyType({}),
     ):
+        """`brought`: weights of the rewards that episodes bring themselves; they enter every total."""
         self.client, self.config = client, config
         self.code = code or RewardCode(accept=config.accept_changed_code)
         self.specs = reward_specs(config, config.weights)
+        self.brought = [RewardSpec(name=name, weight=weight) for name, weight in brought.items()]
         self.known: dict[str, RewardDescription] = {}
         self._own_specs = {name: reward_specs(config, weights) for name, weights in own_rewards.items()}
 
@@ -161,12 +166,13 @@ class RewardStage:
         return prefix_doubts(rows, tokenizer, self.specs_of, self.known)
 
     async def score(self, groups: list[Group], *, step: int) -> None:
-        """Score every sample, and once more each sample whose scoring broke; none of a dataset without rewards.
+        """Score every sample that is not judged yet, and once more each sample whose scoring broke; none of a dataset
+        without rewards.
 
         Datasets are scored one after the other, each in requests of whole groups (`TOKENS_OF_REQUEST`). Raises RunError
         when the server does not answer within `retry_for_s`.
         """
-        if not self.specs:
+        if not self.specs and not self.brought:
             return
         by_dataset: dict[str, list[Group]] = {}
         for group in groups:
@@ -174,26 +180,17 @@ class RewardStage:
         for dataset, of_dataset in by_dataset.items():
             if specs := self.specs_of(dataset):
                 await asyncio.gather(*(self._score_with(specs, part, step=step) for part in in_requests(of_dataset)))
+            elif self.brought:
+                for _, episode in unjudged(of_dataset):
+                    self._judge(episode, [], {})
 
     async def _score_with(self, specs: list[RewardSpec], groups: list[Group], *, step: int) -> None:
-        decides_accuracy = self.config.decides_accuracy
-        if decides_accuracy not in [spec.name for spec in specs]:
-            decides_accuracy = specs[0].name
-        pairs = [(group, episode) for group in groups for episode in group.episodes]
+        pairs = unjudged(groups)
+        if not pairs:
+            return
         request = ScoreRequest(
             rewards=specs,
-            samples=[
-                ScoreSample(
-                    id=episode.id,
-                    completion=episode.text,
-                    prompt=_prompt(group.row),
-                    columns=group.row.columns,
-                    completion_token_ids=episode.sampled_token_ids,
-                    truncated=episode.truncated,
-                    traceparent=group.trace.traceparent,
-                )
-                for group, episode in pairs
-            ],
+            samples=[_sample(group, episode) for group, episode in pairs],
             step=step,
             timeout_s=self.config.timeout_s,
             deadline_s=self.config.deadline_s,
@@ -209,10 +206,27 @@ class RewardStage:
                 hint="restart the reward server, then the run with --resume",
             ) from error
         for (_, episode), result in zip(pairs, response.results, strict=True):
-            episode.rewards, episode.total = result.rewards, result.total
-            episode.correct = is_correct(result.rewards.get(decides_accuracy))
-            if result.total is None:
-                episode.unscored_because = missing_because(specs, result.rewards)
+            self._judge(episode, specs, result.rewards, total=result.total)
+
+    def _judge(
+        self,
+        episode: Episode,
+        specs: Sequence[RewardSpec],
+        scores: Mapping[str, RewardScore],
+        *,
+        total: float | None = None,
+    ) -> None:
+        """Put the scores of the reward server, and their `total`, beside what the episode has brought."""
+        lacking = {spec.name: NOT_BROUGHT for spec in self.brought if spec.name not in episode.rewards}
+        specs = [*self.brought, *specs]
+        episode.rewards = {**episode.rewards, **lacking, **scores}
+        episode.total = total_score(specs, episode.rewards) if self.brought else total
+        decides_accuracy = self.config.decides_accuracy
+        if decides_accuracy not in [spec.name for spec in specs] or (self.brought and not self.config.accuracy_reward):
+            decides_accuracy = specs[0].name
+        episode.correct = is_correct(episode.rewards.get(decides_accuracy))
+        if episode.total is None:
+            episode.unscored_because = missing_because(specs, episode.rewards)
 
     async def _score(self, request: ScoreRequest, *, step: int) -> ScoreResponse:
         """Get scores that all come from the code version of `step`'s first scores.
@@ -236,6 +250,11 @@ class RewardStage:
                     hint="start again with --resume once all reward servers run the same version",
                 )
             await asyncio.sleep(PAUSE_S)
+
+
+def unjudged(groups: list[Group]) -> list[tuple[Group, Episode]]:
+    """The episodes that have no total yet, and might get one."""
+    return [(group, episode) for group in groups for episode in group.episodes if not episode.is_judged]
 
 
 def in_requests(groups: list[Group]) -> list[list[Group]]:
@@ -282,6 +301,21 @@ def check_enough_scored(groups: list[Group], min_share: float) -> None:
             f"for instance {details[0] if details else 'no reason given'}",
             hint="check the rewards and the columns of the dataset",
         )
+
+
+def _sample(group: Group, episode: Episode) -> ScoreSample:
+    """The completion is what the policy said last, the token ids are all that it sampled."""
+    messages = [wire_message(message) for message in episode.transcript]
+    return ScoreSample(
+        id=episode.id,
+        completion=episode.text,
+        prompt=messages[: episode.opening] if messages else _prompt(group.row),
+        columns=group.row.columns,
+        completion_token_ids=episode.sampled_token_ids,
+        messages=messages or None,
+        truncated=episode.truncated,
+        traceparent=group.trace.traceparent,
+    )
 
 
 def _prompt(row: PromptRow) -> str | list[Message]:

@@ -12,28 +12,29 @@ from typing import Any, Literal, Protocol, Self, TypeVar
 from grpo_proto import Health, RewardClient, ServiceClient, ServiceError
 from grpo_proto.messages.weights import Kind
 
-from ..algorithm.spread import teaches
-from ..config.run_config import RunConfig
-from ..data.difficulty import DifficultyMemory
-from ..data.order import PromptOrder
-from ..data.run_rows import HeldOutRows, TrainingRows
-from ..ranks.stop_signal import StopRequested, StopSignal
-from .adapters import AdapterNeeds
-from .awaited import Awaited
-from .canary import Probe, canary_prompts, sample_probes
-from .evaluation import Evaluation, eval_sets
-from .event_loop import EventLoopThread
-from .fleet import Fleet
-from .pipeline import Cursor, Pipeline, PipelineLimits
-from .push import WeightPusher
-from .refills import Refills
-from .reward import RewardStage
-from .reward_code import RewardCode
-from .rollout import RolloutStage, training_sampling
-from .start_checks import check_distinct, check_free, check_rendezvous
-from .teacher import Policy
-from .teachers import Teachers
-from .tracing import Tracing
+from .algorithm.spread import teaches
+from .config.run_config import RunConfig
+from .data.difficulty import DifficultyMemory
+from .data.order import PromptOrder
+from .data.run_rows import HeldOutRows, TrainingRows
+from .fleet.adapters import AdapterNeeds
+from .fleet.awaited import Awaited
+from .fleet.canary import Probe, canary_prompts, sample_probes
+from .fleet.event_loop import EventLoopThread
+from .fleet.fleet import Fleet
+from .fleet.push import WeightPusher
+from .fleet.start_checks import check_distinct, check_free, check_rendezvous
+from .ranks.stop_signal import StopRequested, StopSignal
+from .sampling.evaluation import Evaluation, eval_sets
+from .sampling.pipeline import Cursor, Pipeline, PipelineLimits
+from .sampling.refills import Refills
+from .sampling.reward import RewardStage
+from .sampling.reward_code import RewardCode
+from .sampling.sampler import Sampler, training_sampling
+from .sampling.single_turn import SingleTurn
+from .sampling.teacher import Policy
+from .sampling.teachers import Teachers
+from .sampling.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +87,7 @@ class Orchestrator:
             RewardClient(config.reward.url), config.reward, code=reward_code, own_rewards=config.data.own_rewards
         )
         self.teachers = Teachers(config)
-        self.rollout = RolloutStage(
+        self.sampler: Sampler = SingleTurn(
             self.fleet,
             run_id=trainer_id,
             deadline_s=config.rollout.request_deadline_s,
@@ -110,7 +111,7 @@ class Orchestrator:
             has_heartbeat=lambda: status.problem() is None,
         )
         self.evaluation = Evaluation(
-            self.rollout,
+            self.sampler,
             self.reward,
             eval_sets(config, eval_rows),
             training_sampling(config.rollout),
@@ -120,7 +121,7 @@ class Orchestrator:
 
     def _new_pipeline(self, prompts: PromptOrder, cursor: Cursor) -> Pipeline:
         return Pipeline(
-            self.rollout,
+            self.sampler,
             self.reward,
             prompts,
             training_sampling(self.config.rollout),
@@ -303,7 +304,7 @@ class Orchestrator:
             self.config.data.difficulty, seed=self.config.seed, known=cursor.difficulty
         )
         self.pipeline = self._new_pipeline(prompts, cursor)
-        self.rollout.lost_requests = 0
+        self.sampler.lost_requests = 0
 
     def probes(self, version: int) -> Coroutine[Any, Any, list[Probe]]:
         """Sample the canary's prompts on every server, with policy `version`."""

@@ -1,10 +1,9 @@
-"""Rollout: turn rows into groups, sampled by the servers that have our weights."""
+"""Single turns: a prompt and its completion are an episode. Groups come from `/v1/rollouts`."""
 
 import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from grpo_proto import (
@@ -20,42 +19,19 @@ from grpo_proto import (
 )
 
 from ..algorithm.sequences import Episode, Group, single_turn
-from ..config.run_config import RolloutConfig
-from ..data.prompt_row import PromptRow
 from ..errors import RunError
-from ..group_trace import NO_TRACE, GroupTrace
-from .fleet import Fleet, Replica
-from .places import place
+from ..fleet.fleet import Fleet, Replica
+from ..fleet.places import place
+from .sampler import Asked
 from .suspects import DEATHS_OF_A_JOB, Suspects, has_died
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A prompt to sample one group for, with its seed."""
+class SingleTurn:
+    """The `Sampler` of runs in which an episode is one completion.
 
-    position: int
-    row: PromptRow
-    seed: int
-    trace: GroupTrace = NO_TRACE
-
-
-def training_sampling(config: RolloutConfig) -> Sampling:
-    return Sampling(
-        temperature=config.temperature,
-        top_p=config.top_p,
-        top_k=config.top_k,
-        min_p=config.min_p,
-        repetition_penalty=config.repetition_penalty,
-        max_tokens=config.max_completion_length,
-        stop=config.stop,
-        stop_token_ids=config.stop_token_ids,
-    )
-
-
-class RolloutStage:
-    """Send requests to the least busy server; send a lost request again, to another server if there is one.
+    Send requests to the least busy server; send a lost request again, to another server if there is one.
 
     Prompts that kill servers are found and left out: see suspects.py.
 
@@ -76,7 +52,6 @@ class RolloutStage:
 
     @property
     def failing_since_s(self) -> float | None:
-        """Since when (seconds since the epoch) the longest failing request has failed; None when no request fails."""
         return min(self._failing_since_s.values(), default=None)
 
     async def sample(self, asked: Sequence[Asked], *, min_version: int, n: int, sampling: Sampling) -> list[Group]:

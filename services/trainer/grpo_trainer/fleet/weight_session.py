@@ -9,7 +9,7 @@ import errno
 import logging
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
@@ -151,21 +151,22 @@ class WeightSession:
 
         Members that the next session takes need no goodbye: it replaces this one.
         """
-        self._leave()
+        self.leave()
         request = AbortRequest(session=self.number, reason=reason[:MAX_REASON])
         _in_background(
             _gathered([r.weights.abort(request, timeout_s=FAREWELL_TIMEOUT_S) for r in self.members if not _is_away(r)])
         )
 
-    async def close(self) -> None:
-        """Leave the group, and close the session on all members: another trainer need not wait for the lease's end."""
-        self._leave()
-        request, there = CloseRequest(session=self.number), [r for r in self.members if not _is_away(r)]
-        await _gathered([r.weights.close_session(request, timeout_s=FAREWELL_TIMEOUT_S) for r in there])
-
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """Leave the group. The members keep the session until it is replaced or closed, or its lease ends."""
         self.crew.close()
         self.group.close()
+
+
+async def close_sessions(asked: Iterable[tuple[Replica, int]]) -> None:
+    """Close each server's session of this number: another trainer need not wait for the lease's end."""
+    there = [(replica, CloseRequest(session=number)) for replica, number in asked if not _is_away(replica)]
+    await _gathered([r.weights.close_session(request, timeout_s=FAREWELL_TIMEOUT_S) for r, request in there])
 
 
 def num_workers(replica: Replica) -> int:

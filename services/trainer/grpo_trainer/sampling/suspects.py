@@ -12,7 +12,7 @@ from grpo_proto import InfrastructureError, ServiceError
 
 from ..data.prompt_row import PromptRow
 from ..errors import RunError
-from .fleet import MAX_MISSED_PROBES, Replica
+from ..fleet.fleet import MAX_MISSED_PROBES, Replica
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ SHOWN_CHARS = 120
 
 
 class Suspects:
-    """What the rollout stage knows of prompts and deaths. `turn`: held while a prompt is tried alone."""
+    """What the sampler knows of prompts and deaths. `turn`: held while a prompt is tried alone."""
 
     def __init__(self) -> None:
         self.turn = asyncio.Lock()

@@ -27,7 +27,7 @@ from .fleet import Fleet, Replica
 from .lease import Lease
 from .push_backend import choose_backend
 from .push_plan import bucket_limit_s, plan_push
-from .weight_session import WeightSession, listener_of, next_number, num_workers
+from .weight_session import WeightSession, close_sessions, listener_of, next_number, num_workers
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +90,8 @@ class WeightPusher:
         self.attendance = Attendance()
         self.lease = Lease(lambda: self.session, has_heartbeat, lease_s=config.lease_s)
         self._host: Host | None = None
+        self._asked: dict[str, tuple[Replica, int]] = {}
+        """The last session that each server was asked to join, by URL."""
         self._last_number = 0
         self._bucket_s = config.bucket_timeout_s
         self._try_all = False
@@ -167,10 +169,16 @@ class WeightPusher:
             self.loop.run(self.session.renew(canary_agreed=version, agreed_urls=urls))
 
     def leave(self) -> None:
-        """Close the open session, if any, and stop listening."""
+        """Leave the open session, if any, close the last one of each server, and stop listening.
+
+        Of a server whose last push failed, too: it keeps that session, and would be held until the lease's end.
+        """
         session, self.session = self.session, None
+        asked, self._asked = self._asked, {}
         if session is not None:
-            self.loop.run(session.close())
+            session.leave()
+        if asked:
+            self.loop.run(close_sessions(asked.values()))
         if self._host is not None:
             self._host.close()
             self._host = None
@@ -234,6 +242,7 @@ class WeightPusher:
         # NCCL connects the members one after another. A trial is of one, and a push waits for it.
         limit_s = self.config.bucket_timeout_s * (TRIAL_SHARE if trial_bytes else 1.0)
         limit_s += JOIN_S_PER_WORKER * sum(map(num_workers, members))
+        self._asked |= {replica.url: (replica, number) for replica in members}
         return WeightSession.open(
             self._host,
             number,

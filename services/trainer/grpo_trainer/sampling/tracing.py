@@ -5,6 +5,7 @@ context of `sample` to the rollout server, where vLLM adds its own span when sta
 Without an endpoint nothing is recorded, and the libraries need not be installed.
 """
 
+import time
 from typing import TYPE_CHECKING
 
 from grpo_proto.tracing import send_the_rest, tracer_provider
@@ -59,7 +60,10 @@ class _Recorded:
         from opentelemetry.trace import set_span_in_context
 
         self._tracer = tracer
-        self._root: Span = tracer.start_span("group", attributes={"grpo.run": run, "grpo.group": position})
+        # The times of a trace are those of one clock that is never set back: stages follow each other.
+        self._wall_ns, self._monotonic_ns = time.time_ns(), time.monotonic_ns()
+        attributes = {"grpo.run": run, "grpo.group": position}
+        self._root: Span = tracer.start_span("group", attributes=attributes, start_time=self._wall_ns)
         self._inside = set_span_in_context(self._root)
         self._stage: Span | None = None
 
@@ -72,22 +76,27 @@ class _Recorded:
         context = (self._stage or self._root).get_span_context()
         return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
+    def _now_ns(self) -> int:
+        return self._wall_ns + time.monotonic_ns() - self._monotonic_ns
+
     def enter(self, stage: str) -> None:
+        now_ns = self._now_ns()
         if self._stage is not None:
-            self._stage.end()
-        self._stage = self._tracer.start_span(stage, context=self._inside)
+            self._stage.end(now_ns)
+        self._stage = self._tracer.start_span(stage, context=self._inside, start_time=now_ns)
 
     def end(self, outcome: str, *, failed: bool = False, **attributes: Attribute) -> None:
         from opentelemetry.trace import StatusCode
 
         if not self._root.is_recording():  # it has ended, or OpenTelemetry does not sample it
             return
+        now_ns = self._now_ns()
         if self._stage is not None:
-            self._stage.end()
+            self._stage.end(now_ns)
             self._stage = None
         self._root.set_attribute("grpo.outcome", outcome)
         if failed:
             self._root.set_status(StatusCode.ERROR, outcome)
         for key, value in attributes.items():
             self._root.set_attribute(f"grpo.{key}", value)
-        self._root.end()
+        self._root.end(now_ns)
