@@ -153,8 +153,8 @@ def sample_and_score(run: Run, *, version: int) -> list[TrainingSequence] | None
     sequences, reward_metrics = training_sequences(
         batch.groups,
         config.algorithm,
-        reward_weights=config.reward.weights,
-        own_rewards=config.data.own_rewards,
+        reward_weights=config.reward_weights,
+        own_rewards=config.own_rewards,
         max_completion_length=config.rollout.max_completion_length,
         teachers=config.teachers,
     )
@@ -279,7 +279,7 @@ def has_new_adapter(run: Run) -> bool:
 
 def evaluate(run: Run, step: int) -> None:
     """Held-out accuracy; the other ranks wait for the next command."""
-    if run.config.eval.eval_steps and run.config.data.has_held_out_rows:
+    if run.config.eval.eval_steps and run.config.has_held_out_rows:
         with run.journal.stage("eval"):
             metrics = wait_for(run, run.orchestrator.evaluation.run(version=step + 1, step=step), version=step + 1)
         if metrics is not None:

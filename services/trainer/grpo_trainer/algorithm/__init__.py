@@ -6,6 +6,7 @@ decisions.py    scored groups → what is trained on, with which advantage and w
                 estimators/    rewards → advantages
                 distillation.py  what a teacher adds to the advantages of tokens
                 normalisers/   the weight of a token
+staleness.py    turns that are too old are masked
 skipping.py     sequences without a gradient are not computed
 batching.py     sequences → micro-batches of each rank; rows.py: which of them share a row
 loss.py         logprobs → the loss of a micro-batch; kl.py: its KL term
