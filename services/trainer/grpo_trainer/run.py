@@ -54,6 +54,7 @@ from .ranks.stop_signal import StopRequested, StopSignal
 from .rollback import go_back
 from .sampling.pipeline import Cursor
 from .sampling.reward_code import RewardCode
+from .sharing import try_sharing
 
 log = logging.getLogger(__name__)
 
@@ -198,6 +199,9 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
 
     crew = open_parts.enter_context(Crew(ranks, work, COMMANDS, status))
     kept |= kept_of_model(config)  # by now its files are here
+    if engine.prefixes is not None:
+        status.enter_phase("trying shared prefixes", limit_s=config.server.loading_s)
+        try_sharing(crew, config, orchestrator.rows, engine)
     final = final_folders(config, engine)
     for final_folder in final:
         final_folder.rehearse()
