@@ -3,7 +3,7 @@
 `python -m grpo_trainer.episodes.nursery FD`, started by `processes.py`. It listens to one socket, the trainer's:
 
     {"import": {"tools": ["FILE.py:NAME", …], …}}         → {"ready": true} or {"failed": text}
-    {"spawn": id, "seed": n, "log": path} and a channel   fork; the child answers on the channel (`child.py`)
+    {"spawn": id, "kind": …, "seed": n, "log": path} and a channel         fork; `child.py` answers on the channel
     {"spawn": id, "argv": […], "env": {…}, "stdin": path, "log": path}     start a program
     {"kill": id}                                          end it, with all that it has started
                                                           → {"started": id, "pid": n}, then
@@ -194,7 +194,7 @@ class Nursery:
             self.become_child(channel, output)
             from .child import serve
 
-            serve(socket.socket(fileno=os.dup(channel)), self.parts, seed=message["seed"])
+            serve(socket.socket(fileno=os.dup(channel)), self.parts, message["kind"], seed=message["seed"])
             status = 0
         except BaseException:
             with contextlib.suppress(BaseException):

@@ -221,11 +221,14 @@ class Nursery:
 
     # --- processes -----------------------------------------------------------------------------------------------
 
-    async def fork(self, *, seed: int, log_file: Path) -> EpisodeProcess:
-        """Fork the process of an episode. Raises EpisodeProcessError when that fails."""
+    async def fork(self, kind: Frame, *, seed: int, log_file: Path) -> EpisodeProcess:
+        """Fork the process of an episode; `kind`: what plays it, as `plays.py` takes it.
+
+        Raises EpisodeProcessError when that fails.
+        """
         ours, theirs = socket.socketpair()
         try:
-            child = await self._spawn({"seed": seed, "log": str(log_file)}, [theirs.fileno()])
+            child = await self._spawn({"kind": kind, "seed": seed, "log": str(log_file)}, [theirs.fileno()])
         except BaseException:
             ours.close()
             raise
