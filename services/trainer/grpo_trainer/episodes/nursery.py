@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import TrainerError, UsageError
+from .child import serve
 from .frames import PACKET_BYTES, Frame, opened, packet
 from .kinship import children_of, die_with_parent, keep_what_children_leave, kill, kill_group, live_on
 from .output import Output
@@ -192,8 +193,6 @@ class Nursery:
         status = 70
         try:
             self.become_child(channel, output)
-            from .child import serve
-
             serve(socket.socket(fileno=os.dup(channel)), self.parts, message["kind"], seed=message["seed"])
             status = 0
         except BaseException:

@@ -62,7 +62,7 @@ class _Recorded:
         self._tracer = tracer
         # The times of a trace are those of one clock that is never set back: stages follow each other.
         self._wall_ns, self._monotonic_ns = time.time_ns(), time.monotonic_ns()
-        attributes = {"grpo.run": run, "grpo.group": position}
+        attributes: dict[str, str | int] = {"grpo.run": run, "grpo.group": position}
         self._root: Span = tracer.start_span("group", attributes=attributes, start_time=self._wall_ns)
         self._inside = set_span_in_context(self._root)
         self._stage: Span | None = None
