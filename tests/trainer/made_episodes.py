@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from grpo_proto import RewardScore
-from grpo_trainer.algorithm.batching import micro_batches, parts_of_ranks, plan_updates, tokens_of_updates
+from grpo_trainer.algorithm.batching import micro_batches, parts_of_ranks, tokens_of_updates
 from grpo_trainer.algorithm.decisions import sequences_of
-from grpo_trainer.algorithm.rows import RowLayout
+from grpo_trainer.algorithm.planning import plan_updates
+from grpo_trainer.algorithm.prefixes import PrefixSharing
 from grpo_trainer.algorithm.sequences import Episode, MicroBatch, Segment, TrainingSequence, Turn, single_turn
 from grpo_trainer.config.algorithm import AlgorithmConfig
 
@@ -54,14 +55,14 @@ def build_updates(
     pad_token_id: int = 0,
     device: object = "cpu",
     num_updates: int | None = None,
-    layout: RowLayout = "padded",
+    prefixes: PrefixSharing | None = None,
 ) -> list[list[MicroBatch]]:
     """The micro-batches of one rank, the way the loop and the ranks make them."""
     plan = plan_updates(
         sequences,
         world_size=world_size,
         tokens_per_micro_batch=tokens_per_micro_batch,
-        layout=layout,
+        prefixes=prefixes,
         num_updates=num_updates,
     )
     parts, plans = parts_of_ranks(sequences, plan, world_size)
@@ -73,7 +74,7 @@ def build_updates(
         version=version,
         pad_token_id=pad_token_id,
         device=device,  # type: ignore[arg-type]
-        layout=layout,
+        prefixes=prefixes,
     )
 
 

@@ -284,9 +284,7 @@ def test_a_policy_changes_by_an_update_with_a_rate_and_a_finite_gradient(monkeyp
         config = SimpleNamespace(deepspeed=SimpleNamespace(tokens_per_micro_batch=8), algorithm=AlgorithmConfig())
         orchestrator = SimpleNamespace(batch_used=lambda: None)
         journal = SimpleNamespace(stage=lambda _: nullcontext(), add=lambda _: None)
-        run: Any = SimpleNamespace(
-            config=config, crew=crew, orchestrator=orchestrator, journal=journal, row_layout="padded"
-        )
+        run: Any = SimpleNamespace(config=config, crew=crew, orchestrator=orchestrator, journal=journal, prefixes=None)
         return loop.optimize(run, [], version=1)
 
     monkeypatch.setattr(loop, "count_updates", lambda _: 1)
@@ -302,9 +300,7 @@ def test_the_reference_moves_after_the_updates_of_every_so_many_steps(monkeypatc
     config = SimpleNamespace(deepspeed=SimpleNamespace(tokens_per_micro_batch=8), algorithm=algorithm)
     journal = SimpleNamespace(stage=lambda _: nullcontext(), add=lambda _: None)
     orchestrator = SimpleNamespace(batch_used=lambda: None)
-    run: Any = SimpleNamespace(
-        config=config, crew=crew, orchestrator=orchestrator, journal=journal, row_layout="padded"
-    )
+    run: Any = SimpleNamespace(config=config, crew=crew, orchestrator=orchestrator, journal=journal, prefixes=None)
     monkeypatch.setattr(loop, "count_updates", lambda _: 1)
     for step in range(1, 6):
 

@@ -15,10 +15,11 @@ from typing import Any, TypeVar
 
 from grpo_proto import ServiceError
 
-from .algorithm.batching import count_updates, parts_of_ranks, plan_updates, tokens_of_updates
+from .algorithm.batching import parts_of_ranks, tokens_of_updates
 from .algorithm.decisions import training_sequences
 from .algorithm.kl_in_reward import penalize, sequences_to_compare
-from .algorithm.rows import RowLayout
+from .algorithm.planning import count_updates, plan_updates, token_counts
+from .algorithm.prefixes import PrefixSharing
 from .algorithm.sequences import Group, TrainingSequence, to_arrays, untrained_sequence
 from .algorithm.skipping import SURVEY_EVERY, sequences_to_compute, surveyed
 from .callbacks import Callbacks
@@ -55,7 +56,7 @@ class Run:
     journal: Journal
     max_steps: int
     canary_rule: Rule
-    row_layout: RowLayout
+    prefixes: PrefixSharing | None
     best: BestCheckpoint
     callbacks: Callbacks
     kept: Mapping[str, Any]
@@ -169,7 +170,7 @@ def penalize_kl(run: Run, groups: list[Group], *, version: int) -> None:
     """KL in the reward, which has to be known before the advantages: the policy's logprobs and the reference's."""
     episodes, sequences = sequences_to_compare(groups)
     with run.journal.stage("prepare"):
-        parts = hand_out(run, sequences, of=sequences, version=version)
+        parts, _ = hand_out(run, sequences, of=sequences, version=version)
         sums = [one for of_rank in run.crew.gather("log_ratios") for one in of_rank]
     compared = [sequence for part in parts for sequence in part]
     run.journal.add(penalize(episodes, compared, sums, beta=run.config.algorithm.beta))
@@ -217,7 +218,8 @@ def optimize(run: Run, sequences: list[TrainingSequence], *, version: int) -> bo
         if len(computed) < len(sequences) and (due(SURVEY_EVERY, version) or not computed):
             hand_out(run, sequences, of=sequences, version=version)
             run.journal.add(surveyed(run.crew.do("survey")))
-        hand_out(run, computed, of=sequences, version=version)
+        _, num_tokens = hand_out(run, computed, of=sequences, version=version)
+        run.journal.add(token_counts(computed, num_tokens, shares=run.prefixes is not None))
         run.crew.do("prepare")
     with run.journal.stage("train"):
         numbers = [number for _ in range(algorithm.num_iterations) for number in range(num_updates)]
@@ -232,22 +234,22 @@ def optimize(run: Run, sequences: list[TrainingSequence], *, version: int) -> bo
 
 def hand_out(
     run: Run, computed: list[TrainingSequence], *, of: list[TrainingSequence], version: int
-) -> list[list[TrainingSequence]]:
+) -> tuple[list[list[TrainingSequence]], int]:
     """Give each rank its part of the sequences to compute, which are some of those of the batch or all.
 
-    Returns the parts, each in the order of its rank's micro-batches.
+    Returns the parts, each in the order of its rank's micro-batches, and the tokens of a pass over all of them.
     """
     world_size = run.crew.ranks.world_size
     plan = plan_updates(
         computed,
         world_size=world_size,
         tokens_per_micro_batch=run.config.deepspeed.tokens_per_micro_batch,
-        layout=run.row_layout,
+        prefixes=run.prefixes,
         num_updates=count_updates(of),
     )
     parts, plans = parts_of_ranks(computed, plan, world_size)
-    run.crew.do("batch", plans, tokens_of_updates(of, plan), version, each=[to_arrays(part) for part in parts])
-    return parts
+    arrays = [to_arrays(part) for part in parts]
+    return parts, sum(run.crew.gather("batch", plans, tokens_of_updates(of, plan), version, each=arrays))
 
 
 def push_policy(run: Run, *, version: int) -> None:

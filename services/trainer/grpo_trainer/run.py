@@ -55,6 +55,7 @@ from .ranks.stop_signal import StopRequested, StopSignal
 from .rollback import go_back
 from .sampling.pipeline import Cursor
 from .sampling.reward_code import RewardCode
+from .sharing import try_sharing
 
 log = logging.getLogger(__name__)
 
@@ -200,6 +201,9 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
 
     crew = open_parts.enter_context(Crew(ranks, work, COMMANDS, status))
     kept |= kept_of_model(config)  # by now its files are here
+    if engine.prefixes is not None:
+        status.enter_phase("trying shared prefixes", limit_s=config.server.loading_s)
+        try_sharing(crew, config, orchestrator.rows, engine)
     final = final_folders(config, engine)
     for final_folder in final:
         final_folder.rehearse()
@@ -251,7 +255,7 @@ def _train(
             journal,
             max_steps=max_steps,
             canary_rule=rule_for(config, engine.device.type, has_experts=engine.has_experts),
-            row_layout=engine.row_layout,
+            prefixes=engine.prefixes,
             best=BestCheckpoint.of(config.checkpoint, state.get("best") if state else None, run_dir=config.run_dir),
             callbacks=callbacks,
             kept=kept,

@@ -153,6 +153,17 @@ async def test_what_an_episode_leaves_behind_ends_with_it(nursery: Nursery, tmp_
     await until(lambda: not psutil.pid_exists(kept))
 
 
+async def test_a_chain_of_forks_that_flees_is_caught(nursery: Nursery, tmp_path: Path):
+    game = await begun(nursery, tmp_path)
+    assert await game.said("flees") == str(game.process.pid.result())
+    game.process.kill()
+    await game.process.exited
+    assert nursery._process is not None
+    process = psutil.Process(nursery._process.pid)
+    others = {child.pid.result() for child in nursery._living.values()}
+    await until(lambda: not {child.pid for child in process.children()} - others)
+
+
 async def test_the_servers_token_is_kept_from_environments(nursery: Nursery, tmp_path: Path):
     assert await (await begun(nursery, tmp_path)).said("token") == "None"
 

@@ -7,9 +7,9 @@ was sampled is a fact of its segment; that it is trained on, and with what advan
 trainer and stands in the `TrainingSequence`.
 
 Dimension suffixes of tensors and arrays:
-    Q sequences of a micro-batch, B its rows (as many, unless they are packed), L length of a sequence (padded, in a
-    micro-batch), N trained tokens of a micro-batch (no padding), E episodes of a micro-batch, G episodes of a group,
-    V vocabulary, H hidden size.
+    Q sequences of a micro-batch, B its rows (as many, or one that has every token once), L length of a sequence or row,
+    U unique tokens of a micro-batch, N trained tokens of a micro-batch (no padding, each sequence's own), E episodes of
+    a micro-batch, G episodes of a group, V vocabulary, H hidden size.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,6 +26,8 @@ from ..group_trace import NO_TRACE, GroupTrace
 
 if TYPE_CHECKING:
     import torch
+
+    from .attention_layout import AttentionLayout
 
 DropReason = Literal["stale", "crash", "unscorable", "timeout", "error", "truncated", "empty"]
 DROP_REASONS: tuple[DropReason, ...] = get_args(DropReason)
@@ -323,18 +325,20 @@ def from_arrays(named: NamedArrays) -> list[TrainingSequence]:
 
 @dataclass
 class MicroBatch:
-    """Sequences padded on the right, and their trained tokens as flat vectors of length N, sequence by sequence.
+    """The rows of a forward pass, and the trained tokens as flat vectors of length N, sequence by sequence.
 
-    Token n is column `column_N[n]` of row `row_N[n]` of `input_ids_BL`; its logprob comes from the hidden state one
-    column to the left. Attention is causal and the padding stands to the right of everything that counts, so there is
-    no attention mask. Rows that several sequences share have position ids (`rows.py`). All sequences of an episode are
-    in one micro-batch. A micro-batch of a rank that has nothing left to do is one row of padding with N = 0: every rank
-    runs the same number of them, because each forward and backward is a collective.
+    Rows are padded on the right: attention is causal and the padding stands to the right of everything that counts, so
+    there is no attention mask. Or there is one row with every token once (`prefixes.py`), its position ids, and its
+    layout for attention. A token that several sequences train is one token of the row and several of the N. All
+    sequences of an episode are in one micro-batch. A micro-batch of a rank that has nothing left to do is one row of
+    padding with N = 0: every rank runs the same number of them, because each forward and backward is a collective.
     """
 
     input_ids_BL: "torch.Tensor"
-    row_N: "torch.Tensor"
-    column_N: "torch.Tensor"
+    hidden_N: "torch.Tensor"
+    """Which hidden state predicts the token: its place in the rows, one after the other."""
+    target_N: "torch.Tensor"
+    """Which token of the vocabulary it is."""
     episode_N: "torch.Tensor"
     """Which of the E episodes of this micro-batch the token is of."""
     advantage_N: "torch.Tensor"
@@ -353,7 +357,9 @@ class MicroBatch:
     trained_Q: list[int]
     """Trained tokens of each sequence."""
     position_ids_BL: "torch.Tensor | None" = None
-    """From 0 in each sequence; None when no row has several."""
+    """From 0 in each sequence; None for padded rows."""
+    layout: "AttentionLayout | None" = None
+    """What attention reads of the row with every token once; None for padded rows."""
     old_logprobs_N: "torch.Tensor | None" = None
     """Logprobs under the policy that the batch started with; filled in before or by the first update that uses them."""
     ref_logprobs_N: "torch.Tensor | None" = None
@@ -365,9 +371,9 @@ class MicroBatch:
     """Their number in the whole optimizer update, over all micro-batches and ranks."""
 
     @property
-    def inputs(self) -> tuple["torch.Tensor | None", ...]:
+    def inputs(self) -> tuple["torch.Tensor | AttentionLayout | None", ...]:
         """What the policy's forward pass takes, in its order."""
-        return self.input_ids_BL, self.row_N, self.column_N, self.position_ids_BL
+        return self.input_ids_BL, self.hidden_N, self.target_N, self.position_ids_BL, self.layout
 
     def part(self, tokens: slice) -> "MicroBatch":
         """The same with some of its N tokens; of an episode these may be a few, or none."""

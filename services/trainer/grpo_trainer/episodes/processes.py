@@ -175,8 +175,13 @@ class Nursery:
         environment = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"} | environment
         try:
             command = [sys.executable, "-m", "grpo_trainer.episodes.nursery", str(theirs.fileno())]
+            # In a session of its own: what kills the trainer's group must leave it the time to end all below it.
             self._process = await asyncio.create_subprocess_exec(
-                *command, pass_fds=(theirs.fileno(),), stdin=asyncio.subprocess.DEVNULL, env=environment
+                *command,
+                pass_fds=(theirs.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,
             )
         finally:
             theirs.close()

@@ -38,7 +38,7 @@ class ProgramPlayer:
 
     def __init__(self, nursery: Nursery, config: EpisodesConfig, asked: EpisodeAsked, log_file: Path):
         self.nursery, self.config, self.asked, self.log_file = nursery, config, asked, log_file
-        self.row_file = log_file.with_suffix(".row.json")
+        self.row_file = log_file.absolute().with_suffix(".row.json")
 
     async def play(self, recording: Recording) -> Played:
         rewards: dict[str, float | None] = {}

@@ -19,8 +19,9 @@ import torch
 
 from grpo_proto import Completion, ConflictError, InfrastructureError, Prompt, RolloutRequest, RolloutResponse, Sampling
 
-from ..algorithm.batching import micro_batches, pack
-from ..algorithm.rows import RowLayout
+from ..algorithm.batching import micro_batches
+from ..algorithm.planning import Neighbours, fill_rows
+from ..algorithm.prefixes import PrefixSharing
 from ..algorithm.sequences import MicroBatch, Segment, TrainingSequence, Turn
 from ..config.run_config import RunConfig
 from ..config.weights import CanaryConfig
@@ -44,7 +45,6 @@ class Scores(Protocol):
     """The trained policy, as far as the canary needs it."""
 
     device: torch.device
-    row_layout: RowLayout
 
     def logprobs(self, micro_batches: Sequence[MicroBatch]) -> list[torch.Tensor]: ...
 
@@ -150,14 +150,21 @@ def own_logprobs(
     version: int,
     tokens_per_micro_batch: int,
     pad_token_id: int,
+    prefixes: PrefixSharing | None = None,
 ) -> list[list[float]]:
     """Compute the trainer's logprobs of the same tokens, on all ranks alike: the sequences are few and short.
 
-    With many servers they do not fit one micro-batch.
+    In padded rows, whatever the run trains with, so that what is compared with the servers shares nothing; or with
+    `prefixes` shared. With many servers they do not fit one micro-batch.
     """
-    longest_first = sorted(range(len(sequences)), key=lambda i: (-sequences[i].num_tokens, i))
-    packed = pack(sequences, [[i] for i in longest_first], tokens_per_micro_batch, engine.row_layout)
-    numbers = [[i for (i,) in units] for units in packed]
+    if prefixes is None:
+        longest_first = sorted(range(len(sequences)), key=lambda i: (-sequences[i].num_tokens, i))
+        filled = fill_rows(sequences, [[i] for i in longest_first], tokens_per_micro_batch)
+    else:
+        neighbours = Neighbours(sequences, prefixes)
+        in_order = neighbours.in_order([[i] for i in range(len(sequences))])
+        filled = neighbours.fill(in_order, tokens_per_micro_batch)
+    numbers = [[i for (i,) in units] for units in filled]
     (batches,) = micro_batches(
         sequences,
         [numbers],
@@ -165,7 +172,7 @@ def own_logprobs(
         version=version,
         pad_token_id=pad_token_id,
         device=engine.device,
-        layout=engine.row_layout,
+        prefixes=prefixes,
     )
     found: dict[int, list[float]] = {}
     for indices, logprobs_N in zip(numbers, engine.logprobs(batches), strict=True):
