@@ -21,6 +21,7 @@ RUNS = {
     "one GPU": [FULL_SIZE / "run.yaml", FULL_SIZE / "one_gpu.yaml"],
     "eight GPUs": [FULL_SIZE / "run.yaml", FULL_SIZE / "eight_gpus.yaml"],
     "mathematics": [EXAMPLES / "numina_math" / "run.yaml"],
+    "a game of several turns": [EXAMPLES / "textarena" / "run.yaml"],
 }
 
 

@@ -110,8 +110,8 @@ def _control_routes(get_parts: "Callable[[], SessionParts]") -> APIRouter:
 
     @router.get("/{session_id}/trajectory", responses=ALWAYS)
     async def trajectory(session_id: str, request: Request) -> Trajectory:
-        """Return all that the session has recorded."""
-        return allowed(session_id, request).trajectory()
+        """Return all that the session has recorded. Reading it does not put off the end by idle time."""
+        return _allowed(get_parts(), session_id, request, control=True, uses=False).trajectory()
 
     @router.delete("/{session_id}", responses=ALWAYS)
     async def delete(session_id: str, request: Request) -> SessionState:
@@ -156,11 +156,12 @@ def _model_routes(get_parts: "Callable[[], SessionParts]") -> APIRouter:
     return router
 
 
-def _allowed(parts: "SessionParts", session_id: str, request: Request, *, control: bool) -> Session:
+def _allowed(parts: "SessionParts", session_id: str, request: Request, *, control: bool, uses: bool = True) -> Session:
     """Return the session of a request. Raises Refusal: 410 unknown, 401 or 403 the wrong key."""
     session = parts.sessions.find(session_id)
     session.keys.check(request.headers, parts.tokens, control=control)
-    parts.sessions.used(session)
+    if uses:
+        parts.sessions.used(session)
     return session
 
 
