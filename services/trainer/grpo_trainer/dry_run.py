@@ -20,9 +20,10 @@ from .algorithm.surrogates.reads import keeps_reference
 from .algorithm.trial import check_algorithm
 from .callbacks import load_callbacks
 from .config.run_config import RunConfig
+from .data.episode_rows import RowsOfEpisodes
 from .data.prompt_row import PromptRow
 from .data.repeats import repeats
-from .data.run_rows import HeldOutRows, TrainingRows, load_eval_sets, load_training_rows
+from .data.run_rows import HeldOutRows, TrainingRows, load_eval_sets, load_training_rows, longest_context
 from .data.tokenizer import check_stop_tokens, load_tokenizer
 from .engine.deepspeed_settings import deepspeed_settings
 from .engine.family import load_family, no_model
@@ -54,8 +55,8 @@ def dry_run(config: RunConfig) -> int:
         checked_tokens(config.server)
     tokenizer = load_tokenizer(config.model)
     check_stop_tokens(config.rollout.stop_token_ids, tokenizer)
-    rows = load_training_rows(config.data, tokenizer)
-    eval_rows = load_eval_sets(config.data, tokenizer)
+    rows = load_training_rows(config.data, tokenizer, of_episodes=RowsOfEpisodes.of(config))
+    eval_rows = load_eval_sets(config.data, tokenizer, of_episodes=RowsOfEpisodes.of(config))
     model = ModelWithoutWeights.of(config)
     lines = [*_plan(config, rows, eval_rows), *_memory(model)]
     lines += [("note", repeated) for repeated in repeats(rows.stores, eval_rows)]
@@ -81,6 +82,8 @@ def _plan(config: RunConfig, rows: TrainingRows, eval_rows: HeldOutRows) -> Iter
     yield "optimizer updates", f"{steps * updates} ({updates} per step)"
     yield "epochs", f"{steps * rollout.groups_per_batch / len(rows):.2f}"
     sequence = longest + rollout.max_completion_length
+    if config.episodes is not None:
+        sequence = config.episodes.max_context_tokens or sequence
     yield "longest sequence", f"{sequence} tokens"
     if sequence > config.deepspeed.tokens_per_micro_batch:
         budget = config.deepspeed.tokens_per_micro_batch
@@ -237,7 +240,7 @@ async def _servers(
             lines.append((f"rollout {replica.url}", away))
     kind = fleet.check_compatible(
         tokenizer=policy.tokenizer,
-        max_tokens=max(rows.longest_prompt, eval_rows.longest_prompt) + config.rollout.max_completion_length,
+        max_tokens=longest_context(config, rows, eval_rows),
         head_dtype=config.model.head_dtype,
         one_rope_context=one_rope_context(planned.model.config),
         kv_cache=config.weights.kv_cache,
@@ -257,9 +260,11 @@ async def _reward(config: RunConfig, first_rows: list[PromptRow], tokenizer: Any
     async with RewardClient(url) as client:
         try:
             info = await client.info()
-            stage = RewardStage(client, config.reward, own_rewards=config.data.own_rewards)
-            await stage.check(first_rows)
-            faults = await stage.faults_of_first_rows(first_rows)
+            stage = RewardStage(
+                client, config.reward, own_rewards=config.data.own_rewards, brought=config.brought_weights
+            )
+            await stage.check(first_rows, of_episodes=config.episodes is not None)
+            faults = [] if config.episodes else await stage.faults_of_first_rows(first_rows)
             faults += stage.prefix_doubts(first_rows, tokenizer)
         except ServiceError as error:
             return [(f"reward {url}", _away(error, role="reward server", url=url, setting="reward.url"))]

@@ -6,10 +6,11 @@ decisions.py    scored groups → what is trained on, with which advantage and w
                 estimators/    rewards → advantages
                 distillation.py  what a teacher adds to the advantages of tokens
                 normalisers/   the weight of a token
+staleness.py    turns that are too old are masked
 skipping.py     sequences without a gradient are not computed
 planning.py     sequences → ranks and micro-batches; batching.py: these as tensors
 prefixes.py     each token once: which tokens of a micro-batch several sequences share; attention_layout.py: what
-                attention reads of it
+                attention reads of it; sharing_trial.py: sequences that share in every way
 loss.py         logprobs → the loss of a micro-batch; kl.py: its KL term
                 surrogates/    the loss of a token
 correction.py   the trainer's over the server's probability; off_policy_mask.py, entropy_mask.py: episodes and tokens
