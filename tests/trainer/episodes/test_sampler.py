@@ -108,17 +108,20 @@ async def test_held_out_rows_of_the_same_position_have_sessions_of_their_own():
 
 async def test_an_episode_that_is_lost_with_its_server_runs_again_elsewhere():
     """Both ways to lose it: the call says so, or the watcher finds out while the call hangs."""
-    hung = asyncio.Event()
+    hung, begun = asyncio.Event(), set[int]()
 
     def script(one: EpisodeAsked, url: str) -> Ending | None:
+        begun.add(one.index)
+        if len(begun) == 3:
+            hung.set()
         if one.attempt or one.index == 2:
             return Ending()
-        hung.set()
         return SERVER_LOST if one.index == 0 else None
 
     async with Game(script) as game:
         sampling = asyncio.create_task(game.sample(asked(4)))
         await asyncio.wait_for(hung.wait(), 5)
+        await asyncio.sleep(0.05)  # the one that was played to its end is not lost
         (away,) = {url for _, attempt, url in game.player.played if not attempt}
         replica = next(one for one in game.fleet.replicas if one.url == away)
         await game.fleet.expel(replica, RuntimeError("it died"), session=1)
