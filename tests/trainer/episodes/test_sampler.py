@@ -134,10 +134,19 @@ async def test_an_episode_that_is_lost_with_its_server_runs_again_elsewhere():
 
 
 async def test_without_a_server_the_run_ends_within_the_retry_budget():
-    async with Game(lambda *_: SERVER_LOST, retry_for_s=0.05) as game:
-        with pytest.raises(RunError, match=r"could play an episode within 0.05 s; the last error: away"):
+    async with Game(lambda *_: SERVER_LOST, retry_for_s=5.0) as game:
+        with pytest.raises(RunError, match=r"could play an episode within 5 s, after 20 losses; the last error: away"):
             await game.sample(asked(4))
         assert game.player.at_once == 0, "the others of the group are ended"
+
+    def nobody_is_left(one: EpisodeAsked, url: str) -> Ending:
+        for replica in game.fleet.replicas:
+            replica.member = False
+        return SERVER_LOST
+
+    async with Game(nobody_is_left, retry_for_s=0.05) as game:
+        with pytest.raises(RunError, match=r"within 0.05 s, after 1 losses; the last error: away"):
+            await game.sample(asked(4), n=1)
 
 
 async def test_an_environment_that_fails_twice_leaves_its_episode_without_a_total():

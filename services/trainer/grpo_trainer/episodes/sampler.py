@@ -34,6 +34,9 @@ ResultT = TypeVar("ResultT")
 
 MAX_FAILURES = 2
 """So often an environment or a program may fail the same episode; the last time leaves it without a total."""
+MAX_LOSSES = 20
+"""So often an episode may be lost with its server, whatever time is left: the time in which it was played is none of
+`retry_for_s`, or a long episode could not be lost twice."""
 CALL_RETRY_S = 10.0
 """How long a call of a session is tried again before its server counts as lost; the fleet's watcher is as quick."""
 PAUSE_S = 1.0
@@ -105,8 +108,10 @@ class Episodes:
     async def _until_ended(self, asked: EpisodeAsked, home: _Home, *, min_version: int, sampling: Sampling) -> Episode:
         loop = asyncio.get_running_loop()
         give_up_at: float | None = None
-        failures, why = 0, "no server has the weights"
-        while (left_s := self.retry_for_s if give_up_at is None else give_up_at - loop.time()) > 0:
+        failures, losses, why = 0, 0, "no server has the weights"
+        while (
+            losses < MAX_LOSSES and (left_s := self.retry_for_s if give_up_at is None else give_up_at - loop.time()) > 0
+        ):
             if not await self.fleet.until(lambda: bool(self.fleet.members), left_s):
                 break
             if home.replica is None or not home.replica.member:
@@ -120,7 +125,10 @@ class Episodes:
                 min_version=min_version,
                 retry_for_s=min(CALL_RETRY_S, self.retry_for_s),
             )
+            began_at = loop.time()
             found = await self._unless_lost(home.replica, asked, place)
+            if give_up_at is not None:
+                give_up_at += loop.time() - began_at
             lost = "server" if found is None else found.ending.lost
             if found is not None and lost is None:
                 return _ended(found)
@@ -132,6 +140,7 @@ class Episodes:
                 log.warning("episode %s runs again: %s", asked.id, found.ending.detail)
             else:
                 why = (found and found.ending.detail) or "its server stopped answering"
+                losses += 1
                 self.lost_requests += 1
                 give_up_at = give_up_at or loop.time() + self.retry_for_s
                 self._failing_since_s.setdefault(asked.session_id(""), time.time())
@@ -139,7 +148,8 @@ class Episodes:
                 await asyncio.sleep(PAUSE_S)
             asked = replace(asked, attempt=asked.attempt + 1)
         raise RunError(
-            f"no rollout server could play an episode within {self.retry_for_s:g} s; the last error: {why}",
+            f"no rollout server could play an episode within {self.retry_for_s:g} s, after {losses} losses; the last "
+            f"error: {why}",
             hint="check the rollout servers' logs, then start the run again with --resume",
         )
 
