@@ -36,11 +36,13 @@ def imported_modules(path: Path) -> Iterator[str]:
             yield node.module
 
 
-# What each folder of the trainer may import, besides itself and the files of GROUND. `run → loop → {servers, journal →
-# observe, checkpoint, engine} → {algorithm, ranks} → data → config`; the files at the top put the parts together.
+# What each folder of the trainer may import, besides itself and the files of GROUND. `run → loop → {episodes → sampling
+# → fleet, journal → observe, checkpoint, engine} → {algorithm, ranks} → data → config`; the top puts them together.
 BELOW_PARTS = {"algorithm", "ranks", "data", "config"}
 ARROWS = {
-    "servers": BELOW_PARTS,
+    "episodes": BELOW_PARTS | {"sampling", "fleet"},
+    "sampling": BELOW_PARTS | {"fleet"},
+    "fleet": BELOW_PARTS,
     "engine": BELOW_PARTS | {"lora"},
     "checkpoint": BELOW_PARTS,
     "observe": BELOW_PARTS,
@@ -119,7 +121,8 @@ def test_heavy_libraries_stay_in_the_files_named_for_them():
 
 
 def test_torch_is_imported_only_where_weights_are():
-    weights = {("grpo_proto", name) for name in ("transport.py", "gloo_connections.py", "checkpoint_layout.py")}
+    names = ("transport.py", "staging.py", "gloo_connections.py", "checkpoint_layout.py")
+    weights = {("grpo_proto", name) for name in names}
     alone = weights | {("grpo_reward", "rewards/reward_model.py")}
     found = {owner(path) for path in source_files() if "torch" in libraries(path)}
     assert {file for file in found if file[0] not in ("grpo_rollout", "grpo_trainer")} == alone

@@ -88,7 +88,7 @@ class TestStart:
 
     def test_a_model_that_is_not_there(self, tmp_path: Path):
         status, message = self.run("/nowhere/model", folder=tmp_path)
-        assert status == 1
+        assert status == 2
         assert message == "error: /nowhere/model is no model: /nowhere/model/config.json does not exist"
 
     def test_a_model_that_is_broken(self, tmp_path: Path):
@@ -99,5 +99,5 @@ class TestStart:
 
     def test_the_developer_mode(self, tmp_path: Path):
         status, message = self.run(tmp_path, folder=tmp_path, environment={"VLLM_SERVER_DEV_MODE": "1"})
-        assert status == 1
+        assert status == 2
         assert message.startswith("error: VLLM_SERVER_DEV_MODE is set")

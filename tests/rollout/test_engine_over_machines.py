@@ -76,5 +76,5 @@ def test_the_others_end_when_the_first_machine_is_gone(machines: tuple[Server, S
 def test_a_machine_with_a_wrong_model_says_so_and_fails(tmp_path: Path):
     command = [BIN / "grpo-rollout", "serve", "/nowhere/model", "--nnodes=2", "--node-rank=1", "--headless"]
     with service(command, tmp_path / "log", port=free_port()) as running:
-        assert running.process.wait(120.0) == 1
+        assert running.process.wait(120.0) == 2
     assert "error: /nowhere/model is no model" in running.log.read_text()

@@ -104,6 +104,16 @@ def test_what_a_gpu_needs_to_compile_is_named(tmp_path: Path, monkeypatch: pytes
     assert compilers_lacking(tmp_path) == []
 
 
+def test_a_machine_that_cannot_compile_is_refused_before_vllm_is_imported(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("grpo_rollout.__main__.missing_tools", lambda: ["gcc"])
+    monkeypatch.setattr("grpo_rollout.__main__.prepare_environment", lambda: None)
+    monkeypatch.setitem(sys.modules, "grpo_rollout.server", None)
+    assert main(["serve", str(model)]) == 2
+    assert "gcc is not there; apt-get install gcc" in capsys.readouterr().err
+
+
 def test_the_defaults_pass(model: Path):
     args = parsed(model)
     check_options(args, on_cpu=True)
@@ -156,7 +166,7 @@ def test_what_the_words_show_is_said_before_vllm_is_imported(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setitem(sys.modules, "grpo_rollout.server", None)  # its import would fail
-    assert main(words) == 1
+    assert main(words) == 2
     assert capsys.readouterr().err.startswith(f"error: {said}")
 
 

@@ -134,3 +134,34 @@ def saying(episode: Episode, text: str) -> Episode:
     (segment,) = episode.segments
     (turn,) = segment.turns
     return replace(episode, segments=[replace(segment, turns=[replace(turn, text=text)])])
+
+
+def conversation(episode_id: str = "c", *, version: int = VERSION) -> Episode:
+    """A question, a tool's call and the answer, cut off by a limit; a side branch was sampled before the answer."""
+
+    def turn(start: int, end: int, text: str, order: int, masked: str | None = None) -> Turn:
+        return Turn(start, end, [(version, end - start)], "stop", text, masked=masked, order=order)
+
+    call = {"id": "call_1", "type": "function", "function": {"name": "calc", "arguments": '{"expr": "3*4"}'}}
+    answered = Segment([5, 1, 6, 7, 2, 8, 9], [turn(2, 4, "calc", 0), turn(5, 7, "12", 2)], [-0.1] * 4)
+    branch = Segment(
+        [5, 1, 12, 13],
+        [turn(2, 4, "notes", 1, "undelivered")],
+        [-0.2] * 2,
+        parent=0,
+        fork_at=2,
+        fork_reason="another program",
+    )
+    return Episode(
+        episode_id,
+        [answered, branch],
+        status="truncated",
+        cause="policy",
+        transcript=[
+            {"role": "user", "content": "What is 3*4?"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "call_1", "content": "12"},
+            {"role": "assistant", "content": "12"},
+        ],
+        opening=1,
+    )

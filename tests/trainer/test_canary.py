@@ -13,7 +13,7 @@ from grpo_trainer.config.run_config import RunConfig
 from grpo_trainer.config.weights import CanaryConfig
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.errors import RunError
-from grpo_trainer.servers.canary import (
+from grpo_trainer.fleet.canary import (
     Probe,
     Rule,
     canary_prompts,
@@ -23,7 +23,7 @@ from grpo_trainer.servers.canary import (
     rule_for,
     sample_probes,
 )
-from grpo_trainer.servers.fleet import Fleet
+from grpo_trainer.fleet.fleet import Fleet
 
 
 def probe(url: str, *logprobs: float) -> Probe:

@@ -20,12 +20,12 @@ from grpo_trainer.checkpoint.best import BestCheckpoint
 from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.config.weights import WeightsConfig
 from grpo_trainer.errors import CallbackError, DiskError, GuardStop, RunError, ServersError
+from grpo_trainer.fleet import push as stage
+from grpo_trainer.fleet.event_loop import EventLoopThread
 from grpo_trainer.guarding import WayBack
 from grpo_trainer.observe.decisions import Decision
+from grpo_trainer.orchestrator import Orchestrator
 from grpo_trainer.ranks.stop_signal import StopRequested, StopSignal
-from grpo_trainer.servers import push as stage
-from grpo_trainer.servers.event_loop import EventLoopThread
-from grpo_trainer.servers.orchestrator import Orchestrator
 
 FAILURE = stage.Failure("no rollout server answers", final=False)
 

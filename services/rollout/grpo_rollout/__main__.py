@@ -15,7 +15,7 @@ Serve MODEL, a folder or a name on the Hugging Face Hub, and take new weights fr
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Return the exit code: 0 after a signal, 1 when the server could not start or its engine died, 2 for usage."""
+    """Return the exit code: 0 after a signal, 1 when it failed to start or its engine died, 2 for what it refuses."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments or arguments[0] != "serve":
         is_help = bool(arguments) and arguments[0] in ("-h", "--help")
@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
             return run(arguments[1:])
     except StartError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return error.exit_status
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 0

@@ -4,11 +4,12 @@ vLLM keeps every tensor of a layer until the last one has come. The experts of a
 each expert would be copied once more before its buffer is reused; then the layer is made anew in fresh memory, packed
 into more of it, and copied to where it is served from. The first touch of fresh memory costs several copies.
 
-Here an expert goes straight into the memory that its layer is served from, and packing works in place, one expert at
-a time: a push takes the memory of one packed expert beside the model. A push that fails leaves such a layer unusable,
-like every layer that it has reached; nothing is sampled before a whole push is in.
+Here an expert goes straight into the memory that its layer is served from. On a CPU packing works in place, one expert
+at a time: a push takes the memory of one packed expert beside the model. vLLM's Triton kernels read experts as they
+are, so on a GPU it takes none, and the addresses that CUDA graphs hold stay. A push that fails leaves such a layer
+unusable, like every layer that it has reached; nothing is sampled before a whole push is in.
 
-CPU only: on a GPU, CUDA graphs hold the memory that a layer is served from, and vLLM's own way stays.
+Other kernels of a GPU reorder all experts of a layer at once: vLLM's own way stays.
 """
 
 import inspect
@@ -20,23 +21,24 @@ from typing import Any
 import torch
 from vllm._custom_ops import cpu_prepack_moe_weight
 from vllm.model_executor.layers.fused_moe.experts import cpu_moe
+from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.model_loader.reload import layerwise
 from vllm.model_executor.model_loader.reload.meta import SKIP_LOAD_TENSORS, get_numel_loaded, materialize_layer
 from vllm.model_executor.model_loader.reload.types import LayerReloadingInfo
 from vllm.model_executor.model_loader.reload.utils import get_layer_size, get_layer_tensors
-from vllm.platforms import current_platform
+
+IN_PLACE = {UnquantizedMoeBackend.CPU, UnquantizedMoeBackend.TRITON}
 
 
 def load_experts_at_once(model: torch.nn.Module) -> None:
-    """Replace the weight loaders of all layers of experts. Call it after the reload was opened."""
-    if not current_platform.is_cpu():
-        return
+    """Replace the weight loaders of the layers of experts. Call it after the reload was opened."""
     for layer in model.modules():
         info = layerwise.LAYERWISE_INFO.get(layer)
         if info is None or not info.can_load() or info.kernel_tensors is None:
             continue
-        if isinstance(getattr(layer, "quant_method", None), UnquantizedFusedMoEMethod):
+        method = getattr(layer, "quant_method", None)
+        if isinstance(method, UnquantizedFusedMoEMethod) and method.unquantized_backend in IN_PLACE:
             for name, tensor in get_layer_tensors(layer).items():
                 if name not in SKIP_LOAD_TENSORS:
                     tensor.weight_loader = _loader(layer, name, info)
@@ -59,7 +61,7 @@ def _loader(layer: torch.nn.Module, name: str, info: LayerReloadingInfo) -> Call
         num_loaded, result = get_numel_loaded(original, bound)
         info.load_numel += num_loaded
         if info.load_numel >= get_layer_size(layer):
-            with _packing_in_place():
+            with _packing_in_place():  # of a CPU; there is nothing to pack for Triton
                 layerwise._layerwise_process(layer, info)
         return result
 

@@ -5,6 +5,7 @@ import os
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 from grpo_proto.api_token import TOKEN_VARIABLE, TokenError, server_tokens
 from grpo_proto.log_lines import FORMAT_VARIABLE
@@ -30,10 +31,15 @@ DEFAULT_MAX_LOGPROBS = 100
 
 
 class StartError(Exception):
-    """The server cannot start, and the user can fix it. `str()` is the whole message."""
+    """The server cannot start, and the user can fix it. `str()` is the whole message.
 
-    def __init__(self, message: str, hint: str | None = None):
+    `exit_status`: 2 for what the command or the machine lacks, so that the same command would end so again; 1 for what
+    was tried and failed.
+    """
+
+    def __init__(self, message: str, hint: str | None = None, *, exit_status: Literal[1, 2] = 2):
         super().__init__(f"{message}; {hint}" if hint else message)
+        self.exit_status = exit_status
 
 
 def prepare_environment() -> None:

@@ -53,7 +53,7 @@ def run(arguments: list[str]) -> int:
         raise StartError(str(error)) from error
     except OSError as error:
         raise StartError(
-            f"cannot listen on {args.host}:{args.port}: {error.strerror}", "choose another --port"
+            f"cannot listen on {args.host}:{args.port}: {error.strerror}", "choose another --port", exit_status=1
         ) from error
     signal.signal(signal.SIGTERM, _stop_while_starting)
     with sock:
@@ -80,10 +80,10 @@ async def _serve(args: Namespace, address: str, sock: socket.socket) -> int:
         if observer is not None:
             raise
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise StartError(f"cannot start {args.model}: {first_line}", "see the log above") from error
+        raise StartError(f"cannot start {args.model}: {first_line}", "see the log above", exit_status=1) from error
     if requested:
         return 0
-    raise StartError("the engine process has died", "see the log above")
+    raise StartError("the engine process has died", "see the log above", exit_status=1)
 
 
 class ShutdownObserver:

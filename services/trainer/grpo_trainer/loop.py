@@ -28,14 +28,14 @@ from .checkpoint.rollbacks import seen_rollbacks
 from .checkpoint.saving import CheckpointSaver
 from .config.run_config import RunConfig
 from .errors import GuardStop, RunError, ServersError
+from .fleet.canary import Rule, compare, compared_urls
+from .fleet.push import TensorSource, push
 from .guarding import WayBack, obey_guards, to_go_back_to
 from .journal import Journal
 from .observe.metrics import merge_updates
+from .orchestrator import Orchestrator
 from .ranks.crew import Crew
 from .ranks.stop_signal import StopRequested
-from .servers.canary import Rule, compare, compared_urls
-from .servers.orchestrator import Orchestrator
-from .servers.push import TensorSource, push
 
 log = logging.getLogger(__name__)
 
@@ -154,12 +154,12 @@ def sample_and_score(run: Run, *, version: int) -> list[TrainingSequence] | None
     sequences, reward_metrics = training_sequences(
         batch.groups,
         config.algorithm,
-        reward_weights=config.reward.weights,
-        own_rewards=config.data.own_rewards,
+        reward_weights=config.reward_weights,
+        own_rewards=config.own_rewards,
         max_completion_length=config.rollout.max_completion_length,
         teachers=config.teachers,
     )
-    counts, lost = orchestrator.pipeline.counts, orchestrator.rollout.lost_requests
+    counts, lost = orchestrator.pipeline.counts, orchestrator.sampler.lost_requests
     run.journal.batch_arrived(batch, reward_metrics, counts, lost_requests=lost, version=version)
     if not sequences:
         raise ServersError("no sample of the batch can be trained on: none has both a score and a token")
@@ -281,7 +281,7 @@ def has_new_adapter(run: Run) -> bool:
 
 def evaluate(run: Run, step: int) -> None:
     """Held-out accuracy; the other ranks wait for the next command."""
-    if run.config.eval.eval_steps and run.config.data.has_held_out_rows:
+    if run.config.eval.eval_steps and run.config.has_held_out_rows:
         with run.journal.stage("eval"):
             metrics = wait_for(run, run.orchestrator.evaluation.run(version=step + 1, step=step), version=step + 1)
         if metrics is not None:

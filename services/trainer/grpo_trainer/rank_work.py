@@ -20,8 +20,8 @@ from .checkpoint.files import Described
 from .checkpoint.saving import writing
 from .engine.training_engine import TrainingEngine
 from .errors import RunError
+from .fleet.canary import Rule, own_logprobs
 from .ranks.ranks import NamedArrays, Ranks
-from .servers.canary import Rule, own_logprobs
 
 COMMANDS = (
     "batch",

@@ -23,6 +23,7 @@ from .config.run_config import RunConfig
 from .config.settings import write_resolved
 from .crew_export import CrewExport
 from .data.difficulty import DifficultyMemory
+from .data.episode_rows import RowsOfEpisodes
 from .data.order import PromptOrder
 from .data.repeats import repeats
 from .data.run_rows import load_eval_sets, load_training_rows
@@ -33,6 +34,7 @@ from .engine.schedule import number_of_steps
 from .engine.state import layout, read_engine_state
 from .engine.training_engine import TrainingEngine
 from .errors import CallbackError, DiskError, GuardStop, RunError, is_full
+from .fleet.canary import rule_for
 from .guarding import WayBack
 from .journal import Journal
 from .live_sources import show_servers
@@ -41,6 +43,7 @@ from .lora.files import base_digest_of
 from .observe.live_warnings import recent_warnings
 from .observe.run_status import RunStatus
 from .observe.summary import RunTotals, write_report_and_summary
+from .orchestrator import Orchestrator
 from .rank_work import COMMANDS, RankWork
 from .ranks.crew import Crew, follow
 from .ranks.launch import environment_rank, environment_world_size
@@ -50,10 +53,8 @@ from .ranks.rendezvous import Rendezvous
 from .ranks.silent_ranks import SilentRanks
 from .ranks.stop_signal import StopRequested, StopSignal
 from .rollback import go_back
-from .servers.canary import rule_for
-from .servers.orchestrator import Orchestrator
-from .servers.pipeline import Cursor
-from .servers.reward_code import RewardCode
+from .sampling.pipeline import Cursor
+from .sampling.reward_code import RewardCode
 from .sharing import try_sharing
 
 log = logging.getLogger(__name__)
@@ -114,8 +115,9 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
         tokenizer = load_tokenizer(config.model)
         check_stop_tokens(config.rollout.stop_token_ids, tokenizer)
         pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-        rows = load_training_rows(config.data, tokenizer, folder=config.run_dir / "data")
-        eval_rows = load_eval_sets(config.data, tokenizer, folder=config.run_dir / "data")
+        kept_in, of_episodes = config.run_dir / "data", RowsOfEpisodes.of(config)
+        rows = load_training_rows(config.data, tokenizer, folder=kept_in, of_episodes=of_episodes)
+        eval_rows = load_eval_sets(config.data, tokenizer, folder=kept_in, of_episodes=of_episodes)
         of_rows = kept_of_rows(config, rows, eval_rows)
         if state and folder:
             check_continuity(state, of_rows, folder)

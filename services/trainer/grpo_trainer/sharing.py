@@ -8,8 +8,8 @@ from .algorithm.sharing_trial import trial_sequences
 from .config.run_config import RunConfig
 from .data.prompt_row import PromptRow
 from .engine.training_engine import TrainingEngine
+from .fleet.canary import Rule, rule_for
 from .ranks.crew import Crew
-from .servers.canary import Rule, rule_for
 
 log = logging.getLogger(__name__)
 

@@ -67,5 +67,5 @@ def test_a_worker_takes_its_flags_and_says_what_is_wrong() -> None:
     flags = [flag.replace("$(LWS_WORKER_INDEX)", "1") for flag in worker["args"]]
     command = [Path(sys.executable).with_name(worker["command"][0]), *flags]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 1
+    assert ended.returncode == 2
     assert "error: /nowhere/model is no model" in ended.stderr

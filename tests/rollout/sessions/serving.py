@@ -1,5 +1,6 @@
 """vLLM's own renderer, parsers and serving object over an engine client that plays a script, with our parts in them."""
 
+import asyncio
 from argparse import Namespace
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
@@ -15,7 +16,10 @@ MAX_MODEL_LEN = 4096
 
 @dataclass
 class Script:
-    """Stands in for vLLM's engine client: returns the answers in `answers`, as (ids, finish_reason, stop_reason)."""
+    """Stands in for vLLM's engine client: returns the answers in `answers`, as (ids, finish_reason, stop_reason).
+
+    `holds`: a request returns half of its answer, once it has been aborted.
+    """
 
     model_config: Any
     vllm_config: Any
@@ -24,6 +28,9 @@ class Script:
     prompts: list[list[int]] = field(default_factory=list)
     input_processor: Any = None
     errored: bool = False
+    holds: bool = False
+    holding: asyncio.Event = field(default_factory=asyncio.Event)
+    held: dict[str, asyncio.Event] = field(default_factory=dict)
 
     def check_admission(self, n: int) -> None:
         pass
@@ -35,13 +42,18 @@ class Script:
         return False
 
     async def abort(self, request_id: str) -> None:
-        pass
+        if request_id in self.held:
+            self.held[request_id].set()
 
     async def generate(self, prompt: Any, params: Any, request_id: str, **_: Any) -> AsyncGenerator[Any, None]:
         from vllm.outputs import CompletionOutput, WeightVersionSpan
 
         self.prompts.append(list(prompt["prompt_token_ids"]))
         token_ids, finish_reason, stop_reason = self.answers.popleft()
+        if self.holds:
+            self.holding.set()
+            await self.held.setdefault(request_id, asyncio.Event()).wait()
+            token_ids, finish_reason = token_ids[: len(token_ids) // 2], "abort"
         completion = CompletionOutput(
             index=0, text="", token_ids=token_ids, cumulative_logprob=None,
             logprobs=SimpleNamespace(logprobs=[-0.5] * len(token_ids)),

@@ -110,10 +110,10 @@ def _control_routes(get_parts: "Callable[[], SessionParts]") -> APIRouter:
 
     @router.get("/{session_id}/trajectory", responses=ALWAYS)
     async def trajectory(session_id: str, request: Request) -> Trajectory:
-        """Return all that the session has recorded."""
-        return allowed(session_id, request).trajectory()
+        """Return all that the session has recorded. Reading it does not put off the end by idle time."""
+        return _allowed(get_parts(), session_id, request, control=True, uses=False).trajectory()
 
-    @router.delete("/{session_id}", responses=_errors(401, 403, 410))
+    @router.delete("/{session_id}", responses=ALWAYS)
     async def delete(session_id: str, request: Request) -> SessionState:
         """Abort the session's turns, and forget it."""
         session = allowed(session_id, request)
@@ -124,7 +124,8 @@ def _control_routes(get_parts: "Callable[[], SessionParts]") -> APIRouter:
 
 
 def _model_routes(get_parts: "Callable[[], SessionParts]") -> APIRouter:
-    router = APIRouter(route_class=ModelRoute, prefix="/sessions/{session_id}/v1", responses=NAME_REFUSAL)
+    errors: dict[int | str, dict[str, Any]] = {code: {"description": "In OpenAI's form"} for code in ("4XX", "5XX")}
+    router = APIRouter(route_class=ModelRoute, prefix="/sessions/{session_id}/v1", responses=errors)
 
     @router.post("/chat/completions", response_model=None)
     async def session_chat(session_id: str, request: Request) -> Response:
@@ -155,11 +156,12 @@ def _model_routes(get_parts: "Callable[[], SessionParts]") -> APIRouter:
     return router
 
 
-def _allowed(parts: "SessionParts", session_id: str, request: Request, *, control: bool) -> Session:
+def _allowed(parts: "SessionParts", session_id: str, request: Request, *, control: bool, uses: bool = True) -> Session:
     """Return the session of a request. Raises Refusal: 410 unknown, 401 or 403 the wrong key."""
     session = parts.sessions.find(session_id)
     session.keys.check(request.headers, parts.tokens, control=control)
-    parts.sessions.used(session)
+    if uses:
+        parts.sessions.used(session)
     return session
 
 

@@ -113,7 +113,7 @@ class Turns:
     async def start(self, session: Session, wanted: Wanted, *, retry: bool = False) -> Running:
         """Begin a turn, or join the one that a retry repeats.
 
-        Raises Refusal: 400 a limit or what cannot be rendered, 410 the session has ended.
+        Raises Refusal: 400 a limit or what cannot be rendered, 410 the session has ended, 503 the server stops.
         """
         key = wanted.key
         if retry and key in session.answers:
@@ -310,6 +310,7 @@ class Turns:
         )
         turn.calls = calls
         turn.stop_reason = sampled.stop_reason
+        session.check_cut(turn)
         metrics.SEQUENCES.labels(sampled.finish_reason).inc()
         metrics.TOKENS.inc(len(sampled.token_ids))
 
@@ -318,7 +319,7 @@ class Turns:
     async def answer(self, session: Session, running: Running, *, hold_s: float = HOLD_S) -> Turn:
         """Wait for a turn. Cancelling leaves it sampling for `GRACE_S`, for a retry that joins.
 
-        Raises Refusal: 410 the session ended meanwhile, 503 (retryable) no weights for `hold_s`; and what failed.
+        Raises Refusal: what has ended the session meanwhile, 503 (retryable) no weights for `hold_s`; and what failed.
         """
         task = running.task
         if task is None:

@@ -6,6 +6,7 @@ decisions.py    scored groups → what is trained on, with which advantage and w
                 estimators/    rewards → advantages
                 distillation.py  what a teacher adds to the advantages of tokens
                 normalisers/   the weight of a token
+staleness.py    turns that are too old are masked
 skipping.py     sequences without a gradient are not computed
 planning.py     sequences → ranks and micro-batches; batching.py: these as tensors
 prefixes.py     each token once: which tokens of a micro-batch several sequences share; attention_layout.py: what

@@ -56,6 +56,8 @@ class Turn:
     """Why its tokens are not trained on; None when they are."""
     reward: float | None = None
     label: str | None = None
+    order: int = 0
+    """Its place among the turns of its episode as they were sampled: several segments may grow side by side."""
 
     @property
     def num_tokens(self) -> int:
@@ -111,6 +113,8 @@ class Episode:
     """Who ended an episode that is not completed."""
     transcript: list[dict[str, Any]] = field(default_factory=list)
     """Its messages; empty for a single turn, whose prompt and text say the same."""
+    opening: int = 0
+    """How many messages of the transcript were there before the first turn."""
     rewards: dict[str, RewardScore] = field(default_factory=dict)
     total: float | None = None
     correct: bool | None = None
@@ -119,6 +123,8 @@ class Episode:
     """The reward with a weight, and what became of it, that left the episode without a total."""
     teacher_logprobs: list[float] | None = None
     """A teacher's, one for each sampled token, in order; None when its dataset has no teacher."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Numbers of its own, such as those of its tools, to average over the batch."""
     kl_penalty: float = 0.0
     """What `kl_in_reward` subtracts from the total before the advantages."""
     advantage: float | None = None
@@ -148,13 +154,29 @@ class Episode:
         return [run for turn in self.turns for run in turn.versions]
 
     @property
+    def last_turn(self) -> Turn | None:
+        """None for an episode that ended before it had one."""
+        return max(self.turns, key=lambda turn: turn.order, default=None)
+
+    @property
     def text(self) -> str:
         """What the policy said last."""
-        return self.segments[-1].turns[-1].text
+        return last.text if (last := self.last_turn) else ""
 
     @property
     def finish_reason(self) -> str:
-        return self.segments[-1].turns[-1].finish_reason
+        """Of the last turn; "error" without one."""
+        return last.finish_reason if (last := self.last_turn) else "error"
+
+    @property
+    def ended_by_itself(self) -> bool:
+        """Whether no limit ended it."""
+        return self.status == "completed" if self.transcript else self.finish_reason == "stop"
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether its total is known, or why it has none: no reward is asked for."""
+        return self.total is not None or self.unscored_because is not None
 
     @property
     def truncated(self) -> bool:
@@ -173,7 +195,8 @@ class Episode:
             return status if status != "ok" else "unscorable"
         if mask_truncated and self.truncated:
             return "truncated"
-        return None if any(turn.num_tokens and turn.masked is None for turn in self.turns) else "empty"
+        masks = [turn.masked for turn in self.turns if turn.num_tokens]
+        return None if None in masks else "stale" if "stale" in masks else "empty"
 
 
 def single_turn(

@@ -1,0 +1,68 @@
+"""A run whose episodes a user's environment plays, against the real servers."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.conftest import Stack, read_jsonl
+from tests.e2e.runs import assert_same_run
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.xdist_group("stack")]
+
+GAME = Path(__file__).with_name("letters_game.py")
+STOPS = list(range(57, 101))
+"""Digits and punctuation end a turn: one of random weights would never end by itself."""
+FLAGS = (
+    "--episodes.environment", f"{GAME}:Letters", "--episodes.num_tasks", 24, "--episodes.max_turn_tokens", 8,
+    "--rollout.max_completion_length", 14, "--rollout.stop_token_ids", STOPS,
+    "--data.dataset", "null", "--data.eval_dataset", "null", "--eval.max_rows", 4,
+    "--reward.reward_funcs", "[]",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def played(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("runs") / "episodes"
+    result = stack.train(run_dir, *FLAGS)
+    assert result.returncode == 0, result.stdout
+    return run_dir
+
+
+def test_every_sampled_token_is_accounted_for_and_conversations_are_logged(played: Path):
+    steps = [step for step in read_jsonl(played / "metrics.jsonl") if step["step"]]
+    assert [step["policy_version"] for step in steps] == [2, 3, 4]
+    for step in steps:
+        parts = sum(count for name, count in step.items() if name.startswith(("tokens/trained", "tokens/masked_")))
+        assert step["tokens/sampled"] == parts > 0
+        assert step["samples/used"] == 32
+        assert step["episodes/completed"] + step["episodes/truncated"] == 32
+        assert step["rewards/environment/mean"] > 0
+    lines = read_jsonl(played / "completions.jsonl")
+    assert sum(step["tokens/sampled"] for step in steps) == sum(line["num_tokens"] for line in lines)
+    whole = [line for line in lines if len(line["turns"]) == 2]
+    assert whole, "some episodes have both turns"
+    for line in whole:
+        assert [message["role"] for message in line["messages"]][:4] == ["user", "assistant", "user", "assistant"]
+        assert line["completion"] == line["turns"][-1]["text"]
+        assert line["rewards"]["environment"]["score"] == pytest.approx(sum(turn["reward"] for turn in line["turns"]))
+    by_group: dict[int, set[str]] = {}
+    for line in lines:
+        by_group.setdefault(line["group"], set()).add(line["messages"][0]["content"])
+    assert {len(openings) for openings in by_group.values()} == {1}, "a group starts in one state"
+    assert len(set.union(*by_group.values())) > 1
+
+
+def test_held_out_rows_are_played_as_episodes(played: Path):
+    first, *_, last = read_jsonl(played / "metrics.jsonl")
+    assert {"eval_reward", "eval_accuracy", "eval_greedy"} <= first.keys() & last.keys()
+
+
+def test_the_sessions_of_a_run_are_forgotten(played: Path, stack: Stack):
+    assert httpx.get(f"{stack.rollout.url}/info", trust_env=False).json()["sessions"]["open"] == 0
+
+
+def test_the_same_run_again_is_the_same_to_the_bit(played: Path, stack: Stack, tmp_path: Path):
+    result = stack.train(tmp_path / "again", *FLAGS)
+    assert result.returncode == 0, result.stdout
+    assert_same_run(played, tmp_path / "again")
