@@ -86,7 +86,7 @@ class Orchestrator:
         self.config, self.stop, self.status = config, stop, status
         self._adapter = AdapterNeeds.of(config, base_digest)
         self.rows, self.eval_rows = rows, eval_rows
-        self._canary_rows: Sequence[PromptRow] = rows
+        self.canary_rows: Sequence[PromptRow] = rows
         self.tracing = Tracing(config.logging.otlp_endpoint, run=config.logging.run_name or config.run_dir.name)
         self.loop = EventLoopThread()
         self.fleet = Fleet(config.rollout.urls, min_replicas=config.rollout.min_replicas)
@@ -186,7 +186,7 @@ class Orchestrator:
         max_completion = config.rollout.max_completion_length
         policy = Policy.of(tokenizer, max_tokens=self.rows.longest_prompt + max_completion)
         if not self.rows.shortest_prompt:  # the rows of episodes may have none
-            self._canary_rows = [PromptRow(0, tokenizer(CANARY_TEXT)["input_ids"], CANARY_TEXT, {})]
+            self.canary_rows = [PromptRow(0, tokenizer(CANARY_TEXT)["input_ids"], CANARY_TEXT, {})]
         reward = Awaited("the reward server", config.reward.url, "reward.url", "grpo-reward serve")
         teachers = [
             (Awaited(teacher.name, teacher.config.url, teacher.setting, "grpo-rollout serve MODEL"), teacher)
@@ -346,7 +346,7 @@ class Orchestrator:
         return sample_probes(
             self.fleet,
             canary_prompts(
-                self._canary_rows,
+                self.canary_rows,
                 self.config.canary,
                 shortest=max(self.rows.shortest_prompt, 1),
                 longest=self.rows.longest_prompt + self.config.rollout.max_completion_length,

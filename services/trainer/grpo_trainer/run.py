@@ -203,7 +203,7 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
     kept |= kept_of_model(config)  # by now its files are here
     if engine.prefixes is not None:
         status.enter_phase("trying shared prefixes", limit_s=config.server.loading_s)
-        try_sharing(crew, config, orchestrator.rows, engine)
+        try_sharing(crew, config, orchestrator.canary_rows, engine)
     final = final_folders(config, engine)
     for final_folder in final:
         final_folder.rehearse()
