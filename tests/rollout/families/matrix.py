@@ -54,6 +54,8 @@ class Row:
     probed: bool
     without: dict[str, str | None]
     """The errors of pushes without a cure that the family needs."""
+    in_graphs: bool = False
+    """Whether the engine computed in CUDA graphs."""
 
     @property
     def right(self) -> bool:
@@ -63,7 +65,13 @@ class Row:
 
 
 def try_family(
-    name: str, family: "Family", folder: Path, *, device: "torch.device | str" = "cpu", cures: Sequence[str] = ()
+    name: str,
+    family: "Family",
+    folder: Path,
+    *,
+    device: "torch.device | str" = "cpu",
+    cures: Sequence[str] = (),
+    eager: bool = True,
 ) -> Row:
     """`device`: of the trainer's forward pass. `cures`: push without each of them, too; the last push is a whole one,
     whatever the others did."""
@@ -72,7 +80,8 @@ def try_family(
 
     folders = [save_model(family, folder / name / str(seed), seed=seed) for seed in (1, 2)]
     first, second = (policy_of(place, family, device) for place in folders)
-    with engine(folders[0], family) as llm:
+    with engine(folders[0], family, eager=eager) as llm:
+        in_graphs = llm.llm_engine.vllm_config.compilation_config.cudagraph_mode.name != "NONE"
         at_first, as_loaded = sampled_logprobs(llm), differences(llm, first)
         probed = push(llm, second, folders[1], session=1)
         pushed, before = differences(llm, second), differences(llm, first)
@@ -91,6 +100,7 @@ def try_family(
         restored=restored,
         probed=probed,
         without=without,
+        in_graphs=in_graphs,
     )
 
 
