@@ -33,12 +33,16 @@ def played(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
+def accounted_for(step: dict[str, object]) -> bool:
+    parts = [step[name] for name in step if name.startswith(("tokens/trained", "tokens/masked_"))]
+    return step["tokens/sampled"] == sum(parts) > 0  # type: ignore[arg-type]
+
+
 def test_every_sampled_token_is_accounted_for_and_conversations_are_logged(played: Path):
     steps = [step for step in read_jsonl(played / "metrics.jsonl") if step["step"]]
     assert [step["policy_version"] for step in steps] == [2, 3, 4]
     for step in steps:
-        parts = sum(count for name, count in step.items() if name.startswith(("tokens/trained", "tokens/masked_")))
-        assert step["tokens/sampled"] == parts > 0
+        assert accounted_for(step)
         assert step["samples/used"] == 32
         assert step["episodes/completed"] + step["episodes/truncated"] == 32
         assert step["rewards/environment/mean"] > 0
@@ -85,6 +89,24 @@ def test_a_run_killed_in_mid_episode_and_resumed_is_the_same_to_the_bit(played: 
     assert resumed.returncode == 0, resumed.stdout
     assert_same_run(played, run_dir)
     assert open_sessions(stack) == 0, "those of the killed process are replaced, or ended with its weights session"
+
+
+def test_pushes_in_mid_episode_lose_no_token(stack: Stack, tmp_path: Path):
+    run_dir, log = tmp_path / "overlapped", tmp_path / "trainer.log"
+    flags = ("--algorithm.max_staleness", 1, "--max_steps", 5, "--eval.eval_steps", 0)
+    trainer = stack.start_trainer(run_dir, log, *FLAGS, *flags, environment={"LETTERS_PAUSE_S": "0.3"})
+    assert trainer.wait(200) == 0, log.read_text()
+    steps = [step for step in read_jsonl(run_dir / "metrics.jsonl") if step["step"]]
+    for step in steps:
+        assert accounted_for(step)
+    lines = read_jsonl(run_dir / "completions.jsonl")
+    mixed = [line for line in lines if len({version for version, _ in line["versions"]}) > 1]
+    assert mixed, "some episodes were played by two policies"
+    for line in lines:
+        of_batch = line["step"]
+        for turn in line["turns"]:
+            is_stale = any(version < of_batch - 1 for version, _ in turn["versions"])
+            assert turn["masked"] == ("stale" if is_stale else None)
 
 
 def test_a_dry_run_imports_what_plays(stack: Stack, tmp_path: Path):

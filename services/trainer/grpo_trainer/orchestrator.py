@@ -13,7 +13,8 @@ from typing import Any, Literal, Protocol, Self, TypeVar
 from grpo_proto import Health, RewardClient, ServiceClient, ServiceError
 from grpo_proto.messages.weights import Kind
 
-from .algorithm.spread import teaches
+from .algorithm.estimators import estimator_of
+from .algorithm.spread import teaches, teaches_by_turn
 from .config.run_config import RunConfig
 from .data.difficulty import DifficultyMemory
 from .data.order import PromptOrder
@@ -359,7 +360,8 @@ class Orchestrator:
 def _refills(config: RunConfig) -> Refills:
     if not config.algorithm.dynamic_sampling:
         return Refills()
-    return Refills(teaches, config.algorithm.max_refills * config.rollout.groups_per_batch)
+    test = teaches_by_turn if estimator_of(config.algorithm).by_turn else teaches
+    return Refills(test, config.algorithm.max_refills * config.rollout.groups_per_batch)
 
 
 async def _health(client: ServiceClient) -> Health:

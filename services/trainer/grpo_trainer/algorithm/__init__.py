@@ -3,7 +3,7 @@
 sequences.py    the types, in the order the data changes, and the legend of the dimension suffixes
 decisions.py    scored groups → what is trained on, with which advantage and weight, in which update
                 kl_in_reward.py  what is subtracted from rewards before
-                estimators/    rewards → advantages
+                estimators/    rewards → advantages; turn_advantages.py: of each turn
                 distillation.py  what a teacher adds to the advantages of tokens
                 normalisers/   the weight of a token
 staleness.py    turns that are too old are masked
