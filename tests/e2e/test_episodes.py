@@ -1,12 +1,16 @@
 """A run whose episodes a user's environment plays, against the real servers."""
 
+import json
+import os
+import signal
+import time
 from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.e2e.conftest import Stack, read_jsonl
-from tests.e2e.runs import assert_same_run
+from tests.e2e.runs import assert_same_run, wait_for_step
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.xdist_group("stack")]
 
@@ -58,11 +62,44 @@ def test_held_out_rows_are_played_as_episodes(played: Path):
     assert {"eval_reward", "eval_accuracy", "eval_greedy"} <= first.keys() & last.keys()
 
 
+def open_sessions(stack: Stack) -> int:
+    return httpx.get(f"{stack.rollout.url}/info", trust_env=False).json()["sessions"]["open"]  # type: ignore[no-any-return]
+
+
 def test_the_sessions_of_a_run_are_forgotten(played: Path, stack: Stack):
-    assert httpx.get(f"{stack.rollout.url}/info", trust_env=False).json()["sessions"]["open"] == 0
+    assert open_sessions(stack) == 0
 
 
-def test_the_same_run_again_is_the_same_to_the_bit(played: Path, stack: Stack, tmp_path: Path):
-    result = stack.train(tmp_path / "again", *FLAGS)
+def test_a_run_killed_in_mid_episode_and_resumed_is_the_same_to_the_bit(played: Path, stack: Stack, tmp_path: Path):
+    run_dir = tmp_path / "killed"
+    slowly = {"LETTERS_PAUSE_S": "0.5"}
+    trainer = stack.start_trainer(run_dir, tmp_path / "trainer.log", *FLAGS, environment=slowly)
+    wait_for_step(run_dir, 1, trainer)
+    deadline = time.monotonic() + 60
+    while not open_sessions(stack):
+        assert time.monotonic() < deadline, "no episode is played"
+        time.sleep(0.02)
+    os.killpg(trainer.pid, signal.SIGKILL)
+    trainer.wait(30)
+    resumed = stack.train(run_dir, *FLAGS, "--resume")
+    assert resumed.returncode == 0, resumed.stdout
+    assert_same_run(played, run_dir)
+    assert open_sessions(stack) == 0, "those of the killed process are replaced, or ended with its weights session"
+
+
+def test_a_dry_run_imports_what_plays(stack: Stack, tmp_path: Path):
+    result = stack.train(tmp_path / "dry", *FLAGS, "--dry-run")
     assert result.returncode == 0, result.stdout
-    assert_same_run(played, tmp_path / "again")
+    assert f"by {GAME}:Letters; at most 64 at once" in result.stdout
+    broken = tmp_path / "broken.py"
+    broken.write_text("import nothing_of_this_name\n")
+    result = stack.train(tmp_path / "dry", *FLAGS, "--episodes.environment", f"{broken}:Game", "--dry-run")
+    assert result.returncode == 2, result.stdout
+    assert "nothing_of_this_name" in result.stdout
+
+
+def test_a_run_with_tools_needs_a_server_that_reads_calls(stack: Stack, tmp_path: Path):
+    flags = ("--episodes.tools", json.dumps([f"{GAME}:shout"]), "--episodes.min_group_size", 1)
+    result = stack.train(tmp_path / "tools", *flags)
+    assert result.returncode == 3, result.stdout
+    assert "--enable-auto-tool-choice --tool-call-parser" in result.stdout

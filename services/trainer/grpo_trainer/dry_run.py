@@ -30,10 +30,12 @@ from .engine.family import load_family, no_model
 from .engine.model import pieces_to_push
 from .engine.rope import one_rope_context
 from .engine.schedule import number_of_steps
+from .episodes.runner import EpisodeRunner
 from .fleet.adapters import AdapterNeeds
 from .fleet.fleet import Fleet
 from .fleet.push_backend import choose_backend
 from .fleet.push_plan import plan_push
+from .fleet.start_checks import check_sessions
 from .fleet.wrong_server import wrong_server
 from .lora.adapter import Adapter
 from .lora.nf4 import nf4_bytes, quantizable
@@ -60,6 +62,7 @@ def dry_run(config: RunConfig) -> int:
     model = ModelWithoutWeights.of(config)
     lines = [*_plan(config, rows, eval_rows), *_memory(model)]
     lines += [("note", repeated) for repeated in repeats(rows.stores, eval_rows)]
+    lines += asyncio.run(_episodes(config))
     lines += asyncio.run(_servers(config, rows, eval_rows, tokenizer, model))
     width = max(len(name) for name, _ in lines)
     for name, value in lines:
@@ -224,6 +227,17 @@ def _adapter_on(model: PreTrainedModel, config: RunConfig) -> Adapter | None:
     return Adapter(model, new, base_name=config.model.name_or_path, seed=config.seed)
 
 
+async def _episodes(config: RunConfig) -> list[Line]:
+    """Import the users' files, as a run does. Raises UsageError for one that cannot be imported, or cannot play."""
+    episodes = config.episodes
+    if episodes is None:
+        return []
+    async with EpisodeRunner(episodes, run="dry-run", log_dir=config.run_dir / "agents"):
+        played_by = [episodes.environment, *episodes.factories.values(), *episodes.tools, *episodes.agent[:1]]
+        line = f"by {', '.join(filter(None, played_by))}; at most {episodes.max_concurrent} at once"
+        return [("episodes", f"{line}, {episodes.max_turns} turns and {config.rollout.max_completion_length} tokens")]
+
+
 async def _servers(
     config: RunConfig, rows: TrainingRows, eval_rows: HeldOutRows, tokenizer: Any, planned: ModelWithoutWeights
 ) -> list[Line]:
@@ -246,6 +260,8 @@ async def _servers(
         kv_cache=config.weights.kv_cache,
         adapter=AdapterNeeds.of(config, None),
     )
+    if config.episodes is not None:
+        check_sessions(fleet.infos, with_tools=bool(config.episodes.tools or config.episodes.factories))
     lines += _push(planned, fleet, kind)
     await fleet.close()
     if config.reward.reward_funcs:

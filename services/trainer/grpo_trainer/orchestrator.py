@@ -44,8 +44,6 @@ log = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
 
-CANARY_TEXT = "What is served must be what is trained."
-"""Made into the canary's prompts where rows have none."""
 BEAT_INTERVAL_S = 1.0
 """The polling interval of the live page."""
 SCORING_PROBE_INTERVAL_S = 5.0
@@ -82,11 +80,13 @@ class Orchestrator:
         stop: StopSignal,
         status: Status,
         base_digest: str | None = None,
+        probe_rows: Sequence[PromptRow] | None = None,
     ):
         self.config, self.stop, self.status = config, stop, status
         self._adapter = AdapterNeeds.of(config, base_digest)
         self.rows, self.eval_rows = rows, eval_rows
-        self._canary_rows: Sequence[PromptRow] = rows
+        self.probe_rows = rows if probe_rows is None else probe_rows
+        """Rows with prompts, to try things on."""
         self.tracing = Tracing(config.logging.otlp_endpoint, run=config.logging.run_name or config.run_dir.name)
         self.loop = EventLoopThread()
         self.fleet = Fleet(config.rollout.urls, min_replicas=config.rollout.min_replicas)
@@ -185,8 +185,6 @@ class Orchestrator:
         config, status = self.config, self.status
         max_completion = config.rollout.max_completion_length
         policy = Policy.of(tokenizer, max_tokens=self.rows.longest_prompt + max_completion)
-        if not self.rows.shortest_prompt:  # the rows of episodes may have none
-            self._canary_rows = [PromptRow(0, tokenizer(CANARY_TEXT)["input_ids"], CANARY_TEXT, {})]
         reward = Awaited("the reward server", config.reward.url, "reward.url", "grpo-reward serve")
         teachers = [
             (Awaited(teacher.name, teacher.config.url, teacher.setting, "grpo-rollout serve MODEL"), teacher)
@@ -346,7 +344,7 @@ class Orchestrator:
         return sample_probes(
             self.fleet,
             canary_prompts(
-                self._canary_rows,
+                self.probe_rows,
                 self.config.canary,
                 shortest=max(self.rows.shortest_prompt, 1),
                 longest=self.rows.longest_prompt + self.config.rollout.max_completion_length,

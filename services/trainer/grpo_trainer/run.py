@@ -26,7 +26,7 @@ from .data.difficulty import DifficultyMemory
 from .data.episode_rows import RowsOfEpisodes
 from .data.order import PromptOrder
 from .data.repeats import repeats
-from .data.run_rows import load_eval_sets, load_training_rows
+from .data.run_rows import load_eval_sets, load_training_rows, rows_with_prompts
 from .data.tokenizer import check_stop_tokens, load_tokenizer
 from .engine.family import load_family
 from .engine.rope import one_rope_context
@@ -153,6 +153,7 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
                 stop=stop,
                 status=status,
                 base_digest=base_digest,
+                probe_rows=rows_with_prompts(rows, tokenizer),
             )
         )
         open_parts.enter_context(status.watching("the event loop", orchestrator.loop.is_alive))
@@ -203,7 +204,7 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
     kept |= kept_of_model(config)  # by now its files are here
     if engine.prefixes is not None:
         status.enter_phase("trying shared prefixes", limit_s=config.server.loading_s)
-        try_sharing(crew, config, orchestrator.rows, engine)
+        try_sharing(crew, config, orchestrator.probe_rows, engine)
     final = final_folders(config, engine)
     for final_folder in final:
         final_folder.rehearse()

@@ -4,6 +4,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 import torch
@@ -63,6 +64,13 @@ def client_of(session: Opened) -> openai.AsyncOpenAI:
     )
 
 
+def anthropic_client_of(session: Opened) -> anthropic.AsyncAnthropic:
+    http = anthropic.DefaultAsyncHttpxClient(trust_env=False)
+    return anthropic.AsyncAnthropic(
+        base_url=session.answer["anthropic_base_url"], api_key=session.answer["api_key"], http_client=http
+    )
+
+
 def result_of(call_id: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": call_id, "content": "1924"}
 
@@ -112,6 +120,73 @@ async def test_an_openai_client_streams_a_call_and_the_answer(session: Opened):
             usage = chunk.usage or usage
     assert (text, usage.completion_tokens) == ("It is 1924.", len(ids_of(ANSWER)))
     await assert_one_exact_segment(session)
+
+
+RESPONSES_TOOLS: Any = [{"type": "function", "strict": False, **TOOLS[0]["function"]}]
+ANTHROPIC_TOOLS: Any = [{"name": "calc", "input_schema": {"type": "object"}}]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_an_openai_client_of_responses_calls_a_tool_and_goes_on(session: Opened, streams: bool):
+    async with client_of(session) as client:
+
+        async def answer(**body: Any) -> Any:
+            body = {"model": "mine", "tools": RESPONSES_TOOLS, **body}
+            if not streams:
+                return await client.responses.create(**body)
+            async with client.responses.stream(**body) as stream:
+                return await stream.get_final_response()
+
+        first = await answer(input=[QUESTION])
+        (call,) = [item for item in first.output if item.type == "function_call"]
+        assert (call.name, json.loads(call.arguments)) == ("calc", {"expr": "37*52"})
+        result = {"type": "function_call_output", "call_id": call.call_id, "output": "1924"}
+        said = [item.model_dump(exclude_none=True) for item in first.output]
+        second = await answer(input=[QUESTION, *said, result])
+        assert (second.output_text, second.status) == ("It is 1924.", "completed")
+    await assert_one_exact_segment(session)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_an_anthropic_client_calls_a_tool_and_goes_on(session: Opened, streams: bool):
+    async with anthropic_client_of(session) as client:
+
+        async def answer(*messages: Any) -> anthropic.types.Message:
+            body: Any = {"model": "mine", "max_tokens": 100, "tools": ANTHROPIC_TOOLS, "messages": messages}
+            if not streams:
+                return await client.messages.create(**body)
+            async with client.messages.stream(**body) as stream:
+                return await stream.get_final_message()
+
+        first = await answer(QUESTION)
+        use = first.content[-1]
+        assert use.type == "tool_use"
+        assert (use.name, use.input, first.stop_reason) == ("calc", {"expr": "37*52"}, "tool_use")
+        result = {"type": "tool_result", "tool_use_id": use.id, "content": "1924"}
+        history = (QUESTION, {"role": "assistant", "content": first.content}, {"role": "user", "content": [result]})
+        counted = await client.messages.count_tokens(model="mine", messages=history, tools=ANTHROPIC_TOOLS)
+        second = await answer(*history)
+        (text,) = second.content
+        assert text.type == "text"
+        assert (text.text, second.stop_reason) == ("It is 1924.", "end_turn")
+        assert counted.input_tokens == second.usage.input_tokens
+        assert [model.id for model in (await client.models.list()).data]
+    await assert_one_exact_segment(session)
+
+
+async def test_errors_have_the_form_that_an_anthropic_client_reads(session: Opened):
+    async with anthropic_client_of(session) as client:
+        ask = {"model": "mine", "max_tokens": 5}
+        long = {"role": "user", "content": "x" * 300}
+        with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
+            await client.messages.create(messages=[long], **ask)
+        await session.control("close", {"status": "completed"})
+        with pytest.raises(anthropic.APIStatusError, match="has ended: completed") as caught:
+            await client.messages.create(messages=[QUESTION], **ask)
+        assert caught.value.status_code == 410
+        foreign = client.with_options(api_key="api-of-somebody-else")
+        with pytest.raises(anthropic.AuthenticationError):
+            await foreign.messages.create(messages=[QUESTION], **ask)
 
 
 async def test_an_ended_session_is_an_error_that_the_client_does_not_retry(session: Opened):

@@ -86,12 +86,12 @@ class Served:
         """The answer as a JSON object, or the chunks of a stream."""
         import json
 
-        answer, asked = await self.parts.chat.answer(session, {"model": "m", **body}, retry=retry)
-        if not body.get("stream"):
-            asked.delivered()
-            return answer.model_dump()
-        lines = [line.removeprefix("data: ").strip() async for line in answer]
-        asked.delivered()
+        answer = await self.parts.chat.answer(session, {"model": "m", **body}, retry=retry)
+        if answer.events is None:
+            answer.asked.delivered()
+            return answer.body
+        lines = [line.removeprefix("data: ").strip() async for line in answer.events]
+        answer.asked.delivered()
         assert lines.pop() == "[DONE]"
         return [json.loads(line) for line in lines]
 
@@ -107,15 +107,17 @@ def serve(name: str, folder: Path) -> Served:
     """Call inside an event loop."""
     from transformers import LlamaConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
     from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
     from vllm.entrypoints.openai.models.protocol import BaseModelPath
     from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+    from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
     from vllm.renderers import renderer_from_config
     from vllm.renderers.online_renderer import OnlineRenderer
 
     from grpo_rollout.completion_text import CompletionText
     from grpo_rollout.engine import Engine
-    from grpo_rollout.sessions.build import build_sessions
+    from grpo_rollout.sessions.build import VllmServing, build_sessions
     from grpo_rollout.weight_state import Weights
 
     family, tokenizer = FAMILIES[name], tokenizer_of(name)
@@ -146,5 +148,8 @@ def serve(name: str, folder: Path) -> Served:
         structured_outputs_config=Namespace(reasoning_parser=family.reasoning_parser),
     )  # fmt: skip
     pushes = SimpleNamespace(weights=Weights())
-    parts = build_sessions(Engine(script), pushes, rollouts, chat, args)  # type: ignore[arg-type]
+    messages = AnthropicServingMessages(script, models, "assistant", online_renderer=renderer, **options)  # type: ignore[arg-type]
+    responses = OpenAIServingResponses(script, models, renderer, **options)  # type: ignore[arg-type]
+    serving = VllmServing(chat=chat, messages=messages, responses=responses)
+    parts = build_sessions(Engine(script), pushes, rollouts, serving, args)  # type: ignore[arg-type]
     return Served(script, parts, renderer, tokenizer)

@@ -66,6 +66,7 @@ class Session:
     running: dict[int, Running] = field(default_factory=dict)
     answers: dict[bytes, Running] = field(default_factory=dict)
     num_sampled_from: Counter[bytes] = field(default_factory=Counter)
+    responses: dict[str, int] = field(default_factory=dict)
     rewards: dict[str, float | None] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     lived_s: float = 0.0

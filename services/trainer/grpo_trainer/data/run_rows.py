@@ -1,6 +1,6 @@
 """The rows of all datasets of a run file, to train on and held out, by the names that they have there."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,10 @@ from .rows import load_prompt_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+PROBE_TEXT = "What is served must be what is trained."
+"""Stands for the prompts of rows that have none."""
 
 
 class TrainingRows(PromptRows):
@@ -109,3 +113,8 @@ def longest_context(config: RunConfig, *rows: TrainingRows | HeldOutRows) -> int
     if config.episodes is not None:
         return config.episodes.max_context_tokens or longest + 1
     return longest + config.rollout.max_completion_length
+
+
+def rows_with_prompts(rows: TrainingRows, tokenizer: "PreTrainedTokenizerBase") -> Sequence[PromptRow]:
+    """Rows to try the servers and the model on: `rows`, or one of a fixed text where none of them has a prompt."""
+    return rows if rows.longest_prompt else [PromptRow(0, tokenizer(PROBE_TEXT)["input_ids"], PROBE_TEXT, {})]

@@ -157,6 +157,12 @@ def _outranked(ending: Ending, trajectory: Trajectory) -> Ending:
     return Ending(trajectory.status, trajectory.cause, trajectory.detail, lost=lost)
 
 
+async def all_forgotten() -> None:
+    """Wait until the servers have forgotten the sessions of episodes that have ended."""
+    if _background:
+        await asyncio.wait(_background, timeout=LATER_S)
+
+
 async def _forget(session: SessionClient) -> None:
     try:
         async with asyncio.timeout(LATER_S):

@@ -26,7 +26,7 @@ from ..fleet.fleet import Fleet, Replica
 from ..sampling.sampler import Asked
 from .identity import EpisodeAsked
 from .played import Played
-from .recording import Place
+from .recording import Place, all_forgotten
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +84,7 @@ class Episodes:
         return await all_of(groups)
 
     async def close(self) -> None:
+        await all_forgotten()
         for client in self._clients.values():
             await client.close()
 
