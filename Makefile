@@ -66,6 +66,7 @@ check: $(SETUP_STAMP)  ## formatter, linter, types, architecture
 	$(BIN)/ruff format --check --quiet . || { echo "error: not formatted; run: make format" >&2; exit 1; }
 	$(BIN)/ruff check --output-format concise .
 	$(BIN)/mypy proto/grpo_proto services/rollout/grpo_rollout services/reward/grpo_reward services/trainer/grpo_trainer
+	$(BIN)/mypy benchmarks/gpu_check
 	$(BIN)/mypy k8s/values_model.py k8s/make_values_schema.py
 	$(BIN)/python k8s/make_values_schema.py --check
 	$(BIN)/python -m pytest -q tests/test_architecture.py

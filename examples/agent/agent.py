@@ -44,4 +44,4 @@ try:
     found = ask(f"What is {NUMBERS['a']}*{NUMBERS['b']}?")
 except BadRequestError:  # out of turns or tokens: no answer
     found = ""
-print(json.dumps({"rewards": {"right": float(found == str(NUMBERS["a"] * NUMBERS["b"]))}}))
+print(json.dumps({"rewards": {"right": float(found.strip() == str(NUMBERS["a"] * NUMBERS["b"]))}}))

@@ -28,6 +28,6 @@ def right(completions: list[list[dict[str, Any]]], a: list[int], b: list[int], *
     """1 when the last message is the answer and is the product."""
     last = [messages[-1] for messages in completions]
     return [
-        float(message["role"] == "assistant" and message["content"] == str(x * y))
+        float(message["role"] == "assistant" and message["content"].strip() == str(x * y))
         for message, x, y in zip(last, a, b, strict=True)
     ]

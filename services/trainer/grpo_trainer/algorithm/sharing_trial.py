@@ -5,18 +5,18 @@ from itertools import cycle, islice
 
 from .sequences import Segment, TrainingSequence, Turn, untrained_sequence
 
-COMPLETION_TOKENS = 12
+STEM_TOKENS, COMPLETION_TOKENS = 512, 12
 
 
 def trial_sequences(prompts: Sequence[list[int]], *, window: int | None, longest: int) -> list[TrainingSequence]:
     """Make sequences of at most `longest` tokens that share in every way: a prompt, an equal pair, a fork within the
     completion, a sequence that ends where another goes on, and one whose completion is the context of the next.
 
-    `prompts` are token ids, at least one. With a `window` of attention the first prompt is longer than it, if the run's
-    sequences can be.
+    `prompts` are token ids, at least one; of long ones the beginning is taken. With a `window` of attention the first
+    prompt is longer than it, if the run's sequences can be.
     """
     beyond = min(window or 0, longest - COMPLETION_TOKENS)
-    stems = [ids for ids in prompts if ids][:2]
+    stems = [ids[:STEM_TOKENS] for ids in prompts if ids][:2]
     stems[0] = list(islice(cycle([token for ids in prompts for token in ids]), max(len(stems[0]), beyond)))
     # Any tokens will do as completions; those of the prompts are in the vocabulary.
     words = list(islice(cycle([token for ids in reversed(prompts) for token in ids]), 3 * COMPLETION_TOKENS))
