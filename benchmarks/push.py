@@ -42,11 +42,11 @@ from grpo_proto.transport import DEFAULT_BUCKET_BYTES, Digest, WeightGroup
 from grpo_rollout.options import IN_ENGINE_PROCESS
 from grpo_trainer.config.weights import WeightsConfig
 from grpo_trainer.engine.export import Export
+from grpo_trainer.fleet.event_loop import EventLoopThread
+from grpo_trainer.fleet.fleet import Fleet
+from grpo_trainer.fleet.push import PushResult, WeightPusher, push
+from grpo_trainer.fleet.push_plan import plan_push
 from grpo_trainer.ranks.stop_signal import StopSignal
-from grpo_trainer.servers.event_loop import EventLoopThread
-from grpo_trainer.servers.fleet import Fleet
-from grpo_trainer.servers.push import PushResult, WeightPusher, push
-from grpo_trainer.servers.push_plan import plan_push
 
 TIMEOUT_S = 120.0
 WARM_UP_TURNS = 3

@@ -36,11 +36,13 @@ def imported_modules(path: Path) -> Iterator[str]:
             yield node.module
 
 
-# What each folder of the trainer may import, besides itself and the files of GROUND. `run → loop → {servers, journal →
-# observe, checkpoint, engine} → {algorithm, ranks} → data → config`; the files at the top put the parts together.
+# What each folder of the trainer may import, besides itself and the files of GROUND. `run → loop → {episodes → sampling
+# → fleet, journal → observe, checkpoint, engine} → {algorithm, ranks} → data → config`; the top puts them together.
 BELOW_PARTS = {"algorithm", "ranks", "data", "config"}
 ARROWS = {
-    "servers": BELOW_PARTS,
+    "episodes": BELOW_PARTS | {"sampling", "fleet"},
+    "sampling": BELOW_PARTS | {"fleet"},
+    "fleet": BELOW_PARTS,
     "engine": BELOW_PARTS | {"lora"},
     "checkpoint": BELOW_PARTS,
     "observe": BELOW_PARTS,

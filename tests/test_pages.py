@@ -27,8 +27,8 @@ FILE_NAME = re.compile(r"(?<![\w./*{}<>-])((?:[\w.*-]+/)*[\w*-]+\.(?:py|sh|js|cs
 OURS = tuple(f"{name.partition('/')[0]}/" for name in LISTED if "/" in name)
 A_USERS = {
     "FILE.py", "FILE.sh", "a.py", "b.py", "countdown.sh", "old.sh", "folder/file.py", "bounded_reinforce.py",
-    "endless.py", "greedy.py", "halved.py",
-    "mine.py", "my_reward.py", "remote_reward.py", "remote_rewards.py", "target.py",
+    "endless.py", "game.py", "greedy.py", "halved.py",
+    "agent.py", "mine.py", "my_reward.py", "remote_reward.py", "remote_rewards.py", "target.py",
 }  # fmt: skip
 ANOTHERS = {"vllm/lora/ops/torch_ops/lora_ops.py", "resources_servers/grpo_reward/app.py"}
 MADE = {"report.html"}

@@ -15,7 +15,7 @@ losses.py     every loss type against float64 on the CPU
 policies.py   policies of random weights, training engines, and batches for them
 trained.py    what a few updates of an engine do and cost
 updates.py    bf16 against float32, ZeRO-2 and 3 with offload
-packing.py    several sequences in a row, against a row for each
+prefixes.py   each token computed once, against a padded row for each sequence
 quantized.py  an adapter on a model in NF4, against the same weights in bf16
 throughput.py memory, tokens/s and MFU at three sizes
 families.py   pushes to models of several families, as `make families` makes them, eager and in CUDA graphs

@@ -66,9 +66,15 @@ SERVER_LOST = {
     "killed, servers that have it": at_least(1),
     "canary, mean difference": at_most(CANARY),
 }
-PACKED = {
-    "gradient norm, relative difference": at_most(0.05),
-    "logprobs at the start, mean difference": at_most(0.03),
+SHARED = {
+    f"{shape}, {figure}": bound
+    for shape in ("groups", "turns")
+    for figure, bound in {
+        "gradient norm, relative difference": at_most(0.05),
+        "logprobs at the start, mean difference": at_most(0.03),
+        "time / padded / share of unique tokens": at_most(1.35, in_trials=False),
+        "peak / padded": at_most(1.0, in_trials=False),
+    }.items()
 }
 
 
@@ -118,9 +124,9 @@ BOUNDS: dict[str, Mapping[str, Bound]] = {
     "update_of_half_a_billion": _throughput(1.6, 0.1),
     "update_of_one_and_a_half_billion": _throughput(1.5, 0.25),
     "update_of_three_billion": _throughput(1.3, 0.3),
-    "packed_rows": PACKED,
-    "packed_flash_attention": PACKED
-    | {"peak / padded": at_most(1.0, in_trials=False), "time / padded": at_most(0.9, in_trials=False)},
+    "shared_prefixes": SHARED,
+    "shared_prefixes_of_experts": {name: bound for name, bound in SHARED.items() if not name.startswith("turns")},
+    "shared_flash_attention": SHARED,
     **{f"push_to_{family}": FAMILY | PROBED for family in ("qwen3_moe", "mixtral", "gpt_oss")},
     "push_to_deepseek_v3": FAMILY,  # there is no probe of latent attention
     **{

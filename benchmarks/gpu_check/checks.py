@@ -5,7 +5,7 @@ from . import (
     head,
     losses,
     lost_members,
-    packing,
+    prefixes,
     pushes,
     quantized,
     several_gpus,
@@ -17,7 +17,7 @@ from . import (
 from .check import Check
 
 PARTS = (
-    head, losses, updates, packing, quantized, throughput,
+    head, losses, updates, prefixes, quantized, throughput,
     families, whole_run, lost_members, zero3, several_gpus, pushes,
 )  # fmt: skip
 CHECKS: dict[str, Check] = {made.name: made for part in PARTS for made in part.CHECKS}

@@ -17,8 +17,8 @@ def made_batch(num_episodes: int, length: int, device: torch.device, dtype: torc
     old_N = -2.0 + normal(0.5)
     return MicroBatch(
         input_ids_BL=torch.zeros(num_episodes, length + 1, dtype=torch.int64, device=device),
-        row_N=episode_N,
-        column_N=torch.arange(1, length + 1, device=device).repeat(num_episodes),
+        hidden_N=torch.arange(count, device=device),
+        target_N=torch.zeros(count, dtype=torch.int64, device=device),
         episode_N=episode_N,
         advantage_N=normal(1.0, num_episodes)[episode_N],
         rollout_logprobs_N=old_N + normal(0.05),

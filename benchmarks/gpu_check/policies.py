@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from grpo_trainer.algorithm.batching import micro_batches, parts_of_ranks, plan_updates, tokens_of_updates
+from grpo_trainer.algorithm.batching import micro_batches, parts_of_ranks, tokens_of_updates
 from grpo_trainer.algorithm.decisions import sequences_of
+from grpo_trainer.algorithm.planning import plan_updates
 from grpo_trainer.algorithm.sequences import MicroBatch, single_turn
 from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.config.lora import LoraConfig
@@ -93,7 +94,7 @@ def new_engine(
     rate: float = 1e-4,
     lora: LoraConfig | None = None,
     load_in_4bit: bool = False,
-    packing: bool = False,
+    share: Literal["auto", "never"] = "auto",
     attention: Literal["sdpa", "flash_attention_2"] = "sdpa",
 ) -> "TrainingEngine":
     # DeepSpeed takes seconds to import, and the other checks do without it.
@@ -109,7 +110,7 @@ def new_engine(
             load_in_4bit=load_in_4bit,
         ),
         OptimizerConfig(learning_rate=rate),
-        DeepSpeedConfig(zero_stage=zero_stage, offload_optimizer=offload, packing=packing, timeout_s=300.0),
+        DeepSpeedConfig(zero_stage=zero_stage, offload_optimizer=offload, share_prefixes=share, timeout_s=300.0),
         AlgorithmConfig(),
         temperature=1.0,
         total_updates=1000,
@@ -124,25 +125,27 @@ def made_update(
     completions: int,
     length: int,
     tokens_per_micro_batch: int,
-    ragged: bool = False,
     for_each_rank: bool = False,
 ) -> list[MicroBatch]:
     """This rank's micro-batches of one update: completions of half of `length` tokens after prompts of the other.
 
-    `ragged`: completions of 1 token to seven eighths of `length`, after prompts of an eighth. `for_each_rank`: all of
-    the update's, the same on every rank.
+    `for_each_rank`: all of the update's, the same on every rank.
     """
     rank, world_size = (0, 1) if for_each_rank else (engine.rank, engine.world_size)
     rng = random.Random(0)
     algorithm = AlgorithmConfig()
-    prompt_length = length // (8 if ragged else 2)
+    prompt_length = length // 2
     longest = length - prompt_length
     taken = []
     for number in range(completions):
-        size = rng.randint(1, longest) if ragged else longest
-        prompt, completion = ([rng.randrange(vocabulary) for _ in range(count)] for count in (prompt_length, size))
+        prompt, completion = ([rng.randrange(vocabulary) for _ in range(n)] for n in (prompt_length, longest))
         episode = single_turn(
-            f"e-{number}", prompt, completion, versions=[(VERSION, size)], finish_reason="stop", logprobs=[-5.0] * size
+            f"e-{number}",
+            prompt,
+            completion,
+            versions=[(VERSION, longest)],
+            finish_reason="stop",
+            logprobs=[-5.0] * longest,
         )
         taken.append((episode, rng.gauss(0, 1)))
     sequences = sequences_of(taken, algorithm, max_completion_length=longest)
@@ -150,7 +153,7 @@ def made_update(
         sequences,
         world_size=world_size,
         tokens_per_micro_batch=tokens_per_micro_batch,
-        layout=engine.row_layout,
+        prefixes=engine.prefixes,
         num_updates=1,
     )
     parts, plans = parts_of_ranks(sequences, plan, world_size)
@@ -161,7 +164,7 @@ def made_update(
         version=VERSION,
         pad_token_id=0,
         device=engine.device,
-        layout=engine.row_layout,
+        prefixes=engine.prefixes,
     )
     return update
 

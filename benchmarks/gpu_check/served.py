@@ -25,12 +25,12 @@ from grpo_proto import WeightState
 from grpo_proto.client.clients import WeightsClient
 from grpo_trainer.algorithm.sequences import untrained_sequence
 from grpo_trainer.config.weights import CanaryConfig, WeightsConfig
+from grpo_trainer.fleet.canary import Probe, Rule, compare, own_logprobs, sample_probes
+from grpo_trainer.fleet.event_loop import EventLoopThread
+from grpo_trainer.fleet.fleet import Fleet
+from grpo_trainer.fleet.push import PushResult, WeightPusher, push
 from grpo_trainer.ranks.process_group import LAUNCHER_VARIABLES
 from grpo_trainer.ranks.stop_signal import StopSignal
-from grpo_trainer.servers.canary import Probe, Rule, compare, own_logprobs, sample_probes
-from grpo_trainer.servers.event_loop import EventLoopThread
-from grpo_trainer.servers.fleet import Fleet
-from grpo_trainer.servers.push import PushResult, WeightPusher, push
 
 from .check import Place
 from .policies import SMALL, Shape, new_engine, save_policy

@@ -34,11 +34,8 @@ class Trained:
         return None if self.peak is None or other.peak is None else self.peak / other.peak
 
 
-def trained(new_engine: Callable[[], "TrainingEngine"], shape: Shape, *, length: int, ragged: bool = False) -> Trained:
-    """Make an engine, a few updates of one batch of sequences of `length` tokens, and give its memory back.
-
-    `ragged`: of many lengths, in one micro-batch, where any layout of rows has them in the same order.
-    """
+def trained(new_engine: Callable[[], "TrainingEngine"], shape: Shape, *, length: int) -> Trained:
+    """Make an engine, a few updates of one batch of sequences of `length` tokens, and give its memory back."""
     on_gpu = torch.cuda.is_available()
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
@@ -50,8 +47,7 @@ def trained(new_engine: Callable[[], "TrainingEngine"], shape: Shape, *, length:
         shape.vocabulary,
         completions=COMPLETIONS,
         length=length,
-        tokens_per_micro_batch=(COMPLETIONS if ragged else 4) * length,
-        ragged=ragged,
+        tokens_per_micro_batch=4 * length,
     )
     before = torch.cat(engine.logprobs(batches)).float().cpu()
     norms, seconds = [], []

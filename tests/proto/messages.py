@@ -281,5 +281,8 @@ VARIANTS: dict[str, BaseModel] = {
     "Message-null-content": Message(role="assistant", content=None, tool_calls=[_call]),
     "Message-tool": Message(role="tool", content="63", tool_call_id="call-1", name="add"),
     "Message-parts": Message(role="user", content=[_part, _picture]),
+    "ScoreSample-messages": _sample.model_copy(
+        update={"messages": [_message, Message(role="assistant", content="44 + 19 + 35")]}
+    ),
 }
 """Further examples, of a message whose fields depend on each other. Each has a golden file, too."""

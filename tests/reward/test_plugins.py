@@ -5,10 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from grpo_proto import Message, RewardSpec, ScoreRequest, ScoreSample
 from grpo_reward.author import Reward
+from grpo_reward.executors.inline import InlineExecutor
+from grpo_reward.metrics import Metrics
 from grpo_reward.plugin import PluginError, rewards_of_plugin
+from grpo_reward.refusal import Refusal
 from grpo_reward.registry import load_rewards, plugin_rewards
 from grpo_reward.scorer import Outcome, checked_params, score_batch, score_sample
+from grpo_reward.scoring import Scoring
 
 FOLDER = Path(__file__).parent / "plugins"
 TRL, SWIFT = FOLDER / "trl_plugin.py", FOLDER / "swift_plugin.py"
@@ -59,6 +64,16 @@ class TestTrl:
         outcomes = scored(loaded(TRL)["flags"], [sample("yes", prompt="?"), sample("no", prompt="?")])
         assert [outcome["score"] for outcome in outcomes] == [1.0, 0.0]
         assert scored(loaded(TRL)["flags"], [sample("yes", hint="h")])[0]["score"] == 0.0
+
+    def test_the_completion_of_an_episode_is_all_behind_its_prompt(self, tmp_path):
+        plugin = tmp_path / "turns.py"
+        plugin.write_text(
+            "def turns(prompts, completions):\n"
+            "    return [100 * len(p) + len(c) if isinstance(c, list) else 0 for p, c in zip(prompts, completions)]\n"
+        )
+        messages = [{"role": role, "content": "x"} for role in ("user", "assistant", "tool", "assistant")]
+        samples = [sample("x", prompt=messages[:1]) | {"messages": messages}, sample("x", prompt="x")]
+        assert [outcome["score"] for outcome in scored(loaded(plugin)["turns"], samples)] == [103.0, 0.0]
 
     def test_a_column_may_be_called_like_a_field_of_ours(self, tmp_path):
         plugin = tmp_path / "truncated_column.py"
@@ -288,3 +303,33 @@ def test_a_reward_that_wraps_another_is_one_of_its_file(tmp_path):
     rewards = loaded(plugin)
     assert set(rewards) == {"half"}
     assert rewards["half"].function("a", solution="a") == 0.5
+
+
+@pytest.mark.parametrize("column", ["list", "None"])
+async def test_the_conversation_of_an_episode_is_read_as_a_column(tmp_path, column):
+    """A reward of conversations in a dataset's column scores those of episodes unchanged."""
+    plugin = tmp_path / "roles.py"
+    plugin.write_text(
+        "from grpo_reward import reward\n\n\n@reward\ndef tools(completion: str, *, messages: list) -> float:\n"
+        "    return float(sum(message['role'] == 'tool' for message in messages))\n"
+    )
+    executor = InlineExecutor([plugin])
+    await executor.start()
+    said = [
+        Message(role="user", content="?"),
+        Message(role="tool", content="4"),
+        Message(role="assistant", content="4"),
+    ]
+    columns = {"messages": []} if column == "list" else {}
+    request = ScoreRequest(
+        rewards=[RewardSpec(name="tools")],
+        samples=[
+            ScoreSample(completion="4", messages=said, columns=columns),
+            ScoreSample(completion="4", columns={"messages": [{"role": "user"}]}),
+        ],
+    )
+    response = await Scoring(executor, Metrics()).score(request)
+    assert [result.total for result in response.results] == [1.0, 0.0]
+    request = ScoreRequest(rewards=[RewardSpec(name="tools")], samples=[ScoreSample(completion="4")])
+    with pytest.raises(Refusal, match="tools needs the column messages"):
+        await Scoring(executor, Metrics()).score(request)

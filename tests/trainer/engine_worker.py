@@ -39,7 +39,7 @@ def gradient(
     *,
     top_quantile: float = 1.0,
     entropy_coef: float = 0.01,
-    packing: bool = False,
+    share: str = "never",
 ) -> dict[str, Any]:
     """The engine's gradient of one update: plain descent with a huge rate, then the difference of the weights.
 
@@ -55,7 +55,7 @@ def gradient(
         ),
         gradient_checkpointing=checkpointing,
         overlap_comm=checkpointing and stage > 1,
-        packing=packing,
+        share=share,
     )
     engine_module.adamw = ADAMW
     updates = updates_of(engine, make_taken(count, seed=3, stale_share=0.3), budget=budget)
@@ -66,12 +66,12 @@ def gradient(
     after = weights(engine)
     found = {name: (before[name].double() - after[name].double()) / GRADIENT_SCALE for name in before}
     if engine.rank == 0:
-        packed = "-packed" if packing else ""
-        torch.save(found, folder / f"gradient-{engine.world_size}-{stage}-{budget}-{checkpointing}-{count}{packed}.pt")
-    rows = [batch.position_ids_BL is not None for batch in updates[0]]
+        name = "" if share == "never" else "-shared"
+        torch.save(found, folder / f"gradient-{engine.world_size}-{stage}-{budget}-{checkpointing}-{count}{name}.pt")
+    shared = [batch.layout is not None for batch in updates[0]]
     return metrics | {
         "micro_batches": len(updates[0]),
-        "packed_micro_batches": sum(rows),
+        "shared_micro_batches": sum(shared),
         "layer_passes": passes.count,
         "overlaps": getattr(engine._engine.optimizer, "overlap_comm", None),
     }
@@ -164,7 +164,7 @@ def moved_reference(
     plain = load_policy(engine.model_config, temperature=0.9, zero3=None)
     plain.model.load_state_dict(reference, strict=False)  # a tied head is there under one name
     with torch.no_grad():
-        expected_N = plain(batch.input_ids_BL, batch.row_N, batch.column_N)[0]
+        expected_N = plain(*batch.inputs)[0]
     return {"reference_difference": (logprobs_N - expected_N).abs().max().item()}
 
 
@@ -234,7 +234,7 @@ def not_finite(folder: Path, stage: int, dtype: str) -> dict[str, Any]:
 def exported(folder: Path, stage: int, dtype: str, model: str) -> dict[str, Any]:
     """What a push sends, what `write_hf` writes and what the engine computes are one model."""
     engine = new_engine(folder, stage=stage, dtype=dtype, model=model)
-    (update,) = updates_of(engine, make_taken(6, seed=2), budget=10_000)
+    (update,) = updates_of(engine, make_taken(6, seed=2), budget=10_000, padded=True)
     engine.update(update)
     target = folder / f"hf-{engine.world_size}-{stage}-{dtype}-{model}"
     state = engine.whole_state()
@@ -248,8 +248,7 @@ def exported(folder: Path, stage: int, dtype: str, model: str) -> dict[str, Any]
     batch = update[0]
     with torch.no_grad():
         all_logprobs = (saved(batch.input_ids_BL).logits.float() / 0.9).log_softmax(-1)
-    targets = batch.input_ids_BL[batch.row_N, batch.column_N, None]
-    expected_N = all_logprobs[batch.row_N, batch.column_N - 1].gather(1, targets)[:, 0]
+    expected_N = all_logprobs.flatten(0, 1)[batch.hidden_N].gather(1, batch.target_N[:, None])[:, 0]
     return {
         "equal": equal(sent, load_file(target / "model.safetensors")),
         "files": sorted(path.name for path in target.iterdir()),
@@ -370,8 +369,8 @@ def scenarios(folder: Path, world_size: int) -> dict[str, Scenario]:
             found[f"offloaded {stage}"] = partial(offloaded, folder, stage)
     if world_size > 1:
         for stage in (0, 3):
-            packed = partial(gradient, folder, stage, 80, True, 20, entropy_coef=0.0, packing=True)
-            found[f"gradient {stage} 80 True 20 packed"] = packed
+            shared = partial(gradient, folder, stage, 80, True, 20, entropy_coef=0.0, share="auto")
+            found[f"gradient {stage} 80 True 20 shared"] = shared
         found["exported 0 float32"] = partial(exported, folder, 0, "float32", "untied")
         found["exported 2 bfloat16"] = partial(exported, folder, 2, "bfloat16", "tied")
         found["exported 3 float32"] = partial(exported, folder, 3, "float32", "tied")

@@ -28,7 +28,7 @@ def train(engine: TrainingEngine, seeds: range) -> list[dict[str, float]]:
 
 def logprobs(engine: TrainingEngine, *, reference: bool = False) -> list[float]:
     """Of sequences that both ranks share."""
-    (update,) = updates_of(engine, make_taken(6, seed=2), budget=10_000)
+    (update,) = updates_of(engine, make_taken(6, seed=2), budget=10_000, padded=True)
     (found_N,) = engine.logprobs(update, reference=reference)
     return found_N.tolist()
 
@@ -51,8 +51,10 @@ def learned(folder: Path, stage: int, dtype: str, tied: bool, checkpointing: boo
     if engine.rank == 0:
         engine.write_adapter(folder / f"adapter-{name}", adapter)
         engine.write_hf(folder / f"merged-{name}", merged)
-    (update,) = updates_of(engine, make_taken(6, seed=2), budget=10_000)
-    torch.save((update[0].input_ids_BL, update[0].row_N, update[0].column_N), folder / f"batch-{name}-{engine.rank}.pt")
+    (update,) = updates_of(engine, make_taken(6, seed=2), budget=10_000, padded=True)
+    torch.save(
+        (update[0].input_ids_BL, update[0].hidden_N, update[0].target_N), folder / f"batch-{name}-{engine.rank}.pt"
+    )
     return {
         "moved": sorted(n for n in before if not torch.equal(before[n], after[n])),
         "trained": sorted(trained),
@@ -141,7 +143,7 @@ def drops_out(folder: Path) -> dict[str, Any]:
     """Dropout acts in updates, and nowhere that logprobs are compared."""
     engine = new_lora_engine(folder, stage=0, lora=LoraConfig(r=4, alpha=8, dropout=0.5))
     train(engine, range(2))
-    (update,) = updates_of(engine, make_taken(6, seed=2), budget=10_000)
+    (update,) = updates_of(engine, make_taken(6, seed=2), budget=10_000, padded=True)
     engine.prepare([update])
     return {
         "compared": [logprobs(engine), logprobs(engine)],

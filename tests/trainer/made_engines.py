@@ -29,7 +29,7 @@ def new_engine(
     gradient_checkpointing: bool = False,
     model: str = "tied",
     overlap_comm: bool = False,
-    packing: bool = False,
+    share: Any = "auto",
     coalesce_grad_reduction: bool = False,
     offload_optimizer: bool = False,
 ) -> TrainingEngine:
@@ -44,7 +44,7 @@ def new_engine(
         DeepSpeedConfig(
             zero_stage=stage,
             overlap_comm=overlap_comm,
-            packing=packing,
+            share_prefixes=share,
             coalesce_grad_reduction=coalesce_grad_reduction,
             offload_optimizer=offload_optimizer,
         ),
@@ -88,7 +88,9 @@ def new_lora_engine(
     )
 
 
-def updates_of(engine: TrainingEngine, taken: Taken, *, budget: int = 60, steps: int = 1) -> list[list[MicroBatch]]:
+def updates_of(
+    engine: TrainingEngine, taken: Taken, *, budget: int = 60, steps: int = 1, padded: bool = False
+) -> list[list[MicroBatch]]:
     return build_updates(
         decided(taken, engine.algorithm.model_copy(update={"steps_per_generation": steps})),
         version=VERSION,
@@ -97,7 +99,7 @@ def updates_of(engine: TrainingEngine, taken: Taken, *, budget: int = 60, steps:
         world_size=engine.world_size,
         pad_token_id=0,
         device=engine.device,
-        layout=engine.row_layout,
+        prefixes=None if padded else engine.prefixes,
     )
 
 

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from grpo_proto import RewardScore
-from grpo_trainer.algorithm.batching import micro_batches, parts_of_ranks, plan_updates, tokens_of_updates
+from grpo_trainer.algorithm.batching import micro_batches, parts_of_ranks, tokens_of_updates
 from grpo_trainer.algorithm.decisions import sequences_of
-from grpo_trainer.algorithm.rows import RowLayout
+from grpo_trainer.algorithm.planning import plan_updates
+from grpo_trainer.algorithm.prefixes import PrefixSharing
 from grpo_trainer.algorithm.sequences import Episode, MicroBatch, Segment, TrainingSequence, Turn, single_turn
 from grpo_trainer.config.algorithm import AlgorithmConfig
 
@@ -54,14 +55,14 @@ def build_updates(
     pad_token_id: int = 0,
     device: object = "cpu",
     num_updates: int | None = None,
-    layout: RowLayout = "padded",
+    prefixes: PrefixSharing | None = None,
 ) -> list[list[MicroBatch]]:
     """The micro-batches of one rank, the way the loop and the ranks make them."""
     plan = plan_updates(
         sequences,
         world_size=world_size,
         tokens_per_micro_batch=tokens_per_micro_batch,
-        layout=layout,
+        prefixes=prefixes,
         num_updates=num_updates,
     )
     parts, plans = parts_of_ranks(sequences, plan, world_size)
@@ -73,7 +74,7 @@ def build_updates(
         version=version,
         pad_token_id=pad_token_id,
         device=device,  # type: ignore[arg-type]
-        layout=layout,
+        prefixes=prefixes,
     )
 
 
@@ -133,3 +134,34 @@ def saying(episode: Episode, text: str) -> Episode:
     (segment,) = episode.segments
     (turn,) = segment.turns
     return replace(episode, segments=[replace(segment, turns=[replace(turn, text=text)])])
+
+
+def conversation(episode_id: str = "c", *, version: int = VERSION) -> Episode:
+    """A question, a tool's call and the answer, cut off by a limit; a side branch was sampled before the answer."""
+
+    def turn(start: int, end: int, text: str, order: int, masked: str | None = None) -> Turn:
+        return Turn(start, end, [(version, end - start)], "stop", text, masked=masked, order=order)
+
+    call = {"id": "call_1", "type": "function", "function": {"name": "calc", "arguments": '{"expr": "3*4"}'}}
+    answered = Segment([5, 1, 6, 7, 2, 8, 9], [turn(2, 4, "calc", 0), turn(5, 7, "12", 2)], [-0.1] * 4)
+    branch = Segment(
+        [5, 1, 12, 13],
+        [turn(2, 4, "notes", 1, "undelivered")],
+        [-0.2] * 2,
+        parent=0,
+        fork_at=2,
+        fork_reason="another program",
+    )
+    return Episode(
+        episode_id,
+        [answered, branch],
+        status="truncated",
+        cause="policy",
+        transcript=[
+            {"role": "user", "content": "What is 3*4?"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "call_1", "content": "12"},
+            {"role": "assistant", "content": "12"},
+        ],
+        opening=1,
+    )

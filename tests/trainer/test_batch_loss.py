@@ -27,7 +27,7 @@ def computed(
     policy = Policy(make_model(tied=True, hidden_size=64), temperature=0.9, chunk_tokens=16)
     taken = [*make_taken(9, seed=4, stale_share=0.3), (two_segments(), 0.4)]
     ((batch,),) = build_updates(decided(taken, algorithm), tokens_per_micro_batch=10_000)
-    inputs = batch.input_ids_BL, batch.row_N, batch.column_N
+    inputs = batch.inputs
     with torch.no_grad():
         logprobs_N, entropy_N = policy(*inputs)
     # A policy that has moved: some ratios are clipped.

@@ -12,7 +12,8 @@ from tests.trainer.made_episodes import (
     two_segments,
 )
 
-from grpo_trainer.algorithm.batching import Plan, collate, plan_updates
+from grpo_trainer.algorithm.batching import collate
+from grpo_trainer.algorithm.planning import Plan, plan_updates
 from grpo_trainer.algorithm.sequences import MicroBatch, TrainingSequence
 from grpo_trainer.config.algorithm import AlgorithmConfig
 
@@ -94,7 +95,7 @@ def test_collate_finds_every_trained_token():
     batch = put_together([sequences[i] for i in indices], update_tokens=99, pad_token_id=7)
     chosen = [taken[i] for i in indices]
     sampled = [episode.sampled_token_ids for episode, _ in chosen]
-    assert batch.input_ids_BL[batch.row_N, batch.column_N].tolist() == [token for ids in sampled for token in ids]
+    assert batch.target_N.tolist() == [token for ids in sampled for token in ids]
     spread = lambda values: [value for value, ids in zip(values, sampled, strict=True) for _ in ids]  # noqa: E731
     torch.testing.assert_close(batch.advantage_N, torch.tensor(spread([advantage for _, advantage in chosen])))
     torch.testing.assert_close(batch.weight_N, torch.tensor(spread([1 / 6 / len(ids) for ids in sampled])))
@@ -110,7 +111,9 @@ def test_collate_finds_every_trained_token():
 def test_an_empty_micro_batch_is_one_row_of_padding_without_tokens():
     batch = put_together([], pad_token_id=3)
     assert batch.input_ids_BL.tolist() == [[3]]
-    assert batch.row_N.numel() == batch.weight_N.numel() == batch.rollout_logprobs_N.numel() == batch.num_episodes == 0
+    assert (
+        batch.target_N.numel() == batch.weight_N.numel() == batch.rollout_logprobs_N.numel() == batch.num_episodes == 0
+    )
 
 
 def test_logprobs_the_server_did_not_send_are_nan():
@@ -133,7 +136,7 @@ def test_the_segments_of_an_episode_stay_in_one_update_and_one_micro_batch():
         assert not {sequences[i].episode for i in members(plan[0])} & {sequences[i].episode for i in members(plan[1])}
     batch = put_together(sequences[:4])
     assert batch.num_episodes == 2
-    assert batch.episode_N[batch.row_N == 1].unique().tolist() == [0]
+    assert batch.episode_N[batch.hidden_N // batch.input_ids_BL.shape[1] == 1].unique().tolist() == [0]
 
 
 def test_build_updates_gives_each_rank_its_part():

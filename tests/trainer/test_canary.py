@@ -8,13 +8,12 @@ import pytest
 import torch
 
 from grpo_proto import ErrorDetail, InfrastructureError, RolloutRequest
-from grpo_trainer.algorithm.rows import RowLayout
 from grpo_trainer.algorithm.sequences import MicroBatch, Segment, Turn, untrained_sequence
 from grpo_trainer.config.run_config import RunConfig
 from grpo_trainer.config.weights import CanaryConfig
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.errors import RunError
-from grpo_trainer.servers.canary import (
+from grpo_trainer.fleet.canary import (
     Probe,
     Rule,
     canary_prompts,
@@ -24,7 +23,7 @@ from grpo_trainer.servers.canary import (
     rule_for,
     sample_probes,
 )
-from grpo_trainer.servers.fleet import Fleet
+from grpo_trainer.fleet.fleet import Fleet
 
 
 def probe(url: str, *logprobs: float) -> Probe:
@@ -120,15 +119,14 @@ async def test_a_server_that_is_too_busy_to_be_checked_stays(status: int | None,
     await fleet.close()
 
 
-@pytest.mark.parametrize("layout", ["padded", "packed"])
-def test_the_trainers_own_logprobs_keep_to_the_budget_of_a_micro_batch_and_come_in_order(layout: RowLayout):
+def test_the_trainers_own_logprobs_keep_to_the_budget_of_a_micro_batch_and_come_in_order():
     seen: list[tuple[int, ...]] = []
 
     def logprobs(micro_batches: list[MicroBatch]) -> list[torch.Tensor]:
         seen.extend(tuple(batch.input_ids_BL.shape) for batch in micro_batches)
-        return [batch.input_ids_BL[batch.row_N, batch.column_N].float() for batch in micro_batches]
+        return [batch.target_N.float() for batch in micro_batches]
 
-    engine: Any = SimpleNamespace(device="cpu", row_layout=layout, logprobs=logprobs)
+    engine: Any = SimpleNamespace(device="cpu", logprobs=logprobs)
     completions = [list(range(1, 1 + n)) for n in (4, 1, 6, 2) * 5]
     sequences = [untrained_sequence(segment([9] * 3, completion)) for completion in completions]
     own = own_logprobs(engine, sequences, version=1, tokens_per_micro_batch=24, pad_token_id=0)

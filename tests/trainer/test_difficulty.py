@@ -13,7 +13,7 @@ from grpo_trainer.config.data import DifficultyConfig
 from grpo_trainer.data.difficulty import DifficultyMemory
 from grpo_trainer.data.order import PromptOrder
 from grpo_trainer.data.prompt_row import PromptRow
-from grpo_trainer.servers.pipeline import Cursor, Pipeline
+from grpo_trainer.sampling.pipeline import Cursor, Pipeline
 
 
 def memory(**config: float) -> DifficultyMemory:

@@ -156,7 +156,7 @@ def test_the_gradient_is_that_of_the_reverse_kl():
     batch.old_logprobs_N = batch.rollout_logprobs_N
     algorithm = AlgorithmConfig(loss_type="reinforce", importance_sampling_correction=False)
     # A micro-batch has its sequences in an order of its own.
-    tokens_N = batch.input_ids_BL[batch.row_N, batch.column_N]
+    tokens_N = batch.target_N
     loss, _ = policy_loss(logprobs_V[tokens_N], torch.zeros(()), batch, algorithm, surrogate_of(algorithm))
     (found_V,) = torch.autograd.grad(loss, student_V)
     assert torch.allclose(found_V, wanted_V, atol=1e-6)

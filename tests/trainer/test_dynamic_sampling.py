@@ -19,8 +19,8 @@ from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.errors import RunError
 from grpo_trainer.observe.dynamic_sampling import dynamic_sampling_metrics
-from grpo_trainer.servers.pipeline import Cursor, Pipeline
-from grpo_trainer.servers.refills import Refills
+from grpo_trainer.sampling.pipeline import Cursor, Pipeline
+from grpo_trainer.sampling.refills import Refills
 
 
 @dataclass

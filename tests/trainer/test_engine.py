@@ -91,7 +91,7 @@ def plain_gradient(
         pad_token_id=0,
         device="cpu",
     )
-    logprobs_N, entropy_N = policy(batch.input_ids_BL, batch.row_N, batch.column_N)
+    logprobs_N, entropy_N = policy(*batch.inputs)
     batch.old_logprobs_N, batch.ref_logprobs_N = old_logprobs(batch, logprobs_N), logprobs_N.detach()
     mark_high_entropy([batch], [entropy_N.detach()], top_quantile=top_quantile)
     loss, _ = policy_loss(logprobs_N, entropy_N, batch, algorithm, clipped)
@@ -118,7 +118,7 @@ def test_loss_and_gradient_do_not_depend_on_ranks_micro_batches_or_zero_stage(
     results = [one_rank] if world_size == 1 else two_ranks
     metrics = [result[f"gradient {stage} {budget} {checkpointing} {count}"] for result in results]
     assert metrics[0]["micro_batches"] > 1 or budget > 40
-    assert metrics[0]["packed_micro_batches"] == 0
+    assert metrics[0]["shared_micro_batches"] == 0
     # Each layer is computed twice with recomputed activations.
     assert metrics[0]["layer_passes"] == metrics[0]["micro_batches"] * (2 if checkpointing else 1)
     if stage == 2:  # the other stages do not show it
@@ -129,11 +129,11 @@ def test_loss_and_gradient_do_not_depend_on_ranks_micro_batches_or_zero_stage(
 
 
 @pytest.mark.parametrize("stage", [0, 3])
-def test_packed_rows_change_neither_loss_nor_gradient(folder: Path, two_ranks: list[dict[str, Any]], stage: int):
-    metrics = [result[f"gradient {stage} 80 True 20 packed"] for result in two_ranks]
+def test_shared_prefixes_change_neither_loss_nor_gradient(folder: Path, two_ranks: list[dict[str, Any]], stage: int):
+    metrics = [result[f"gradient {stage} 80 True 20 shared"] for result in two_ranks]
     assert len({of_rank["micro_batches"] for of_rank in metrics}) == 1
-    assert all(of_rank["packed_micro_batches"] > 0 for of_rank in metrics)
-    found = torch.load(folder / f"gradient-2-{stage}-80-True-20-packed.pt", weights_only=True)
+    assert all(of_rank["shared_micro_batches"] > 0 for of_rank in metrics)
+    found = torch.load(folder / f"gradient-2-{stage}-80-True-20-shared.pt", weights_only=True)
     assert_equals(plain_gradient(folder, 20, 1.0, 0.0), found, metrics)
 
 

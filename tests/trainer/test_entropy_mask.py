@@ -20,7 +20,7 @@ def made_update() -> list[MicroBatch]:
 
 def made_entropies(update: list[MicroBatch]) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return [torch.rand(len(batch.row_N), generator=generator) for batch in update]
+    return [torch.rand(len(batch.target_N), generator=generator) for batch in update]
 
 
 @pytest.mark.parametrize("top_quantile", [0.0, 0.2, 0.5, 0.9])

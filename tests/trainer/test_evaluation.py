@@ -11,7 +11,7 @@ from grpo_trainer.algorithm.at_k import at_k_metrics, pass_at_k
 from grpo_trainer.algorithm.sequences import Group
 from grpo_trainer.config.run_config import RunConfig
 from grpo_trainer.data.prompt_row import PromptRow
-from grpo_trainer.servers.evaluation import EvalSet, Evaluation, eval_sets, mean_over_sets
+from grpo_trainer.sampling.evaluation import EvalSet, Evaluation, eval_sets, mean_over_sets
 
 ROWS = [PromptRow(number, [1], "p", {}) for number in range(5)]
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from grpo_trainer.servers.event_loop import EventLoopThread
+from grpo_trainer.fleet.event_loop import EventLoopThread
 
 
 async def answer() -> int:

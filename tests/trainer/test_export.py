@@ -11,7 +11,7 @@ from grpo_proto.messages.weights import Backend
 from grpo_proto.staging import buckets_in_the_way
 from grpo_proto.transport import plan_manifest, view_tensor
 from grpo_trainer.engine.export import Export, Gather
-from grpo_trainer.servers.push_plan import MIB, bucket_limit_s, plan_push
+from grpo_trainer.fleet.push_plan import MIB, bucket_limit_s, plan_push
 
 PARAMETERS = {f"w{number}": torch.full((100,), float(number)) for number in range(5)}
 TRIPLES = [(name, "float32", list(tensor.shape)) for name, tensor in PARAMETERS.items()]

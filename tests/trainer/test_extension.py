@@ -80,7 +80,7 @@ def test_the_loss_of_the_contributing_page_works_as_it_stands(tmp_path: Path):
     sequences = make_sequences(6, algorithm, seed=2)
     batch = collate(sequences, version=VERSION, update_tokens=9, pad_token_id=0, device="cpu")
     batch.old_logprobs_N = batch.rollout_logprobs_N
-    logprobs_N = (batch.rollout_logprobs_N + torch.linspace(-1, 1, batch.row_N.numel())).requires_grad_()
+    logprobs_N = (batch.rollout_logprobs_N + torch.linspace(-1, 1, batch.target_N.numel())).requires_grad_()
     loss, tally = policy_loss(logprobs_N, torch.zeros_like(logprobs_N), batch, algorithm, surrogate)
     loss.backward()
     ratio_N = torch.exp(logprobs_N.detach() - batch.rollout_logprobs_N)

@@ -14,12 +14,12 @@ from grpo_proto import PROTOCOL_VERSION, RolloutClient, RolloutInfo, WeightState
 from grpo_proto.messages.rollout import AdapterLimits
 from grpo_trainer.config.run_config import RolloutConfig
 from grpo_trainer.errors import UnavailableError
+from grpo_trainer.fleet import fleet as fleet_module
+from grpo_trainer.fleet.adapters import AdapterNeeds
+from grpo_trainer.fleet.event_loop import EventLoopThread
+from grpo_trainer.fleet.fleet import GRACE_S, Fleet, Replica
+from grpo_trainer.fleet.weight_session import next_number
 from grpo_trainer.ranks.stop_signal import STOP_SIGNALS, StopRequested, StopSignal
-from grpo_trainer.servers import fleet as fleet_module
-from grpo_trainer.servers.adapters import AdapterNeeds
-from grpo_trainer.servers.event_loop import EventLoopThread
-from grpo_trainer.servers.fleet import GRACE_S, Fleet, Replica
-from grpo_trainer.servers.weight_session import next_number
 
 
 def info(**changes: object) -> RolloutInfo:
@@ -99,7 +99,7 @@ class TestStartWithoutSomeServers:
     async def test_enough_servers_go_on_after_a_short_grace_and_the_missing_ones_are_named(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ):
-        monkeypatch.setattr("grpo_trainer.servers.fleet.GRACE_S", 0.5)
+        monkeypatch.setattr("grpo_trainer.fleet.fleet.GRACE_S", 0.5)
         fleet = Fleet(urls(3), min_replicas=2)
         come(fleet.replicas[0])
         come(fleet.replicas[1], after_probes=1)
@@ -133,7 +133,7 @@ class TestStartWithoutSomeServers:
         await fleet.close()
 
     async def test_too_few_are_no_start(self, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr("grpo_trainer.servers.fleet.GRACE_S", 0.0)
+        monkeypatch.setattr("grpo_trainer.fleet.fleet.GRACE_S", 0.0)
         fleet = Fleet(urls(3), min_replicas=2)
         come(fleet.replicas[0])
         with pytest.raises(UnavailableError, match=r"the rollout server http://127.0.0.1:2 did not come up within 1 s"):

@@ -5,11 +5,12 @@ import torch
 from pydantic import ValidationError
 from tests.trainer.made_episodes import VERSION, make_taken, two_segments
 
-from grpo_trainer.algorithm.batching import micro_batches, parts_of_ranks, plan_updates
+from grpo_trainer.algorithm.batching import micro_batches, parts_of_ranks
 from grpo_trainer.algorithm.decisions import training_sequences
 from grpo_trainer.algorithm.estimators import estimator_of
 from grpo_trainer.algorithm.kl_in_reward import log_ratio_sums, penalize, sequences_to_compare
-from grpo_trainer.algorithm.rows import RowLayout
+from grpo_trainer.algorithm.planning import plan_updates
+from grpo_trainer.algorithm.prefixes import PrefixSharing
 from grpo_trainer.algorithm.sequences import Group
 from grpo_trainer.algorithm.skipping import may_skip
 from grpo_trainer.config.algorithm import AlgorithmConfig
@@ -27,21 +28,21 @@ def group_of(*totals: float | None) -> Group:
 
 @pytest.mark.parametrize("world_size", [1, 2, 5])
 @pytest.mark.parametrize("budget", [20, 1000])
-@pytest.mark.parametrize("layout", ["padded", "packed", "one_row"])
+@pytest.mark.parametrize("prefixes", [None, PrefixSharing()])
 def test_the_penalty_is_of_all_trained_tokens_of_an_episode_however_the_batch_is_cut(
-    world_size: int, budget: int, layout: RowLayout
+    world_size: int, budget: int, prefixes: PrefixSharing | None
 ):
     group = group_of(1.0, 0.5, None, 0.0)
     episodes, sequences = sequences_to_compare([group])
-    plan = plan_updates(sequences, world_size=world_size, tokens_per_micro_batch=budget, layout=layout)
+    plan = plan_updates(sequences, world_size=world_size, tokens_per_micro_batch=budget, prefixes=prefixes)
     parts, plans = parts_of_ranks(sequences, plan, world_size)
     sums = []
     for part, plan_of_rank in zip(parts, plans, strict=True):
         (batches,) = micro_batches(
-            part, plan_of_rank, [0], version=VERSION, pad_token_id=0, device="cpu", layout=layout
+            part, plan_of_rank, [0], version=VERSION, pad_token_id=0, device="cpu", prefixes=prefixes
         )
         for batch in batches:
-            logprobs_N = -batch.input_ids_BL[batch.row_N, batch.column_N].float() / 64
+            logprobs_N = -batch.target_N.float() / 64
             sums += log_ratio_sums(batch, logprobs_N, torch.full_like(logprobs_N, -0.25))
     metrics = penalize(episodes, [sequence for part in parts for sequence in part], sums, beta=0.5)
 

@@ -8,8 +8,8 @@ import pytest
 
 from grpo_proto import ConflictError, ErrorDetail, RenewRequest
 from grpo_trainer.config.weights import WeightsConfig
-from grpo_trainer.servers.lease import Lease
-from grpo_trainer.servers.weight_session import WeightSession
+from grpo_trainer.fleet.lease import Lease
+from grpo_trainer.fleet.weight_session import WeightSession
 
 
 class Server:

@@ -20,12 +20,12 @@ from grpo_trainer.checkpoint.best import BestCheckpoint
 from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.config.weights import WeightsConfig
 from grpo_trainer.errors import CallbackError, DiskError, GuardStop, RunError, ServersError
+from grpo_trainer.fleet import push as stage
+from grpo_trainer.fleet.event_loop import EventLoopThread
 from grpo_trainer.guarding import WayBack
 from grpo_trainer.observe.decisions import Decision
+from grpo_trainer.orchestrator import Orchestrator
 from grpo_trainer.ranks.stop_signal import StopRequested, StopSignal
-from grpo_trainer.servers import push as stage
-from grpo_trainer.servers.event_loop import EventLoopThread
-from grpo_trainer.servers.orchestrator import Orchestrator
 
 FAILURE = stage.Failure("no rollout server answers", final=False)
 
@@ -280,13 +280,13 @@ def test_the_first_adapter_that_is_not_zero_is_checked_whatever_the_interval(
 def test_a_policy_changes_by_an_update_with_a_rate_and_a_finite_gradient(monkeypatch: pytest.MonkeyPatch):
     def changed(rate: float, grad_norm: float) -> bool:
         result = {"learning_rate": rate, "grad_norm": grad_norm}
-        crew = SimpleNamespace(ranks=SimpleNamespace(world_size=1), do=lambda *_, **__: result)
+        crew = SimpleNamespace(
+            ranks=SimpleNamespace(world_size=1), do=lambda *_, **__: result, gather=lambda *_, **__: [0]
+        )
         config = SimpleNamespace(deepspeed=SimpleNamespace(tokens_per_micro_batch=8), algorithm=AlgorithmConfig())
         orchestrator = SimpleNamespace(batch_used=lambda: None)
         journal = SimpleNamespace(stage=lambda _: nullcontext(), add=lambda _: None)
-        run: Any = SimpleNamespace(
-            config=config, crew=crew, orchestrator=orchestrator, journal=journal, row_layout="padded"
-        )
+        run: Any = SimpleNamespace(config=config, crew=crew, orchestrator=orchestrator, journal=journal, prefixes=None)
         return loop.optimize(run, [], version=1)
 
     monkeypatch.setattr(loop, "count_updates", lambda _: 1)
@@ -297,14 +297,12 @@ def test_a_policy_changes_by_an_update_with_a_rate_and_a_finite_gradient(monkeyp
 
 def test_the_reference_moves_after_the_updates_of_every_so_many_steps(monkeypatch: pytest.MonkeyPatch):
     did: list[tuple[int, str]] = []
-    crew = SimpleNamespace(ranks=SimpleNamespace(world_size=1))
+    crew = SimpleNamespace(ranks=SimpleNamespace(world_size=1), gather=lambda *_, **__: [0])
     algorithm = AlgorithmConfig(beta=0.1, sync_ref_model=True, ref_model_sync_steps=2)
     config = SimpleNamespace(deepspeed=SimpleNamespace(tokens_per_micro_batch=8), algorithm=algorithm)
     journal = SimpleNamespace(stage=lambda _: nullcontext(), add=lambda _: None)
     orchestrator = SimpleNamespace(batch_used=lambda: None)
-    run: Any = SimpleNamespace(
-        config=config, crew=crew, orchestrator=orchestrator, journal=journal, row_layout="padded"
-    )
+    run: Any = SimpleNamespace(config=config, crew=crew, orchestrator=orchestrator, journal=journal, prefixes=None)
     monkeypatch.setattr(loop, "count_updates", lambda _: 1)
     for step in range(1, 6):
 

@@ -25,10 +25,10 @@ from grpo_trainer.config.settings import read_config
 from grpo_trainer.dry_run import ModelWithoutWeights, _memory
 from grpo_trainer.engine.output_head import Policy
 from grpo_trainer.errors import UsageError
+from grpo_trainer.fleet.adapters import AdapterNeeds, choose_push_kind
 from grpo_trainer.lora import files
 from grpo_trainer.lora.adapter import Adapter
 from grpo_trainer.lora.files import base_digest_of, read_adapter, write_adapter
-from grpo_trainer.servers.adapters import AdapterNeeds, choose_push_kind
 
 BASE = "b" * 64
 

@@ -44,11 +44,10 @@ def seen(folder: Path) -> dict[str, dict[str, Any]]:
 
 def logprobs_of(model: PreTrainedModel, batch: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> list[float]:
     """Compute what the engine computes, with plain transformers."""
-    input_ids_BL, row_N, column_N = batch
+    input_ids_BL, hidden_N, target_N = batch
     with torch.no_grad():
         all_logprobs = (model.eval()(input_ids_BL).logits.float() / 0.9).log_softmax(-1)
-    targets = input_ids_BL[row_N, column_N, None]
-    return all_logprobs[row_N, column_N - 1].gather(1, targets)[:, 0].tolist()
+    return all_logprobs.flatten(0, 1)[hidden_N].gather(1, target_N[:, None])[:, 0].tolist()
 
 
 @pytest.mark.parametrize("stage", STAGES)

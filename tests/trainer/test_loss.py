@@ -43,7 +43,7 @@ def policy_loss(
 def test_old_logprobs_are_the_trainers_own_for_fresh_and_the_servers_for_stale_sequences():
     sequences = make_sequences(8, stale_share=0.5)
     batch = micro_batch(sequences)
-    own_N = torch.randn(batch.row_N.numel(), requires_grad=True)
+    own_N = torch.randn(batch.target_N.numel(), requires_grad=True)
     old_N = old_logprobs(batch, own_N)
     assert not old_N.requires_grad
     assert batch.fresh_N.any()
@@ -54,7 +54,7 @@ def test_old_logprobs_are_the_trainers_own_for_fresh_and_the_servers_for_stale_s
 
 def test_on_policy_the_gradient_is_the_policy_gradient_whatever_the_clip():
     batch = micro_batch(make_sequences(4, logprobs=False), weight=0.25)
-    logprobs_N = torch.randn(batch.row_N.numel(), requires_grad=True)
+    logprobs_N = torch.randn(batch.target_N.numel(), requires_grad=True)
     batch.old_logprobs_N = old_logprobs(batch, logprobs_N)
     loss, _ = policy_loss(logprobs_N, torch.zeros_like(batch.weight_N), batch, AlgorithmConfig(epsilon=0.0))
     loss.backward()
@@ -106,7 +106,7 @@ def test_the_mismatch_of_tokens_that_follow_older_ones_in_their_turn_is_measured
 
 def test_a_token_without_a_server_logprob_is_not_corrected():
     batch = micro_batch(make_sequences(3, logprobs=False))
-    logprobs_N = torch.randn(batch.row_N.numel())
+    logprobs_N = torch.randn(batch.target_N.numel())
     batch.old_logprobs_N = logprobs_N
     _, tally = policy_loss(logprobs_N, torch.zeros_like(logprobs_N), batch, AlgorithmConfig())
     metrics = tally.reduce()
@@ -116,7 +116,7 @@ def test_a_token_without_a_server_logprob_is_not_corrected():
 
 def test_what_is_not_filled_in_is_named():
     batch = micro_batch(make_sequences(2))
-    logprobs_N = torch.zeros(batch.row_N.numel())
+    logprobs_N = torch.zeros(batch.target_N.numel())
     with pytest.raises(ValueError, match="old_logprobs_N"):
         policy_loss(logprobs_N, logprobs_N, batch, AlgorithmConfig())
     batch.old_logprobs_N = logprobs_N
@@ -143,12 +143,12 @@ def run(
     ]
     if algorithm.masks_low_entropy:
         with torch.no_grad():
-            entropies = [policy(batch.input_ids_BL, batch.row_N, batch.column_N)[1] for batch in batches]
+            entropies = [policy(*batch.inputs)[1] for batch in batches]
         mark_high_entropy(batches, entropies, top_quantile=algorithm.top_entropy_quantile)
     for batch in batches:
         batch.old_logprobs_N = batch.rollout_logprobs_N
         batch.ref_logprobs_N = batch.rollout_logprobs_N + 0.1
-        loss, part = policy_loss(*policy(batch.input_ids_BL, batch.row_N, batch.column_N), batch, algorithm)
+        loss, part = policy_loss(*policy(*batch.inputs), batch, algorithm)
         loss.backward()
         total += loss.item()
         tally.merge(part)
@@ -208,7 +208,7 @@ def test_the_micro_batches_of_one_update_add_up_to_the_update():
                 device="cpu",
             )
             for batch in update:
-                logprobs_N, entropy_N = policy(batch.input_ids_BL, batch.row_N, batch.column_N)
+                logprobs_N, entropy_N = policy(*batch.inputs)
                 batch.old_logprobs_N = old_logprobs(batch, logprobs_N)
                 policy_loss(logprobs_N, entropy_N, batch, algorithm)[0].backward()
         results.append(torch.cat([p.grad.flatten() for p in policy.parameters()]))
@@ -230,7 +230,7 @@ def test_loss_and_gradient_do_not_depend_on_where_an_episode_is_cut(mode: str):
     for episode in (whole, cut):
         batch = micro_batch(decided([(episode, 0.7), (two_segments(), -0.3)], algorithm), weight=0.1)
         policy.zero_grad()
-        logprobs_N, entropy_N = policy(batch.input_ids_BL, batch.row_N, batch.column_N)
+        logprobs_N, entropy_N = policy(*batch.inputs)
         batch.old_logprobs_N = old_logprobs(batch, logprobs_N)
         loss, tally = policy_loss(logprobs_N, entropy_N, batch, algorithm)
         loss.backward()

@@ -68,7 +68,7 @@ def policy(model: Any) -> Policy:
 
 def logprobs(model: Any, batch: MicroBatch) -> torch.Tensor:
     with torch.no_grad():
-        return policy(model)(batch.input_ids_BL, batch.row_N, batch.column_N)[0]
+        return policy(model)(*batch.inputs)[0]
 
 
 def one_micro_batch(sequences: list[TrainingSequence]) -> list[MicroBatch]:
@@ -90,7 +90,7 @@ def loss_and_gradient(
 ) -> tuple[float, dict[str, torch.Tensor], Tally]:
     model.zero_grad()
     with torch.no_grad():
-        entropy_N = policy(model)(batch.input_ids_BL, batch.row_N, batch.column_N)[1]
+        entropy_N = policy(model)(*batch.inputs)[1]
     mark_high_entropy([batch], [entropy_N], top_quantile=algorithm.top_entropy_quantile)
     surrogate = surrogate_of(algorithm)
     entropy_coef = algorithm.entropy_coef if entropy_coef is None else entropy_coef

@@ -25,7 +25,7 @@ from grpo_trainer.data.run_rows import load_training_rows
 from grpo_trainer.errors import UsageError
 from grpo_trainer.observe.completions import completion_records
 from grpo_trainer.observe.dataset_metrics import dataset_metrics
-from grpo_trainer.servers.pipeline import Cursor, Pipeline
+from grpo_trainer.sampling.pipeline import Cursor, Pipeline
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -51,7 +51,7 @@ def warned(rank: int, *loggers: str) -> list[str]:
 
 
 def test_what_all_ranks_do_alike_is_warned_of_once(monkeypatch: pytest.MonkeyPatch):
-    own = ("grpo_trainer.engine.model", "grpo_trainer.lora.adapter", "grpo_trainer.servers.push", "httpx")
+    own = ("grpo_trainer.engine.model", "grpo_trainer.lora.adapter", "grpo_trainer.fleet.push", "httpx")
     assert warned(0, *own) == [f"odd in {name}" for name in own]
     assert warned(1, *own) == [f"odd in {name}" for name in own[2:]]
     monkeypatch.setenv("GRPO_LOG_LEVEL", "warning")

@@ -8,12 +8,12 @@ import pytest
 from tests.trainer.test_pipeline import FakeReward, FakeRollout, make
 
 from grpo_trainer.algorithm.sequences import Group
+from grpo_trainer.fleet.event_loop import EventLoopThread
 from grpo_trainer.live_sources import standing_still_shown
 from grpo_trainer.observe.run_status import RunStatus
 from grpo_trainer.observe.standing_still import Servers, standing_still
+from grpo_trainer.orchestrator import Orchestrator
 from grpo_trainer.ranks.stop_signal import StopSignal
-from grpo_trainer.servers.event_loop import EventLoopThread
-from grpo_trainer.servers.orchestrator import Orchestrator
 
 CONFIG = SimpleNamespace(
     rollout=SimpleNamespace(retry_for_s=300.0),
@@ -111,7 +111,7 @@ async def test_a_job_that_fails_waits_for_nothing_any_more():
 def test_the_wait_says_when_it_is_for_scores_and_an_evaluation_stays_one(
     stage: str, only_scores: bool, says: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("grpo_trainer.servers.orchestrator.BEAT_INTERVAL_S", 0.01)
+    monkeypatch.setattr("grpo_trainer.orchestrator.BEAT_INTERVAL_S", 0.01)
     status, done, stages = RunStatus("demo", max_steps=9, heartbeat_bound_s=60.0), threading.Event(), []
     status.enter_stage(stage)
 
@@ -140,7 +140,7 @@ def test_the_page_reads_it_of_the_orchestrator():
         reward_health=None,
         teachers=SimpleNamespace(stages=[]),
         pipeline=SimpleNamespace(oldest_since_s={"sampling": 900.0, "scoring": None}.get),
-        rollout=SimpleNamespace(failing_since_s=1000.04),
+        sampler=SimpleNamespace(failing_since_s=1000.04),
         config=CONFIG,
     )
     shown = standing_still_shown(status, orchestrator)  # type: ignore[arg-type]

@@ -20,16 +20,16 @@ SPANS = [(5, 14), (3, 11), (14, 20), (1, 20)]
 def tokens() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     input_ids_BL = torch.randint(5, 100, (len(SPANS), 20), generator=generator)
-    row_N = torch.cat([torch.full((end - start,), row) for row, (start, end) in enumerate(SPANS)])
-    return input_ids_BL, row_N, torch.cat([torch.arange(start, end) for start, end in SPANS])
+    hidden_N = torch.cat([20 * row + torch.arange(start, end) - 1 for row, (start, end) in enumerate(SPANS)])
+    return input_ids_BL, hidden_N, input_ids_BL.flatten()[hidden_N + 1]
 
 
 def plain(model: torch.nn.Module, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
     """The same from the whole [B, L, V] logits of transformers' own forward."""
-    input_ids_BL, row_N, column_N = tokens()
-    log_probabilities = (model(input_ids_BL).logits.float() / temperature).log_softmax(-1)[row_N, column_N - 1]
+    input_ids_BL, hidden_N, target_N = tokens()
+    log_probabilities = (model(input_ids_BL).logits.float() / temperature).log_softmax(-1).flatten(0, 1)[hidden_N]
     entropy_N = -(log_probabilities.exp() * log_probabilities).sum(-1)
-    return log_probabilities.gather(1, input_ids_BL[row_N, column_N, None])[:, 0], entropy_N
+    return log_probabilities.gather(1, target_N[:, None])[:, 0], entropy_N
 
 
 def gradients(model: torch.nn.Module, logprobs_N: torch.Tensor, entropy_N: torch.Tensor) -> torch.Tensor:
@@ -76,11 +76,11 @@ def test_a_head_in_float32_takes_the_weights_as_they_are(tied: bool):
     """The reference: the same decoder, and a head whose products are in float32."""
     model = make_model(tied=tied, hidden_size=64, dtype=torch.bfloat16)
     found = Policy(model, temperature=0.7, chunk_tokens=6, in_float32=True)(*tokens())
-    input_ids_BL, row_N, column_N = tokens()
+    input_ids_BL, hidden_N, target_N = tokens()
     hidden_BLH = model.model(input_ids=input_ids_BL).last_hidden_state
     logits_BLV = hidden_BLH.float() @ model.lm_head.weight.float().T
-    log_probabilities = (logits_BLV / 0.7).log_softmax(-1)[row_N, column_N - 1]
-    expected = log_probabilities.gather(1, input_ids_BL[row_N, column_N, None])[:, 0]
+    log_probabilities = (logits_BLV / 0.7).log_softmax(-1).flatten(0, 1)[hidden_N]
+    expected = log_probabilities.gather(1, target_N[:, None])[:, 0]
     entropy_N = -(log_probabilities.exp() * log_probabilities).sum(-1)
     torch.testing.assert_close(found[0], expected, rtol=1e-6, atol=2e-6)
     # Gradients are rounded to bfloat16 where they leave the head.
@@ -126,11 +126,12 @@ def test_one_pass_equals_two(what: str):
 
 def test_padding_on_the_right_changes_nothing():
     model = make_model(tied=True, hidden_size=64)
-    input_ids_BL, row_N, column_N = tokens()
+    input_ids_BL, hidden_N, target_N = tokens()
     policy = Policy(model, temperature=1.0, chunk_tokens=8)
     padded = torch.cat([input_ids_BL, torch.zeros(len(SPANS), 9, dtype=torch.long)], dim=1)
+    in_padded_N = hidden_N + 9 * (hidden_N // 20)
     torch.testing.assert_close(
-        policy(padded, row_N, column_N)[0], policy(input_ids_BL, row_N, column_N)[0], rtol=1e-6, atol=1e-6
+        policy(padded, in_padded_N, target_N)[0], policy(input_ids_BL, hidden_N, target_N)[0], rtol=1e-6, atol=1e-6
     )
 
 

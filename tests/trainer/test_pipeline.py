@@ -14,9 +14,9 @@ from grpo_trainer.algorithm.sequences import Group
 from grpo_trainer.data.order import PromptOrder, sampling_seed
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.errors import RunError
-from grpo_trainer.servers.pipeline import Cursor, Pipeline, PipelineLimits
-from grpo_trainer.servers.rollout import Asked
-from grpo_trainer.servers.tracing import Tracing
+from grpo_trainer.sampling.pipeline import Cursor, Pipeline, PipelineLimits
+from grpo_trainer.sampling.sampler import Asked
+from grpo_trainer.sampling.tracing import Tracing
 
 
 class FakeRollout:

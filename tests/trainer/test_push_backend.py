@@ -21,13 +21,13 @@ from grpo_trainer import dry_run
 from grpo_trainer.config.run_config import RunConfig
 from grpo_trainer.config.weights import WeightsConfig
 from grpo_trainer.errors import UsageError
+from grpo_trainer.fleet import push as stage
+from grpo_trainer.fleet.event_loop import EventLoopThread
+from grpo_trainer.fleet.fleet import Fleet, Replica
+from grpo_trainer.fleet.push import WeightPusher, _send
+from grpo_trainer.fleet.push_backend import choose_backend
+from grpo_trainer.fleet.push_plan import LARGEST_MIB, MIB
 from grpo_trainer.ranks.stop_signal import StopSignal
-from grpo_trainer.servers import push as stage
-from grpo_trainer.servers.event_loop import EventLoopThread
-from grpo_trainer.servers.fleet import Fleet, Replica
-from grpo_trainer.servers.push import WeightPusher, _send
-from grpo_trainer.servers.push_backend import choose_backend
-from grpo_trainer.servers.push_plan import LARGEST_MIB, MIB
 
 from .test_fleet import info
 

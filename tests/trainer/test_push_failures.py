@@ -3,8 +3,8 @@
 import pytest
 
 from grpo_proto import ConflictError, DataError, ErrorDetail, InfrastructureError, ServiceError
-from grpo_trainer.servers.attendance import Attendance, MemberFailed, MemberLostError, is_final
-from grpo_trainer.servers.fleet import Fleet, Replica
+from grpo_trainer.fleet.attendance import Attendance, MemberFailed, MemberLostError, is_final
+from grpo_trainer.fleet.fleet import Fleet, Replica
 
 from .test_fleet import info
 

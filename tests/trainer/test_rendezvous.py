@@ -94,7 +94,7 @@ def TrainingEngine(*_, **__):
     load = lambda folder: said.update(loaded=str(folder))
     cpu = SimpleNamespace(type="cpu")
     saved = dict(write_hf=lambda folder, state: folder.mkdir(), num_bytes=0, num_checkpoint_bytes=0)
-    return SimpleNamespace(load=load, export=export, device=cpu, has_experts=False, row_layout="padded", **saved)
+    return SimpleNamespace(load=load, export=export, device=cpu, has_experts=False, prefixes=None, **saved)
 
 run.TrainingEngine = TrainingEngine
 run.show_servers = run.write_report_and_summary = lambda *_, **__: None

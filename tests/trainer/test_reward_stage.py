@@ -25,9 +25,9 @@ from grpo_trainer.algorithm.sequences import Group
 from grpo_trainer.config.run_config import RewardConfig
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.errors import RunError, ServersError, TrainerError, UnavailableError, UsageError
-from grpo_trainer.servers.prompt_prefix import prefix_doubts
-from grpo_trainer.servers.reward import TOKENS_OF_REQUEST, RewardStage, check_enough_scored, in_requests
-from grpo_trainer.servers.reward_code import RewardCode
+from grpo_trainer.sampling.prompt_prefix import prefix_doubts
+from grpo_trainer.sampling.reward import TOKENS_OF_REQUEST, RewardStage, check_enough_scored, in_requests
+from grpo_trainer.sampling.reward_code import RewardCode
 
 
 def a_server(
@@ -259,7 +259,7 @@ class TestChangedCode:
                 await stage.check([PromptRow(0, [1], "prompt", {"nums": [1]})])
 
     async def test_accepted_it_changes_between_two_steps_and_never_within_one(self, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr("grpo_trainer.servers.reward.PAUSE_S", 0.0)
+        monkeypatch.setattr("grpo_trainer.sampling.reward.PAUSE_S", 0.0)
         code = RewardCode({"right": "old"}, accept=True)
         await self.score(self.served("old", "new", "old", "new"), 1, 1, 2, code=code, accept=True)
         assert code.hashes == {"right": "new"}

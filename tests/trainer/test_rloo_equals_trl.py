@@ -96,7 +96,7 @@ def test_advantages_of_rewards_with_the_kl_equal_trl(trainer: RLOOTrainer):
     ((batch,),) = build_updates(sequences, tokens_per_micro_batch=10_000)
     order = sorted(sequences, key=lambda sequence: -sequence.num_tokens)  # as the micro-batch has them
     own, reference = (
-        Policy(model, temperature=trainer.temperature, chunk_tokens=16)(batch.input_ids_BL, batch.row_N, batch.column_N)
+        Policy(model, temperature=trainer.temperature, chunk_tokens=16)(*batch.inputs)
         for model in (trainer.model, trainer.ref_model)
     )
     metrics = penalize(episodes, order, log_ratio_sums(batch, own[0], reference[0]), beta=BETA)

@@ -31,12 +31,12 @@ from grpo_trainer.checkpoint.rollbacks import (
 )
 from grpo_trainer.config.run_config import RunConfig
 from grpo_trainer.errors import GuardStop, UsageError
+from grpo_trainer.fleet.event_loop import EventLoopThread
 from grpo_trainer.guarding import obey_guards, to_go_back_to
 from grpo_trainer.observe.decisions import Decision
-from grpo_trainer.servers.event_loop import EventLoopThread
-from grpo_trainer.servers.orchestrator import Orchestrator
-from grpo_trainer.servers.pipeline import Cursor
-from grpo_trainer.servers.rollout import Asked
+from grpo_trainer.orchestrator import Orchestrator
+from grpo_trainer.sampling.pipeline import Cursor
+from grpo_trainer.sampling.sampler import Asked
 
 CURSOR = {"next_position": 8, "unused": [6, 7], "difficulty": [[0, 0.5, 0]]}
 
@@ -240,7 +240,7 @@ def orchestrator_of(
     rollout = HoldingRollout()
     pipeline = make(rollout, max_staleness=1)
     orchestrator.config, orchestrator.loop, orchestrator.tracing = config, events, pipeline.tracing
-    orchestrator.rollout, orchestrator.reward, orchestrator._limits = rollout, Spread(), pipeline.limits
+    orchestrator.sampler, orchestrator.reward, orchestrator._limits = rollout, Spread(), pipeline.limits
     orchestrator.teachers = None
     orchestrator.pusher = SimpleNamespace(leave=lambda: left.append(None))
     orchestrator.pipeline = orchestrator._new_pipeline(pipeline.prompts, Cursor())

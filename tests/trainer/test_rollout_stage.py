@@ -16,8 +16,9 @@ from grpo_proto import (
 )
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.errors import RunError
-from grpo_trainer.servers.fleet import Fleet, Replica
-from grpo_trainer.servers.rollout import Asked, RolloutStage
+from grpo_trainer.fleet.fleet import Fleet, Replica
+from grpo_trainer.sampling.sampler import Asked
+from grpo_trainer.sampling.single_turn import SingleTurn
 
 GROUP = RolloutGroup(
     prompt_token_ids=[1], completions=[Completion(token_ids=[2], text="", finish_reason="stop", versions=[(1, 1)])]
@@ -42,11 +43,11 @@ class Server:
         return RolloutResponse(groups=[GROUP], server_id="s")
 
 
-async def begun() -> tuple[Fleet, Server, RolloutStage, "asyncio.Task[object]"]:
+async def begun() -> tuple[Fleet, Server, SingleTurn, "asyncio.Task[object]"]:
     """A request that the only member has in work, in session 1."""
     fleet = Fleet(["http://127.0.0.1:1"], min_replicas=1)
     server = Server(fleet.replicas[0])
-    stage = RolloutStage(fleet, run_id="run", deadline_s=60, retry_for_s=5)
+    stage = SingleTurn(fleet, run_id="run", deadline_s=60, retry_for_s=5)
     await fleet.admit(fleet.replicas, session=1)
     sampling: asyncio.Task[object] = asyncio.create_task(stage.sample(ASKED, min_version=1, n=1, sampling=Sampling()))
     await asyncio.wait_for(server.asked.wait(), 10)
@@ -91,8 +92,8 @@ class TwoServers:
             raise self.errors.pop(0)
         return RolloutResponse(groups=[GROUP], server_id="s")
 
-    async def sample(self, *, retry_for_s: float) -> RolloutStage:
-        stage = RolloutStage(self.fleet, run_id="run", deadline_s=60, retry_for_s=retry_for_s)
+    async def sample(self, *, retry_for_s: float) -> SingleTurn:
+        stage = SingleTurn(self.fleet, run_id="run", deadline_s=60, retry_for_s=retry_for_s)
         await self.fleet.admit(self.fleet.replicas, session=1)
         try:
             await asyncio.wait_for(stage.sample(ASKED, min_version=1, n=1, sampling=Sampling()), 10)

@@ -304,3 +304,10 @@ def test_the_resolved_file_gives_the_same_configuration(run_file: Path, tmp_path
     config = read(run_file, "--optimizer.learning_rate", "0.125", "--reward.params", params, *loss)
     write_resolved(config, tmp_path / "resolved.yaml")
     assert read(tmp_path / "resolved.yaml") == config
+
+
+def test_packing_of_earlier_files_is_ignored_with_a_warning(run_file: Path, caplog: pytest.LogCaptureFixture):
+    run_file.write_text(yaml.safe_dump(MINIMAL | {"deepspeed": {"packing": True}}))
+    config = read(run_file)
+    assert config.deepspeed.share_prefixes == "auto"
+    assert "deepspeed.packing is no setting any more" in caplog.text

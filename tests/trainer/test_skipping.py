@@ -5,8 +5,8 @@ import torch
 from tests.tiny_model import make_model
 from tests.trainer.made_episodes import VERSION, Taken, build_updates, decided, make_taken, two_segments
 
-from grpo_trainer.algorithm.batching import count_updates, plan_updates
 from grpo_trainer.algorithm.loss import old_logprobs, policy_loss
+from grpo_trainer.algorithm.planning import count_updates, plan_updates
 from grpo_trainer.algorithm.sequences import TrainingSequence
 from grpo_trainer.algorithm.skipping import sequences_to_compute, surveyed
 from grpo_trainer.algorithm.surrogates import SURROGATES, reads_of, surrogate_of
@@ -75,7 +75,7 @@ def test_a_surrogate_that_declares_it_has_no_loss_and_no_gradient_without_advant
     ((batch,),) = build_updates(decided([(e, 0.0) for e, _ in make_taken(9)]), tokens_per_micro_batch=10_000)
     generator = torch.Generator().manual_seed(0)
     batch.old_logprobs_N = batch.rollout_logprobs_N
-    logprobs_N = batch.rollout_logprobs_N + torch.randn(batch.row_N.numel(), generator=generator)
+    logprobs_N = batch.rollout_logprobs_N + torch.randn(batch.target_N.numel(), generator=generator)
     logprobs_N.requires_grad_()
     loss, _ = policy_loss(logprobs_N, torch.zeros(()), batch, algorithm, surrogate_of(algorithm))
     loss.backward()
@@ -90,7 +90,7 @@ def loss_and_gradient(
     (update,) = build_updates(computed, tokens_per_micro_batch=40, version=VERSION)
     losses = []
     for batch in update:
-        logprobs_N, entropy_N = policy(batch.input_ids_BL, batch.row_N, batch.column_N)
+        logprobs_N, entropy_N = policy(*batch.inputs)
         batch.old_logprobs_N = old_logprobs(batch, logprobs_N)
         loss, _ = policy_loss(logprobs_N, entropy_N.detach(), batch, algorithm, surrogate_of(algorithm))
         loss.backward()

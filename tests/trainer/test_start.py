@@ -31,8 +31,8 @@ from grpo_trainer.config.settings import read_config
 from grpo_trainer.config.weights import WeightsConfig
 from grpo_trainer.data.prompts import text_or_file
 from grpo_trainer.errors import RunError, UnavailableError, UsageError, model_error_class
-from grpo_trainer.servers.reward import _check_file
-from grpo_trainer.servers.weight_session import listener_of
+from grpo_trainer.fleet.weight_session import listener_of
+from grpo_trainer.sampling.reward import _check_file
 
 PATIENCE_S = 120.0
 

@@ -23,7 +23,7 @@ def made_batch(scale: float = 1.0) -> tuple[MicroBatch, torch.Tensor]:
     """Twelve episodes, half of them of a negative advantage, and logprobs away from those that sampled them."""
     ((batch,),) = build_updates(decided(make_taken(12, seed=3)), tokens_per_micro_batch=10_000)
     generator = torch.Generator().manual_seed(1)
-    noise_N = torch.randn(batch.row_N.numel(), generator=generator) * scale
+    noise_N = torch.randn(batch.target_N.numel(), generator=generator) * scale
     batch.old_logprobs_N = batch.rollout_logprobs_N + 0.01
     return batch, (batch.rollout_logprobs_N / 8 + noise_N).clamp(max=-1e-3).requires_grad_()
 

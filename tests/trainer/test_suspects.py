@@ -23,13 +23,13 @@ from grpo_trainer.algorithm.sequences import Group
 from grpo_trainer.data.order import PromptOrder
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.errors import RunError
-from grpo_trainer.servers import fleet as fleet_module
-from grpo_trainer.servers.fleet import Fleet
-from grpo_trainer.servers.pipeline import Cursor, Pipeline, PipelineLimits
-from grpo_trainer.servers.places import place
-from grpo_trainer.servers.rollout import RolloutStage
-from grpo_trainer.servers.suspects import has_died
-from grpo_trainer.servers.tracing import Tracing
+from grpo_trainer.fleet import fleet as fleet_module
+from grpo_trainer.fleet.fleet import Fleet
+from grpo_trainer.fleet.places import place
+from grpo_trainer.sampling.pipeline import Cursor, Pipeline, PipelineLimits
+from grpo_trainer.sampling.single_turn import SingleTurn
+from grpo_trainer.sampling.suspects import has_died
+from grpo_trainer.sampling.tracing import Tracing
 
 pytestmark = pytest.mark.processes
 
@@ -49,7 +49,7 @@ class Servers:
         self.fleet = Fleet([f"http://127.0.0.1:{port}" for port in self.ports], min_replicas=1)
         for replica in self.fleet.replicas:
             replica.rollouts.probe_timeout_s = 0.3
-        self.stage = RolloutStage(self.fleet, run_id="run", deadline_s=60, retry_for_s=20)
+        self.stage = SingleTurn(self.fleet, run_id="run", deadline_s=60, retry_for_s=20)
 
     def start(self, port: int) -> "subprocess.Popen[bytes]":
         words = [sys.executable, SCRIPT, port, self.log, json.dumps(INFO), json.dumps(self.behaviour)]
@@ -116,7 +116,7 @@ def often_probed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_module, "PROBE_INTERVAL_S", 0.05)
 
 
-def pipeline_on(stage: RolloutStage, *, rows: int = 20) -> Pipeline:
+def pipeline_on(stage: SingleTurn, *, rows: int = 20) -> Pipeline:
     """Batches of 8 groups in 4 jobs; the prompt of position p begins with token p + 1."""
     prompts = PromptOrder([PromptRow(n, [n + 1], f"question {n}", {}) for n in range(rows)], seed=1, shuffle=False)
     limits = PipelineLimits(

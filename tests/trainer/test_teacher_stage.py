@@ -14,9 +14,9 @@ from grpo_trainer.config.run_config import RunConfig
 from grpo_trainer.config.teacher import TeacherConfig
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.errors import RunError, UnavailableError
-from grpo_trainer.servers import teacher
-from grpo_trainer.servers.teacher import Policy, TeacherStage
-from grpo_trainer.servers.teachers import Teachers
+from grpo_trainer.sampling import teacher
+from grpo_trainer.sampling.teacher import Policy, TeacherStage
+from grpo_trainer.sampling.teachers import Teachers
 
 CONFIG = TeacherConfig(url="http://127.0.0.1:1", retry_for_s=0.01)
 POLICY = Policy.of(make_tokenizer(), max_tokens=100)

@@ -10,7 +10,7 @@ from tests.otlp_receiver import otlp_receiver
 
 from grpo_trainer.errors import UsageError
 from grpo_trainer.group_trace import NO_TRACE
-from grpo_trainer.servers.tracing import Tracing
+from grpo_trainer.sampling.tracing import Tracing
 
 STAGES = ["sample", "score", "wait", "train"]
 

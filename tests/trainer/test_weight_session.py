@@ -21,9 +21,9 @@ from grpo_proto.lifeline import Host, Member
 from grpo_proto.server.listening import listening_socket
 from grpo_proto.transport import WeightGroup, plan_manifest
 from grpo_trainer.config.weights import WeightsConfig
-from grpo_trainer.servers import weight_session
-from grpo_trainer.servers.attendance import MemberFailed
-from grpo_trainer.servers.weight_session import WeightSession
+from grpo_trainer.fleet import weight_session
+from grpo_trainer.fleet.attendance import MemberFailed
+from grpo_trainer.fleet.weight_session import WeightSession
 
 
 def member(answer: Callable[[SessionRequest], Any], url: str = "http://rollout:8000") -> Any:

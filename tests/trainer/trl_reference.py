@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from datasets import Dataset
@@ -17,15 +18,14 @@ from tests.tiny_model import make_model, make_tokenizer
 from transformers import PreTrainedModel
 from trl import import_utils as trl_import_utils
 
-# TRL would import vLLM, which takes long, and warn that it does not know its version. Nothing here samples.
-trl_import_utils.is_vllm_available = lambda min_version=None: False
-
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
-from trl import GRPOConfig, GRPOTrainer  # noqa: E402
-from trl.experimental.gmpo import GMPOTrainer  # noqa: E402
+# TRL would import vLLM, which takes long, and warn that it does not know its version. Nothing here samples.
+with patch.object(trl_import_utils, "is_vllm_available", lambda min_version=None: False):
+    from trl import GRPOConfig, GRPOTrainer
+    from trl.experimental.gmpo import GMPOTrainer
 
-from grpo_trainer.config.algorithm import AlgorithmConfig  # noqa: E402
+from grpo_trainer.config.algorithm import AlgorithmConfig
 
 NUM_GENERATIONS = 4
 MAX_COMPLETION_LENGTH = 12

@@ -7,6 +7,7 @@ repeated `request_id` aborts the older request). A weights call is never retried
 import asyncio
 import logging
 import os
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
@@ -36,6 +37,8 @@ from .certificates import trusted_certificates
 
 SLACK_S = 10.0
 """Added to a request's deadline for the client's timeout, so that the answer that reports the deadline arrives."""
+RETRY_HEADER = "x-stainless-retry-count"
+"""By which a session's turn knows a retry: it joins the turn that runs, or gets its recorded answer."""
 WAITING_TOLD_S, WAITING_TOLD_AGAIN_S = 5.0, 30.0
 """Seconds of retries until the first warning, and between two warnings."""
 KEEP_CONNECTION_S = 3.0
@@ -125,8 +128,12 @@ class ServiceClient:
         answer: type[ResponseT],
         timeout_s: float,
         max_bytes: int = MAX_ANSWER_BYTES,
+        *,
+        key: str | None = None,
     ) -> ResponseT:
         """Retry after infrastructure errors, with backoff and jitter, until `retry_for_s` after the first failure.
+
+        `key`: replaces the server's token; the request then counts its tries in `RETRY_HEADER`.
 
         Logs a warning when the server is away for longer than a busy server would be, and again at intervals.
         """
@@ -157,7 +164,10 @@ class ServiceClient:
         )
         async for attempt in attempts:
             with attempt:
-                return await self._call(method, path, body, answer, timeout_s, max_bytes)
+                tried = attempt.retry_state.attempt_number - 1
+                headers = {"Authorization": f"Bearer {key}", RETRY_HEADER: str(tried)} if key is not None else {}
+                sent = await self._send(method, path, body, timeout_s, max_bytes, headers)
+                return sent.message(answer, self._url(path))
         raise AssertionError("unreachable: the last attempt re-raises")
 
     async def _call(
@@ -172,11 +182,17 @@ class ServiceClient:
         return (await self._send(method, path, body, timeout_s, max_bytes)).message(answer, self._url(path))
 
     async def _send(
-        self, method: str, path: str, body: Request | None, timeout_s: float, max_bytes: int = MAX_ANSWER_BYTES
+        self,
+        method: str,
+        path: str,
+        body: Request | None,
+        timeout_s: float,
+        max_bytes: int = MAX_ANSWER_BYTES,
+        more_headers: Mapping[str, str] = {},
     ) -> Answer:
         """The server's answer, of any status, within `timeout_s` and `max_bytes`. Raises ServiceError without one."""
         content = body.model_dump_json(exclude=body.left_open()).encode() if body is not None else None
-        headers = PLAIN | ({"Content-Type": "application/json"} if content is not None else {})
+        headers = PLAIN | ({"Content-Type": "application/json"} if content is not None else {}) | dict(more_headers)
         timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, self.probe_timeout_s))
         try:
             # Bound the whole call: httpx bounds each part of an answer, so a server that drips would never be late.

@@ -32,6 +32,11 @@ class ScoreSample(Request):
     prompt: str | Annotated[list[Message], StopAtFirstFault()] | None = None
     columns: dict[str, Any] = Field(default_factory=dict)
     completion_token_ids: Annotated[list[int], StopAtFirstFault()] | None = None
+    messages: Annotated[list[Message], StopAtFirstFault()] | None = Field(
+        default=None,
+        exclude_if=lambda value: value is None,
+        description="The whole conversation of an episode of several turns; `completion` is what was said last.",
+    )
     truncated: bool | None = Field(default=None, description="True when the completion ended at its length limit.")
     traceparent: TraceParent | None = Field(
         default=None,

@@ -12,11 +12,13 @@ Cause = Literal["policy", "program", "infrastructure"]
 
 
 class SessionLimits(Request):
-    """What ends a session. Time in which its requests wait for weights does not count."""
+    """What ends a session as `truncated` by the policy. Time in which its weights are not served does not count."""
 
     max_turns: int = Field(default=16, ge=1)
     max_segments: int = Field(default=16, ge=1, description="A full render and a branch each begin a segment.")
-    max_sampled_tokens: int | None = Field(default=None, ge=1, description="Of all turns together.")
+    max_sampled_tokens: int | None = Field(
+        default=None, ge=1, description="Of all turns together; a turn that it cuts is the last."
+    )
     max_context_tokens: int | None = Field(
         default=None, ge=2, description="Of one prompt and its answer; default: the server's --max-model-len."
     )

@@ -13,7 +13,8 @@ Every other parameter is one of three things:
   `prompts`, `completion_ids`, `truncated`, `step`). Without a default, samples that lack it are refused. For
   `completions` also what TRL passes: `trainer_state`, of which `global_step` is known, `log_extra(column, values)` and
   `log_metric(name, value)`, and `timeout_s`, after which the call is killed and no sample of it has a score;
-- a *column* of the dataset: every name in `columns`, or without `columns` every parameter that has no default;
+- a *column* of the dataset: every name in `columns`, or without `columns` every parameter that has no default. The
+  conversation of an episode of several turns comes as the column `messages`, and `completion` is what was said last;
 - a *param* of the request, checked against its annotation: every other one.
 
 What it returns: a finite number (True is 1, False is 0; NumPy's and torch's will do), None (not its task: `unscorable`)

@@ -17,7 +17,8 @@ from .author import CONTEXT, Reward, params_model
 from .scorer import finished
 
 TRL_GIVEN = {"completions", "prompts", "completion_ids", "trainer_state", "log_extra", "log_metric"}
-TRL_FIELDS = {"prompts": "prompt", "completion_ids": "completion_token_ids"}
+TRL_FIELDS = {"prompts": "prompt", "completion_ids": "completion_token_ids", "_messages": "messages"}
+"""Parameter of `call` → field of the sample. `_messages`, an episode's whole conversation, is no name of theirs."""
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 SWIFT_GIVEN = {"messages", "response_token_ids", "is_truncated", "finish_reason", "trainer_state"}
 
@@ -25,17 +26,24 @@ SWIFT_GIVEN = {"messages", "response_token_ids", "is_truncated", "finish_reason"
 def trl_reward(function: Callable[..., Any], *, name: str, file: Path) -> Reward:
     """A function as TRL's `reward_funcs` takes it, plain or `async`.
 
-    As there, completions are lists of messages where the prompts are, else text; numbers may be bools, NumPy's or
+    As there, completions are lists of messages where the prompts are, else text; those of an episode are all messages
+    behind its prompt. Numbers may be bools, NumPy's or
     torch's.
     """
     signature = _Signature(function, skip=TRL_GIVEN)
 
-    def call(completions: list[str], prompts: list[Any], completion_ids: list[Any], **rest: Any) -> Any:
+    def call(
+        completions: list[str], prompts: list[Any], completion_ids: list[Any], _messages: list[Any], **rest: Any
+    ) -> Any:
         given = {
             **rest,
             "completions": [
-                [{"role": "assistant", "content": text}] if isinstance(prompt, list) else text
-                for text, prompt in zip(completions, prompts, strict=True)
+                _behind(prompt, messages)
+                if messages is not None
+                else [{"role": "assistant", "content": text}]
+                if isinstance(prompt, list)
+                else text
+                for text, prompt, messages in zip(completions, prompts, _messages, strict=True)
             ],
             "prompts": prompts,
             "completion_ids": completion_ids,
@@ -63,13 +71,18 @@ def swift_reward(orm: type[Any], *, name: str, file: Path) -> Reward:
     signature = _Signature(instance, skip=SWIFT_GIVEN, skip_first=True)
 
     def call(
-        completions: list[str], prompts: list[Any], completion_ids: list[Any], truncated: list[Any], **rest: Any
+        completions: list[str],
+        prompts: list[Any],
+        completion_ids: list[Any],
+        truncated: list[Any],
+        _messages: list[Any],
+        **rest: Any,
     ) -> Any:
         given = {
             **rest,
             "messages": [
-                [*_messages(prompt), {"role": "assistant", "content": text}]
-                for text, prompt in zip(completions, prompts, strict=True)
+                messages if messages is not None else [*_opening(prompt), {"role": "assistant", "content": text}]
+                for text, prompt, messages in zip(completions, prompts, _messages, strict=True)
             ],
             "response_token_ids": completion_ids,
             "is_truncated": truncated,
@@ -118,7 +131,12 @@ def _reward(
     )
 
 
-def _messages(prompt: Any) -> Sequence[Any]:
+def _behind(prompt: Any, messages: list[Any]) -> list[Any]:
+    """The messages of an episode that are not of its prompt."""
+    return messages[len(prompt) :] if isinstance(prompt, list) else messages
+
+
+def _opening(prompt: Any) -> Sequence[Any]:
     if isinstance(prompt, list):
         return prompt
     return [] if prompt is None else [{"role": "user", "content": prompt}]

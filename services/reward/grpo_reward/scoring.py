@@ -25,6 +25,8 @@ LARGE_ANSWER_SCORES, BREATH_S = 4_000, 0.01
 """An answer of so many takes some milliseconds of the event loop; after each, others have their turn for so long."""
 MAX_LARGE_SCORES = 2**20
 """Most scores of all large requests at once: about a kilobyte each, and the collector goes through all of them."""
+MESSAGES = "messages"
+"""Field of an episode; a reward reads it as it reads a column of that name."""
 MAX_CHUNK_SCORES = 512
 """Most scores of a chunk, however cheap: so many logs may be in memory before they are counted, for each worker."""
 
@@ -286,10 +288,12 @@ class _Piece:
         columns = sample.columns
         if not self._all_columns and columns.keys() != self._columns:
             columns = {name: columns[name] for name in self._columns if name in columns}
+        if sample.messages is not None and (self._all_columns or MESSAGES in self._columns):
+            columns = columns | {MESSAGES: [message.model_dump() for message in sample.messages]}
         plain: dict[str, Any] = {"completion": sample.completion, "columns": columns}
         for field in self._fields:
             value = getattr(sample, field)
-            if field == "prompt" and isinstance(value, list):
+            if field in ("prompt", MESSAGES) and isinstance(value, list):
                 value = [message.model_dump() for message in value]
             plain[field] = value
         return plain
@@ -317,7 +321,7 @@ def _check_sample(loaded: LoadedReward, position: int, sample: ScoreSample) -> N
     name = loaded.description.name
     where = f"samples[{position}]" + (f" ({shown(sample.id)})" if sample.id else "")
     for column in loaded.description.columns:
-        if column not in sample.columns:
+        if column not in sample.columns and (column != MESSAGES or sample.messages is None):
             raise Refusal(
                 422,
                 "missing_column",

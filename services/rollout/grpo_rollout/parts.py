@@ -23,7 +23,7 @@ from .logprobs import Logprobs
 from .manifest_check import ModelTensors, model_tensors
 from .pushes import Pushes
 from .rollouts import Rollouts, sampling_params
-from .sessions.build import SessionParts, build_sessions
+from .sessions.build import SessionParts, VllmServing, build_sessions
 from .workarounds import bound_logprobs
 
 logger = logging.getLogger("vllm.grpo_rollout.parts")
@@ -41,10 +41,10 @@ class Parts:
     sessions: SessionParts
 
 
-async def build_parts(client: EngineClient, args: Namespace, *, models: Any, chat: Any) -> Parts:
+async def build_parts(client: EngineClient, args: Namespace, *, models: Any, serving: VllmServing) -> Parts:
     """Build everything that our routes need, on top of a running engine.
 
-    `models` is vLLM's `OpenAIServingModels`, `chat` its `OpenAIServingChat`.
+    `models` is vLLM's `OpenAIServingModels`.
     """
     engine = Engine(client)
     engine.start()
@@ -66,7 +66,7 @@ async def build_parts(client: EngineClient, args: Namespace, *, models: Any, cha
         engine=engine,
         pushes=pushes,
         rollouts=rollouts,
-        sessions=build_sessions(engine, pushes, rollouts, chat, args),
+        sessions=build_sessions(engine, pushes, rollouts, serving, args),
         logprobs=Logprobs(
             engine,
             pushes,

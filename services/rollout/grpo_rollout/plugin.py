@@ -14,6 +14,7 @@ from .kept_sequences import add_keep_call
 from .options import DEFAULT_HEARTBEAT_TIMEOUT_S, DEFAULT_MAX_WAITING
 from .parts import Parts, build_parts
 from .routes import make_router
+from .sessions.build import VllmServing
 from .workarounds import die_with_parent, mend_cpu_adapters, request_amx_tiles, spin_briefly
 
 
@@ -56,9 +57,12 @@ class RolloutEndpoints:
     async def init_state(self, engine_client: EngineClient | None, state: State, args: Namespace) -> None:
         if engine_client is None:
             raise RuntimeError("rollouts need an engine, and this is a render server")
-        self._parts = await build_parts(
-            engine_client, args, models=state.openai_serving_models, chat=state.openai_serving_chat
+        serving = VllmServing(
+            chat=state.openai_serving_chat,
+            messages=state.anthropic_serving_messages,
+            responses=state.openai_serving_responses,
         )
+        self._parts = await build_parts(engine_client, args, models=state.openai_serving_models, serving=serving)
 
     def _require_parts(self) -> Parts:
         if self._parts is None:

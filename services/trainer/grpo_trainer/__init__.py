@@ -2,9 +2,13 @@
 
 loop.py          one step, stage by stage: the script of rank 0; guarding.py, what it does when a rule is broken;
                  rollback.py, the way back to an earlier checkpoint; callbacks.py, a user's own code beside it
+sharing.py       whether shared prefixes compute what padded rows do, tried before the first step
 rank_work.py     what every rank does when rank 0 commands it; crew_export.py, the weights of all of them
 algorithm/       pure: sequences, advantages, losses, normalisers, batching
-servers/         rank 0: all that talks to the rollout and reward servers
+orchestrator.py  rank 0: all that calls a server, put together
+episodes/        rows → groups of episodes: environments, tools, programs
+sampling/        rows → groups, scored; above
+fleet/           the rollout servers, and the weights that they have
 engine/          DeepSpeed
 lora/            an adapter on a frozen model
 data/            rows → prompts

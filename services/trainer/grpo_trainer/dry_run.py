@@ -20,26 +20,29 @@ from .algorithm.surrogates.reads import keeps_reference
 from .algorithm.trial import check_algorithm
 from .callbacks import load_callbacks
 from .config.run_config import RunConfig
+from .data.episode_rows import RowsOfEpisodes
 from .data.prompt_row import PromptRow
 from .data.repeats import repeats
-from .data.run_rows import HeldOutRows, TrainingRows, load_eval_sets, load_training_rows
+from .data.run_rows import HeldOutRows, TrainingRows, load_eval_sets, load_training_rows, longest_context
 from .data.tokenizer import check_stop_tokens, load_tokenizer
 from .engine.deepspeed_settings import deepspeed_settings
 from .engine.family import load_family, no_model
 from .engine.model import pieces_to_push
 from .engine.rope import one_rope_context
 from .engine.schedule import number_of_steps
+from .episodes.runner import EpisodeRunner
+from .fleet.adapters import AdapterNeeds
+from .fleet.fleet import Fleet
+from .fleet.push_backend import choose_backend
+from .fleet.push_plan import plan_push
+from .fleet.start_checks import check_sessions
+from .fleet.wrong_server import wrong_server
 from .lora.adapter import Adapter
 from .lora.nf4 import nf4_bytes, quantizable
 from .observe.server import checked_tokens
-from .servers.adapters import AdapterNeeds
-from .servers.fleet import Fleet
-from .servers.push_backend import choose_backend
-from .servers.push_plan import plan_push
-from .servers.reward import RewardStage
-from .servers.teacher import Policy, TeacherStage
-from .servers.teachers import Teachers
-from .servers.wrong_server import wrong_server
+from .sampling.reward import RewardStage
+from .sampling.teacher import Policy, TeacherStage
+from .sampling.teachers import Teachers
 
 GIB, MIB = 2**30, 2**20
 Line = tuple[str, str]
@@ -54,11 +57,12 @@ def dry_run(config: RunConfig) -> int:
         checked_tokens(config.server)
     tokenizer = load_tokenizer(config.model)
     check_stop_tokens(config.rollout.stop_token_ids, tokenizer)
-    rows = load_training_rows(config.data, tokenizer)
-    eval_rows = load_eval_sets(config.data, tokenizer)
+    rows = load_training_rows(config.data, tokenizer, of_episodes=RowsOfEpisodes.of(config))
+    eval_rows = load_eval_sets(config.data, tokenizer, of_episodes=RowsOfEpisodes.of(config))
     model = ModelWithoutWeights.of(config)
     lines = [*_plan(config, rows, eval_rows), *_memory(model)]
     lines += [("note", repeated) for repeated in repeats(rows.stores, eval_rows)]
+    lines += asyncio.run(_episodes(config))
     lines += asyncio.run(_servers(config, rows, eval_rows, tokenizer, model))
     width = max(len(name) for name, _ in lines)
     for name, value in lines:
@@ -81,6 +85,8 @@ def _plan(config: RunConfig, rows: TrainingRows, eval_rows: HeldOutRows) -> Iter
     yield "optimizer updates", f"{steps * updates} ({updates} per step)"
     yield "epochs", f"{steps * rollout.groups_per_batch / len(rows):.2f}"
     sequence = longest + rollout.max_completion_length
+    if config.episodes is not None:
+        sequence = config.episodes.max_context_tokens or sequence
     yield "longest sequence", f"{sequence} tokens"
     if sequence > config.deepspeed.tokens_per_micro_batch:
         budget = config.deepspeed.tokens_per_micro_batch
@@ -221,6 +227,17 @@ def _adapter_on(model: PreTrainedModel, config: RunConfig) -> Adapter | None:
     return Adapter(model, new, base_name=config.model.name_or_path, seed=config.seed)
 
 
+async def _episodes(config: RunConfig) -> list[Line]:
+    """Import the users' files, as a run does. Raises UsageError for one that cannot be imported, or cannot play."""
+    episodes = config.episodes
+    if episodes is None:
+        return []
+    async with EpisodeRunner(episodes, run="dry-run", log_dir=config.run_dir / "agents"):
+        played_by = [episodes.environment, *episodes.factories.values(), *episodes.tools, *episodes.agent[:1]]
+        line = f"by {', '.join(filter(None, played_by))}; at most {episodes.max_concurrent} at once"
+        return [("episodes", f"{line}, {episodes.max_turns} turns and {config.rollout.max_completion_length} tokens")]
+
+
 async def _servers(
     config: RunConfig, rows: TrainingRows, eval_rows: HeldOutRows, tokenizer: Any, planned: ModelWithoutWeights
 ) -> list[Line]:
@@ -237,12 +254,14 @@ async def _servers(
             lines.append((f"rollout {replica.url}", away))
     kind = fleet.check_compatible(
         tokenizer=policy.tokenizer,
-        max_tokens=max(rows.longest_prompt, eval_rows.longest_prompt) + config.rollout.max_completion_length,
+        max_tokens=longest_context(config, rows, eval_rows),
         head_dtype=config.model.head_dtype,
         one_rope_context=one_rope_context(planned.model.config),
         kv_cache=config.weights.kv_cache,
         adapter=AdapterNeeds.of(config, None),
     )
+    if config.episodes is not None:
+        check_sessions(fleet.infos, with_tools=bool(config.episodes.tools or config.episodes.factories))
     lines += _push(planned, fleet, kind)
     await fleet.close()
     if config.reward.reward_funcs:
@@ -257,9 +276,11 @@ async def _reward(config: RunConfig, first_rows: list[PromptRow], tokenizer: Any
     async with RewardClient(url) as client:
         try:
             info = await client.info()
-            stage = RewardStage(client, config.reward, own_rewards=config.data.own_rewards)
-            await stage.check(first_rows)
-            faults = await stage.faults_of_first_rows(first_rows)
+            stage = RewardStage(
+                client, config.reward, own_rewards=config.data.own_rewards, brought=config.brought_weights
+            )
+            await stage.check(first_rows, of_episodes=config.episodes is not None)
+            faults = [] if config.episodes else await stage.faults_of_first_rows(first_rows)
             faults += stage.prefix_doubts(first_rows, tokenizer)
         except ServiceError as error:
             return [(f"reward {url}", _away(error, role="reward server", url=url, setting="reward.url"))]

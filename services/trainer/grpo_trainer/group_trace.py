@@ -1,4 +1,4 @@
-"""The trace that a group carries from its prompt to its gradient; `servers/tracing.py` makes it."""
+"""The trace that a group carries from its prompt to its gradient; `sampling/tracing.py` makes it."""
 
 from typing import Protocol
 

@@ -6,13 +6,13 @@ from typing import Any
 from grpo_proto import Health
 
 from .config.run_config import RunConfig
+from .fleet.fleet import Replica
 from .observe.live_groups import clean
 from .observe.live_warnings import RecentWarnings
 from .observe.run_status import RunStatus
 from .observe.standing_still import Servers, standing_still
-from .servers.fleet import Replica
-from .servers.orchestrator import Orchestrator
-from .servers.teachers import Teachers
+from .orchestrator import Orchestrator
+from .sampling.teachers import Teachers
 
 MAX_REPLICAS = 64
 MAX_REASON = 200
@@ -39,8 +39,8 @@ def run_facts(config: RunConfig) -> dict[str, Any]:
         "num_generations": config.rollout.num_generations,
         "generation_batch_size": config.rollout.generation_batch_size,
         "max_staleness": config.algorithm.max_staleness,
-        "rewards": config.reward.names,
-        "accuracy_reward": config.reward.decides_accuracy,
+        "rewards": list(config.reward_weights),
+        "accuracy_reward": config.decides_accuracy,
         "log_completions": config.logging.log_completions,
     }
 
@@ -99,7 +99,7 @@ def standing_still_shown(status: RunStatus, orchestrator: Orchestrator) -> dict[
         reward_answers=health is None or health.ok,
         silent_teacher=(silent.name, silent.config.retry_for_s) if silent else None,
         sampling_since_s=orchestrator.pipeline.oldest_since_s("sampling"),
-        failing_since_s=orchestrator.rollout.failing_since_s,
+        failing_since_s=orchestrator.sampler.failing_since_s,
         scoring_since_s=orchestrator.pipeline.oldest_since_s("scoring"),
     )
     found = standing_still(state.stage, state.stage_since_s, servers, orchestrator.config)

@@ -15,10 +15,11 @@ from typing import Any, TypeVar
 
 from grpo_proto import ServiceError
 
-from .algorithm.batching import count_updates, parts_of_ranks, plan_updates, tokens_of_updates
+from .algorithm.batching import parts_of_ranks, tokens_of_updates
 from .algorithm.decisions import training_sequences
 from .algorithm.kl_in_reward import penalize, sequences_to_compare
-from .algorithm.rows import RowLayout
+from .algorithm.planning import count_updates, plan_updates, token_counts
+from .algorithm.prefixes import PrefixSharing
 from .algorithm.sequences import Group, TrainingSequence, to_arrays, untrained_sequence
 from .algorithm.skipping import SURVEY_EVERY, sequences_to_compute, surveyed
 from .callbacks import Callbacks
@@ -27,14 +28,14 @@ from .checkpoint.rollbacks import seen_rollbacks
 from .checkpoint.saving import CheckpointSaver
 from .config.run_config import RunConfig
 from .errors import GuardStop, RunError, ServersError
+from .fleet.canary import Rule, compare, compared_urls
+from .fleet.push import TensorSource, push
 from .guarding import WayBack, obey_guards, to_go_back_to
 from .journal import Journal
 from .observe.metrics import merge_updates
+from .orchestrator import Orchestrator
 from .ranks.crew import Crew
 from .ranks.stop_signal import StopRequested
-from .servers.canary import Rule, compare, compared_urls
-from .servers.orchestrator import Orchestrator
-from .servers.push import TensorSource, push
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class Run:
     journal: Journal
     max_steps: int
     canary_rule: Rule
-    row_layout: RowLayout
+    prefixes: PrefixSharing | None
     best: BestCheckpoint
     callbacks: Callbacks
     kept: Mapping[str, Any]
@@ -153,12 +154,12 @@ def sample_and_score(run: Run, *, version: int) -> list[TrainingSequence] | None
     sequences, reward_metrics = training_sequences(
         batch.groups,
         config.algorithm,
-        reward_weights=config.reward.weights,
-        own_rewards=config.data.own_rewards,
+        reward_weights=config.reward_weights,
+        own_rewards=config.own_rewards,
         max_completion_length=config.rollout.max_completion_length,
         teachers=config.teachers,
     )
-    counts, lost = orchestrator.pipeline.counts, orchestrator.rollout.lost_requests
+    counts, lost = orchestrator.pipeline.counts, orchestrator.sampler.lost_requests
     run.journal.batch_arrived(batch, reward_metrics, counts, lost_requests=lost, version=version)
     if not sequences:
         raise ServersError("no sample of the batch can be trained on: none has both a score and a token")
@@ -169,7 +170,7 @@ def penalize_kl(run: Run, groups: list[Group], *, version: int) -> None:
     """KL in the reward, which has to be known before the advantages: the policy's logprobs and the reference's."""
     episodes, sequences = sequences_to_compare(groups)
     with run.journal.stage("prepare"):
-        parts = hand_out(run, sequences, of=sequences, version=version)
+        parts, _ = hand_out(run, sequences, of=sequences, version=version)
         sums = [one for of_rank in run.crew.gather("log_ratios") for one in of_rank]
     compared = [sequence for part in parts for sequence in part]
     run.journal.add(penalize(episodes, compared, sums, beta=run.config.algorithm.beta))
@@ -217,7 +218,8 @@ def optimize(run: Run, sequences: list[TrainingSequence], *, version: int) -> bo
         if len(computed) < len(sequences) and (due(SURVEY_EVERY, version) or not computed):
             hand_out(run, sequences, of=sequences, version=version)
             run.journal.add(surveyed(run.crew.do("survey")))
-        hand_out(run, computed, of=sequences, version=version)
+        _, num_tokens = hand_out(run, computed, of=sequences, version=version)
+        run.journal.add(token_counts(computed, num_tokens, shares=run.prefixes is not None))
         run.crew.do("prepare")
     with run.journal.stage("train"):
         numbers = [number for _ in range(algorithm.num_iterations) for number in range(num_updates)]
@@ -232,22 +234,22 @@ def optimize(run: Run, sequences: list[TrainingSequence], *, version: int) -> bo
 
 def hand_out(
     run: Run, computed: list[TrainingSequence], *, of: list[TrainingSequence], version: int
-) -> list[list[TrainingSequence]]:
+) -> tuple[list[list[TrainingSequence]], int]:
     """Give each rank its part of the sequences to compute, which are some of those of the batch or all.
 
-    Returns the parts, each in the order of its rank's micro-batches.
+    Returns the parts, each in the order of its rank's micro-batches, and the tokens of a pass over all of them.
     """
     world_size = run.crew.ranks.world_size
     plan = plan_updates(
         computed,
         world_size=world_size,
         tokens_per_micro_batch=run.config.deepspeed.tokens_per_micro_batch,
-        layout=run.row_layout,
+        prefixes=run.prefixes,
         num_updates=count_updates(of),
     )
     parts, plans = parts_of_ranks(computed, plan, world_size)
-    run.crew.do("batch", plans, tokens_of_updates(of, plan), version, each=[to_arrays(part) for part in parts])
-    return parts
+    arrays = [to_arrays(part) for part in parts]
+    return parts, sum(run.crew.gather("batch", plans, tokens_of_updates(of, plan), version, each=arrays))
 
 
 def push_policy(run: Run, *, version: int) -> None:
@@ -279,7 +281,7 @@ def has_new_adapter(run: Run) -> bool:
 
 def evaluate(run: Run, step: int) -> None:
     """Held-out accuracy; the other ranks wait for the next command."""
-    if run.config.eval.eval_steps and run.config.data.has_held_out_rows:
+    if run.config.eval.eval_steps and run.config.has_held_out_rows:
         with run.journal.stage("eval"):
             metrics = wait_for(run, run.orchestrator.evaluation.run(version=step + 1, step=step), version=step + 1)
         if metrics is not None:

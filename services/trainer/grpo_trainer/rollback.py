@@ -15,9 +15,9 @@ from .config.run_config import RunConfig
 from .guarding import WayBack
 from .observe.decisions import Decision, DecisionLog
 from .observe.run_status import RunStatus
+from .orchestrator import Orchestrator
 from .ranks.crew import Crew
-from .servers.orchestrator import Orchestrator
-from .servers.pipeline import Cursor
+from .sampling.pipeline import Cursor
 
 log = logging.getLogger(__name__)
 

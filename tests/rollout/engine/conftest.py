@@ -15,7 +15,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     bound = str(MAX_SCORED_TOKENS)
     # Blocks of which a sequence of the tests fills several: the prefix cache takes full ones only.
     bounds = ("--max-scored-tokens", bound, "--max-scored-tokens-in-flight", bound)
-    flags = ("--enforce-eager", "--block-size", "32", *bounds)
+    tools = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+    flags = ("--enforce-eager", "--block-size", "32", *bounds, *tools)
     with started(tmp_path_factory.mktemp("tied-eager"), *flags, tied=True, dtype=torch.bfloat16) as server:
         server.running.wait_until_live()
         yield server

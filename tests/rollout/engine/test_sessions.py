@@ -2,16 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
-import httpx
 import pytest
 
 from grpo_proto.messages.weights import AbortRequest
 from tests.rollout.conftest import Server, until_running
 from tests.rollout.pushing import manifest_of
+from tests.rollout.sessions.opened import opened
 from tests.tiny_model import make_tokenizer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900), pytest.mark.xdist_group("engine")]
@@ -19,56 +17,6 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900), pytest.mark.xdist_grou
 TOKENIZER = make_tokenizer()
 HELLO = {"role": "user", "content": "Hello"}
 AGAIN = {"role": "user", "content": "Again"}
-
-
-class Opened:
-    """An open session, and its routes."""
-
-    def __init__(self, http: httpx.AsyncClient, answer: dict[str, Any]):
-        self.http, self.answer = http, answer
-        self.path = f"/v1/sessions/{answer['session_id']}"
-
-    async def control(
-        self, route: str, body: Any = None, *, key: str = "control_key", **headers: str
-    ) -> httpx.Response:
-        headers = {"Authorization": f"Bearer {self.answer[key]}"} | headers
-        if route == "trajectory":
-            return await self.http.get(f"{self.path}/trajectory", headers=headers)
-        return await self.http.post(f"{self.path}/{route}", json=body, headers=headers)
-
-    async def generate(self, **body: Any) -> dict[str, Any]:
-        answer = await self.control("generate", body)
-        assert answer.status_code == 200, answer.text
-        found: dict[str, Any] = answer.json()
-        return found
-
-    async def chat(self, *messages: Any, key: str = "api_key", retry: int = 0, **body: Any) -> httpx.Response:
-        headers = {"Authorization": f"Bearer {self.answer[key]}", "x-stainless-retry-count": str(retry)}
-        url = f"{self.answer['openai_base_url']}/chat/completions"
-        return await self.http.post(url, json={"model": "mine", "messages": messages} | body, headers=headers)
-
-    async def trajectory(self) -> dict[str, Any]:
-        found: dict[str, Any] = (await self.control("trajectory")).json()
-        turns = [turn for segment in found["segments"] for turn in segment["turns"]]
-        sampled = sum(turn["end"] - turn["start"] for turn in turns)
-        assert found["stats"]["sampled"] == sampled == sum(len(segment["logprobs"]) for segment in found["segments"])
-        for turn in turns:
-            assert sum(count for _, count in turn["versions"]) == turn["end"] - turn["start"]
-        return found
-
-
-@asynccontextmanager
-async def opened(server: Server, **body: Any) -> AsyncIterator[Opened]:
-    async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=120.0) as http:
-        body = {"seed": 1, "sampling": {"max_tokens": 12}} | body
-        answer = await http.post("/v1/sessions", json=body)
-        assert answer.status_code == 200, answer.text
-        session = Opened(http, answer.json())
-        try:
-            yield session
-        finally:
-            headers = {"Authorization": f"Bearer {session.answer['control_key']}"}
-            await http.delete(session.path, headers=headers)
 
 
 def rendered(*messages: dict[str, str]) -> list[int]:
@@ -262,13 +210,24 @@ async def test_a_full_context_is_told_as_agents_know_it_and_the_session_goes_on(
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
 
 
-async def test_idle_time_and_the_deadline_end_a_session(fresh: Server):
-    for limits, cause in (({"idle_s": 0.5}, "program"), ({"deadline_s": 0.5}, "policy")):
+async def test_idle_time_and_the_deadline_end_a_session_as_the_policys_doing(fresh: Server):
+    for limits, detail in (({"idle_s": 0.5}, "no request for idle_s 0.5"), ({"deadline_s": 0.5}, "deadline_s 0.5")):
         async with opened(fresh, limits=limits) as session:
             await asyncio.sleep(1.2)
             found = await session.trajectory()
-            assert (found["status"], found["cause"]) == ("timeout", cause)
-            assert (await session.chat(HELLO)).status_code == 410
+            refused = await session.chat(HELLO)
+        assert (found["status"], found["cause"]) == ("truncated", "policy")
+        assert (refused.status_code, refused.headers["x-should-retry"]) == (400, "false")
+        assert detail in refused.json()["error"]["message"]
+
+
+async def test_a_turn_that_the_limit_of_sampled_tokens_cuts_is_answered_and_ends_the_session(fresh: Server):
+    async with opened(fresh, limits={"max_sampled_tokens": 5}) as session:
+        answer = (await session.chat(HELLO)).json()
+        closed = (await session.control("close", {"status": "completed"})).json()
+        stats = (await session.trajectory())["stats"]
+    assert (answer["choices"][0]["finish_reason"], answer["usage"]["completion_tokens"]) == ("length", 5)
+    assert (closed["status"], closed["cause"], stats["masked"]) == ("truncated", "policy", {})
 
 
 async def test_keys_open_their_routes_alone_without_a_token_of_the_server_too(fresh: Server):
@@ -339,5 +298,5 @@ async def test_info_names_what_the_probe_found(fresh: Server):
         found = (await session.http.get("/info")).json()["sessions"]
     assert found["open"] >= 1
     assert (found["tool_parser"], found["template"]["usable"], found["template"]["end_token"]) == (
-        None, True, "<|im_end|>",
+        "hermes", True, "<|im_end|>",
     )  # fmt: skip

@@ -2,6 +2,7 @@
 train, without the weights, which it sends over NCCL alone."""
 
 import asyncio
+import importlib
 import math
 import re
 from typing import Any
@@ -22,6 +23,12 @@ pytestmark = [
 ]
 BF16_BOUND = 2**-5
 PROMPTS = [[5, 6, 7], [9, 10]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def trl_knows_vllm() -> None:
+    """Other tests of this process import TRL without vLLM, and TRL's modules keep what they found then."""
+    importlib.reload(importlib.import_module("trl.generation.vllm_client"))
 
 
 def client(server: Server, **address: Any) -> Any:

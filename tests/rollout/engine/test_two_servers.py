@@ -13,6 +13,7 @@ import torch
 from tests.processes import gone_within
 from tests.rollout.conftest import Server, logprob_error, long_request, started, until_running
 from tests.rollout.pushing import Trainer, manifest_of
+from tests.rollout.sessions.opened import opened
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900), pytest.mark.xdist_group("engine")]
 BF16_BOUND = 0.02
@@ -91,11 +92,14 @@ async def test_the_probes_answer_while_a_push_hangs(compiled: Server):
 async def test_sigterm_ends_it_cleanly_in_the_middle_of_sampling(compiled: Server):
     await compiled.heal()
     processes = compiled.running.children()
-    async with compiled.client() as client:
+    async with compiled.client() as client, opened(compiled, sampling={"max_tokens": 200}) as session:
+        waiting = asyncio.create_task(session.chat({"role": "user", "content": "Hello"}))
+        await until_running(compiled, None)
         sampling = asyncio.create_task(client.rollouts(long_request("last")))
         await until_running(compiled, None)
         assert await asyncio.to_thread(compiled.running.stop, 30.0) == 0
-        answer = await sampling
+        answer, of_session = await sampling, await waiting
     ends = {completion.finish_reason for group in answer.groups for completion in group.completions}
     assert "abort" in ends
+    assert (of_session.status_code, of_session.json()["error"]["code"]) == (503, "stopping")
     assert gone_within(processes, 5.0)

@@ -1,5 +1,6 @@
 """vLLM's own renderer, parsers and serving object over an engine client that plays a script, with our parts in them."""
 
+import asyncio
 from argparse import Namespace
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
@@ -15,7 +16,10 @@ MAX_MODEL_LEN = 4096
 
 @dataclass
 class Script:
-    """Stands in for vLLM's engine client: returns the answers in `answers`, as (ids, finish_reason, stop_reason)."""
+    """Stands in for vLLM's engine client: returns the answers in `answers`, as (ids, finish_reason, stop_reason).
+
+    `holds`: a request returns half of its answer, once it has been aborted.
+    """
 
     model_config: Any
     vllm_config: Any
@@ -24,6 +28,9 @@ class Script:
     prompts: list[list[int]] = field(default_factory=list)
     input_processor: Any = None
     errored: bool = False
+    holds: bool = False
+    holding: asyncio.Event = field(default_factory=asyncio.Event)
+    held: dict[str, asyncio.Event] = field(default_factory=dict)
 
     def check_admission(self, n: int) -> None:
         pass
@@ -35,13 +42,18 @@ class Script:
         return False
 
     async def abort(self, request_id: str) -> None:
-        pass
+        if request_id in self.held:
+            self.held[request_id].set()
 
     async def generate(self, prompt: Any, params: Any, request_id: str, **_: Any) -> AsyncGenerator[Any, None]:
         from vllm.outputs import CompletionOutput, WeightVersionSpan
 
         self.prompts.append(list(prompt["prompt_token_ids"]))
         token_ids, finish_reason, stop_reason = self.answers.popleft()
+        if self.holds:
+            self.holding.set()
+            await self.held.setdefault(request_id, asyncio.Event()).wait()
+            token_ids, finish_reason = token_ids[: len(token_ids) // 2], "abort"
         completion = CompletionOutput(
             index=0, text="", token_ids=token_ids, cumulative_logprob=None,
             logprobs=SimpleNamespace(logprobs=[-0.5] * len(token_ids)),
@@ -74,12 +86,12 @@ class Served:
         """The answer as a JSON object, or the chunks of a stream."""
         import json
 
-        answer, asked = await self.parts.chat.answer(session, {"model": "m", **body}, retry=retry)
-        if not body.get("stream"):
-            asked.delivered()
-            return answer.model_dump()
-        lines = [line.removeprefix("data: ").strip() async for line in answer]
-        asked.delivered()
+        answer = await self.parts.chat.answer(session, {"model": "m", **body}, retry=retry)
+        if answer.events is None:
+            answer.asked.delivered()
+            return answer.body
+        lines = [line.removeprefix("data: ").strip() async for line in answer.events]
+        answer.asked.delivered()
         assert lines.pop() == "[DONE]"
         return [json.loads(line) for line in lines]
 
@@ -95,15 +107,17 @@ def serve(name: str, folder: Path) -> Served:
     """Call inside an event loop."""
     from transformers import LlamaConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
     from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
     from vllm.entrypoints.openai.models.protocol import BaseModelPath
     from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+    from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
     from vllm.renderers import renderer_from_config
     from vllm.renderers.online_renderer import OnlineRenderer
 
     from grpo_rollout.completion_text import CompletionText
     from grpo_rollout.engine import Engine
-    from grpo_rollout.sessions.build import build_sessions
+    from grpo_rollout.sessions.build import VllmServing, build_sessions
     from grpo_rollout.weight_state import Weights
 
     family, tokenizer = FAMILIES[name], tokenizer_of(name)
@@ -134,5 +148,8 @@ def serve(name: str, folder: Path) -> Served:
         structured_outputs_config=Namespace(reasoning_parser=family.reasoning_parser),
     )  # fmt: skip
     pushes = SimpleNamespace(weights=Weights())
-    parts = build_sessions(Engine(script), pushes, rollouts, chat, args)  # type: ignore[arg-type]
+    messages = AnthropicServingMessages(script, models, "assistant", online_renderer=renderer, **options)  # type: ignore[arg-type]
+    responses = OpenAIServingResponses(script, models, renderer, **options)  # type: ignore[arg-type]
+    serving = VllmServing(chat=chat, messages=messages, responses=responses)
+    parts = build_sessions(Engine(script), pushes, rollouts, serving, args)  # type: ignore[arg-type]
     return Served(script, parts, renderer, tokenizer)

@@ -8,8 +8,9 @@ What a line means:
 - with an object `columns` its entries are the columns, and nothing else is; without it every other key is a column.
 
 A line with `step`, `group`, `index` and `rewards` is one of a trainer's completions.jsonl. Its other keys (`advantage`,
-`versions`, …) are no columns, and `finish_reason` says whether it was truncated. It has no columns: those are in the
-dataset of the run, at the place that `row` says. When its log has rolled over, its older parts are read with it.
+`versions`, …) are no columns, and `finish_reason`, or `status` of an episode, says whether it was truncated; an
+episode's `messages` are of the sample. It has no columns: those are in the dataset of the run, at the place that `row`
+says. When its log has rolled over, its older parts are read with it.
 """
 
 import re
@@ -171,7 +172,10 @@ def _row(where: str, number: int, values: dict[str, Any], gold: str | None, with
     if gold is not None:
         fields["completion"] = _filled(where, gold, columns)
     if values.keys() >= TRAINER_KEYS and values.get("finish_reason") is not None:
-        fields.setdefault("truncated", values["finish_reason"] == "length")
+        cut = values["status"] == "truncated" if "status" in values else values["finish_reason"] == "length"
+        fields.setdefault("truncated", cut)
+        if "messages" in values:
+            fields["messages"] = values["messages"]
     if "completion" not in fields:
         # `solution` only looks alike: it is what most rewards compare with.
         hint = nearest("completion", values.keys() - {"solution"})

@@ -11,7 +11,12 @@ In reading order:
     reading.py     read the text of a turn as a message, by the parsers that the server was started with
     turns.py       sample the turns of sessions in tasks of their own, and record them
     registry.py    the sessions of one server: open, find, expire, forget
-    chat.py        chat completions, by vLLM's own serving object with our parts in it
+    recorded.py    our renderer, engine client and parser, which stand in vLLM's serving objects
+    chat.py        OpenAI's chat completions
+    messages.py    Anthropic's Messages
+    responses.py   OpenAI's Responses
     build.py       put these parts together on top of a running engine
-    routes.py      the routes
+    api_errors.py    errors in the forms of the APIs that programs speak
+    model_routes.py  the routes that programs call
+    routes.py        those of the trainer
 """

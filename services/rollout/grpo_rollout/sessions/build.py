@@ -15,9 +15,11 @@ from ..pushes import Pushes
 from ..rollouts import Rollouts
 from .chat import Chat
 from .chat_form import ChatMessage
+from .messages import Messages
 from .probe import probe
 from .reading import AnswerReader
 from .registry import Sessions
+from .responses import Responses
 from .turns import Turns
 
 
@@ -28,6 +30,8 @@ class SessionParts:
     sessions: Sessions
     turns: Turns
     chat: Chat
+    messages: Messages
+    responses: Responses
     tokens: tuple[str, ...]
     tool_parser: str | None
     reasoning_parser: str | None
@@ -42,8 +46,20 @@ class SessionParts:
         )
 
 
-def build_sessions(engine: Engine, pushes: Pushes, rollouts: Rollouts, chat: Any, args: Namespace) -> SessionParts:
-    """Build them. `chat`: vLLM's `OpenAIServingChat`."""
+@dataclass(frozen=True)
+class VllmServing:
+    """vLLM's objects for its own routes: `OpenAIServingChat`, `AnthropicServingMessages`, `OpenAIServingResponses`."""
+
+    chat: Any
+    messages: Any
+    responses: Any
+
+
+def build_sessions(
+    engine: Engine, pushes: Pushes, rollouts: Rollouts, serving: VllmServing, args: Namespace
+) -> SessionParts:
+    """Build them."""
+    chat = serving.chat
     tokenizer = rollouts.tokenizer
     render = partial(_render, tokenizer, rollouts.chat_template)
     encode = partial(tokenizer.encode, add_special_tokens=False)
@@ -66,6 +82,8 @@ def build_sessions(engine: Engine, pushes: Pushes, rollouts: Rollouts, chat: Any
         sessions=sessions,
         turns=turns,
         chat=Chat(chat, turns),
+        messages=Messages(serving.messages, turns),
+        responses=Responses(serving.responses, turns),
         tokens=server_tokens(),
         tool_parser=args.tool_call_parser if chat.enable_auto_tools else None,
         reasoning_parser=args.structured_outputs_config.reasoning_parser or None,

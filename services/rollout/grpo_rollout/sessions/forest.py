@@ -54,6 +54,13 @@ class Node:
             self.children.setdefault(found, []).append(node)
         return node
 
+    def also(self, message: ChatMessage) -> None:
+        """Let `message` stand for this one in later requests: a program was shown it so."""
+        if self.parent is not None:
+            known = self.parent.children.setdefault(key(message), [])
+            if self not in known:
+                known.append(self)
+
 
 @dataclass(slots=True, eq=False)
 class Segment:

@@ -1,6 +1,6 @@
 """The sessions of one server: open, find, expire, forget. Each ends by its limits, its idle time, a close, or a drain.
 
-Their clock stands still while no weights are served.
+The clock of each stands still while the weights that it wants are not served.
 """
 
 import asyncio
@@ -34,7 +34,6 @@ class Sessions:
     def __init__(self, pushes: HasWeights, *, max_model_len: int, advertise_url: str | None):
         self.pushes, self.max_model_len, self.advertise_url = pushes, max_model_len, advertise_url
         self.turns: Turns | None = None
-        self.clock_s = 0.0
         self._sessions: dict[str, Session] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -60,7 +59,6 @@ class Sessions:
         session = Session(
             session_id,
             request,
-            self.clock_s,
             context,
             weights_session=request.weights_session,
             on_end=self._ended,
@@ -85,7 +83,7 @@ class Sessions:
         return session
 
     def used(self, session: Session) -> None:
-        session.used_at_s = self.clock_s
+        session.idle_for_s = 0.0
 
     def delete(self, session: Session) -> None:
         """Abort and forget."""
@@ -120,25 +118,23 @@ class Sessions:
     # --- time ----------------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Advance the clock, and end what its time is up for."""
+        """Advance the clocks, and end what its time is up for."""
         before_s = time.monotonic()
         while True:
             await asyncio.sleep(TICK_S)
             now_s = time.monotonic()
-            weights = self.pushes.weights
-            if weights.serves and weights.state != "loading":
-                self.clock_s += now_s - before_s
-            before_s = now_s
+            elapsed_s, before_s = now_s - before_s, now_s
             for session in list(self._sessions.values()):
                 try:
-                    self._tick(session, now_s)
+                    self._tick(session, now_s, elapsed_s)
                 except Exception:
                     # One session's fault must not stop the clock of all others.
                     logger.exception("session %s: cannot be watched", session.session_id)
 
-    def _tick(self, session: Session, now_s: float) -> None:
+    def _tick(self, session: Session, now_s: float, elapsed_s: float) -> None:
         self._check_weights_session(session)
-        session.expire(self.clock_s)
+        if session.end is None and self.serves(session):
+            session.pass_time(elapsed_s)
         if session.ended_at_s is not None and now_s - session.ended_at_s >= KEPT_S:
             self._sessions.pop(session.session_id, None)
 
@@ -154,7 +150,7 @@ class Sessions:
         if self.turns is not None:
             self.turns.draining = True
         for session in list(self._sessions.values()):
-            session.finish(End("failed", "infrastructure", "the server stops"))
+            session.finish(End("failed", "infrastructure", "the server stops", http_status=503))
 
     def drain_before(self, client: Any) -> None:
         """Drain before the engine client shuts down; vLLM calls its `shutdown` in a thread after a signal."""

@@ -10,7 +10,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from grpo_proto.messages.sessions import (
     Cause,
@@ -44,20 +44,21 @@ class Running:
 
 @dataclass(frozen=True)
 class End:
+    """`http_status`: what later requests get. 400 a limit has ended the session, 503 the server stops, else 410."""
+
     status: Status
     cause: Cause | None
     detail: str | None
     by_server: bool = True
-    limit: bool = False
+    http_status: Literal[400, 410, 503] = 410
 
 
 @dataclass(eq=False)
 class Session:
-    """`opened_at_s` and `used_at_s` are of a clock that stands still while no weights are served."""
+    """`lived_s` and `idle_for_s` count no time in which the session's weights are not served."""
 
     session_id: str
     request: OpenSession
-    opened_at_s: float
     max_context_tokens: int
     weights_session: int | None = None
     keys: Keys = field(default_factory=Keys)
@@ -65,24 +66,26 @@ class Session:
     running: dict[int, Running] = field(default_factory=dict)
     answers: dict[bytes, Running] = field(default_factory=dict)
     num_sampled_from: Counter[bytes] = field(default_factory=Counter)
+    responses: dict[str, int] = field(default_factory=dict)
     rewards: dict[str, float | None] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
-    used_at_s: float = 0.0
+    lived_s: float = 0.0
+    idle_for_s: float = 0.0
     ended_at_s: float | None = None
     end: End | None = None
     on_end: Callable[["Session"], None] = lambda session: None
 
-    def __post_init__(self) -> None:
-        self.used_at_s = self.opened_at_s
-
     # --- limits --------------------------------------------------------------------------------------------------
 
     def check_open(self) -> None:
-        """Raises Refusal: 400 a limit has ended the session, 410 anything else has."""
+        """Raises Refusal: 400 a limit has ended the session, 503 the server stops, 410 anything else."""
         if self.end is None:
             return
-        if self.end.limit:
+        if self.end.http_status == 400:
             raise Refusal(400, "session_limit", str(self.end.detail), headers=dict(NO_RETRY))
+        if self.end.http_status == 503:
+            hint = "open a new session on another server: this one's record ends with the server"
+            raise Refusal(503, "stopping", str(self.end.detail), hint=hint, headers=dict(NO_RETRY))
         raise gone(
             self.session_id, f"has ended: {self.end.status}" + (f", {self.end.detail}" if self.end.detail else "")
         )
@@ -99,8 +102,17 @@ class Session:
             self._limit(f"max_sampled_tokens {limits.max_sampled_tokens} is reached")
 
     def _limit(self, detail: str) -> None:
-        self.finish(End("truncated", "policy", detail, limit=True))
+        self._end_by_limit(detail)
         self.check_open()
+
+    def _end_by_limit(self, detail: str) -> None:
+        self.finish(End("truncated", "policy", detail, http_status=400))
+
+    def check_cut(self, turn: Turn) -> None:
+        """End the session when its limit of sampled tokens has cut a turn; whoever waits still gets the answer."""
+        limit = self.request.limits.max_sampled_tokens
+        if turn.finish_reason == "length" and limit is not None and self.forest.num_sampled >= limit:
+            self._end_by_limit(f"max_sampled_tokens {limit} is reached")
 
     def check_context(self, num_tokens: int) -> None:
         """Raises Refusal (400) for a prompt that leaves no room. The session goes on: a program may shorten it."""
@@ -123,17 +135,17 @@ class Session:
             bounds.append(limits.max_sampled_tokens - self.forest.num_sampled)
         return max(1, min(bounds))
 
-    def expire(self, clock_s: float) -> None:
-        """End the session when its time is up."""
+    def pass_time(self, elapsed_s: float) -> None:
+        """Count time in which the session's weights were served, and end the session when its time is up."""
         limits = self.request.limits
         if self.end is not None:
             return
-        if clock_s - self.opened_at_s >= limits.deadline_s:
-            self.finish(End("timeout", "policy", f"deadline_s {limits.deadline_s:g} is over"))
-        elif self.running:
-            self.used_at_s = clock_s
-        elif clock_s - self.used_at_s >= limits.idle_s:
-            self.finish(End("timeout", "program", f"no request for idle_s {limits.idle_s:g}"))
+        self.lived_s += elapsed_s
+        self.idle_for_s = 0.0 if self.running else self.idle_for_s + elapsed_s
+        if self.lived_s >= limits.deadline_s:
+            self._end_by_limit(f"deadline_s {limits.deadline_s:g} is over")
+        elif self.idle_for_s >= limits.idle_s:
+            self._end_by_limit(f"no request for idle_s {limits.idle_s:g}")
 
     # --- ends ----------------------------------------------------------------------------------------------------
 

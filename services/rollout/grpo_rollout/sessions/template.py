@@ -58,12 +58,23 @@ class ChatTemplate:
         texts = {token_id: text for text, token_id in special.items()}
         also = SAME_END.get(texts.get(self.end, ""), ()) if self.end is not None else ()
         self.ends = {self.end, *(special[text] for text in also if text in special)} - {None}
+        self.writes_calls = self._writes_calls()
         self.asks_for_all = self._depends_on_prefix()
 
     def _find_end(self) -> int | None:
         marker = _marker()
         ids = self._behind([FIRST_USER, {"role": "assistant", "content": marker}], marker, None, {}, prompt=False)
         return next((token_id for token_id in ids if token_id in self.special_ids), None)
+
+    def _writes_calls(self) -> bool:
+        """Return whether the template writes the arguments of calls, so that a marker can stand in them."""
+        marker = _marker()
+        function = {"name": "f", "arguments": {}}
+        answer = _marked({"tool_calls": [{"id": "abcdefghi", "function": function}]}, marker, in_calls=True)
+        try:
+            return marker in self._render([FIRST_USER, answer], None, {}, prompt=False)
+        except TemplateError:
+            return False
 
     def _depends_on_prefix(self) -> bool:
         """Return whether the suffix depends on tools or the system message, as with Mistral's."""
@@ -100,7 +111,11 @@ class ChatTemplate:
         """
         marker = _marker()
         whole = whole or self.asks_for_all
-        prefix = [*([system] if system and whole else []), FIRST_USER, _marked(answer, marker)]
+        prefix = [
+            *([system] if system and whole else []),
+            FIRST_USER,
+            _marked(answer, marker, in_calls=self.writes_calls),
+        ]
         ids = self._behind([*prefix, *new], marker, tools if whole else None, kwargs, prompt=True)
         first = next((place for place, token_id in enumerate(ids) if self._splits(token_id)), None)
         if first is None:
@@ -153,7 +168,7 @@ class ChatTemplate:
         return sum(len(self._control.findall(text)) for text in texts)
 
 
-def _marked(answer: ChatMessage | None, marker: str) -> ChatMessage:
+def _marked(answer: ChatMessage | None, marker: str, *, in_calls: bool) -> ChatMessage:
     """Return an assistant's message that ends in `marker`, with as many calls as `answer` has, and their ids."""
     calls = (answer or {}).get("tool_calls")
     if not calls:
@@ -166,4 +181,4 @@ def _marked(answer: ChatMessage | None, marker: str) -> ChatMessage:
         }
         for call in calls
     ]
-    return {"role": "assistant", "content": "", "tool_calls": marked}
+    return {"role": "assistant", "content": "" if in_calls else marker, "tool_calls": marked}

@@ -26,7 +26,7 @@ from .chat_form import BadMessagesError, ChatMessage, check_new, digest
 from .forest import Attachment, Turn, Versions
 from .reading import AnswerReader
 from .session import Running, Session, gone
-from .template import ChatTemplate, TemplateError
+from .template import ChatTemplate, Suffix, TemplateError
 
 logger = logging.getLogger("vllm.grpo_rollout.sessions")
 
@@ -113,7 +113,7 @@ class Turns:
     async def start(self, session: Session, wanted: Wanted, *, retry: bool = False) -> Running:
         """Begin a turn, or join the one that a retry repeats.
 
-        Raises Refusal: 400 a limit or what cannot be rendered, 410 the session has ended.
+        Raises Refusal: 400 a limit or what cannot be rendered, 410 the session has ended, 503 the server stops.
         """
         key = wanted.key
         if retry and key in session.answers:
@@ -121,13 +121,15 @@ class Turns:
         session.check_open()
         kwargs = {**self.default_kwargs, **session.request.chat_template_kwargs}
         tools_key = digest([wanted.tools, kwargs])
-        attachment, context = await self._context(session, wanted, kwargs, tools_key)
+        attachment, suffix = await self._context(session, wanted, kwargs, tools_key)
+        context = suffix.token_ids
         session.check_open()
         length = len(context) + _length_before(attachment)
         session.check_context(length)
         session.check_turn(new_segment=_forks(attachment))
         turn = session.forest.begin(tools_key, attachment, context, label=wanted.label)
         turn.tools = wanted.tools
+        session.forest.counts["doubled_openers"] += suffix.doubled
         self._count_control_tokens(session, attachment)
         running = Running(turn, f"session-{session.session_id}-{next(self._numbers)}")
         session.running[turn.number] = session.answers[key] = running
@@ -136,9 +138,16 @@ class Turns:
         running.task = asyncio.create_task(self._run(session, running, wanted, kwargs, prompt, seed, named))
         return running
 
+    async def measure(self, session: Session, wanted: Wanted) -> int:
+        """Return how many tokens the prompt of such a turn would have, and begin none. Raises Refusal as `start`."""
+        session.check_open()
+        kwargs = {**self.default_kwargs, **session.request.chat_template_kwargs}
+        attachment, suffix = await self._context(session, wanted, kwargs, digest([wanted.tools, kwargs]))
+        return _length_before(attachment) + len(suffix.token_ids)
+
     async def _context(
         self, session: Session, wanted: Wanted, kwargs: Mapping[str, Any], tools_key: bytes
-    ) -> tuple[Attachment, list[int]]:
+    ) -> tuple[Attachment, Suffix]:
         """Return where a request belongs, and the ids behind that place."""
         if wanted.token_ids is not None:
             return self._by_prefix(session, wanted.token_ids)
@@ -151,7 +160,7 @@ class Turns:
         try:
             attachment = self._find(session, tools_key, wanted, messages)
             if attachment.prompt is not None:
-                return attachment, []
+                return attachment, Suffix([])
             if attachment.turn is not None and attachment.turn.answer is not None:
                 answer = attachment.turn.answer
                 before = [answer.message or {}]
@@ -161,9 +170,7 @@ class Turns:
                     suffix = template.suffix(
                         answer.message, attachment.new, tools=wanted.tools, system=system, kwargs=kwargs
                     )
-                    joined = template.joined(attachment.turn.token_ids, suffix)
-                    session.forest.counts["doubled_openers"] += joined.doubled
-                    return attachment, joined.token_ids
+                    return attachment, template.joined(attachment.turn.token_ids, suffix)
                 except TemplateError as error:
                     logger.warning("session %s: a full render for a turn: %s", session.session_id, error)
                     attachment = Attachment(None, None, list(messages), "template")
@@ -171,7 +178,7 @@ class Turns:
             loop = asyncio.get_running_loop()
             context = await loop.run_in_executor(self.thread, template.prompt, messages, wanted.tools, kwargs)
             again = self._find(session, tools_key, wanted, messages)
-            return (again, []) if again.prompt is not None else (attachment, context)
+            return (again, Suffix([])) if again.prompt is not None else (attachment, Suffix(context))
         except (BadMessagesError, TemplateError) as error:
             raise Refusal(400, "invalid_messages", str(error)) from error
 
@@ -181,7 +188,7 @@ class Turns:
             return found
         return Attachment(wanted.parent, None, wanted.messages, "branch")
 
-    def _by_prefix(self, session: Session, token_ids: list[int]) -> tuple[Attachment, list[int]]:
+    def _by_prefix(self, session: Session, token_ids: list[int]) -> tuple[Attachment, Suffix]:
         """Attach a whole prompt of ids to the longest turn that it begins with."""
         if max(token_ids) >= self.vocab_size:
             raise Refusal.invalid(
@@ -200,7 +207,7 @@ class Turns:
         message: ChatMessage = {"role": "context", "content": text, "token_ids": digest(context).hex()}
         reason = "branch" if best is not None else ("other_prompt" if session.forest.segments else None)
         found = Attachment(best, None, [message], reason)
-        return found, context
+        return found, Suffix(context)
 
     def _count_control_tokens(self, session: Session, attachment: Attachment) -> None:
         if self.template is not None:
@@ -310,6 +317,7 @@ class Turns:
         )
         turn.calls = calls
         turn.stop_reason = sampled.stop_reason
+        session.check_cut(turn)
         metrics.SEQUENCES.labels(sampled.finish_reason).inc()
         metrics.TOKENS.inc(len(sampled.token_ids))
 
@@ -318,7 +326,7 @@ class Turns:
     async def answer(self, session: Session, running: Running, *, hold_s: float = HOLD_S) -> Turn:
         """Wait for a turn. Cancelling leaves it sampling for `GRACE_S`, for a retry that joins.
 
-        Raises Refusal: 410 the session ended meanwhile, 503 (retryable) no weights for `hold_s`; and what failed.
+        Raises Refusal: what has ended the session meanwhile, 503 (retryable) no weights for `hold_s`; and what failed.
         """
         task = running.task
         if task is None:

@@ -1,4 +1,4 @@
-"""Batching: sequences → optimizer updates → one list of micro-batches for every rank.
+"""Batching: a plan (`planning.py`) → the micro-batches of every rank.
 
 Nothing that is learnt depends on how a batch is cut. A token's weight is fixed before, from counts over the whole
 update on all ranks (`decisions.py`), and the loss of an update is the sum Σ_n w_n · l_n over all its tokens, wherever
@@ -6,7 +6,8 @@ they end up. The sequences of an episode stay together, because ratios of an epi
 """
 
 from collections.abc import Callable, Sequence
-from itertools import groupby, pairwise
+from dataclasses import dataclass
+from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
@@ -14,98 +15,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .rows import RowLayout, fill, place
+from .attention_layout import AttentionLayout, attention_layout
+from .planning import Plan
+from .prefixes import PrefixSharing, grow
 from .sequences import MicroBatch, TrainingSequence
 
-# A micro-batch that is already this full takes no row shorter than this share of its longest: padding costs as much as
-# tokens do.
-MIN_FILL, MIN_ROW_SHARE = 0.25, 0.75
-
-Plan = list[list[list[list[int]]]]
-"""Sequence numbers by update, rank and micro-batch."""
 PlanOfRank = list[list[list[int]]]
 """Numbers of a rank's own sequences by update and micro-batch."""
-
-
-def plan_updates(
-    sequences: Sequence[TrainingSequence],
-    *,
-    world_size: int,
-    tokens_per_micro_batch: int,
-    layout: RowLayout = "padded",
-    num_updates: int | None = None,
-) -> Plan:
-    """Who computes what: sequence numbers by update, rank and micro-batch.
-
-    Inside an update, episodes go longest first to the rank with the fewest tokens and are put into micro-batches in
-    that order (`pack`); an episode larger than the budget has a micro-batch of its own. Every rank has the same number
-    of micro-batches; a rank that needs fewer first halves its largest ones and then gets empty ones. `num_updates`
-    defaults to those that `sequences` are in; an update of which none is left has one empty micro-batch on every rank,
-    because its optimizer steps all the same.
-    """
-    units = [list(numbers) for _, numbers in groupby(range(len(sequences)), key=lambda i: sequences[i].episode)]
-    if num_updates is None:
-        num_updates = count_updates(sequences)
-    plan: Plan = []
-    for update in range(num_updates):
-        in_update = [unit for unit in units if sequences[unit[0]].update == update]
-        members: list[list[list[int]]] = [[] for _ in range(world_size)]
-        loads = [0] * world_size
-        for unit in sorted(in_update, key=lambda unit: (-_longest(sequences, unit), unit[0])):
-            lightest = loads.index(min(loads))
-            members[lightest].append(unit)
-            loads[lightest] += sum(sequences[i].num_tokens for i in unit)
-        packed = [pack(sequences, units_of_rank, tokens_per_micro_batch, layout) for units_of_rank in members]
-        count = max(1, *(len(micro_batches) for micro_batches in packed))
-        spread = [_spread(micro_batches, count) for micro_batches in packed]
-        plan.append([[[i for unit in units for i in unit] for units in micro_batches] for micro_batches in spread])
-    return plan
-
-
-def count_updates(sequences: Sequence[TrainingSequence]) -> int:
-    return max((sequence.update for sequence in sequences), default=-1) + 1
-
-
-def pack(
-    sequences: Sequence[TrainingSequence], longest_first: list[list[int]], budget: int, layout: RowLayout
-) -> list[list[list[int]]]:
-    """Put `longest_first`, the sequence numbers of each episode, into micro-batches of rows × longest row ≤ `budget`
-    tokens.
-
-    Rows of one sequence each are taken in order while the padding stays small (`MIN_ROW_SHARE`).
-    """
-    if layout != "padded":
-        lengths = [[sequences[i].num_tokens for i in unit] for unit in longest_first]
-        return [[longest_first[number] for number in numbers] for numbers in fill(lengths, budget, layout)]
-    packed: list[list[list[int]]] = []
-    for unit in longest_first:
-        rows = sum(map(len, packed[-1])) if packed else 0
-        longest = _longest(sequences, packed[-1][0]) if packed else 0
-        full = not packed or (rows + len(unit)) * longest > budget
-        wasteful = _longest(sequences, unit) < MIN_ROW_SHARE * longest
-        if full or (wasteful and rows * longest >= MIN_FILL * budget):
-            packed.append([unit])
-        else:
-            packed[-1].append(unit)
-    return packed
-
-
-def _longest(sequences: Sequence[TrainingSequence], unit: list[int]) -> int:
-    return max(sequences[i].num_tokens for i in unit)
-
-
-def _spread(micro_batches: list[list[list[int]]], count: int) -> list[list[list[int]]]:
-    """The same episodes in `count` micro-batches."""
-    spread = list(micro_batches)
-    while len(spread) < count:
-        largest = max(range(len(spread)), key=lambda k: len(spread[k]), default=None)
-        if largest is None or len(spread[largest]) < 2:
-            spread.append([])
-            continue
-        units = spread[largest]
-        half = len(units) // 2
-        spread[largest : largest + 1] = [units[:half], units[half:]]
-    return spread
 
 
 def parts_of_ranks(
@@ -135,7 +51,7 @@ def micro_batches(
     version: int,
     pad_token_id: int,
     device: torch.device | str,
-    layout: RowLayout = "padded",
+    prefixes: PrefixSharing | None = None,
 ) -> list[list[MicroBatch]]:
     """The micro-batches of one rank, by optimizer update. `version` is the policy that is trained on them."""
     return [
@@ -146,7 +62,7 @@ def micro_batches(
                 update_tokens=num_tokens,
                 pad_token_id=pad_token_id,
                 device=device,
-                layout=layout,
+                prefixes=prefixes,
             )
             for numbers in of_update
         ]
@@ -161,41 +77,40 @@ def collate(
     update_tokens: int,
     pad_token_id: int,
     device: torch.device | str,
-    layout: RowLayout = "padded",
+    prefixes: PrefixSharing | None = None,
 ) -> MicroBatch:
-    """Put `sequences` into tensors; none make the empty micro-batch (see `MicroBatch`).
+    """Put `sequences` into tensors, in padded rows or, with `prefixes`, in one in which every token stands once; none
+    make the empty micro-batch (see `MicroBatch`).
 
     Raises ValueError for a trained token 0, and for a trained stale token without a logprob: nothing else says what it
     was sampled from.
     """
     for sequence in sequences:
         _check(sequence, version)
-    places_Q = place([sequence.num_tokens for sequence in sequences], layout)
-    input_ids_BL, position_ids_BL = _lay_out(sequences, places_Q, pad_token_id)
+    tokens_Q = [sequence.token_ids_L for sequence in sequences]
+    rows = _padded(tokens_Q, pad_token_id) if prefixes is None else _shared(tokens_Q, pad_token_id, device)
     counts_Q = [sequence.num_trained for sequence in sequences]
     # Episodes in the order they come, from 0: their sequences follow each other.
     starts_Q = [0, *(int(a.episode != b.episode) for a, b in pairwise(sequences))]
     episodes_Q = np.cumsum(starts_Q[: len(sequences)])
 
+    def put(array: NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(array).to(device)
+
     def per_trained(values_L: Callable[[TrainingSequence], NDArray[Any]], dtype: type) -> torch.Tensor:
         parts = [values_L(one)[one.loss_mask_L] for one in sequences]
-        return torch.from_numpy(np.concatenate([np.empty(0, dtype), *parts]).astype(dtype)).to(device)
+        return put(np.concatenate([np.empty(0, dtype), *parts]).astype(dtype))
 
     def trained(name: str, dtype: type) -> torch.Tensor:
         return per_trained(attrgetter(name), dtype)
 
-    def columns() -> torch.Tensor:
-        placed = zip(sequences, places_Q, strict=True)
-        parts = [start + np.flatnonzero(sequence.loss_mask_L) for sequence, (_, start) in placed]
-        return torch.from_numpy(np.concatenate([np.empty(0, np.int64), *parts])).to(device)
-
-    rows_Q = np.array([row for row, _ in places_Q], np.int64)
-    shares_rows = len(set(rows_Q)) < len(rows_Q)
+    # The hidden state of a token predicts the next one.
+    hidden = [path_L[np.flatnonzero(one.loss_mask_L) - 1] for one, path_L in zip(sequences, rows.paths_Q, strict=True)]
     return MicroBatch(
-        input_ids_BL=torch.from_numpy(input_ids_BL).to(device),
-        row_N=torch.from_numpy(np.repeat(rows_Q, counts_Q)).to(device),
-        column_N=columns(),
-        episode_N=torch.from_numpy(np.repeat(episodes_Q, counts_Q).astype(np.int64)).to(device),
+        input_ids_BL=put(rows.input_ids_BL),
+        hidden_N=put(np.concatenate([np.empty(0, np.int64), *hidden])),
+        target_N=trained("token_ids_L", np.int64),
+        episode_N=put(np.repeat(episodes_Q, counts_Q).astype(np.int64)),
         advantage_N=trained("advantages_L", np.float32),
         rollout_logprobs_N=trained("logprobs_L", np.float32),
         fresh_N=trained("versions_L", np.int64) == version,
@@ -204,7 +119,8 @@ def collate(
         num_episodes=int(episodes_Q[-1]) + 1 if len(sequences) else 0,
         update_tokens=update_tokens,
         trained_Q=counts_Q,
-        position_ids_BL=torch.from_numpy(position_ids_BL).to(device) if shares_rows else None,
+        position_ids_BL=None if rows.position_ids_BL is None else put(rows.position_ids_BL),
+        layout=rows.layout,
     )
 
 
@@ -215,19 +131,35 @@ def mixed_tokens(sequence: TrainingSequence) -> NDArray[np.bool_]:
     return np.isin(turns_L, turns_L[1:][changes])
 
 
-def _lay_out(
-    sequences: Sequence[TrainingSequence], places_Q: Sequence[tuple[int, int]], pad_token_id: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the token and the position of every column [B, L], each sequence from its row and first column."""
-    ends = [start + sequence.num_tokens for sequence, (_, start) in zip(sequences, places_Q, strict=True)]
-    shape = max((row + 1 for row, _ in places_Q), default=1), max(ends, default=1)
-    input_ids_BL = np.full(shape, pad_token_id, dtype=np.int64)
-    position_ids_BL = np.zeros(shape, dtype=np.int64)
-    for sequence, (row, start), end in zip(sequences, places_Q, ends, strict=True):
-        input_ids_BL[row, start:end] = sequence.token_ids_L
-        # Padding goes on from the sequence before it: positions of 0 would make sequences of it.
-        position_ids_BL[row, start:] = np.arange(shape[1] - start)
-    return input_ids_BL, position_ids_BL
+@dataclass(frozen=True)
+class _Rows:
+    input_ids_BL: NDArray[np.int64]
+    paths_Q: list[NDArray[np.int64]]
+    """Where the L tokens of a sequence stand, rows one after the other."""
+    position_ids_BL: NDArray[np.int64] | None = None
+    layout: AttentionLayout | None = None
+
+
+def _padded(tokens_Q: Sequence[NDArray[np.int64]], pad_token_id: int) -> _Rows:
+    length = max((len(token_ids_L) for token_ids_L in tokens_Q), default=1)
+    input_ids_BL = np.full((max(len(tokens_Q), 1), length), pad_token_id, dtype=np.int64)
+    paths_Q = []
+    for row, token_ids_L in enumerate(tokens_Q):
+        input_ids_BL[row, : len(token_ids_L)] = token_ids_L
+        paths_Q.append(np.arange(row * length, row * length + len(token_ids_L)))
+    return _Rows(input_ids_BL, paths_Q)
+
+
+def _shared(tokens_Q: Sequence[NDArray[np.int64]], pad_token_id: int, device: torch.device | str) -> _Rows:
+    # A rank with nothing to do computes a token of padding, and its layers read a layout as everybody's.
+    planted = tokens_Q or [np.array([pad_token_id])]
+    forest = grow(planted)
+    input_ids_BL, position_ids_BL = np.empty((2, 1, forest.num_unique), np.int64)
+    for path_L, token_ids_L in zip(forest.paths_Q, planted, strict=True):
+        input_ids_BL[0, path_L] = token_ids_L
+        position_ids_BL[0, path_L] = np.arange(len(path_L))
+    paths_Q = forest.paths_Q if tokens_Q else []
+    return _Rows(input_ids_BL, paths_Q, position_ids_BL, attention_layout(forest, device))
 
 
 def _check(sequence: TrainingSequence, version: int) -> None:

@@ -7,9 +7,9 @@ was sampled is a fact of its segment; that it is trained on, and with what advan
 trainer and stands in the `TrainingSequence`.
 
 Dimension suffixes of tensors and arrays:
-    Q sequences of a micro-batch, B its rows (as many, unless they are packed), L length of a sequence (padded, in a
-    micro-batch), N trained tokens of a micro-batch (no padding), E episodes of a micro-batch, G episodes of a group,
-    V vocabulary, H hidden size.
+    Q sequences of a micro-batch, B its rows (as many, or one that has every token once), L length of a sequence or row,
+    U unique tokens of a micro-batch, N trained tokens of a micro-batch (no padding, each sequence's own), E episodes of
+    a micro-batch, G episodes of a group, V vocabulary, H hidden size.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,6 +26,8 @@ from ..group_trace import NO_TRACE, GroupTrace
 
 if TYPE_CHECKING:
     import torch
+
+    from .attention_layout import AttentionLayout
 
 DropReason = Literal["stale", "crash", "unscorable", "timeout", "error", "truncated", "empty"]
 DROP_REASONS: tuple[DropReason, ...] = get_args(DropReason)
@@ -54,6 +56,8 @@ class Turn:
     """Why its tokens are not trained on; None when they are."""
     reward: float | None = None
     label: str | None = None
+    order: int = 0
+    """Its place among the turns of its episode as they were sampled: several segments may grow side by side."""
 
     @property
     def num_tokens(self) -> int:
@@ -109,6 +113,8 @@ class Episode:
     """Who ended an episode that is not completed."""
     transcript: list[dict[str, Any]] = field(default_factory=list)
     """Its messages; empty for a single turn, whose prompt and text say the same."""
+    opening: int = 0
+    """How many messages of the transcript were there before the first turn."""
     rewards: dict[str, RewardScore] = field(default_factory=dict)
     total: float | None = None
     correct: bool | None = None
@@ -117,6 +123,8 @@ class Episode:
     """The reward with a weight, and what became of it, that left the episode without a total."""
     teacher_logprobs: list[float] | None = None
     """A teacher's, one for each sampled token, in order; None when its dataset has no teacher."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Numbers of its own, such as those of its tools, to average over the batch."""
     kl_penalty: float = 0.0
     """What `kl_in_reward` subtracts from the total before the advantages."""
     advantage: float | None = None
@@ -146,13 +154,29 @@ class Episode:
         return [run for turn in self.turns for run in turn.versions]
 
     @property
+    def last_turn(self) -> Turn | None:
+        """None for an episode that ended before it had one."""
+        return max(self.turns, key=lambda turn: turn.order, default=None)
+
+    @property
     def text(self) -> str:
         """What the policy said last."""
-        return self.segments[-1].turns[-1].text
+        return last.text if (last := self.last_turn) else ""
 
     @property
     def finish_reason(self) -> str:
-        return self.segments[-1].turns[-1].finish_reason
+        """Of the last turn; "error" without one."""
+        return last.finish_reason if (last := self.last_turn) else "error"
+
+    @property
+    def ended_by_itself(self) -> bool:
+        """Whether no limit ended it."""
+        return self.status == "completed" if self.transcript else self.finish_reason == "stop"
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether its total is known, or why it has none: no reward is asked for."""
+        return self.total is not None or self.unscored_because is not None
 
     @property
     def truncated(self) -> bool:
@@ -171,7 +195,8 @@ class Episode:
             return status if status != "ok" else "unscorable"
         if mask_truncated and self.truncated:
             return "truncated"
-        return None if any(turn.num_tokens and turn.masked is None for turn in self.turns) else "empty"
+        masks = [turn.masked for turn in self.turns if turn.num_tokens]
+        return None if None in masks else "stale" if "stale" in masks else "empty"
 
 
 def single_turn(
@@ -300,18 +325,20 @@ def from_arrays(named: NamedArrays) -> list[TrainingSequence]:
 
 @dataclass
 class MicroBatch:
-    """Sequences padded on the right, and their trained tokens as flat vectors of length N, sequence by sequence.
+    """The rows of a forward pass, and the trained tokens as flat vectors of length N, sequence by sequence.
 
-    Token n is column `column_N[n]` of row `row_N[n]` of `input_ids_BL`; its logprob comes from the hidden state one
-    column to the left. Attention is causal and the padding stands to the right of everything that counts, so there is
-    no attention mask. Rows that several sequences share have position ids (`rows.py`). All sequences of an episode are
-    in one micro-batch. A micro-batch of a rank that has nothing left to do is one row of padding with N = 0: every rank
-    runs the same number of them, because each forward and backward is a collective.
+    Rows are padded on the right: attention is causal and the padding stands to the right of everything that counts, so
+    there is no attention mask. Or there is one row with every token once (`prefixes.py`), its position ids, and its
+    layout for attention. A token that several sequences train is one token of the row and several of the N. All
+    sequences of an episode are in one micro-batch. A micro-batch of a rank that has nothing left to do is one row of
+    padding with N = 0: every rank runs the same number of them, because each forward and backward is a collective.
     """
 
     input_ids_BL: "torch.Tensor"
-    row_N: "torch.Tensor"
-    column_N: "torch.Tensor"
+    hidden_N: "torch.Tensor"
+    """Which hidden state predicts the token: its place in the rows, one after the other."""
+    target_N: "torch.Tensor"
+    """Which token of the vocabulary it is."""
     episode_N: "torch.Tensor"
     """Which of the E episodes of this micro-batch the token is of."""
     advantage_N: "torch.Tensor"
@@ -330,7 +357,9 @@ class MicroBatch:
     trained_Q: list[int]
     """Trained tokens of each sequence."""
     position_ids_BL: "torch.Tensor | None" = None
-    """From 0 in each sequence; None when no row has several."""
+    """From 0 in each sequence; None for padded rows."""
+    layout: "AttentionLayout | None" = None
+    """What attention reads of the row with every token once; None for padded rows."""
     old_logprobs_N: "torch.Tensor | None" = None
     """Logprobs under the policy that the batch started with; filled in before or by the first update that uses them."""
     ref_logprobs_N: "torch.Tensor | None" = None
@@ -342,9 +371,9 @@ class MicroBatch:
     """Their number in the whole optimizer update, over all micro-batches and ranks."""
 
     @property
-    def inputs(self) -> tuple["torch.Tensor | None", ...]:
+    def inputs(self) -> tuple["torch.Tensor | AttentionLayout | None", ...]:
         """What the policy's forward pass takes, in its order."""
-        return self.input_ids_BL, self.row_N, self.column_N, self.position_ids_BL
+        return self.input_ids_BL, self.hidden_N, self.target_N, self.position_ids_BL, self.layout
 
     def part(self, tokens: slice) -> "MicroBatch":
         """The same with some of its N tokens; of an episode these may be a few, or none."""

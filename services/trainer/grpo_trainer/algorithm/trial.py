@@ -96,7 +96,7 @@ def try_out(algorithm: AlgorithmConfig) -> None:
     name, surrogate = f"algorithm.loss {algorithm.surrogate_name}", surrogate_of(algorithm)
     metrics = []
     for batch in (_made([3, 2, 2]), _made([])):
-        logprobs_N = torch.linspace(-0.3, -2.0, len(batch.row_N)).requires_grad_()
+        logprobs_N = torch.linspace(-0.3, -2.0, len(batch.target_N)).requires_grad_()
         try:
             loss, tally = policy_loss(logprobs_N, -logprobs_N.detach(), batch, algorithm, surrogate)
             of_single_tokens = None
@@ -106,8 +106,8 @@ def try_out(algorithm: AlgorithmConfig) -> None:
             raise UsageError(error.message, error.hint) from error
         metrics.append(tally.names)
         if not loss.isfinite():
-            raise UsageError(f"{name} is {loss.item()} for {len(batch.row_N)} tokens", hint="an empty sum is 0")
-        if len(batch.row_N) and not loss.requires_grad:
+            raise UsageError(f"{name} is {loss.item()} for {len(batch.target_N)} tokens", hint="an empty sum is 0")
+        if len(batch.target_N) and not loss.requires_grad:
             raise UsageError(f"{name} does not depend on logprobs_N: it has no gradient", hint="do not detach them")
         if loss.requires_grad:
             loss.backward()
@@ -142,8 +142,8 @@ def _made(lengths: list[int]) -> MicroBatch:
     old_N = torch.linspace(-0.4, -1.7, count)
     return MicroBatch(
         input_ids_BL=torch.zeros(max(len(lengths), 1), max(lengths, default=0) + 1, dtype=torch.int64),
-        row_N=episode_N,
-        column_N=numbers_N + 1,
+        hidden_N=numbers_N,
+        target_N=torch.zeros_like(numbers_N),
         episode_N=episode_N,
         advantage_N=torch.tensor([1.0, -0.5, 0.0])[episode_N],
         rollout_logprobs_N=old_N - 0.01,

@@ -3,7 +3,7 @@
 A position in the prompts means one prompt with one seed, order, mixture and the same rows alone. With others a resumed
 run would repeat some prompts and skip others without a word, so it is refused, as with another model to start from.
 What else changes the prompts, or the user's own files, may change between two processes of a run: that is logged.
-Everything else (learning rates, losses, limits) is no fact. The code of rewards is held to by servers/reward_code.py.
+Everything else (learning rates, losses, limits) is no fact. The code of rewards is held to by sampling/reward_code.py.
 
 A fact is `[shown, identity]`: what a message says, and what is compared. An empty identity is unknown: then what is
 shown is compared. So a file or a model that has only moved is the same.

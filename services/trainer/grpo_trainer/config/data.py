@@ -149,8 +149,6 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _one_form_of_training_rows(self) -> Self:
-        if self.dataset is None and not self.datasets:
-            raise ValueError("data.dataset is missing: name the rows to train on, or several sets in data.datasets")
         if self.dataset is not None and self.datasets:
             raise ValueError(
                 f"data.dataset and data.datasets both name rows to train on; make data.dataset {self.dataset} one of "

@@ -1,10 +1,13 @@
 """The sections `optimizer` and `deepspeed` of a run file."""
 
+import logging
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from .section import Positive, Seconds, Section, Share
+
+log = logging.getLogger(__name__)
 
 
 class OptimizerConfig(Section):
@@ -39,12 +42,15 @@ class DeepSpeedConfig(Section):
     )
     nproc_per_node: int = Field(1, ge=1, description="Ranks on this machine: GPUs, or processes without GPUs.")
     tokens_per_micro_batch: int = Field(
-        16384, ge=1, description="Tokens in one forward and backward pass on one rank, padding included."
+        16384,
+        ge=1,
+        description="Tokens in one forward and backward pass on one rank, padding included; with shared "
+        "prefixes also what attention keeps of them for each sample, counted in tokens.",
     )
-    packing: bool = Field(
-        False,
-        description="Let several samples share a row of a micro-batch: rows as long as the longest sample, or a single "
-        "row with flash attention. Changes neither loss nor gradient.",
+    share_prefixes: Literal["auto", "never"] = Field(
+        "auto",
+        description="Compute each token of a micro-batch once, also where several samples share it: auto where the "
+        "model's family allows it, never for a padded row each. Changes neither loss nor gradient.",
     )
     offload_optimizer: bool = Field(False, description="Keep the optimizer's state in CPU memory.")
     overlap_comm: bool = Field(
@@ -57,6 +63,16 @@ class DeepSpeedConfig(Section):
         "Every rank then keeps whole gradients in float32: 4 bytes for each trained parameter.",
     )
     timeout_s: Seconds = Field(1800.0, description="Limit of a collective between ranks.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _packing_was_before_sharing(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "packing" in given:
+            log.warning(
+                "deepspeed.packing is no setting any more and is ignored: deepspeed.share_prefixes took its place"
+            )
+            return {name: value for name, value in given.items() if name != "packing"}
+        return given
 
     @model_validator(mode="after")
     def _overlap_needs_sharded_gradients(self) -> "DeepSpeedConfig":

@@ -218,7 +218,7 @@ MS_SWIFT = PeerOptions(
             "galore_scale galore_proj_type galore_optim_per_parameter galore_with_embedding galore_quantization "
             "galore_proj_quant galore_proj_bits galore_proj_group_size galore_cos_threshold galore_gamma_proj "
             "galore_queue_size lisa_activated_layers lisa_step_interval",
-            "packing is counted by deepspeed.tokens_per_micro_batch; deepspeed.packing turns it on": "packing "
+            "there is no padding to pack: deepspeed.share_prefixes computes each token once": "packing "
             "packing_length packing_strategy",
             "a sequence lies on one rank": "sequence_parallel_size zero_hpz_partition_size deepspeed_autotp_size",
             "policies are language models without images": "max_pixels norm_bbox vllm_limit_mm_per_prompt "

@@ -36,9 +36,11 @@ def check_teachers(config: "RunConfig") -> None:
         rewards = config.data.own_rewards.get(dataset, config.reward.weights)
         if dataset in config.teachers:
             _check_teacher(dataset, config, has_rewards=bool(rewards))
-        elif not rewards and not dataset:
+        elif rewards or (config.episodes is not None and any(config.episodes.weights.values())):
+            continue
+        elif not dataset:
             raise ValueError("reward.reward_funcs is empty: name a reward, or set teacher.url to learn from a teacher")
-        elif not rewards:
+        else:
             raise ValueError(
                 f"data.datasets.{dataset} has neither a reward nor a teacher: name a reward in reward.reward_funcs, or "
                 f"set data.datasets.{dataset}.teacher.url"

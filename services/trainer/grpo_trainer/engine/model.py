@@ -13,7 +13,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from grpo_proto.checkpoint_files import checkpoint_folder, read_headers
 from grpo_proto.checkpoint_layout import LayoutError, Piece, checkpoint_layout
 
-from ..algorithm.rows import RowLayout
 from ..config.model import ModelConfig
 from ..errors import UsageError, model_error_class
 from .output_head import Policy
@@ -25,15 +24,6 @@ TRIED_FAMILIES = (
     "gemma3", "qwen3_moe", "mixtral", "gpt_oss", "qwen3_next", "qwen3_5_text",
 )  # fmt: skip
 """Model types whose row in docs/model-families.md says that a push leaves them equal."""
-
-PACKED_FAMILIES = (
-    "qwen2", "qwen3", "llama", "mistral", "phi3", "gemma2", "gemma3_text", "olmo2", "granite", "smollm3", "glm4",
-    "gemma3", "qwen3_moe", "mixtral", "deepseek_v3",
-)  # fmt: skip
-"""Model types whose logprobs and gradients do not depend on what else is in a row: tests/trainer/test_packing.py.
-
-Linear attention and other recurrences carry a state from one sequence of a row to the next, and transformers' gpt_oss
-leaves the position ids out of its masks."""
 
 
 def load_policy(config: ModelConfig, *, temperature: float, zero3: dict[str, Any] | None) -> Policy:
@@ -102,24 +92,6 @@ def attention_for(family: PretrainedConfig, wanted: str) -> str:
         log.info("model.attn_implementation: eager, because sdpa cannot compute the attention of %s", family.model_type)
         return "eager"
     return wanted
-
-
-def row_layout_for(family: PretrainedConfig, *, packing: bool) -> RowLayout:
-    """Return how the sequences of a micro-batch share rows, for a loaded model's configuration.
-
-    With `packing` rows are shared in the families that are known to keep them apart; of others it logs a warning.
-    """
-    if not packing:
-        return "padded"
-    if family.model_type not in PACKED_FAMILIES:
-        log.warning(
-            "deepspeed.packing: rows of %s are not packed, because its sequences would not stay apart or nobody has "
-            "tried; the families that are packed: %s",
-            family.model_type,
-            ", ".join(PACKED_FAMILIES),
-        )
-        return "padded"
-    return "one_row" if str(family._attn_implementation).startswith("flash_attention") else "packed"
 
 
 def freeze_all_but_text(model: PreTrainedModel) -> None:

@@ -15,6 +15,9 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from ..algorithm.attention_layout import AttentionLayout
+from .shared_attention import Take, reading, shared_name
+
 Outputs = tuple[torch.Tensor, ...]
 TokenLoss = Callable[[torch.Tensor, torch.Tensor, slice], torch.Tensor]
 """log π and entropy of a slice of a micro-batch's tokens, and that slice → the sum of the tokens' losses, a scalar. The
@@ -43,11 +46,15 @@ def logit_transform(config: PretrainedConfig) -> LogitTransform:
 
 
 class Policy(nn.Module):  # type: ignore[misc]
-    """A causal language model that returns logprobs. The wrapped model keeps its parameters and their names."""
+    """A causal language model that returns logprobs. The wrapped model keeps its parameters and their names.
+
+    Rows with shared prefixes are computed by another attention than padded ones (`shared_attention.py`).
+    """
 
     def __init__(self, model: PreTrainedModel, *, temperature: float, chunk_tokens: int, in_float32: bool = False):
         super().__init__()
         self.model = model
+        self._attention = str(model.config.get_text_config()._attn_implementation)
         self.head = TokenHead(
             model.get_output_embeddings(),
             transform=logit_transform(model.config),
@@ -59,24 +66,30 @@ class Policy(nn.Module):  # type: ignore[misc]
     def forward(
         self,
         input_ids_BL: torch.Tensor,
-        row_N: torch.Tensor,
-        column_N: torch.Tensor,
+        hidden_N: torch.Tensor,
+        target_N: torch.Tensor,
         position_ids_BL: torch.Tensor | None = None,
+        layout: AttentionLayout | None = None,
         token_loss: TokenLoss | None = None,
     ) -> Outputs:
-        """Return log π and entropy [N], float32, of the tokens at (row_N, column_N), after temperature.
+        """Return log π and entropy [N], float32, of the tokens `target_N` after the hidden states `hidden_N`, after
+        temperature.
 
-        With `token_loss` also its sum over all tokens, a scalar, which then is all that carries a gradient.
-
-        Sequences are padded on the right: with causal attention they need no mask (see `MicroBatch`). Position ids
-        begin again at 0 with each sequence of a row.
+        With `token_loss` also its sum over all tokens, a scalar, which then is all that carries a gradient. Rows
+        are those of a `MicroBatch`. Raises RunError when a layer does not read the layout.
         """
-        packed = {} if position_ids_BL is None else {"position_ids": position_ids_BL}
-        hidden_BLH = self.model.get_decoder()(input_ids=input_ids_BL, use_cache=False, **packed).last_hidden_state
-        length, width = hidden_BLH.shape[1:]
-        # The hidden state of a column predicts the token of the next column.
-        hidden_NH = hidden_BLH.reshape(-1, width).index_select(0, row_N * length + column_N - 1)
-        outputs: Outputs = self.head(hidden_NH, input_ids_BL[row_N, column_N], token_loss)
+        decoder = self.model.get_decoder()
+        decoder.config._attn_implementation = self._attention if layout is None else shared_name(self._attention)
+        if layout is None:
+            hidden_BLH = decoder(input_ids=input_ids_BL, use_cache=False).last_hidden_state
+            hidden_NH = hidden_BLH.flatten(0, 1).index_select(0, hidden_N)
+        else:
+            with reading(layout, num_layers=decoder.config.num_hidden_layers, family=decoder.config.model_type):
+                hidden_BLH = decoder(
+                    input_ids=input_ids_BL, position_ids=position_ids_BL, use_cache=False, shared_prefixes=layout
+                ).last_hidden_state
+            hidden_NH = Take.apply(hidden_BLH[0], hidden_N)
+        outputs: Outputs = self.head(hidden_NH, target_N, token_loss)
         return outputs
 
 

@@ -48,9 +48,10 @@ from .batch_loss import batch_loss
 from .deepspeed_settings import ClipBareOptimizer, adamw, deepspeed_settings, inference_settings
 from .entropy_coefficient import EntropyCoefficient
 from .export import Export
-from .model import has_experts, load_policy, pieces_to_push, row_layout_for
+from .model import has_experts, load_policy, pieces_to_push
 from .one_reduction import OneReduction
 from .output_head import Policy
+from .prefix_sharing import prefix_sharing_for
 from .random_state import seed_everything
 from .reference import MovingReference
 from .saved_state import SavedState, num_bytes_of
@@ -100,7 +101,8 @@ class TrainingEngine:
         settings = deepspeed_settings(model, optimizer, sharing)
         sharding = settings if self.zero_stage == 3 else None
         self.policy = load_policy(model, temperature=temperature, zero3=sharding)
-        self.row_layout = row_layout_for(self.policy.model.config, packing=sharing.packing)
+        # None, too, once a trial has found the loaded model to compute something else.
+        self.prefixes = prefix_sharing_for(self.policy.model.config, model, share=sharing.share_prefixes)
         # Before there is an adapter: the names of the model's parameters are then those that the checkpoint's have.
         self._pieces, self._absent = pieces_to_push(self.policy.model, model.name_or_path)
         self._in_nf4 = keep_in_nf4(self.policy.model, model, device=self.device) if model.load_in_4bit else {}

@@ -10,7 +10,8 @@ from typing import Any
 from grpo_proto import RewardScore
 from grpo_proto.log_parts import next_older_part
 
-from ..algorithm.sequences import Group
+from ..algorithm.sequences import Episode, Group
+from ..data.messages import wire_message
 from .jsonl import StepFile, cut_back_older_parts
 from .run_files import COMPLETIONS_FILE
 
@@ -38,7 +39,10 @@ class CompletionLog:
 
 
 def completion_records(step: int, groups: Sequence[Group]) -> Iterator[dict[str, Any]]:
-    """The lines of a step. `group` is the prompt's position in the run, `index` the sample's place in its group."""
+    """The lines of a step. `group` is the prompt's position in the run, `index` the sample's place in its group.
+
+    The line of an episode of several turns has its conversation in addition; `completion` is what was said last.
+    """
     for group in groups:
         for index, episode in enumerate(group.episodes):
             yield {
@@ -47,7 +51,8 @@ def completion_records(step: int, groups: Sequence[Group]) -> Iterator[dict[str,
                 "index": index,
                 **({"dataset": group.row.dataset} if group.row.dataset else {}),
                 "row": group.row.index,
-                "prompt": group.row.prompt,
+                "prompt": [wire_message(one).model_dump() for one in episode.transcript[: episode.opening]]
+                or group.row.prompt,
                 "completion": episode.text,
                 "rewards": {name: _reward(result) for name, result in episode.rewards.items()},
                 "total": episode.total,
@@ -57,7 +62,38 @@ def completion_records(step: int, groups: Sequence[Group]) -> Iterator[dict[str,
                 "num_tokens": episode.num_sampled,
                 **({"trace_id": group.trace.trace_id} if group.trace.trace_id else {}),
                 "log": {name: result.log for name, result in episode.rewards.items() if result.log},
+                **(_conversation(episode) if episode.transcript else {}),
             }
+
+
+def _conversation(episode: Episode) -> dict[str, Any]:
+    """What an episode of several turns has beside a completion. `start` and `end` of turns and `at` of forks count
+    tokens of their segment."""
+    return {
+        "messages": [wire_message(message).model_dump() for message in episode.transcript],
+        "status": episode.status,
+        "cause": episode.cause,
+        "attempt": episode.attempt,
+        "turns": [
+            {
+                "segment": number,
+                "start": turn.start,
+                "end": turn.end,
+                "versions": turn.versions,
+                "finish_reason": turn.finish_reason,
+                "masked": turn.masked,
+                "reward": turn.reward,
+                "text": turn.text,
+            }
+            for number, segment in enumerate(episode.segments)
+            for turn in segment.turns
+        ],
+        "forks": [
+            {"segment": number, "parent": segment.parent, "at": segment.fork_at, "reason": segment.fork_reason}
+            for number, segment in enumerate(episode.segments)
+            if segment.fork_reason is not None
+        ],
+    }
 
 
 def _reward(result: RewardScore) -> dict[str, Any]:

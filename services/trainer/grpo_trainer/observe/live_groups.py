@@ -35,16 +35,23 @@ def _group(group: Group) -> dict[str, Any]:
     return {
         "position": group.position,
         "row": group.row.index,
-        "prompt": clean(prompt_text(group.row.prompt)),
+        "prompt": clean(prompt_text(_prompt(group))),
         "count": len(ranked),
         "unscored": sum(finite(episode.total) is None for episode in ranked),
         "completions": [_completion(episode) for episode in shown],
     }
 
 
+def _prompt(group: Group) -> Any:
+    """The row's prompt, or what an environment has opened with."""
+    opened = next((one for one in group.episodes if one.opening), None)
+    return opened.transcript[: opened.opening] if opened else group.row.prompt
+
+
 def _completion(episode: Episode) -> dict[str, Any]:
+    said = prompt_text(episode.transcript[episode.opening :]) if episode.transcript else episode.text
     return {
-        "text": clean(episode.text),
+        "text": clean(said),
         "total": finite(episode.total),
         "advantage": finite(episode.advantage),
         "rewards": [_reward(name, result) for name, result in list(episode.rewards.items())[:MAX_REWARDS]],

@@ -34,8 +34,8 @@ def rollout_metrics(
         **length_metrics(episodes),
         **optional("completions/repeated_ratio", repeated_ratio(episode.sampled_token_ids for episode in episodes)),
         **staleness_metrics(episodes, policy_version),
-        **sample_counts(episodes, mask_truncated=mask_truncated),
-        "samples/dropped_stale": dropped_stale,
+        **(counts := sample_counts(episodes, mask_truncated=mask_truncated)),
+        "samples/dropped_stale": counts["samples/dropped_stale"] + dropped_stale,
         "samples/dropped_crash": dropped_crash,
     }
 
@@ -62,7 +62,7 @@ def reward_metrics(groups: Sequence[Group], reward_names: Sequence[str]) -> dict
 def length_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     """Lengths of completions in tokens; `terminated` completions ended by themselves, not by a limit."""
     lengths = [episode.num_sampled for episode in episodes]
-    terminated = [episode.num_sampled for episode in episodes if episode.finish_reason == "stop"]
+    terminated = [episode.num_sampled for episode in episodes if episode.ended_by_itself]
     metrics: dict[str, float] = {}
     for infix, values in (("", lengths), ("terminated_", terminated)):
         if values:

@@ -125,7 +125,7 @@ def _show(group: Sequence[dict[str, Any]]) -> PromptShown:
 def _completion(sample: dict[str, Any]) -> CompletionShown:
     rewards = sample.get("rewards")
     return CompletionShown(
-        text=shorten(str(sample.get("completion", ""))),
+        text=shorten(_said(sample)),
         total=sample["total"] if _is_number(sample.get("total")) else None,
         advantage=sample["advantage"] if _is_number(sample.get("advantage")) else None,
         rewards=[_reward(name, result) for name, result in rewards.items()] if isinstance(rewards, dict) else [],
@@ -139,6 +139,14 @@ def _reward(name: str, result: dict[str, Any]) -> RewardShown:
     detail = result.get("detail")
     text = f"{score:.2f}" if _is_number(score) else status
     return RewardShown(name, text, status, shorten(str(detail), 300) if detail else None)
+
+
+def _said(sample: dict[str, Any]) -> str:
+    """The completion, or the conversation of an episode behind its prompt."""
+    messages, prompt = sample.get("messages"), sample.get("prompt")
+    if not isinstance(messages, list):
+        return str(sample.get("completion", ""))
+    return prompt_text(messages[len(prompt) :] if isinstance(prompt, list) else messages)
 
 
 def prompt_text(prompt: Any) -> str:

@@ -117,10 +117,12 @@ def _wait(ranks: Sequence["subprocess.Popen[bytes]"], stops: Sequence[int]) -> i
     if stops:
         print(f"stopped by signal {stops[0]}, with all ranks", file=sys.stderr)
         return 128 + stops[0]
-    failed = next(((number, rank.returncode) for number, rank in enumerate(ranks) if rank.returncode), None)
-    if failed is None:
+    failed = [(number, rank.returncode) for number, rank in enumerate(ranks) if rank.returncode]
+    if not failed:
         return 0
-    number, status = failed
+    # Several may have failed since the last look. One that a signal ended comes first: it could not say why itself,
+    # and the others often end because it is gone.
+    number, status = min(failed, key=lambda one: (one[1] > 0, one[0]))
     how = f"exit status {status}" if status >= 0 else f"signal {-status}"
     print(f"error: rank {number} ended with {how}; the other ranks are stopped", file=sys.stderr)
     return status if status > 0 else 1

@@ -1,0 +1,142 @@
+"""Anthropic's Messages inside a session, by vLLM's own serving object, which turns them into chat completions."""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, NoReturn
+
+from pydantic import BaseModel, ValidationError
+from vllm.entrypoints.anthropic.protocol import AnthropicCountTokensRequest, AnthropicMessagesRequest
+from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
+
+from grpo_proto.server.refusal import Refusal
+
+from .chat import label_of
+from .recorded import Answer, RecordedParser, Request, formed, is_forced, num_overruled, raise_if_error, with_parts
+from .session import Session
+from .turns import Turns, Wanted
+
+KEPT = frozenset(
+    {"messages", "system", "tools", "tool_choice", "max_tokens", "stop_sequences", "stream", "metadata"}
+)  # fmt: skip
+"""Fields of a request that count. `model` is the turn's label; what else a program asks is overruled, and counted."""
+COUNTED = frozenset({"messages", "system", "tools", "tool_choice"})
+"""Those of a request that counts tokens."""
+BLOCKS = frozenset({"text", "thinking", "tool_use", "tool_result"})
+"""Blocks that vLLM turns into chat messages without losing a part of them."""
+
+
+class Messages:
+    """Answers Messages of sessions; one instance per server. `serving`: vLLM's object for its own route."""
+
+    def __init__(self, serving: AnthropicServingMessages, turns: Turns):
+        self.serving, self.turns = serving, turns
+        self.served_name = serving.models.base_model_paths[0].name
+
+    async def answer(self, session: Session, body: Mapping[str, Any], *, retry: bool) -> Answer:
+        """Return vLLM's answer, and the request whose turn it is. Raises Refusal: 400, 410, 503."""
+        request = self._request(AnthropicMessagesRequest, body, KEPT)
+        last = body["messages"][-1] if body["messages"] else {}
+        if last.get("role") == "assistant":
+            raise Refusal(400, "unsupported", "a session cannot go on with an answer that the program has begun")
+        session.forest.counts["overruled"] += num_overruled(body, KEPT)
+        asked = Request(self.turns, session, self._form(body), label=label_of(body), retry=retry)
+        answer = await with_parts(self.serving, _SessionMessages, asked).create_messages(request)
+        if isinstance(answer, AsyncGenerator):
+            return Answer(asked, events=answer)
+        raise_if_error(answer)
+        return Answer(asked, body=answer.model_dump(exclude_none=True))
+
+    async def count(self, session: Session, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return how many tokens the prompt of such a request would have in this session."""
+        request = self._request(AnthropicCountTokensRequest, body, COUNTED)
+        asked = _Counting(self.turns, session, self._form(body), label=label_of(body), retry=False)
+        answer = await with_parts(self.serving, _SessionMessages, asked).count_tokens(request)
+        raise_if_error(answer)
+        counted: dict[str, Any] = answer.model_dump(exclude_none=True)
+        return counted
+
+    def _request(self, kind: type[BaseModel], body: Mapping[str, Any], kept: frozenset[str]) -> Any:
+        _check(body)
+        fields = {name: value for name, value in body.items() if name in kept} | {"model": self.served_name}
+        if is_forced(fields.get("tool_choice")):
+            fields["tool_choice"] = {"type": "auto"}
+        try:
+            return kind(**fields)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise Refusal(400, "invalid_request", f"{where}: {first['msg']}") from error
+
+    def _form(self, body: Mapping[str, Any]) -> Any:
+        choice = body.get("tool_choice")
+        without = isinstance(choice, Mapping) and choice.get("type") == "none"
+
+        def form(messages: Sequence[Any], tools: list[dict[str, Any]] | None) -> Wanted:
+            return Wanted(
+                messages=formed(messages),
+                tools=without_nulls(tools) if not without else None,
+                max_tokens=body.get("max_tokens"),
+                stop=tuple(body.get("stop_sequences") or ()),
+                label=label_of(body),
+            )
+
+        return form
+
+
+class _SessionMessages(AnthropicServingMessages):  # type: ignore[misc]
+    asked: Request
+
+    def _make_parser(self, request: Any, tokenizer: Any, chat_template_kwargs: Any) -> Any:
+        parser = super()._make_parser(request, tokenizer, chat_template_kwargs)
+        return RecordedParser(parser, self.asked, objects_only=True)
+
+
+class _Counting(Request):
+    """A request that asks for the length of its prompt and begins no turn."""
+
+    async def begin(self, messages: Sequence[Any], tools: list[dict[str, Any]] | None) -> list[int]:
+        return [0] * await self.turns.measure(self.session, self.form(messages, tools))
+
+
+def without_nulls(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """Return tools as a program of chat completions sends them: vLLM fills what was not sent with nulls."""
+    if not tools:
+        return None
+    return [
+        tool | {"function": {name: value for name, value in tool["function"].items() if value is not None}}
+        for tool in tools
+    ]
+
+
+def _check(body: Mapping[str, Any]) -> None:
+    """Raises Refusal (400) for what vLLM would drop without a word."""
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise Refusal(400, "invalid_messages", "messages is no list, or an empty one")
+    for number, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise Refusal(400, "invalid_messages", f"message {number} is no object")
+        for block in _blocks(message.get("content")):
+            kind = block.get("type")
+            if kind not in BLOCKS:
+                _refuse_block(number, kind)
+            if kind == "tool_result" and message.get("role") != "user":
+                raise Refusal(400, "invalid_messages", f"message {number} holds a tool's result and is not a user's")
+            for part in _blocks(block.get("content")) if kind == "tool_result" else ():
+                if part.get("type") != "text":
+                    _refuse_block(number, part.get("type"))
+    for block in _blocks(body.get("system")):
+        if block.get("type") != "text":
+            raise Refusal(400, "invalid_messages", "system holds more than text")
+    for tool in body.get("tools") or ():
+        if not isinstance(tool, Mapping) or tool.get("type") not in (None, "custom"):
+            raise Refusal(400, "unsupported", "tools that a server runs are not supported in a session")
+
+
+def _blocks(content: Any) -> list[Mapping[str, Any]]:
+    if not isinstance(content, list):
+        return []
+    return [block if isinstance(block, Mapping) else {} for block in content]
+
+
+def _refuse_block(number: int, kind: Any) -> NoReturn:
+    raise Refusal(400, "invalid_messages", f"message {number} holds a block of type {str(kind)[:100]}; send text alone")

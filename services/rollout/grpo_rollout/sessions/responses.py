@@ -1,0 +1,141 @@
+"""OpenAI's Responses inside a session, by vLLM's own serving object.
+
+A response is stored nowhere but in the session's record: `previous_response_id` names a turn of it.
+"""
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
+
+from grpo_proto.server.refusal import Refusal
+
+from .chat import label_of
+from .chat_form import ChatMessage
+from .forest import Turn
+from .messages import without_nulls
+from .recorded import Answer, RecordedParser, Request, formed, is_forced, num_overruled, raise_if_error, with_parts
+from .session import Session
+from .turns import Turns, Wanted
+
+KEPT = frozenset(
+    {"input", "instructions", "tools", "tool_choice", "max_output_tokens", "stream", "metadata", "user",
+     "previous_response_id", "include", "truncation"}
+)  # fmt: skip
+"""Fields of a request that count, or ask nothing of the sampling. Others are overruled, and counted."""
+SENT_ON = KEPT - {"previous_response_id", "include", "truncation"}
+REFUSED = ("conversation", "background", "prompt", "previous_input_messages")
+ITEMS = frozenset({"message", "reasoning", "function_call", "function_call_output"})
+
+
+class Responses:
+    """Answers Responses of sessions; one instance per server. `serving`: vLLM's object for its own route."""
+
+    def __init__(self, serving: OpenAIServingResponses, turns: Turns):
+        self.serving, self.turns = serving, turns
+        self.served_name = serving.models.base_model_paths[0].name
+
+    async def answer(self, session: Session, body: Mapping[str, Any], *, retry: bool) -> Answer:
+        """Return vLLM's answer, and the request whose turn it is. Raises Refusal: 400, 410, 503."""
+        self._check(body)
+        before = _history(session, body.get("previous_response_id"))
+        fields = {name: value for name, value in body.items() if name in SENT_ON and value is not None}
+        if is_forced(fields.get("tool_choice")):
+            fields["tool_choice"] = "auto"
+        try:
+            request = ResponsesRequest(**(fields | {"model": self.served_name, "store": False}))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise Refusal(400, "invalid_request", f"{where}: {first['msg']}") from error
+        session.forest.counts["overruled"] += num_overruled(body, KEPT)
+        form = _form(body, before)
+        asked = _ResponsesRequest(self.turns, session, form, label=label_of(body), retry=retry)
+        asked.response_id = request.request_id
+        answer = await with_parts(self.serving, _SessionResponses, asked).create_responses(request)
+        if isinstance(answer, AsyncGenerator):
+            return Answer(asked, events=_as_events(answer))
+        raise_if_error(answer)
+        return Answer(asked, body=answer.model_dump(mode="json", by_alias=True))
+
+    def _check(self, body: Mapping[str, Any]) -> None:
+        """Raises Refusal (400) for what vLLM would drop without a word."""
+        for name in REFUSED:
+            if body.get(name):
+                raise Refusal(400, "unsupported", f"{name} is not supported in a session: send the history as input")
+        tools = body.get("tools") or ()
+        if any(not isinstance(tool, Mapping) or tool.get("type") != "function" for tool in tools):
+            raise Refusal(400, "unsupported", "tools other than functions are not supported in a session")
+        if tools and body.get("tool_choice") != "none" and not self.serving.enable_auto_tools:
+            raise Refusal(
+                400,
+                "no_tool_parser",
+                "this server reads no calls of tools",
+                hint="start it with --enable-auto-tool-choice and --tool-call-parser",
+            )
+        items = body.get("input")
+        if not isinstance(items, (str, list)) or not items:
+            raise Refusal(400, "invalid_messages", "input is neither a text nor a list of items, or empty")
+        for number, item in enumerate(items if isinstance(items, list) else ()):
+            kind = (item.get("type") or "message") if isinstance(item, Mapping) else None
+            if kind not in ITEMS:
+                raise Refusal(400, "invalid_messages", f"item {number} of input has the type {str(kind)[:100]}")
+            # vLLM takes the first part of an answer or a thought, and drops the others.
+            parts = item.get("content")
+            read = kind == "reasoning" or item.get("role") == "assistant"
+            if read and isinstance(parts, list) and len(parts) > 1:
+                raise Refusal(400, "invalid_messages", f"item {number} of input has {len(parts)} parts; send one")
+
+
+class _ResponsesRequest(Request):
+    response_id = ""
+
+    async def begin(self, messages: Sequence[Any], tools: list[dict[str, Any]] | None) -> list[int]:
+        prompt = await super().begin(messages, tools)
+        if self.running is not None:
+            self.session.responses[self.response_id] = self.running.turn.number
+        return prompt
+
+
+class _SessionResponses(OpenAIServingResponses):  # type: ignore[misc]
+    asked: Request
+
+    def _make_response_parser(self, request: Any, tokenizer: Any, chat_template_kwargs: Any) -> Any:
+        parser = super()._make_response_parser(request, tokenizer, chat_template_kwargs)
+        return RecordedParser(parser, self.asked) if parser is not None else None
+
+
+def _history(session: Session, response_id: Any) -> list[ChatMessage]:
+    """Return the messages up to the answer `response_id`, without instructions, which hold for one request only."""
+    if response_id is None:
+        return []
+    number = session.responses.get(response_id) if isinstance(response_id, str) else None
+    turn: Turn | None = session.forest.turns[number] if number is not None else None
+    if turn is None or turn.answer is None:
+        raise Refusal(
+            400, "unknown_response", f"previous_response_id {str(response_id)[:100]} is no answer of this session"
+        )
+    return [message for message in turn.answer.messages() if message["role"] != "system"]
+
+
+def _form(
+    body: Mapping[str, Any], before: list[ChatMessage]
+) -> Callable[[Sequence[Any], "list[dict[str, Any]] | None"], Wanted]:
+    def form(messages: Sequence[Any], tools: list[dict[str, Any]] | None) -> Wanted:
+        new = formed(messages)
+        first = 1 if body.get("instructions") else 0
+        return Wanted(
+            messages=[*new[:first], *before, *new[first:]],
+            tools=without_nulls(tools) if body.get("tool_choice") != "none" else None,
+            max_tokens=body.get("max_output_tokens"),
+            label=label_of(body),
+        )
+
+    return form
+
+
+async def _as_events(events: AsyncGenerator[Any, None]) -> AsyncGenerator[str, None]:
+    async for event in events:
+        yield f"event: {event.type}\ndata: {event.model_dump_json(by_alias=True)}\n\n"

@@ -1,0 +1,59 @@
+"""Whether a policy computes shared prefixes once, and what its micro-batches keep for it until the backward pass."""
+
+import logging
+
+from transformers import PretrainedConfig
+
+from ..algorithm.prefixes import PrefixSharing
+from ..config.model import ModelConfig
+
+log = logging.getLogger(__name__)
+
+SHARING_FAMILIES = (
+    "qwen2", "qwen3", "llama", "mistral", "phi3", "gemma2", "gemma3_text", "olmo2", "granite", "smollm3", "glm4",
+    "gemma3", "qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3",
+)  # fmt: skip
+"""Model types whose logprobs and gradients are those of padded rows: tests/trainer/test_shared_prefixes.py.
+
+A mask that says more than causal and sliding window would go unnoticed (chunks, sparse indexers), hence a list. Linear
+attention and other recurrences carry a state along the row and read no layout."""
+
+
+def prefix_sharing_for(family: PretrainedConfig, config: ModelConfig, *, share: str) -> PrefixSharing | None:
+    """Return how micro-batches of a loaded model's `family` are counted; None for padded rows.
+
+    `share`: `deepspeed.share_prefixes`. Under `auto` it logs for which family the rows are padded.
+    """
+    if share == "never":
+        return None
+    if family.model_type not in SHARING_FAMILIES:
+        log.info(
+            "shared prefixes are off for %s, with which nobody has proved them: each sequence has a padded row; the "
+            "families that share: %s",
+            family.model_type,
+            ", ".join(SHARING_FAMILIES),
+        )
+        return None
+    return kept_by_sharing(family, recomputes=config.gradient_checkpointing)
+
+
+def kept_by_sharing(family: PretrainedConfig, *, recomputes: bool) -> PrefixSharing:
+    """Count what a path keeps, as a share of what a token of the row keeps in all layers.
+
+    A layer keeps about 4 inputs and outputs of its width, queries and attention's output, keys and values, and 3 of the
+    width of its MLP: the least that families keep, so that a path is rather counted too high. With recomputed
+    activations only the input of each layer is kept, and all of a single layer.
+    """
+    text = family.get_text_config()
+    width, layers, heads = text.hidden_size, text.num_hidden_layers, text.num_attention_heads
+    head_width = getattr(text, "head_dim", None) or width // heads
+    key_heads = getattr(text, "num_key_value_heads", None) or heads
+    if getattr(text, "kv_lora_rank", None):  # keys and values are made for every head before attention
+        key_heads, head_width = heads, max(head_width, getattr(text, "qk_head_dim", None) or 0)
+    experts = getattr(text, "num_experts_per_tok", None) or 1
+    mlp_width = (getattr(text, "moe_intermediate_size", None) or text.intermediate_size) * experts
+    key_and_value = 2 * key_heads * head_width
+    of_layer = 4 * width + 2 * heads * head_width + key_and_value + 3 * mlp_width
+    kept, layers_with_keys = (width * layers + of_layer, 1) if recomputes else (of_layer * layers, layers)
+    windows = 2 if getattr(text, "sliding_window", None) else 1
+    return PrefixSharing(key=key_and_value * layers_with_keys / kept, score=windows / kept, trained=2 * width / kept)

@@ -1,0 +1,71 @@
+"""The process of one episode: it calls the user's code, and answers the trainer.
+
+One frame is one call: `{"call": "reset" | "step" | "finish" | "close", …, "timeout_s": n, "budget_s": n}`. The answer
+is `{"ok": …}`, or `{"error": text}` when the user's code raised, ran late or returned something else than it may.
+`plays.py` has the calls.
+"""
+
+import os
+import random
+import socket
+import sys
+import traceback
+from typing import Any
+
+from .frames import Frame, FrameError, packed, receive, unpacked
+from .plays import Play, play_of
+from .time_limit import CallTimeoutError
+
+NUMPY_SEEDS = 2**32
+
+
+def serve(channel: socket.socket, parts: dict[str, Any], kind: dict[str, Any], *, seed: int) -> None:
+    """Answer calls until the trainer shuts the channel or sends `close`.
+
+    `parts`: what the users' files have; `kind`: those of this episode, as `play_of` takes them.
+    """
+    os.register_at_fork(after_in_child=channel.close)  # what the user's code forks must not answer in its place
+    give_seeds(seed)
+    play: Play | None = None
+    while (request := receive(channel)) is not None:
+        call = request.pop("call")
+        try:
+            if call == "close":
+                if play is not None:
+                    play.close(request["timeout_s"])
+                channel.sendall(packed({"ok": None}))
+                return
+            if play is None:
+                play = play_of(kind, parts)
+            answer: Frame = {"ok": getattr(play, call)(**request)}
+        except (KeyboardInterrupt, FrameError):
+            raise
+        except BaseException as error:  # SystemExit and time-outs, too: the trainer decides what becomes of them
+            traceback.print_exc()
+            sys.stderr.flush()
+            answer = {"error": _told(error), "late": isinstance(error, CallTimeoutError)}
+        sys.stdout.flush()
+        channel.sendall(_packed(answer))
+
+
+def give_seeds(seed: int) -> None:
+    random.seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed % NUMPY_SEEDS)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(seed)
+
+
+def _told(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{where}"[:4000]
+
+
+def _packed(answer: Frame) -> bytes:
+    try:
+        body = packed(answer)
+        unpacked(body[4:])
+        return body
+    except (FrameError, ValueError, TypeError) as error:
+        return packed({"error": f"the answer cannot be sent: {error}"[:4000], "late": False})

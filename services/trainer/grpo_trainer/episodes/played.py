@@ -1,0 +1,118 @@
+"""An episode that has ended: the server's record of it, as the trainer's types."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from grpo_proto import RewardScore
+from grpo_proto.messages.sessions import RecordedSegment, RecordedTurn, SessionStats, Trajectory
+
+from ..algorithm.sequences import Cause, Episode, EpisodeStatus, Segment, Turn
+
+Lost = Literal["server", "environment", "program"]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How an episode ended, and why when it is not completed."""
+
+    status: EpisodeStatus = "completed"
+    cause: Cause | None = None
+    detail: str | None = None
+    lost: Lost | None = None
+    """What broke, where the episode is worth another attempt with the same seeds."""
+
+
+@dataclass(frozen=True)
+class Played:
+    """One episode, however it ended.
+
+    `episode.total` and its scores of the reward service are still to come. `episode.segments` is empty when nothing was
+    sampled, which only an episode with status `failed` or `timeout` may be.
+    """
+
+    episode: Episode
+    ending: Ending = Ending()
+    stats: SessionStats | None = None
+    """The server's counts; None when its record was lost."""
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+def played(
+    episode_id: str,
+    attempt: int,
+    trajectory: Trajectory | None,
+    ending: Ending,
+    *,
+    messages: Sequence[dict[str, Any]] = (),
+    rewards: Mapping[str, float | None] | None = None,
+    turn_rewards: Mapping[int, float] | None = None,
+    weights: Mapping[str, float] | None = None,
+) -> Played:
+    """Put together what the server has recorded and what the trainer knows.
+
+    Args:
+        trajectory: None when the server has lost it.
+        messages: the transcript; default: that of the segment with the newest turn.
+        rewards: by name, beside those that were posted to the session; None is no score.
+        turn_rewards: number of a turn → its reward. Added to what was posted for the turn, each by its weight.
+        weights: reward → its weight, for rewards that were posted for a turn.
+    """
+    recorded = trajectory.segments if trajectory is not None else []
+    posted = trajectory.rewards if trajectory is not None else {}
+    scores = {name: _score(value) for name, value in {**posted, **(rewards or {})}.items()}
+    transcript = list(messages) or _newest_messages(recorded)
+    episode = Episode(
+        episode_id,
+        [_segment(one, turn_rewards or {}, weights or {}) for one in recorded],
+        attempt=attempt,
+        status=ending.status,
+        cause=ending.cause,
+        transcript=transcript,
+        opening=next((at for at, one in enumerate(transcript) if one.get("role") == "assistant"), len(transcript)),
+        rewards=scores,
+    )
+    if trajectory is None:
+        return Played(episode, ending)
+    return Played(episode, ending, trajectory.stats, dict(trajectory.metrics))
+
+
+def _score(value: float | None) -> RewardScore:
+    if value is None:
+        return RewardScore(score=None, status="unscorable", detail="it has no score for this episode")
+    return RewardScore(score=value, status="ok")
+
+
+def _segment(recorded: RecordedSegment, rewards: Mapping[int, float], weights: Mapping[str, float]) -> Segment:
+    return Segment(
+        recorded.token_ids,
+        [_turn(turn, rewards, weights) for turn in recorded.turns],
+        recorded.logprobs,
+        parent=recorded.parent,
+        fork_at=recorded.fork_at,
+        fork_reason=recorded.fork_reason,
+    )
+
+
+def _turn(recorded: RecordedTurn, rewards: Mapping[int, float], weights: Mapping[str, float]) -> Turn:
+    parts = [weights[name] * value for name, value in recorded.reward.items() if value is not None and name in weights]
+    if recorded.turn in rewards:
+        parts.append(rewards[recorded.turn])
+    return Turn(
+        recorded.start,
+        recorded.end,
+        recorded.versions,
+        recorded.finish_reason,
+        recorded.text,
+        masked=recorded.masked,
+        reward=sum(parts) if parts else None,
+        label=recorded.label or None,
+        order=recorded.turn,
+    )
+
+
+def _newest_messages(segments: Sequence[RecordedSegment]) -> list[dict[str, Any]]:
+    with_turns = [segment for segment in segments if segment.turns]
+    if not with_turns:
+        return []
+    return max(with_turns, key=lambda segment: segment.turns[-1].turn).messages

@@ -1,0 +1,162 @@
+"""The three ways in which Python code plays an episode, inside its process: what a call of `child.py` does.
+
+    Environment   the user's class with reset, step and close; a message that calls tools goes to the tools
+    Toolbox       functions alone: the episode ends with the first message that calls none
+    TrlClass      a class written for TRL's `environment_factory`: its public methods are tools
+
+Each call returns JSON:
+
+    reset   {"messages": […], "tools": […]}       the first prompt, and the schemas of the tools
+    step    {"messages": […], "reward": number or null, "done": bool, "tool_calls": n, "tool_failures": n}
+    finish  {name: number or null}                 rewards of the whole episode
+"""
+
+import copy
+import inspect
+import math
+from typing import Any, Protocol
+
+from .messages import EnvironmentFault, cut, first_messages, new_messages
+from .time_limit import call
+from .tools import Tools
+
+Message = dict[str, Any]
+
+
+class Play(Protocol):
+    def reset(
+        self, *, row: dict[str, Any], prompt: str | list[Message], seed: int, timeout_s: float
+    ) -> dict[str, Any]: ...
+
+    def step(self, *, message: Message, timeout_s: float, budget_s: float) -> dict[str, Any]: ...
+
+    def finish(self, *, timeout_s: float) -> dict[str, float | None]: ...
+
+    def close(self, timeout_s: float) -> None: ...
+
+
+def play_of(kind: dict[str, Any], parts: dict[str, Any]) -> Play:
+    """`kind`: `{"environment": name or null, "factory": name or null, "tools": [name, …]}`, names of `parts`."""
+    tools = [parts[name] for name in kind["tools"]]
+    if kind["environment"] is not None:
+        return Environment(parts[kind["environment"]], tools)
+    if kind["factory"] is not None:
+        return TrlClass(parts[kind["factory"]], tools, drops_environment=kind["by_name"])
+    return Toolbox(tools)
+
+
+class Environment:
+    """A user's class: `reset(row, seed) → messages`, `step(message) → (messages, reward, done)`, `close()`."""
+
+    def __init__(self, made_by: Any, tools: list[Any]):
+        self.made_by, self.tools = made_by, Tools(tools)
+        self.instance: Any = None
+
+    def reset(self, *, row: dict[str, Any], prompt: str | list[Message], seed: int, timeout_s: float) -> dict[str, Any]:
+        self.instance = call(self.made_by, timeout_s=timeout_s)
+        found = call(self.instance.reset, row, seed, timeout_s=timeout_s)
+        messages = new_messages(found, by="reset")
+        if not messages:
+            raise EnvironmentFault("reset returned no message: the policy needs something to answer")
+        return {"messages": messages, "tools": self.tools.schemas}
+
+    def step(self, *, message: Message, timeout_s: float, budget_s: float) -> dict[str, Any]:
+        if message.get("tool_calls") and self.tools.schemas:
+            return self.tools.answer(message, timeout_s=timeout_s, budget_s=budget_s)
+        found = call(self.instance.step, copy.deepcopy(message), timeout_s=timeout_s)
+        if not isinstance(found, (tuple, list)) or len(found) != 3:
+            raise EnvironmentFault(f"step returned {type(found).__name__}, not (messages, reward, done)")
+        messages, reward, done = found
+        new = new_messages(messages, by="step")
+        if not new and not done:
+            raise EnvironmentFault("step returned neither a message nor done: the episode cannot go on")
+        return {"messages": new, "reward": number(reward, "the reward of step"), "done": bool(done)}
+
+    def finish(self, *, timeout_s: float) -> dict[str, float | None]:
+        return {}
+
+    def close(self, timeout_s: float) -> None:
+        if (close := getattr(self.instance, "close", None)) is not None:
+            call(close, timeout_s=timeout_s)
+
+
+class Toolbox:
+    """Functions that the policy may call; nothing else answers it."""
+
+    def __init__(self, tools: list[Any]):
+        self.tools = Tools(tools)
+
+    def reset(self, *, row: dict[str, Any], prompt: str | list[Message], seed: int, timeout_s: float) -> dict[str, Any]:
+        return {"messages": first_messages(prompt), "tools": self.tools.schemas}
+
+    def step(self, *, message: Message, timeout_s: float, budget_s: float) -> dict[str, Any]:
+        if message.get("tool_calls"):
+            return self.tools.answer(message, timeout_s=timeout_s, budget_s=budget_s)
+        return {"messages": [], "reward": None, "done": True}
+
+    def finish(self, *, timeout_s: float) -> dict[str, float | None]:
+        return {}
+
+    def close(self, timeout_s: float) -> None:
+        pass
+
+
+class TrlClass(Toolbox):
+    """As TRL 1.16 calls such a class: the whole row into `reset`, and the text that returns behind the last message;
+    its public methods are tools; `get_reward` once, under the class's name.
+
+    `drops_environment`: the class was chosen by the row's `environment`, which TRL keeps to itself.
+    """
+
+    def __init__(self, made_by: Any, tools: list[Any], *, drops_environment: bool):
+        self.made_by, self.functions, self.drops_environment = made_by, tools, drops_environment
+        self.instance: Any = None
+        super().__init__([])
+
+    def reset(self, *, row: dict[str, Any], prompt: str | list[Message], seed: int, timeout_s: float) -> dict[str, Any]:
+        self.instance = call(self.made_by, timeout_s=timeout_s)
+        names = [name for name, _ in inspect.getmembers(type(self.instance), predicate=inspect.isfunction)]
+        methods = [
+            getattr(self.instance, n) for n in names if not n.startswith("_") and n not in ("reset", "get_reward")
+        ]
+        self.tools = Tools([*self.functions, *methods])
+        given = {name: value for name, value in row.items() if not (self.drops_environment and name == "environment")}
+        observation = call(self.instance.reset, timeout_s=timeout_s, **given)
+        messages = first_messages(prompt) or [{"role": "user", "content": ""}]
+        if observation is not None:
+            text = _text(observation)
+            last = messages[-1]
+            messages[-1] = {**last, "content": cut(str(last.get("content") or "") + text)}
+        return {"messages": messages, "tools": self.tools.schemas}
+
+    def finish(self, *, timeout_s: float) -> dict[str, float | None]:
+        if not inspect.isfunction(getattr(type(self.instance), "get_reward", None)):
+            return {}
+        reward = call(self.instance.get_reward, timeout_s=timeout_s)
+        return {type(self.instance).__name__: number(reward, "get_reward", nan_is_none=True)}
+
+
+def _text(observation: Any) -> str:
+    """The text of what a class for TRL returns from `reset`: a text, or a list of parts."""
+    if isinstance(observation, str):
+        return observation
+    if isinstance(observation, list) and all(
+        isinstance(part, dict) and part.get("type") == "text" for part in observation
+    ):
+        return "".join(str(part.get("text", "")) for part in observation)
+    raise EnvironmentFault(f"reset returned {type(observation).__name__}: only None, a text or text parts can be shown")
+
+
+def number(value: Any, what: str, *, nan_is_none: bool = False) -> float | None:
+    """A reward as a float. Raises EnvironmentFault for NaN, infinity and what is no number."""
+    if value is None:
+        return None
+    try:
+        found = float(value)
+    except (TypeError, ValueError) as error:
+        raise EnvironmentFault(f"{what} is {value!r:.100}, no number") from error
+    if math.isnan(found) and nan_is_none:
+        return None
+    if not math.isfinite(found):
+        raise EnvironmentFault(f"{what} is {found}; a reward that cannot be computed is None")
+    return found

@@ -1,0 +1,94 @@
+"""Functions that the policy calls, inside the process of an episode. Whatever goes wrong is an observation for it.
+
+The texts of failures are TRL's, so that a policy sees the same from either trainer.
+"""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .messages import MAX_CHARACTERS, EnvironmentFault, cut, text_of
+from .time_limit import call
+
+Message = dict[str, Any]
+
+
+class Tools:
+    """`schemas`: as chat templates take them, made of types and docstrings. Raises EnvironmentFault without these."""
+
+    def __init__(self, functions: Sequence[Callable[..., Any]]):
+        self.functions = {function.__name__: function for function in functions}
+        self.schemas = [schema_of(function) for function in functions]
+
+    def answer(self, message: Message, *, timeout_s: float, budget_s: float) -> dict[str, Any]:
+        """Call what `message` asks for, one after the other: `timeout_s` each, `budget_s` all together."""
+        until_s = time.monotonic() + budget_s
+        messages, failures, left = [], 0, MAX_CHARACTERS
+        for asked in message["tool_calls"]:
+            limit_s = min(timeout_s, until_s - time.monotonic())
+            text, failed = self._answer(asked["function"], limit_s)
+            failures += failed
+            messages.append(result(asked, cut(text, left)))
+            left = max(0, left - len(text))
+        return {
+            "messages": messages, "reward": None, "done": False,
+            "tool_calls": len(messages), "tool_failures": failures,
+        }  # fmt: skip
+
+    def _answer(self, function: dict[str, Any], limit_s: float) -> tuple[str, bool]:
+        """The text of one result, and whether the call failed."""
+        name = function["name"]
+        try:
+            if name not in self.functions:
+                raise ValueError(f"Tool {name} not found.")
+            if limit_s <= 0:
+                raise TimeoutError("not called: the calls before it have used up the time")
+            found = call(self.functions[name], timeout_s=limit_s, **arguments_of(function))
+            return (text_of(found, name) if isinstance(found, list) and _are_parts(found) else str(found)), False
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit, too: a tool that calls exit() has failed
+            return failure(str(error) or type(error).__name__), True
+
+
+def arguments_of(function: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call. Raises EnvironmentFault unless they are a JSON object."""
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError as error:
+            raise EnvironmentFault(f"the arguments are no JSON: {error}") from error
+    if not isinstance(arguments, dict):
+        raise EnvironmentFault("the arguments are no JSON object")
+    return arguments
+
+
+def failure(text: str) -> str:
+    return str({"error": text})
+
+
+def result(asked: dict[str, Any], text: str) -> Message:
+    """The message that answers one call."""
+    return {"role": "tool", "tool_call_id": asked["id"], "name": asked["function"]["name"], "content": text}
+
+
+def late_results(message: Message, why: str) -> list[Message]:
+    """The results of all calls of a message when none of them has returned."""
+    return [result(asked, failure(why)) for asked in message.get("tool_calls", ())]
+
+
+def _are_parts(found: list[Any]) -> bool:
+    return bool(found) and all(isinstance(part, dict) and "type" in part for part in found)
+
+
+def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
+
+    from transformers.utils import get_json_schema
+
+    try:
+        schema: dict[str, Any] = get_json_schema(function)
+    except Exception as error:  # whatever it finds wrong with a user's signature or docstring
+        raise EnvironmentFault(f"no schema can be made of the tool {function.__name__}: {error}") from error
+    return schema

@@ -1,0 +1,354 @@
+"""Push the new policy to every rollout server; a server samples with it only after verifying it.
+
+Rank 0 calls the servers and decides. Gathering a sharded parameter is a collective of all ranks: `TensorSource.buckets`
+commands it bucket by bucket, so that no rank waits alone in a gather.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from grpo_proto import Manifest, ServiceError
+from grpo_proto.lifeline import Host
+from grpo_proto.messages.weights import Backend, Kind
+from grpo_proto.staging import buckets_in_the_way
+from grpo_proto.transport import Digest, Transfer, gpu_uuid, nccl_version
+
+from ..config.weights import WeightsConfig
+from ..errors import RunError, ServersError, TrainerError, UsageError
+from ..ranks.stop_signal import StopRequested, StopSignal
+from .attendance import Attendance, MemberFailed, MemberLostError, is_final
+from .event_loop import EventLoopThread
+from .fleet import Fleet, Replica
+from .lease import Lease
+from .push_backend import choose_backend
+from .push_plan import bucket_limit_s, plan_push
+from .weight_session import WeightSession, close_sessions, listener_of, next_number, num_workers
+
+log = logging.getLogger(__name__)
+
+PAUSE_BETWEEN_ATTEMPTS_S = 1.0
+ATTEMPTS_IN_A_DEADLINE = 3
+JOIN_S_PER_WORKER = 0.25
+TRIAL_SHARE = 0.5
+
+
+class TensorSource(Protocol):
+    """The named tensors to push. `crew_export.py` has every rank help to gather them."""
+
+    kind: Kind
+    absent: list[str]
+    device: torch.device
+    sharded: bool
+    peft_config: dict[str, Any] | None
+    """With `base_digest` of a `lora` push only, see `BeginRequest`."""
+    base_digest: str | None
+
+    def listed(self) -> list[tuple[str, str, list[int]]]: ...
+
+    def buckets(self, manifest: Manifest, device: torch.device | str) -> Iterator[torch.Tensor]: ...
+
+    def release(self) -> None:
+        """The push has ended: nothing is on its way."""
+
+
+@dataclass(frozen=True)
+class PushResult:
+    session: int
+    version: int
+    seconds: float
+    num_bytes: int
+    attempts: int
+    longest_gap_s: float
+    """Between two signs of life of a member in a push of this session so far."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why an attempt failed, and whether it is final: another attempt cannot succeed."""
+
+    reason: str
+    final: bool
+
+
+class WeightPusher:
+    """Rank 0's side of all pushes of a run: holds the open session and its members."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        loop: EventLoopThread,
+        config: WeightsConfig,
+        *,
+        trainer_id: str,
+        stop: StopSignal,
+        has_heartbeat: Callable[[], bool],
+    ):
+        self.fleet, self.loop, self.config, self.trainer_id, self.stop = fleet, loop, config, trainer_id, stop
+        self.session: WeightSession | None = None
+        self.attendance = Attendance()
+        self.lease = Lease(lambda: self.session, has_heartbeat, lease_s=config.lease_s)
+        self._host: Host | None = None
+        self._asked: dict[str, tuple[Replica, int]] = {}
+        """The last session that each server was asked to join, by URL."""
+        self._last_number = 0
+        self._bucket_s = config.bucket_timeout_s
+        self._try_all = False
+        self._under_way: Transfer | None = None
+
+    def open(self, version: int, export: TensorSource, deadline_s: float) -> Manifest | Failure:
+        """Open a session with every server that answers, or keep the open one, and begin the push on all of them.
+
+        Returns the push's manifest: its buckets are laid out for the backend that the session has chosen.
+        """
+        if self.lease.taken_over is not None:
+            return Failure(self.lease.taken_over, final=True)
+        members: list[Replica] = []
+        try:
+            members = self.loop.run(self.fleet.reachable())
+            backend = choose_backend(self.config, members, gpu=gpu_uuid(), nccl=nccl_version())
+            manifest = plan_push(export.listed(), self.config.bucket_mib, backend)
+            self._bucket_s = bucket_limit_s(
+                manifest, self.config.bucket_timeout_s, backend=backend, push_deadline_s=self.config.push_deadline_s
+            )
+            members = self._attending(members, backend, max(manifest.bucket_bytes), deadline_s)
+            session = self._session_with(members, backend, deadline_s)
+            self.loop.run(
+                session.begin(
+                    version,
+                    export.kind,
+                    manifest,
+                    absent=export.absent,
+                    peft_config=export.peft_config,
+                    base_digest=export.base_digest,
+                    bucket_timeout_s=self._bucket_s,
+                    deadline_s=deadline_s,
+                )
+            )
+        except (MemberFailed, TrainerError, ServiceError, RuntimeError, TimeoutError) as error:
+            return self._give_up(error, members)
+        return manifest
+
+    def commit(self, version: int, digest: str, deadline_s: float) -> Failure | None:
+        """Have the servers compare digests; servers that agree sample with `version` from now on."""
+        session = self._open_session()
+        try:
+            limit_s = min(deadline_s, self.config.commit_timeout_s)
+            self.loop.run(session.commit(version, digest, deadline_s=limit_s))
+        except (MemberFailed, RuntimeError) as error:
+            return self._give_up(error, session.members)
+        self.attendance.committed(session.members)
+        self.loop.run(self.fleet.admit(session.members, session=session.number))
+        return None
+
+    def send(self, bucket: torch.Tensor) -> Failure | None:
+        """Wait for the previous bucket, then start to broadcast `bucket`: leave it alone until `arrived`."""
+        failure = self.arrived()
+        if failure is not None:
+            return failure
+        try:
+            self._under_way = self._open_session().group.start_broadcast(bucket, timeout_s=self._bucket_s)
+        except RuntimeError as error:
+            return self._broken_off(error)
+        return None
+
+    def arrived(self) -> Failure | None:
+        """Wait for the broadcast under way, if any."""
+        transfer, self._under_way = self._under_way, None
+        try:
+            if transfer is not None:
+                transfer.wait()
+        except RuntimeError as error:
+            return self._broken_off(error)
+        return None
+
+    def canary_agreed(self, version: int, urls: Collection[str]) -> None:
+        """Report to the servers at `urls` that their logprobs of `version` agree with the trainer's own."""
+        if self.session is not None:
+            self.loop.run(self.session.renew(canary_agreed=version, agreed_urls=urls))
+
+    def leave(self) -> None:
+        """Leave the open session, if any, close the last one of each server, and stop listening.
+
+        Of a server whose last push failed, too: it keeps that session, and would be held until the lease's end.
+        """
+        session, self.session = self.session, None
+        asked, self._asked = self._asked, {}
+        if session is not None:
+            session.leave()
+        if asked:
+            self.loop.run(close_sessions(asked.values()))
+        if self._host is not None:
+            self._host.close()
+            self._host = None
+
+    def _open_session(self) -> WeightSession:
+        if self.session is None:
+            raise RunError("no weight session is open")
+        return self.session
+
+    def _attending(self, replicas: list[Replica], backend: Backend, num_bytes: int, deadline_s: float) -> list[Replica]:
+        """Return the servers to push to: without those that are left out, and those that fail a trial.
+
+        Servers on trial join the group alone first, and get a bucket of `num_bytes`: all of them after a failure
+        without a culprit, else those that return. When all fail, the fault may be on this side, and nobody is left out.
+        """
+        here = self.attendance.present(replicas, minimum=self.fleet.min_replicas)
+        everybody, self._try_all = self._try_all, False
+        tried = here if everybody else [replica for replica in here if self.attendance.on_trial(replica)]
+        if not tried or len(here) == 1:
+            return here
+        self._drop("the members are tried one by one")
+        failures = self._trials(tried, backend, num_bytes, deadline_s)
+        if len(failures) < len(here):
+            for replica in tried:
+                if replica.url in failures:
+                    self.attendance.leave_out(replica, failures[replica.url])
+        return self.attendance.present(replicas, minimum=self.fleet.min_replicas)
+
+    def _trials(
+        self, replicas: list[Replica], backend: Backend, num_bytes: int, deadline_s: float
+    ) -> dict[str, BaseException]:
+        """Try each server alone: side by side over Gloo, one after another over NCCL. Returns the errors."""
+
+        async def trial(replica: Replica, number: int) -> None:
+            session = await self._opening([replica], backend, number, trial_bytes=num_bytes)
+            await session.drop("the trial is over")
+
+        failures: dict[str, BaseException] = {}
+        at_once = len(replicas) if backend == "gloo" else 1
+        for start in range(0, len(replicas), at_once):
+            batch = replicas[start : start + at_once]
+            trials = [trial(replica, self._next_number([replica])) for replica in batch]
+            outcomes = self.loop.run(_outcomes(trials), timeout_s=deadline_s)
+            failures |= {r.url: error for r, error in zip(batch, outcomes, strict=True) if error is not None}
+        return failures
+
+    def _session_with(self, members: list[Replica], backend: Backend, deadline_s: float) -> WeightSession:
+        kept = self.session
+        if kept is not None and kept.members == members and kept.crew.ended is None and all(m.member for m in members):
+            return kept
+        self._drop("the members change")
+        opening = self._opening(members, backend, self._next_number(members))
+        self.session = self.loop.run(opening, timeout_s=deadline_s)
+        return self.session
+
+    def _opening(
+        self, members: list[Replica], backend: Backend, number: int, *, trial_bytes: int = 0
+    ) -> Coroutine[Any, Any, WeightSession]:
+        if self._host is None:
+            self._host = Host(listener_of(self.config), silence_s=self.config.silence_s)
+        # NCCL connects the members one after another. A trial is of one, and a push waits for it.
+        limit_s = self.config.bucket_timeout_s * (TRIAL_SHARE if trial_bytes else 1.0)
+        limit_s += JOIN_S_PER_WORKER * sum(map(num_workers, members))
+        self._asked |= {replica.url: (replica, number) for replica in members}
+        return WeightSession.open(
+            self._host,
+            number,
+            members,
+            self.config,
+            trainer_id=self.trainer_id,
+            backend=backend,
+            timeout_s=min(limit_s, self.config.push_deadline_s),
+            trial_bytes=trial_bytes,
+        )
+
+    def _next_number(self, members: Sequence[Replica]) -> int:
+        self._last_number = next_number(members, now_s=time.time(), after=self._last_number)
+        return self._last_number
+
+    def _broken_off(self, error: RuntimeError) -> Failure:
+        session = self._open_session()
+        return self._give_up(session.lost() or error, session.members)
+
+    def _give_up(self, error: Exception, members: Sequence[Replica]) -> Failure:
+        """Drop the session, so that no server samples with half a policy, and record which members are at fault."""
+        reason = str(error) or type(error).__name__
+        self._drop(reason)
+        log.warning("push failed: %s", reason)
+        failures = error.failures if isinstance(error, MemberFailed) and error.named else {}
+        final = isinstance(error, UsageError)
+        if isinstance(error, MemberFailed):
+            failed_before = all(map(self.attendance.failed_before, members))
+            final = is_final(error, num_members=len(members), all_failed_before=failed_before)
+        self._try_all = not failures and not isinstance(error, TrainerError | ServiceError)
+        for replica in self.fleet.replicas:
+            if replica.url in failures:
+                self.attendance.failed(replica, failures[replica.url])
+            is_lost = isinstance(failures.get(replica.url), MemberLostError)
+            self.loop.run((self.fleet.lose if is_lost else self.fleet.expel)(replica, reason))
+        return Failure(reason, final)
+
+    def _drop(self, reason: str) -> None:
+        session, self.session = self.session, None
+        if session is not None:
+            self.loop.run(session.drop(reason))
+
+
+async def _outcomes(trials: Sequence[Coroutine[Any, Any, None]]) -> list[BaseException | None]:
+    return await asyncio.gather(*trials, return_exceptions=True)
+
+
+def push(version: int, export: TensorSource, pusher: WeightPusher, config: WeightsConfig) -> PushResult:
+    """Push the tensors of `export` as policy `version`, on rank 0; the other ranks help to gather each bucket.
+
+    Leaves out a server that dies during the push and retries with the others, within `push_deadline_s`.
+
+    Raises ServersError when no attempt has committed by then, or at once when no retry can help. Raises StopRequested
+    when an attempt fails after a stop was requested: a drain stops the servers as well, so waiting for them is useless.
+    """
+    started = time.monotonic()
+    attempts = 0
+    while True:
+        attempts += 1
+        # An attempt that hangs leaves time for others.
+        left_s = max(started + config.push_deadline_s - time.monotonic(), 1.0)
+        left_s = min(left_s, config.push_deadline_s / ATTEMPTS_IN_A_DEADLINE)
+        outcome = _attempt(version, export, pusher, left_s)
+        seconds = time.monotonic() - started
+        if isinstance(outcome, Manifest):
+            session = pusher.session
+            number, gap_s = (session.number, session.crew.longest_gap_s) if session else (0, 0.0)
+            return PushResult(number, version, seconds, sum(outcome.bucket_bytes), attempts, gap_s)
+        if pusher.stop.requested:
+            raise StopRequested
+        if outcome.final or seconds >= config.push_deadline_s:
+            raise ServersError(
+                f"version {version} could not be pushed ({attempts} attempts): {outcome.reason}",
+                hint="fix the cause, then start again with --resume",
+            )
+        time.sleep(PAUSE_BETWEEN_ATTEMPTS_S)
+
+
+def _attempt(version: int, export: TensorSource, pusher: WeightPusher, deadline_s: float) -> Manifest | Failure:
+    """Begin, send and commit once. Returns the manifest of what every member serves then, or why it failed."""
+    manifest = pusher.open(version, export, deadline_s)
+    if isinstance(manifest, Failure):
+        return manifest
+    failure, digest = _send(export, manifest, pusher)
+    export.release()
+    return failure or pusher.commit(version, digest, deadline_s) or manifest
+
+
+def _send(export: TensorSource, manifest: Manifest, pusher: WeightPusher) -> tuple[Failure | None, str]:
+    """Digest and send each bucket while the next is gathered. Stops gathering at the first failure."""
+    digest: Digest | None = None
+    on_gpu = pusher.session is not None and pusher.session.group.backend == "nccl"
+    in_the_way = buckets_in_the_way(manifest)
+    buckets = export.buckets(manifest, export.device if on_gpu else "cpu")  # Gloo sends from CPU memory
+    for number, bucket in enumerate(buckets):
+        digest = digest or Digest(max(manifest.bucket_bytes), bucket.device)
+        if (failure := pusher.send(bucket)) is not None:
+            return failure, ""
+        digest.add(bucket)
+        # Wait for the broadcast first: the next gather synchronizes the GPU, and would wait without a timeout for a
+        # broadcast that never ends. Two oversized buckets in a row share a buffer.
+        waits = (on_gpu and export.sharded) or number in in_the_way
+        if waits and (failure := pusher.arrived()) is not None:
+            return failure, ""
+    return pusher.arrived(), digest.hexdigest() if digest else ""

@@ -1,0 +1,236 @@
+"""Single turns: a prompt and its completion are an episode. Groups come from `/v1/rollouts`."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from grpo_proto import (
+    Completion,
+    ConflictError,
+    ErrorDetail,
+    InfrastructureError,
+    Prompt,
+    RolloutGroup,
+    RolloutRequest,
+    RolloutResponse,
+    Sampling,
+)
+
+from ..algorithm.sequences import Episode, Group, single_turn
+from ..errors import RunError
+from ..fleet.fleet import Fleet, Replica
+from ..fleet.places import place
+from .sampler import Asked
+from .suspects import DEATHS_OF_A_JOB, Suspects, has_died
+
+log = logging.getLogger(__name__)
+
+
+class SingleTurn:
+    """The `Sampler` of runs in which an episode is one completion.
+
+    Send requests to the least busy server; send a lost request again, to another server if there is one.
+
+    Prompts that kill servers are found and left out: see suspects.py.
+
+    `lost_requests` counts the failed attempts since this process began, or since its last rollback.
+    """
+
+    MAX_LATE = 3
+    """How many times a single request may exceed its deadline; the last time it raises."""
+
+    def __init__(self, fleet: Fleet, *, run_id: str, deadline_s: float, retry_for_s: float):
+        self.fleet, self.run_id = fleet, run_id
+        self.deadline_s, self.retry_for_s = deadline_s, retry_for_s
+        self.lost_requests = 0
+        self.suspects = Suspects()
+        self._requests = 0
+        self._failing_since_s: dict[object, float] = {}
+        """By request, since its last death or first other failure."""
+
+    @property
+    def failing_since_s(self) -> float | None:
+        return min(self._failing_since_s.values(), default=None)
+
+    async def sample(self, asked: Sequence[Asked], *, min_version: int, n: int, sampling: Sampling) -> list[Group]:
+        """Sample one group of `n` completions for each prompt in one request, with policy `min_version` or newer.
+
+        The groups are in the order of `asked`; those of prompts that kill servers are missing.
+
+        Raises RunError when no server has answered within `retry_for_s` after the first failure, when the request has
+        exceeded its deadline `MAX_LATE` times, or when prompt after prompt kills its server.
+        """
+        self._requests += 1
+        request_id = f"{self.run_id}-{self.fleet.session}-{self._requests}"
+        request_in = partial(_request, min_version=min_version, n=n, sampling=sampling, deadline_s=self.deadline_s)
+        asked = [one for one in asked if not self.suspects.drops(one.row)]
+        if not asked:
+            return []
+        answer = await self._send(partial(request_in, request_id, asked))
+        if isinstance(answer, RolloutResponse):
+            return _groups(asked, answer)
+        groups: list[Group] = []
+        for number, one in enumerate(asked):
+            async with self.suspects.turn:
+                answer = await self._send(partial(request_in, f"{request_id}.{number}", [one]), alone=True)
+            if isinstance(answer, RolloutResponse):
+                groups += _groups([one], answer)
+            else:
+                self.suspects.convict(one.row, str(answer))
+        return groups
+
+    async def _send(
+        self, request_in: Callable[[int], RolloutRequest], *, alone: bool = False
+    ) -> RolloutResponse | InfrastructureError:
+        """Try one server after another. A server that fails is expelled: no traffic until it commits a push.
+
+        Returns the last error when servers have died of the request as often as makes its prompts suspect; `alone`,
+        guilty. A server that is only late stays a member: the fleet's watcher finds out whether it lives.
+        """
+        try:
+            return await self._try_servers(request_in, alone=alone)
+        finally:
+            self._failing_since_s.pop(request_in, None)
+
+    async def _try_servers(
+        self, request_in: Callable[[int], RolloutRequest], *, alone: bool
+    ) -> RolloutResponse | InfrastructureError:
+        loop = asyncio.get_running_loop()
+        give_up_at: float | None = None
+        last: Exception | None = None
+        late, deaths = 0, list[InfrastructureError]()
+        while (left_s := self.retry_for_s if give_up_at is None else give_up_at - loop.time()) > 0:
+            if not await self.fleet.until(lambda: bool(self.fleet.members), left_s):
+                break
+            queued_at = loop.time()
+            async with place(self.fleet, alone=alone) as replica:
+                if give_up_at is not None:
+                    give_up_at += loop.time() - queued_at  # a suspect had the server: nothing failed meanwhile
+                if replica is None:
+                    continue
+                server_id = replica.info.server_id if replica.info else None
+                # Use the current session: a push since the last attempt may have opened another.
+                request = request_in(self.fleet.session)
+                try:
+                    response = await _unless_lost(replica, request)
+                    if _complete(response, request):
+                        self.suspects.sampled()
+                        return response
+                    last = RunError(f"{replica.url} returned completions that were aborted or lack versions")
+                    await self.fleet.expel(replica, last, session=request.session)
+                except InfrastructureError as error:
+                    last = error
+                    if error.status == 429:
+                        give_up_at = give_up_at or loop.time() + self.retry_for_s
+                        await asyncio.sleep(min(error.retry_after_s or 1.0, left_s))
+                        continue
+                    if error.status == 504 or error.detail.type == "no_answer":
+                        late += 1
+                        self._check_late(late, request, error)
+                    else:
+                        await self.fleet.expel(replica, error, session=request.session)
+                        if await has_died(replica, server_id, error):
+                            deaths.append(error)
+                            give_up_at = None  # it may come back as late as after the first death
+                            self._failing_since_s.pop(request_in, None)
+                except ConflictError as error:
+                    # Another trainer has the server, or it has lost our weights: it needs a push, no other request.
+                    last = error
+                    await self.fleet.expel(replica, error, session=request.session)
+            self.lost_requests += 1
+            if len(deaths) == (1 if alone else DEATHS_OF_A_JOB):
+                return deaths[-1]
+            give_up_at = give_up_at or loop.time() + self.retry_for_s
+            self._failing_since_s.setdefault(request_in, time.time())
+            log.warning("sending a lost rollout request again: %s", last)
+        raise RunError(
+            f"no rollout server could sample within {self.retry_for_s:g} s; the last error: {last}",
+            hint="check the rollout servers' logs, then start the run again with --resume",
+        )
+
+    def _check_late(self, late: int, request: RolloutRequest, error: InfrastructureError) -> None:
+        """Raise RunError when a request was late too often: no server will finish it in time."""
+        if late < self.MAX_LATE:
+            return
+        num_sequences = len(request.prompts) * request.n
+        raise RunError(
+            f"a rollout request of {num_sequences} sequences was not finished within {self.deadline_s:g} s, "
+            f"{late} times: {error}",
+            hint="raise rollout.request_deadline_s, or lower rollout.prompts_per_request",
+        ) from error
+
+
+def _groups(asked: Sequence[Asked], response: RolloutResponse) -> list[Group]:
+    sampled_at_s = time.monotonic()
+    return [
+        Group(one.position, one.row, _episodes(one.position, group), one.trace, sampled_at_s)
+        for one, group in zip(asked, response.groups, strict=True)
+    ]
+
+
+def _request(
+    request_id: str,
+    asked: Sequence[Asked],
+    session: int,
+    *,
+    min_version: int,
+    n: int,
+    sampling: Sampling,
+    deadline_s: float,
+) -> RolloutRequest:
+    return RolloutRequest(
+        request_id=request_id,
+        session=session,
+        min_version=min_version,
+        prompts=[
+            Prompt(token_ids=one.row.token_ids, seed=one.seed, traceparent=one.trace.traceparent) for one in asked
+        ],
+        n=n,
+        sampling=sampling,
+        deadline_s=deadline_s,
+    )
+
+
+async def _unless_lost(replica: Replica, request: RolloutRequest) -> RolloutResponse:
+    """Return the answer. Raises InfrastructureError at once when the fleet's watcher expels the server meanwhile."""
+    asking = asyncio.create_task(replica.rollouts.rollouts(request))
+    losing = asyncio.create_task(replica.lost.wait())
+    try:
+        await asyncio.wait({asking, losing}, return_when=asyncio.FIRST_COMPLETED)
+        if asking.done():
+            return asking.result()
+    finally:
+        losing.cancel()
+        asking.cancel()
+    detail = ErrorDetail(type="lost", message="the server stopped answering while it sampled", retryable=True)
+    raise InfrastructureError(detail, url=replica.url)
+
+
+def _complete(response: RolloutResponse, request: RolloutRequest) -> bool:
+    """Whether every group is complete; a server that was fenced off or became stale returns aborted completions."""
+    return len(response.groups) == len(request.prompts) and all(
+        len(group.completions) == request.n and all(map(_whole, group.completions)) for group in response.groups
+    )
+
+
+def _whole(completion: Completion) -> bool:
+    """Whether it ended by itself or by its length, with a version for every token."""
+    counted = sum(count for _, count in completion.versions)
+    return completion.finish_reason not in ("abort", "error") and counted == len(completion.token_ids)
+
+
+def _episodes(position: int, group: RolloutGroup) -> list[Episode]:
+    return [
+        single_turn(
+            f"{position}-{number}",
+            group.prompt_token_ids,
+            completion.token_ids,
+            versions=completion.versions,
+            finish_reason=completion.finish_reason,
+            text=completion.text,
+            logprobs=completion.logprobs,
+        )
+        for number, completion in enumerate(group.completions)
+    ]

@@ -1,0 +1,85 @@
+"""How sessions end: time that counts and time that does not, and a drain, over an engine client that plays a script."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_proto.server.refusal import Refusal
+from tests.rollout.sessions.serving import Served, serve
+
+# vLLM takes seconds to import, and its dependencies warn about each other.
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.xdist_group("session families"),
+]
+
+QUESTION = [{"role": "user", "content": "q"}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("chatml")
+
+
+@pytest.fixture
+async def served(folder: Path) -> Served:
+    return serve("chatml", folder)
+
+
+async def begun(served: Served, session: Any) -> "asyncio.Task[Any]":
+    """A turn that samples until it is aborted, and whoever waits for it."""
+    served.script.holds = True
+    served.next([5, 6, 7, 8], "length")
+    waiting = asyncio.create_task(served.chat(session, messages=QUESTION))
+    await served.script.holding.wait()
+    return waiting
+
+
+async def test_time_in_which_a_session_waits_for_its_weights_does_not_count(served: Served):
+    pushes: Any = served.parts.sessions.pushes
+    pushes.weights = replace(pushes.weights, session=7, committed_session=7, state="current", version=1)
+    limits = {"deadline_s": 0.5, "idle_s": 0.5}
+    waits = served.open(weights_session=7, min_version=2, limits=limits)
+    served_now = served.open(weights_session=7, min_version=1, limits=limits)
+    await asyncio.sleep(1.0)
+    assert (waits.end, served_now.state().status) == (None, "truncated")
+    pushes.weights = replace(pushes.weights, state="stale")
+    await asyncio.sleep(1.0)
+    assert waits.end is None
+    pushes.weights = replace(pushes.weights, state="current", version=2)
+    await asyncio.sleep(1.0)
+    assert (waits.state().status, waits.state().cause) == ("truncated", "policy")
+
+
+async def test_a_deadline_in_the_middle_of_a_turn_keeps_what_was_sampled(served: Served):
+    session = served.open(limits={"deadline_s": 0.5})
+    waiting = await begun(served, session)
+    with pytest.raises(Refusal, match="deadline_s") as refused:
+        await waiting
+    assert refused.value.status == 400
+    found = session.trajectory()
+    assert (found.status, found.cause, found.stats.sampled) == ("truncated", "policy", 2)
+    assert found.stats.masked == {"undelivered": 2}
+
+
+async def test_a_drain_ends_sessions_as_infrastructure_and_answers_503(served: Served):
+    session, idle = served.open(), served.open()
+    waiting = await begun(served, session)
+    await asyncio.to_thread(served.script.shutdown)
+    with pytest.raises(Refusal, match="the server stops") as refused:
+        await waiting
+    assert (refused.value.status, refused.value.headers["x-should-retry"]) == (503, "false")
+    for ended in (session, idle):
+        state = ended.state()
+        assert (state.status, state.cause) == ("failed", "infrastructure")
+    with pytest.raises(Refusal, match="the server stops"):
+        await served.chat(idle, messages=QUESTION)
+    with pytest.raises(Refusal, match="stopping") as opening:
+        served.open()
+    assert opening.value.status == 503

@@ -1,0 +1,71 @@
+"""The section `episodes` of a run file: what it allows, and what it names when it does not."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from grpo_trainer.config.run_config import RunConfig
+
+MINIMAL: dict[str, Any] = {
+    "run_dir": "runs/test",
+    "model": {"name_or_path": "some/model"},
+    "data": {"dataset": "rows.jsonl"},
+    "reward": {"reward_funcs": []},
+}
+
+
+def config(episodes: dict[str, Any], **sections: Any) -> RunConfig:
+    return RunConfig.model_validate(MINIMAL | sections | {"episodes": episodes})
+
+
+def test_an_environment_brings_its_reward_and_needs_no_reward_service():
+    episodes = config(
+        {"environment": "mine.py:Game", "tools": ["mine.py:calc"], "reward_weights": {"tidy": 0.5}}
+    ).episodes
+    assert episodes is not None
+    assert episodes.weights == {"environment": 1.0, "tidy": 0.5}
+    assert [path.name for path in episodes.files] == ["mine.py", "mine.py"]
+    assert episodes.max_concurrent == 64
+
+
+def test_a_class_written_for_trl_has_the_weight_one_under_its_name_and_a_program_none():
+    classes = config({"environment_factory": {"a": "a.py:Game", "b": "b.py:Other"}}).episodes
+    program = config({"agent": ["./agent"], "env": ["LOG"], "reward_weights": {"won": 2.0}}).episodes
+    assert classes is not None
+    assert program is not None
+    assert classes.weights == {"Game": 1.0, "Other": 1.0}
+    assert classes.factories == {"a": "a.py:Game", "b": "b.py:Other"}
+    assert program.weights == {"won": 2.0}
+
+
+def test_tasks_stand_in_for_a_dataset():
+    assert config({"environment": "mine.py:Game", "num_tasks": 100}, data={}).data.dataset is None
+
+
+@pytest.mark.parametrize(
+    ("episodes", "sections", "message"),
+    [
+        ({}, {}, "name what plays an episode"),
+        ({"environment": "mine.py:Game", "agent": ["x"]}, {}, "environment and agent: an episode is played by one"),
+        ({"tools": ["mine.py:f"], "agent": ["x"]}, {}, "agent and tools: an episode is played by one of them"),
+        ({"environment": "mine:Game"}, {}, "'mine:Game' is no FILE.py:NAME"),
+        ({"tools": ["a.py:f", "b.py:f"]}, {}, "the name f twice"),
+        ({"agent": ["x"], "env": ["GRPO_API_TOKEN"]}, {}, "opens every server of the run"),
+        ({"environment": "mine.py:Game", "env": ["HOME"]}, {}, "set agent, or leave env out"),
+        ({"environment": "mine.py:Game", "call_timeout_s": 400}, {}, "call_timeout_s 400 is above idle_s 300"),
+        ({"environment": "mine.py:Game", "min_group_size": 9}, {}, "more than rollout.num_generations 8"),
+        ({"environment": "mine.py:Game"}, {"data": {}}, "data.dataset is missing: .* needs episodes.num_tasks"),
+        ({"environment": "mine.py:Game", "num_tasks": 9}, {}, "leave one of them out"),
+        ({"tools": ["mine.py:f"]}, {}, "reward.reward_funcs is empty"),
+        ({"environment": "mine.py:Game"}, {"teacher": {"url": "http://a:1"}}, "leave teacher or episodes out"),
+        (
+            {"environment": "mine.py:Game"},
+            {"reward": {"reward_funcs": ["environment"]}},
+            "the reward environment is one of episodes and one of reward.reward_funcs",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_named(episodes: dict[str, Any], sections: dict[str, Any], message: str):
+    with pytest.raises(ValidationError, match=message):
+        config(episodes, **sections)
