@@ -1,7 +1,7 @@
-"""A program: a push to experts on vLLM's CUDA branch, without a GPU: `python -m tests.rollout.families.cuda_branch`.
+"""A program: pushes on vLLM's CUDA branch, without a GPU: `python -m tests.rollout.families.cuda_branch`.
 
-vLLM believes that it runs on an H100. The model is built and loaded as there, with the Triton backend for its experts,
-and lies in CPU memory. No kernel of a GPU can be started; the experts' kernel has a stand-in of plain products, which
+vLLM believes that it runs on an H100. The models are built and loaded as there, with the Triton backend for experts,
+and lie in CPU memory. No kernel of a GPU can be started; the experts' kernel has a stand-in of plain products, which
 reads the weights where a kernel reads them. Prints one JSON object.
 """
 
@@ -44,6 +44,14 @@ EXPERTS = Family(
     config_of("MixtralConfig", num_local_experts=8, num_experts_per_tok=2, hidden_size=256, intermediate_size=512)
 )
 """A layer's experts outweigh everything else, as in real ones."""
+DENSE = {
+    "untied": Family(
+        config_of("Qwen2Config", vocab_size=2000, hidden_size=512, head_dim=128, tie_word_embeddings=False)
+    ),
+    "tied": Family(config_of("Qwen2Config", tie_word_embeddings=True)),
+    "fused": Family(config_of("Phi3Config")),
+}
+"""The first with embeddings that outweigh the rest, of a size that vLLM fills up."""
 BUCKET_BYTES = 1_000_000
 
 
@@ -101,8 +109,8 @@ def experts_of_other_memory(method: Any, *, layer: Any, **given: Any) -> torch.T
 class Push:
     """Pushes of one checkpoint to one model, through the server's own loader and the trainer's own export."""
 
-    def __init__(self, config: Any, model: torch.nn.Module, folder: Path):
-        policy = policy_of(folder, EXPERTS, "cpu")
+    def __init__(self, config: Any, model: torch.nn.Module, family: Family, folder: Path):
+        policy = policy_of(folder, family, "cpu")
         pieces, absent = pieces_to_push(policy.model, str(folder))
         export = Export(
             "full", pieces, policy.model.state_dict(keep_vars=True), absent=absent, device=torch.device("cpu"),
@@ -151,38 +159,60 @@ def peak_memory(found: dict[str, float], name: str) -> Iterator[None]:
         found[name] = max(found[name], held)
 
 
+class Pushed:
+    """A model with the weights of one seed, to which those of another are pushed."""
+
+    def __init__(self, family: Family, folder: Path):
+        first, second = (save_model(family, folder / str(seed), seed=seed) for seed in (1, 2))
+        config, self.model = vllm_model(first)
+        _, self._wanted = vllm_model(second)
+        self._places = {name: tensor.data_ptr() for name, tensor in self.model.named_parameters()}
+        self.push = Push(config, self.model, family, second)
+        self.memory: dict[str, float] = {}
+
+    def found(self) -> dict[str, Any]:
+        """Push in vLLM's way, then in ours: what is not where it was, or not as a fresh load has it; the memory of
+        each, in multiples of the largest layer."""
+        with patch.object(loaders, "load_in_place", lambda model: None), peak_memory(self.memory, "as_vllm"):
+            self.push.load()
+            self.push.loader.finish()
+        for tensor in self.model.parameters():
+            tensor.data.zero_()
+        with peak_memory(self.memory, "in_place"):
+            self.push.load()
+            probed = self.push.loader.finish()
+        values = dict(self.model.named_parameters())
+        layers = [sum(each.nbytes for each in layer.parameters(recurse=False)) for layer in self.model.modules()]
+        return {
+            "probed": probed,
+            "moved": [name for name, tensor in values.items() if tensor.data_ptr() != self._places[name]],
+            "wrong": [
+                name for name, tensor in self._wanted.named_parameters() if not torch.equal(values[name], tensor)
+            ],
+        } | {name: held / max(layers) for name, held in self.memory.items()}
+
+
 def main() -> None:
     folder = Path(tempfile.mkdtemp())
-    first, second = (save_model(EXPERTS, folder / str(seed), seed=seed) for seed in (1, 2))
     believe_in_an_h100()
-    config, model = vllm_model(first)
-    _, wanted = vllm_model(second)
-    methods = ((module, getattr(module, "quant_method", None)) for module in model.modules())
-    experts = [module for module, method in methods if isinstance(method, UnquantizedFusedMoEMethod)]
-    before = {name: tensor.data_ptr() for name, tensor in model.named_parameters()}
-    push, memory = Push(config, model, second), {}
-    told: dict[str, Any] = {"backends": [layer.quant_method.unquantized_backend.name for layer in experts]}
+    pushed = Pushed(EXPERTS, folder / "experts")
+    methods = (getattr(module, "quant_method", None) for module in pushed.model.modules())
+    experts = [method for method in methods if isinstance(method, UnquantizedFusedMoEMethod)]
+    told: dict[str, Any] = {"backends": [method.unquantized_backend.name for method in experts]}
+    push = pushed.push
     with patch.object(UnquantizedFusedMoEMethod, "apply", experts_by_plain_products):
-        with patch.object(loaders, "load_experts_at_once", lambda model: None), peak_memory(memory, "as_vllm"):
-            push.load()
-            push.loader.finish()
-        with peak_memory(memory, "in_place"):
-            push.load()
-            told["probed"] = push.loader.finish()
-        told["moved"] = [name for name, tensor in model.named_parameters() if tensor.data_ptr() != before[name]]
-        values = dict(model.named_parameters())
-        told["wrong"] = [name for name, tensor in wanted.named_parameters() if not torch.equal(values[name], tensor)]
+        told["experts"] = pushed.found()
         told["an_expert_is_missing"] = push.error(leave_out="model.layers.1.block_sparse_moe.experts.5.w2.weight")
         told["after_it"] = push.error()
         with patch.object(UnquantizedFusedMoEMethod, "apply", experts_of_other_memory):
             told["the_kernel_reads_elsewhere"] = push.error()
         told["after_that"] = push.error()
-        for layer in experts:
-            layer.quant_method.unquantized_backend = UnquantizedMoeBackend.FLASHINFER_CUTLASS
+        for method in experts:
+            method.unquantized_backend = UnquantizedMoeBackend.FLASHINFER_CUTLASS
         push.load()
         told["flashinfer_is_probed"] = push.loader.finish()
-    size = sum(parameter.nbytes for parameter in experts[0].parameters(recurse=False))
-    print(json.dumps(told | {name: held / size for name, held in memory.items()}))
+    told |= {name: Pushed(family, folder / name).found() for name, family in DENSE.items()}
+    print(json.dumps(told))
 
 
 if __name__ == "__main__":
