@@ -1,5 +1,6 @@
 """Rows in which every token stands once: loss, gradient and logprobs are those of a padded row for each sequence."""
 
+import random
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -7,10 +8,12 @@ import pytest
 import torch
 from tests.rollout.families.models import FAMILIES
 from tests.tiny_model import make_model
+from tests.trainer.made_episodes import VERSION, decided
 from tests.trainer.made_forests import SHARING, batches, both_ways, forest_of_all_kinds, learnt, of_family
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 from transformers import modeling_flash_attention_utils as flash_utils
 
+from grpo_trainer.algorithm.sequences import single_turn
 from grpo_trainer.config.lora import LoraConfig
 from grpo_trainer.config.model import ModelConfig
 from grpo_trainer.engine.output_head import Policy
@@ -143,3 +146,15 @@ def test_layers_that_do_not_read_the_layout_are_an_error_and_their_families_are_
 def test_never_is_padded_rows():
     config = FAMILIES["qwen2"].config()
     assert prefix_sharing_for(config, ModelConfig(name_or_path="any"), share="never") is None
+
+
+def test_sequences_of_equal_length_that_share_nothing_are_their_padded_rows():
+    rng = random.Random(0)
+    prompts = [[number, *(rng.randrange(5, 100) for _ in range(6))] for number in range(5, 14)]
+    taken = [
+        (single_turn(f"e-{prompt[0]}", prompt, prompt[:4], versions=[(VERSION, 4)], finish_reason="stop"), 0.5)
+        for prompt in prompts
+    ]
+    expected, found = both_ways(of_family("mistral"), decided(taken))
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-6, atol=2e-6)
+    assert (found[2] - expected[2]).norm() < 2e-6 * expected[2].norm()

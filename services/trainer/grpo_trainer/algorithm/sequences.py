@@ -329,9 +329,10 @@ class MicroBatch:
 
     Rows are padded on the right: attention is causal and the padding stands to the right of everything that counts, so
     there is no attention mask. Or there is one row with every token once (`prefixes.py`), its position ids, and its
-    layout for attention. A token that several sequences train is one token of the row and several of the N. All
-    sequences of an episode are in one micro-batch. A micro-batch of a rank that has nothing left to do is one row of
-    padding with N = 0: every rank runs the same number of them, because each forward and backward is a collective.
+    layout for attention; sequences of equal length that share nothing are rows with a layout. A token that several
+    sequences train is one token of the row and several of the N. All sequences of an episode are in one micro-batch. A
+    micro-batch of a rank that has nothing left to do is one row of padding with N = 0: every rank runs the same number
+    of them, because each forward and backward is a collective.
     """
 
     input_ids_BL: "torch.Tensor"
