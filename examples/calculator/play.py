@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from examples.calculator.game import Game, calc
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
 from grpo_trainer.data.sources import read_rows
 
@@ -38,6 +39,7 @@ class Policy:
     """A saved model that plays. `greedy`: the likeliest token each time, in place of a sampled one."""
 
     def __init__(self, folder: str, *, greedy: bool):
+        logging.disable_progress_bar()
         self.tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self.how: dict[str, Any] = {"do_sample": False} if greedy else {"do_sample": True, "top_k": 0, "top_p": 1.0}
