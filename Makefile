@@ -25,7 +25,7 @@ QUICK_WORKERS ?= $(shell echo $$(($(CORES) > 7 ? 8 : $(CORES) + 1)))
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests --ignore tests/test_architecture.py
 ENGINES := vllm or e2e or ray or browser or deepspeed or processes
 
-.PHONY: help setup lock schema format check quick test faults soak families test-compose bench gpu-check demo clean
+.PHONY: help setup lock schema format check quick test faults soak families test-compose bench gpu-check demo demo-episodes clean
 
 help:  ## these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -66,6 +66,7 @@ check: $(SETUP_STAMP)  ## formatter, linter, types, architecture
 	$(BIN)/ruff format --check --quiet . || { echo "error: not formatted; run: make format" >&2; exit 1; }
 	$(BIN)/ruff check --output-format concise .
 	$(BIN)/mypy proto/grpo_proto services/rollout/grpo_rollout services/reward/grpo_reward services/trainer/grpo_trainer
+	$(BIN)/mypy benchmarks/gpu_check
 	$(BIN)/mypy k8s/values_model.py k8s/make_values_schema.py
 	$(BIN)/python k8s/make_values_schema.py --check
 	$(BIN)/python -m pytest -q tests/test_architecture.py
@@ -96,6 +97,15 @@ demo: $(SETUP_STAMP)  ## the main job: Countdown on CPU, all three services, abo
 	$(BIN)/grpo-train cold-start examples/countdown/cold_start.yaml --seed $(SEED)
 	SEED=$(SEED) $(BIN)/honcho start
 	$(BIN)/python examples/countdown/show_result.py runs/demo
+
+demo-episodes: $(SETUP_STAMP)  ## episodes on CPU: a game of several turns with a tool, about eight minutes; SEED=42
+	rm -rf runs/demo-episodes
+	$(BIN)/python -m examples.calculator.make_data runs/demo-episodes/data
+	$(BIN)/python -m examples.calculator.make_model runs/demo-episodes/base-model --seed $(SEED)
+	$(BIN)/grpo-train cold-start examples/calculator/cold_start.yaml --seed $(SEED)
+	$(BIN)/python -m examples.calculator.play runs/demo-episodes/cold-start --at-least 0.05
+	SEED=$(SEED) $(BIN)/honcho start -f examples/calculator/Procfile
+	$(BIN)/python -m examples.calculator.show_result runs/demo-episodes
 
 bench: $(SETUP_STAMP)  ## ratios against peers and limits, side by side in one run
 	@for name in trainer reduction reward reward_peers reward_limits push adapter_push kept_sequences rollout live_page scrape; do \

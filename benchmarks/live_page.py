@@ -35,7 +35,7 @@ def compute(step_s: float) -> None:
 
     from grpo_proto import RewardScore
     from grpo_trainer.algorithm.sequences import Episode, Group
-    from grpo_trainer.config.run_config import ServerConfig
+    from grpo_trainer.config.observing import ServerConfig
     from grpo_trainer.data.prompt_row import PromptRow
     from grpo_trainer.observe.run_status import RunStatus
     from grpo_trainer.observe.server import serve_status

@@ -1,6 +1,7 @@
 """The checks of a GPU box, tried on the CPU with tiny shapes; what is reported where nothing can be checked."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -44,6 +45,14 @@ def test_the_code_of_every_light_check_runs_on_a_cpu_and_is_right(name: str):
 
 def test_every_check_has_its_bounds_in_the_table_of_bounds():
     assert BOUNDS.keys() == CHECKS.keys()
+
+
+def test_every_check_is_in_one_group_of_the_page_and_in_its_table():
+    page = (Path(__file__).parents[1] / "docs/gpu-check.md").read_text()
+    grouped = [
+        name for cell in re.findall(r"^\| \d, [^|]*\| `([^`]*)` \|", page, re.MULTILINE) for name in cell.split()
+    ]
+    assert sorted(grouped) == sorted(CHECKS)
 
 
 def test_without_a_gpu_everything_is_left_out_and_the_status_is_no_success():

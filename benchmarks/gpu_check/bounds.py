@@ -44,10 +44,27 @@ FAMILY = {
     "after a push, mean difference": at_most(CANARY),
     "without the push, largest difference": at_least(0.5),
 }
+PROBED = {"pushes with layers not probed": at_most(0)}
+IN_GRAPHS = {"in CUDA graphs": at_least(1, in_trials=False)}
 PUSHED = {
     "canary, mean difference": at_most(CANARY),
     "canary, without the next push": at_least(0.3),
     "canary, after the next push": at_most(CANARY),
+}
+TRAINER_LOST = {
+    "largest tensor, MiB": at_least(65),
+    "killed, s until the server is stale": at_most(60.0),
+    "frozen, s until the server is stale": at_most(60.0),
+    "canary, after the next push": at_most(CANARY),
+}
+SERVER_LOST = {
+    "largest tensor, MiB": at_least(65),
+    "frozen, s of the push": at_most(60.0),
+    "frozen, servers that have it": at_least(1),
+    "awake, servers that have it": at_least(2),
+    "killed, s of the push": at_most(60.0),
+    "killed, servers that have it": at_least(1),
+    "canary, mean difference": at_most(CANARY),
 }
 SHARED = {
     f"{shape}, {figure}": bound
@@ -110,11 +127,13 @@ BOUNDS: dict[str, Mapping[str, Bound]] = {
     "shared_prefixes": SHARED,
     "shared_prefixes_of_experts": {name: bound for name, bound in SHARED.items() if not name.startswith("turns")},
     "shared_flash_attention": SHARED,
-    **{
-        f"push_to_{family}": FAMILY | {"pushes with layers not probed": at_most(0)}
-        for family in ("qwen3_moe", "mixtral", "gpt_oss")
-    },
+    **{f"push_to_{family}": FAMILY | PROBED for family in ("qwen3_moe", "mixtral", "gpt_oss")},
     "push_to_deepseek_v3": FAMILY,  # there is no probe of latent attention
+    **{
+        f"push_to_{family}_in_graphs": FAMILY | PROBED | IN_GRAPHS
+        for family in ("qwen2", "qwen2_untied", "qwen3_moe", "mixtral", "gpt_oss")
+    },
+    "push_to_deepseek_v3_in_graphs": FAMILY | IN_GRAPHS,
     "whole_run_on_one_gpu": {
         "steps": at_least(3),
         "steps without a finite reward": at_most(0),
@@ -133,6 +152,8 @@ BOUNDS: dict[str, Mapping[str, Bound]] = {
         "s until the killed trainer is noticed": at_most(60.0),
     },
     "tensor_parallelism_2": {"workers": at_least(2), **PUSHED},
+    **{f"trainer_lost_{how}": TRAINER_LOST for how in ("in_a_push", "over_nccl")},
+    **{f"server_lost_{how}": SERVER_LOST for how in ("in_a_push", "over_nccl")},
     "transfer_of_a_push": {
         "digests that differ": at_most(0),
         "s until the lost member is noticed": at_most(60.0),

@@ -1,6 +1,6 @@
-"""Pushes to models with experts, in bf16 on the device: what docs/model-families.md shows with a CPU's kernels.
+"""Pushes to models of several families, in bf16 on the device: what docs/model-families.md shows with a CPU's kernels.
 
-The engine of vLLM is in the check's process, as `make families` has it.
+The engine of vLLM is in the check's process, as `make families` has it; eager, and in CUDA graphs, as a server has it.
 """
 
 import os
@@ -11,10 +11,11 @@ from tests.rollout.families.models import FAMILIES
 
 from .check import Check, Figures, Needs, Place, check
 
-CHECKED = ("qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3")
+EXPERTS = ("qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3")
+DENSE = ("qwen2", "qwen2_untied")
 
 
-def _pushed(place: Place, family: str) -> Figures:
+def _pushed(place: Place, family: str, *, eager: bool) -> Figures:
     # Import here what the trainer's checks do without: vLLM, which reads the environment when it is imported.
     from tests.rollout.families.matrix import ENVIRONMENT, try_family
 
@@ -23,24 +24,27 @@ def _pushed(place: Place, family: str) -> Figures:
     os.environ |= ENVIRONMENT
     flags = FAMILIES[family].flags | {"gpu_memory_utilization": MEMORY_SHARE}
     in_bf16 = replace(FAMILIES[family], dtype=torch.bfloat16, flags=flags)
-    row = try_family(family, in_bf16, place.folder, device=place.device)
+    row = try_family(family, in_bf16, place.folder, device=place.device, eager=eager)
     return {
         "as loaded, largest difference": row.as_loaded,
         "after a push, mean difference": row.pushed_mean,
         "without the push, largest difference": row.before_the_push,
         "pushes with layers not probed": float(not row.probed),
         "first answers back to the bit": float(row.restored),
+        "in CUDA graphs": float(row.in_graphs),
     }
 
 
-def _push_to(family: str) -> Check:
+def _push_to(family: str, *, eager: bool) -> Check:
     def run(place: Place) -> Figures:
-        return _pushed(place, family)
+        return _pushed(place, family, eager=eager)
 
-    run.__name__ = f"push_to_{family}"
-    run.__doc__ = f"A push to a tiny model of {family} in bf16, over Gloo: its experts are what was pushed"
+    run.__name__ = f"push_to_{family}{'' if eager else '_in_graphs'}"
+    how = "eager" if eager else "in CUDA graphs, which hold the addresses of its weights"
+    run.__doc__ = f"A push to a tiny model of {family} in bf16, over Gloo, {how}: it computes with what was pushed"
     needs = Needs(memory_gib=8.0, packages=("vllm", "grpo_rollout"))
     return check(needs=needs, light=False, not_on_a_cpu=FAMILIES[family].not_here or "")(run)
 
 
-CHECKS: list[Check] = [_push_to(family) for family in CHECKED]
+CHECKS: list[Check] = [_push_to(family, eager=True) for family in EXPERTS]
+CHECKS += [_push_to(family, eager=False) for family in (*DENSE, *EXPERTS)]

@@ -80,8 +80,8 @@ def head_at_vocabulary_152000(place: Place) -> Figures:
         figures[f"{name}, time, s"] = ours_s
         figures[f"{name}, time / whole logits"] = ours_s / whole_s
         figures[f"{name}, memory, GiB"] = ours_gib
-        known = ours_gib is not None and whole_gib is not None
-        figures[f"{name}, memory / whole logits"] = ours_gib / whole_gib if known else None
+        ratio = None if ours_gib is None or whole_gib is None else ours_gib / whole_gib
+        figures[f"{name}, memory / whole logits"] = ratio
     return figures
 
 

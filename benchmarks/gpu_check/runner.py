@@ -95,7 +95,8 @@ def in_a_child(check: Check, device: str, *, tiny: bool) -> Figures:
         found = json.loads(answer.read_text())
     if "error" in found:
         raise CheckFailedError(found["error"])
-    return found["figures"]
+    figures: Figures = found["figures"]
+    return figures
 
 
 def _stop(child: "subprocess.Popen[bytes]") -> None:

@@ -1,8 +1,8 @@
 """A rollout server, and a trainer that pushes to it and compares its logprobs with its own: both are the real ones.
 
-    python -m benchmarks.gpu_check.served FOLDER URL
+    python -m benchmarks.gpu_check.served FOLDER URL SIGNAL LIMITS
 
-is a trainer that is killed while it pushes the policy in FOLDER to the server at URL.
+is a trainer that gets the signal SIGNAL, SIGKILL or SIGSTOP, while it pushes the policy in FOLDER to the server at URL.
 """
 
 import asyncio
@@ -11,11 +11,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import torch
 from tests.processes import ROLLOUT_ENVIRONMENT, Service, free_port, rollout_command, service
@@ -25,7 +25,6 @@ from grpo_proto import WeightState
 from grpo_proto.client.clients import WeightsClient
 from grpo_trainer.algorithm.sequences import untrained_sequence
 from grpo_trainer.config.weights import CanaryConfig, WeightsConfig
-from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.fleet.canary import Probe, Rule, compare, own_logprobs, sample_probes
 from grpo_trainer.fleet.event_loop import EventLoopThread
 from grpo_trainer.fleet.fleet import Fleet
@@ -50,12 +49,15 @@ WEIGHT_DEVIATION = 0.05
 MEMORY_SHARE = 0.3
 """Of the GPU, for vLLM: the trainer may be on the same GPU."""
 START_TIMEOUT_S, PUSH_TIMEOUT_S, BUCKET_TIMEOUT_S, STALE_TIMEOUT_S = 400.0, 120.0, 10.0, 60.0
-BUCKETS_BEFORE_THE_KILL = 2
+BUCKETS_BEFORE_THE_SIGNAL = 2
+QUICK = WeightsConfig(bucket_mib=1, bucket_timeout_s=BUCKET_TIMEOUT_S, push_deadline_s=PUSH_TIMEOUT_S)
+DEFAULT_LIMITS = WeightsConfig()
+LIMITS = {"quick": QUICK, "default": DEFAULT_LIMITS}
 
 
-def save_served(folder: Path, place: Place, *, seed: int = 0) -> Path:
+def save_served(folder: Path, place: Place, *, seed: int = 0, shape: Shape | None = None) -> Path:
     """Save a policy with a tokenizer, which a rollout server needs."""
-    shape = TINY_SERVED if place.tiny else SERVED
+    shape = shape or (TINY_SERVED if place.tiny else SERVED)
     save_policy(folder, shape, place.device, torch.bfloat16, seed=seed, deviation=WEIGHT_DEVIATION)
     make_tokenizer().save_pretrained(folder)
     return folder
@@ -83,7 +85,7 @@ def rollout_server(model: Path, place: Place, *flags: str, gpus: list[str]) -> I
     command = rollout_command(model, port, *flags)
     # In a trial, bind no worker to cores: vLLM would want a NUMA node for each of two workers.
     environment = ROLLOUT_ENVIRONMENT | {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    with service(command, place.folder / "rollout.log", port=port, environment=environment) as running:
+    with service(command, place.folder / f"rollout-{port}.log", port=port, environment=environment) as running:
         try:
             yield running
         except Exception:
@@ -100,13 +102,12 @@ def wait_until_live(server: Service) -> None:
 
 
 class PushingTrainer:
-    """A training engine and its pushes to one server. Use as a context manager; leaving it closes the session."""
+    """A training engine and its pushes to servers. Use as a context manager; leaving it closes the session."""
 
-    def __init__(self, engine: "TrainingEngine", url: str):
-        self.engine, self.url = engine, url
-        self.config = WeightsConfig(bucket_mib=1, bucket_timeout_s=BUCKET_TIMEOUT_S, push_deadline_s=PUSH_TIMEOUT_S)
+    def __init__(self, engine: "TrainingEngine", *urls: str, config: WeightsConfig = QUICK):
+        self.engine, self.config = engine, config
         self.loop = EventLoopThread()
-        self.fleet = Fleet([url], min_replicas=1)
+        self.fleet = Fleet(list(urls), min_replicas=1)
         self.pusher = WeightPusher(
             self.fleet, self.loop, self.config, trainer_id="gpu-check", stop=StopSignal(), has_heartbeat=lambda: True
         )
@@ -124,7 +125,12 @@ class PushingTrainer:
     @property
     def workers(self) -> int:
         """Of the server."""
-        return self.fleet.known[0].world_size
+        return next(iter(self.fleet.infos.values())).world_size
+
+    @property
+    def num_members(self) -> int:
+        """Servers that have the last push."""
+        return len(self.pusher.session.members) if self.pusher.session else 0
 
     @property
     def backend(self) -> str | None:
@@ -134,11 +140,15 @@ class PushingTrainer:
     def push(self, version: int) -> PushResult:
         return push(version, self.engine.export, self.pusher, self.config)
 
+    def look(self) -> None:
+        """Ask all servers how they are, as the watcher of a run does: one that was lost takes part again."""
+        self.loop.run(self.fleet.look())
+
     def canary(self, version: int) -> list[Probe]:
         """Have the server sample with `version`."""
-        rows = [PromptRow(number, [5 + number, 20 + number], "", {}) for number in range(8)]
+        prompts = [[5 + number, 20 + number] for number in range(8)]
         sampling = sample_probes(
-            self.fleet, rows, CanaryConfig(), session=self.fleet.session, version=version, temperature=1.0
+            self.fleet, prompts, CanaryConfig(), session=self.fleet.session, version=version, temperature=1.0
         )
         return self.loop.run(sampling)
 
@@ -157,40 +167,65 @@ def state_of(url: str) -> WeightState:
     return asyncio.run(ask())
 
 
-def s_until_stale(url: str, policy: Path) -> float:
-    """Start another trainer, which is killed while it pushes. Returns the time in s until the server's state is stale.
+def s_until_stale(
+    url: str, policy: Path, *, by: signal.Signals = signal.SIGKILL, limits: Literal["quick", "default"] = "quick"
+) -> float:
+    """Start another trainer, which gets a signal while it pushes. Returns the time in s until the server is stale.
 
     Raises RuntimeError when the trainer ends otherwise, or the server still has another state after a minute.
     """
-    command = [sys.executable, "-m", "benchmarks.gpu_check.served", str(policy), url]
+    command = [sys.executable, "-m", "benchmarks.gpu_check.served", str(policy), url, by.name, limits]
     # Leave out the variables of this process's own group: the other trainer makes a group of its own.
     environment = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
-    ended = subprocess.run(command, cwd=ROOT, env=environment, stdout=sys.stderr, timeout=START_TIMEOUT_S)
-    if ended.returncode != -signal.SIGKILL:
-        raise RuntimeError(f"the trainer that should be killed while it pushes ended with status {ended.returncode}")
-    started = time.monotonic()
-    while (state := state_of(url)).state != "stale":
-        if time.monotonic() > started + STALE_TIMEOUT_S:
-            raise RuntimeError(f"{STALE_TIMEOUT_S:g} s after its trainer was killed the server is {state.state}")
-        time.sleep(0.1)
-    print(f"after its trainer was killed the server is stale: {state.reason}", file=sys.stderr)
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=sys.stderr) as trainer:
+        try:
+            _wait_until_it_stands_still(trainer, by)
+            started = time.monotonic()
+            while (state := state_of(url)).state != "stale":
+                if time.monotonic() > started + STALE_TIMEOUT_S:
+                    raise RuntimeError(
+                        f"{STALE_TIMEOUT_S:g} s after {by.name} to its trainer the server is {state.state}"
+                    )
+                time.sleep(0.1)
+        finally:
+            trainer.kill()
+    print(f"after {by.name} to its trainer the server is stale: {state.reason}", file=sys.stderr)
     return time.monotonic() - started
 
 
-def _be_killed_while_pushing(policy: Path, url: str) -> None:
-    engine = new_trainer_engine(policy)
+def _wait_until_it_stands_still(trainer: "subprocess.Popen[bytes]", by: signal.Signals) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if (status := trainer.poll()) is not None:
+            if status == -by:
+                return
+            raise RuntimeError(f"the trainer that should get {by.name} while it pushes ended with status {status}")
+        fields = Path(f"/proc/{trainer.pid}/stat").read_text().rpartition(")")[2].split()
+        if fields[0] == "T":  # stopped
+            return
+        time.sleep(0.05)
+    raise RuntimeError(f"the trainer that should get {by.name} has not pushed within {START_TIMEOUT_S:g} s")
+
+
+def call_in_a_push(engine: "TrainingEngine", act: Callable[[], None]) -> None:
+    """Have the engine's next push call `act` once, when it has filled some buckets."""
     filled = 0
 
     def count() -> None:
         nonlocal filled
         filled += 1
-        if filled > BUCKETS_BEFORE_THE_KILL:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if filled == BUCKETS_BEFORE_THE_SIGNAL + 1:
+            act()
 
     engine.beat = count
-    with PushingTrainer(engine, url) as trainer:
+
+
+def _get_a_signal_while_pushing(policy: Path, url: str, by: signal.Signals, config: WeightsConfig) -> None:
+    engine = new_trainer_engine(policy)
+    call_in_a_push(engine, lambda: os.kill(os.getpid(), by))
+    with PushingTrainer(engine, url, config=config) as trainer:
         trainer.push(1)
 
 
 if __name__ == "__main__":
-    _be_killed_while_pushing(Path(sys.argv[1]), sys.argv[2])
+    _get_a_signal_while_pushing(Path(sys.argv[1]), sys.argv[2], signal.Signals[sys.argv[3]], LIMITS[sys.argv[4]])

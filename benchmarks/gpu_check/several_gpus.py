@@ -10,6 +10,7 @@ import time
 import torch
 
 from grpo_proto.lifeline import Host
+from grpo_proto.messages.weights import Backend
 from grpo_proto.server.listening import listening_socket
 from grpo_proto.transport import Digest, WeightGroup
 
@@ -45,7 +46,7 @@ print(digest.hexdigest())
 def transfer_of_a_push(place: Place) -> Figures:
     """A push's transfer of 1 GiB to a second GPU with its digest; then a receiver that is killed half-way"""
     count, size = (4, 2**16) if place.tiny else (BUCKETS, BUCKET_BYTES)
-    backend = "nccl" if place.device.type == "cuda" else "gloo"
+    backend: Backend = "nccl" if place.device.type == "cuda" else "gloo"
     seconds, ours, theirs = _send(place.device, backend, count, size, dies=False)
     noticed_s = _s_until_noticed(place.device, backend, count, size)
     return {
@@ -55,13 +56,15 @@ def transfer_of_a_push(place: Place) -> Figures:
     }
 
 
-def _receiver(port: int, secret: str, backend: str, count: int, size: int, *, dies: bool) -> "subprocess.Popen[str]":
+def _receiver(
+    port: int, secret: str, backend: Backend, count: int, size: int, *, dies: bool
+) -> "subprocess.Popen[str]":
     numbers = [str(number) for number in (count, size, int(dies))]
     command = [sys.executable, "-c", RECEIVER, str(port), secret, backend, *numbers]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
-def _send(device: torch.device, backend: str, count: int, size: int, *, dies: bool) -> tuple[float, str, str]:
+def _send(device: torch.device, backend: Backend, count: int, size: int, *, dies: bool) -> tuple[float, str, str]:
     """Send `count` buckets. Returns the time in s, this side's digest and the receiver's."""
     host = Host(listening_socket("127.0.0.1", 0), silence_s=5.0)
     crew = host.crew(1, 2)
@@ -81,7 +84,7 @@ def _send(device: torch.device, backend: str, count: int, size: int, *, dies: bo
             host.close()
 
 
-def _s_until_noticed(device: torch.device, backend: str, count: int, size: int) -> float | None:
+def _s_until_noticed(device: torch.device, backend: Backend, count: int, size: int) -> float | None:
     """Return the time in s until the sender raised, connecting included; None when it sent everything to nobody."""
     started = time.perf_counter()
     try:

@@ -37,23 +37,28 @@ def fixed_phrases() -> list[str]:
 
 
 def make_tokenizer() -> Qwen2Tokenizer:
-    """256 bytes, two special tokens, the tags and the phrases.
+    """256 bytes, two special tokens, the tags and the phrases."""
+    return byte_tokenizer([*TAGS, *fixed_phrases()], eos=EOS, chat_template=CHAT_TEMPLATE)
+
+
+def byte_tokenizer(phrases: Sequence[str], *, eos: str, chat_template: str) -> Qwen2Tokenizer:
+    """Padding and `eos`, 256 bytes, and a token for each of `phrases`.
 
     It is Qwen2's own class because `AutoTokenizer` loads whatever lies beside a Qwen2 model as that class.
     """
-    vocabulary = [PAD, EOS, *bytes_to_unicode().values()]
+    vocabulary = [PAD, eos, *bytes_to_unicode().values()]
     tokenizer = Qwen2Tokenizer(
         vocab={token: number for number, token in enumerate(vocabulary)},
         merges=[],
         pad_token=PAD,
-        eos_token=EOS,
+        eos_token=eos,
         unk_token=None,
-        chat_template=CHAT_TEMPLATE,
+        chat_template=chat_template,
         model_max_length=MAX_LENGTH,
         # Blanks before punctuation are part of the text: nothing may tidy them away.
         clean_up_tokenization_spaces=False,
     )
-    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in [*TAGS, *fixed_phrases()]])
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in phrases])
     return tokenizer
 
 
@@ -80,13 +85,17 @@ def make_model(tokenizer: Qwen2Tokenizer, *, seed: int, hidden_size: int, num_la
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    make_and_save(make_tokenizer(), argv, description=__doc__)
+
+
+def make_and_save(tokenizer: Qwen2Tokenizer, argv: Sequence[str] | None, *, description: str | None) -> None:
+    """The command: a model for `tokenizer`, saved with it."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="where to save model and tokenizer")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--hidden-size", type=int, default=128)
     parser.add_argument("--num-layers", type=int, default=4)
     arguments = parser.parse_args(argv)
-    tokenizer = make_tokenizer()
     model = make_model(
         tokenizer, seed=arguments.seed, hidden_size=arguments.hidden_size, num_layers=arguments.num_layers
     )

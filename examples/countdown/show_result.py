@@ -18,7 +18,7 @@ from grpo_trainer.data.rows import load_prompt_rows
 NUM_ROWS = 5
 
 
-def main(run_dir: Path) -> None:
+def print_summary(run_dir: Path) -> None:
     summary = json.loads((run_dir / "summary.json").read_text())
     print(f"\n{summary['steps']} steps in {summary['wall_s']:.0f} s, held-out accuracy:")
     for name, kind in (("eval_accuracy", "sampled"), ("eval_greedy", "greedy")):
@@ -27,6 +27,9 @@ def main(run_dir: Path) -> None:
     stages = sorted(summary["seconds_per_stage"].items(), key=lambda item: -item[1])
     print("seconds per stage: " + ", ".join(f"{stage} {seconds:.0f}" for stage, seconds in stages))
 
+
+def main(run_dir: Path) -> None:
+    print_summary(run_dir)
     tokenizer = AutoTokenizer.from_pretrained(run_dir / "model")
     model = AutoModelForCausalLM.from_pretrained(run_dir / "model", dtype=torch.float32)
     data = DataConfig(dataset=f"{run_dir / 'data' / 'held_out.jsonl'}#{NUM_ROWS}", recipe="countdown")

@@ -6,6 +6,7 @@ server/            what the servers share: socket, HTTP connection, refusals (ne
 checkpoint_files.py  the tensors of a checkpoint in safetensors: headers, digest
 checkpoint_layout.py  how a checkpoint's tensors are made from a model's parameters (needs torch, transformers)
 transport.py       move weights: buckets, digest, process group; gloo_connections.py what it forms with (need torch)
+staging.py         the buffers of a push's buckets, at both of its ends (needs torch)
 lifeline/          a connection of each worker to rank 0: who may join a push, who has died
 server_url.py      what is the URL of a server
 api_token.py       the servers' token: read it from the environment, check a request for it

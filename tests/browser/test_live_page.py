@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_trainer.config.run_config import ServerConfig
+from grpo_trainer.config.observing import ServerConfig
 from grpo_trainer.observe.live_groups import MAX_COMPLETIONS
 from grpo_trainer.observe.run_status import RunStatus
 from grpo_trainer.observe.server import StatusServer, serve_status

@@ -50,6 +50,7 @@ def test_every_step_is_written_with_its_metrics(finished_run: Path):
         "reward", "reward_std", "rewards/letters/mean", "completions/mean_length", "loss", "grad_norm", "kl", "entropy",
         "learning_rate", "clip_ratio/region_mean", "sampling/sampling_logp_difference/mean", "num_tokens", "step_time",
         "time/wait_s", "time/train_s", "time/push_s", "staleness/max", "weights/push_s", "policy_version",
+        "tokens/computed", "tokens/shared_ratio",
     }  # fmt: skip
     assert expected <= steps[1].keys()
     assert [step["policy_version"] for step in steps] == [1, 2, 3, 4]

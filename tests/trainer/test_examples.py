@@ -12,6 +12,7 @@ from grpo_trainer.config.settings import read_config
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DISTILLATION = Path(__file__).parents[2] / "docs" / "distillation.md"
 FULL_SIZE = EXAMPLES / "countdown_3b"
+CALCULATOR = EXAMPLES / "calculator" / "run.yaml"
 RUNS = {
     "demo": [EXAMPLES / "countdown" / "run.yaml"],
     "the demo with an adapter": [EXAMPLES / "countdown" / "lora.yaml"],
@@ -21,6 +22,10 @@ RUNS = {
     "one GPU": [FULL_SIZE / "run.yaml", FULL_SIZE / "one_gpu.yaml"],
     "eight GPUs": [FULL_SIZE / "run.yaml", FULL_SIZE / "eight_gpus.yaml"],
     "mathematics": [EXAMPLES / "numina_math" / "run.yaml"],
+    "the demo of episodes": [CALCULATOR],
+    "the same by a program": [CALCULATOR, EXAMPLES / "agent" / "agent.yaml"],
+    "the same by a class for TRL": [CALCULATOR, EXAMPLES / "agent" / "trl.yaml"],
+    "a game of several turns": [EXAMPLES / "textarena" / "run.yaml"],
 }
 
 
@@ -37,5 +42,6 @@ def test_the_teachers_of_the_documentation_are_accepted():
 
 
 def test_no_run_file_is_forgotten():
-    known = {file for files in RUNS.values() for file in files} | {EXAMPLES / "countdown" / "cold_start.yaml"}
+    cold_starts = {EXAMPLES / game / "cold_start.yaml" for game in ("countdown", "calculator")}
+    known = {file for files in RUNS.values() for file in files} | cold_starts
     assert set(EXAMPLES.rglob("*.yaml")) == known

@@ -8,6 +8,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from grpo_proto.checkpoint_layout import checkpoint_layout, plain_layout
 from grpo_proto.messages.weights import Backend
+from grpo_proto.staging import buckets_in_the_way
 from grpo_proto.transport import plan_manifest, view_tensor
 from grpo_trainer.engine.export import Export, Gather
 from grpo_trainer.fleet.push_plan import MIB, bucket_limit_s, plan_push
@@ -72,6 +73,21 @@ def test_every_bucket_holds_its_tensors_until_the_next_but_one_is_asked_for():
         assert torch.equal(view_tensor(bucket, manifest.tensors[number]), PARAMETERS[f"w{number}"])
         before = bucket
     assert gathered == [1] * 5
+
+
+def test_two_oversized_tensors_in_a_row_share_a_buffer_and_the_others_stay():
+    parameters = {"embedding": torch.full((500,), 1.0), "head": torch.full((400,), 2.0)}
+    parameters |= {f"w{number}": torch.full((48,), 3.0 + number) for number in range(4)}
+    manifest = plan_manifest([(name, "float32", list(p.shape)) for name, p in parameters.items()], bucket_bytes=400)
+    assert buckets_in_the_way(manifest) == {0}
+    buckets = export_of(parameters, no_gathering([]), fills=True).buckets(manifest, "cpu")
+    embedding = next(buckets)
+    assert (embedding.view(torch.float32) == 1.0).all()
+    head, first, second = buckets
+    assert head.data_ptr() == embedding.data_ptr()
+    assert (head.view(torch.float32) == 2.0).all()
+    assert first.view(torch.float32)[[0, 48]].tolist() == [3.0, 4.0]
+    assert second.view(torch.float32)[[0, 48]].tolist() == [5.0, 6.0]
 
 
 def test_a_push_after_the_weights_have_changed_sends_the_new_ones():

@@ -15,7 +15,7 @@ import pytest
 
 from grpo_proto import ErrorBody
 from grpo_proto.server.loopback_names import host_name
-from grpo_trainer.config.run_config import ServerConfig
+from grpo_trainer.config.observing import ServerConfig
 from grpo_trainer.errors import UsageError
 from grpo_trainer.observe import live_page, server
 from grpo_trainer.observe.live_events import MAX_CLIENTS

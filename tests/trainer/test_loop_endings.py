@@ -280,7 +280,9 @@ def test_the_first_adapter_that_is_not_zero_is_checked_whatever_the_interval(
 def test_a_policy_changes_by_an_update_with_a_rate_and_a_finite_gradient(monkeypatch: pytest.MonkeyPatch):
     def changed(rate: float, grad_norm: float) -> bool:
         result = {"learning_rate": rate, "grad_norm": grad_norm}
-        crew = SimpleNamespace(ranks=SimpleNamespace(world_size=1), do=lambda *_, **__: result)
+        crew = SimpleNamespace(
+            ranks=SimpleNamespace(world_size=1), do=lambda *_, **__: result, gather=lambda *_, **__: [0]
+        )
         config = SimpleNamespace(deepspeed=SimpleNamespace(tokens_per_micro_batch=8), algorithm=AlgorithmConfig())
         orchestrator = SimpleNamespace(batch_used=lambda: None)
         journal = SimpleNamespace(stage=lambda _: nullcontext(), add=lambda _: None)
@@ -295,7 +297,7 @@ def test_a_policy_changes_by_an_update_with_a_rate_and_a_finite_gradient(monkeyp
 
 def test_the_reference_moves_after_the_updates_of_every_so_many_steps(monkeypatch: pytest.MonkeyPatch):
     did: list[tuple[int, str]] = []
-    crew = SimpleNamespace(ranks=SimpleNamespace(world_size=1))
+    crew = SimpleNamespace(ranks=SimpleNamespace(world_size=1), gather=lambda *_, **__: [0])
     algorithm = AlgorithmConfig(beta=0.1, sync_ref_model=True, ref_model_sync_steps=2)
     config = SimpleNamespace(deepspeed=SimpleNamespace(tokens_per_micro_batch=8), algorithm=algorithm)
     journal = SimpleNamespace(stage=lambda _: nullcontext(), add=lambda _: None)

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 from tests.waiting import wait_until
 
-from grpo_trainer.config.run_config import LoggingConfig
+from grpo_trainer.config.observing import LoggingConfig
 from grpo_trainer.observe import background_sink
 from grpo_trainer.observe.background_sink import BackgroundSink, finish
 from grpo_trainer.observe.sinks import MetricSinks, open_sinks

@@ -13,7 +13,7 @@ from tests.trainer.made_episodes import completion
 from grpo_proto import RewardScore
 from grpo_proto.log_parts import older_parts, parts_of
 from grpo_trainer.algorithm.sequences import Group
-from grpo_trainer.config.run_config import LoggingConfig
+from grpo_trainer.config.observing import LoggingConfig
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.observe.completions import CompletionLog
 from grpo_trainer.observe.jsonl import StepFile, read_records

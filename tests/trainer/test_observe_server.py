@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.trainer.fake_time import FakeTime
 
 from grpo_proto import PROTOCOL_VERSION, ErrorBody, Health, TrainerInfo
-from grpo_trainer.config.run_config import ServerConfig
+from grpo_trainer.config.observing import ServerConfig
 from grpo_trainer.errors import UnavailableError, UsageError
 from grpo_trainer.observe.live_view import LiveView
 from grpo_trainer.observe.routes import openapi_text

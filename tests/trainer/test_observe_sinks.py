@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from grpo_trainer.config.run_config import LoggingConfig
+from grpo_trainer.config.observing import LoggingConfig
 from grpo_trainer.errors import UsageError
 from grpo_trainer.observe.jsonl import StepFile
 from grpo_trainer.observe.run_identity import run_identity

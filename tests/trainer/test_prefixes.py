@@ -130,3 +130,5 @@ def test_sequences_that_share_nothing_have_no_mask_and_equal_ones_no_copies():
     (batch,) = build_updates(groups(6, 1, 4, (9, 9)), tokens_per_micro_batch=1000, prefixes=SHARING)[0]
     assert [(block.shared_b, block.key_index, block.query_index) for block in batch.layout.blocks] == [(None,) * 3]
     assert batch.layout.key_index is None
+    assert batch.input_ids_BL.shape == (6, 13)
+    assert batch.position_ids_BL is None

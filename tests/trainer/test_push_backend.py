@@ -12,11 +12,11 @@ import pytest
 import torch
 import yaml
 from tests.trainer.made_run_file import write_run_file
-from transformers import Qwen2Config
+from transformers import Qwen2Config, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from grpo_proto import Manifest
 from grpo_proto.messages.weights import Backend
-from grpo_proto.transport import gpu_uuid, nccl_version
+from grpo_proto.transport import gpu_uuid, nccl_version, plan_manifest
 from grpo_trainer import dry_run
 from grpo_trainer.config.run_config import RunConfig
 from grpo_trainer.config.weights import WeightsConfig
@@ -119,10 +119,30 @@ def test_a_dry_run_lays_out_the_buckets_that_a_push_to_its_servers_would_have(
     }
     planned = dry_run.ModelWithoutWeights.of(RunConfig.model_validate(run))
     fleet: Any = SimpleNamespace(answered=[member(**changes) for changes in members])
-    (line,) = dry_run._push(planned, fleet, "full")
+    line, memory = dry_run._push(planned, fleet, "full")
     assert f"over {backend} in" in line[1]
     largest_mib = float(line[1].split()[-2])
     assert LARGEST_MIB[backend] - 32 < largest_mib <= LARGEST_MIB[backend], "a layer has weights of up to 32 MiB"
+    place = "on the GPU of rank 0 and of each worker" if backend == "nccl" else "of CPU memory"
+    assert memory[1].startswith(f"{2 * largest_mib / 1024:.2f} GiB {place}")
+
+
+def test_a_dry_run_counts_experts_one_by_one_and_what_zero3_gathers(tmp_path: Path):
+    """They are one parameter in transformers, which ZeRO-3 gathers as a whole, and many tensors in the checkpoint."""
+    config = Qwen3MoeConfig(
+        vocab_size=100, hidden_size=256, moe_intermediate_size=1024, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, num_experts=64, num_experts_per_tok=2,
+    )  # fmt: skip
+    Qwen3MoeForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "experts")
+    run = yaml.safe_load(write_run_file(tmp_path, rollout={}).read_text()) | {
+        "model": {"name_or_path": str(tmp_path / "experts")},
+        "weights": {"backend": "gloo"},
+        "deepspeed": {"zero_stage": 3},
+    }
+    planned = dry_run.ModelWithoutWeights.of(RunConfig.model_validate(run))
+    line, memory = dry_run._push(planned, SimpleNamespace(answered=[]), "full")  # type: ignore[arg-type]
+    assert line[1].endswith("the largest of 24.0 MiB")
+    assert memory[1] == "0.05 GiB of CPU memory in rank 0 and each worker for buffers, 0.06 on every rank to gather"
 
 
 def test_the_setting_names_the_largest_buckets():
@@ -173,7 +193,8 @@ def test_under_zero3_a_broadcast_over_nccl_ends_before_the_next_gather(backend: 
         send=lambda bucket: happened.append("send"),
         arrived=lambda: happened.append("arrived"),
     )
-    failure, _ = _send(export, SimpleNamespace(bucket_bytes=[8, 8]), pusher)  # type: ignore[arg-type]
+    manifest = plan_manifest([("a", "uint8", [8]), ("b", "uint8", [8])], 8)
+    failure, _ = _send(export, manifest, pusher)  # type: ignore[arg-type]
     assert failure is None
     between = ["arrived"] if in_turns else []
     assert happened == ["gather 1", "send", *between, "gather 2", "send", *between, "arrived"]

@@ -2,33 +2,24 @@
 
 import random
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 
-import numpy as np
 import pytest
 import torch
 from tests.rollout.families.models import FAMILIES
 from tests.tiny_model import make_model
 from tests.trainer.made_episodes import VERSION, decided
+from tests.trainer.made_forests import SHARING, batches, both_ways, forest_of_all_kinds, learnt, of_family
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 from transformers import modeling_flash_attention_utils as flash_utils
 
-from grpo_trainer.algorithm.batching import collate
-from grpo_trainer.algorithm.loss import policy_loss
-from grpo_trainer.algorithm.prefixes import PrefixSharing
-from grpo_trainer.algorithm.sequences import MicroBatch, TrainingSequence, single_turn
-from grpo_trainer.algorithm.surrogates.clipped import clipped
-from grpo_trainer.config.algorithm import AlgorithmConfig
+from grpo_trainer.algorithm.sequences import single_turn
 from grpo_trainer.config.lora import LoraConfig
 from grpo_trainer.config.model import ModelConfig
-from grpo_trainer.engine.model import attention_for
 from grpo_trainer.engine.output_head import Policy
 from grpo_trainer.engine.prefix_sharing import SHARING_FAMILIES, prefix_sharing_for
 from grpo_trainer.errors import RunError
 from grpo_trainer.lora.adapter import Adapter
-
-SHARING = PrefixSharing()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -40,92 +31,11 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def forest_of_all_kinds(seed: int = 3) -> list[TrainingSequence]:
-    """Groups of a prompt whose completions begin alike, an equal pair, a completion that goes on where another ends, a
-    whole completion that is context of another episode, and a sequence that shares nothing; advantages, versions and
-    logprobs of their own."""
-    rng = random.Random(seed)
-
-    def tokens(least: int, most: int) -> list[int]:
-        return [rng.randrange(5, 100) for _ in range(rng.randint(least, most))]
-
-    taken = []
-    for prompt in (tokens(4, 9), tokens(7, 12)):
-        begin = tokens(2, 2)
-        completions = [[*(begin if number % 2 else []), *tokens(2, 12)] for number in range(4)]
-        completions += [completions[0], completions[1] + tokens(1, 3)]
-        taken += [(prompt, completion) for completion in completions]
-        taken.append((prompt + completions[2], tokens(3, 4)))
-    taken.append((tokens(3, 3), tokens(5, 9)))
-    rng.shuffle(taken)
-    episodes = [
-        single_turn(
-            f"e-{number}", prompt, completion, versions=[(VERSION - number % 2, len(completion))], finish_reason="stop",
-            logprobs=[rng.gauss(-4.5, 0.5) for _ in completion],
-        )
-        for number, (prompt, completion) in enumerate(taken)
-    ]  # fmt: skip
-    sequences = decided([(episode, rng.gauss(0, 1)) for episode in episodes])
-    weights = np.random.default_rng(seed)
-    return [
-        replace(one, weights_L=one.weights_L * weights.uniform(0.5, 2.0, one.num_tokens).astype(np.float32))
-        for one in sequences
-    ]
-
-
-def batches(parts: list[list[TrainingSequence]], prefixes: PrefixSharing | None) -> list[MicroBatch]:
-    return [
-        collate(part, version=VERSION, update_tokens=1, pad_token_id=0, device="cpu", prefixes=prefixes)
-        for part in parts
-    ]
-
-
-def learnt(policy: Policy, update: list[MicroBatch]) -> tuple[torch.Tensor, float, torch.Tensor]:
-    """Logprobs, the loss and the gradient of one update."""
-    algorithm = AlgorithmConfig(loss_type="grpo", entropy_coef=0.01)
-    logprobs, loss = [], 0.0
-    policy.zero_grad()
-    for batch in update:
-        logprobs_N, entropy_N = policy(*batch.inputs)
-        batch.old_logprobs_N = torch.where(batch.fresh_N, logprobs_N.detach() - 0.01, batch.rollout_logprobs_N)
-        of_batch, _ = policy_loss(logprobs_N, entropy_N, batch, algorithm, clipped)
-        of_batch.backward()
-        loss += of_batch.item()
-        logprobs.append(logprobs_N.detach())
-    grads = [parameter.grad for parameter in policy.parameters() if parameter.grad is not None]
-    return torch.cat(logprobs), loss, torch.cat([grad.flatten().double() for grad in grads])
-
-
-def assert_nothing_changes(
-    model: PreTrainedModel, *, cuts: tuple[int, ...] = (), sequences: list[TrainingSequence] | None = None
-) -> None:
-    """One padded micro-batch against shared ones, cut at `cuts`."""
-    policy = Policy(model, temperature=0.9, chunk_tokens=8)
-    sequences = forest_of_all_kinds() if sequences is None else sequences
-    edges = [0, *cuts, len(sequences)]
-    expected = learnt(policy, batches([sequences], None))
-    shared = batches([sequences[a:b] for a, b in pairwise(edges)], SHARING)
-    assert sum(batch.input_ids_BL.numel() for batch in shared) < 0.8 * sum(one.num_tokens for one in sequences)
-    found = learnt(policy, shared)
+def assert_nothing_changes(model: PreTrainedModel, *, cuts: tuple[int, ...] = ()) -> None:
+    expected, found = both_ways(model, forest_of_all_kinds(), cuts)
     torch.testing.assert_close(found[0], expected[0], rtol=1e-6, atol=2e-6)
     assert found[1] == pytest.approx(expected[1], rel=1e-6, abs=1e-7)
     assert (found[2] - expected[2]).norm() < 2e-6 * expected[2].norm()
-
-
-def of_family(name: str) -> PreTrainedModel:
-    """The tiny model of a family, with windows shorter than its sequences and weights that attend to something."""
-    config = FAMILIES[name].config()
-    text = config.get_text_config()
-    if getattr(text, "sliding_window", None):
-        text.sliding_window = 5
-    torch.manual_seed(0)
-    attention = attention_for(config, "sdpa")
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0.0, parameter.shape[-1] ** -0.5)
-    return model
 
 
 @pytest.mark.parametrize("name", [*SHARING_FAMILIES, "qwen2_untied"])
@@ -236,3 +146,15 @@ def test_layers_that_do_not_read_the_layout_are_an_error_and_their_families_are_
 def test_never_is_padded_rows():
     config = FAMILIES["qwen2"].config()
     assert prefix_sharing_for(config, ModelConfig(name_or_path="any"), share="never") is None
+
+
+def test_sequences_of_equal_length_that_share_nothing_are_their_padded_rows():
+    rng = random.Random(0)
+    prompts = [[number, *(rng.randrange(5, 100) for _ in range(6))] for number in range(5, 14)]
+    taken = [
+        (single_turn(f"e-{prompt[0]}", prompt, prompt[:4], versions=[(VERSION, 4)], finish_reason="stop"), 0.5)
+        for prompt in prompts
+    ]
+    expected, found = both_ways(of_family("mistral"), decided(taken))
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-6, atol=2e-6)
+    assert (found[2] - expected[2]).norm() < 2e-6 * expected[2].norm()

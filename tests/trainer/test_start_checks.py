@@ -1,21 +1,24 @@
 """A wrong start says what is wrong before anything is loaded, with the exit status of the manual."""
 
 import asyncio
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from socketserver import StreamRequestHandler, ThreadingTCPServer
 from threading import Thread
+from typing import Any
 
 import pytest
 from tests.trainer.test_fleet import info
 
 from grpo_proto import ErrorDetail, FatalError, RewardClient, RewardInfo, WeightState
+from grpo_proto.messages.sessions_info import SessionsInfo
 from grpo_trainer.config.run_config import RolloutConfig, WeightsConfig
 from grpo_trainer.errors import UnavailableError, UsageError
 from grpo_trainer.fleet.awaited import Awaited
 from grpo_trainer.fleet.fleet import Fleet
-from grpo_trainer.fleet.start_checks import check_distinct, check_free, check_rendezvous
+from grpo_trainer.fleet.start_checks import check_distinct, check_free, check_rendezvous, check_sessions
 from grpo_trainer.fleet.wrong_server import wrong_server
 
 
@@ -62,6 +65,26 @@ def test_a_rendezvous_that_cannot_be_opened():
         check_rendezvous(WeightsConfig(host="203.0.113.9"), [])
     with pytest.raises(UsageError, match=r"weights\.backend is nccl, but this trainer has no GPU"):
         check_rendezvous(WeightsConfig(backend="nccl"), [])
+
+
+@pytest.mark.parametrize(
+    ("sessions", "said"),
+    [
+        (None, "http://a, version .*, has no sessions"),
+        ({"tool_parser": None}, r"reads no tool calls.*--enable-auto-tool-choice --tool-call-parser"),
+        ({"template": {"usable": False, "problem": "it drops the answer"}}, "cannot continue turns .*drops the answer"),
+        ({"tool_parser": "hermes"}, None),
+    ],
+)
+def test_a_server_that_cannot_record_the_episodes_of_a_run_is_named(sessions: Any, said: str | None):
+    found = sessions and {"open": 0, "template": {"usable": True}} | sessions
+    infos = {"http://a": info().model_copy(update={"sessions": found and SessionsInfo.model_validate(found)})}
+    if said is None:
+        check_sessions(infos, with_tools=True)
+        return
+    with pytest.raises(UnavailableError) as refused:
+        check_sessions(infos, with_tools=True)
+    assert re.search(said, f"{refused.value} {refused.value.hint}")
 
 
 def test_a_token_that_a_server_refuses_is_named():

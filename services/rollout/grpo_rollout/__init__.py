@@ -31,10 +31,9 @@ In reading order:
     nccl_pins.py       join without the NCCL settings that vLLM pins for itself
     loaders.py         what a worker does with the tensors of a push, by kind
     adapter_loader.py  take an adapter into vLLM from the tensors of a push, inside a worker
-    staging.py         the buffers that buckets arrive in
     layer_probe.py     does each layer compute with what was loaded into it?
     family_cures.py    what some model families need around vLLM's layerwise reload
-    expert_reload.py   load experts where they belong as they arrive
+    load_in_place.py   load weights where they belong as they arrive
     reload.py          read and repair vLLM's layerwise reload while a push is incomplete
     cpu_kernels.py     adapter kernels for an engine on CPUs
     workarounds.py     gaps in vLLM and its platform: what breaks without each workaround, when to delete it

@@ -187,18 +187,22 @@ def _of_experts(module: torch.nn.Module, generator: torch.Generator) -> Expected
     if (backend := module.quant_method.unquantized_backend) not in PROBED_BACKENDS:
         raise ValueError(f"its experts compute with {backend.value}, and --moe-backend triton can be probed")
     chosen = torch.randperm(len(module.w13_weight), generator=generator)[:NUM_EXPERTS].tolist()
-    w13, w2 = module.w13_weight[chosen], module.w2_weight[chosen]
-    inputs = torch.randn(len(chosen), w13.shape[2], generator=generator).to(w13)
-    hidden = torch.bmm(w13, inputs[:, :, None])[:, :, 0]
+    inputs = torch.randn(len(chosen), module.w13_weight.shape[2], generator=generator).to(module.w13_weight)
+    hidden = _each(module.w13_weight, chosen, inputs)
     if (bias := getattr(module, "w13_bias", None)) is not None:
         hidden = hidden + bias[chosen]
     active = _activated(module.activation, hidden)
-    outputs = torch.bmm(w2, active[:, :, None])[:, :, 0]
+    outputs = _each(module.w2_weight, chosen, active)
     if (bias := getattr(module, "w2_bias", None)) is not None:
         outputs = outputs + bias[chosen]
     summed = chosen[0]
     bit_sums = {name: _bit_sum(getattr(module, name), summed) for name in ("w13_weight", "w2_weight")}
     return Expected(inputs, outputs, bit_sums, chosen)
+
+
+def _each(weight: torch.Tensor, experts: Sequence[int], inputs: torch.Tensor) -> torch.Tensor:
+    """Multiply each input by its expert's matrix, where it lies: four experts of eight are half of a layer's memory."""
+    return torch.stack([weight[expert] @ vector for expert, vector in zip(experts, inputs, strict=True)])
 
 
 def _activated(activation: MoEActivation, hidden: torch.Tensor) -> torch.Tensor:
@@ -235,7 +239,9 @@ def _ask_experts(module: torch.nn.Module, inputs: torch.Tensor, experts: Sequenc
 def _bit_sum(tensor: torch.Tensor, expert: int | None = None) -> int:
     """Sum the bits of all numbers as integers: the same for every order of the numbers, and for more zeros."""
     tensor = tensor if expert is None else tensor[expert]
-    return int(tensor.detach().view(INTEGERS[tensor.element_size()]).sum(dtype=torch.int64))
+    numbers = tensor.detach().reshape(-1).view(INTEGERS[tensor.element_size()])
+    # In sixteen parts: torch copies what it sums to integers of eight bytes first.
+    return int(sum(part.sum(dtype=torch.int64) for part in numbers.tensor_split(16)))
 
 
 EXPECTED: dict[type, Callable[[torch.nn.Module, torch.Generator], Expected]] = {

@@ -13,8 +13,8 @@ from grpo_proto.messages.weights import BeginRequest, Kind
 
 from . import family_cures
 from .adapter_loader import AdapterLoader
-from .expert_reload import load_experts_at_once
 from .layer_probe import LayerProbe
+from .load_in_place import load_in_place
 from .reload import FrozenParts, copy_pending_views, forget_loaded, incomplete_layers, unloaded_layers
 
 
@@ -75,7 +75,7 @@ class FullLoader:
             family_cures.pack_experts_anew(self.model)
             initialize_layerwise_reload(self.model)
             family_cures.load_sinks_in_place(self.model)
-            load_experts_at_once(self.model)
+            load_in_place(self.model)
             self._probe.watch()
 
     def load(self, tensors: Iterable[tuple[str, torch.Tensor]], buffer: torch.Tensor) -> None:

@@ -16,6 +16,7 @@ import torch
 
 from grpo_proto.lifeline import Member
 from grpo_proto.messages.weights import BeginRequest, Kind, Manifest, SessionRequest, TensorSpec
+from grpo_proto.staging import Staging
 from grpo_proto.transport import (
     Digest,
     Transfer,
@@ -29,7 +30,6 @@ from grpo_proto.transport import (
 from .adapter_loader import AdapterLoader, Sizes
 from .loaders import LOADERS, Loader
 from .nccl_pins import without_nccl_pins
-from .staging import Staging
 
 logger = logging.getLogger("vllm.grpo_rollout.receiver")
 
@@ -190,6 +190,7 @@ class Receiver:
         on_device = self.group.backend == "nccl"
         device = self.worker.device if on_device else torch.device("cpu")
         request = BeginRequest.model_validate_json(request_json)
+        self._release_staging()  # of a push that broke off
         self.staging.prepare(request.manifest, device)
         loader = self.loaders[request.kind]
         self.push = IncomingPush(number, loader, request.manifest, device, request.bucket_timeout_s)
@@ -264,10 +265,15 @@ class Receiver:
             probed = push.loader.finish()
         finally:
             self.push = None
-            self.staging.release()
+            self._release_staging()
             if self.member is not None:
                 self.member.watch(on=False)
         return push.digest.hexdigest(), probed
+
+    def _release_staging(self) -> None:
+        """Give memory back to the GPU, also from torch's cache: vLLM may need it."""
+        if self.staging.release():
+            torch.cuda.empty_cache()
 
     def adapter_sizes(self, tensor_names: list[str]) -> dict[str, Sizes | None]:
         """Return the sizes of the layers that these tensors of an adapter belong to."""

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from .errors import TrainerError, UsageError
+from .errors import TrainerError
 from .ranks.process_exit import end_process
 
 USAGE = """\
@@ -83,8 +83,6 @@ def _train(words: list[str]) -> int:
         env_prefix="GRPO_TRAIN__",
         switches=[flag.removeprefix("--") for flag in flags],
     )
-    if config.episodes is not None:
-        raise UsageError("this version plays no episodes yet", hint="leave the section episodes out of the run file")
     if flags["--dry-run"]:
         from .dry_run import dry_run
 

@@ -26,3 +26,6 @@ class CrewExport:
         for _ in manifest.bucket_bytes:
             bucket: torch.Tensor = self._crew.do("bucket")
             yield bucket
+
+    def release(self) -> None:
+        self._own.release()  # only this rank has buffers

@@ -1,7 +1,7 @@
 """`--dry-run`: resolve and check everything that can be checked without a GPU, print it, exit."""
 
 import asyncio
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,8 +9,10 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from grpo_proto import InfrastructureError, RewardClient, RolloutInfo, ServiceError
+from grpo_proto import InfrastructureError, Manifest, RewardClient, RolloutInfo, ServiceError
+from grpo_proto.checkpoint_files import checkpoint_folder, read_headers
 from grpo_proto.messages.weights import DTYPE_BYTES, Backend, Kind
+from grpo_proto.staging import planned_bytes
 from grpo_proto.transport import gpu_uuid, nccl_version
 
 from .algorithm.surrogates import surrogate_of
@@ -18,18 +20,22 @@ from .algorithm.surrogates.reads import keeps_reference
 from .algorithm.trial import check_algorithm
 from .callbacks import load_callbacks
 from .config.run_config import RunConfig
+from .data.episode_rows import RowsOfEpisodes
 from .data.prompt_row import PromptRow
 from .data.repeats import repeats
-from .data.run_rows import HeldOutRows, TrainingRows, load_eval_sets, load_training_rows
+from .data.run_rows import HeldOutRows, TrainingRows, load_eval_sets, load_training_rows, longest_context
 from .data.tokenizer import check_stop_tokens, load_tokenizer
 from .engine.deepspeed_settings import deepspeed_settings
 from .engine.family import load_family, no_model
+from .engine.model import pieces_to_push
 from .engine.rope import one_rope_context
 from .engine.schedule import number_of_steps
+from .episodes.runner import EpisodeRunner
 from .fleet.adapters import AdapterNeeds
 from .fleet.fleet import Fleet
 from .fleet.push_backend import choose_backend
 from .fleet.push_plan import plan_push
+from .fleet.start_checks import check_sessions
 from .fleet.wrong_server import wrong_server
 from .lora.adapter import Adapter
 from .lora.nf4 import nf4_bytes, quantizable
@@ -51,11 +57,12 @@ def dry_run(config: RunConfig) -> int:
         checked_tokens(config.server)
     tokenizer = load_tokenizer(config.model)
     check_stop_tokens(config.rollout.stop_token_ids, tokenizer)
-    rows = load_training_rows(config.data, tokenizer)
-    eval_rows = load_eval_sets(config.data, tokenizer)
+    rows = load_training_rows(config.data, tokenizer, of_episodes=RowsOfEpisodes.of(config))
+    eval_rows = load_eval_sets(config.data, tokenizer, of_episodes=RowsOfEpisodes.of(config))
     model = ModelWithoutWeights.of(config)
     lines = [*_plan(config, rows, eval_rows), *_memory(model)]
     lines += [("note", repeated) for repeated in repeats(rows.stores, eval_rows)]
+    lines += asyncio.run(_episodes(config))
     lines += asyncio.run(_servers(config, rows, eval_rows, tokenizer, model))
     width = max(len(name) for name, _ in lines)
     for name, value in lines:
@@ -78,6 +85,8 @@ def _plan(config: RunConfig, rows: TrainingRows, eval_rows: HeldOutRows) -> Iter
     yield "optimizer updates", f"{steps * updates} ({updates} per step)"
     yield "epochs", f"{steps * rollout.groups_per_batch / len(rows):.2f}"
     sequence = longest + rollout.max_completion_length
+    if config.episodes is not None:
+        sequence = config.episodes.max_context_tokens or sequence
     yield "longest sequence", f"{sequence} tokens"
     if sequence > config.deepspeed.tokens_per_micro_batch:
         budget = config.deepspeed.tokens_per_micro_batch
@@ -111,11 +120,20 @@ class ModelWithoutWeights:
         except (OSError, ValueError) as error:
             raise no_model(config.model, error) from error
 
-    def pushed(self, kind: Kind) -> dict[str, torch.Tensor]:
-        """Return the tensors of a push of `kind`."""
+    def sources(self, kind: Kind) -> dict[str, torch.Tensor]:
+        """Return what the tensors of a push of `kind` are made of."""
         if self.adapter is None:
             return dict(self.model.named_parameters())
         return self.adapter.tensors() if kind == "lora" else self.adapter.base_tensors()
+
+    def pushed(self, kind: Kind) -> list[tuple[str, str, Sequence[int]]]:
+        """Return name, dtype and shape of each tensor of a push of `kind`: as the checkpoint has them where it is on
+        this machine (experts one by one), else as the model has them. Raises UsageError when it cannot be pushed."""
+        config = self.config.model
+        if self.adapter is None and _is_here(config.name_or_path):
+            pieces, _ = pieces_to_push(self.model, config.name_or_path)
+            return [(name, config.dtype, shape) for piece in pieces for name, shape in piece.shapes.items()]
+        return [(name, config.dtype, source.shape) for name, source in self.sources(kind).items()]
 
 
 def _memory(planned: ModelWithoutWeights) -> Iterator[Line]:
@@ -163,14 +181,39 @@ def _push(planned: ModelWithoutWeights, fleet: Fleet, kind: Kind) -> Iterator[Li
         backend = choose_backend(config.weights, fleet.answered, gpu=gpu_uuid(), nccl=nccl_version())
     else:
         backend = config.weights.backend
-    shapes = ((name, config.model.dtype, parameter.shape) for name, parameter in planned.pushed(kind).items())
-    sizes = plan_push(shapes, config.weights.bucket_mib, backend).bucket_bytes
+    manifest = plan_push(planned.pushed(kind), config.weights.bucket_mib, backend)
+    sizes = manifest.bucket_bytes
     yield (
         "one push",
         f"{sum(sizes) / MIB:.1f} MiB over {backend} in {len(sizes)} buckets, the largest of {max(sizes) / MIB:.1f} MiB",
     )
+    yield "memory of a push", _memory_of_a_push(planned, manifest, kind, backend)
     if config.model.lora is not None and kind == "full":
         yield "note", "the servers take no adapters: every push sends the whole model, the adapter added"
+
+
+def _memory_of_a_push(planned: ModelWithoutWeights, manifest: Manifest, kind: Kind, backend: Backend) -> str:
+    """What a push takes beside `memory of a rank`, and beside what a server has taken for its model and KV."""
+    config, buffers = planned.config, planned_bytes(manifest)
+    place = (
+        "on the GPU of rank 0 and of each worker" if backend == "nccl" else "of CPU memory in rank 0 and each worker"
+    )
+    parts = [f"{buffers / GIB:.2f} GiB {place} for buffers"]
+    width = DTYPE_BYTES[config.model.dtype]
+    largest = max(source.numel() for source in planned.sources(kind).values())
+    if config.deepspeed.zero_stage == 3:  # all that lies in one bucket, or all that one tensor is made of
+        gathered = max(max(manifest.bucket_bytes), largest * width)
+        parts.append(f"{gathered / GIB:.2f} on every rank to gather")
+    if config.model.lora is not None and kind == "full":  # the sum, and three matrices in float32 on the way
+        parts.append(f"{(max(manifest.bucket_bytes) + 12 * largest) / GIB:.2f} on rank 0 to add the adapter")
+    return ", ".join(parts)
+
+
+def _is_here(name_or_path: str) -> bool:
+    try:
+        return bool(read_headers(checkpoint_folder(name_or_path)))
+    except (OSError, ValueError):
+        return False
 
 
 def _weights_in_nf4(model: PreTrainedModel) -> int:
@@ -182,6 +225,17 @@ def _adapter_on(model: PreTrainedModel, config: RunConfig) -> Adapter | None:
         return None
     new = config.model.lora.model_copy(update={"adapter": None})
     return Adapter(model, new, base_name=config.model.name_or_path, seed=config.seed)
+
+
+async def _episodes(config: RunConfig) -> list[Line]:
+    """Import the users' files, as a run does. Raises UsageError for one that cannot be imported, or cannot play."""
+    episodes = config.episodes
+    if episodes is None:
+        return []
+    async with EpisodeRunner(episodes, run="dry-run", log_dir=config.run_dir / "agents"):
+        played_by = [episodes.environment, *episodes.factories.values(), *episodes.tools, *episodes.agent[:1]]
+        line = f"by {', '.join(filter(None, played_by))}; at most {episodes.max_concurrent} at once"
+        return [("episodes", f"{line}, {episodes.max_turns} turns and {config.rollout.max_completion_length} tokens")]
 
 
 async def _servers(
@@ -200,12 +254,14 @@ async def _servers(
             lines.append((f"rollout {replica.url}", away))
     kind = fleet.check_compatible(
         tokenizer=policy.tokenizer,
-        max_tokens=max(rows.longest_prompt, eval_rows.longest_prompt) + config.rollout.max_completion_length,
+        max_tokens=longest_context(config, rows, eval_rows),
         head_dtype=config.model.head_dtype,
         one_rope_context=one_rope_context(planned.model.config),
         kv_cache=config.weights.kv_cache,
         adapter=AdapterNeeds.of(config, None),
     )
+    if config.episodes is not None:
+        check_sessions(fleet.infos, with_tools=bool(config.episodes.tools or config.episodes.factories))
     lines += _push(planned, fleet, kind)
     await fleet.close()
     if config.reward.reward_funcs:
@@ -220,9 +276,11 @@ async def _reward(config: RunConfig, first_rows: list[PromptRow], tokenizer: Any
     async with RewardClient(url) as client:
         try:
             info = await client.info()
-            stage = RewardStage(client, config.reward, own_rewards=config.data.own_rewards)
-            await stage.check(first_rows)
-            faults = await stage.faults_of_first_rows(first_rows)
+            stage = RewardStage(
+                client, config.reward, own_rewards=config.data.own_rewards, brought=config.brought_weights
+            )
+            await stage.check(first_rows, of_episodes=config.episodes is not None)
+            faults = [] if config.episodes else await stage.faults_of_first_rows(first_rows)
             faults += stage.prefix_doubts(first_rows, tokenizer)
         except ServiceError as error:
             return [(f"reward {url}", _away(error, role="reward server", url=url, setting="reward.url"))]

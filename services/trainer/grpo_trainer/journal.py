@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, replace
 from typing import Any, Self
 
-from .algorithm.sequences import DROP_REASONS
+from .algorithm.sequences import DROP_REASONS, Group
 from .config.run_config import RunConfig
 from .errors import DiskError
 from .fleet.push import PushResult
@@ -14,6 +14,7 @@ from .observe.completions import CompletionLog
 from .observe.dataset_metrics import dataset_metrics
 from .observe.decisions import Decision, DecisionLog
 from .observe.dynamic_sampling import dynamic_sampling_metrics
+from .observe.episode_metrics import episode_metrics
 from .observe.learning import LearningWatch
 from .observe.live_warnings import redacting
 from .observe.metrics import count_tokens, rollout_metrics, staleness_of
@@ -115,7 +116,10 @@ class Journal:
         `lost_requests`: the failed attempts to sample; like `counts`, since the process, or this journal, began.
         """
         self.clock.move(batch.reward_s, origin="wait", to="score")
-        num_generations = self.config.rollout.num_generations
+        num_generations, mask_truncated = (
+            self.config.rollout.num_generations,
+            self.config.algorithm.mask_truncated_completions,
+        )
         before, self._counts = self._counts, replace(counts)
         self.add({"rollout/lost_requests": lost_requests - self._lost_before})
         self._lost_before = lost_requests
@@ -124,14 +128,25 @@ class Journal:
         self.add(
             rollout_metrics(
                 batch.groups,
-                reward_names=self.config.reward.names,
+                reward_names=self._reward_names(batch.groups),
                 policy_version=version,
-                mask_truncated=self.config.algorithm.mask_truncated_completions,
+                mask_truncated=mask_truncated,
                 dropped_stale=(counts.dropped_stale - before.dropped_stale) * num_generations,
                 dropped_crash=(counts.dropped_crash - before.dropped_crash) * num_generations,
             )
         )
         self.add(reward_metrics)
+        if self.config.episodes:
+            dropped_groups = counts.dropped_small - before.dropped_small
+            self.add(
+                episode_metrics(
+                    batch.groups,
+                    batch.replaced,
+                    dropped_tokens=batch.dropped_tokens,
+                    dropped_groups=dropped_groups,
+                    mask_truncated=mask_truncated,
+                )
+            )
         self.add(dataset_metrics(batch.groups, self.config.data.datasets, taught=self.config.teachers))
         if self.config.teachers:
             self.add({"teacher/wait_s": batch.teacher_s})
@@ -223,4 +238,9 @@ class Journal:
 
     def _missing_scores(self) -> list[MissingScores]:
         groups = [*self._batch.groups, *self._batch.replaced] if self._batch else []
-        return missing_scores(groups, self.config.reward.names)
+        return missing_scores(groups, self._reward_names(groups))
+
+    def _reward_names(self, groups: Sequence[Group]) -> list[str]:
+        """The rewards of the run file, and those that episodes have brought without a weight."""
+        brought = [name for group in groups for episode in group.episodes for name in episode.rewards]
+        return list(dict.fromkeys([*self.config.reward_weights, *(brought if self.config.episodes else [])]))

@@ -39,8 +39,8 @@ def run_facts(config: RunConfig) -> dict[str, Any]:
         "num_generations": config.rollout.num_generations,
         "generation_batch_size": config.rollout.generation_batch_size,
         "max_staleness": config.algorithm.max_staleness,
-        "rewards": config.reward.names,
-        "accuracy_reward": config.reward.decides_accuracy,
+        "rewards": list(config.reward_weights),
+        "accuracy_reward": config.decides_accuracy,
         "log_completions": config.logging.log_completions,
     }
 

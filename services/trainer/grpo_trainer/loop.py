@@ -18,7 +18,7 @@ from grpo_proto import ServiceError
 from .algorithm.batching import parts_of_ranks, tokens_of_updates
 from .algorithm.decisions import training_sequences
 from .algorithm.kl_in_reward import penalize, sequences_to_compare
-from .algorithm.planning import count_updates, plan_updates
+from .algorithm.planning import count_updates, plan_updates, token_counts
 from .algorithm.prefixes import PrefixSharing
 from .algorithm.sequences import Group, TrainingSequence, to_arrays, untrained_sequence
 from .algorithm.skipping import SURVEY_EVERY, sequences_to_compute, surveyed
@@ -154,8 +154,8 @@ def sample_and_score(run: Run, *, version: int) -> list[TrainingSequence] | None
     sequences, reward_metrics = training_sequences(
         batch.groups,
         config.algorithm,
-        reward_weights=config.reward.weights,
-        own_rewards=config.data.own_rewards,
+        reward_weights=config.reward_weights,
+        own_rewards=config.own_rewards,
         max_completion_length=config.rollout.max_completion_length,
         teachers=config.teachers,
     )
@@ -170,7 +170,7 @@ def penalize_kl(run: Run, groups: list[Group], *, version: int) -> None:
     """KL in the reward, which has to be known before the advantages: the policy's logprobs and the reference's."""
     episodes, sequences = sequences_to_compare(groups)
     with run.journal.stage("prepare"):
-        parts = hand_out(run, sequences, of=sequences, version=version)
+        parts, _ = hand_out(run, sequences, of=sequences, version=version)
         sums = [one for of_rank in run.crew.gather("log_ratios") for one in of_rank]
     compared = [sequence for part in parts for sequence in part]
     run.journal.add(penalize(episodes, compared, sums, beta=run.config.algorithm.beta))
@@ -218,7 +218,8 @@ def optimize(run: Run, sequences: list[TrainingSequence], *, version: int) -> bo
         if len(computed) < len(sequences) and (due(SURVEY_EVERY, version) or not computed):
             hand_out(run, sequences, of=sequences, version=version)
             run.journal.add(surveyed(run.crew.do("survey")))
-        hand_out(run, computed, of=sequences, version=version)
+        _, num_tokens = hand_out(run, computed, of=sequences, version=version)
+        run.journal.add(token_counts(computed, num_tokens, shares=run.prefixes is not None))
         run.crew.do("prepare")
     with run.journal.stage("train"):
         numbers = [number for _ in range(algorithm.num_iterations) for number in range(num_updates)]
@@ -233,10 +234,10 @@ def optimize(run: Run, sequences: list[TrainingSequence], *, version: int) -> bo
 
 def hand_out(
     run: Run, computed: list[TrainingSequence], *, of: list[TrainingSequence], version: int
-) -> list[list[TrainingSequence]]:
+) -> tuple[list[list[TrainingSequence]], int]:
     """Give each rank its part of the sequences to compute, which are some of those of the batch or all.
 
-    Returns the parts, each in the order of its rank's micro-batches.
+    Returns the parts, each in the order of its rank's micro-batches, and the tokens of a pass over all of them.
     """
     world_size = run.crew.ranks.world_size
     plan = plan_updates(
@@ -247,8 +248,8 @@ def hand_out(
         num_updates=count_updates(of),
     )
     parts, plans = parts_of_ranks(computed, plan, world_size)
-    run.crew.do("batch", plans, tokens_of_updates(of, plan), version, each=[to_arrays(part) for part in parts])
-    return parts
+    arrays = [to_arrays(part) for part in parts]
+    return parts, sum(run.crew.gather("batch", plans, tokens_of_updates(of, plan), version, each=arrays))
 
 
 def push_policy(run: Run, *, version: int) -> None:
@@ -280,7 +281,7 @@ def has_new_adapter(run: Run) -> bool:
 
 def evaluate(run: Run, step: int) -> None:
     """Held-out accuracy; the other ranks wait for the next command."""
-    if run.config.eval.eval_steps and run.config.data.has_held_out_rows:
+    if run.config.eval.eval_steps and run.config.has_held_out_rows:
         with run.journal.stage("eval"):
             metrics = wait_for(run, run.orchestrator.evaluation.run(version=step + 1, step=step), version=step + 1)
         if metrics is not None:

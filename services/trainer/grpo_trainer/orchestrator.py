@@ -6,24 +6,29 @@ It owns the event loop's thread, in which sampling and scoring go on while the m
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Literal, Protocol, Self, TypeVar
 
 from grpo_proto import Health, RewardClient, ServiceClient, ServiceError
 from grpo_proto.messages.weights import Kind
 
-from .algorithm.spread import teaches
+from .algorithm.estimators import estimator_of
+from .algorithm.spread import teaches, teaches_by_turn
 from .config.run_config import RunConfig
 from .data.difficulty import DifficultyMemory
 from .data.order import PromptOrder
-from .data.run_rows import HeldOutRows, TrainingRows
+from .data.prompt_row import PromptRow
+from .data.run_rows import HeldOutRows, TrainingRows, longest_context
+from .episodes.runner import EpisodeRunner
+from .episodes.sampler import Episodes
 from .fleet.adapters import AdapterNeeds
 from .fleet.awaited import Awaited
 from .fleet.canary import Probe, canary_prompts, sample_probes
 from .fleet.event_loop import EventLoopThread
 from .fleet.fleet import Fleet
 from .fleet.push import WeightPusher
-from .fleet.start_checks import check_distinct, check_free, check_rendezvous
+from .fleet.start_checks import check_distinct, check_free, check_rendezvous, check_sessions
 from .ranks.stop_signal import StopRequested, StopSignal
 from .sampling.evaluation import Evaluation, eval_sets
 from .sampling.pipeline import Cursor, Pipeline, PipelineLimits
@@ -76,30 +81,35 @@ class Orchestrator:
         stop: StopSignal,
         status: Status,
         base_digest: str | None = None,
+        probe_rows: Sequence[PromptRow] | None = None,
     ):
         self.config, self.stop, self.status = config, stop, status
         self._adapter = AdapterNeeds.of(config, base_digest)
         self.rows, self.eval_rows = rows, eval_rows
+        self.probe_rows = rows if probe_rows is None else probe_rows
+        """Rows with prompts, to try things on."""
         self.tracing = Tracing(config.logging.otlp_endpoint, run=config.logging.run_name or config.run_dir.name)
         self.loop = EventLoopThread()
         self.fleet = Fleet(config.rollout.urls, min_replicas=config.rollout.min_replicas)
         self.reward = RewardStage(
-            RewardClient(config.reward.url), config.reward, code=reward_code, own_rewards=config.data.own_rewards
+            RewardClient(config.reward.url),
+            config.reward,
+            code=reward_code,
+            own_rewards=config.data.own_rewards,
+            brought=config.brought_weights,
         )
         self.teachers = Teachers(config)
-        self.sampler: Sampler = SingleTurn(
-            self.fleet,
-            run_id=trainer_id,
-            deadline_s=config.rollout.request_deadline_s,
-            retry_for_s=config.rollout.retry_for_s,
-        )
+        self._players = AsyncExitStack()
+        self.sampler = self._new_sampler(trainer_id)
         self._limits = PipelineLimits(
             groups_per_batch=config.rollout.groups_per_batch,
             max_staleness=config.algorithm.max_staleness,
-            groups_per_job=config.rollout.groups_per_request,
+            groups_per_job=1 if config.episodes else config.rollout.groups_per_request,
             num_generations=config.rollout.num_generations,
             min_scored_share=config.reward.min_scored_share,
             max_steps=max_steps,
+            min_group_size=config.episodes.min_group_size if config.episodes else 0,
+            stale_tokens=config.episodes.stale_tokens if config.episodes else "drop",
         )
         self.pipeline = self._new_pipeline(prompts, cursor)
         self.pusher = WeightPusher(
@@ -118,6 +128,24 @@ class Orchestrator:
         )
         self.reward_health: Health | None = None
         """The reward server's last answer, for display only; None before the first answer."""
+
+    def _new_sampler(self, trainer_id: str) -> Sampler:
+        config = self.config
+        if config.episodes is None:
+            return SingleTurn(
+                self.fleet,
+                run_id=trainer_id,
+                deadline_s=config.rollout.request_deadline_s,
+                retry_for_s=config.rollout.retry_for_s,
+            )
+        self._runner = EpisodeRunner(config.episodes, run=trainer_id, log_dir=config.run_dir / "agents")
+        return Episodes(self.fleet, self._runner, config.episodes, config.rollout.retry_for_s)
+
+    async def _start_players(self) -> None:
+        """Import the files of `episodes`. Raises UsageError for one that cannot be imported."""
+        if isinstance(self.sampler, Episodes):
+            self._players.push_async_callback(self.sampler.close)
+            await self._players.enter_async_context(self._runner)
 
     def _new_pipeline(self, prompts: PromptOrder, cursor: Cursor) -> Pipeline:
         return Pipeline(
@@ -139,6 +167,7 @@ class Orchestrator:
     def __exit__(self, *error: object) -> None:
         try:
             self.loop.run(self.pipeline.stop(), timeout_s=30.0)
+            self.loop.run(self._players.aclose())
             self.pusher.leave()
             self.loop.end_background()
             self.loop.run(self.fleet.close())
@@ -163,6 +192,7 @@ class Orchestrator:
             for teacher in self.teachers.stages
         ]
         with self.stop.interruptible():
+            self.loop.run(self._start_players())
             if self.reward.specs:
                 self.loop.run(reward.refuse_another(self.reward.client.info))
             for server, teacher in teachers:
@@ -173,7 +203,9 @@ class Orchestrator:
             if self.reward.specs:
                 limit_s = config.reward.startup_timeout_s
                 first_rows = [*self.rows.first_rows, *self.eval_rows.first_rows]
-                self._wait_until_fit(reward, partial(self.reward.check, first_rows), limit_s)
+                self._wait_until_fit(
+                    reward, partial(self.reward.check, first_rows, of_episodes=config.episodes is not None), limit_s
+                )
                 for doubt in self.reward.prefix_doubts(first_rows, tokenizer):
                     log.warning("%s", doubt)
             for server, teacher in teachers:
@@ -181,12 +213,14 @@ class Orchestrator:
                 self._wait_until_fit(server, check, teacher.config.startup_timeout_s)
         kind = self.fleet.check_compatible(
             tokenizer=policy.tokenizer,
-            max_tokens=max(self.rows.longest_prompt, self.eval_rows.longest_prompt) + max_completion,
+            max_tokens=longest_context(config, self.rows, self.eval_rows),
             head_dtype=config.model.head_dtype,
             one_rope_context=one_rope_context,
             kv_cache=config.weights.kv_cache,
             adapter=self._adapter,
         )
+        if config.episodes is not None:
+            check_sessions(self.fleet.infos, with_tools=bool(config.episodes.tools or config.episodes.factories))
         if self._adapter is not None and kind == "full":
             log.warning(
                 "the rollout servers take no adapters: every push sends the whole model with the adapter added; to "
@@ -311,9 +345,9 @@ class Orchestrator:
         return sample_probes(
             self.fleet,
             canary_prompts(
-                self.rows,
+                self.probe_rows,
                 self.config.canary,
-                shortest=self.rows.shortest_prompt,
+                shortest=max(self.rows.shortest_prompt, 1),
                 longest=self.rows.longest_prompt + self.config.rollout.max_completion_length,
             ),
             self.config.canary,
@@ -326,7 +360,8 @@ class Orchestrator:
 def _refills(config: RunConfig) -> Refills:
     if not config.algorithm.dynamic_sampling:
         return Refills()
-    return Refills(teaches, config.algorithm.max_refills * config.rollout.groups_per_batch)
+    test = teaches_by_turn if estimator_of(config.algorithm).by_turn else teaches
+    return Refills(test, config.algorithm.max_refills * config.rollout.groups_per_batch)
 
 
 async def _health(client: ServiceClient) -> Health:

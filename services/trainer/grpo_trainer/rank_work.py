@@ -4,6 +4,8 @@ Each method is a command of `ranks/crew.py`: collectives inside, so that all ran
 """
 
 from collections.abc import Iterator
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -17,7 +19,8 @@ from .checkpoint.file_writer import FileWriter
 from .checkpoint.files import Described
 from .checkpoint.saving import writing
 from .engine.training_engine import TrainingEngine
-from .fleet.canary import own_logprobs
+from .errors import RunError
+from .fleet.canary import Rule, own_logprobs
 from .ranks.ranks import NamedArrays, Ranks
 
 COMMANDS = (
@@ -28,6 +31,8 @@ COMMANDS = (
     "update",
     "sync_reference",
     "logprobs",
+    "try_sharing",
+    "stop_sharing",
     "begin_export",
     "bucket",
     "save_engine",
@@ -49,8 +54,8 @@ class RankWork:
         self._buckets: Iterator[torch.Tensor] = iter(())
         self._writer: FileWriter
 
-    def batch(self, arrays: NamedArrays, plans: list[PlanOfRank], update_tokens: list[int], version: int) -> None:
-        """Take the sequences of this rank for one generation batch.
+    def batch(self, arrays: NamedArrays, plans: list[PlanOfRank], update_tokens: list[int], version: int) -> int:
+        """Take the sequences of this rank for one generation batch. Returns the tokens of a pass over it, with padding.
 
         `plans`: for each rank, the numbers of its own sequences by update and micro-batch. `update_tokens`: trained
         tokens of each update, over all ranks.
@@ -64,6 +69,7 @@ class RankWork:
             device=self.engine.device,
             prefixes=self.engine.prefixes,
         )
+        return sum(batch.input_ids_BL.numel() for update in self._updates for batch in update)
 
     def prepare(self) -> None:
         """Fill in what has to be known of the weights as they are before the first update."""
@@ -97,6 +103,27 @@ class RankWork:
             tokens_per_micro_batch=self._tokens_per_micro_batch,
             pad_token_id=self._pad_token_id,
         )
+
+    def try_sharing(self, arrays: NamedArrays, bound: float, quantile: float | None) -> str | None:
+        """Compute sequences, the same on every rank, with shared prefixes and in padded rows. Returns why prefixes are
+        not to be shared; None when both agree."""
+        sequences = from_arrays(arrays)
+        budget, pad = self._tokens_per_micro_batch, self._pad_token_id
+        compute = partial(own_logprobs, self.engine, version=0, tokens_per_micro_batch=budget, pad_token_id=pad)
+        padded = compute(sequences)
+        try:
+            shared = compute(sequences, prefixes=self.engine.prefixes)
+        except RunError as error:
+            return error.message
+        differences = [abs(a - b) for a, b in zip(chain(*padded), chain(*shared), strict=True)]
+        rule = Rule(bound, quantile)
+        if (measured := rule.measure(differences)) <= bound:  # a NaN exceeds every bound
+            return None
+        return f"logprobs differ by {measured:.4g} {rule} from those of padded rows; the bound is {bound:g}"
+
+    def stop_sharing(self) -> None:
+        """Give every sequence a padded row from here on."""
+        self.engine.prefixes = None
 
     def begin_export(self, manifest_json: str, to_gpu: bool) -> None:
         """A push begins: its buckets are asked for one by one, as the manifest lays them out."""

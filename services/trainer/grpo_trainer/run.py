@@ -23,9 +23,10 @@ from .config.run_config import RunConfig
 from .config.settings import write_resolved
 from .crew_export import CrewExport
 from .data.difficulty import DifficultyMemory
+from .data.episode_rows import RowsOfEpisodes
 from .data.order import PromptOrder
 from .data.repeats import repeats
-from .data.run_rows import load_eval_sets, load_training_rows
+from .data.run_rows import load_eval_sets, load_training_rows, rows_with_prompts
 from .data.tokenizer import check_stop_tokens, load_tokenizer
 from .engine.family import load_family
 from .engine.rope import one_rope_context
@@ -54,6 +55,7 @@ from .ranks.stop_signal import StopRequested, StopSignal
 from .rollback import go_back
 from .sampling.pipeline import Cursor
 from .sampling.reward_code import RewardCode
+from .sharing import try_sharing
 
 log = logging.getLogger(__name__)
 
@@ -113,8 +115,9 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
         tokenizer = load_tokenizer(config.model)
         check_stop_tokens(config.rollout.stop_token_ids, tokenizer)
         pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-        rows = load_training_rows(config.data, tokenizer, folder=config.run_dir / "data")
-        eval_rows = load_eval_sets(config.data, tokenizer, folder=config.run_dir / "data")
+        kept_in, of_episodes = config.run_dir / "data", RowsOfEpisodes.of(config)
+        rows = load_training_rows(config.data, tokenizer, folder=kept_in, of_episodes=of_episodes)
+        eval_rows = load_eval_sets(config.data, tokenizer, folder=kept_in, of_episodes=of_episodes)
         of_rows = kept_of_rows(config, rows, eval_rows)
         if state and folder:
             check_continuity(state, of_rows, folder)
@@ -150,6 +153,7 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
                 stop=stop,
                 status=status,
                 base_digest=base_digest,
+                probe_rows=rows_with_prompts(rows, tokenizer),
             )
         )
         open_parts.enter_context(status.watching("the event loop", orchestrator.loop.is_alive))
@@ -198,6 +202,9 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
 
     crew = open_parts.enter_context(Crew(ranks, work, COMMANDS, status))
     kept |= kept_of_model(config)  # by now its files are here
+    if engine.prefixes is not None:
+        status.enter_phase("trying shared prefixes", limit_s=config.server.loading_s)
+        try_sharing(crew, config, orchestrator.probe_rows, engine)
     final = final_folders(config, engine)
     for final_folder in final:
         final_folder.rehearse()

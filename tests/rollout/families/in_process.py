@@ -26,7 +26,8 @@ NUM_PROMPTS, PROMPT_LENGTH, NUM_TOKENS = 4, 9, 12
 
 
 @contextmanager
-def engine(folder: Path, family: Family) -> Iterator[Any]:
+def engine(folder: Path, family: Family, *, eager: bool = True) -> Iterator[Any]:
+    """Without `eager` as a server has it: compiled, and in CUDA graphs on a GPU."""
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
 
@@ -34,7 +35,7 @@ def engine(folder: Path, family: Family) -> Iterator[Any]:
         model=str(folder),
         skip_tokenizer_init=True,
         dtype=str(family.dtype).removeprefix("torch."),
-        enforce_eager=True,
+        enforce_eager=eager,
         max_model_len=128,
         max_num_seqs=8,
         enable_chunked_prefill=False,

@@ -54,6 +54,8 @@ class Row:
     probed: bool
     without: dict[str, str | None]
     """The errors of pushes without a cure that the family needs."""
+    in_graphs: bool = False
+    """Whether the engine computed in CUDA graphs."""
 
     @property
     def right(self) -> bool:
@@ -63,7 +65,13 @@ class Row:
 
 
 def try_family(
-    name: str, family: "Family", folder: Path, *, device: "torch.device | str" = "cpu", cures: Sequence[str] = ()
+    name: str,
+    family: "Family",
+    folder: Path,
+    *,
+    device: "torch.device | str" = "cpu",
+    cures: Sequence[str] = (),
+    eager: bool = True,
 ) -> Row:
     """`device`: of the trainer's forward pass. `cures`: push without each of them, too; the last push is a whole one,
     whatever the others did."""
@@ -72,7 +80,8 @@ def try_family(
 
     folders = [save_model(family, folder / name / str(seed), seed=seed) for seed in (1, 2)]
     first, second = (policy_of(place, family, device) for place in folders)
-    with engine(folders[0], family) as llm:
+    with engine(folders[0], family, eager=eager) as llm:
+        in_graphs = llm.llm_engine.vllm_config.compilation_config.cudagraph_mode.name != "NONE"
         at_first, as_loaded = sampled_logprobs(llm), differences(llm, first)
         probed = push(llm, second, folders[1], session=1)
         pushed, before = differences(llm, second), differences(llm, first)
@@ -91,6 +100,7 @@ def try_family(
         restored=restored,
         probed=probed,
         without=without,
+        in_graphs=in_graphs,
     )
 
 
@@ -134,22 +144,33 @@ def write_page(rows: list[Row]) -> None:
 
     """A family that was not tried this time keeps the row of the run that tried it."""
     text, _, table = PAGE.read_text().partition("<!-- table -->")
-    before = {line.split("|")[1].strip(): line for line in table.splitlines() if line.startswith("| ")}
+    rows_before = [line.split("|")[:8] for line in table.splitlines() if line.startswith("| ")]
+    before = {cells[1].strip(): "|".join(cells) + "|" for cells in rows_before}
     lines = (text + "<!-- table -->").splitlines()
-    lines += ["", "| family | particular | dtype | as loaded | after a push | mean | verdict |"]
-    lines += ["|---|---|---|---|---|---|---|"]
+    lines += ["", "| family | particular | dtype | as loaded | after a push | mean | verdict | shared prefixes |"]
+    lines += ["|---|---|---|---|---|---|---|---|"]
     by_name = {row.family: row for row in rows}
     for name, family in FAMILIES.items():
         what = family.what or "–"
         dtype = str(family.dtype).removeprefix("torch.")
         if (row := by_name.get(name)) is None:
             why = family.not_here or f"not tried: it needs {family.needs}"
-            lines.append(before.get(name) or f"| {name} | {what} | {dtype} | – | – | – | {why} |")
+            pushed = before.get(name) or f"| {name} | {what} | {dtype} | – | – | – | {why} |"
         else:
             verdict = "equal" if row.right else "**wrong**"
             figures = f"{row.as_loaded:.1g} | {row.pushed:.1g} | {row.pushed_mean:.1g}"
-            lines.append(f"| {name} | {what} | {dtype} | {figures} | {verdict} |")
+            pushed = f"| {name} | {what} | {dtype} | {figures} | {verdict} |"
+        lines.append(f"{pushed} {shared_prefixes(name, family)} |")
     PAGE.write_text("\n".join(lines) + "\n")
+
+
+def shared_prefixes(name: str, family: "Family") -> str:
+    """How far the gradient is from that of padded rows, in float32; `off` for a family that does not share."""
+    from grpo_trainer.engine.prefix_sharing import SHARING_FAMILIES
+    from tests.trainer.made_forests import gradient_difference
+
+    shares = family.config().model_type in SHARING_FAMILIES
+    return f"{gradient_difference(name):.1g}" if shares else "off"
 
 
 if __name__ == "__main__":

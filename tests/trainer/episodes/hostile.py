@@ -68,6 +68,16 @@ class Hostile:
         )
         return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
+    def flees(self):
+        """Begins a chain: each process forks the next one, in a session of its own, and ends."""
+        if os.fork() == 0:
+            until_s = time.monotonic() + 60.0
+            while time.monotonic() < until_s:
+                os.setsid()
+                if os.fork():
+                    os._exit(0)
+        return os.getpid()
+
     def forks(self):
         if os.fork() == 0:
             return "from the child"

@@ -53,9 +53,9 @@ class Game:
 
 
 async def begun(nursery: Nursery, tmp_path: Path, *, name: str = GAME, seed: int = 5) -> Game:
-    process = await nursery.fork(seed=seed, log_file=tmp_path / "agents" / f"{seed}.log")
     kind = {"environment": name, "factory": None, "tools": []}
-    found = await process.call("reset", wait_s=20, kind=kind, row={"task": 3}, prompt="", seed=seed, timeout_s=20)
+    process = await nursery.fork(kind, seed=seed, log_file=tmp_path / "agents" / f"{seed}.log")
+    found = await process.call("reset", wait_s=20, row={"task": 3}, prompt="", seed=seed, timeout_s=20)
     assert found == {"messages": [{"role": "user", "content": f"begin 3 {seed}"}], "tools": []}
     return Game(process)
 
@@ -153,6 +153,17 @@ async def test_what_an_episode_leaves_behind_ends_with_it(nursery: Nursery, tmp_
     await until(lambda: not psutil.pid_exists(kept))
 
 
+async def test_a_chain_of_forks_that_flees_is_caught(nursery: Nursery, tmp_path: Path):
+    game = await begun(nursery, tmp_path)
+    assert await game.said("flees") == str(game.process.pid.result())
+    game.process.kill()
+    await game.process.exited
+    assert nursery._process is not None
+    process = psutil.Process(nursery._process.pid)
+    others = {child.pid.result() for child in nursery._living.values()}
+    await until(lambda: not {child.pid for child in process.children()} - others)
+
+
 async def test_the_servers_token_is_kept_from_environments(nursery: Nursery, tmp_path: Path):
     assert await (await begun(nursery, tmp_path)).said("token") == "None"
 
@@ -177,7 +188,7 @@ async def test_everything_ends_with_the_trainer(tmp_path: Path):
         "async def main():\n"
         f"    nursery = Nursery(environments=[{GAME!r}])\n"
         "    await nursery.start()\n"
-        f"    child = await nursery.fork(seed=1, log_file=Path({str(tmp_path)!r}, 'log'))\n"
+        f"    child = await nursery.fork({{}}, seed=1, log_file=Path({str(tmp_path)!r}, 'log'))\n"
         "    print(nursery._process.pid, child.pid.result(), flush=True)\n"
         "    await asyncio.sleep(600)\n"
         "asyncio.run(main())\n"

@@ -86,11 +86,12 @@ def model_routes(get_parts: "Callable[[], SessionParts]") -> APIRouter:
     return router
 
 
-def allowed(parts: "SessionParts", session_id: str, request: Request, *, control: bool) -> Session:
+def allowed(parts: "SessionParts", session_id: str, request: Request, *, control: bool, uses: bool = True) -> Session:
     """Return the session of a request. Raises Refusal: 410 unknown, 401 or 403 the wrong key."""
     session = parts.sessions.find(session_id)
     session.keys.check(request.headers, parts.tokens, control=control)
-    parts.sessions.used(session)
+    if uses:
+        parts.sessions.used(session)
     return session
 
 

@@ -3,13 +3,14 @@
 sequences.py    the types, in the order the data changes, and the legend of the dimension suffixes
 decisions.py    scored groups → what is trained on, with which advantage and weight, in which update
                 kl_in_reward.py  what is subtracted from rewards before
-                estimators/    rewards → advantages
+                estimators/    rewards → advantages; turn_advantages.py: of each turn
                 distillation.py  what a teacher adds to the advantages of tokens
                 normalisers/   the weight of a token
+staleness.py    turns that are too old are masked
 skipping.py     sequences without a gradient are not computed
 planning.py     sequences → ranks and micro-batches; batching.py: these as tensors
 prefixes.py     each token once: which tokens of a micro-batch several sequences share; attention_layout.py: what
-                attention reads of it
+                attention reads of it; sharing_trial.py: sequences that share in every way
 loss.py         logprobs → the loss of a micro-batch; kl.py: its KL term
                 surrogates/    the loss of a token
 correction.py   the trainer's over the server's probability; off_policy_mask.py, entropy_mask.py: episodes and tokens

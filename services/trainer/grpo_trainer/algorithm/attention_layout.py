@@ -79,6 +79,16 @@ class AttentionLayout:
     """How many attention layers have read it: a model that hands it on to a part of its layers computes something
     else."""
 
+    @property
+    def equal_rows(self) -> tuple[int, int] | None:
+        """Number and length of the sequences, if all are as long and share nothing; None otherwise.
+
+        They can be rows of their own, without position ids: with these every token has a rotary embedding of its own.
+        """
+        block = self.blocks[0]
+        b, q, _ = block.size
+        return (b, q) if len(self.blocks) == 1 and block.key_index is None else None
+
 
 def attention_layout(forest: Forest, device: torch.device | str) -> AttentionLayout:
     """Lay a row out for attention, on `device`."""

@@ -158,8 +158,10 @@ def _shared(tokens_Q: Sequence[NDArray[np.int64]], pad_token_id: int, device: to
     for path_L, token_ids_L in zip(forest.paths_Q, planted, strict=True):
         input_ids_BL[0, path_L] = token_ids_L
         position_ids_BL[0, path_L] = np.arange(len(path_L))
-    paths_Q = forest.paths_Q if tokens_Q else []
-    return _Rows(input_ids_BL, paths_Q, position_ids_BL, attention_layout(forest, device))
+    paths_Q, layout = forest.paths_Q if tokens_Q else [], attention_layout(forest, device)
+    if (size := layout.equal_rows) is not None:
+        return _Rows(input_ids_BL.reshape(size), paths_Q, None, layout)
+    return _Rows(input_ids_BL, paths_Q, position_ids_BL, layout)
 
 
 def _check(sequence: TrainingSequence, version: int) -> None:

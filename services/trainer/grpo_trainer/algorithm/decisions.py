@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+import numpy as np
+
 from ..config.algorithm import AlgorithmConfig
 from ..config.teacher import TeacherConfig
 from ..errors import RunError
@@ -15,6 +17,7 @@ from .normalisers import normaliser_of
 from .normalisers.counts import Counts
 from .sequences import Episode, Group, TrainingSequence, untrained_sequence
 from .surrogates import reads_of, surrogate_of
+from .turn_advantages import Advantage, of_episode, read_advantage
 
 
 def training_sequences(
@@ -33,12 +36,12 @@ def training_sequences(
     of the datasets that have one.
     """
     advantages = advantages_of(groups, algorithm, reward_weights, own_rewards, teachers)
-    taken: list[tuple[Episode, float]] = []
+    taken: list[tuple[Episode, Advantage]] = []
     coefs: list[float] = []
     for group, of_group in zip(groups, advantages, strict=True):
         teacher = teachers.get(group.row.dataset)
         for episode, advantage in zip(group.episodes, of_group, strict=True):
-            episode.advantage = advantage
+            episode.advantage = None if advantage is None else of_episode(advantage, episode)
             left_out = episode.left_out_because(mask_truncated=algorithm.mask_truncated_completions)
             if advantage is not None and left_out is None:
                 taken.append((episode, advantage))
@@ -58,7 +61,7 @@ def advantages_of(
     reward_weights: Mapping[str, float],
     own_rewards: Mapping[str, Mapping[str, float]],
     teachers: Mapping[str, TeacherConfig],
-) -> list[list[float | None]]:
+) -> list[list[Advantage | None]]:
     """The estimator's advantages, group by group. It gets the groups of each dataset by themselves.
 
     Rewards of two datasets may be of two scales: what an estimator takes over the batch is over those of one dataset.
@@ -67,7 +70,7 @@ def advantages_of(
     by_dataset: dict[str, list[int]] = {}
     for number, group in enumerate(groups):
         by_dataset.setdefault(group.row.dataset, []).append(number)
-    estimator, advantages = estimator_of(algorithm), dict[int, list[float | None]]()
+    estimator, advantages = estimator_of(algorithm), dict[int, list[Advantage | None]]()
     for dataset, numbers in by_dataset.items():
         of_dataset, weights = [groups[number] for number in numbers], own_rewards.get(dataset, reward_weights)
         teacher = teachers.get(dataset)
@@ -78,7 +81,7 @@ def advantages_of(
         # Whatever an estimator of somebody's own returns: no score, no advantage.
         for number, group, of_group in zip(numbers, of_dataset, found, strict=True):
             advantages[number] = [
-                None if episode.total is None or given is None else float(given)
+                None if episode.total is None or given is None else read_advantage(given, episode, algorithm)
                 for episode, given in zip(group.episodes, of_group, strict=True)
             ]
     return [advantages[number] for number in range(len(groups))]
@@ -95,7 +98,7 @@ def _refuse_unknown_behaviour(episodes: Sequence[Episode], algorithm: AlgorithmC
 
 
 def sequences_of(
-    taken: Sequence[tuple[Episode, float]],
+    taken: Sequence[tuple[Episode, Advantage]],
     algorithm: AlgorithmConfig,
     *,
     max_completion_length: int,
@@ -140,7 +143,11 @@ def facts_of(episode: Episode, number: int) -> list[TrainingSequence]:
     return sequences
 
 
-def _decided(sequence: TrainingSequence, *, advantage: float, weight: float, update: int) -> TrainingSequence:
-    sequence.advantages_L[sequence.loss_mask_L] = advantage
+def _decided(sequence: TrainingSequence, *, advantage: Advantage, weight: float, update: int) -> TrainingSequence:
+    trained_L = sequence.loss_mask_L
+    if isinstance(advantage, list):
+        sequence.advantages_L[trained_L] = np.array(advantage, dtype=np.float32)[sequence.turns_L[trained_L]]
+    else:
+        sequence.advantages_L[trained_L] = advantage
     sequence.weights_L[sequence.loss_mask_L] = weight
     return replace(sequence, update=update)

@@ -61,6 +61,15 @@ def count_updates(sequences: Sequence[TrainingSequence]) -> int:
     return max((sequence.update for sequence in sequences), default=-1) + 1
 
 
+def token_counts(computed: Sequence[TrainingSequence], num_tokens: int, *, shares: bool) -> dict[str, float]:
+    """Metrics of a batch: `tokens/computed`, the tokens of a pass over it, padding included; with shared prefixes
+    `tokens/shared_ratio`, the share of its sequences' tokens that were computed for another sequence."""
+    counts: dict[str, float] = {"tokens/computed": num_tokens}
+    if shares and computed:
+        counts["tokens/shared_ratio"] = 1.0 - num_tokens / sum(sequence.num_tokens for sequence in computed)
+    return counts
+
+
 class Neighbours:
     """Episodes in the order of the token ids of their first sequence, cut into runs."""
 
@@ -68,9 +77,12 @@ class Neighbours:
         self._sequences, self._prefixes = sequences, prefixes
         self._keys: dict[int, bytes] = {}
 
+    def in_order(self, units: Units) -> Units:
+        return sorted(units, key=lambda unit: (self._key(unit[0]), unit[0]))
+
     def share_out(self, units: Units, world_size: int) -> list[Units]:
         """Give each rank a run with an equal share of the unique tokens."""
-        left = sorted(units, key=lambda unit: (self._key(unit[0]), unit[0]))
+        left = self.in_order(units)
         shares: list[Units] = []
         # What a unit brings beyond those before it; the first of a rank brings its whole prefix once more.
         brought = self._brought(left) if world_size > 1 else []

@@ -123,6 +123,8 @@ class Episode:
     """The reward with a weight, and what became of it, that left the episode without a total."""
     teacher_logprobs: list[float] | None = None
     """A teacher's, one for each sampled token, in order; None when its dataset has no teacher."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Numbers of its own, such as those of its tools, to average over the batch."""
     kl_penalty: float = 0.0
     """What `kl_in_reward` subtracts from the total before the advantages."""
     advantage: float | None = None
@@ -193,7 +195,8 @@ class Episode:
             return status if status != "ok" else "unscorable"
         if mask_truncated and self.truncated:
             return "truncated"
-        return None if any(turn.num_tokens and turn.masked is None for turn in self.turns) else "empty"
+        masks = [turn.masked for turn in self.turns if turn.num_tokens]
+        return None if None in masks else "stale" if "stale" in masks else "empty"
 
 
 def single_turn(
@@ -326,9 +329,10 @@ class MicroBatch:
 
     Rows are padded on the right: attention is causal and the padding stands to the right of everything that counts, so
     there is no attention mask. Or there is one row with every token once (`prefixes.py`), its position ids, and its
-    layout for attention. A token that several sequences train is one token of the row and several of the N. All
-    sequences of an episode are in one micro-batch. A micro-batch of a rank that has nothing left to do is one row of
-    padding with N = 0: every rank runs the same number of them, because each forward and backward is a collective.
+    layout for attention; sequences of equal length that share nothing are rows with a layout. A token that several
+    sequences train is one token of the row and several of the N. All sequences of an episode are in one micro-batch. A
+    micro-batch of a rank that has nothing left to do is one row of padding with N = 0: every rank runs the same number
+    of them, because each forward and backward is a collective.
     """
 
     input_ids_BL: "torch.Tensor"

@@ -22,3 +22,10 @@ def has_spread(rewards: Iterable[float | None]) -> bool:
 def teaches(group: Group) -> bool:
     """Whether the totals of a scored group differ."""
     return has_spread(episode.total for episode in group.episodes)
+
+
+def teaches_by_turn(group: Group) -> bool:
+    """The same for an estimator of turns: whether totals differ, or the rewards of turns."""
+    scored = [episode for episode in group.episodes if episode.total is not None]
+    of_turns = {tuple(turn.reward for turn in episode.turns if turn.reward is not None) for episode in scored}
+    return teaches(group) or len(of_turns) > 1

@@ -2,8 +2,8 @@
 
 run_config.py   the run file, with the other sections; section.py: the base of all sections
 algorithm.py    the section `algorithm`; checkpoint.py: `checkpoint`; data.py: `data`; episodes.py: `episodes`;
-                guards.py: `guards`; model.py: `model`; lora.py: `model.lora`; optimization.py: `optimizer` and
-                `deepspeed`;
+                guards.py: `guards`; model.py: `model`; lora.py: `model.lora`; observing.py: `logging` and `server`;
+                optimization.py: `optimizer` and `deepspeed`;
                 teacher.py: `teacher`, of the run or of a dataset; weights.py: `weights` and `canary`
 cold_start.py   the file of a cold start
 settings.py     files, environment and flags → a run file or the file of a cold start

@@ -4,9 +4,9 @@ Names are those of TRL and ms-swift where they have one. `settings.py` reads fil
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from .algorithm import AlgorithmConfig
 from .checkpoint import CheckpointConfig
@@ -14,8 +14,9 @@ from .data import DataConfig
 from .episodes import EpisodesConfig, check_episodes
 from .guards import GuardsConfig
 from .model import ModelConfig
+from .observing import LoggingConfig, ServerConfig
 from .optimization import DeepSpeedConfig, OptimizerConfig
-from .section import Positive, Seconds, Section, ServerUrl, Share, without_credentials
+from .section import Positive, Seconds, Section, ServerUrl, Share
 from .teacher import TeacherConfig, check_teachers
 from .weights import CanaryConfig, WeightsConfig
 
@@ -163,44 +164,6 @@ class EvalConfig(Section):
     num_generations_eval: int = Field(1, ge=1, description="Sampled completions per held-out prompt.")
 
 
-class LoggingConfig(Section):
-    """Files, trackers and traces of a run. metrics.jsonl is always written."""
-
-    report_to: list[Literal["tensorboard", "wandb", "trackio", "swanlab", "mlflow"]] = Field(default_factory=list)
-    log_completions: bool = Field(True, description="Write completions.jsonl.")
-    completions_part_mib: Positive = Field(
-        256.0,
-        description="Begin a new completions.jsonl when the file is as large; older parts are "
-        "completions-part-0001.jsonl and so on. Nothing is removed.",
-    )
-    project: str = Field("grpo-services", description="Project (MLflow: experiment) of the run.")
-    run_name: str | None = Field(None, description="Name of the run; absent: the name of the run folder.")
-    otlp_endpoint: Annotated[str, Field(pattern=r"^https?://"), AfterValidator(without_credentials)] | None = Field(
-        None,
-        description="OpenTelemetry receiver of a trace for each group, such as http://otel-collector:4318.",
-    )
-    progress: bool = Field(True, description="A progress bar on a terminal, a line per step elsewhere.")
-
-
-class ServerConfig(Section):
-    """The trainer's live page, /events, /livez, /readyz, /info and /metrics."""
-
-    enabled: bool = True
-    host: str = "127.0.0.1"
-    port: int = Field(8002, ge=0, le=65535, description="0: any free port.")
-    heartbeat_s: Seconds = Field(900.0, description="Report unhealthy after this long without a heartbeat of the loop.")
-    loading_s: Seconds = Field(
-        3600.0,
-        description="Report unhealthy when reading the data, or loading the model or a checkpoint, takes longer; no "
-        "heartbeat comes meanwhile.",
-    )
-    saving_s: Seconds = Field(
-        3600.0,
-        description="Report unhealthy when writing one file of a checkpoint, or the final model, takes longer; no "
-        "heartbeat comes meanwhile.",
-    )
-
-
 class RunConfig(Section):
     """One training run."""
 
@@ -337,6 +300,32 @@ class RunConfig(Section):
         return self
 
     @property
+    def has_held_out_rows(self) -> bool:
+        """Rows of `data`, or tasks of `episodes` behind those that are trained on: `eval.max_rows` of them."""
+        tasks = self.episodes is not None and bool(self.episodes.num_tasks and self.eval.max_rows)
+        return self.data.has_held_out_rows or tasks
+
+    @property
+    def brought_weights(self) -> dict[str, float]:
+        """Weight of each reward that episodes bring themselves; none without episodes."""
+        return self.episodes.weights if self.episodes else {}
+
+    @property
+    def reward_weights(self) -> dict[str, float]:
+        """Weight of every reward of the run: those that episodes bring, and those of the reward server."""
+        return {**self.brought_weights, **self.reward.weights}
+
+    @property
+    def own_rewards(self) -> dict[str, dict[str, float]]:
+        """The same for each dataset that has rewards of its own."""
+        return {name: {**self.brought_weights, **weights} for name, weights in self.data.own_rewards.items()}
+
+    @property
+    def decides_accuracy(self) -> str:
+        """The reward that decides what is correct: the one that is named for it, else the first; empty without any."""
+        return self.reward.accuracy_reward or next(iter(self.reward_weights), "")
+
+    @property
     def teachers(self) -> dict[str, TeacherConfig]:
         """The teacher of each dataset that has one; the empty name is that of a run's only dataset."""
         own = {name: chosen.teacher or self.teacher for name, chosen in self.data.datasets.items()}
@@ -346,9 +335,9 @@ class RunConfig(Section):
     @property
     def evaluation_metrics(self) -> list[str]:
         """Names of all metrics of an evaluation; none without an evaluation."""
-        if not self.eval.eval_steps or not self.data.has_held_out_rows:
+        if not self.eval.eval_steps or not self.has_held_out_rows:
             return []
-        if not self.reward.reward_funcs:
+        if not self.reward_weights:
             return ["eval_completions/mean_length"]
         names = ["eval_accuracy", "eval_greedy", "eval_reward", "eval_completions/mean_length"]
         for name, chosen in self.data.eval_datasets.items():

@@ -9,7 +9,8 @@ first_row.py    what is odd about the tokens of the first prompt
 columns.py      which columns there must be; same_prompt.py: no template makes one prompt of all rows
 batches.py      all rows → prompts and tokens, checked, some hundred at a time
 row_store.py    … kept on disk, and read one at a time, each a PromptRow (prompt_row.py)
-rows.py         the rows of a dataset, ready to sample from: out of the run folder, or made
+rows.py         the rows of a dataset, ready to sample from: out of the run folder, or made; episode_rows.py: without
+                prompts, or numbers alone
 run_rows.py     the rows of all datasets of a run file; repeats.py: those that stand more than once
 mixture.py      which dataset prompt number n is from, by the ratios
 order.py        which row is prompt number n, and its seed; difficulty.py: which rows an epoch passes over

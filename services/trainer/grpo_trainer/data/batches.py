@@ -46,7 +46,7 @@ def prepared_batches(
     """
     columns = maker.column_check(dataset)
     same = maker.same_prompt_check(dataset)
-    lengths = LengthCheck(dataset, max_prompt_length)
+    lengths = LengthCheck(dataset, max_prompt_length, may_be_empty=maker.without_prompt)
     no_prompt: UsageError | None = None
     not_rendered: UsageError | None = None
     first_row, remaining = 1, iter(rows)
@@ -79,8 +79,8 @@ def prepared_batches(
 class LengthCheck:
     """No prompt is empty or longer than `max_prompt_length` tokens. `finish` raises for the first that is."""
 
-    def __init__(self, dataset: str, max_prompt_length: int):
-        self.dataset, self.max_prompt_length = dataset, max_prompt_length
+    def __init__(self, dataset: str, max_prompt_length: int, *, may_be_empty: bool = False):
+        self.dataset, self.max_prompt_length, self.may_be_empty = dataset, max_prompt_length, may_be_empty
         self.empty_row: int | None = None
         self.too_long: tuple[int, int] | None = None
         """The first row that is too long, from 1, and its tokens."""
@@ -88,7 +88,7 @@ class LengthCheck:
 
     def add(self, token_ids: list[list[int]], *, first_row: int) -> None:
         for number, length in enumerate(map(len, token_ids), start=first_row):
-            if length == 0 and self.empty_row is None:
+            if length == 0 and self.empty_row is None and not self.may_be_empty:
                 self.empty_row = number
             if length > self.max_prompt_length:
                 self.too_long = self.too_long or (number, length)

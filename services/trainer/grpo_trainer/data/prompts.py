@@ -43,6 +43,8 @@ class PromptMaker:
     prompt_template: str | None = None
     system: str | None = None
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    without_prompt: bool = False
+    """Rows of episodes whose environments say what is asked: their prompts are empty."""
 
     @classmethod
     def of(cls, config: "DataConfig | ColdStartData") -> Self:
@@ -97,6 +99,8 @@ class PromptMaker:
     def column_check(self, dataset: str) -> ColumnCheck:
         """The check that rows have the columns that their prompts are made of."""
         recipe = self.filled_recipe
+        if self.without_prompt:
+            return ColumnCheck([], dataset=dataset, needed_by="an episode")
         if recipe is None:
             return ColumnCheck([self.prompt_column], dataset=dataset, needed_by="data.prompt_column")
         needed_by = "data.prompt_template" if self.prompt_template is not None else f"recipe {self.recipe}"
@@ -109,6 +113,8 @@ class PromptMaker:
 
     def prompts_of(self, rows: Sequence[Mapping[str, Any]], *, dataset: str, first_row: int = 1) -> list[Prompt]:
         """One prompt for each of some rows, which have the columns. Raises UsageError; `first_row` counts from 1."""
+        if self.without_prompt:
+            return [""] * len(rows)
         recipe = self.filled_recipe
         if recipe is not None:
             return [
@@ -135,6 +141,8 @@ class PromptMaker:
         first_row: int = 1,
     ) -> list[list[int]]:
         """Token ids of each prompt, ready to be continued by the assistant. Raises UsageError."""
+        if self.without_prompt:
+            return [[] for _ in prompts]
         renderer = Renderer(tokenizer, self.chat_template_kwargs)
         return renderer.token_ids(prompts, tools, dataset=dataset, first_row=first_row)
 

@@ -52,7 +52,9 @@ class _Hashed:
         for texts, token_ids in store.contents():
             end = done + len(texts)
             # Python's hash is another one in every process, and 64 bits of SipHash in this one.
-            columns[done:end], prompts[done:end] = [*map(hash, texts)], [*map(hash, token_ids)]
+            columns[done:end] = [*map(hash, texts)]
+            # Rows of episodes may have no prompt: then their columns say what is asked.
+            prompts[done:end] = [hash(ids or text) for ids, text in zip(token_ids, texts, strict=True)]
             done = end
         return cls(columns, prompts)
 

@@ -10,7 +10,7 @@ import logging
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from ..config.data import DataConfig
 from ..extension import file_hash
 from .batches import prepared_batches
+from .episode_rows import RowsOfEpisodes, lacks_prompts, source_of
 from .first_row import prompt_doubts
 from .prompts import PromptMaker
 from .row_store import RowStore, open_rows, write_rows
@@ -41,30 +42,37 @@ def load_prompt_rows(
     split: Literal["train", "eval"] = "train",
     folder: Path | None = None,
     set_name: str = "",
+    of_episodes: RowsOfEpisodes | None = None,
 ) -> RowStore:
     """The rows of `dataset`, or the held-out ones of `eval_dataset`, in the dataset's order; none when it is absent.
 
     They are kept in `folder`, or without one in a temporary folder that is gone when this returns; `set_name` tells
-    apart the files of several sets. `columns` are all columns of a row, unrenamed, and those that a user's own
-    recipe adds. Raises UsageError: a dataset that is missing, unreadable or empty, a column that the recipe needs and
-    the dataset lacks, a recipe that fails, a prompt longer than `max_prompt_length`.
+    apart the files of several sets. Rows `of_episodes` need no prompt. `columns` are all columns of a row, unrenamed,
+    and those that a user's own recipe adds. Raises UsageError: a dataset that is missing, unreadable or empty, a column
+    that the recipe needs and the dataset lacks, a recipe that fails, a prompt longer than `max_prompt_length`.
     """
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="grpo-rows-") as temporary:
-            return load_prompt_rows(config, tokenizer, split=split, folder=Path(temporary), set_name=set_name)
+            return load_prompt_rows(
+                config, tokenizer, split=split, folder=Path(temporary), set_name=set_name, of_episodes=of_episodes
+            )
     path = folder / f"rows-{split}{set_name and '-'}{set_name}.arrow"
     of_training, held_out = (config.dataset, config.split), (config.eval_dataset, config.eval_split)
     dataset, source_split = of_training if split == "train" else held_out
-    if dataset is None:
+    tasks = of_episodes.tasks(split) if of_episodes else None
+    if dataset is None and not tasks:
         return write_rows(path, [], None)
     started = time.monotonic()
-    source = find_source(dataset, source_split)
+    source = source_of(tasks) if tasks else find_source(dataset or "", source_split)
+    dataset = dataset or source.name
     maker = PromptMaker.of(config)
+    if of_episodes is not None and lacks_prompts(source, maker):
+        maker = replace(maker, without_prompt=True)
     fingerprint = rows_fingerprint(source, maker, tokenizer, max_prompt_length=config.max_prompt_length)
     rows = open_rows(path, fingerprint) if fingerprint else None
     if rows is not None:
         log.info("dataset %s: %d rows are in %s, with their token ids", dataset, len(rows), path)
-        return _with_doubts(rows, tokenizer, dataset)
+        return rows if maker.without_prompt else _with_doubts(rows, tokenizer, dataset)
     read = _Read(source.rows())
     batches = prepared_batches(
         maker.rows(read, dataset=dataset),
@@ -75,7 +83,7 @@ def load_prompt_rows(
     )
     rows = write_rows(path, batches, fingerprint, rows_digest=read.digest)
     log.info("dataset %s: %d rows read and tokenized in %.1f s", dataset, len(rows), time.monotonic() - started)
-    return _with_doubts(rows, tokenizer, dataset)
+    return rows if maker.without_prompt else _with_doubts(rows, tokenizer, dataset)
 
 
 class _Read:
@@ -109,10 +117,11 @@ def rows_fingerprint(
     if source.identity is None or backend is None or not type(tokenizer).__module__.startswith("transformers."):
         return None
     recipe = maker.filled_recipe
+    facts = {name: value for name, value in asdict(maker).items() if name != "without_prompt" or value}
     content = {
         "format": [FORMAT, {name: version(name) for name in _LIBRARIES}],
         "source": [source.identity, source.limit],
-        "maker": [asdict(maker), asdict(recipe) if recipe else None],
+        "maker": [facts, asdict(recipe) if recipe else None],
         # Merges, normalizer and added special tokens as well, of which `grpo_proto.fingerprint` knows nothing.
         "tokenizer": [type(tokenizer).__name__, tokenizer.split_special_tokens, backend.to_str()],
         "chat_template": [tokenizer.chat_template, tokenizer.special_tokens_map],

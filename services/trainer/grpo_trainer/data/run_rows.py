@@ -1,12 +1,15 @@
 """The rows of all datasets of a run file, to train on and held out, by the names that they have there."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..config.data import DataConfig
+from ..config.run_config import RunConfig
 from ..errors import UsageError
+from .episode_rows import RowsOfEpisodes
 from .order import Share
 from .prompt_row import PromptRow, PromptRows
 from .row_store import RowStore
@@ -14,6 +17,10 @@ from .rows import load_prompt_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+PROBE_TEXT = "What is served must be what is trained."
+"""Stands for the prompts of rows that have none."""
 
 
 class TrainingRows(PromptRows):
@@ -67,31 +74,47 @@ class HeldOutRows(dict[str, RowStore]):
 
 
 def load_training_rows(
-    config: DataConfig, tokenizer: "PreTrainedTokenizerBase", *, folder: Path | None = None
+    config: DataConfig,
+    tokenizer: "PreTrainedTokenizerBase",
+    *,
+    folder: Path | None = None,
+    of_episodes: RowsOfEpisodes | None = None,
 ) -> TrainingRows:
     """The rows of `data.datasets` by name; those of `data.dataset` under the empty name. See `load_prompt_rows`."""
+    load = partial(load_prompt_rows, tokenizer=tokenizer, split="train", folder=folder, of_episodes=of_episodes)
     if not config.datasets:
-        return TrainingRows({"": load_prompt_rows(config, tokenizer, split="train", folder=folder)})
+        return TrainingRows({"": load(config)})
     stores = {}
     for name in config.datasets:
         try:
-            stores[name] = load_prompt_rows(
-                config.of_dataset(name), tokenizer, split="train", folder=folder, set_name=name
-            )
+            stores[name] = load(config.of_dataset(name), set_name=name)
         except UsageError as error:
             raise UsageError(f"data.datasets.{name}: {error.message}", hint=error.hint) from error
     return TrainingRows(stores)
 
 
 def load_eval_sets(
-    config: DataConfig, tokenizer: "PreTrainedTokenizerBase", *, folder: Path | None = None
+    config: DataConfig,
+    tokenizer: "PreTrainedTokenizerBase",
+    *,
+    folder: Path | None = None,
+    of_episodes: RowsOfEpisodes | None = None,
 ) -> HeldOutRows:
     """The held-out rows of the run; see `load_prompt_rows`."""
+    load = partial(load_prompt_rows, tokenizer=tokenizer, split="eval", folder=folder, of_episodes=of_episodes)
     if not config.eval_datasets:
-        return HeldOutRows({"": load_prompt_rows(config, tokenizer, split="eval", folder=folder)})
-    return HeldOutRows(
-        {
-            name: load_prompt_rows(config.of_eval_dataset(name), tokenizer, split="eval", folder=folder, set_name=name)
-            for name in config.eval_datasets
-        }
-    )
+        return HeldOutRows({"": load(config)})
+    return HeldOutRows({name: load(config.of_eval_dataset(name), set_name=name) for name in config.eval_datasets})
+
+
+def longest_context(config: RunConfig, *rows: TrainingRows | HeldOutRows) -> int:
+    """Tokens of the longest sequence that a server must take: of episodes their limit, or at least a prompt."""
+    longest = max(one.longest_prompt for one in rows)
+    if config.episodes is not None:
+        return config.episodes.max_context_tokens or longest + 1
+    return longest + config.rollout.max_completion_length
+
+
+def rows_with_prompts(rows: TrainingRows, tokenizer: "PreTrainedTokenizerBase") -> Sequence[PromptRow]:
+    """Rows to try the servers and the model on: `rows`, or one of a fixed text where none of them has a prompt."""
+    return rows if rows.longest_prompt else [PromptRow(0, tokenizer(PROBE_TEXT)["input_ids"], PROBE_TEXT, {})]

@@ -1,7 +1,7 @@
 """Export the weights for a push: make its tensors bucket by bucket, in two alternating staging buffers.
 
 While a bucket is broadcast, the next is gathered and digested; except under ZeRO-3 over NCCL, where a gather waits for
-the GPU. The buffers are kept from push to push: the first touch of fresh memory costs more than the copy into it.
+the GPU, and of two oversized buckets in a row, which share a third buffer.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +14,7 @@ import torch
 from grpo_proto import Manifest
 from grpo_proto.checkpoint_layout import Piece
 from grpo_proto.messages.weights import Kind, TensorSpec
+from grpo_proto.staging import Staging
 from grpo_proto.transport import dtype_name, view_tensor
 
 from ..lora.merging import LowRankDelta
@@ -58,7 +59,8 @@ class Export:
         self.peft_config, self.base_digest = peft_config, base_digest
         self._pieces, self._sources, self._deltas = pieces, sources, deltas or {}
         self._gather, self._fills, self._beat = gather, fills, beat
-        self._staging: list[torch.Tensor] = []
+        # Pin the memory: copies from a GPU into pinned memory are several times as fast.
+        self._staging = Staging(pinned=torch.cuda.is_available())
 
     def listed(self) -> list[tuple[str, str, list[int]]]:
         """Return name, dtype and whole shape of each tensor, in push order."""
@@ -71,26 +73,32 @@ class Export:
     def buckets(self, manifest: Manifest, device: torch.device | str) -> Iterator[torch.Tensor]:
         """Yield the buckets of `manifest`: uint8 buffers on `device`, empty on a rank that only helps to gather.
 
-        A Gloo broadcast needs them on `cpu`. A bucket stays unchanged until the next but one is requested. All
-        ranks must iterate equally far.
+        A Gloo broadcast needs them on `cpu`. A bucket stays unchanged until the next but one is requested; where both
+        are oversized, until the next is (`staging.overlap`). All ranks must iterate equally far.
         """
         if self._fills:
-            self._make_staging(max(manifest.bucket_bytes), torch.device(device))
+            self._staging.prepare(manifest, torch.device(device))
         number = 0
         for pieces, specs in self._gathered_together(manifest):
             while number < specs[0].bucket:
-                yield self._filled(number, manifest)
+                yield self._filled(number)
                 number += 1
             with self._gather([part for piece in pieces for source in piece.sources for part in self._parts(source)]):
                 made = self._made(pieces) if self._fills else {}
                 for spec in specs:
                     while number < spec.bucket:  # a piece may be larger than a bucket
-                        yield self._filled(number, manifest)
+                        yield self._filled(number)
                         number += 1
                     if self._fills:
                         # Copy, never keep a view: a gathered tensor's memory is freed when the context ends.
-                        view_tensor(self._bucket(number, manifest), spec).copy_(made.pop(spec.name))
-        yield self._filled(number, manifest)
+                        view_tensor(self._staging.buffer(number), spec).copy_(made.pop(spec.name))
+        yield self._filled(number)
+
+    def release(self) -> None:
+        """Free the buffer of oversized buckets on a GPU, after the last has arrived. In CPU memory it is kept: the
+        first touch of fresh memory costs more than the copy into it."""
+        if self._staging.on_gpu:
+            self._staging.release()
 
     def _gathered_together(self, manifest: Manifest) -> Iterator[tuple[list[Piece], list[TensorSpec]]]:
         """All pieces that lie in one bucket, or a single piece that reaches beyond it; with their places."""
@@ -111,12 +119,9 @@ class Export:
             made |= piece.restore([self._value(source) for source in piece.sources])
         return made
 
-    def _filled(self, number: int, manifest: Manifest) -> torch.Tensor:
+    def _filled(self, number: int) -> torch.Tensor:
         self._beat()
-        return self._bucket(number, manifest) if self._fills else torch.empty(0, dtype=torch.uint8)
-
-    def _bucket(self, number: int, manifest: Manifest) -> torch.Tensor:
-        return self._staging[number % 2][: manifest.bucket_bytes[number]]
+        return self._staging.buffer(number) if self._fills else torch.empty(0, dtype=torch.uint8)
 
     def _parts(self, source: str) -> list[torch.Tensor]:
         """Return the parameters that the value of `source` is computed from."""
@@ -125,10 +130,3 @@ class Export:
     def _value(self, source: str) -> torch.Tensor:
         weight = self._sources[source].data
         return self._deltas[source].added_to(weight) if source in self._deltas else weight
-
-    def _make_staging(self, num_bytes: int, device: torch.device) -> None:
-        if self._staging and self._staging[0].numel() >= num_bytes and self._staging[0].device.type == device.type:
-            return
-        # Pin the memory: copies from a GPU into pinned memory are several times as fast.
-        pinned = device.type == "cpu" and torch.cuda.is_available()
-        self._staging = [torch.zeros(num_bytes, dtype=torch.uint8, device=device, pin_memory=pinned) for _ in range(2)]

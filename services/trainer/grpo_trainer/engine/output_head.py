@@ -88,7 +88,7 @@ class Policy(nn.Module):  # type: ignore[misc]
                 hidden_BLH = decoder(
                     input_ids=input_ids_BL, position_ids=position_ids_BL, use_cache=False, shared_prefixes=layout
                 ).last_hidden_state
-            hidden_NH = Take.apply(hidden_BLH[0], hidden_N)
+            hidden_NH = Take.apply(hidden_BLH.flatten(0, 1), hidden_N)
         outputs: Outputs = self.head(hidden_NH, target_N, token_loss)
         return outputs
 

@@ -82,12 +82,13 @@ def shared_attention(
     s_aux: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """query, key and value [1, heads, U, width] → [1, U, heads, width], by sdpa.
+    """query, key and value [B, heads, L, width] → [B, L, heads, width], by sdpa. B is 1 but for equal rows.
 
     `s_aux` are the sinks of gpt_oss, a score of each head for nothing.
     """
     _read(shared_prefixes, dropout)
-    query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    rows = query.shape[0], query.shape[2]
+    query, key, value = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
     outputs = []
     for block in shared_prefixes.blocks:
         queries, keys, values = _of_block(block, query, key, value)
@@ -105,7 +106,7 @@ def shared_attention(
             found = _in_the_open(queries, keys, values, mask, scaling, softcap, s_aux)
         found = found.transpose(1, 2).flatten(0, 1)
         outputs.append(found if block.output_index is None else found.index_select(0, block.output_index))
-    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs))[None], None
+    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).unflatten(0, rows), None
 
 
 def shared_flash_attention(
@@ -125,8 +126,9 @@ def shared_flash_attention(
         _read(layout, others.get("dropout", 0.0))
         if (index := layout.key_index) is not None:
             key, value = (Take.apply(tensor[0].transpose(0, 1), index).transpose(0, 1)[None] for tensor in (key, value))
-        others |= {"cu_seq_lens_q": layout.query_ends, "cu_seq_lens_k": layout.key_ends}
-        others |= {"max_length_q": layout.longest[0], "max_length_k": layout.longest[1]}
+        if layout.equal_rows is None:
+            others |= {"cu_seq_lens_q": layout.query_ends, "cu_seq_lens_k": layout.key_ends}
+            others |= {"max_length_q": layout.longest[0], "max_length_k": layout.longest[1]}
     found: tuple[torch.Tensor, None] = flash_attention_forward(module, query, key, value, attention_mask, **others)
     return found
 

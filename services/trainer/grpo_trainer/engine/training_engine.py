@@ -101,6 +101,7 @@ class TrainingEngine:
         settings = deepspeed_settings(model, optimizer, sharing)
         sharding = settings if self.zero_stage == 3 else None
         self.policy = load_policy(model, temperature=temperature, zero3=sharding)
+        # None, too, once a trial has found the loaded model to compute something else.
         self.prefixes = prefix_sharing_for(self.policy.model.config, model, share=sharing.share_prefixes)
         # Before there is an adapter: the names of the model's parameters are then those that the checkpoint's have.
         self._pieces, self._absent = pieces_to_push(self.policy.model, model.name_or_path)

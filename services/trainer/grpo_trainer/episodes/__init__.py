@@ -1,5 +1,13 @@
-"""Episodes of several turns, below the trainer's sampler: one call plays one episode against one rollout server.
+"""Episodes of several turns.
 
+sampler.py      the trainer's `Sampler` of them: which episode is played where, and again; groups
+
+Below it one call plays one episode on one rollout server:
+
+runner.py       what a sampler calls: one episode, from its reset to its end
+environments.py … played by Python code: an environment, tools alone, a class for TRL
+programs.py     … played by a program that speaks OpenAI's API
+recording.py    the session of an episode: opened, closed, read, forgotten
 identity.py     the name of an episode's session, and its seeds
 played.py       an episode that has ended, as the trainer's types
 

@@ -19,8 +19,11 @@ from .time_limit import CallTimeoutError
 NUMPY_SEEDS = 2**32
 
 
-def serve(channel: socket.socket, parts: dict[str, Any], *, seed: int) -> None:
-    """Answer calls until the trainer shuts the channel or sends `close`. `parts`: what the user's files have."""
+def serve(channel: socket.socket, parts: dict[str, Any], kind: dict[str, Any], *, seed: int) -> None:
+    """Answer calls until the trainer shuts the channel or sends `close`.
+
+    `parts`: what the users' files have; `kind`: those of this episode, as `play_of` takes them.
+    """
     os.register_at_fork(after_in_child=channel.close)  # what the user's code forks must not answer in its place
     give_seeds(seed)
     play: Play | None = None
@@ -33,7 +36,7 @@ def serve(channel: socket.socket, parts: dict[str, Any], *, seed: int) -> None:
                 channel.sendall(packed({"ok": None}))
                 return
             if play is None:
-                play = play_of(request.pop("kind"), parts)
+                play = play_of(kind, parts)
             answer: Frame = {"ok": getattr(play, call)(**request)}
         except (KeyboardInterrupt, FrameError):
             raise

@@ -26,6 +26,8 @@ class EpisodeAsked:
     seed: int
     attempt: int = 0
     """How often it was played before; it enters no seed."""
+    of: str = ""
+    """What it is played for, other than the training; see `Asked.of`."""
 
     @property
     def id(self) -> str:
@@ -49,7 +51,7 @@ class EpisodeAsked:
         name = re.sub(r"[^A-Za-z0-9._-]", "_", run)
         if len(name) > MAX_RUN_CHARACTERS:
             name = f"{name[: MAX_RUN_CHARACTERS - 17]}-{_number(run):016x}"
-        return f"{name}-{self.id}"
+        return "-".join(filter(None, [name, self.of, self.id]))
 
 
 def _number(text: str) -> int:

@@ -22,8 +22,8 @@ def first_messages(prompt: str | list[Message]) -> list[Message]:
 
 
 def new_messages(found: Any, *, by: str) -> list[Message]:
-    """Messages that `by` returned: a text is one of a user, None is none. Raises EnvironmentFault."""
-    if found is None:
+    """Messages that `by` returned: a text is a user's, None and an empty text are none. Raises EnvironmentFault."""
+    if found is None or found == "":
         return []
     if isinstance(found, (str, dict)):
         found = [found]

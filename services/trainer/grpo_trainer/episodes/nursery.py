@@ -3,7 +3,7 @@
 `python -m grpo_trainer.episodes.nursery FD`, started by `processes.py`. It listens to one socket, the trainer's:
 
     {"import": {"tools": ["FILE.py:NAME", …], …}}         → {"ready": true} or {"failed": text}
-    {"spawn": id, "seed": n, "log": path} and a channel   fork; the child answers on the channel (`child.py`)
+    {"spawn": id, "kind": …, "seed": n, "log": path} and a channel         fork; `child.py` answers on the channel
     {"spawn": id, "argv": […], "env": {…}, "stdin": path, "log": path}     start a program
     {"kill": id}                                          end it, with all that it has started
                                                           → {"started": id, "pid": n}, then
@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import TrainerError, UsageError
+from .child import serve
 from .frames import PACKET_BYTES, Frame, opened, packet
 from .kinship import children_of, die_with_parent, keep_what_children_leave, kill, kill_group, live_on
 from .output import Output
@@ -34,6 +35,8 @@ from .output import Output
 END_S = 5.0
 """How long the nursery tries to end all that is left when the trainer is gone."""
 TICK_S = 0.1
+LOOKS = 100
+"""How often to look for what an episode has left behind, before other work goes on."""
 NOT_STARTED = 127
 
 
@@ -192,9 +195,7 @@ class Nursery:
         status = 70
         try:
             self.become_child(channel, output)
-            from .child import serve
-
-            serve(socket.socket(fileno=os.dup(channel)), self.parts, seed=message["seed"])
+            serve(socket.socket(fileno=os.dup(channel)), self.parts, message["kind"], seed=message["seed"])
             status = 0
         except BaseException:
             with contextlib.suppress(BaseException):
@@ -250,11 +251,19 @@ class Nursery:
             self.say({"exited": child.number, "status": exit_status, **said})
 
     def kill_strangers(self) -> None:
-        """Kill every child that is no episode's: their parents, which were episodes, are dead."""
-        strangers = children_of(self.pid) - set(self.living) - self.kept
-        for pid in strangers:
-            kill(pid)
-        self.strangers = bool(strangers)  # until a look finds none: their children fall to us only when they are dead
+        """Kill every child that is no episode's: their parents, which were episodes, are dead.
+
+        Look again at once: the children of a stranger fall to us when it is dead, and it may have forked before.
+        """
+        for _ in range(LOOKS):
+            strangers = children_of(self.pid) - set(self.living) - self.kept
+            for pid in strangers:
+                kill(pid)
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+            if not strangers:
+                break
+        self.strangers = bool(strangers)
 
     def end(self) -> None:
         for pid in self.living:

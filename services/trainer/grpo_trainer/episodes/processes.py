@@ -175,8 +175,13 @@ class Nursery:
         environment = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"} | environment
         try:
             command = [sys.executable, "-m", "grpo_trainer.episodes.nursery", str(theirs.fileno())]
+            # In a session of its own: what kills the trainer's group must leave it the time to end all below it.
             self._process = await asyncio.create_subprocess_exec(
-                *command, pass_fds=(theirs.fileno(),), stdin=asyncio.subprocess.DEVNULL, env=environment
+                *command,
+                pass_fds=(theirs.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,
             )
         finally:
             theirs.close()
@@ -221,11 +226,14 @@ class Nursery:
 
     # --- processes -----------------------------------------------------------------------------------------------
 
-    async def fork(self, *, seed: int, log_file: Path) -> EpisodeProcess:
-        """Fork the process of an episode. Raises EpisodeProcessError when that fails."""
+    async def fork(self, kind: Frame, *, seed: int, log_file: Path) -> EpisodeProcess:
+        """Fork the process of an episode; `kind`: what plays it, as `plays.py` takes it.
+
+        Raises EpisodeProcessError when that fails.
+        """
         ours, theirs = socket.socketpair()
         try:
-            child = await self._spawn({"seed": seed, "log": str(log_file)}, [theirs.fileno()])
+            child = await self._spawn({"kind": kind, "seed": seed, "log": str(log_file)}, [theirs.fileno()])
         except BaseException:
             ours.close()
             raise

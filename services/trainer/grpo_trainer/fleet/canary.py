@@ -20,7 +20,8 @@ import torch
 from grpo_proto import Completion, ConflictError, InfrastructureError, Prompt, RolloutRequest, RolloutResponse, Sampling
 
 from ..algorithm.batching import micro_batches
-from ..algorithm.planning import fill_rows
+from ..algorithm.planning import Neighbours, fill_rows
+from ..algorithm.prefixes import PrefixSharing
 from ..algorithm.sequences import MicroBatch, Segment, TrainingSequence, Turn
 from ..config.run_config import RunConfig
 from ..config.weights import CanaryConfig
@@ -149,14 +150,20 @@ def own_logprobs(
     version: int,
     tokens_per_micro_batch: int,
     pad_token_id: int,
+    prefixes: PrefixSharing | None = None,
 ) -> list[list[float]]:
     """Compute the trainer's logprobs of the same tokens, on all ranks alike: the sequences are few and short.
 
-    In padded rows, whatever the run trains with: what is compared with the servers shares nothing. With many servers
-    they do not fit one micro-batch.
+    In padded rows, whatever the run trains with, so that what is compared with the servers shares nothing; or with
+    `prefixes` shared. With many servers they do not fit one micro-batch.
     """
-    longest_first = sorted(range(len(sequences)), key=lambda i: (-sequences[i].num_tokens, i))
-    filled = fill_rows(sequences, [[i] for i in longest_first], tokens_per_micro_batch)
+    if prefixes is None:
+        longest_first = sorted(range(len(sequences)), key=lambda i: (-sequences[i].num_tokens, i))
+        filled = fill_rows(sequences, [[i] for i in longest_first], tokens_per_micro_batch)
+    else:
+        neighbours = Neighbours(sequences, prefixes)
+        in_order = neighbours.in_order([[i] for i in range(len(sequences))])
+        filled = neighbours.fill(in_order, tokens_per_micro_batch)
     numbers = [[i for (i,) in units] for units in filled]
     (batches,) = micro_batches(
         sequences,
@@ -165,6 +172,7 @@ def own_logprobs(
         version=version,
         pad_token_id=pad_token_id,
         device=engine.device,
+        prefixes=prefixes,
     )
     found: dict[int, list[float]] = {}
     for indices, logprobs_N in zip(numbers, engine.logprobs(batches), strict=True):

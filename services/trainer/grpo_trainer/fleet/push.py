@@ -16,6 +16,7 @@ import torch
 from grpo_proto import Manifest, ServiceError
 from grpo_proto.lifeline import Host
 from grpo_proto.messages.weights import Backend, Kind
+from grpo_proto.staging import buckets_in_the_way
 from grpo_proto.transport import Digest, Transfer, gpu_uuid, nccl_version
 
 from ..config.weights import WeightsConfig
@@ -51,6 +52,9 @@ class TensorSource(Protocol):
     def listed(self) -> list[tuple[str, str, list[int]]]: ...
 
     def buckets(self, manifest: Manifest, device: torch.device | str) -> Iterator[torch.Tensor]: ...
+
+    def release(self) -> None:
+        """The push has ended: nothing is on its way."""
 
 
 @dataclass(frozen=True)
@@ -327,6 +331,7 @@ def _attempt(version: int, export: TensorSource, pusher: WeightPusher, deadline_
     if isinstance(manifest, Failure):
         return manifest
     failure, digest = _send(export, manifest, pusher)
+    export.release()
     return failure or pusher.commit(version, digest, deadline_s) or manifest
 
 
@@ -334,13 +339,16 @@ def _send(export: TensorSource, manifest: Manifest, pusher: WeightPusher) -> tup
     """Digest and send each bucket while the next is gathered. Stops gathering at the first failure."""
     digest: Digest | None = None
     on_gpu = pusher.session is not None and pusher.session.group.backend == "nccl"
-    for bucket in export.buckets(manifest, export.device if on_gpu else "cpu"):  # Gloo sends from CPU memory
+    in_the_way = buckets_in_the_way(manifest)
+    buckets = export.buckets(manifest, export.device if on_gpu else "cpu")  # Gloo sends from CPU memory
+    for number, bucket in enumerate(buckets):
         digest = digest or Digest(max(manifest.bucket_bytes), bucket.device)
         if (failure := pusher.send(bucket)) is not None:
             return failure, ""
         digest.add(bucket)
         # Wait for the broadcast first: the next gather synchronizes the GPU, and would wait without a timeout for a
-        # broadcast that never ends.
-        if on_gpu and export.sharded and (failure := pusher.arrived()) is not None:
+        # broadcast that never ends. Two oversized buckets in a row share a buffer.
+        waits = (on_gpu and export.sharded) or number in in_the_way
+        if waits and (failure := pusher.arrived()) is not None:
             return failure, ""
     return pusher.arrived(), digest.hexdigest() if digest else ""

@@ -49,3 +49,28 @@ def check_free(infos: dict[str, RolloutInfo], *, trainer_id: str, take_over: boo
             f"{weights.lease_left_s:.0f} s",
             hint="stop that trainer, or wait; weights.take_over true fences it off",
         )
+
+
+def check_sessions(infos: dict[str, RolloutInfo], *, with_tools: bool) -> None:
+    """Check that the servers can record episodes; `with_tools`: of a policy that calls some.
+
+    Raises UnavailableError for an older server, for a chat template whose turns cannot be continued, and for a server
+    that reads no calls.
+    """
+    for url, info in infos.items():
+        where, sessions = f"the rollout server {url}", info.sessions
+        if sessions is None:
+            raise UnavailableError(
+                f"{where}, version {info.version}, has no sessions, in which episodes are recorded",
+                hint="install the same release of grpo-services on both sides",
+            )
+        if not sessions.template.usable:
+            raise UnavailableError(
+                f"{where} cannot continue turns with the chat template of {info.model}: {sessions.template.problem}",
+                hint="give it another one by --chat-template",
+            )
+        if with_tools and sessions.tool_parser is None:
+            raise UnavailableError(
+                f"{where} reads no tool calls, and the episodes of this run have tools",
+                hint="start it with --enable-auto-tool-choice --tool-call-parser NAME, such as hermes for Qwen",
+            )

@@ -1,7 +1,7 @@
 """The output of a run: files, trackers, terminal and pages.
 
 metrics.py       groups → the numbers of a step, under TRL's names; dynamic_sampling.py: of what it replaced,
-                 dataset_metrics.py: of each dataset
+                 dataset_metrics.py: of each dataset, episode_metrics.py: of episodes, and where their tokens went
 stage_clock.py   seconds per stage
 run_status.py    the state that the loop reports; the HTTP routes read snapshots of it
 

@@ -34,8 +34,8 @@ def rollout_metrics(
         **length_metrics(episodes),
         **optional("completions/repeated_ratio", repeated_ratio(episode.sampled_token_ids for episode in episodes)),
         **staleness_metrics(episodes, policy_version),
-        **sample_counts(episodes, mask_truncated=mask_truncated),
-        "samples/dropped_stale": dropped_stale,
+        **(counts := sample_counts(episodes, mask_truncated=mask_truncated)),
+        "samples/dropped_stale": counts["samples/dropped_stale"] + dropped_stale,
         "samples/dropped_crash": dropped_crash,
     }
 

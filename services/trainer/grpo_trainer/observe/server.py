@@ -21,7 +21,7 @@ from grpo_proto.server.connection import BoundedConnection
 from grpo_proto.server.listening import listening_socket
 from grpo_proto.server.loopback_names import LoopbackNames
 
-from ..config.run_config import ServerConfig
+from ..config.observing import ServerConfig
 from ..errors import UnavailableError, UsageError
 from .live_events import LiveEvents
 from .live_guard import LiveGuard

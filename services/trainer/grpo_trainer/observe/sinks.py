@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..config.run_config import LoggingConfig
+from ..config.observing import LoggingConfig
 from ..errors import UsageError
 from ..ranks.stop_signal import StopSignal
 from .background_sink import BackgroundSink, MetricSink, finish

@@ -72,7 +72,8 @@ class Evaluation:
         servers; it is absent without any.
         """
         self._num_dropped = 0
-        found = await asyncio.gather(*(self._run(chosen, version, step) for chosen in self.sets.values()))
+        runs = (self._run(chosen, version, step, of=f"eval{name and '-'}{name}") for name, chosen in self.sets.items())
+        found = await asyncio.gather(*runs)
         results = {name: means for name, (means, _) in zip(self.sets, found, strict=True)}
         metrics = mean_over_sets(results)
         if self._num_dropped:
@@ -83,15 +84,17 @@ class Evaluation:
                 metrics |= {f"eval/{name}/{key}": value for key, value in own.items()}
         return metrics
 
-    async def _run(self, chosen: EvalSet, version: int, step: int) -> tuple[dict[str, float], dict[str, float]]:
+    async def _run(
+        self, chosen: EvalSet, version: int, step: int, *, of: str
+    ) -> tuple[dict[str, float], dict[str, float]]:
         """Return the metrics that are averaged over the sets, and those at k."""
         sampled, greedy = (
             self.sampling.model_copy(update={"temperature": temperature, "logprobs": False})
             for temperature in (1.0, 0.0)
         )
         sampled_groups, greedy_groups = await asyncio.gather(
-            self._groups(chosen.rows, sampled, chosen.num_generations, version, step),
-            self._groups(chosen.rows, greedy, 1, version, step),
+            self._groups(chosen.rows, sampled, chosen.num_generations, version, step, of=f"{of}-sampled"),
+            self._groups(chosen.rows, greedy, 1, version, step, of=f"{of}-greedy"),
         )
         episodes = [episode for group in sampled_groups for episode in group.episodes]
         metrics = {
@@ -104,18 +107,18 @@ class Evaluation:
         return {name: value for name, value in metrics.items() if value is not None}, at_k
 
     async def _groups(
-        self, rows: Sequence[PromptRow], sampling: Sampling, n: int, version: int, step: int
+        self, rows: Sequence[PromptRow], sampling: Sampling, n: int, version: int, step: int, *, of: str
     ) -> list[Group]:
         jobs = [
-            self._job(range(first, min(first + ROWS_PER_JOB, len(rows))), rows, sampling, n, version, step)
+            self._job(range(first, min(first + ROWS_PER_JOB, len(rows))), rows, sampling, n, version, step, of)
             for first in range(0, len(rows), ROWS_PER_JOB)
         ]
         return [group for groups in await asyncio.gather(*jobs) for group in groups]
 
     async def _job(
-        self, numbers: range, rows: Sequence[PromptRow], sampling: Sampling, n: int, version: int, step: int
+        self, numbers: range, rows: Sequence[PromptRow], sampling: Sampling, n: int, version: int, step: int, of: str
     ) -> list[Group]:
-        asked = [Asked(position=number, row=rows[number], seed=number) for number in numbers]
+        asked = [Asked(position=number, row=rows[number], seed=number, of=of) for number in numbers]
         groups = await self.sampler.sample(asked, min_version=version, n=n, sampling=sampling)
         self._num_dropped += len(asked) - len(groups)
         await self.reward.score(groups, step=step)

@@ -6,7 +6,7 @@ batches later is exactly as old as it may be, and any further group would be dro
 of a batch are dispatched when the batch is requested: exactly synchronous GRPO. Above 0 a finished group that is not
 needed yet is carried over, and a batch waits for the groups that the next version would make stale. With dynamic
 sampling a finished group that teaches nothing is no longer out: the next prompt takes its place (refills.py). So it
-does when a prompt is dropped because it kills servers (suspects.py).
+does when a prompt is dropped because it kills servers (suspects.py), and for a group of episodes with too few totals.
 
 Waits for: finished groups (`next_batch`), room below the bound (`_fill`). Unblocked by: a job's end, `policy_updated`.
 """
@@ -24,10 +24,12 @@ from grpo_proto import Sampling
 from ..algorithm.scores import accuracy
 from ..algorithm.sequences import Group
 from ..algorithm.spread import teaches
+from ..algorithm.staleness import is_stale, mask_stale_turns
 from ..data.difficulty import Known
 from ..data.order import PromptOrder
 from ..errors import RunError
 from ..group_trace import GroupTrace
+from .dropped import Dropped
 from .refills import Refills
 from .reward import RewardStage, check_enough_scored
 from .sampler import Asked, Sampler
@@ -54,13 +56,15 @@ class Batch:
     """Waiting time for teachers after the last group was sampled, a part of `reward_s`."""
     replaced: list[Group] = field(default_factory=list)
     """Groups that were sampled and scored for this batch, and are not trained on: they teach nothing."""
+    dropped_tokens: dict[str, int] = field(default_factory=dict)
+    """Sampled tokens of the groups that were dropped since the last batch, by the reason."""
 
 
 @dataclass
 class Counts:
     """Numbers of groups since this process began or went back.
 
-    issued = used + replaced + dropped_stale + dropped_crash + waiting + in flight
+    issued = used + replaced + dropped_stale + dropped_crash + dropped_small + waiting + in flight
     """
 
     issued: int = 0
@@ -69,6 +73,8 @@ class Counts:
     dropped_stale: int = 0
     dropped_crash: int = 0
     """Their prompts kill rollout servers: never sampled, and the next prompts took their places."""
+    dropped_small: int = 0
+    """Groups of episodes with fewer totals than `min_group_size`: not repeated, the next prompts took their places."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,10 @@ class PipelineLimits:
     num_generations: int
     min_scored_share: float
     max_steps: int
+    min_group_size: int = 0
+    """A group with fewer totals is dropped."""
+    stale_tokens: Literal["drop", "mask"] = "drop"
+    """What becomes of tokens beyond the bound: their group is dropped, or their turns are masked."""
 
     def max_groups_out(self, version: int, *, training: bool) -> int:
         """Return how many groups may be out, all for future steps. Policy `version` trains step `version`."""
@@ -120,6 +130,7 @@ class Pipeline:
         self._next_position = cursor.next_position
         self._again = deque(sorted(cursor.unused))
         self._finished: deque[Group] = deque()
+        self._dropped = Dropped(limits.min_group_size)
         self._taken: list[Group] = []
         """Groups of the last batch, and those they replaced. `stop` may end their traces again, which does nothing."""
         self._taken_is_used = False
@@ -182,10 +193,11 @@ class Pipeline:
                 raise self._failure
             if len(self._finished) >= self.limits.groups_per_batch and not self._lacks_due_groups():
                 break
+            self._dropped.check(self._finished, self.limits.groups_per_batch, self.limits.min_scored_share)
             self._changed.clear()
             await self._changed.wait()
         taken, replaced = self._choose()
-        check_enough_scored([*taken, *replaced], self.limits.min_scored_share)
+        check_enough_scored([*taken, *replaced, *self._dropped.too_small], self.limits.min_scored_share)
         positions = {group.position for group in [*taken, *replaced]}
         self._finished = deque(group for group in self._finished if group.position not in positions)
         self.refills.batch_taken()
@@ -211,6 +223,7 @@ class Pipeline:
             of_prompts=self.prompts.metrics(last),
             teacher_s=max(0.0, *(group.taught_at_s - last_sampled for group in taken)),
             replaced=replaced,
+            dropped_tokens=self._dropped.batch_taken(),
         )
 
     def _choose(self) -> tuple[list[Group], list[Group]]:
@@ -259,14 +272,18 @@ class Pipeline:
 
     def _drop_stale(self) -> None:
         oldest = self._oldest
-        fresh = [group for group in self._finished if not group.is_older_than(oldest)]
-        if dropped := len(self._finished) - len(fresh):
-            self.counts.dropped_stale += dropped
-            log.info("dropped %d groups, sampled by a policy older than version %d", dropped, oldest)
+        if self.limits.stale_tokens == "mask":
             for group in self._finished:
-                if group.is_older_than(oldest):
-                    group.trace.end("stale")
-            self._finished = deque(fresh)
+                mask_stale_turns(group, oldest)
+        stale = [group for group in self._finished if group.is_older_than(oldest) or is_stale(group)]
+        if stale:
+            self.counts.dropped_stale += len(stale)
+            log.info("dropped %d groups, sampled by a policy older than version %d", len(stale), oldest)
+            positions = {group.position for group in stale}
+            self._finished = deque(group for group in self._finished if group.position not in positions)
+        for group in stale:
+            group.trace.end("stale")
+            self._dropped.count(group, "stale")
 
     def _fill(self) -> None:
         """Dispatch as many groups as the bound allows; with bound 0 only those that the requested batch lacks."""
@@ -325,7 +342,9 @@ class Pipeline:
         finally:
             self._move_on(positions)
         self._forget(positions)
-        kept = self.refills.keep(groups)
+        large = self._dropped.large_enough(groups)
+        self.counts.dropped_small += len(groups) - len(large)
+        kept = self.refills.keep(large)
         self._finished.extend(kept)
         if len(kept) < len(groups):
             self._fill()

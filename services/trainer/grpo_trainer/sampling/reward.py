@@ -93,8 +93,9 @@ class RewardStage:
         """The rewards that score the rows of `dataset`."""
         return self._own_specs.get(dataset, self.specs)
 
-    async def check(self, rows: list[PromptRow]) -> None:
-        """Check that the server and the datasets, by the first row of each, fit the configured rewards.
+    async def check(self, rows: list[PromptRow], *, of_episodes: bool = False) -> None:
+        """Check that the server and the datasets, by the first row of each, fit the configured rewards. Episodes bring
+        the column `messages`.
 
         Raises UnavailableError when the server speaks another protocol, lacks a reward or serves it from another file,
         and UsageError when the dataset lacks a column or a reward's code has changed.
@@ -124,7 +125,8 @@ class RewardStage:
                 _check_file(self.config.files[spec.name], known[spec.name], self.client.base_url)
             for row in rows:
                 asked = spec.name in [own.name for own in self.specs_of(row.dataset)]
-                missing = [column for column in known[spec.name].columns if asked and column not in row.columns]
+                there = {*row.columns, *(["messages"] if of_episodes else [])}
+                missing = [column for column in known[spec.name].columns if asked and column not in there]
                 if missing:
                     raise UsageError(
                         f"reward {spec.name} needs the column {missing[0]}; {_described(row.dataset)} has "

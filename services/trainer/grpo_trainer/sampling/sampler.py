@@ -24,6 +24,9 @@ class Asked:
     row: PromptRow
     seed: int
     trace: GroupTrace = NO_TRACE
+    of: str = ""
+    """What is asked for other than the training, such as one of the ways to sample a held-out set: rows of the same
+    position are told apart by it."""
 
 
 class Sampler(Protocol):

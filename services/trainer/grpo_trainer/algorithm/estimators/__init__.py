@@ -1,7 +1,8 @@
 """Advantage estimators, one small file each: rewards of groups → advantages of their episodes.
 
 An estimator takes the rewards of the generation batch (`rewards.py`: totals, and each reward by name with its weight)
-and the settings of the algorithm. It returns advantages in the shape of the totals, None where the total is None. A
+and the settings of the algorithm. It returns advantages in the shape of the totals, None where the total is None; in
+place of a number it may return a list of one for each turn of the episode (`turn_advantages.py`). A
 user's own is `FILE.py:NAME` in `algorithm.advantage_estimator`: such a function (`docs/trainer.md` has a whole one), or
 an `Estimator`, which also declares what holds of it. What the function takes beyond these two arguments are parameters,
 which `algorithm.advantage_estimator_params` sets.
@@ -11,7 +12,7 @@ rewards.py     what an estimator takes
 statistics.py  mean and standard deviation, where equal rewards are exactly equal
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,7 +28,7 @@ from .reinforce_plus_plus import reinforce_plus_plus, reinforce_plus_plus_baseli
 from .rewards import Rewards
 from .rloo import rloo
 
-Advantages = list[list[float | None]]
+Advantages = Sequence[Sequence[float | Sequence[float] | None]]
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,9 @@ class Estimator:
     """Whether a completion is worth what it differs from the others of its prompt: one alone has advantage 0."""
     scales: tuple[str, ...] | None = None
     """The values of `scale_rewards` that it reads, its default first; None: it does what it likes with the setting."""
+    by_turn: bool = False
+    """Whether it gives each turn an advantage of its own: `dynamic_sampling` then keeps a group whose totals are equal
+    when the rewards of its turns differ."""
     takes_penalty: bool = True
     """Whether a KL that is subtracted from the totals reaches it and may make them negative."""
 

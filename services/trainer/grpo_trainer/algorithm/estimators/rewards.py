@@ -22,6 +22,9 @@ class Rewards:
     """The rewards one by one, before their weights."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """`reward.reward_weights` by the name of the reward."""
+    turns: Sequence[Sequence[Sequence[float | None]]] = ()
+    """Reward of each turn of each episode of each group, in the order of the episode's segments; None where a turn got
+    none. A completion is one turn."""
 
 
 def rewards_of(groups: Sequence[Group], weights: Mapping[str, float]) -> Rewards:
@@ -36,4 +39,5 @@ def rewards_of(groups: Sequence[Group], weights: Mapping[str, float]) -> Rewards
             for name in weights
         },
         weights=weights,
+        turns=[[[turn.reward for turn in episode.turns] for episode in group.episodes] for group in groups],
     )

@@ -1,14 +1,17 @@
-"""Load experts where they belong as they arrive, in place of vLLM's layerwise reload, which collects a layer first.
+"""Load weights where they belong as they arrive, in place of vLLM's layerwise reload, which collects a layer first.
 
 vLLM keeps every tensor of a layer until the last one has come. The experts of a layer fill several buckets, so that
 each expert would be copied once more before its buffer is reused; then the layer is made anew in fresh memory, packed
-into more of it, and copied to where it is served from. The first touch of fresh memory costs several copies.
+into more of it, and copied to where it is served from. The first touch of fresh memory costs several copies, and on a
+GPU vLLM has left none: an embedding takes three times itself, the experts of a layer twice themselves.
 
-Here an expert goes straight into the memory that its layer is served from, and packing works in place, one expert at
-a time: a push takes the memory of one packed expert beside the model. A push that fails leaves such a layer unusable,
-like every layer that it has reached; nothing is sampled before a whole push is in.
+Here a tensor goes straight into the memory that its layer is served from. On a CPU experts alone: they are packed in
+place, one at a time, so that a push takes the memory of one packed expert beside the model. On a GPU experts that
+Triton computes, and unquantized linear layers and embeddings, are served as they come, and a push takes no memory for
+them; the addresses that CUDA graphs hold stay. A push that fails leaves such a layer unusable, like every layer that
+it has reached; nothing is sampled before a whole push is in.
 
-CPU only: on a GPU, CUDA graphs hold the memory that a layer is served from, and vLLM's own way stays.
+Other kernels for experts reorder all those of a layer at once: vLLM's own way stays, as for quantized layers.
 """
 
 import inspect
@@ -20,26 +23,37 @@ from typing import Any
 import torch
 from vllm._custom_ops import cpu_prepack_moe_weight
 from vllm.model_executor.layers.fused_moe.experts import cpu_moe
+from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.model_loader.reload import layerwise
 from vllm.model_executor.model_loader.reload.meta import SKIP_LOAD_TENSORS, get_numel_loaded, materialize_layer
 from vllm.model_executor.model_loader.reload.types import LayerReloadingInfo
 from vllm.model_executor.model_loader.reload.utils import get_layer_size, get_layer_tensors
 from vllm.platforms import current_platform
 
+IN_PLACE = {UnquantizedMoeBackend.CPU, UnquantizedMoeBackend.TRITON}
 
-def load_experts_at_once(model: torch.nn.Module) -> None:
-    """Replace the weight loaders of all layers of experts. Call it after the reload was opened."""
-    if not current_platform.is_cpu():
-        return
+
+def load_in_place(model: torch.nn.Module) -> None:
+    """Replace the weight loaders of the layers that can be loaded so. Call it after the reload was opened."""
     for layer in model.modules():
         info = layerwise.LAYERWISE_INFO.get(layer)
         if info is None or not info.can_load() or info.kernel_tensors is None:
             continue
-        if isinstance(getattr(layer, "quant_method", None), UnquantizedFusedMoEMethod):
+        if _is_served_as_it_comes(getattr(layer, "quant_method", None)):
             for name, tensor in get_layer_tensors(layer).items():
                 if name not in SKIP_LOAD_TENSORS:
                     tensor.weight_loader = _loader(layer, name, info)
+
+
+def _is_served_as_it_comes(method: object) -> bool:
+    """Whether the weights of a layer can be loaded, and packed where they are packed, in the memory they have."""
+    if isinstance(method, UnquantizedFusedMoEMethod):
+        return method.unquantized_backend in IN_PLACE
+    # A CPU packs these as a whole, into other memory.
+    return type(method) in (UnquantizedLinearMethod, UnquantizedEmbeddingMethod) and not current_platform.is_cpu()
 
 
 def _loader(layer: torch.nn.Module, name: str, info: LayerReloadingInfo) -> Callable[..., Any]:
@@ -59,7 +73,7 @@ def _loader(layer: torch.nn.Module, name: str, info: LayerReloadingInfo) -> Call
         num_loaded, result = get_numel_loaded(original, bound)
         info.load_numel += num_loaded
         if info.load_numel >= get_layer_size(layer):
-            with _packing_in_place():
+            with _packing_in_place():  # on a CPU; on a GPU there is nothing to pack
                 layerwise._layerwise_process(layer, info)
         return result
 
@@ -71,8 +85,8 @@ def _make_room(layer: torch.nn.Module, info: LayerReloadingInfo) -> None:
     assert info.kernel_tensors is not None  # noqa: S101 - for the type checker
     for name, served in info.kernel_tensors[0].items():
         plain = layer._parameters.get(name)
-        # A bias is not packed, and the kernel keeps the one that it was made with.
-        if plain is None or not plain.is_meta or plain.dim() != 3:
+        # The bias of experts is not packed, and the kernel keeps the one that it was made with.
+        if plain is None or not plain.is_meta or not name.endswith("weight"):
             continue
         if served.dtype == plain.dtype and served.numel() == plain.numel() and served.is_contiguous():
             room = served.data.view(plain.shape)

@@ -1,9 +1,9 @@
-"""What a worker holds to receive a push: two buckets, and a larger tensor only while it comes."""
+"""What each end of a push holds: two buckets, and a larger tensor only while it is on its way."""
 
 import torch
 
+from grpo_proto.staging import Staging, buckets_in_the_way, planned_bytes
 from grpo_proto.transport import plan_manifest
-from grpo_rollout.staging import Staging
 
 MIB = 2**20
 NOWHERE = torch.device("meta")
@@ -19,7 +19,9 @@ def test_a_large_tensor_takes_memory_once_and_only_while_it_comes():
     assert staging.num_bytes == 2 * 64 * MIB
     assert [staging.buffer(bucket).numel() for bucket in (0, 1, 2)] == [640 * MIB, 500 * MIB, 64 * MIB]
     assert staging.num_bytes == (2 * 64 + 640) * MIB
+    assert planned_bytes(manifest) == staging.num_bytes
     assert [staging.overlap(bucket, bucket + 1) for bucket in range(4)] == [False, True, True, True]
+    assert buckets_in_the_way(manifest) == {0}
     staging.release()
     assert staging.num_bytes == 2 * 64 * MIB
 

@@ -1,0 +1,178 @@
+"""Play an episode with Python code: an environment, tools alone, or a class for TRL, in a process of its own.
+
+reset → messages ─► the policy's turn ─► step → messages, reward, done ─► the next turn …
+"""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from grpo_proto import ConflictError, InfrastructureError
+from grpo_proto.messages.base import Message
+from grpo_proto.messages.errors import DataError
+from grpo_proto.messages.sessions import GeneratedTurn, GenerateTurn
+
+from ..config.episodes import ENVIRONMENT_REWARD, EpisodesConfig
+from ..errors import UsageError
+from .identity import EpisodeAsked
+from .played import Ending, Played
+from .processes import CallFailedError, EpisodeProcess, EpisodeProcessError, LateProcessError, Nursery
+from .recording import Recording, ServerLostError
+from .tools import late_results
+
+log = logging.getLogger(__name__)
+
+CLOSE_S = 5.0
+"""Limit for an environment's `close`."""
+
+
+class EnvironmentPlayer:
+    """Plays one episode. `log_file`: what its process prints."""
+
+    def __init__(self, nursery: Nursery, config: EpisodesConfig, asked: EpisodeAsked, log_file: Path):
+        self.nursery, self.config, self.asked, self.log_file = nursery, config, asked, log_file
+        self.kind = _kind(config, asked.row.columns)
+        self.transcript: list[dict[str, Any]] = []
+        self.turn_rewards: dict[int, float] = {}
+        self.counts = {"tools/calls": 0.0, "tools/failures": 0.0}
+        self.process: EpisodeProcess | None = None
+
+    async def play(self, recording: Recording) -> Played:
+        rewards: dict[str, float | None] = {}
+        try:
+            await self._fork()
+            first = await self._call("reset", row=self.asked.row.columns, prompt=_prompt(self.asked),
+                                     seed=self.asked.environment_seed)  # fmt: skip
+            await recording.open()
+            ending = await self._turns(recording, first)
+            rewards = await self._rewards()
+        except (CallFailedError, EpisodeProcessError) as error:
+            ending = Ending("failed", "infrastructure", f"the environment failed: {error}", lost="environment")
+        except ServerLostError as error:
+            ending = Ending("failed", "infrastructure", str(error), lost="server")
+        finally:
+            if self.process is not None:
+                self.process.kill()
+        return await recording.ended(
+            ending,
+            messages=self.transcript,
+            rewards=rewards,
+            turn_rewards=self.turn_rewards,
+            metrics=self.counts if self.counts["tools/calls"] else None,
+        )
+
+    # --- turns ---------------------------------------------------------------------------------------------------
+
+    async def _turns(self, recording: Recording, first: dict[str, Any]) -> Ending:
+        """Play turn by turn until the environment is done or the episode meets a limit."""
+        messages, tools, parent = first["messages"], first["tools"] or None, None
+        self.transcript += messages
+        for _ in range(self.config.max_turns):
+            try:
+                request = GenerateTurn(
+                    messages=[Message.model_validate(message) for message in messages],
+                    parent=parent,
+                    tools=tools if parent is None else None,
+                    max_tokens=recording.max_turn_tokens,
+                )
+            except ValidationError as error:
+                problem = error.errors(include_url=False)[0]
+                raise CallFailedError(f"its messages: {problem['loc']}: {problem['msg']}", late=False) from error
+            turn = await self._sample(recording, request)
+            if isinstance(turn, Ending):
+                return turn
+            self.transcript.append(turn.message)
+            step = await self._step(turn.message)
+            if step["reward"] is not None:
+                self.turn_rewards[turn.turn] = step["reward"]
+            messages, parent = step["messages"], turn.turn
+            self.transcript += messages
+            if turn.finish_reason == "length":
+                return Ending("truncated", "policy", f"turn {turn.turn} was cut after {len(turn.token_ids)} tokens")
+            if step["done"]:
+                return Ending()
+        return Ending("truncated", "policy", f"max_turns {self.config.max_turns} is reached")
+
+    async def _sample(self, recording: Recording, request: GenerateTurn) -> GeneratedTurn | Ending:
+        """Return the next turn, or how the episode has ended. Raises ServerLostError, CallFailedError."""
+        try:
+            return await recording.session.generate(request, retry_for_s=recording.place.retry_for_s)
+        except (InfrastructureError, ConflictError) as error:
+            raise ServerLostError(str(error)) from error
+        except DataError as error:
+            kind = error.detail.type
+            if kind in ("session_limit", "context_length_exceeded"):
+                return Ending("truncated", "policy", error.detail.message)
+            if error.status == 410:
+                return Ending("failed", "infrastructure", error.detail.message)  # the record knows why
+            if kind == "invalid_messages":
+                raise CallFailedError(f"its messages cannot be rendered: {error.detail.message}", late=False) from error
+            raise
+
+    async def _step(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Answer the policy. A tool that had to be killed is an observation where it holds no state."""
+        calls = message.get("tool_calls") or []
+        try:
+            step: dict[str, Any] = await self._call("step", calls=len(calls), message=message)
+        except LateProcessError:
+            if not calls or self.config.environment or self.config.environment_factory:
+                raise
+            await self._fork()
+            why = f"the call did not return within {self.config.call_timeout_s:g} s, and was ended"
+            step = {"messages": late_results(message, why), "reward": None, "done": False,
+                    "tool_calls": len(calls), "tool_failures": len(calls)}  # fmt: skip
+        self.counts["tools/calls"] += step.get("tool_calls", 0)
+        self.counts["tools/failures"] += step.get("tool_failures", 0)
+        return step
+
+    async def _rewards(self) -> dict[str, float | None]:
+        """What the episode is worth; closes the environment."""
+        rewards: dict[str, float | None] = await self._call("finish")
+        if self.config.environment:
+            rewards[ENVIRONMENT_REWARD] = sum(self.turn_rewards.values()) if self.turn_rewards else None
+        try:
+            if self.process is not None:
+                await self.process.call("close", wait_s=CLOSE_S, timeout_s=CLOSE_S)
+        except (CallFailedError, EpisodeProcessError) as error:
+            log.warning("episode %s: its environment did not close: %s", self.asked.id, error)
+        return rewards
+
+    # --- process -------------------------------------------------------------------------------------------------
+
+    async def _fork(self) -> None:
+        self.process = await self.nursery.fork(self.kind, seed=self.asked.environment_seed, log_file=self.log_file)
+
+    async def _call(self, name: str, *, calls: int = 1, **arguments: Any) -> Any:
+        """Raises CallFailedError, EpisodeProcessError. `calls`: how many a step may make, one after the other."""
+        if self.process is None:
+            raise RuntimeError("the process has not been forked")
+        limit_s = self.config.call_timeout_s
+        wait_s = max(limit_s, min(limit_s * calls, self.config.idle_s))
+        if name == "step":
+            arguments["budget_s"] = wait_s
+        return await self.process.call(name, wait_s=wait_s, timeout_s=limit_s, **arguments)
+
+
+def _kind(config: EpisodesConfig, columns: Mapping[str, Any]) -> dict[str, Any]:
+    """What plays a row. Raises UsageError for a row without a class of `environment_factory`."""
+    factories, factory = config.factories, None
+    by_name = "" not in factories
+    if factories:
+        chosen = columns.get("environment") if by_name else ""
+        if chosen not in factories:
+            raise UsageError(
+                f"a row has the environment {chosen!r}, which is none of episodes.environment_factory: "
+                f"{', '.join(factories)}"
+            )
+        factory = factories[chosen]
+    return {
+        "environment": config.environment, "factory": factory, "tools": list(config.tools),
+        "by_name": bool(factories) and by_name,
+    }  # fmt: skip
+
+
+def _prompt(asked: EpisodeAsked) -> str | list[dict[str, Any]]:
+    return asked.row.prompt

@@ -1,0 +1,134 @@
+"""Play an episode with a program that speaks OpenAI's or Anthropic's API and knows nothing of us.
+
+It gets the session's URLs and its key by environment variables, and the row as JSON on stdin and in the file
+`GRPO_ROW`. Exit status 0 is a completed episode. Its last line on stdout may be
+`{"rewards": {"name": number or null}}`. It leads a process group of its own and ends with the episode.
+
+Waits for: its end, and that of its session, whose clock stands still while weights load.
+"""
+
+import asyncio
+import json
+import logging
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from grpo_proto import ConflictError, InfrastructureError
+from grpo_proto.messages.errors import DataError
+
+from ..config.episodes import EpisodesConfig
+from .identity import EpisodeAsked
+from .played import Ending, Played
+from .processes import EpisodeProcess, EpisodeProcessError, Exit, Nursery
+from .recording import Recording, ServerLostError
+
+log = logging.getLogger(__name__)
+
+ALWAYS = ("PATH", "HOME", "LANG")
+LOOK_S = 15.0
+"""Seconds between two looks whether the session of a running program has ended."""
+NOTICE_S = 5.0
+"""Time for a program to end by itself when its session has ended."""
+
+
+class ProgramPlayer:
+    """Plays one episode. `log_file`: what the program prints; the row lies beside it."""
+
+    def __init__(self, nursery: Nursery, config: EpisodesConfig, asked: EpisodeAsked, log_file: Path):
+        self.nursery, self.config, self.asked, self.log_file = nursery, config, asked, log_file
+        self.row_file = log_file.absolute().with_suffix(".row.json")
+
+    async def play(self, recording: Recording) -> Played:
+        rewards: dict[str, float | None] = {}
+        try:
+            await recording.open()
+            self._write_row()
+            async with await self._start(recording) as program:
+                exited = await self._wait(program, recording)
+            ending, rewards = _judged(exited)
+        except EpisodeProcessError as error:
+            ending = Ending("failed", "program", str(error), lost="program")
+        except ServerLostError as error:
+            ending = Ending("failed", "infrastructure", str(error), lost="server")
+        finally:
+            self.row_file.unlink(missing_ok=True)
+        return await recording.ended(ending, rewards=rewards)
+
+    def _write_row(self) -> None:
+        self.row_file.parent.mkdir(parents=True, exist_ok=True)
+        self.row_file.write_text(json.dumps(self.asked.row.columns, default=str), encoding="utf-8")
+
+    async def _start(self, recording: Recording) -> EpisodeProcess:
+        opened = recording.session.opened
+        env = {name: os.environ[name] for name in (*ALWAYS, *self.config.env) if name in os.environ}
+        env |= {
+            "OPENAI_BASE_URL": opened.openai_base_url,
+            "OPENAI_API_KEY": opened.api_key,
+            "ANTHROPIC_BASE_URL": opened.anthropic_base_url,
+            "ANTHROPIC_API_KEY": opened.api_key,
+            "GRPO_ROW": str(self.row_file),
+            "GRPO_SEED": str(self.asked.environment_seed),
+        }
+        return await self.nursery.program(self.config.agent, env=env, stdin=self.row_file, log_file=self.log_file)
+
+    async def _wait(self, program: EpisodeProcess, recording: Recording) -> Exit | None:
+        """Wait for the program's end; None when its session ended and it did not. Raises ServerLostError."""
+        loop = asyncio.get_running_loop()
+        deadline_at = loop.time() + self.config.deadline_s
+        while True:
+            await asyncio.wait({program.exited}, timeout=min(LOOK_S, max(NOTICE_S, deadline_at - loop.time())))
+            if program.exited.done():
+                return program.exited.result()
+            if await _has_ended(recording):
+                await asyncio.wait({program.exited}, timeout=NOTICE_S)
+                return program.exited.result() if program.exited.done() else None
+
+
+async def _has_ended(recording: Recording) -> bool:
+    """Whether the session has ended. Raises ServerLostError when the server cannot be asked."""
+    try:
+        return (await recording.session.trajectory(retry_for_s=recording.place.retry_for_s)).status is not None
+    except (InfrastructureError, ConflictError) as error:
+        raise ServerLostError(str(error)) from error
+    except DataError as error:
+        if error.status == 410:
+            raise ServerLostError(str(error)) from error
+        raise
+
+
+def _judged(exited: Exit | None) -> tuple[Ending, dict[str, float | None]]:
+    """How a program's episode has ended, and its rewards. The session's own end, if it has one, outranks this."""
+    if exited is None:
+        return Ending("failed", "program", "it went on after its session had ended, and was killed"), {}
+    try:
+        rewards = rewards_of(exited.last_line)
+    except ValueError as error:
+        return Ending("failed", "program", f"its last line: {error}", lost="program"), {}
+    if exited.status is None:
+        return Ending("failed", "infrastructure", str(exited), lost="program"), {}
+    if exited.status:
+        return Ending("failed", "program", str(exited), lost="program"), rewards
+    return Ending(), rewards
+
+
+def rewards_of(line: str) -> dict[str, float | None]:
+    """The rewards in the last line of a program; none in a line of another kind.
+
+    Raises ValueError for a line that means to have rewards and names something else.
+    """
+    try:
+        found: Any = json.loads(line)
+    except ValueError:
+        return {}
+    if not isinstance(found, dict) or "rewards" not in found:
+        return {}
+    rewards = found["rewards"]
+    if not isinstance(rewards, dict):
+        raise ValueError(f"rewards is {type(rewards).__name__}; write {{'rewards': {{'name': number or null}}}}")
+    for name, value in rewards.items():
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if value is not None and not is_number:
+            raise ValueError(f"the reward {name} is {value!r:.100}, neither a finite number nor null")
+    return {name: None if value is None else float(value) for name, value in rewards.items()}

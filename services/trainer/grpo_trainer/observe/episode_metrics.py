@@ -1,0 +1,78 @@
+"""Episodes of several turns → the numbers of one step: how they went, and where each sampled token went.
+
+Every sampled token is accounted for, in tokens: `tokens/sampled` = `tokens/trained` + all `tokens/masked_<reason>`.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import get_args
+
+from ..algorithm.scores import mean
+from ..algorithm.sequences import Cause, Episode, EpisodeStatus, Group
+from .metrics import optional
+
+
+def episode_metrics(
+    groups: Sequence[Group],
+    replaced: Sequence[Group],
+    *,
+    dropped_tokens: Mapping[str, int],
+    dropped_groups: int,
+    mask_truncated: bool,
+) -> dict[str, float]:
+    """Of the `groups` of a batch, whose advantages are known; tokens also of the groups that were sampled for it and
+    are not in it.
+
+    `dropped_tokens`: sampled tokens by the reason for which their groups were dropped; `dropped_groups`: those with too
+    few totals.
+    """
+    episodes = [episode for group in groups for episode in group.episodes]
+    turns = [sum(1 for _ in episode.turns) for episode in episodes]
+    statuses, causes = Counter(one.status for one in episodes), Counter(one.cause for one in episodes)
+    metrics: dict[str, float] = {
+        **optional("episodes/mean_turns", mean(turns)),
+        **optional("episodes/max_turns", max(turns, default=None)),
+        **optional("episodes/mean_segments", mean(len(one.segments) for one in episodes)),
+        **{f"episodes/{status}": statuses[status] for status in get_args(EpisodeStatus)},
+        **{f"episodes/cause_{cause}": causes[cause] for cause in get_args(Cause)},
+        "episodes/run_again": sum(one.attempt for one in episodes),
+        "episodes/groups_dropped": dropped_groups,
+    }
+    reported = [episode.metrics for episode in episodes if episode.metrics]
+    for name in sorted({name for numbers in reported for name in numbers}):
+        metrics |= optional(f"episodes/{name}", mean(numbers[name] for numbers in reported if name in numbers))
+    return metrics | token_counts(episodes, replaced, dropped_tokens=dropped_tokens, mask_truncated=mask_truncated)
+
+
+def token_counts(
+    episodes: Sequence[Episode],
+    replaced: Sequence[Group],
+    *,
+    dropped_tokens: Mapping[str, int],
+    mask_truncated: bool,
+) -> dict[str, float]:
+    """Where the sampled tokens went."""
+    counts = Counter[str | None](dropped_tokens)
+    for episode in episodes:
+        counts += tokens_by_reason(episode, otherwise=_left_out(episode, mask_truncated=mask_truncated))
+    for group in replaced:
+        for episode in group.episodes:
+            counts += tokens_by_reason(episode, otherwise="replaced")
+    sampled, trained = counts.total(), counts.pop(None, 0)
+    masked = {f"tokens/masked_{reason}": counts[reason] for reason in sorted(map(str, counts))}
+    return {"tokens/sampled": sampled, "tokens/trained": trained, **masked}
+
+
+def tokens_by_reason(episode: Episode, *, otherwise: str | None) -> Counter[str | None]:
+    """Sampled tokens by the mask of their turn; `otherwise` is the reason of those without a mask, None for trained."""
+    counts: Counter[str | None] = Counter()
+    for turn in episode.turns:
+        counts[turn.masked or otherwise] += turn.num_tokens
+    return counts
+
+
+def _left_out(episode: Episode, *, mask_truncated: bool) -> str | None:
+    reason = episode.left_out_because(mask_truncated=mask_truncated)
+    if reason in (None, "truncated"):
+        return reason
+    return "failed" if episode.status == "failed" or episode.cause in ("program", "infrastructure") else "unscored"

@@ -1,0 +1,144 @@
+"""Tools and classes written for TRL, played by the trainer's runner: vLLM's tool parser reads what a script samples."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import APIRouter, FastAPI
+
+from grpo_proto import Sampling
+from grpo_proto.client.sessions import SessionsClient
+from grpo_trainer.config.episodes import EpisodesConfig
+from grpo_trainer.data.prompt_row import PromptRow
+from grpo_trainer.episodes.identity import EpisodeAsked
+from grpo_trainer.episodes.played import Played
+from grpo_trainer.episodes.recording import Place
+from grpo_trainer.episodes.runner import EpisodeRunner
+from tests.rollout.sessions.families import FAMILIES
+from tests.rollout.sessions.serving import Served, serve
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.xdist_group("session families"),
+]
+
+GAMES = Path(__file__).parents[2] / "trainer/episodes/games.py"
+FAMILY = next(name for name in FAMILIES if FAMILIES[name].tool_parser == "hermes")
+QUESTION = [{"role": "user", "content": "What is 37*52?"}]
+Call = tuple[str, dict[str, Any]]
+
+
+class Policy:
+    """Plays one episode against `served`, which samples what `says` was told."""
+
+    def __init__(self, served: Served, runner: EpisodeRunner, client: SessionsClient):
+        self.served, self.runner, self.client = served, runner, client
+
+    def says(self, *calls: Call, text: str = "") -> None:
+        family = FAMILIES[FAMILY]
+        written = family.says(text, "", list(calls)) + str(family.end)
+        ids = self.served.tokenizer.encode(written, add_special_tokens=False)
+        self.served.next(ids, "stop", ids[-1])
+
+    async def plays(self, prompt: Any = QUESTION, **row: Any) -> Played:
+        asked = EpisodeAsked(0, 0, PromptRow(0, [], prompt, row), seed=1)
+        place = Place(self.client, Sampling(max_tokens=4000), None, None, retry_for_s=0.0)
+        found = await self.runner.run_episode(asked, place)
+        assert not self.served.script.answers
+        assert found.stats is not None
+        assert found.stats.sampled == found.episode.num_sampled
+        return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp(FAMILY)
+
+
+@asynccontextmanager
+async def policy(folder: Path, tmp_path: Path, **config: Any) -> AsyncIterator[Policy]:
+    from grpo_rollout.sessions.routes import add_session_routes
+
+    served = serve(FAMILY, folder)
+    app, router = FastAPI(), APIRouter()
+    add_session_routes(router, lambda: served.parts)
+    app.include_router(router)
+    transport = httpx.ASGITransport(app)
+    async with (
+        SessionsClient("http://localhost", transport=transport) as client,
+        EpisodeRunner(EpisodesConfig.model_validate(config), run="test", log_dir=tmp_path) as runner,
+    ):
+        yield Policy(served, runner, client)
+
+
+def results(found: Played) -> list[str]:
+    return [message["content"] for message in found.episode.transcript if message["role"] == "tool"]
+
+
+async def test_a_tool_is_called_and_its_failures_are_observations(folder: Path, tmp_path: Path):
+    async with policy(folder, tmp_path, tools=[f"{GAMES}:calc"]) as one:
+        one.says(("calc", {"expression": "37*52"}), ("calc", {"expression": "1/0"}), ("cook", {}), ("calc", {"x": 1}))
+        one.says(text="1924")
+        found = await one.plays()
+    schema = one.served.script.prompts[0]
+    assert "such as 1+2" in one.served.tokenizer.decode(schema)
+    assert results(found)[:3] == [
+        "1924", "{'error': 'division by zero'}", "{'error': 'Tool cook not found.'}",
+    ]  # fmt: skip
+    assert "unexpected keyword argument" in results(found)[3]
+    assert (found.episode.status, len(found.episode.segments), found.episode.text) == ("completed", 1, "1924")
+    assert found.metrics == {"tools/calls": 4.0, "tools/failures": 3.0}
+    assert "1924" in one.served.tokenizer.decode(one.served.script.prompts[1])
+
+
+async def test_a_tool_that_hangs_is_an_observation_and_the_next_call_works(folder: Path, tmp_path: Path):
+    async with policy(folder, tmp_path, tools=[f"{GAMES}:calc"], call_timeout_s=0.3) as one:
+        one.says(("calc", {"expression": "wait"}))
+        one.says(("calc", {"expression": "2+2"}))
+        one.says(text="4")
+        found = await one.plays()
+    late, right = results(found)
+    assert "did not return within 0.3 s" in late
+    assert right == "4"
+    assert found.episode.status == "completed"
+
+
+async def test_an_environment_beside_tools_gets_what_calls_none(folder: Path, tmp_path: Path):
+    async with policy(folder, tmp_path, environment=f"{GAMES}:Counting", tools=[f"{GAMES}:calc"]) as one:
+        one.says(("calc", {"expression": "37*52"}))
+        one.says(text="1924")
+        found = await one.plays(steps=1)
+    assert results(found) == ["1924"]
+    assert [turn.reward for turn in found.episode.turns] == [None, 0.25]
+    assert found.episode.rewards["environment"].score == 0.25
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+async def test_a_class_written_for_trl_plays_unchanged(folder: Path, tmp_path: Path, by_name: bool):
+    door = f"{GAMES}:Door"
+    async with policy(folder, tmp_path, environment_factory={"door": door} if by_name else door) as one:
+        one.says(("look", {}), ("enter", {"code": "1234"}), ("_hidden", {}))
+        one.says(text="It is open.")
+        found = await one.plays(code="1234", colour="red", environment="door")
+    assert found.episode.transcript[0]["content"] == "What is 37*52? The code begins with 1."
+    assert results(found) == ["a door of red", "open", "{'error': 'Tool _hidden not found.'}"]
+    assert found.episode.rewards["Door"].score == 1.0
+    tools = one.served.tokenizer.decode(one.served.script.prompts[0])
+    assert json.dumps("Try a code.") in tools
+    assert "get_reward" not in tools
+
+
+async def test_a_class_written_for_trl_is_called_as_trl_calls_it(folder: Path, tmp_path: Path):
+    """A row without a prompt begins with an empty message, and a class that returns no text adds none to it."""
+    async with policy(folder, tmp_path, environment_factory=f"{GAMES}:Door") as one:
+        one.says(text="Hm.")
+        found = await one.plays(prompt="", colour="red")
+    assert found.episode.transcript[0] == {"role": "user", "content": ""}
+    assert found.episode.rewards["Door"].score == 0.0

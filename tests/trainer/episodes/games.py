@@ -1,0 +1,70 @@
+"""Environments, tools and classes for TRL that the tests play against a real rollout server, whatever it says."""
+
+import asyncio
+import os
+import random
+import time
+
+
+class Counting:
+    """Ends after `row["steps"]` steps, each worth 0.25; the last one may say nothing."""
+
+    def reset(self, row, seed):
+        self.row, self.steps = row, 0
+        self.number = random.randrange(10)
+        return [{"role": "user", "content": f"Hi {self.number}"}]
+
+    async def step(self, message):
+        await asyncio.sleep(0)
+        self.steps += 1
+        done = self.steps >= self.row["steps"]
+        if self.row.get("dies_at") == self.steps:
+            os._exit(9)
+        if self.row.get("waits_at") == self.steps:
+            time.sleep(self.row["waits_s"])  # noqa: ASYNC251
+        return [] if done else "Go on", 0.25 if self.row.get("scores", True) else None, done
+
+
+def calc(expression: str) -> str:
+    """Calculate.
+
+    Args:
+        expression: such as 1+2
+    """
+    if expression == "wait":
+        while True:
+            try:
+                time.sleep(600)
+            except BaseException:  # noqa: S112
+                continue
+    return str(eval(expression))  # noqa: S307
+
+
+class Door:
+    """Written for TRL: a locked door."""
+
+    def __init__(self):
+        self.opened = False
+
+    def reset(self, code=None, **row):
+        self.code, self.row = code, row
+        return f" The code begins with {code[0]}." if code else None
+
+    def enter(self, code: str) -> str:
+        """Try a code.
+
+        Args:
+            code: four digits
+        """
+        self.opened = code == self.code
+        return "open" if self.opened else "locked"
+
+    async def look(self) -> str:
+        """Look at the door."""
+        return f"a door of {self.row.get('colour')}"
+
+    def _hidden(self):
+        return None
+
+    def get_reward(self):
+        return float(self.opened)

@@ -1,0 +1,70 @@
+"""Rows of episodes: without prompts, or numbers alone; and what the canary and the length checks make of them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.tiny_model import make_tokenizer
+
+from grpo_trainer.config.run_config import RunConfig
+from grpo_trainer.data.episode_rows import RowsOfEpisodes
+from grpo_trainer.data.run_rows import load_eval_sets, load_training_rows, longest_context
+from grpo_trainer.errors import UsageError
+
+TOKENIZER = make_tokenizer()
+
+
+def config_of(tmp_path: Path, *, episodes: dict[str, Any] | None, **more: Any) -> RunConfig:
+    played = {"episodes": {"environment": "game.py:Game", **episodes}} if episodes is not None else {}
+    run = {"run_dir": str(tmp_path / "run"), "model": {"name_or_path": "m"}, "reward": {"reward_funcs": ["x"]}}
+    return RunConfig.model_validate(run | played | more)
+
+
+def loaded(config: RunConfig, folder: Path) -> tuple[Any, Any]:
+    kept: dict[str, Any] = {"folder": folder, "of_episodes": RowsOfEpisodes.of(config)}
+    return load_training_rows(config.data, TOKENIZER, **kept), load_eval_sets(config.data, TOKENIZER, **kept)
+
+
+def test_a_row_of_episodes_needs_no_prompt_and_one_of_single_turns_does(tmp_path: Path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps({"door": number}) + "\n" for number in range(3)))
+    data = {"data": {"dataset": str(file)}}
+    rows, held_out = loaded(config_of(tmp_path, episodes={}, **data), tmp_path)
+    assert [(row.prompt, row.token_ids, row.columns) for row in rows] == [("", [], {"door": n}) for n in range(3)]
+    assert [len(store) for store in held_out.values()] == [0]
+    with pytest.raises(UsageError, match="has no column prompt"):
+        loaded(config_of(tmp_path, episodes=None, **data), tmp_path)
+
+
+def test_a_prompt_that_is_there_is_read_as_always(tmp_path: Path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "ab"}\n')
+    config = config_of(tmp_path, episodes={}, data={"dataset": str(file)})
+    rows, held_out = loaded(config, tmp_path)
+    assert (rows[0].prompt, len(rows[0].token_ids)) == ("ab", 2)
+    assert longest_context(config, rows, held_out) == 3
+    limited = config_of(tmp_path, episodes={"max_context_tokens": 99}, data={"dataset": str(file)})
+    assert longest_context(limited, rows, held_out) == 99
+    single = config_of(tmp_path, episodes=None, data={"dataset": str(file)}, rollout={"max_completion_length": 7})
+    assert longest_context(single, rows, held_out) == 9
+
+
+def test_rows_that_are_numbers_have_the_held_out_ones_behind_them(tmp_path: Path):
+    config = config_of(tmp_path, episodes={"num_tasks": 5}, data={}, eval={"max_rows": 2})
+    rows, held_out = loaded(config, tmp_path)
+    assert [row.columns for row in rows] == [{"task": number} for number in range(5)]
+    assert [row.columns for row in held_out[""]] == [{"task": 5}, {"task": 6}]
+    assert config.has_held_out_rows
+    assert config.evaluation_metrics
+    again, _ = loaded(config, tmp_path)
+    assert again.stores[""].summary == rows.stores[""].summary
+    config = config_of(tmp_path, episodes={"num_tasks": 5}, data={})
+    assert not config.has_held_out_rows
+    assert [len(store) for store in loaded(config, tmp_path)[1].values()] == [0]
+
+
+def test_the_rewards_of_a_run_are_those_that_episodes_bring_and_those_of_the_server(tmp_path: Path):
+    config = config_of(tmp_path, episodes={"num_tasks": 5}, data={})
+    assert (config.reward_weights, config.decides_accuracy) == ({"environment": 1.0, "x": 1.0}, "environment")
+    assert config_of(tmp_path, episodes=None, data={"dataset": "d"}).reward_weights == {"x": 1.0}
