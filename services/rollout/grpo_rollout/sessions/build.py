@@ -1,5 +1,6 @@
 """Put the parts of sessions together on top of a running engine."""
 
+import logging
 from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -59,6 +60,9 @@ def build_sessions(
     engine: Engine, pushes: Pushes, rollouts: Rollouts, serving: VllmServing, args: Namespace
 ) -> SessionParts:
     """Build them."""
+    # vLLM's parsers log a traceback for each call that a policy writes wrongly: in a training these are thousands, and
+    # the record of a session has the text.
+    logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
     chat = serving.chat
     tokenizer = rollouts.tokenizer
     render = partial(_render, tokenizer, rollouts.chat_template)

@@ -168,4 +168,8 @@ async def _forget(session: SessionClient) -> None:
         async with asyncio.timeout(LATER_S):
             await session.delete()
     except (ServiceError, TimeoutError) as error:
-        log.info("session %s was left to expire: %s", session.opened.session_id, error)
+        log.info(
+            "session %s was left to expire: %s",
+            session.opened.session_id,
+            str(error) or f"no answer within {LATER_S:g} s",
+        )
