@@ -90,18 +90,21 @@ def test_its_line_has_the_conversation_in_addition_and_is_scored_again_as_it_was
     assert [message.role for message in sample.messages or []] == ["user", "assistant", "tool", "assistant"]
     assert sample.truncated is True
     (of_step,) = read_samples(tmp_path)
-    said = [prompt.best.text for prompt in of_step.prompts]
-    assert said[0] == "hello"
-    assert said[1].startswith("[assistant]\n")
-    assert '"calc"' in said[1]
+    plain_shown, shown = (prompt.best for prompt in of_step.prompts)
+    assert (plain_shown.text, plain_shown.episode) == ("hello", None)
+    assert shown.episode
+    assert [said.role for said in shown.episode.messages] == ["assistant", "tool", "assistant"]
     assert of_step.prompts[1].prompt == "[user]\nWhat is 3*4?"
 
 
 def test_the_live_page_shows_it_as_a_conversation():
     (shown,) = groups_shown([Group(8, ROW, [conversation()])])
     assert shown["prompt"] == "[user]\nWhat is 3*4?"
-    assert shown["completions"][0]["text"].endswith("[tool]\n12\n\n[assistant]\n12")
-    assert shown["completions"][0]["tokens"] == 6
+    (one,) = shown["completions"]
+    assert (one["text"], one["tokens"]) == ("12", 6)
+    said = one["episode"]["messages"]
+    assert [(each["role"], each["text"]) for each in said] == [("assistant", ""), ("tool", "12"), ("assistant", "12")]
+    assert said[0]["calls"] == [{"name": "calc", "arguments": '{"expr": "3*4"}'}]
 
 
 @pytest.mark.parametrize(("status", "count"), [("completed", 1), ("truncated", 0), ("timeout", 0)])

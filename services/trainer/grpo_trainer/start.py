@@ -26,6 +26,7 @@ def start(config: RunConfig, *, resume: bool) -> int:
     status = RunStatus(
         config.logging.run_name or config.run_dir.name,
         heartbeat_bound_s=config.server.heartbeat_s,
+        mask_truncated=config.algorithm.mask_truncated_completions,
         # A push is tried again and again until its deadline.
         silent_stages={
             "save": config.server.saving_s,

@@ -11,7 +11,8 @@ terminal:        progress.py
 HTTP:            server.py, routes.py, prometheus.py
 live page:       live_page.py, live_guard.py, live_events.py; live_view.py from live_history.py, live_groups.py
                  and live_warnings.py
-report:          report.py from curves.py, thinned.py, report_charts.py, report_facts.py and report_samples.py
+report:          report.py from curves.py, thinned.py, report_charts.py, report_facts.py and report_samples.py;
+                 episode_shown.py has the conversation of an episode, for both pages
 rules, warnings: learning.py judges the last steps, with repetition.py and missing_scores.py; decisions.py keeps
                  what was decided; standing_still.py
 """

@@ -51,8 +51,7 @@ def completion_records(step: int, groups: Sequence[Group]) -> Iterator[dict[str,
                 "index": index,
                 **({"dataset": group.row.dataset} if group.row.dataset else {}),
                 "row": group.row.index,
-                "prompt": [wire_message(one).model_dump() for one in episode.transcript[: episode.opening]]
-                or group.row.prompt,
+                "prompt": opening_record(episode) or group.row.prompt,
                 "completion": episode.text,
                 "rewards": {name: _reward(result) for name, result in episode.rewards.items()},
                 "total": episode.total,
@@ -62,11 +61,16 @@ def completion_records(step: int, groups: Sequence[Group]) -> Iterator[dict[str,
                 "num_tokens": episode.num_sampled,
                 **({"trace_id": group.trace.trace_id} if group.trace.trace_id else {}),
                 "log": {name: result.log for name, result in episode.rewards.items() if result.log},
-                **(_conversation(episode) if episode.transcript else {}),
+                **(conversation_record(episode) if episode.transcript else {}),
             }
 
 
-def _conversation(episode: Episode) -> dict[str, Any]:
+def opening_record(episode: Episode) -> list[dict[str, Any]]:
+    """The messages before the first turn; empty for an episode of a single turn."""
+    return [wire_message(message).model_dump() for message in episode.transcript[: episode.opening]]
+
+
+def conversation_record(episode: Episode) -> dict[str, Any]:
     """What an episode of several turns has beside a completion. `start` and `end` of turns and `at` of forks count
     tokens of their segment."""
     return {

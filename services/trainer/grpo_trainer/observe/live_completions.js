@@ -96,12 +96,57 @@ class Completions {
     if (one.advantage !== null) {
       chips.push(make("span", { class: "chip", text: `adv ${one.advantage > 0 ? "+" : ""}${short(one.advantage)}`, title: "advantage" }));
     }
-    if (one.finish !== "stop") chips.push(make("span", { class: "chip lost", text: one.finish === "length" ? "cut off" : one.finish }));
+    if (one.episode) chips.push(...this.ending(one.episode));
+    else if (one.finish !== "stop") chips.push(make("span", { class: "chip lost", text: one.finish === "length" ? "cut off" : one.finish }));
     chips.push(make("span", { class: "chip", text: `${one.tokens} tokens` }));
     if (one.version !== null) chips.push(make("span", { class: "chip", text: `v${one.version}`, title: "policy version of its oldest token" }));
     const why = one.rewards.filter((reward) => reward.detail)
       .map((reward) => make("p", { class: "why", text: `${reward.name}: ${reward.detail}` }));
-    return make("li", {}, [make("div", { class: "chips" }, chips), ...why, ...this.text(one.text)]);
+    const said = one.episode ? this.conversation(one.episode) : this.text(one.text);
+    return make("li", one.episode ? { class: "told" } : {}, [make("div", { class: "chips" }, chips), ...why, ...said]);
+  }
+
+  // How an episode ended, and how much of it was trained on.
+  ending(episode) {
+    const chips = [make("span", { class: episode.status === "completed" ? "chip" : "chip lost", text: episode.status + (episode.cause ? `, cause ${episode.cause}` : "") })];
+    if (episode.attempt) chips.push(make("span", { class: "chip", text: `attempt ${episode.attempt + 1}` }));
+    chips.push(make("span", { class: "chip", text: `${episode.num_turns} turn${episode.num_turns === 1 ? "" : "s"}` }));
+    chips.push(make("span", { class: "chip", text: `${episode.num_trained} of ${episode.num_sampled} trained`, title: "tokens" }));
+    return chips;
+  }
+
+  // The messages behind the prompt, and below them the turns that are in none of them.
+  conversation(episode) {
+    const messages = episode.messages.map((said) => this.message(said));
+    if (episode.num_left_out) {
+      messages.splice(episode.left_out_at, 0, make("li", { class: "soft", text: `… ${episode.num_left_out} messages left out …` }));
+    }
+    const parts = [make("ol", { class: "talk" }, messages)];
+    if (episode.aside.length) {
+      const most = episode.num_aside > episode.aside.length ? `, the first ${episode.aside.length} of ${episode.num_aside}` : "";
+      parts.push(make("p", { class: "soft", text: `Sampled beside this conversation${most}:` }));
+      parts.push(make("ol", { class: "talk" }, episode.aside.map((said) => this.message(said))));
+    }
+    return parts;
+  }
+
+  message(said) {
+    const { turn } = said, kind = !turn ? "observation" : turn.left_out ? "masked" : "trained";
+    const parts = [make("p", { class: "soft" }, [make("b", { text: said.role }), said.name ? ` ${said.name}` : ""])];
+    if (turn?.fork) parts.push(make("p", { class: "soft", text: turn.fork }));
+    if (turn) {
+      const chips = [[turn.left_out ? `masked: ${turn.left_out}` : "trained", turn.left_out ? " lost" : " trained"], [`${turn.num_tokens} tokens`, ""]];
+      if (turn.versions) chips.push([turn.versions, ""]);
+      if (turn.reward !== null) chips.push([`reward ${short(turn.reward)}`, ""]);
+      if (turn.finish) chips.push([turn.finish === "length" ? "cut off" : turn.finish, " lost"]);
+      parts.push(make("div", { class: "chips" }, chips.map(([text, way]) => make("span", { class: `chip${way}`, text }))));
+    }
+    if (said.thoughts) parts.push(make("p", { class: "soft", text: "thinks" }), ...this.text(said.thoughts));
+    if (said.text || !(said.calls.length || said.thoughts)) parts.push(...this.text(said.text));
+    for (const call of said.calls) {
+      parts.push(make("p", { class: "soft" }, ["calls ", make("b", { text: call.name })]), ...this.text(call.arguments));
+    }
+    return make("li", { class: kind }, parts);
   }
 
   // A text with a "more" when it is long.

@@ -42,7 +42,9 @@ MAX_NAME = 200
 class LiveHistory:
     """Thread-safe; every call returns at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, mask_truncated: bool = False) -> None:
+        """`mask_truncated`: `algorithm.mask_truncated_completions` of the run."""
+        self._mask_truncated = mask_truncated
         self._lock = threading.Lock()
         self._sequence = 0
         self._clear()
@@ -112,7 +114,11 @@ class LiveHistory:
     def show_groups(self, step: int, groups: Sequence[Group]) -> None:
         """Keep the groups of a step with the largest spread; a step without groups keeps the earlier ones."""
         if groups:
-            shown = {"step": step, "count": len(groups), "groups": groups_shown(groups)}
+            shown = {
+                "step": step,
+                "count": len(groups),
+                "groups": groups_shown(groups, mask_truncated=self._mask_truncated),
+            }
             with self._lock:
                 self._groups = shown
 

@@ -30,6 +30,9 @@ def write_report(run_dir: Path, *, output: Path | None = None) -> Path:
     """
     curves, config = read_curves(run_dir), read_config(run_dir)
     charts = make_charts(curves) if curves.last_step is not None else []
+    algorithm = config.get("algorithm")
+    masks = isinstance(algorithm, dict) and algorithm.get("mask_truncated_completions") is True
+    steps = read_samples(run_dir, mask_truncated=masks)
     environment = Environment(
         loader=PackageLoader("grpo_trainer.observe", "."),
         autoescape=True,
@@ -44,7 +47,10 @@ def write_report(run_dir: Path, *, output: Path | None = None) -> Path:
         headlines=headlines_of(curves),
         charts=charts,
         figures={chart.id: chart.figure for chart in charts if chart.figure is not None},
-        steps=read_samples(run_dir),
+        steps=steps,
+        has_episodes=any(
+            one.episode for step in steps for prompt in step.prompts for one in (prompt.best, prompt.worst) if one
+        ),
         decisions=read_decisions(run_dir),
         config=config_text(config),
         empty=curves.last_step is None,

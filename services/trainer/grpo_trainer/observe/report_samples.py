@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .episode_shown import EpisodeShown, episode_shown
 from .jsonl import read_lines_of_parts
 from .run_files import COMPLETIONS_FILE
 
@@ -28,12 +29,15 @@ class RewardShown:
 
 @dataclass(frozen=True)
 class CompletionShown:
+    """`episode` is None for a single turn, whose text says all."""
+
     text: str
     total: float | None
     advantage: float | None
     rewards: list[RewardShown]
     finish_reason: str
     num_tokens: int | None
+    episode: EpisodeShown | None
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,11 @@ class StepShown:
     prompts: list[PromptShown] = field(default_factory=list)
 
 
-def read_samples(run_dir: Path) -> list[StepShown]:
-    """Read all parts of the file once, line by line, keeping a few groups per step and the current step's lines."""
+def read_samples(run_dir: Path, *, mask_truncated: bool = False) -> list[StepShown]:
+    """Read all parts of the file once, line by line, keeping a few groups per step and the current step's lines.
+
+    `mask_truncated`: `algorithm.mask_truncated_completions` of the run.
+    """
     found: dict[int, list[list[dict[str, Any]]]] = {}
     current: int | None = None
     first_step: int | None = None
@@ -68,7 +75,10 @@ def read_samples(run_dir: Path) -> list[StepShown]:
         lines.append(line)
     if current is not None:
         found[current] = _most_telling(_groups(lines))
-    return [StepShown(step, [_show(group) for group in found[step]]) for step in spread(sorted(found), MAX_STEPS)]
+    return [
+        StepShown(step, [_show(group, mask_truncated) for group in found[step]])
+        for step in spread(sorted(found), MAX_STEPS)
+    ]
 
 
 def is_landmark(step: int) -> bool:
@@ -108,29 +118,30 @@ def _spread_of(group: Sequence[dict[str, Any]]) -> float:
     return max(totals) - min(totals) if totals else -1.0
 
 
-def _show(group: Sequence[dict[str, Any]]) -> PromptShown:
+def _show(group: Sequence[dict[str, Any]], mask_truncated: bool) -> PromptShown:
     scored = [sample for sample in group if _is_number(sample.get("total"))]
     best = max(scored, key=lambda sample: sample["total"]) if scored else group[0]
     worst = min(scored, key=lambda sample: sample["total"]) if scored else best
     differs = bool(scored) and worst["total"] < best["total"]
     return PromptShown(
         prompt=shorten(prompt_text(group[0].get("prompt"))),
-        best=_completion(best),
-        worst=_completion(worst) if differs else None,
+        best=_completion(best, mask_truncated),
+        worst=_completion(worst, mask_truncated) if differs else None,
         num_completions=len(group),
         num_unscored=len(group) - len(scored),
     )
 
 
-def _completion(sample: dict[str, Any]) -> CompletionShown:
+def _completion(sample: dict[str, Any], mask_truncated: bool) -> CompletionShown:
     rewards = sample.get("rewards")
     return CompletionShown(
-        text=shorten(_said(sample)),
+        text=shorten(str(sample.get("completion", ""))),
         total=sample["total"] if _is_number(sample.get("total")) else None,
         advantage=sample["advantage"] if _is_number(sample.get("advantage")) else None,
         rewards=[_reward(name, result) for name, result in rewards.items()] if isinstance(rewards, dict) else [],
         finish_reason=str(sample.get("finish_reason", "")),
         num_tokens=sample.get("num_tokens"),
+        episode=episode_shown(sample, budget=MAX_CHARACTERS, cut=shorten, mask_truncated=mask_truncated),
     )
 
 
@@ -139,14 +150,6 @@ def _reward(name: str, result: dict[str, Any]) -> RewardShown:
     detail = result.get("detail")
     text = f"{score:.2f}" if _is_number(score) else status
     return RewardShown(name, text, status, shorten(str(detail), 300) if detail else None)
-
-
-def _said(sample: dict[str, Any]) -> str:
-    """The completion, or the conversation of an episode behind its prompt."""
-    messages, prompt = sample.get("messages"), sample.get("prompt")
-    if not isinstance(messages, list):
-        return str(sample.get("completion", ""))
-    return prompt_text(messages[len(prompt) :] if isinstance(prompt, list) else messages)
 
 
 def prompt_text(prompt: Any) -> str:

@@ -87,6 +87,7 @@ class RunStatus:
         silent_stages: Mapping[str, float] = MappingProxyType({}),
         max_steps: int = 0,
         step: int = 0,
+        mask_truncated: bool = False,
         now: Callable[[], float] = time.monotonic,
     ):
         self._now = now
@@ -94,7 +95,7 @@ class RunStatus:
         self._commanded_bound_s: float | None = None
         self._waits_for_rank = False
         self._lock = threading.Lock()
-        self.history = LiveHistory()
+        self.history = LiveHistory(mask_truncated=mask_truncated)
         self._state = Snapshot(run=run, max_steps=max_steps, step=step, stage_since_s=time.time())
         self._beat_monotonic = now()
         self._beat_epoch = time.time()
