@@ -96,6 +96,13 @@ def test_an_answer_that_was_put_into_the_mouth_of_the_policy_has_no_turn():
     assert [said.text for said in shown.aside] == ["a"]
 
 
+def test_as_many_turns_as_answers_are_the_same_ones_when_a_parser_has_rewritten_the_text():
+    segment = Segment([5, 1, 6, 2, 8], [turn(2, 3, "<call>a</call>"), turn(4, 5, "b")])
+    shown = shown_of(Episode("e", [segment], transcript=said_by("A", "r", "b"), opening=1))
+    assert [said.turn.segment if said.turn else None for said in shown.messages] == [0, None, 0]
+    assert shown.aside == []
+
+
 def test_a_turn_that_a_push_interrupted_has_both_versions_and_an_end_that_is_none_is_said():
     cut = Turn(2, 6, [(3, 2), (4, 2)], "length", "a")
     shown = shown_of(Episode("e", [Segment([5, 1, 6, 7, 8, 9], [cut])], transcript=said_by("a"), opening=1))

@@ -181,11 +181,18 @@ def _turns_of_messages(
     for at, turn in enumerate(turns):
         by_segment[turn.get("segment")].append(at)
     best: dict[int, int] = {}
+    best_line: list[int] = []
     for segment in by_segment:
-        found = _matched(messages, answers, turns, _line_of(segment, by_segment, parents, turns))
-        if (bool(answers) and answers[-1] in found, len(found)) >= (bool(answers) and answers[-1] in best, len(best)):
-            best = found
-    return best
+        line = _line_of(segment, by_segment, parents, turns)
+        found = _matched(messages, answers, turns, line)
+        if _rank(answers, found) >= _rank(answers, best):
+            best, best_line = found, line
+    # As many turns as answers are the same ones, also where a parser has rewritten the text.
+    return dict(zip(answers, best_line, strict=True)) if len(answers) == len(best_line) else best
+
+
+def _rank(answers: Sequence[int], found: Mapping[int, int]) -> tuple[bool, int]:
+    return bool(answers) and answers[-1] in found, len(found)
 
 
 def _line_of(

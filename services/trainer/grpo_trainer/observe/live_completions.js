@@ -74,8 +74,9 @@ class Completions {
   }
 
   group(group) {
+    const noun = group.completions.some((one) => one.episode) ? "episodes" : "completions";
     const counted = group.completions.length < group.count
-      ? `${group.completions.length} of ${group.count} completions, the best and the worst` : `${group.count} completions`;
+      ? `${group.completions.length} of ${group.count} ${noun}, the best and the worst` : `${group.count} ${noun}`;
     const unscored = group.unscored ? ` · ${group.unscored} without a score` : "";
     return make("article", { class: "group" }, [
       make("h3", { text: `Prompt ${group.position + 1}` }),
@@ -98,7 +99,7 @@ class Completions {
     }
     if (one.episode) chips.push(...this.ending(one.episode));
     else if (one.finish !== "stop") chips.push(make("span", { class: "chip lost", text: one.finish === "length" ? "cut off" : one.finish }));
-    chips.push(make("span", { class: "chip", text: `${one.tokens} tokens` }));
+    if (!one.episode) chips.push(make("span", { class: "chip", text: `${one.tokens} tokens` }));
     if (one.version !== null) chips.push(make("span", { class: "chip", text: `v${one.version}`, title: "policy version of its oldest token" }));
     const why = one.rewards.filter((reward) => reward.detail)
       .map((reward) => make("p", { class: "why", text: `${reward.name}: ${reward.detail}` }));
@@ -111,7 +112,7 @@ class Completions {
     const chips = [make("span", { class: episode.status === "completed" ? "chip" : "chip lost", text: episode.status + (episode.cause ? `, cause ${episode.cause}` : "") })];
     if (episode.attempt) chips.push(make("span", { class: "chip", text: `attempt ${episode.attempt + 1}` }));
     chips.push(make("span", { class: "chip", text: `${episode.num_turns} turn${episode.num_turns === 1 ? "" : "s"}` }));
-    chips.push(make("span", { class: "chip", text: `${episode.num_trained} of ${episode.num_sampled} trained`, title: "tokens" }));
+    chips.push(make("span", { class: "chip", text: `${episode.num_trained} of ${episode.num_sampled} tokens trained` }));
     return chips;
   }
 
