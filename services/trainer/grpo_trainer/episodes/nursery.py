@@ -71,6 +71,9 @@ def load(environments: list[str], factories: list[str], tools: list[str]) -> dic
     from .messages import EnvironmentFault
     from .tools import schema_of
 
+    if factories or tools:
+        # Schemas are made in each episode's process: imported here, their maker costs it nothing.
+        from transformers.utils import get_json_schema  # noqa: F401
     np.random.seed(0)
     parts: dict[str, Any] = {}
     for section, chosen, methods in (
