@@ -71,9 +71,8 @@ def load(environments: list[str], factories: list[str], tools: list[str]) -> dic
     from .messages import EnvironmentFault
     from .tools import schema_of
 
-    if factories or tools:
-        # Schemas are made in each episode's process: imported here, their maker costs it nothing.
-        from transformers.utils import get_json_schema  # noqa: F401
+    if factories:
+        schema_of(_any_tool)  # the first schema imports torch: here once, not in the process of each episode
     np.random.seed(0)
     parts: dict[str, Any] = {}
     for section, chosen, methods in (
@@ -94,6 +93,15 @@ def load(environments: list[str], factories: list[str], tools: list[str]) -> dic
         hint = "a tool needs a type for each argument, and a docstring with a line for each under Args:"
         raise UsageError(f"episodes.tools: {error}", hint=hint) from error
     return parts
+
+
+def _any_tool(text: str) -> str:
+    """Return it.
+
+    Args:
+        text: anything
+    """
+    return text
 
 
 class Living:
