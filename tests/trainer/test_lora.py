@@ -243,7 +243,7 @@ class TestAdapter:
         model = make_model(tied=False, hidden_size=64)
         adapter = adapter_on(model)
         policy = Policy(model, temperature=1.0, chunk_tokens=8)
-        logprobs_N, _ = policy(self.ids, torch.zeros(19, dtype=torch.long), torch.arange(1, 20))
+        logprobs_N, _ = policy(self.ids, torch.arange(19), self.ids[0, 1:20])
         chunked = logprobs_N.grad_fn
         assert chunked.needs_input_grad[:2] == (True, False)
         logprobs_N.sum().backward()

@@ -136,7 +136,7 @@ def differences(llm: Any, policy: Policy) -> torch.Tensor:
     """Of each sampled token, between the logprob that the server reports and the trainer's own."""
     parts = []
     for tokens, start, served in sampled_logprobs(llm):
-        columns = torch.arange(start, len(tokens), device=policy.model.device)
-        own, _ = policy(torch.tensor([tokens], device=columns.device), torch.zeros_like(columns), columns)
+        ids_L = torch.tensor(tokens, device=policy.model.device)
+        own, _ = policy(ids_L[None], torch.arange(start - 1, len(tokens) - 1, device=ids_L.device), ids_L[start:])
         parts.append((own.cpu() - torch.tensor(served)).abs())
     return torch.cat(parts)
