@@ -52,9 +52,12 @@ def error(answer: httpx.Response) -> tuple[int, str]:
 
 
 async def test_a_chat_is_rendered_sampled_and_turned_back_into_a_chat_answer(fresh: Server):
-    rendered = (await post(fresh, "/v1/chat/completions/render", {"messages": MESSAGES, "max_tokens": 8})).json()
+    chat = {"messages": MESSAGES, "max_tokens": 8}
+    rendered = (await post(fresh, "/v1/chat/completions/render", chat)).json()
     sampled = await post(fresh, GENERATE, rendered)
-    answer = (await post(fresh, "/v1/chat/completions/derender", {"generate_response": sampled.json()})).json()
+    # A server with a parser of tools wants to know what was asked.
+    body = {"generate_response": sampled.json(), "chat_request": chat}
+    answer = (await post(fresh, "/v1/chat/completions/derender", body)).json()
     (choice,) = answer["choices"]
     token_ids = sampled.json()["choices"][0]["token_ids"]
     text = (await post(fresh, "/detokenize", {"tokens": token_ids})).json()["prompt"]
