@@ -3,14 +3,24 @@
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from vllm.entrypoints.anthropic.protocol import AnthropicCountTokensRequest, AnthropicMessagesRequest
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 
 from grpo_proto.server.refusal import Refusal
 
 from .chat import label_of
-from .recorded import Answer, RecordedParser, Request, formed, is_forced, num_overruled, raise_if_error, with_parts
+from .recorded import (
+    Answer,
+    RecordedParser,
+    Request,
+    formed,
+    is_forced,
+    num_overruled,
+    raise_if_error,
+    request_of,
+    with_parts,
+)
 from .session import Session
 from .turns import Turns
 from .wanted import Wanted
@@ -60,12 +70,7 @@ class Messages:
         fields = {name: value for name, value in body.items() if name in kept} | {"model": self.served_name}
         if is_forced(fields.get("tool_choice")):
             fields["tool_choice"] = {"type": "auto"}
-        try:
-            return kind(**fields)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise Refusal(400, "invalid_request", f"{where}: {first['msg']}") from error
+        return request_of(kind, fields)
 
     def _form(self, body: Mapping[str, Any]) -> Any:
         choice = body.get("tool_choice")

@@ -7,8 +7,9 @@ returns the message as it was recorded. Their incremental parsers would assemble
 import copy
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+from pydantic import BaseModel, ValidationError
 from vllm.entrypoints.generate.base.protocol import DeltaFunctionCall, DeltaMessage, DeltaToolCall, FunctionCall
 from vllm.inputs.engine import tokens_input
 from vllm.outputs import CompletionOutput, RequestOutput
@@ -20,6 +21,8 @@ from .forest import Turn
 from .session import Running, Session
 from .turns import Turns
 from .wanted import Wanted
+
+RequestT = TypeVar("RequestT", bound=BaseModel)
 
 UNIMPORTANT = frozenset({"model", "store", "safety_identifier", "prompt_cache_key", "service_tier", "reasoning_effort"})
 """Fields that ask nothing of the sampling of a session: they are dropped, and not counted as overruled."""
@@ -79,6 +82,16 @@ def formed(messages: Sequence[Any]) -> list[ChatMessage]:
         return [chat_message(message, number) for number, message in enumerate(messages)]
     except BadMessagesError as error:
         raise Refusal(400, "invalid_messages", str(error)) from error
+
+
+def request_of(kind: type[RequestT], fields: Mapping[str, Any]) -> RequestT:
+    """Return vLLM's request of these fields. Raises Refusal (400) that names the first that is wrong."""
+    try:
+        return kind(**fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise Refusal(400, "invalid_request", f"{where}: {first['msg']}") from error
 
 
 def num_overruled(body: Mapping[str, Any], kept: frozenset[str]) -> int:

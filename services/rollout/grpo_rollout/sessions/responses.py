@@ -6,7 +6,6 @@ A response is stored nowhere but in the session's record: `previous_response_id`
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
-from pydantic import ValidationError
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 
@@ -16,7 +15,17 @@ from .chat import label_of
 from .chat_form import ChatMessage
 from .forest import Turn
 from .messages import without_nulls
-from .recorded import Answer, RecordedParser, Request, formed, is_forced, num_overruled, raise_if_error, with_parts
+from .recorded import (
+    Answer,
+    RecordedParser,
+    Request,
+    formed,
+    is_forced,
+    num_overruled,
+    raise_if_error,
+    request_of,
+    with_parts,
+)
 from .session import Session
 from .turns import Turns
 from .wanted import Wanted
@@ -45,12 +54,7 @@ class Responses:
         fields = {name: value for name, value in body.items() if name in SENT_ON and value is not None}
         if is_forced(fields.get("tool_choice")):
             fields["tool_choice"] = "auto"
-        try:
-            request = ResponsesRequest(**(fields | {"model": self.served_name, "store": False}))
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise Refusal(400, "invalid_request", f"{where}: {first['msg']}") from error
+        request = request_of(ResponsesRequest, fields | {"model": self.served_name, "store": False})
         session.forest.counts["overruled"] += num_overruled(body, KEPT)
         form = _form(body, before)
         asked = _ResponsesRequest(self.turns, session, form, label=label_of(body), retry=retry)

@@ -12,9 +12,10 @@ Dimension suffixes of tensors and arrays:
     a micro-batch, G episodes of a group, V vocabulary, H hidden size.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,7 @@ because no reward would judge it, one ran out of time, or one failed; it was cut
 on; it has no token to train on."""
 
 EpisodeStatus = Literal["completed", "truncated", "timeout", "failed"]
+ReasonT = TypeVar("ReasonT")
 Cause = Literal["policy", "program", "infrastructure"]
 
 CONTEXT = -1
@@ -99,6 +101,11 @@ class Segment:
     @property
     def num_sampled(self) -> int:
         return sum(turn.num_tokens for turn in self.turns)
+
+
+def was_broken(status: str | None, cause: str | None) -> bool:
+    """Whether something else than the policy ended an episode: it has no reward then."""
+    return status == "failed" or cause in ("program", "infrastructure")
 
 
 @dataclass
@@ -187,6 +194,13 @@ class Episode:
         """Version of the oldest token that may be trained on; None without one."""
         turns = (turn for turn in self.turns if turn.masked is None)
         return min((version for turn in turns for version, _ in turn.versions), default=None)
+
+    def tokens_by_reason(self, *, otherwise: ReasonT) -> Counter[str | ReasonT]:
+        """Count sampled tokens by the mask of their turn, those without a mask under `otherwise`."""
+        counts: Counter[str | ReasonT] = Counter()
+        for turn in self.turns:
+            counts[turn.masked or otherwise] += turn.num_tokens
+        return counts
 
     def left_out_because(self, *, mask_truncated: bool) -> DropReason | None:
         """Why it takes no part in the loss; None when it does. Of several reasons the gravest one."""

@@ -11,6 +11,7 @@ from grpo_proto.client.sessions import SessionClient, SessionsClient
 from grpo_proto.messages.errors import DataError, ServiceError
 from grpo_proto.messages.sessions import CloseSession, OpenSession, SessionLimits, Trajectory
 
+from ..algorithm.sequences import was_broken
 from ..config.episodes import EpisodesConfig
 from .identity import EpisodeAsked
 from .played import Ending, Played, played
@@ -122,7 +123,7 @@ class Recording:
             weights=self.config.weights,
         )
         found.metrics.update(metrics or {})
-        if ending.status == "failed" or ending.cause in ("program", "infrastructure"):
+        if was_broken(ending.status, ending.cause):
             # The policy did not cause it: what is left of the scores would be a wrong episode's.
             broken = RewardScore(score=None, status="error", detail=ending.detail)
             found.episode.rewards = dict.fromkeys({**self.config.weights, **found.episode.rewards}, broken)

@@ -9,7 +9,6 @@ same seeds makes sense: the `server` (elsewhere, until the retry budget is spent
 forgotten.
 """
 
-import asyncio
 import logging
 from pathlib import Path
 
@@ -25,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class EpisodeRunner:
-    """Plays at most `max_concurrent_episodes` at once, first come first.
+    """Plays as many episodes at once as it is asked to: the sampler bounds them.
 
     Args:
         run: a name of the run that a resume keeps, and no other run has; part of the sessions' ids.
@@ -40,7 +39,6 @@ class EpisodeRunner:
             tools=config.tools,
             startup_timeout_s=config.startup_timeout_s,
         )
-        self._places = asyncio.Semaphore(config.max_concurrent)
 
     async def __aenter__(self) -> "EpisodeRunner":
         """Raises UsageError when a file of the run file cannot be imported, or cannot play an episode."""
@@ -53,11 +51,11 @@ class EpisodeRunner:
     async def run_episode(self, asked: EpisodeAsked, place: Place) -> Played:
         """Play one episode, from its reset to its end.
 
-        Waits for a place, and then for `deadline_s` and the time in which no weights are served at most. Returns in all
+        Waits for `deadline_s` and the time in which no weights are served at most. Returns in all
         cases but two: UsageError for a row that names no environment, and ServiceError for a server that refuses the
         run itself (401, a context that its model does not have).
         """
-        async with self._places, Recording(asked, place, self.config, self.run) as recording:
+        async with Recording(asked, place, self.config, self.run) as recording:
             log_file = self.log_dir / f"{recording.session_id}.log"
             player = ProgramPlayer if self.config.agent else EnvironmentPlayer
             return await player(self.nursery, self.config, asked, log_file).play(recording)

@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 from grpo_proto import RewardScore, Sampling
 from grpo_proto.client.sessions import SessionsClient
 
-from ..algorithm.sequences import Episode, Group
+from ..algorithm.sequences import Episode, Group, was_broken
 from ..config.episodes import EpisodesConfig
 from ..errors import RunError
 from ..fleet.fleet import Fleet, Replica
@@ -177,7 +177,7 @@ class Episodes:
 def _ended(found: Played) -> Episode:
     """The episode; one that the policy did not end has no total, and no reward is asked for."""
     episode = replace(found.episode, metrics=dict(found.metrics))
-    if episode.status == "failed" or episode.cause in ("program", "infrastructure"):
+    if was_broken(episode.status, episode.cause):
         broken = RewardScore(score=None, status="error", detail=found.ending.detail)
         episode.rewards = episode.rewards or {"episode": broken}
         episode.unscored_because = next(iter(episode.rewards.items()))

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import get_args
 
 from ..algorithm.scores import mean
-from ..algorithm.sequences import Cause, Episode, EpisodeStatus, Group
+from ..algorithm.sequences import Cause, Episode, EpisodeStatus, Group, was_broken
 from .metrics import optional
 
 
@@ -54,25 +54,17 @@ def token_counts(
     """Where the sampled tokens went."""
     counts = Counter[str | None](dropped_tokens)
     for episode in episodes:
-        counts += tokens_by_reason(episode, otherwise=_left_out(episode, mask_truncated=mask_truncated))
+        counts += episode.tokens_by_reason(otherwise=_left_out(episode, mask_truncated=mask_truncated))
     for group in replaced:
         for episode in group.episodes:
-            counts += tokens_by_reason(episode, otherwise="replaced")
+            counts += episode.tokens_by_reason(otherwise="replaced")
     sampled, trained = counts.total(), counts.pop(None, 0)
     masked = {f"tokens/masked_{reason}": counts[reason] for reason in sorted(map(str, counts))}
     return {"tokens/sampled": sampled, "tokens/trained": trained, **masked}
-
-
-def tokens_by_reason(episode: Episode, *, otherwise: str | None) -> Counter[str | None]:
-    """Sampled tokens by the mask of their turn; `otherwise` is the reason of those without a mask, None for trained."""
-    counts: Counter[str | None] = Counter()
-    for turn in episode.turns:
-        counts[turn.masked or otherwise] += turn.num_tokens
-    return counts
 
 
 def _left_out(episode: Episode, *, mask_truncated: bool) -> str | None:
     reason = episode.left_out_because(mask_truncated=mask_truncated)
     if reason in (None, "truncated"):
         return reason
-    return "failed" if episode.status == "failed" or episode.cause in ("program", "infrastructure") else "unscored"
+    return "failed" if was_broken(episode.status, episode.cause) else "unscored"

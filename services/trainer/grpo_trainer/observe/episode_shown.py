@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..algorithm.sequences import was_broken
+
 MAX_MESSAGES = 24
 """Messages shown of a conversation, and turns outside of it; of a longer one the first and the last half."""
 MIN_TEXT = 200
@@ -141,7 +143,7 @@ def fair_limit(sizes: Sequence[int], budget: int) -> int:
 def _left_out(record: Record, *, mask_truncated: bool) -> str | None:
     """Why no turn of the episode was trained on, as `episode_metrics` counts it; None when it may be."""
     if record.get("advantage") is None:
-        others = record.get("status") == "failed" or record.get("cause") in ("program", "infrastructure")
+        others = was_broken(record.get("status"), record.get("cause"))
         return "failed" if others else "unscored"
     return "truncated" if mask_truncated and record.get("status") == "truncated" else None
 

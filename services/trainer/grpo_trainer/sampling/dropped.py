@@ -47,8 +47,7 @@ class Dropped:
 
     def count(self, group: Group, reason: str) -> None:
         for episode in group.episodes:
-            for turn in episode.turns:
-                self.tokens[turn.masked or reason] += turn.num_tokens
+            self.tokens.update(episode.tokens_by_reason(otherwise=reason))
 
     def check(self, finished: Sequence[Group], groups_per_batch: int, min_scored_share: float) -> None:
         """Raise RunError when groups are dropped one after another, while a batch waits for them."""
