@@ -68,7 +68,9 @@ def test_it_generates(fresh: Server):
 def test_it_generates_by_the_token_route(fresh: Server):
     """Its way for prompts with images, which a prompt without any may take too. Without logprobs: TRL 1.16 reads those
     of this route as vLLM wrote them before 0.32."""
-    answer = client(fresh).generate(PROMPTS, features=[None, None], n=3, max_tokens=8, logprobs=None)
+    answer = client(fresh).generate(
+        PROMPTS, features=[None, None], n=3, max_tokens=8, logprobs=None, generation_kwargs={"ignore_eos": True}
+    )
     assert answer["prompt_ids"] == PROMPTS
     assert [len(completion) for completion in answer["completion_ids"]] == [8] * 6
     assert answer["logprobs"] is None
