@@ -1,15 +1,17 @@
 """Two revisions of the trainer, one result: the same run by each, compared to the bit.
 
-    python benchmarks/revisions.py OTHER_TREE
+    python benchmarks/revisions.py OTHER_TREE [--this "--SECTION.KEY VALUE ..."] [--other "..."]
 
 A refactoring proves itself so. Both runs are in float32 with `max_staleness` 0, against the same servers of this tree,
-which start once: one rank, then two ranks with ZeRO-2. Compared is what the survival tests compare: completions, with
+which start once: one rank, then two ranks with ZeRO-2. `--this` and `--other` are settings of one revision alone, for
+what the two spell differently. Compared is what the survival tests compare: completions, with
 their metrics, and the final weights. Then a run that the other revision began is resumed by this one: its checkpoints
 and run files go on.
 """
 
 import argparse
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -49,18 +51,22 @@ def run_file(folder: Path, model: Path, rollout_url: str, reward_url: str) -> Pa
     return path
 
 
-def train(tree: Path, file: Path, run_dir: Path, zero_stage: str, ranks: str, *more: str) -> None:
+def train(revision: tuple[Path, list[str]], file: Path, run_dir: Path, zero_stage: str, ranks: str, *more: str) -> None:
+    tree, settings = revision
     paths = os.pathsep.join(str(tree / part) for part in ("proto", "services/trainer"))
     command = [sys.executable, "-m", "grpo_trainer", file, "--run_dir", run_dir]
-    flags = ["--deepspeed.zero_stage", zero_stage, "--deepspeed.nproc_per_node", ranks, *more]
+    flags = ["--deepspeed.zero_stage", zero_stage, "--deepspeed.nproc_per_node", ranks, *settings, *more]
     environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     subprocess.run(list(map(str, [*command, *flags])), env=environment, check=True, timeout=300)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("other", type=Path, help="a checkout of the other revision")
-    other = parser.parse_args().other.resolve()
+    parser.add_argument("tree", type=Path, help="a checkout of the other revision")
+    for which in ("this", "other"):
+        parser.add_argument(f"--{which}", type=shlex.split, default=[], help=f"settings of {which} revision's runs")
+    args = parser.parse_args()
+    this, other = (ROOT, args.this), (args.tree.resolve(), args.other)
     with tempfile.TemporaryDirectory(prefix="grpo-revisions-") as name:
         folder = Path(name)
         model = save_tiny_model(folder / "model")
@@ -76,13 +82,13 @@ def main() -> None:
             file = run_file(folder, model, rollout.url, reward.url)
             for what, (zero_stage, ranks) in RANKS.items():
                 runs = [folder / f"{which}-{ranks}" for which in ("this", "other")]
-                for tree, run_dir in zip((ROOT, other), runs, strict=True):
-                    train(tree, file, run_dir, zero_stage, ranks)
+                for revision, run_dir in zip((this, other), runs, strict=True):
+                    train(revision, file, run_dir, zero_stage, ranks)
                 assert_same_run(*runs)
                 print(f"{what}: the same completions and weights, to the bit", flush=True)
                 resumed = folder / f"resumed-{ranks}"
                 train(other, file, resumed, zero_stage, ranks, "--max_steps", "2")
-                train(ROOT, file, resumed, zero_stage, ranks, "--resume")
+                train(this, file, resumed, zero_stage, ranks, "--resume")
                 assert_same_run(resumed, runs[1])
                 print(f"{what}: begun by the other revision and resumed by this one, the same to the bit", flush=True)
 
