@@ -53,7 +53,14 @@ class Trainer:
         self.group: WeightGroup | None = None
         self.digest: Digest | None = None
 
-    async def join(self, *, take_over: bool = False, lease_s: float = 600.0, deadline_s: float = 240.0) -> WeightState:
+    async def join(
+        self,
+        *,
+        take_over: bool = False,
+        lease_s: float = 600.0,
+        deadline_s: float = 240.0,
+        continues: int | None = None,
+    ) -> WeightState:
         """Open the session on all servers while this side forms the group."""
         world_size = 1 + len(self.clients) * self.workers_of_each
         self.crew = self.host.crew(self.session, world_size)
@@ -64,6 +71,7 @@ class Trainer:
                     trainer_id=self.trainer_id,
                     rendezvous=Rendezvous(host="127.0.0.1", port=self.host.port),
                     secret=self.crew.secret,
+                    continues=continues,
                     rank_offset=1 + position * self.workers_of_each,
                     world_size=world_size,
                     backend="gloo",

@@ -103,6 +103,56 @@ class TestStale:
             weight_state.check_request(loading(weight_state.fail(joined(), "x"))[0], session=None, min_version=None)
 
 
+class TestContinued:
+    """A session that continues another one of the same start: what was asked for in that one goes on."""
+
+    def test_requests_of_the_session_before_are_served_under_the_new_number(self):
+        weights = joined(committed(), session=11, continues=10)
+        for session in (10, 11):
+            weight_state.check_request(weights, session=session, min_version=1)
+        weights = committed(joined(weights, session=12, continues=11), version=2)
+        for session in (10, 11, 12):
+            weight_state.check_request(weights, session=session, min_version=2)
+
+    def test_pushes_belong_to_the_new_session_alone(self):
+        weights = joined(committed(version=5), session=11, continues=10)
+        with refusal(409, "fenced"):
+            weight_state.renew(weights, session=10, now_s=0.0)
+        assert committed(weights, version=5).version == 5, "one of the members may have committed it before the others"
+
+    @pytest.mark.parametrize("other", [{"continues": None}, {"continues": 9}, {"continues": 10, "trainer_id": "b"}])
+    def test_what_another_process_was_asked_for_ends(self, other: dict[str, object]):
+        weights = joined(committed(), session=11, take_over=True, **other)
+        with refusal(409, "fenced"):
+            weight_state.require_current(weights, 10)
+
+    def test_frozen_sequences_wait_for_another_push_until_the_deadline_of_the_one_that_failed(self):
+        failed = weight_state.fail(loading(committed(), version=2)[0], "a member is lost")
+        assert (failed.state, failed.frozen_until_s) == ("stale", 60.0)
+        continued = joined(failed, session=11, continues=10)
+        assert continued.frozen_until_s == 60.0
+        begun, push = loading(continued, version=2)
+        assert begun.frozen_until_s is None, "the deadline is that of the new push"
+        assert weight_state.commit(begun, push, digest="d", num_bytes=1, seconds=1).frozen_until_s is None
+        assert weight_state.fail(begun, "another").frozen_until_s == 60.0
+
+    def test_a_session_that_replaces_a_pushing_one_keeps_its_sequences_frozen_if_it_continues_it(self):
+        pushing = loading(committed(), version=2)[0]
+        assert joined(pushing, session=11, continues=10).frozen_until_s == 60.0
+        assert joined(pushing, session=11).frozen_until_s is None
+
+    def test_nobody_waits_when_no_push_can_go_on_with_them(self):
+        failed = weight_state.fail(loading(committed(), version=2)[0], "x")
+        assert joined(failed, session=11).frozen_until_s is None
+        assert weight_state.close_session(failed).frozen_until_s is None
+        assert weight_state.fail(committed(), "the canary").frozen_until_s is None
+
+    def test_a_group_that_does_not_form_leaves_the_requests_to_the_next_session(self):
+        tried = weight_state.not_joined(joined(committed(), session=11, continues=10))
+        weight_state.check_request(joined(tried, session=12, continues=11), session=10, min_version=1)
+        assert weight_state.not_joined(joined(committed(), session=11)).session is None
+
+
 class TestSessions:
     def test_another_trainer_waits_for_the_lease(self):
         weights = joined(now_s=0.0)

@@ -1,6 +1,7 @@
 """Requests that are in flight while servers are pushed to."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -54,8 +55,9 @@ async def begun() -> tuple[Fleet, Server, SingleTurn, "asyncio.Task[object]"]:
     return fleet, server, stage, sampling
 
 
-async def test_a_new_session_ends_a_servers_requests_and_not_its_membership():
-    """Another server came back, so the next push has opened a new session with both: this one has the weights."""
+async def test_a_new_session_that_continues_none_ends_a_servers_requests_and_not_its_membership():
+    """Another server came back, so the next push has opened a new session with both: this one has the weights, and is
+    of a release that knows no `continues`."""
     fleet, server, stage, sampling = await begun()
     server.session = 2
     await fleet.admit(fleet.replicas, session=2)
@@ -64,6 +66,35 @@ async def test_a_new_session_ends_a_servers_requests_and_not_its_membership():
     assert fleet.members == fleet.replicas
     assert stage.lost_requests == 1
     await fleet.close()
+
+
+async def test_what_a_server_samples_while_a_push_fails_beside_it_is_used():
+    """It gets nothing new meanwhile; one that the next push leaves out loses what it was asked."""
+    fleet, server, stage, sampling = await begun()
+    await fleet.suspend(fleet.replicas[0], "another member is lost")
+    assert fleet.members == []
+    server.sampled.set()
+    await asyncio.wait_for(sampling, 10)
+    assert stage.lost_requests == 0
+    await fleet.admit([], session=2)
+    assert fleet.replicas[0].lost.is_set()
+    await fleet.close()
+
+
+async def test_complete_groups_are_used_and_the_others_are_sent_again():
+    servers = TwoServers()
+    asked = [replace(ASKED[0], position=position) for position in range(3)]
+    cut_off = GROUP.model_copy(
+        update={"completions": [Completion(token_ids=[], text="", finish_reason="abort", versions=[])]}
+    )
+    servers.answers = [[GROUP, cut_off, GROUP], [GROUP]]
+    stage = SingleTurn(servers.fleet, run_id="run", deadline_s=60, retry_for_s=5)
+    await servers.fleet.admit(servers.fleet.replicas, session=1)
+    groups = await asyncio.wait_for(stage.sample(asked, min_version=1, n=1, sampling=Sampling()), 10)
+    assert [group.position for group in groups] == [0, 1, 2]
+    assert [len(request.prompts) for request in servers.requests] == [3, 1]
+    assert stage.lost_requests == 1
+    await servers.fleet.close()
 
 
 async def test_a_server_of_another_trainer_gets_no_more_requests_until_a_push():
@@ -83,14 +114,17 @@ class TwoServers:
     def __init__(self, *first: InfrastructureError, pause_s: float = 0.0):
         self.fleet = Fleet(["http://127.0.0.1:1", "http://127.0.0.1:2"], min_replicas=1)
         self.errors, self.pause_s = list(first), pause_s
+        self.answers: list[list[RolloutGroup]] = []
+        self.requests: list[RolloutRequest] = []
         for replica in self.fleet.replicas:
             replica.rollouts.rollouts = self.rollouts  # type: ignore[method-assign]
 
     async def rollouts(self, request: RolloutRequest) -> RolloutResponse:
+        self.requests.append(request)
         await asyncio.sleep(self.pause_s)
         if self.errors:
             raise self.errors.pop(0)
-        return RolloutResponse(groups=[GROUP], server_id="s")
+        return RolloutResponse(groups=self.answers.pop(0) if self.answers else [GROUP], server_id="s")
 
     async def sample(self, *, retry_for_s: float) -> SingleTurn:
         stage = SingleTurn(self.fleet, run_id="run", deadline_s=60, retry_for_s=retry_for_s)

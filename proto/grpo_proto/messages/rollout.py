@@ -145,6 +145,9 @@ class RolloutInfo(Response):
     device: Literal["cpu", "cuda"]
     gpus: list[str] = Field(default_factory=list, description="UUIDs of the GPUs of the server's workers.")
     nccl_version: str | None = Field(None, description="All members of a weight group over NCCL need the same version.")
+    continues_sessions: bool = Field(
+        False, description="Whether a weights session may continue another one (`SessionRequest.continues`)."
+    )
     keeps_kv_cache: bool = Field(False, description="Whether it takes a push with `kv_cache` keep.")
     adapters: AdapterLimits | None = Field(None, description="None: started without --enable-lora.")
     base_digest: str | None = Field(

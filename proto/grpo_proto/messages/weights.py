@@ -51,6 +51,11 @@ class SessionRequest(Request):
     secret: str = Field(
         min_length=32, max_length=200, repr=False, description="Proves at the rendezvous who may join this session."
     )
+    continues: Session | None = Field(
+        default=None,
+        description="The last session that this process asked the server to join: what is sampled in it goes on in the "
+        "new one. Only to a server whose `RolloutInfo.continues_sessions` says so.",
+    )
     rank_offset: int = Field(ge=1)
     world_size: int = Field(ge=2)
     backend: Backend
@@ -69,6 +74,10 @@ class SessionRequest(Request):
         description="Receive a bucket of so many zeros before the answer, which shows that data comes through.",
     )
     deadline_s: DeadlineS = 60.0
+
+    def left_open(self) -> set[str]:
+        """`continues` when there is none: older servers refuse a field that they do not know."""
+        return {"continues"} if self.continues is None else set()
 
 
 class TensorSpec(Request):
@@ -116,8 +125,8 @@ class BeginRequest(Request):
     the checkpoint that it was trained on.
 
     `kv_cache` keep: running sequences sample their next tokens with the new weights on the keys and values of the old
-    weights. Only between two versions of one session, and without meaning for an adapter. A new request is computed by
-    the new weights alone either way. `RolloutInfo.keeps_kv_cache` says whether the server knows it.
+    weights. Only between versions of one session or of one that continues it, and without meaning for an adapter. A new
+    request is computed by the new weights alone either way. `RolloutInfo.keeps_kv_cache` says whether the server knows it.
     """
 
     session: Session

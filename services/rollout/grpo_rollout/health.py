@@ -60,6 +60,7 @@ class InfoCard:
             "device": "cuda" if engine.client.vllm_config.device_config.device_type == "cuda" else "cpu",
             "gpus": [worker["gpu"] for worker in workers if worker["gpu"]],
             "nccl_version": workers[0]["nccl"],
+            "continues_sessions": True,
             "keeps_kv_cache": True,
         }
 

@@ -71,6 +71,7 @@ class Pushes:
         self._workers_lock = asyncio.Lock()
         self._receiving: asyncio.Task[Reception] | None = None
         self._deadline: asyncio.TimerHandle | None = None
+        self._frozen: asyncio.TimerHandle | None = None
         self._recoveries: set[asyncio.Task[None]] = set()
         self._unloads: set[asyncio.Task[None]] = set()
 
@@ -95,6 +96,7 @@ class Pushes:
                 lease_s=request.lease_s,
                 take_over=request.take_over,
                 now_s=time.monotonic(),
+                continues=request.continues,
             )
         )
         if before.session is not None:
@@ -112,7 +114,7 @@ class Pushes:
                 await asyncio.sleep(JOIN_POLL_S)
         except WorkerError as error:
             self._require_session(request.session)
-            self._set(weight_state.close_session(self.weights))
+            self._set(weight_state.not_joined(self.weights))
             raise Refusal(
                 504,
                 "group_not_formed",
@@ -205,8 +207,7 @@ class Pushes:
             self.adapters.withdraw()
             await self.engine.abort_all()
         # Recompute at the first push of a session: the weights before it may be anything.
-        continues = self.weights.committed_session == push.session
-        await self.engine.pause(request.kv_cache if continues else "recompute")
+        await self.engine.pause(request.kv_cache if self.weights.are_of(push.session) else "recompute")
         return {"unknown": [] if isinstance(self.tensors, str) else self.tensors.unknown}
 
     async def _receive(self, push: Push, manifest: Manifest) -> Reception:
@@ -293,34 +294,51 @@ class Pushes:
             self._set(weight_state.fail(self.weights, reason))
 
     def _set(self, weights: Weights) -> None:
-        """Enter the next state. After a failed push repair the workers; on entering `stale` abort all sequences."""
+        """Enter the next state. After a failed push repair the workers; when the weights are stale abort all sequences,
+        those that the push had frozen once no other can commit in time."""
         before, self.weights = self.weights, weights
         metrics.set_weight_state(weights.state, weights.version)
         if weights.push is None and self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
         failed = before.push if weights.push is None and weights.reason is not None else None
-        turned_stale = weights.state == "stale" and before.state != "stale"
         if failed is not None:
             metrics.count_push("failed")
-        if turned_stale:
+        self._watch_frozen(weights.frozen_until_s)
+        if weights.state == "stale" and before.state != "stale":
             logger.error("weights are stale: %s", weights.reason)
             run_in_background(self._recover(failed), self._recoveries)
+        elif weights.state == "stale" and before.frozen_until_s is not None and weights.frozen_until_s is None:
+            run_in_background(self._recover(None), self._recoveries)
         elif failed is not None:
             logger.error("the adapter before it stays: %s", weights.reason)
             run_in_background(self._recover_from_adapter(failed), self._recoveries)
 
+    def _watch_frozen(self, until_s: float | None) -> None:
+        """Give up the frozen sequences of a failed push at `until_s`."""
+        if self._frozen is not None:
+            self._frozen.cancel()
+            self._frozen = None
+        if until_s is not None:
+            left_s = max(until_s - time.monotonic(), 0.0)
+            self._frozen = asyncio.get_running_loop().call_later(
+                left_s, lambda: self._set(weight_state.give_up_frozen(self.weights))
+            )
+
     async def _recover(self, push: Push | None) -> None:
-        """Abort all sequences, and have the workers drop `push`."""
+        """Abort all sequences that no other push may go on with, and have the workers drop `push`."""
         try:
-            await self.engine.abort_all()
+            await self._abort_given_up()
             if push is not None:
                 await self._drop(push)
-            # Abort again, for requests that came in while the state changed.
-            if self.weights.state == "stale":
-                await self.engine.abort_all()
+            # Again, for requests that came in while the state changed.
+            await self._abort_given_up()
         except (WorkerError, EngineDiedError) as error:
             logger.error("recovery failed: %s", error)
+
+    async def _abort_given_up(self) -> None:
+        if self.weights.state == "stale" and self.weights.frozen_until_s is None:
+            await self.engine.abort_all()
 
     async def _recover_from_adapter(self, push: Push) -> None:
         """Have the workers drop `push`, and unload its adapter if it came that far."""

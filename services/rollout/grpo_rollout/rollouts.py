@@ -95,7 +95,7 @@ class Rollouts:
             )
         )
         if request.session is not None:
-            weight_state.require_session(self.pushes.weights, request.session)
+            weight_state.require_current(self.pushes.weights, request.session)
         return await self._body(request, outputs)
 
     async def _sample_group(

@@ -4,15 +4,17 @@
                           │                    │ begin, or another trainer takes over
                           └──anything else──► stale(reason) ──begin──► loading ──commit──► current
 
-Only a full push that commits ends `stale`. An adapter push leaves the state as it is until its commit, since what is
-served stays untouched meanwhile, and a failed adapter push changes nothing:
+Only a full push that commits ends `stale`. Sequences that a failed push had frozen stay frozen until its deadline: the
+next push may commit before, and they go on under its weights. An adapter push leaves the state as it is until its
+commit, since what is served stays untouched meanwhile, and a failed adapter push changes nothing:
 
     initial, current(version) ──begin, fail──► initial, current(version)       kind lora
     initial, current(version) ──begin, commit──► current(next version)
 
 Functions take the monotonic time `now_s` where time matters, and raise
-`Refusal` for a call that is not allowed. A session is one start of one trainer; versions are ordered within a session.
-A trainer that has been fenced off gets a 409 at its next call.
+`Refusal` for a call that is not allowed. A session is one process group of one start of a trainer; it may continue an
+earlier one of the same start, whose requests then go on. Versions are ordered within a session. A trainer that has been
+fenced off gets a 409 at its next call.
 """
 
 from dataclasses import dataclass, replace
@@ -40,7 +42,9 @@ class Weights:
     `version` belongs to `committed_session`, the session whose push is served (None: as loaded from disk).
     `has_group`: the session's process group exists: every member has joined, and no push has broken it since.
     `served_kind`: the kind of the push that is served; None as loaded from disk.
+    `continued`: the sessions that `session` continues.
     `base_overwritten`: a full push has begun at some time, so no adapter fits the base any more.
+    `frozen_until_s`: how long the sequences that a failed push had frozen wait for another; None when none may.
     `reason`: why the weights are stale, or why the last adapter push failed.
     """
 
@@ -49,6 +53,7 @@ class Weights:
     committed_session: int | None = None
     session: int | None = None
     newest_session: int | None = None
+    continued: frozenset[int] = frozenset()
     trainer_id: str | None = None
     lease_s: float = 0.0
     lease_until_s: float = 0.0
@@ -60,6 +65,18 @@ class Weights:
     verified_by: tuple[Verification, ...] = ()
     served_kind: Kind | None = None
     base_overwritten: bool = False
+    frozen_until_s: float | None = None
+
+    def is_current(self, session: int) -> bool:
+        """Whether `session` is the one that holds this server, or one that it continues."""
+        return self.session is not None and (session == self.session or session in self.continued)
+
+    def are_of(self, session: int) -> bool:
+        """Whether the served weights were pushed in `session`, or in another that is one with it."""
+        committed = self.committed_session
+        return committed is not None and (
+            committed == session or (self.is_current(committed) and self.is_current(session))
+        )
 
     @property
     def serves(self) -> bool:
@@ -92,10 +109,18 @@ class Weights:
 
 
 def open_session(
-    weights: Weights, *, session: int, trainer_id: str, lease_s: float, take_over: bool, now_s: float
+    weights: Weights,
+    *,
+    session: int,
+    trainer_id: str,
+    lease_s: float,
+    take_over: bool,
+    now_s: float,
+    continues: int | None = None,
 ) -> Weights:
     """Open a session for a trainer. It replaces the trainer's own older session at once, and another trainer's
-    session after its lease or with `take_over`.
+    session after its lease or with `take_over`. `continues`: the older session whose requests go on, if it is that
+    session that the server has.
 
     Raises Refusal (409) when the session is not newer than all before it, or when another trainer's lease runs.
     """
@@ -114,10 +139,13 @@ def open_session(
             f"{weights.lease_until_s - now_s:.0f} s",
             "wait for the end of the lease, or send take_over to fence that trainer off",
         )
+    continued = {continues} if continues is not None and continues == weights.session and not foreign else set()
     opened = replace(
         weights,
         session=session,
         newest_session=session,
+        continued=weights.continued | continued if continued else frozenset(),
+        frozen_until_s=weights.frozen_until_s if continued else None,
         trainer_id=trainer_id,
         lease_s=lease_s,
         lease_until_s=now_s + lease_s,
@@ -139,22 +167,46 @@ def renew(weights: Weights, *, session: int, now_s: float) -> Weights:
 
 def require_session(weights: Weights, session: int) -> None:
     """Raises Refusal (409) when `session` is not the current session: its trainer has been fenced off or has left."""
+    if weights.session != session:
+        raise _not_current(weights, session)
+
+
+def _not_current(weights: Weights, session: int) -> Refusal:
     if weights.session is None:
-        raise Refusal.conflict(
+        return Refusal.conflict(
             "no_session", f"session {session} is over: the server has no session", "join with a new session"
         )
-    if weights.session != session:
-        raise Refusal.conflict(
-            "fenced",
-            f"session {session} is over: the server belongs to session {weights.session} of {weights.trainer_id}",
-            "two trainers, or two processes of one run, use this server: stop one process",
-        )
+    return Refusal.conflict(
+        "fenced",
+        f"session {session} is over: the server belongs to session {weights.session} of {weights.trainer_id}",
+        "two trainers, or two processes of one run, use this server: stop one process",
+    )
+
+
+def require_current(weights: Weights, session: int) -> None:
+    """Raises Refusal (409) when `session` is neither the current session nor one that it continues."""
+    if not weights.is_current(session):
+        raise _not_current(weights, session)
 
 
 def close_session(weights: Weights) -> Weights:
     """Close the session. The served weights stay, unless a push was under way."""
-    closed = replace(weights, session=None, trainer_id=None, lease_until_s=0.0, has_group=False)
+    closed = replace(
+        weights,
+        session=None,
+        continued=frozenset(),
+        trainer_id=None,
+        lease_until_s=0.0,
+        has_group=False,
+        frozen_until_s=None,
+    )
     return fail(closed, "the trainer closed its session during a push") if closed.push is not None else closed
+
+
+def not_joined(weights: Weights) -> Weights:
+    """The session's group did not form. A session that continues another stays for the next one to continue; any other
+    closes, and another trainer need not wait for its lease."""
+    return weights if weights.continued else close_session(weights)
 
 
 def begin(
@@ -192,7 +244,7 @@ def begin(
         served_before=weights.serves,
         kind=kind,
     )
-    begun = replace(weights, reason=None, push=push, num_pushes=push.number)
+    begun = replace(weights, reason=None, push=push, num_pushes=push.number, frozen_until_s=None)
     return begun if kind == "lora" else replace(begun, state="loading", base_overwritten=True), push
 
 
@@ -273,9 +325,18 @@ def fail(weights: Weights, reason: str) -> Weights:
 
     A failed adapter push changes nothing: the adapter before it is still whole.
     """
-    if weights.push is not None and weights.push.kind == "lora":
+    push = weights.push
+    if push is None:
+        return replace(weights, state="stale", reason=reason)
+    if push.kind == "lora":
         return replace(weights, reason=reason, push=None)
-    return replace(weights, state="stale", reason=reason, push=None)
+    frozen_until_s = push.deadline_at_s if weights.is_current(push.session) else None
+    return replace(weights, state="stale", reason=reason, push=None, frozen_until_s=frozen_until_s)
+
+
+def give_up_frozen(weights: Weights) -> Weights:
+    """No push has gone on with the frozen sequences of a failed one in time."""
+    return replace(weights, frozen_until_s=None)
 
 
 def set_group(weights: Weights, session: int, *, has_group: bool) -> Weights:
@@ -292,8 +353,8 @@ def check_request(weights: Weights, *, session: int | None, min_version: int | N
         raise not_serving(weights)
     if session is None:
         return
-    require_session(weights, session)
-    if weights.committed_session != session:
+    require_current(weights, session)
+    if not weights.are_of(session):
         raise Refusal.conflict(
             "no_weights_yet", f"session {session} has not committed a push yet", "push before sampling"
         )

@@ -103,6 +103,34 @@ class TestPush:
             for completion in group.completions[::8]:
                 check_spans(models, group.prompt_token_ids, completion)
 
+    @pytest.mark.parametrize("broken", [False, True], ids=["members change", "a push fails"])
+    async def test_running_sequences_go_on_in_the_session_that_continues_theirs(self, fresh: Server, broken: bool):
+        async with fresh.trainer() as before, fresh.trainer() as after, fresh.client() as client:
+            await before.join(take_over=True)
+            second = fresh.model(35)
+            await before.push(fresh.model(34), 1)
+            sampling = asyncio.create_task(client.rollouts(long_request("on", prompts=16, session=before.session)))
+            await until_running(fresh, None)
+            if broken:
+                manifest = manifest_of(second)
+                await before.begin(2, manifest)
+                await before.send(second, manifest, buckets=range(3))
+                await before.clients[0].abort(AbortRequest(session=before.session, reason="a member is lost"))
+                assert (await before.state()).state == "stale"
+            after.session = new_session()
+            await after.join(continues=before.session)
+            await after.push(second, 2)
+            answer = await sampling
+            with refused(409, "fenced"):
+                await before.begin(3, manifest_of(second))
+        ends = [completion for group in answer.groups for completion in group.completions]
+        assert {completion.finish_reason for completion in ends} <= {"stop", "length"}
+        assert any([version for version, _ in completion.versions] == [1, 2] for completion in ends)
+        models = {1: fresh.model(34), 2: second}
+        for group in answer.groups:
+            for completion in group.completions[::8]:
+                check_spans(models, group.prompt_token_ids, completion)
+
     async def test_a_request_that_comes_while_loading_is_sampled_from_the_new_weights(self, fresh: Server):
         async with fresh.trainer() as trainer:
             await trainer.join(take_over=True)
@@ -211,18 +239,20 @@ class TestBrokenPushes:
         await assert_served(fresh, 44)
 
     async def test_a_trainer_that_stops_sending(self, fresh: Server):
-        """Stale within one bucket's time-out, sequences end with what they have, and the next session works."""
+        """Stale within one bucket's time-out; at the push's deadline, without another, sequences end with what they
+        have. The next session works."""
         async with fresh.trainer() as trainer, fresh.client() as client:
             await trainer.join(take_over=True)
             await trainer.push(fresh.model(1), 1)
             sampling = asyncio.create_task(client.rollouts(long_request("hang", session=trainer.session)))
             await until_running(fresh, None)
             manifest = manifest_of(fresh.model(45))
-            await trainer.begin(2, manifest, bucket_timeout_s=5.0)
+            await trainer.begin(2, manifest, bucket_timeout_s=5.0, deadline_s=8.0)
             await trainer.send(fresh.model(45), manifest, buckets=range(3))
             await until(fresh, "loading")  # answered although the engine waits for the bucket
             state = await until(fresh, "stale")
             assert "bucket 3" in state.reason
+            assert not sampling.done()
             answer = await sampling
             ends = [completion for group in answer.groups for completion in group.completions]
             assert {"abort"} <= {completion.finish_reason for completion in ends} <= {"abort", "stop", "length"}

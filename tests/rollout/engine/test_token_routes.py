@@ -98,11 +98,11 @@ async def test_a_request_that_comes_while_weights_load_is_held_for_them(fresh: S
     assert [version for version, *_ in spans(ends)] == ["2"]
 
 
-async def test_after_a_failed_push_what_was_held_is_aborted_and_all_are_refused(fresh: Server):
+async def test_after_a_failed_push_what_was_held_is_aborted_at_its_deadline_and_all_are_refused(fresh: Server):
     async with fresh.trainer() as trainer:
         await trainer.join(take_over=True)
         await trainer.push(fresh.model(1), 1)
-        await trainer.begin(2, manifest_of(fresh.model(2)))
+        await trainer.begin(2, manifest_of(fresh.model(2)), deadline_s=2.0)
         waiting = asyncio.create_task(generate(fresh))
         await asyncio.sleep(0.3)
         await trainer.clients[0].abort(AbortRequest(session=trainer.session, reason="the loss is NaN"))

@@ -61,7 +61,7 @@ class Sessions:
     def open(self, request: OpenSession, *, base_url: str) -> SessionOpened:
         """Raises Refusal: 409 another trainer's weights, 422 a context longer than the model's."""
         if request.weights_session is not None:
-            weight_state.require_session(self.pushes.weights, request.weights_session)
+            weight_state.require_current(self.pushes.weights, request.weights_session)
         context = request.limits.max_context_tokens or self.max_model_len
         if context > self.max_model_len:
             raise Refusal.invalid(
@@ -121,13 +121,13 @@ class Sessions:
             return False
         if session.weights_session is None:
             return True
-        if weights.committed_session != session.weights_session:
+        if not weights.are_of(session.weights_session):
             return False
         return weights.version >= (session.request.min_version or 0)
 
     def _check_weights_session(self, session: Session) -> None:
         wanted, holds = session.weights_session, self.pushes.weights.session
-        if wanted is not None and holds != wanted:
+        if wanted is not None and not self.pushes.weights.is_current(wanted):
             why = f"another has the server: {holds}" if holds is not None else "its trainer has left"
             session.finish(End("failed", "infrastructure", f"weights session {wanted} is over; {why}"))
 

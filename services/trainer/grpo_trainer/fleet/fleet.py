@@ -3,7 +3,8 @@
 A server gets traffic only while it is a member of the weight group of the current session, that is, after a push that
 committed. A restarted server has another `server_id`; a failed server gets no traffic until the next push that it
 commits. A watcher probes all servers meanwhile and expels members that no longer answer. When no member is left and a
-server is up again, it sets `needs_push`: the loop must push the weights again.
+server is up again, it sets `needs_push`: the loop must push the weights again. What a server samples while a push fails
+beside it is not given up: it goes on under the next weights.
 """
 
 import asyncio
@@ -103,7 +104,7 @@ class Replica:
     alone: bool = False
     """Whether a request has the server to itself, or waits for that: no other is sent to it."""
     lost: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set while the server is no member: requests waiting for its answer should go to another server."""
+    """Set while nothing comes of what the server was asked: it should go to another one."""
 
 
 class Fleet:
@@ -292,7 +293,7 @@ class Fleet:
         replica.missed_probes = 0
         if replica.info is not None and replica.info.server_id != answer.server_id:
             await self.expel(replica, "it restarted and needs the weights again")
-        elif answer.weights.state == "stale":
+        elif answer.weights.state == "stale" and replica.member:
             await self.expel(replica, f"its weights are stale: {answer.weights.reason}")
         replica.info = answer
 
@@ -313,18 +314,22 @@ class Fleet:
             self._changed.notify_all()
 
     async def expel(self, replica: Replica, reason: object, *, session: int | None = None) -> None:
-        """Send `replica` no more traffic until it commits a push.
+        """Send `replica` no more traffic until it commits a push, and give up what it was asked before.
 
-        `session`: the session of the request that failed. Does nothing when another session is open: the server was
-        pushed to meanwhile, which ended the requests of the old session.
+        `session`: the session of the request that failed. Does nothing when another session is open: the server has
+        committed a push since, and the watcher tells what it is worth now.
         """
+        if session in (None, self.session):
+            replica.lost.set()
+            await self.suspend(replica, reason)
+
+    async def suspend(self, replica: Replica, reason: object) -> None:
+        """Send `replica` no more traffic until it commits a push. What it was asked before goes on meanwhile, in the
+        session that continues this one."""
         async with self._changed:
-            if session not in (None, self.session):
-                return
             if replica.member:
                 log.warning("rollout server %s gets no more traffic until the next push: %s", replica.url, reason)
             replica.member = False
-            replica.lost.set()
             self._changed.notify_all()
 
     async def lose(self, replica: Replica, reason: object) -> None:

@@ -246,6 +246,7 @@ class WeightPusher:
         # NCCL connects the members one after another. A trial is of one, and a push waits for it.
         limit_s = self.config.bucket_timeout_s * (TRIAL_SHARE if trial_bytes else 1.0)
         limit_s += JOIN_S_PER_WORKER * sum(map(num_workers, members))
+        continues = {url: before for url, (_, before) in self._asked.items()}
         self._asked |= {replica.url: (replica, number) for replica in members}
         return WeightSession.open(
             self._host,
@@ -256,6 +257,7 @@ class WeightPusher:
             backend=backend,
             timeout_s=min(limit_s, self.config.push_deadline_s),
             trial_bytes=trial_bytes,
+            continues=continues,
         )
 
     def _next_number(self, members: Sequence[Replica]) -> int:
@@ -281,7 +283,7 @@ class WeightPusher:
             if replica.url in failures:
                 self.attendance.failed(replica, failures[replica.url])
             is_lost = isinstance(failures.get(replica.url), MemberLostError)
-            self.loop.run((self.fleet.lose if is_lost else self.fleet.expel)(replica, reason))
+            self.loop.run((self.fleet.lose if is_lost else self.fleet.suspend)(replica, reason))
         return Failure(reason, final)
 
     def _drop(self, reason: str) -> None:

@@ -1,7 +1,8 @@
 """A weight session: one process group with some rollout servers, from its rendezvous through its pushes to its end.
 
 A session is never repaired. When a member fails, drop the session and open another, with a higher number and the
-remaining members. Nothing here waits for a member that its lifeline has lost.
+remaining members, which continues it: what they sample meanwhile is not lost. Nothing here waits for a member that its
+lifeline has lost.
 """
 
 import asyncio
@@ -9,9 +10,10 @@ import errno
 import logging
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -68,8 +70,11 @@ class WeightSession:
         backend: Backend,
         timeout_s: float,
         trial_bytes: int = 0,
+        continues: Mapping[str, int] = MappingProxyType({}),
     ) -> "WeightSession":
         """Form a new group with the workers of all `members`, and try it with a bucket of `trial_bytes`.
+
+        `continues`: by URL, the session before it of this process; what a member samples for that one goes on.
 
         Raises MemberFailed when it does not form, or the bucket does not come through.
         """
@@ -77,7 +82,7 @@ class WeightSession:
         crew = host.crew(number, world_size)
         over = _end_of(crew)
         ours = _in_daemon_thread(lambda: _group_of(crew, world_size, config.host, timeout_s, backend, trial_bytes))
-        requests = _requests(host, crew, members, config, trainer_id, backend, timeout_s, trial_bytes)
+        requests = _requests(host, crew, members, config, trainer_id, backend, timeout_s, trial_bytes, continues)
         calls = [replica.weights.session(request) for replica, request in zip(members, requests, strict=True)]
         try:
             await _all(members, calls, crew, over, limit_s=timeout_s + ANSWERS_S, grace_s=ANSWERS_S)
@@ -195,6 +200,7 @@ def _requests(
     backend: Backend,
     timeout_s: float,
     trial_bytes: int,
+    continues: Mapping[str, int],
 ) -> list[SessionRequest]:
     requests, rank = [], 1
     for replica in members:
@@ -204,6 +210,7 @@ def _requests(
                 trainer_id=trainer_id,
                 rendezvous=Rendezvous(host=config.host, port=host.port),
                 secret=crew.secret,
+                continues=continues.get(replica.url) if replica.info and replica.info.continues_sessions else None,
                 rank_offset=rank,
                 world_size=1 + sum(map(num_workers, members)),
                 backend=backend,

@@ -27,6 +27,9 @@ from .suspects import DEATHS_OF_A_JOB, Suspects, has_died
 
 log = logging.getLogger(__name__)
 
+RequestIn = Callable[[Sequence[Asked], int], RolloutRequest]
+"""A request for these prompts in the weights session of this number."""
+
 
 class SingleTurn:
     """The `Sampler` of runs in which an episode is one completion.
@@ -68,35 +71,35 @@ class SingleTurn:
         asked = [one for one in asked if not self.suspects.drops(one.row)]
         if not asked:
             return []
-        answer = await self._send(partial(request_in, request_id, asked))
-        if isinstance(answer, RolloutResponse):
-            return _groups(asked, answer)
-        groups: list[Group] = []
-        for number, one in enumerate(asked):
+        groups, death = await self._send(partial(request_in, request_id), asked)
+        if death is None:
+            return groups
+        for number, one in enumerate(_without(asked, groups)):
             async with self.suspects.turn:
-                answer = await self._send(partial(request_in, f"{request_id}.{number}", [one]), alone=True)
-            if isinstance(answer, RolloutResponse):
-                groups += _groups([one], answer)
-            else:
-                self.suspects.convict(one.row, str(answer))
-        return groups
+                found, death = await self._send(partial(request_in, f"{request_id}.{number}"), [one], alone=True)
+            groups += found
+            if death is not None:
+                self.suspects.convict(one.row, str(death))
+        return _in_order(asked, groups)
 
     async def _send(
-        self, request_in: Callable[[int], RolloutRequest], *, alone: bool = False
-    ) -> RolloutResponse | InfrastructureError:
+        self, request_in: RequestIn, asked: Sequence[Asked], *, alone: bool = False
+    ) -> tuple[list[Group], InfrastructureError | None]:
         """Try one server after another. A server that fails is expelled: no traffic until it commits a push.
 
-        Returns the last error when servers have died of the request as often as makes its prompts suspect; `alone`,
-        guilty. A server that is only late stays a member: the fleet's watcher finds out whether it lives.
+        Returns the groups, and None; the last error with some groups or none when servers have died of the rest as
+        often as makes its prompts suspect; `alone`, guilty. A server that is only late stays a member: the fleet's
+        watcher finds out whether it lives.
         """
         try:
-            return await self._try_servers(request_in, alone=alone)
+            return await self._try_servers(request_in, asked, alone=alone)
         finally:
             self._failing_since_s.pop(request_in, None)
 
     async def _try_servers(
-        self, request_in: Callable[[int], RolloutRequest], *, alone: bool
-    ) -> RolloutResponse | InfrastructureError:
+        self, request_in: RequestIn, asked: Sequence[Asked], *, alone: bool
+    ) -> tuple[list[Group], InfrastructureError | None]:
+        groups, left = list[Group](), list(asked)
         loop = asyncio.get_running_loop()
         give_up_at: float | None = None
         last: Exception | None = None
@@ -112,12 +115,15 @@ class SingleTurn:
                     continue
                 server_id = replica.info.server_id if replica.info else None
                 # Use the current session: a push since the last attempt may have opened another.
-                request = request_in(self.fleet.session)
+                request = request_in(left, self.fleet.session)
                 try:
                     response = await _unless_lost(replica, request)
-                    if _complete(response, request):
+                    found = _whole_groups(left, response, n=request.n)
+                    groups += found
+                    left = _without(left, found)
+                    if not left:
                         self.suspects.sampled()
-                        return response
+                        return _in_order(asked, groups), None
                     last = RunError(f"{replica.url} returned completions that were aborted or lack versions")
                     await self.fleet.expel(replica, last, session=request.session)
                 except InfrastructureError as error:
@@ -141,7 +147,7 @@ class SingleTurn:
                     await self.fleet.expel(replica, error, session=request.session)
             self.lost_requests += 1
             if len(deaths) == (1 if alone else DEATHS_OF_A_JOB):
-                return deaths[-1]
+                return groups, deaths[-1]
             give_up_at = give_up_at or loop.time() + self.retry_for_s
             self._failing_since_s.setdefault(request_in, time.time())
             log.warning("sending a lost rollout request again: %s", last)
@@ -162,12 +168,26 @@ class SingleTurn:
         ) from error
 
 
-def _groups(asked: Sequence[Asked], response: RolloutResponse) -> list[Group]:
+def _whole_groups(asked: Sequence[Asked], response: RolloutResponse, *, n: int) -> list[Group]:
+    """The groups that are complete: a server that became stale returns some of which completions were aborted."""
     sampled_at_s = time.monotonic()
+    if len(response.groups) != len(asked):
+        return []
     return [
         Group(one.position, one.row, _episodes(one.position, group), one.trace, sampled_at_s)
         for one, group in zip(asked, response.groups, strict=True)
+        if len(group.completions) == n and all(map(_whole, group.completions))
     ]
+
+
+def _without(asked: Sequence[Asked], groups: Sequence[Group]) -> list[Asked]:
+    sampled = {group.position for group in groups}
+    return [one for one in asked if one.position not in sampled]
+
+
+def _in_order(asked: Sequence[Asked], groups: Sequence[Group]) -> list[Group]:
+    positions = [one.position for one in asked]
+    return sorted(groups, key=lambda group: positions.index(group.position))
 
 
 def _request(
@@ -206,13 +226,6 @@ async def _unless_lost(replica: Replica, request: RolloutRequest) -> RolloutResp
         asking.cancel()
     detail = ErrorDetail(type="lost", message="the server stopped answering while it sampled", retryable=True)
     raise InfrastructureError(detail, url=replica.url)
-
-
-def _complete(response: RolloutResponse, request: RolloutRequest) -> bool:
-    """Whether every group is complete; a server that was fenced off or became stale returns aborted completions."""
-    return len(response.groups) == len(request.prompts) and all(
-        len(group.completions) == request.n and all(map(_whole, group.completions)) for group in response.groups
-    )
 
 
 def _whole(completion: Completion) -> bool:
