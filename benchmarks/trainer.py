@@ -6,7 +6,8 @@
 turn, medians of CPU seconds divided (one thread: what else the machine does matters little). TRL's side is its
 `_compute_loss` with backward, clip and optimizer step. `ragged` completions have 1 to 64 tokens, `equal` ones 64; in
 `half` every second group of ragged ones has no spread, so that its advantages are 0. `padded` is ours with
-`deepspeed.share_prefixes: never`.
+`deepspeed.share_prefixes: never`. `nothing in common` and `a template's head`, 24 tokens of every prompt, are ragged
+completions of 256 prompts, which there is nothing or little to share of: ours against padded.
 
 `head`: forward and backward of logprob and entropy from hidden states, 2,048 tokens × 65,536 entries; `ours, one pass`
 for a loss that depends on each token alone. Extra memory is the peak of the process beyond what inputs, weight and its
@@ -32,6 +33,9 @@ COMPLETIONS, GROUP, PROMPT_TOKENS, MAX_COMPLETION_TOKENS = 256, 8, 16, 64
 HEAD_TOKENS, HEAD_VOCABULARY, HEAD_WIDTH, HEAD_CHUNK = 2048, 65_536, 512, 256
 BOUNDS = {"equal": 1.35, "ragged": 2.3, "half": 3.8}
 """How many times as fast as TRL's an update is to be."""
+UNSHARED = {"nothing in common": 0, "a template's head": 24}
+"""Tokens that all prompts begin with, where each prompt has one completion."""
+UNSHARED_BOUND = 1.02
 HEADS = ["ours", "ours, one pass", "trl", "whole logits"]
 
 
@@ -41,7 +45,7 @@ def main() -> None:
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    if arguments.measure in BOUNDS:
+    if arguments.measure in (*BOUNDS, *UNSHARED):
         print(json.dumps(measure_step(arguments.measure, arguments.turns)))
     elif arguments.measure:
         print(json.dumps(measure_head(arguments.measure)))
@@ -55,6 +59,11 @@ def report(turns: int) -> None:
     for case, seconds in steps.items():
         columns = "".join(f"{seconds[side]:>9.3f}s" for side in ("ours", "padded", "trl"))
         print(f"{case:<32}{columns}{seconds['trl'] / seconds['ours']:>12.2f}{BOUNDS[case]:>8.1f}")
+    print(f"\n{'':<32}{'ours':>10}{'padded':>10}{'ours / padded':>22}{'bound':>8}")
+    for case in UNSHARED:
+        seconds = in_child(case, turns)
+        columns = "".join(f"{seconds[side]:>9.3f}s" for side in ("ours", "padded"))
+        print(f"{case:<32}{columns}{seconds['ours'] / seconds['padded']:>22.2f}{UNSHARED_BOUND:>8.2f}")
     measured = [{name: in_child(name, turns) for name in HEADS} for _ in range(turns)]
     heads = {
         name: {key: statistics.median(turn[name][key] for turn in measured) for key in ("seconds", "mib")}
@@ -80,7 +89,7 @@ def measure_step(case: str, turns: int) -> dict[str, float]:
         sequences = make_sequences(case)
         save_model(Path(folder))
         # TRL first: it must not find the process group of the other side.
-        sides = {"trl": trl_step(Path(folder), sequences)}
+        sides = {"trl": trl_step(Path(folder), sequences)} if case in BOUNDS else {}
         sides |= {
             name: our_step(Path(folder), sequences, share="never" if name == "padded" else "auto")
             for name in ("ours", "padded")
@@ -99,9 +108,10 @@ def make_sequences(case: str) -> list[tuple[list[int], list[int], float]]:
     """Prompt, completion and advantage of each sample."""
     rng = random.Random(0)
     sequences = []
+    head = [rng.randrange(5, 100) for _ in range(UNSHARED.get(case, 0))]
     for k in range(COMPLETIONS):
-        if k % GROUP == 0:
-            prompt = [rng.randrange(5, 100) for _ in range(PROMPT_TOKENS)]
+        if k % GROUP == 0 or case in UNSHARED:
+            prompt = head + [rng.randrange(5, 100) for _ in range(PROMPT_TOKENS)]
         size = MAX_COMPLETION_TOKENS if case == "equal" else rng.randint(1, MAX_COMPLETION_TOKENS)
         completion, advantage = [rng.randrange(5, 100) for _ in range(size)], rng.gauss(0, 1)
         sequences.append((prompt, completion, 0.0 if case == "half" and k // GROUP % 2 else advantage))

@@ -28,6 +28,8 @@ from grpo_trainer.errors import RunError, UsageError
 
 ADAMW = engine_module.adamw
 GRADIENT_SCALE = 1000.0
+SHARED = [(0, 0.3, 0.01), (3, 1.0, 0.0)]
+"""ZeRO stage, `top_entropy_quantile` and `entropy_coef` of updates with shared prefixes."""
 
 
 def gradient(
@@ -75,6 +77,18 @@ def gradient(
         "layer_passes": passes.count,
         "overlaps": getattr(engine._engine.optimizer, "overlap_comm", None),
     }
+
+
+def unread(folder: Path) -> dict[str, Any]:
+    """An update of one sequence, whose layers do not read the layout: one of two ranks has nothing to compute."""
+    engine = new_engine(folder, stage=2)
+    (update,) = updates_of(engine, make_taken(1))
+    engine.policy.model.config._attn_implementation = "sdpa"
+    try:
+        engine.update(update)
+    except RunError as error:
+        return {"message": str(error), "num_trained": sum(batch.weight_N.numel() for batch in update)}
+    return {}
 
 
 def offloaded(folder: Path, stage: int) -> dict[str, Any]:
@@ -368,9 +382,11 @@ def scenarios(folder: Path, world_size: int) -> dict[str, Scenario]:
         if stage:
             found[f"offloaded {stage}"] = partial(offloaded, folder, stage)
     if world_size > 1:
-        for stage in (0, 3):
-            shared = partial(gradient, folder, stage, 80, True, 20, entropy_coef=0.0, share="auto")
+        for stage, top_quantile, entropy_coef in SHARED:
+            read = {"top_quantile": top_quantile, "entropy_coef": entropy_coef}
+            shared = partial(gradient, folder, stage, 80, True, 20, share="auto", **read)
             found[f"gradient {stage} 80 True 20 shared"] = shared
+        found["unread"] = partial(unread, folder)
         found["exported 0 float32"] = partial(exported, folder, 0, "float32", "untied")
         found["exported 2 bfloat16"] = partial(exported, folder, 2, "bfloat16", "tied")
         found["exported 3 float32"] = partial(exported, folder, 3, "float32", "tied")

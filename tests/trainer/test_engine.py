@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.tiny_model import make_model, make_tokenizer
+from tests.trainer.engine_worker import SHARED
 from tests.trainer.made_episodes import VERSION, build_updates, decided, make_taken
 from tests.trainer.spawned_ranks import MARKS, run_ranks
 from torch import nn
@@ -128,13 +129,22 @@ def test_loss_and_gradient_do_not_depend_on_ranks_micro_batches_or_zero_stage(
     assert all(of_rank == metrics[0] for of_rank in metrics), "ranks report different metrics"
 
 
-@pytest.mark.parametrize("stage", [0, 3])
-def test_shared_prefixes_change_neither_loss_nor_gradient(folder: Path, two_ranks: list[dict[str, Any]], stage: int):
+@pytest.mark.parametrize(("stage", "top_quantile", "entropy_coef"), SHARED)
+def test_shared_prefixes_change_neither_loss_nor_gradient(
+    folder: Path, two_ranks: list[dict[str, Any]], stage: int, top_quantile: float, entropy_coef: float
+):
     metrics = [result[f"gradient {stage} 80 True 20 shared"] for result in two_ranks]
     assert len({of_rank["micro_batches"] for of_rank in metrics}) == 1
     assert all(of_rank["shared_micro_batches"] > 0 for of_rank in metrics)
     found = torch.load(folder / f"gradient-2-{stage}-80-True-20-shared.pt", weights_only=True)
-    assert_equals(plain_gradient(folder, 20, 1.0, 0.0), found, metrics)
+    assert_equals(plain_gradient(folder, 20, top_quantile, entropy_coef), found, metrics)
+
+
+def test_layers_that_do_not_read_the_shared_prefixes_are_an_error_on_every_rank(two_ranks: list[dict[str, Any]]):
+    """One raised on some ranks alone would leave the others in a collective."""
+    found = [of_rank["unread"] for of_rank in two_ranks]
+    assert all("0 of 2 layers of qwen2 read the shared prefixes" in of_rank["message"] for of_rank in found)
+    assert min(of_rank["num_trained"] for of_rank in found) == 0
 
 
 def assert_equals(

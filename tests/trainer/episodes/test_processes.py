@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from grpo_trainer.episodes.processes import (
     CallFailedError,
     EpisodeProcess,
     EpisodeProcessError,
+    Exit,
     LateProcessError,
     Nursery,
 )
@@ -78,6 +80,22 @@ async def test_a_step_ends_the_episode_with_its_reward(nursery: Nursery, tmp_pat
         assert await Game(process).step("wins") == {"messages": [], "reward": 1.0, "done": True}
     exited = await process.exited
     assert exited.status in (0, -signal.SIGKILL)
+
+
+async def test_the_answer_of_a_process_that_has_ended_meanwhile_is_read(nursery: Nursery, tmp_path: Path):
+    """`close` is its last call: the nursery may tell of its end before the answer has come."""
+    game = await begun(nursery, tmp_path)
+    closing = asyncio.create_task(game.process.call("close", wait_s=20, timeout_s=20))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # the exchange has begun: it is asked, and from here on the loop reads nothing
+    deadline = time.monotonic() + 20
+    while psutil.pid_exists(pid := game.process.pid.result()):
+        assert time.monotonic() < deadline, f"{pid} goes on"
+        time.sleep(0.01)
+    game.process.ended(Exit(0))
+    nursery._living.pop(game.process.number)
+    assert await closing is None
+    game.process.kill()
 
 
 async def test_async_methods_are_awaited_and_interrupted(nursery: Nursery, tmp_path: Path):

@@ -116,9 +116,7 @@ class EpisodeProcess:
         return unpacked(await self.reader.readexactly(length))
 
     def ended(self, exited: Exit) -> None:
-        """Called by the nursery, once."""
-        if self.writer is not None:
-            self.writer.close()
+        """Called by the nursery, once. The channel stays open: the last answer may be on its way."""
         self.exited.set_result(exited)
 
     def kill(self) -> None:
