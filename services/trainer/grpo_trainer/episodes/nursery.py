@@ -15,6 +15,7 @@ the socket ends all. What a file starts while it is imported lives as long as th
 """
 
 import contextlib
+import gc
 import os
 import selectors
 import signal
@@ -56,6 +57,8 @@ def main() -> None:
         control.send(packet({"failed": str(error)[:8000]}))
         return
     live_on()
+    gc.collect()
+    gc.freeze()  # a collection in a forked process would write to, and so copy, every page of what is imported here
     control.send(packet({"ready": True}))
     Nursery(control, parts).run()
 
@@ -72,7 +75,7 @@ def load(environments: list[str], factories: list[str], tools: list[str]) -> dic
     from .tools import schema_of
 
     if factories:
-        schema_of(_any_tool)  # the first schema imports torch: here once, not in the process of each episode
+        schema_of(_any_tool)  # the first schema imports transformers: here once, not in the process of each episode
     np.random.seed(0)
     parts: dict[str, Any] = {}
     for section, chosen, methods in (

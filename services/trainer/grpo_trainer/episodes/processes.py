@@ -68,6 +68,7 @@ class EpisodeProcess:
         self.exited: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
         self.reader: asyncio.StreamReader | None = None
         self.writer: asyncio.StreamWriter | None = None
+        self._calling = False
 
     async def __aenter__(self) -> "EpisodeProcess":
         return self
@@ -83,6 +84,7 @@ class EpisodeProcess:
         """
         if self.reader is None or self.writer is None:
             raise RuntimeError("a program takes no calls")
+        self._calling = True
         answering = asyncio.ensure_future(self._exchange({"call": name, **arguments}))
         either: list[asyncio.Future[Any]] = [answering, self.exited]
         try:
@@ -101,6 +103,9 @@ class EpisodeProcess:
         finally:
             answering.add_done_callback(_forget)
             answering.cancel()
+            self._calling = False
+            if self.exited.done():
+                self.writer.close()
         if answer is None:
             raise EpisodeProcessError(str(self.exited.result()))
         if "error" in answer:
@@ -116,8 +121,10 @@ class EpisodeProcess:
         return unpacked(await self.reader.readexactly(length))
 
     def ended(self, exited: Exit) -> None:
-        """Called by the nursery, once. The channel stays open: the last answer may be on its way."""
+        """Called by the nursery, once. The channel of a call stays open: its answer may be on its way."""
         self.exited.set_result(exited)
+        if self.writer is not None and not self._calling:
+            self.writer.close()
 
     def kill(self) -> None:
         """End the process and all below it; returns at once. A process that has ended is left alone."""

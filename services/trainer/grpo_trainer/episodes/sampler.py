@@ -40,6 +40,8 @@ MAX_LOSSES = 20
 CALL_RETRY_S = 10.0
 """How long a call of a session is tried again before its server counts as lost; the fleet's watcher is as quick."""
 PAUSE_S = 1.0
+POOLS = 8
+"""Pools of connections to a server."""
 
 
 class Player(Protocol):
@@ -67,7 +69,7 @@ class Episodes:
     config: EpisodesConfig
     retry_for_s: float
     lost_requests: int = 0
-    _clients: dict[str, SessionsClient] = field(default_factory=dict)
+    _clients: dict[tuple[str, int], SessionsClient] = field(default_factory=dict)
     _failing_since_s: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -119,7 +121,7 @@ class Episodes:
             if home.replica is None:
                 continue
             place = Place(
-                server=self._client(home.replica),
+                server=self._client(home.replica, asked.index),
                 sampling=sampling,
                 weights_session=self.fleet.session,  # the current one: a push may have opened another
                 min_version=min_version,
@@ -168,10 +170,13 @@ class Episodes:
             await asyncio.gather(playing, return_exceptions=True)
             await self.fleet.wake()
 
-    def _client(self, replica: Replica) -> SessionsClient:
-        if replica.url not in self._clients:
-            self._clients[replica.url] = SessionsClient(replica.url)
-        return self._clients[replica.url]
+    def _client(self, replica: Replica, index: int) -> SessionsClient:
+        """One of several clients of a server: at each request httpcore looks at all connections of its pool, and at
+        all once more for each idle one (encode/httpcore#1035)."""
+        key = replica.url, index % POOLS
+        if key not in self._clients:
+            self._clients[key] = SessionsClient(replica.url)
+        return self._clients[key]
 
 
 def _ended(found: Played) -> Episode:
