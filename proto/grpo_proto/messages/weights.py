@@ -126,7 +126,8 @@ class BeginRequest(Request):
 
     `kv_cache` keep: running sequences sample their next tokens with the new weights on the keys and values of the old
     weights. Only between versions of one session or of one that continues it, and without meaning for an adapter. A new
-    request is computed by the new weights alone either way. `RolloutInfo.keeps_kv_cache` says whether the server knows it.
+    request is computed by the new weights alone either way. `RolloutInfo.keeps_kv_cache` says whether the server knows
+    it.
     """
 
     session: Session

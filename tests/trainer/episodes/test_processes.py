@@ -91,7 +91,7 @@ async def test_the_answer_of_a_process_that_has_ended_meanwhile_is_read(nursery:
     deadline = time.monotonic() + 20
     while psutil.pid_exists(pid := game.process.pid.result()):
         assert time.monotonic() < deadline, f"{pid} goes on"
-        time.sleep(0.01)
+        time.sleep(0.01)  # noqa: ASYNC251 - the loop is not to read
     game.process.ended(Exit(0))
     nursery._living.pop(game.process.number)
     assert await closing is None

@@ -121,7 +121,7 @@ class Episodes:
             if home.replica is None:
                 continue
             place = Place(
-                server=self._client(home.replica, asked.index),
+                server=self._client(home.replica, asked),
                 sampling=sampling,
                 weights_session=self.fleet.session,  # the current one: a push may have opened another
                 min_version=min_version,
@@ -170,10 +170,10 @@ class Episodes:
             await asyncio.gather(playing, return_exceptions=True)
             await self.fleet.wake()
 
-    def _client(self, replica: Replica, index: int) -> SessionsClient:
+    def _client(self, replica: Replica, asked: EpisodeAsked) -> SessionsClient:
         """One of several clients of a server: at each request httpcore looks at all connections of its pool, and at
         all once more for each idle one (encode/httpcore#1035)."""
-        key = replica.url, index % POOLS
+        key = replica.url, (asked.position + asked.index) % POOLS
         if key not in self._clients:
             self._clients[key] = SessionsClient(replica.url)
         return self._clients[key]
