@@ -293,8 +293,9 @@ class Fleet:
         replica.missed_probes = 0
         if replica.info is not None and replica.info.server_id != answer.server_id:
             await self.expel(replica, "it restarted and needs the weights again")
-        elif answer.weights.state == "stale" and replica.member:
-            await self.expel(replica, f"its weights are stale: {answer.weights.reason}")
+        elif answer.weights.state == "stale":
+            # What it was asked goes on after the next push, or it ends it by itself.
+            await self.suspend(replica, f"its weights are stale: {answer.weights.reason}")
         replica.info = answer
 
     async def admit(self, members: list[Replica], *, session: int) -> None:
