@@ -6,8 +6,8 @@
 turn, medians of CPU seconds divided (one thread: what else the machine does matters little). TRL's side is its
 `_compute_loss` with backward, clip and optimizer step. `ragged` completions have 1 to 64 tokens, `equal` ones 64; in
 `half` every second group of ragged ones has no spread, so that its advantages are 0. `padded` is ours with
-`deepspeed.share_prefixes: never`. `nothing in common` and `a template's head`, 24 tokens of every prompt, are ragged
-completions of 256 prompts, which there is nothing or little to share of: ours against padded.
+`deepspeed.share_prefixes: never`. With `nothing in common`, or with a BOS or a short or long template's head, the first
+1, 6 or 24 tokens of all, 256 prompts have a ragged completion each: ours against padded.
 
 `head`: forward and backward of logprob and entropy from hidden states, 2,048 tokens × 65,536 entries; `ours, one pass`
 for a loss that depends on each token alone. Extra memory is the peak of the process beyond what inputs, weight and its
@@ -33,7 +33,7 @@ COMPLETIONS, GROUP, PROMPT_TOKENS, MAX_COMPLETION_TOKENS = 256, 8, 16, 64
 HEAD_TOKENS, HEAD_VOCABULARY, HEAD_WIDTH, HEAD_CHUNK = 2048, 65_536, 512, 256
 BOUNDS = {"equal": 1.35, "ragged": 2.3, "half": 3.8}
 """How many times as fast as TRL's an update is to be."""
-UNSHARED = {"nothing in common": 0, "a template's head": 24}
+UNSHARED = {"nothing in common": 0, "a BOS": 1, "a short head": 6, "a long head": 24}
 """Tokens that all prompts begin with, where each prompt has one completion."""
 UNSHARED_BOUND = 1.02
 HEADS = ["ours", "ours, one pass", "trl", "whole logits"]
