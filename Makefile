@@ -98,7 +98,7 @@ demo: $(SETUP_STAMP)  ## the main job: Countdown on CPU, all three services, abo
 	SEED=$(SEED) $(BIN)/honcho start
 	$(BIN)/python examples/countdown/show_result.py runs/demo
 
-demo-episodes: $(SETUP_STAMP)  ## episodes on CPU: a game of several turns with a tool; SEED=42
+demo-episodes: $(SETUP_STAMP)  ## episodes on CPU: a game of several turns with a tool, about seven minutes; SEED=42
 	rm -rf runs/demo-episodes
 	$(BIN)/python -m examples.calculator.make_data runs/demo-episodes/data
 	$(BIN)/python -m examples.calculator.make_model runs/demo-episodes/base-model --seed $(SEED)
