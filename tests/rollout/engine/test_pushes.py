@@ -109,7 +109,7 @@ class TestPush:
             await before.join(take_over=True)
             second = fresh.model(35)
             await before.push(fresh.model(34), 1)
-            sampling = asyncio.create_task(client.rollouts(long_request("on", prompts=16, session=before.session)))
+            sampling = asyncio.create_task(client.rollouts(long_request("on", prompts=8, session=before.session)))
             await until_running(fresh, None)
             if broken:
                 manifest = manifest_of(second)
