@@ -74,7 +74,8 @@ class Logprobs:
                 for position, sequence in enumerate(request.sequences)
             )
         )
-        if self.pushes.weights.committed_session != session:
+        weights = self.pushes.weights
+        if weights.committed_session != session and (session is None or not weights.are_of(session)):
             raise Refusal.busy(
                 503, "weights_replaced", "weights of another session came while this was scored", RETRY_AFTER_S
             )

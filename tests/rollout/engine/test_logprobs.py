@@ -86,8 +86,10 @@ async def test_while_weights_load_requests_wait_up_to_a_bound_and_end_with_the_p
             await score(fresh, given(20, 2), deadline_s=0.2)
         assert (late.value.status, late.value.detail.type) == (504, "deadline")
         await trainer.clients[0].abort(AbortRequest(session=trainer.session))
+        with pytest.raises(InfrastructureError, match="weights_stale"):
+            await score(fresh, given(20, 2))
+        assert not waiting.done(), "another push of this trainer may go on with it"
+        await fresh.heal()
         with pytest.raises(InfrastructureError) as aborted:
             await waiting
         assert (aborted.value.status, aborted.value.detail.type) == (503, "aborted")
-        with pytest.raises(InfrastructureError, match="weights_stale"):
-            await score(fresh, given(20, 2))
