@@ -26,11 +26,12 @@ from grpo_trainer.fleet.attendance import MemberFailed
 from grpo_trainer.fleet.weight_session import WeightSession
 
 
-def member(answer: Callable[[SessionRequest], Any], url: str = "http://rollout:8000") -> Any:
+def member(answer: Callable[[SessionRequest], Any], url: str = "http://rollout:8000", *, continues: bool = True) -> Any:
     async def session(request: SessionRequest) -> Any:
         return await asyncio.to_thread(answer, request)
 
-    info = SimpleNamespace(world_size=1, weights=SimpleNamespace(session=None, newest_session=None))
+    state = SimpleNamespace(session=None, newest_session=None)
+    info = SimpleNamespace(world_size=1, weights=state, continues_sessions=continues)
     return SimpleNamespace(url=url, info=info, weights=SimpleNamespace(session=session))
 
 
@@ -104,6 +105,21 @@ def test_who_refuses_to_join_is_named(host: Host):
         asyncio.run(meet(host, member(did_not_come, "http://other"), member(refuses, "http://refuses"), timeout_s=2.0))
     assert failed.value.named
     assert set(failed.value.failures) == {"http://refuses"}
+
+
+def test_a_member_hears_what_the_session_continues_if_it_knows_the_field(host: Host):
+    asked: dict[int, int | None] = {}
+
+    def refuses(request: SessionRequest) -> None:
+        asked[request.rank_offset] = request.continues
+        detail = ErrorDetail(type="session_held", message="held", retryable=False)
+        raise ConflictError(detail, url="http://refuses", status=409)
+
+    urls = {"http://a": True, "http://new": True, "http://old": False}
+    members = [member(refuses, url, continues=knows) for url, knows in urls.items()]
+    with pytest.raises(MemberFailed):
+        asyncio.run(meet(host, *members, timeout_s=2.0, continues={"http://a": 5, "http://old": 5}))
+    assert asked == {1: 5, 2: None, 3: None}
 
 
 def test_a_trial_moves_a_bucket(host: Host):
@@ -206,7 +222,7 @@ async def test_nobody_waits_for_the_answer_of_a_member_that_is_lost(host: Host):
 
     replicas = [server("http://frozen", 60.0), server("http://works", 0.1)]
     crew = host.crew(7, 3)
-    requests = weight_session._requests(host, crew, replicas, WeightsConfig(), "trainer", "gloo", 5.0, 0)
+    requests = weight_session._requests(host, crew, replicas, WeightsConfig(), "trainer", "gloo", 5.0, 0, {})
     for replica, request in zip(replicas, requests, strict=True):
         await replica.weights.session(request)
     group: Any = SimpleNamespace(close=lambda: None)
