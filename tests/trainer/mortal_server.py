@@ -4,7 +4,7 @@
 
 INFO is the JSON of GET /info, less `server_id`; BEHAVIOUR maps the first token of a prompt to `die`, `freeze`, or
 `hang up`. Each request becomes a line of LOG: the first tokens of its prompts, and how many requests ran beside it.
-The answer to a prompt is a function of its tokens and seed.
+The answer to a prompt is a function of its tokens and seed. None is given while a file LOG with the ending .hold exists.
 """
 
 import json
@@ -42,6 +42,8 @@ class Handler(BaseHTTPRequestHandler):
             with self.log.open("a") as log:
                 log.write(json.dumps(line) + "\n")
         time.sleep(PAUSE_S)
+        while self.log.with_suffix(".hold").exists():
+            time.sleep(0.01)
         for first in firsts:
             match self.behaviour.get(str(first)):
                 case "die":

@@ -170,10 +170,13 @@ async def test_servers_that_die_of_something_else_cost_no_prompt_and_change_no_s
         before = len(immortal.requests())
         pipeline = pipeline_on(immortal.stage)
         await pipeline.policy_updated(1)
+        hold = immortal.log.with_suffix(".hold")
+        hold.touch()
         batch = asyncio.create_task(pipeline.next_batch())
         for deaths in (1, 2):
             await immortal.until_asked(before + 4 * deaths)
             immortal.processes[0].kill()
+        hold.unlink()
         first = (await asyncio.wait_for(batch, 60)).groups
         assert sorted(alone(immortal)) == [1, 2, 3, 4, 5, 6, 7, 8]
         [second] = await batches(pipeline, [2])
