@@ -4,7 +4,8 @@
 
 INFO is the JSON of GET /info, less `server_id`; BEHAVIOUR maps the first token of a prompt to `die`, `freeze`, or
 `hang up`. Each request becomes a line of LOG: the first tokens of its prompts, and how many requests ran beside it.
-The answer to a prompt is a function of its tokens and seed. None is given while a file LOG with the ending .hold exists.
+The answer to a prompt is a function of its tokens and seed. None is given while a file exists that is named as LOG and
+ends in .hold.
 """
 
 import json
