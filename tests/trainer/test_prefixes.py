@@ -71,7 +71,7 @@ def test_a_growing_set_counts_what_its_row_has_whatever_the_order(seed: int):
 
 
 def test_a_few_tokens_in_common_are_not_worth_a_masked_attention_and_a_prompt_is():
-    assert worth_sharing(1, 500) == 0  # BOS
+    assert worth_sharing(1, 500) == worth_sharing(1, 24) == 0  # BOS
     assert worth_sharing(20, 500) == 0  # the head of a template
     assert worth_sharing(128, 384) == 128
     assert worth_sharing(1024, 2048) == 1024

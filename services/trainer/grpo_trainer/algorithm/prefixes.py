@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 TOKEN_IN_SCORES = 512
 """Attention scores that cost what a token costs in everything else of a model. A layer of width H spends about 24 H² on
 a token and 4 H on a score, 6 H scores a token; small models, in which masks weigh most, set the number."""
+KEY_IN_SCORES = 64
+"""Attention scores that cost what it costs to gather the key and the value of a token and to add up their gradients."""
 MIN_SHARE = 0.75
 """Paths are computed in one call of attention while none has less than this share of the longest's tokens."""
 SMALL_CALL = 1 << 18
@@ -57,9 +59,10 @@ def worth_sharing(shared: int, length: int) -> int:
     costs more than it saves.
 
     Alone a sequence is computed by causal attention without a mask, which skips half of length² scores. With a shared
-    part it computes all scores of its own tokens. A few tokens of a template in common are not worth that.
+    part it computes all scores of its own tokens, and its keys are gathered. A BOS, or a few tokens of a template in
+    common, are not worth that.
     """
-    more_scores = (length - shared) * length - length * length / 2
+    more_scores = (length - shared) * length - length * length / 2 + KEY_IN_SCORES * length
     return shared if shared * TOKEN_IN_SCORES >= more_scores else 0
 
 
