@@ -139,12 +139,14 @@ def open_session(
             f"{weights.lease_until_s - now_s:.0f} s",
             "wait for the end of the lease, or send take_over to fence that trainer off",
         )
-    continued = {continues} if continues is not None and continues == weights.session and not foreign else set()
+    continued: frozenset[int] = frozenset()
+    if continues is not None and continues == weights.session and not foreign:
+        continued = weights.continued | {continues}
     opened = replace(
         weights,
         session=session,
         newest_session=session,
-        continued=weights.continued | continued if continued else frozenset(),
+        continued=continued,
         frozen_until_s=weights.frozen_until_s if continued else None,
         trainer_id=trainer_id,
         lease_s=lease_s,
