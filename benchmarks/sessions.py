@@ -1,4 +1,4 @@
-"""What recorded episodes cost on a rollout server: beside the engine, in memory, and against stock chat completions.
+"""Measure recorded episodes on a rollout server: beside the engine, in memory, and against stock chat completions.
 
     python benchmarks/sessions.py [--turns 5] [--episodes 64] [--max-tokens 64] [--open 10000]
 

@@ -105,7 +105,8 @@ def offloaded(folder: Path, stage: int) -> dict[str, Any]:
     name = "offload_optimizer" if stage == 3 else "cpu_offload"
     offloads = [bool(getattr(engine._engine.optimizer, name)) for engine in engines]
     plain, other = map(weights, engines)
-    # What is added to all keys changes no softmax: its gradient is rounding, of which Adam makes whole steps.
+    # Leave out the key biases: what is added to all keys changes no softmax, so their gradient is rounding, of which
+    # Adam makes whole steps.
     compared = [name for name in plain if not name.endswith("k_proj.bias")]
     return {"offloads": offloads, "difference": max((plain[n] - other[n]).abs().max().item() for n in compared)}
 

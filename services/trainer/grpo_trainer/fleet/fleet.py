@@ -294,7 +294,7 @@ class Fleet:
         if replica.info is not None and replica.info.server_id != answer.server_id:
             await self.expel(replica, "it restarted and needs the weights again")
         elif answer.weights.state == "stale":
-            # What it was asked goes on after the next push, or it ends it by itself.
+            # Keep what it was asked: that goes on after the next push, or the server ends it.
             await self.suspend(replica, f"its weights are stale: {answer.weights.reason}")
         replica.info = answer
 
