@@ -24,6 +24,7 @@ from .messages.weights import DTYPE_BYTES, Backend, Manifest, TensorSpec
 
 ALIGNMENT_BYTES = 16
 DEFAULT_BUCKET_BYTES = 64 * 2**20
+POLL_S = 0.001
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -164,6 +165,20 @@ class Transfer:
     def is_over(self) -> bool:
         """Whether `wait` returns or raises at once: the broadcast is complete, or it has failed."""
         return bool(self._work.is_completed())
+
+    def is_over_by(self, until_s: float) -> bool:
+        """Wait for the end until `until_s` of the monotonic clock. Returns whether it is over, and ends nothing if not.
+
+        Polls: a wait that is cut short would make NCCL abort the group.
+        """
+        pause_s = 0.0001
+        while not self.is_over():
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                return False
+            time.sleep(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, POLL_S)
+        return True
 
     def wait(self) -> None:
         """Block until the broadcast is complete. Raises RuntimeError after the timeout, or when a peer has gone."""

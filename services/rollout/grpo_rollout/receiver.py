@@ -197,14 +197,15 @@ class Receiver:
         loader.begin(request, **options)
 
     def receive(self, number: int) -> int:
-        """Load one bucket, waiting at most its timeout, and the buckets that arrive within `RECEIVE_S` of the call.
+        """Load the buckets that arrive within `RECEIVE_S` of the call, or that are there when the loader does not wait.
 
-        Returns the number of buckets loaded so far. A loader that does not wait gets the buckets that are there.
+        Returns the number of buckets loaded so far: no call lasts long, so that an end of the push is heard in between.
+        Raises RuntimeError for a bucket that is late.
         """
         push = self._running(number)
         until_s = time.monotonic() + RECEIVE_S
         while push.num_loaded < len(push.bucket_bytes):
-            if not push.loader.waits and not self._has_arrived(push, push.num_loaded):
+            if not self._has_arrived(push, push.num_loaded, until_s if push.loader.waits else 0.0):
                 break
             self._receive_bucket(push, push.num_loaded)
             push.num_loaded += 1
@@ -212,11 +213,11 @@ class Receiver:
                 break
         return push.num_loaded
 
-    def _has_arrived(self, push: IncomingPush, bucket: int) -> bool:
-        """Return whether a bucket can be loaded without waiting. Raises RuntimeError once it is late."""
+    def _has_arrived(self, push: IncomingPush, bucket: int, until_s: float) -> bool:
+        """Return whether a bucket has arrived, or is there by `until_s`. Raises RuntimeError once it is late."""
         self._start_transfer(push, bucket)
         transfer = push.transfers[bucket]
-        if transfer.is_over():
+        if transfer.is_over_by(until_s):
             return True
         if time.monotonic() > transfer.started_s + push.bucket_timeout_s:
             self.leave()
@@ -225,9 +226,8 @@ class Receiver:
         return False
 
     def _receive_bucket(self, push: IncomingPush, bucket: int) -> None:
-        """Wait for a bucket and load it. The next bucket is received meanwhile, where there is a buffer for it."""
+        """Load a bucket that has arrived. The next one is received meanwhile, where there is a buffer for it."""
         try:
-            self._start_transfer(push, bucket)
             push.transfers[bucket].wait()
         except Exception as error:
             self.leave()

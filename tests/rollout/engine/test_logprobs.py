@@ -75,7 +75,7 @@ async def test_while_weights_load_requests_wait_up_to_a_bound_and_end_with_the_p
     async with fresh.trainer() as trainer:
         await trainer.join(take_over=True)
         await trainer.push(fresh.model(2), 1)
-        await trainer.begin(2, manifest_of(fresh.model(3)), bucket_timeout_s=60.0)
+        await trainer.begin(2, manifest_of(fresh.model(3)), bucket_timeout_s=600.0)  # no take-over waits for it
         waiting = asyncio.create_task(score(fresh, *[given(250, 2)] * 10))
         await asyncio.sleep(1.0)  # until it has arrived
         with pytest.raises(InfrastructureError) as busy:

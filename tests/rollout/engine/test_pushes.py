@@ -92,7 +92,7 @@ class TestPush:
             await trainer.join(take_over=True)
             second = fresh.model(32)  # made before: sampling must not end meanwhile
             await trainer.push(fresh.model(31), 1)
-            sampling = asyncio.create_task(client.rollouts(long_request("across", prompts=16, session=trainer.session)))
+            sampling = asyncio.create_task(client.rollouts(long_request("across", prompts=8, session=trainer.session)))
             await until_running(fresh, None)
             await trainer.push(second, 2)
             answer = await sampling
