@@ -14,7 +14,9 @@ In reading order:
     registry.py    the sessions of one server: open, find, expire, forget
     recorded.py    our renderer, engine client and parser, which stand in vLLM's serving objects
     chat.py        OpenAI's chat completions
+    messages_form.py   the messages of an Anthropic request as chat messages
     messages.py    Anthropic's Messages
+    responses_form.py  the items of a Responses request as chat messages
     responses.py   OpenAI's Responses
     build.py       put these parts together on top of a running engine
     api_errors.py    errors in the forms of the APIs that programs speak

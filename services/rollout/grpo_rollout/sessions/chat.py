@@ -51,8 +51,8 @@ class Chat:
 class _SessionChat(OpenAIServingChat):  # type: ignore[misc]
     asked: Request
 
-    def _make_parser(self, request: Any, tokenizer: Any, chat_template_kwargs: Any) -> Any:
-        return RecordedParser(super()._make_parser(request, tokenizer, chat_template_kwargs), self.asked)
+    def _make_parser(self, *_: Any) -> Any:
+        return RecordedParser(self.asked)
 
 
 def wanted(session: Session, body: Mapping[str, Any]) -> Wanted:

@@ -1,7 +1,7 @@
 """Anthropic's Messages inside a session, by vLLM's own serving object, which turns them into chat completions."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from pydantic import BaseModel
 from vllm.entrypoints.anthropic.protocol import AnthropicCountTokensRequest, AnthropicMessagesRequest
@@ -10,8 +10,10 @@ from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 from grpo_proto.server.refusal import Refusal
 
 from .chat import label_of
+from .messages_form import chat_messages
 from .recorded import (
     Answer,
+    Form,
     RecordedParser,
     Request,
     formed,
@@ -31,8 +33,6 @@ KEPT = frozenset(
 """Fields of a request that count. `model` is the turn's label; what else a program asks is overruled, and counted."""
 COUNTED = frozenset({"messages", "system", "tools", "tool_choice"})
 """Those of a request that counts tokens."""
-BLOCKS = frozenset({"text", "thinking", "tool_use", "tool_result"})
-"""Blocks that vLLM turns into chat messages without losing a part of them."""
 
 
 class Messages:
@@ -44,12 +44,12 @@ class Messages:
 
     async def answer(self, session: Session, body: Mapping[str, Any], *, retry: bool) -> Answer:
         """Return vLLM's answer, and the request whose turn it is. Raises Refusal: 400, 410, 503."""
-        request = self._request(AnthropicMessagesRequest, body, KEPT)
-        last = body["messages"][-1] if body["messages"] else {}
-        if last.get("role") == "assistant":
+        form = self._form(body)
+        if body["messages"][-1].get("role") == "assistant":
             raise Refusal(400, "unsupported", "a session cannot go on with an answer that the program has begun")
+        request = self._request(AnthropicMessagesRequest, body, KEPT)
         session.forest.counts["overruled"] += num_overruled(body, KEPT)
-        asked = Request(self.turns, session, self._form(body), label=label_of(body), retry=retry)
+        asked = Request(self.turns, session, form, label=label_of(body), retry=retry)
         answer = await with_parts(self.serving, _SessionMessages, asked).create_messages(request)
         if isinstance(answer, AsyncGenerator):
             return Answer(asked, events=answer)
@@ -58,27 +58,34 @@ class Messages:
 
     async def count(self, session: Session, body: Mapping[str, Any]) -> dict[str, Any]:
         """Return how many tokens the prompt of such a request would have in this session."""
+        form = self._form(body)
         request = self._request(AnthropicCountTokensRequest, body, COUNTED)
-        asked = _Counting(self.turns, session, self._form(body), label=label_of(body), retry=False)
+        asked = _Counting(self.turns, session, form, label=label_of(body), retry=False)
         answer = await with_parts(self.serving, _SessionMessages, asked).count_tokens(request)
         raise_if_error(answer)
         counted: dict[str, Any] = answer.model_dump(exclude_none=True)
         return counted
 
     def _request(self, kind: type[BaseModel], body: Mapping[str, Any], kept: frozenset[str]) -> Any:
-        _check(body)
+        for tool in body.get("tools") or ():
+            if not isinstance(tool, Mapping) or tool.get("type") not in (None, "custom"):
+                raise Refusal(400, "unsupported", "tools that a server runs are not supported in a session")
         fields = {name: value for name, value in body.items() if name in kept} | {"model": self.served_name}
+        # Our renderer has the messages; vLLM would validate the whole history again.
+        fields |= {"messages": [{"role": "user", "content": ""}], "system": None}
         if is_forced(fields.get("tool_choice")):
             fields["tool_choice"] = {"type": "auto"}
         return request_of(kind, fields)
 
-    def _form(self, body: Mapping[str, Any]) -> Any:
+    def _form(self, body: Mapping[str, Any]) -> Form:
+        """Raises Refusal (400) for messages that cannot be read."""
         choice = body.get("tool_choice")
         without = isinstance(choice, Mapping) and choice.get("type") == "none"
+        messages = formed(chat_messages(body, merge_system=self.serving._merge_inline_system))
 
-        def form(messages: Sequence[Any], tools: list[dict[str, Any]] | None) -> Wanted:
+        def form(_: Sequence[Any], tools: list[dict[str, Any]] | None) -> Wanted:
             return Wanted(
-                messages=formed(messages),
+                messages=messages,
                 tools=without_nulls(tools) if not without else None,
                 max_tokens=body.get("max_tokens"),
                 stop=tuple(body.get("stop_sequences") or ()),
@@ -91,9 +98,8 @@ class Messages:
 class _SessionMessages(AnthropicServingMessages):  # type: ignore[misc]
     asked: Request
 
-    def _make_parser(self, request: Any, tokenizer: Any, chat_template_kwargs: Any) -> Any:
-        parser = super()._make_parser(request, tokenizer, chat_template_kwargs)
-        return RecordedParser(parser, self.asked, objects_only=True)
+    def _make_parser(self, *_: Any) -> Any:
+        return RecordedParser(self.asked, objects_only=True)
 
 
 class _Counting(Request):
@@ -111,38 +117,3 @@ def without_nulls(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | 
         tool | {"function": {name: value for name, value in tool["function"].items() if value is not None}}
         for tool in tools
     ]
-
-
-def _check(body: Mapping[str, Any]) -> None:
-    """Raises Refusal (400) for what vLLM would drop without a word."""
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise Refusal(400, "invalid_messages", "messages is no list, or an empty one")
-    for number, message in enumerate(messages):
-        if not isinstance(message, Mapping):
-            raise Refusal(400, "invalid_messages", f"message {number} is no object")
-        for block in _blocks(message.get("content")):
-            kind = block.get("type")
-            if kind not in BLOCKS:
-                _refuse_block(number, kind)
-            if kind == "tool_result" and message.get("role") != "user":
-                raise Refusal(400, "invalid_messages", f"message {number} holds a tool's result and is not a user's")
-            for part in _blocks(block.get("content")) if kind == "tool_result" else ():
-                if part.get("type") != "text":
-                    _refuse_block(number, part.get("type"))
-    for block in _blocks(body.get("system")):
-        if block.get("type") != "text":
-            raise Refusal(400, "invalid_messages", "system holds more than text")
-    for tool in body.get("tools") or ():
-        if not isinstance(tool, Mapping) or tool.get("type") not in (None, "custom"):
-            raise Refusal(400, "unsupported", "tools that a server runs are not supported in a session")
-
-
-def _blocks(content: Any) -> list[Mapping[str, Any]]:
-    if not isinstance(content, list):
-        return []
-    return [block if isinstance(block, Mapping) else {} for block in content]
-
-
-def _refuse_block(number: int, kind: Any) -> NoReturn:
-    raise Refusal(400, "invalid_messages", f"message {number} holds a block of type {str(kind)[:100]}; send text alone")

@@ -48,10 +48,7 @@ class AnswerReader:
             return {"role": "assistant", "content": text}, []
         tools = tools if ended and self.calls else None
         asked = ChatCompletionRequest(messages=[{"role": "user", "content": ""}], tools=tools or None)
-        parser = self.parser(
-            self.tokenizer, asked.tools, chat_template_kwargs=dict(kwargs), model_config=self.model_config
-        )
-        parser.set_prompt_token_ids(prompt)
+        parser = self._new_parser(asked.tools, prompt, kwargs)
         found = None
         if tools:
             thought, content, found = parser.parse(
@@ -76,6 +73,18 @@ class AnswerReader:
         if calls:
             sent["tool_calls"] = calls
         return chat_message(sent, 0), calls
+
+    def thought_tokens(self, token_ids: Sequence[int], *, prompt: Sequence[int], kwargs: Mapping[str, Any]) -> int:
+        """Count the tokens of the thought in an answer."""
+        if self.parser is None:
+            return 0
+        return int(self._new_parser(None, prompt, kwargs).count_reasoning_tokens(token_ids))
+
+    def _new_parser(self, tools: Any, prompt: Sequence[int], kwargs: Mapping[str, Any]) -> Any:
+        """Return a parser for one answer: it keeps what it has read."""
+        parser = self.parser(self.tokenizer, tools, chat_template_kwargs=dict(kwargs), model_config=self.model_config)
+        parser.set_prompt_token_ids(prompt)
+        return parser
 
 
 def _call_id(named: bytes, number: int) -> str:

@@ -48,6 +48,11 @@ class Request:
             raise RuntimeError("the turn has not begun")
         return await self.turns.answer(self.session, self.running)
 
+    def thought_tokens(self, token_ids: Sequence[int]) -> int:
+        """Count the tokens of the thought in an answer, by the server's parser."""
+        prompt = self.running.prompt if self.running is not None else []
+        return self.turns.reader.thought_tokens(token_ids, prompt=prompt, kwargs=self.turns.kwargs_of(self.session))
+
     def delivered(self) -> None:
         if self.running is not None and self.running.turn.answer is not None:
             self.running.turn.delivered = True
@@ -112,17 +117,20 @@ def raise_if_error(answer: Any) -> None:
 
 
 class RecordedParser:
-    """Stands in for vLLM's parser, and returns what was read when the turn was recorded.
+    """Stands in for vLLM's parser, of which it makes none, and returns what was read when the turn was recorded.
 
     `objects_only`: an answer with a call whose arguments are no JSON object is shown as text, for an API that has no
     place for such a call. What the program then sends back is found as that answer.
     """
 
-    def __init__(self, parser: Any, asked: Request, *, objects_only: bool = False):
-        self._parser, self._asked, self._objects_only = parser, asked, objects_only
+    reasoning_parser = None
+    """What vLLM would ask for the engine's sake; the engine has had the turn's own parameters."""
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._parser, name)
+    def __init__(self, asked: Request, *, objects_only: bool = False):
+        self._asked, self._objects_only = asked, objects_only
+
+    def set_prompt_token_ids(self, token_ids: Sequence[int]) -> None:
+        """Nothing is parsed here."""
 
     def _read(self) -> tuple[str | None, str | None, Sequence[dict[str, Any]]]:
         turn = self._asked.running.turn if self._asked.running is not None else None
@@ -139,6 +147,9 @@ class RecordedParser:
         thought, content, calls = self._read()
         found = [FunctionCall(id=call["id"], **call["function"]) for call in calls]
         return thought, content, found or None
+
+    def count_reasoning_tokens(self, token_ids: Sequence[int]) -> int:
+        return self._asked.thought_tokens(token_ids) if self._read()[0] else 0
 
     def parse_delta(self, delta_text: str, *_: Any, finished: bool, **__: Any) -> DeltaMessage | None:
         if not finished:

@@ -3,7 +3,7 @@
 A response is stored nowhere but in the session's record: `previous_response_id` names a turn of it.
 """
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
@@ -26,6 +26,7 @@ from .recorded import (
     request_of,
     with_parts,
 )
+from .responses_form import chat_messages
 from .session import Session
 from .turns import Turns
 from .wanted import Wanted
@@ -50,13 +51,23 @@ class Responses:
     async def answer(self, session: Session, body: Mapping[str, Any], *, retry: bool) -> Answer:
         """Return vLLM's answer, and the request whose turn it is. Raises Refusal: 400, 410, 503."""
         self._check(body)
-        before = _history(session, body.get("previous_response_id"))
+        messages = _messages(body, _history(session, body.get("previous_response_id")))
         fields = {name: value for name, value in body.items() if name in SENT_ON and value is not None}
+        # Our renderer has the messages; vLLM would validate the whole history again.
+        fields["input"] = "."
         if is_forced(fields.get("tool_choice")):
             fields["tool_choice"] = "auto"
         request = request_of(ResponsesRequest, fields | {"model": self.served_name, "store": False})
         session.forest.counts["overruled"] += num_overruled(body, KEPT)
-        form = _form(body, before)
+
+        def form(_: Sequence[Any], tools: list[dict[str, Any]] | None) -> Wanted:
+            return Wanted(
+                messages=messages,
+                tools=without_nulls(tools) if body.get("tool_choice") != "none" else None,
+                max_tokens=body.get("max_output_tokens"),
+                label=label_of(body),
+            )
+
         asked = _ResponsesRequest(self.turns, session, form, label=label_of(body), retry=retry)
         asked.response_id = request.request_id
         answer = await with_parts(self.serving, _SessionResponses, asked).create_responses(request)
@@ -84,10 +95,10 @@ class Responses:
         if not isinstance(items, (str, list)) or not items:
             raise Refusal(400, "invalid_messages", "input is neither a text nor a list of items, or empty")
         for number, item in enumerate(items if isinstance(items, list) else ()):
-            kind = (item.get("type") or "message") if isinstance(item, Mapping) else None
+            kind = (item.get("type") or "message") if isinstance(item, dict) else None
             if kind not in ITEMS:
                 raise Refusal(400, "invalid_messages", f"item {number} of input has the type {str(kind)[:100]}")
-            # vLLM takes the first part of an answer or a thought, and drops the others.
+            # An answer or a thought is one part: joined ones would not equal what was recorded.
             parts = item.get("content")
             read = kind == "reasoning" or item.get("role") == "assistant"
             if read and isinstance(parts, list) and len(parts) > 1:
@@ -107,9 +118,8 @@ class _ResponsesRequest(Request):
 class _SessionResponses(OpenAIServingResponses):  # type: ignore[misc]
     asked: Request
 
-    def _make_response_parser(self, request: Any, tokenizer: Any, chat_template_kwargs: Any) -> Any:
-        parser = super()._make_response_parser(request, tokenizer, chat_template_kwargs)
-        return RecordedParser(parser, self.asked) if parser is not None else None
+    def _make_response_parser(self, *_: Any) -> Any:
+        return RecordedParser(self.asked) if self.parser is not None else None
 
 
 def _history(session: Session, response_id: Any) -> list[ChatMessage]:
@@ -125,20 +135,13 @@ def _history(session: Session, response_id: Any) -> list[ChatMessage]:
     return [message for message in turn.answer.messages() if message["role"] != "system"]
 
 
-def _form(
-    body: Mapping[str, Any], before: list[ChatMessage]
-) -> Callable[[Sequence[Any], "list[dict[str, Any]] | None"], Wanted]:
-    def form(messages: Sequence[Any], tools: list[dict[str, Any]] | None) -> Wanted:
-        new = formed(messages)
-        first = 1 if body.get("instructions") else 0
-        return Wanted(
-            messages=[*new[:first], *before, *new[first:]],
-            tools=without_nulls(tools) if body.get("tool_choice") != "none" else None,
-            max_tokens=body.get("max_output_tokens"),
-            label=label_of(body),
-        )
-
-    return form
+def _messages(body: Mapping[str, Any], before: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Return what a body says behind the messages `before`; its instructions stand in front."""
+    instructions = body.get("instructions")
+    if instructions is not None and not isinstance(instructions, str):
+        raise Refusal(400, "invalid_request", "instructions is no text")
+    first = [{"role": "system", "content": instructions}] if instructions else []
+    return [*first, *before, *formed(chat_messages(body["input"]))]
 
 
 async def _as_events(events: AsyncGenerator[Any, None]) -> AsyncGenerator[str, None]:

@@ -97,7 +97,7 @@ class Turns:
 
         Raises Refusal: 400 a limit or what cannot be rendered, 410 the session has ended, 503 the server stops.
         """
-        kwargs = {**self.default_kwargs, **session.request.chat_template_kwargs}
+        kwargs = self.kwargs_of(session)
         tools_key = digest([wanted.tools, kwargs])
         place = self._place(session, wanted, tools_key)
         if retry and (known := session.answer_to(place.prompt, wanted.asked)) is not None:
@@ -119,10 +119,14 @@ class Turns:
         running.task = asyncio.create_task(self._run(session, running, wanted, kwargs, seed, named))
         return running
 
+    def kwargs_of(self, session: Session) -> dict[str, Any]:
+        """Return what a session's chat template is given beside messages and tools."""
+        return {**self.default_kwargs, **session.request.chat_template_kwargs}
+
     async def measure(self, session: Session, wanted: Wanted) -> int:
         """Return how many tokens the prompt of such a turn would have, and begin none. Raises Refusal as `start`."""
         session.check_open()
-        kwargs = {**self.default_kwargs, **session.request.chat_template_kwargs}
+        kwargs = self.kwargs_of(session)
         tools_key = digest([wanted.tools, kwargs])
         place = self._place(session, wanted, tools_key)
         place, suffix = await self._rendered(session, wanted, kwargs, tools_key, place)
