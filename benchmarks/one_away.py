@@ -1,0 +1,93 @@
+"""Steps while one of two rollout servers is away, against steps with one server alone.
+
+    python benchmarks/one_away.py [--turns 2] [--steps 20]
+
+The demo's run, in turn: with the first server alone; with both, of which the second is frozen (SIGSTOP) once some steps
+are done; with both, of which the second is killed. The steps in which it is noticed count, too. Bound 1.1. Run it while
+nothing else does: about eight minutes.
+"""
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.demo_services import BATCH_FLAGS, EXAMPLES, as_flags, make_start
+from tests.processes import BIN, ROLLOUT_ENVIRONMENT, Service, free_port, reward_command, rollout_command, service
+
+WARM_UP_STEPS = 4
+SIDES = ("one alone", "one frozen", "one killed")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=2, help="runs of each side")
+    parser.add_argument("--steps", type=int, default=20, help="steps of a run that count")
+    arguments = parser.parse_args()
+    seconds: dict[str, list[float]] = {side: [] for side in SIDES}
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        make_start(42, folder)
+        for turn in range(arguments.turns):
+            for side in SIDES:
+                seconds[side].append(measure(side, folder, turn, arguments.steps))
+                print(f"turn {turn}, {side}: {seconds[side][-1]:.3f} s a step", flush=True)
+    alone = statistics.median(seconds[SIDES[0]])
+    for side in SIDES[1:]:
+        print(f"{side}: {statistics.median(seconds[side]) / alone:.2f} times the seconds of one alone (bound 1.1)")
+
+
+def measure(side: str, folder: Path, turn: int, steps: int) -> float:
+    """Mean seconds of the steps behind the warm-up."""
+    run_dir, reward_port = folder / f"{side}-{turn}".replace(" ", "-"), free_port()
+    with ExitStack() as stack:
+        servers = [stack.enter_context(rollout_server(folder)) for _ in range(1 if side == "one alone" else 2)]
+        log = folder / "reward.log"
+        reward = stack.enter_context(service(reward_command(reward_port), log, port=reward_port))
+        for one in [*servers, reward]:
+            one.wait_until_live()
+        settings = {
+            "run_dir": run_dir, "model.name_or_path": folder / "cold-start",
+            "data.dataset": folder / "data" / "train.jsonl", "max_steps": WARM_UP_STEPS + steps, "reward.url": reward.url, "eval.eval_steps": 0, "server.port": 0,
+            "rollout.urls": "[" + ", ".join(server.url for server in servers) + "]",
+        }  # fmt: skip
+        command = [str(word) for word in (BIN / "grpo-train", EXAMPLES / "run.yaml", *as_flags(settings))]
+        with (folder / "trainer.log").open("ab") as output:
+            trainer = subprocess.Popen(command, stdout=output, stderr=output)
+        while len(step_seconds(run_dir)) < WARM_UP_STEPS:
+            assert trainer.poll() is None, (folder / "trainer.log").read_text()[-2000:]
+            time.sleep(0.02)
+        pids = [servers[1].process.pid, *(child.pid for child in servers[1].children())] if len(servers) == 2 else []
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP if side == "one frozen" else signal.SIGKILL)
+        assert trainer.wait(600) == 0, (folder / "trainer.log").read_text()[-2000:]
+        for pid in pids if side == "one frozen" else ():
+            os.kill(pid, signal.SIGCONT)
+    counted = step_seconds(run_dir)[WARM_UP_STEPS:]
+    assert len(counted) == steps, f"{len(counted)} steps instead of {steps}"
+    return statistics.fmean(counted)
+
+
+def rollout_server(folder: Path) -> AbstractContextManager[Service]:
+    port = free_port()
+    command = rollout_command(folder / "cold-start", port, "--dtype", "float32", "--enforce-eager", *BATCH_FLAGS)
+    return service(command, folder / "rollout.log", port=port, environment=ROLLOUT_ENVIRONMENT)
+
+
+def step_seconds(run_dir: Path) -> list[float]:
+    log = run_dir / "metrics.jsonl"
+    rows = [json.loads(line) for line in log.read_text().splitlines() if line.endswith("}")] if log.exists() else []
+    return [row["step_time"] for row in rows if "step_time" in row]
+
+
+if __name__ == "__main__":
+    main()
