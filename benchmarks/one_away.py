@@ -56,10 +56,15 @@ def measure(side: str, folder: Path, turn: int, steps: int) -> float:
         for one in [*servers, reward]:
             one.wait_until_live()
         settings = {
-            "run_dir": run_dir, "model.name_or_path": folder / "cold-start",
-            "data.dataset": folder / "data" / "train.jsonl", "max_steps": WARM_UP_STEPS + steps, "reward.url": reward.url, "eval.eval_steps": 0, "server.port": 0,
+            "run_dir": run_dir,
+            "model.name_or_path": folder / "cold-start",
+            "data.dataset": folder / "data" / "train.jsonl",
+            "max_steps": WARM_UP_STEPS + steps,
             "rollout.urls": "[" + ", ".join(server.url for server in servers) + "]",
-        }  # fmt: skip
+            "reward.url": reward.url,
+            "eval.eval_steps": 0,
+            "server.port": 0,
+        }
         command = [str(word) for word in (BIN / "grpo-train", EXAMPLES / "run.yaml", *as_flags(settings))]
         with (folder / "trainer.log").open("ab") as output:
             trainer = subprocess.Popen(command, stdout=output, stderr=output)
