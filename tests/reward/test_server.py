@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.idle_connection import assert_kept
 from tests.reward.real_server import COMMAND, LATE, PATIENCE_S, Server, all_gone, descendants, keeper_of_plugins, run
 
 pytestmark = pytest.mark.processes
@@ -328,3 +329,7 @@ def test_the_keys_of_judge_and_reward_model_reach_no_plugin(misbehaving: Path):
         assert all(told)
     finally:
         server.stop()
+
+
+def test_a_client_that_trains_between_two_batches_finds_its_connection(real_server):
+    assert_kept(real_server.url)

@@ -42,7 +42,7 @@ RETRY_HEADER = "x-stainless-retry-count"
 WAITING_TOLD_S, WAITING_TOLD_AGAIN_S = 5.0, 30.0
 """Seconds of retries until the first warning, and between two warnings."""
 KEEP_CONNECTION_S = 3.0
-"""How long to keep an idle connection. Shorter than the servers, which close it after 5 s (as uvicorn and vLLM do):
+"""How long to keep an idle connection. Shorter than any server, of which some close it after 5 s (as uvicorn does):
 otherwise a call would now and then meet a closing connection, and a weights call is not retried."""
 MAX_INFO_BYTES = 16 * 2**20
 """Largest answer to a GET, in bytes: a server's report of itself."""

@@ -8,6 +8,10 @@ import socket
 import sys
 
 BACKLOG = 512
+KEEP_IDLE_S = 120
+"""How long a service keeps a connection between two requests (uvicorn's `timeout_keep_alive`): longer than clients do,
+httpx 5 s, aiohttp 15 s, Go and its proxies 90 s. With uvicorn's own 5 s httpx now and then sends on a connection that
+is being closed, and an agent that thinks for 5 s between two turns loses one."""
 
 
 def listening_socket(host: str, port: int) -> socket.socket:

@@ -12,7 +12,7 @@ import uvicorn
 
 from grpo_proto.api_token import server_tokens
 from grpo_proto.server.connection import BoundedConnection
-from grpo_proto.server.listening import ask_for_files
+from grpo_proto.server.listening import KEEP_IDLE_S, ask_for_files
 
 from .adapters.choice import choose
 from .adapters.peers import ADAPTERS
@@ -45,6 +45,7 @@ def run(settings: Settings, sock: socket.socket, executor: Executor, metrics: Me
         # The application refuses a body that is late, and counts it; this is for one that nobody reads any more.
         http=BoundedConnection.with_body_limit(settings.body_timeout_s + 5.0),
         ws="none",
+        timeout_keep_alive=KEEP_IDLE_S,
         log_config=None,
         access_log=False,
         lifespan="off",

@@ -10,6 +10,7 @@ from typing import Literal
 from grpo_proto.api_token import TOKEN_VARIABLE, TokenError, server_tokens
 from grpo_proto.log_lines import FORMAT_VARIABLE
 from grpo_proto.loopback import is_loopback
+from grpo_proto.server.listening import KEEP_IDLE_S
 
 from .kv_connectors import why_not
 
@@ -64,6 +65,7 @@ def prepare_environment() -> None:
     # training. The engine stands still meanwhile, and without nvcc it dies. vLLM's warm-up does not compile it: it asks
     # for logprobs, which this sampler cannot return with our logprobs_mode. A trainer's requests never use the sampler.
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+    os.environ.setdefault("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", str(KEEP_IDLE_S))
     plugins = [name for name in os.environ.get("VLLM_PLUGINS", "").split(",") if name]
     if PLUGIN_NAME not in plugins:
         os.environ["VLLM_PLUGINS"] = ",".join([*plugins, PLUGIN_NAME])

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import Qwen2ForCausalLM
 
+from tests.idle_connection import assert_kept
 from tests.rollout.conftest import Server
 from tests.rollout.sessions.opened import Opened, opened
 from tests.tiny_model import make_model, make_tokenizer
@@ -196,3 +197,7 @@ async def test_an_ended_session_is_an_error_that_the_client_does_not_retry(sessi
             await client.chat.completions.create(model="mine", messages=[QUESTION])
     assert caught.value.status_code == 410
     assert caught.value.response.request.headers["x-stainless-retry-count"] == "0"
+
+
+def test_a_client_that_thinks_between_two_turns_finds_its_connection(server: Server):
+    assert_kept(server.url)
