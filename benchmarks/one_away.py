@@ -3,9 +3,9 @@
     python benchmarks/one_away.py [--turns 2] [--steps 20]
 
 The demo's run, in turn: with the first server alone; with both, of which the second is frozen (SIGSTOP) once some steps
-are done; with both, of which the second is killed. A step is the median of those behind the warm-up, bound 1.1. Until it
-is noticed that the second is away some take longer: their further seconds are told beside it. Run it while nothing else
-does: about ten minutes.
+are done; with both, of which the second is killed. A step is the median of those behind the warm-up, bound 1.1. Some
+take longer until it is noticed that the second is away: their further seconds are told beside it. Run it while nothing
+else does: about ten minutes.
 """
 
 import argparse
