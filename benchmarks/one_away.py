@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -76,15 +76,15 @@ def measure(side: str, folder: Path, turn: int, steps: int) -> list[float]:
         command = [str(word) for word in (BIN / "grpo-train", EXAMPLES / "run.yaml", *as_flags(settings))]
         with (folder / "trainer.log").open("ab") as output:
             trainer = subprocess.Popen(command, stdout=output, stderr=output)
+        stack.callback(trainer.kill)
         while len(step_seconds(run_dir)) < WARM_UP_STEPS:
             assert trainer.poll() is None, (folder / "trainer.log").read_text()[-2000:]
             time.sleep(0.02)
         pids = [servers[1].process.pid, *(child.pid for child in servers[1].children())] if len(servers) == 2 else []
         for pid in pids:
-            os.kill(pid, signal.SIGSTOP if side == "one frozen" else signal.SIGKILL)
+            stack.callback(signal_if_there, pid, signal.SIGCONT)
+            signal_if_there(pid, signal.SIGSTOP if side == "one frozen" else signal.SIGKILL)
         assert trainer.wait(600) == 0, (folder / "trainer.log").read_text()[-2000:]
-        for pid in pids if side == "one frozen" else ():
-            os.kill(pid, signal.SIGCONT)
     counted = step_seconds(run_dir)[WARM_UP_STEPS:]
     assert len(counted) == steps, f"{len(counted)} steps instead of {steps}"
     return counted
@@ -94,6 +94,12 @@ def rollout_server(folder: Path) -> AbstractContextManager[Service]:
     port = free_port()
     command = rollout_command(folder / "cold-start", port, "--dtype", "float32", "--enforce-eager", *BATCH_FLAGS)
     return service(command, folder / "rollout.log", port=port, environment=ROLLOUT_ENVIRONMENT)
+
+
+def signal_if_there(pid: int, number: int) -> None:
+    """Children of a server that was killed end with it."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def step_seconds(run_dir: Path) -> list[float]:

@@ -42,9 +42,12 @@ FEW, MANY = 16, 216
 SESSIONS = 15
 """Of each API; medians are over the turns of all."""
 EARLY, LATE = slice(5, 15), slice(40, 50)
-BOUND_MS = {"generate": 1.0, "chat": 2.0, "messages": 2.0, "responses": 2.0}
+BOUND_MS = {"generate": 1.0, "chat": 2.0, "chat, it thinks": 2.0, "messages": 2.0, "responses": 2.0}
 TURNS_OF_AN_EPISODE = 5
 SYSTEM = {"role": "system", "content": "Count letters."}
+
+THINKS = ", it thinks"
+"""What vLLM counts the tokens of, for the usage of an answer."""
 
 Turns = Callable[[Any, list[dict[str, Any]]], Awaitable[tuple[str, int]]]
 """One turn behind these messages: its text and how many tokens were sampled."""
@@ -59,7 +62,9 @@ async def turn_of(served: Served, session: Any, api: str, history: list[Any], tu
     from grpo_proto.messages.sessions import GenerateTurn
     from grpo_rollout.sessions.routes import _generate, generated
 
-    words = served.tokenizer.encode("<think>\n\n</think>\n\n", add_special_tokens=False)
+    api, thinks = api.removesuffix(THINKS), api.endswith(THINKS)
+    thought = "a a a" if thinks else ""
+    words = served.tokenizer.encode(f"<think>\n{thought}\n</think>\n\n", add_special_tokens=False)
     (word,) = served.tokenizer.encode("a", add_special_tokens=False)
     (end,) = served.tokenizer.encode("<|im_end|>", add_special_tokens=False)
     served.next([*words, *[word] * (tokens - len(words) - 1), end])

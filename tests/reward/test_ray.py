@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,13 +36,23 @@ def server(misbehaving: Path) -> Iterator[Server]:
             server.stop(signal.SIGKILL)
 
 
+def wait_until_ready(server: Server) -> None:
+    """While workers start again in place of those that were cut off, the service may refuse (503) for a while."""
+    deadline = time.monotonic() + LOAD_LIMIT_S
+    while httpx.get(f"{server.url}/readyz", trust_env=False, timeout=PATIENCE_S).status_code != 200:
+        assert time.monotonic() < deadline, "not ready"
+        time.sleep(0.1)
+
+
 def test_a_ray_cluster_carries_the_same_work(server):
     """Limits, deaths, refusals and the deadline are as without Ray."""
     with httpx.Client(base_url=server.url, trust_env=False, timeout=PATIENCE_S) as client:
 
         def statuses(*texts: str, **more: object) -> list[str]:
+            wait_until_ready(server)
             body = {"rewards": [{"name": "misbehave"}], "samples": [{"completion": text} for text in texts], **more}
             answer = client.post("/v1/score", json=body).json()
+            assert "results" in answer, answer
             return [result["rewards"]["misbehave"]["status"] for result in answer["results"]]
 
         assert client.get("/info").json()["workers"] == 2
@@ -73,6 +84,7 @@ async def test_what_is_quick_is_scored_while_all_workers_of_the_node_are_held(se
             answer = (await client.post("/v1/score", json=quick)).json()
             assert [result["rewards"]["countdown"]["status"] for result in answer["results"]] == ["ok"], answer
 
+        wait_until_ready(server)
         waiting = [asyncio.create_task(client.post("/v1/score", json=SLEEPING)) for _ in range(4)]
         await asyncio.sleep(1.0)
         for _ in range(5):

@@ -100,13 +100,13 @@ def given_error(model: Qwen2ForCausalLM, sequences: Sequence[GivenSequence], res
     return worst
 
 
-async def until_running(server: Server, count: float | None, timeout_s: float = 30.0) -> None:
-    """Wait until vLLM's scheduler has `count` sequences, running or waiting; None waits for any."""
+async def until_running(server: Server, count: float | None, timeout_s: float = 30.0, *, waiting: bool = True) -> None:
+    """Wait until vLLM's scheduler has `count` sequences, running or `waiting`; None waits for any."""
     deadline = time.monotonic() + timeout_s
     async with httpx.AsyncClient(base_url=server.url, trust_env=False, verify=False) as http:  # noqa: S501 (no TLS here)
         while time.monotonic() < deadline:
             lines = (await http.get("/metrics")).text.splitlines()
-            gauges = ("vllm:num_requests_running", "vllm:num_requests_waiting{")
+            gauges = ("vllm:num_requests_running", "vllm:num_requests_waiting{")[: 1 + waiting]
             now = sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(gauges))
             if (now > 0) if count is None else (now == count):
                 return

@@ -36,7 +36,7 @@ JOIN_POLL_S = 0.02
 ARRIVAL_POLL_S = 0.005
 """How often the workers look for a bucket of an adapter. Each look interrupts sampling for less than a millisecond."""
 ABORT_TIMEOUT_S = 5.0
-"""How long an abort waits for the workers' progress. A worker that waits for a bucket may take longer."""
+"""How long an abort waits for the workers' progress. A worker that loads a bucket may take longer."""
 JOIN_GRACE_S = 1.0
 """How long after the deadline to wait for the error of a worker that could not join in time."""
 

@@ -45,7 +45,7 @@ class TestFirst:
         """All slots are in use: vLLM's kernels would sample the base's sequences from the last slot."""
         first, second = Adapter(1), Adapter(2)
         async with server.client() as client:
-            answers = [asyncio.create_task(client.rollouts(long_request("base", prompts=12)))]
+            answers = [asyncio.create_task(client.rollouts(long_request("base", prompts=8)))]
             await until_running(server, None)
             for version, adapter in ((1, first), (2, second)):
                 state = await trainer.push_adapter(adapter, version)
@@ -99,7 +99,7 @@ class TestRequests:
     async def test_a_version_in_use_may_be_named_and_is_unloaded_after(self, server: Server, trainer: AdapterTrainer):
         await trainer.push_adapter(Adapter(8), 1)
         old = f"policy@{trainer.session}.1"
-        async with in_flight(server, long_request("old", prompts=12, session=trainer.session)):
+        async with in_flight(server, long_request("old", prompts=6, session=trainer.session)):
             await trainer.push_adapter(Adapter(9), 2)
             assert old in await models(server)
             assert (await complete(server, old)).status_code == 200
@@ -125,9 +125,9 @@ class TestWhilePushing:
         await trainer.push_adapter(Adapter(12), 1)
         adapter = Adapter(13)
         async with server.client() as client:
-            running = asyncio.create_task(client.rollouts(long_request("on", prompts=12, session=trainer.session)))
+            running = asyncio.create_task(client.rollouts(long_request("on", prompts=6, session=trainer.session)))
             await until_running(server, None)
-            state = await trainer.begin_adapter(adapter, 2)
+            state = await trainer.begin_adapter(adapter, 2, bucket_timeout_s=300.0, deadline_s=300.0)
             assert (state.state, state.version) == ("current", 1)
             async with httpx.AsyncClient(base_url=server.url, trust_env=False) as http:
                 assert (await http.get("/readyz")).status_code == 200

@@ -52,7 +52,8 @@ def error(answer: httpx.Response) -> tuple[int, str]:
 
 
 async def test_a_chat_is_rendered_sampled_and_turned_back_into_a_chat_answer(fresh: Server):
-    chat = {"messages": MESSAGES, "max_tokens": 8}
+    # No end among the tokens: for a parser of tools vLLM leaves it in the text.
+    chat = {"messages": MESSAGES, "max_tokens": 8, "min_tokens": 8}
     rendered = (await post(fresh, "/v1/chat/completions/render", chat)).json()
     sampled = await post(fresh, GENERATE, rendered)
     # A server with a parser of tools wants to know what was asked.
@@ -61,18 +62,19 @@ async def test_a_chat_is_rendered_sampled_and_turned_back_into_a_chat_answer(fre
     (choice,) = answer["choices"]
     token_ids = sampled.json()["choices"][0]["token_ids"]
     text = (await post(fresh, "/detokenize", {"tokens": token_ids})).json()["prompt"]
-    assert choice["message"]["content"] == text.replace("<eos>", "")
+    assert choice["message"]["content"] == text
 
 
 async def test_every_token_names_the_version_that_sampled_it_across_a_push(fresh: Server):
     """In an answer at once, and at the end of a stream."""
     async with fresh.trainer() as trainer:
         await trainer.join(take_over=True)
+        second = fresh.model(32)  # made before: sampling must not end meanwhile
         await trainer.push(fresh.model(31), 1)
         long = {"max_tokens": 250, "ignore_eos": True, "n": 64}
         sampling = [asyncio.create_task(generate(fresh, stream=stream, **long)) for stream in (False, True)]
-        await until_running(fresh, None)
-        await trainer.push(fresh.model(32), 2)
+        await until_running(fresh, 128, waiting=False)
+        await trainer.push(second, 2)
         at_once, streamed = await asyncio.gather(*sampling)
     choices = at_once.json()["choices"]
     ended = [choice for choice in chunks(streamed) if choice["finish_reason"] is not None]

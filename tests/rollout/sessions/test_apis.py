@@ -81,6 +81,8 @@ async def test_three_apis_go_on_in_one_segment(served: Any):
     )
     assert response["status"] == "completed"
     assert response["output"][-1]["content"][0]["text"].strip() == "It is 1924."
+    thinks = served.family.reasoning_parser is not None
+    assert (response["usage"]["output_tokens_details"]["reasoning_tokens"] > 0) is thinks
 
     will_say(served, "Bye.", [])
     sent = {"role": "assistant", "content": None, "tool_calls": [
@@ -88,8 +90,9 @@ async def test_three_apis_go_on_in_one_segment(served: Any):
     ]}  # fmt: skip
     history = [QUESTION, sent, {"role": "tool", "tool_call_id": use["id"], "content": RESULT},
                {"role": "assistant", "content": "It is 1924."}, {"role": "user", "content": "Bye"}]  # fmt: skip
-    choice = (await asked(served, session, "chat", messages=history, tools=TOOLS[:1]))["choices"][0]
-    assert choice["message"]["content"].strip() == "Bye."
+    answer = await asked(served, session, "chat", messages=history, tools=TOOLS[:1])
+    assert answer["choices"][0]["message"]["content"].strip() == "Bye."
+    assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0 if thinks else True
 
     (segment,) = session.trajectory().segments
     assert len(segment.turns) == 3
@@ -173,6 +176,14 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ("messages", {"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
         ("messages", {"messages": []}, "an empty one"),
         ("messages", {"max_tokens": None}, "max_tokens"),
+        ("messages", {"max_tokens": 5.0}, "max_tokens is no number"),
+        ("messages", {"tools": 5}, "tools that a server runs"),
+        ("chat", {"max_tokens": True}, "max_tokens is no number"),
+        ("responses", {"max_output_tokens": 5.0}, "max_output_tokens is no number"),
+        ("responses", {"max_output_tokens": "5"}, "max_output_tokens is no number"),
+        ("responses", {"tools": 5}, "tools other than functions"),
+        ("responses", {"input": [{"type": ["message"], "role": "user", "content": "x"}]}, "the type"),
+        ("responses", {"input": [{"content": "x"}, {"role": "assistant", "content": "y"}]}, "message 0 has the role"),
         ("responses", {"previous_response_id": "resp_x"}, "no answer of this session"),
         ("responses", {"conversation": "c"}, "conversation is not supported"),
         ("responses", {"background": True}, "background is not supported"),
@@ -185,7 +196,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
 async def test_what_would_be_lost_is_refused(folders: Any, api: str, body: dict[str, Any], says: str):
     served = serve("chatml", folders["chatml"])
     session = served.open()
-    base: dict[str, Any] = {"messages": [QUESTION], "max_tokens": 5} if api == "messages" else {"input": "q"}
+    base: dict[str, Any] = {"input": "q"} if api == "responses" else {"messages": [QUESTION], "max_tokens": 5}
     with pytest.raises(Refusal, match=says) as refused:
         await asked(served, session, api, **base | body)
     assert refused.value.status == 400

@@ -46,6 +46,9 @@ def test_items_of_responses():
         request = ResponsesRequest(model="m", input=items)
         theirs = construct_input_messages(request_input=request.input)
         assert formed(chat_messages(items)) == formed(theirs), items
+    # An answer without a text, which vLLM would not read at all.
+    silent = [ITEMS[5], {"type": "message", "role": "assistant", "content": []}]
+    assert chat_messages(silent) == [{"role": "assistant", "reasoning": "hm", "content": ""}]
     assert chat_messages("what") == construct_input_messages(request_input="what")
 
 
@@ -88,7 +91,12 @@ SAID: list[dict[str, Any]] = [
     {"role": "system", "content": "be brief"},
     {"role": "system", "content": [{"type": "text", "text": "x-anthropic-billing-header: 1"}]},
 ]
-SYSTEMS = [None, "s", [{"type": "text", "text": t} for t in ("x-anthropic-billing-header: 1", "s")]]
+SYSTEMS = [
+    None,
+    "s",
+    "x-anthropic-billing-header: 1, and more",
+    [{"type": "text", "text": t} for t in ("x-anthropic-billing-header: 1", "s")],
+]
 
 
 def test_messages_of_anthropic():
@@ -115,6 +123,8 @@ def test_messages_of_anthropic():
         ({"role": "user", "content": [{"type": "image", "source": {}}]}, "a block of type image"),
         ({"role": "user", "content": [{"type": "tool_result", "content": [{"type": "image"}]}]}, "of type image"),
         ({"role": "assistant", "content": [{"type": "tool_result"}]}, "is not a user's"),
+        ({"role": "user", "content": [{"type": "thinking", "thinking": "hm"}]}, "of type thinking"),
+        ({"role": "user", "content": [CALL]}, "of type tool_use"),
         ({"role": "assistant", "content": [{"type": "redacted_thinking"}]}, "of type redacted_thinking"),
         ({"role": "assistant", "content": [{**CALL, "input": "{}"}]}, "a call whose input is no object"),
         ({"role": "user", "content": [{"type": "text"}]}, "a block without text"),

@@ -12,7 +12,7 @@ from grpo_proto.server.refusal import Refusal
 from .recorded import Answer, RecordedParser, Request, formed, is_forced, num_overruled, raise_if_error, with_parts
 from .session import Session
 from .turns import Turns
-from .wanted import Wanted
+from .wanted import Wanted, checked_limit
 
 KEPT = frozenset(
     {"messages", "tools", "tool_choice", "max_tokens", "max_completion_tokens", "stop", "stream", "stream_options",
@@ -31,7 +31,7 @@ class Chat:
     async def answer(self, session: Session, body: Mapping[str, Any], *, retry: bool) -> Answer:
         """Return vLLM's answer, and the request whose turn it is. Raises Refusal: 400, 410, 503."""
         asks = wanted(session, body)
-        asked = Request(self.turns, session, lambda *_: asks, label=asks.label, retry=retry)
+        asked = Request(self.turns, session, lambda _: asks, label=asks.label, retry=retry)
         fields = {name: value for name, value in body.items() if name in KEPT}
         # Our renderer has the messages; vLLM would validate the whole history again.
         fields["messages"] = [{"role": "user", "content": ""}]
@@ -73,9 +73,7 @@ def wanted(session: Session, body: Mapping[str, Any]) -> Wanted:
         raise Refusal(400, "unsupported", "tools other than functions are not supported in a session")
     messages = formed(messages)
     session.forest.counts["overruled"] += num_overruled(body, KEPT | {"n"})
-    limits = [body[name] for name in ("max_completion_tokens", "max_tokens") if body.get(name) is not None]
-    if any(type(limit) is not int or limit < 1 for limit in limits):
-        raise Refusal(400, "invalid_request", "max_tokens is no number of at least 1")
+    limits = [checked_limit(body, name) for name in ("max_completion_tokens", "max_tokens")]
     stop = body.get("stop") or []
     stops = [stop] if isinstance(stop, str) else stop
     if not isinstance(stops, list) or not all(isinstance(text, str) and text for text in stops):
@@ -83,7 +81,7 @@ def wanted(session: Session, body: Mapping[str, Any]) -> Wanted:
     return Wanted(
         messages=messages,
         tools=tools if body.get("tool_choice") != "none" else None,
-        max_tokens=min(limits) if limits else None,
+        max_tokens=min((limit for limit in limits if limit is not None), default=None),
         stop=tuple(stops),
         label=label_of(body),
     )

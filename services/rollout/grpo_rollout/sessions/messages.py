@@ -1,6 +1,6 @@
 """Anthropic's Messages inside a session, by vLLM's own serving object, which turns them into chat completions."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -25,7 +25,7 @@ from .recorded import (
 )
 from .session import Session
 from .turns import Turns
-from .wanted import Wanted
+from .wanted import Wanted, checked_limit
 
 KEPT = frozenset(
     {"messages", "system", "tools", "tool_choice", "max_tokens", "stop_sequences", "stream", "metadata"}
@@ -67,9 +67,11 @@ class Messages:
         return counted
 
     def _request(self, kind: type[BaseModel], body: Mapping[str, Any], kept: frozenset[str]) -> Any:
-        for tool in body.get("tools") or ():
-            if not isinstance(tool, Mapping) or tool.get("type") not in (None, "custom"):
-                raise Refusal(400, "unsupported", "tools that a server runs are not supported in a session")
+        tools = body.get("tools") or []
+        if not isinstance(tools, list) or any(
+            not isinstance(tool, dict) or tool.get("type") not in (None, "custom") for tool in tools
+        ):
+            raise Refusal(400, "unsupported", "tools that a server runs are not supported in a session")
         fields = {name: value for name, value in body.items() if name in kept} | {"model": self.served_name}
         # Our renderer has the messages; vLLM would validate the whole history again.
         fields |= {"messages": [{"role": "user", "content": ""}], "system": None}
@@ -82,12 +84,13 @@ class Messages:
         choice = body.get("tool_choice")
         without = isinstance(choice, Mapping) and choice.get("type") == "none"
         messages = formed(chat_messages(body, merge_system=self.serving._merge_inline_system))
+        max_tokens = checked_limit(body, "max_tokens")
 
-        def form(_: Sequence[Any], tools: list[dict[str, Any]] | None) -> Wanted:
+        def form(tools: list[dict[str, Any]] | None) -> Wanted:
             return Wanted(
                 messages=messages,
                 tools=without_nulls(tools) if not without else None,
-                max_tokens=body.get("max_tokens"),
+                max_tokens=max_tokens,
                 stop=tuple(body.get("stop_sequences") or ()),
                 label=label_of(body),
             )
@@ -105,8 +108,8 @@ class _SessionMessages(AnthropicServingMessages):  # type: ignore[misc]
 class _Counting(Request):
     """A request that asks for the length of its prompt and begins no turn."""
 
-    async def begin(self, messages: Sequence[Any], tools: list[dict[str, Any]] | None) -> list[int]:
-        return [0] * await self.turns.measure(self.session, self.form(messages, tools))
+    async def begin(self, tools: list[dict[str, Any]] | None) -> list[int]:
+        return [0] * await self.turns.measure(self.session, self.form(tools))
 
 
 def without_nulls(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:

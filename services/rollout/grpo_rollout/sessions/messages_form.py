@@ -2,8 +2,8 @@
 
 vLLM does this, too, behind two validations of the whole history. The rules are its `to_chat_completion_request`'s,
 except that what it drops without a word is refused here. Results of tools become messages of their own in front of
-their message's text, thoughts and texts are joined, and the line in which Claude Code names its version is left out: it
-is another one in each request.
+their message's text, thoughts and texts are joined, and the block in which Claude Code names its version is left out:
+it is another one in each request.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,9 @@ def chat_messages(body: Mapping[str, Any], *, merge_system: bool) -> list[dict[s
     sent = body.get("messages")
     if not isinstance(sent, list) or not sent:
         raise Refusal(400, "invalid_messages", "messages is no list, or an empty one")
-    system, messages = [_system(body.get("system"), "system")], list[dict[str, Any]]()
+    first = body.get("system")
+    system = [first if isinstance(first, str) else _system(first, "system")]
+    messages: list[dict[str, Any]] = []
     for number, message in enumerate(sent):
         role = message.get("role") if isinstance(message, dict) else None
         if role not in ROLES:
@@ -62,9 +64,9 @@ def _said(role: str, content: Any, number: int) -> Iterator[dict[str, Any]]:
         match block.get("type"), role:
             case "text", _:
                 texts.append(_text(block, "text", number))
-            case "thinking", _:
+            case "thinking", "assistant":
                 thoughts.append(_text(block, "thinking", number))
-            case "tool_use", _:
+            case "tool_use", "assistant":
                 calls.append(_call(block, number))
             case "tool_result", "user":
                 yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": _result(block, number)}
@@ -77,7 +79,7 @@ def _said(role: str, content: Any, number: int) -> Iterator[dict[str, Any]]:
         message["reasoning"] = "".join(thoughts)
     if calls:
         message["tool_calls"] = calls
-    if role == "assistant" or message["content"] or len(message) > 2:
+    if role == "assistant" or message["content"]:
         yield message
 
 

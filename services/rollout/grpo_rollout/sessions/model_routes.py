@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 HEARTBEAT_S = 15.0
 """How often a stream carries a comment while its turn samples or waits for weights."""
+SURROGATES = (b"\\ud", b"\\uD", b"\xed")
+"""Without one of these a JSON text holds no half of a character."""
 RETRY_HEADER = "x-stainless-retry-count"
 
 
@@ -131,6 +133,10 @@ async def _events(answer: "Answer", events: AsyncGenerator[str, None], form: Err
 def _object(body: bytes) -> dict[str, Any]:
     try:
         found = json.loads(body)
+        if any(sign in body for sign in SURROGATES):
+            # A program has cut a text inside an emoji. No tokenizer takes the half; what is whole stays whole.
+            text = json.dumps(found, ensure_ascii=False).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+            found = json.loads(text)
     except ValueError as error:
         raise Refusal(400, "malformed_json", f"the body is not JSON: {error}") from error
     if not isinstance(found, dict):

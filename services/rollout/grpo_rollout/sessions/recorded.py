@@ -27,8 +27,8 @@ RequestT = TypeVar("RequestT", bound=BaseModel)
 UNIMPORTANT = frozenset({"model", "store", "safety_identifier", "prompt_cache_key", "service_tier", "reasoning_effort"})
 """Fields that ask nothing of the sampling of a session: they are dropped, and not counted as overruled."""
 
-Form = Callable[[Sequence[Any], "list[dict[str, Any]] | None"], Wanted]
-"""(messages and tools in the form of chat completions) → what a request asks for. Raises Refusal."""
+Form = Callable[["list[dict[str, Any]] | None"], Wanted]
+"""Tools in the form of chat completions → what a request asks for."""
 
 
 class Request:
@@ -38,9 +38,9 @@ class Request:
         self.turns, self.session, self.form, self.label, self.retry = turns, session, form, label, retry
         self.running: Running | None = None
 
-    async def begin(self, messages: Sequence[Any], tools: list[dict[str, Any]] | None) -> list[int]:
+    async def begin(self, tools: list[dict[str, Any]] | None) -> list[int]:
         """Begin the turn, and return its prompt."""
-        self.running = await self.turns.start(self.session, self.form(messages, tools), retry=self.retry)
+        self.running = await self.turns.start(self.session, self.form(tools), retry=self.retry)
         return self.running.prompt
 
     async def turn(self) -> Turn:
@@ -70,7 +70,7 @@ class Answer:
 def with_parts(serving: Any, kind: Any, asked: Request) -> Any:
     """Return vLLM's object `serving` as a `kind`, a subclass of its own class, with our parts in it, for one request.
 
-    `kind` has the attribute `asked`, and passes what makes a parser through `RecordedParser`.
+    `kind` has the attribute `asked`, and a `RecordedParser` for vLLM's parser.
     """
     ours = kind.__new__(kind)
     ours.__dict__.update(serving.__dict__)
@@ -149,6 +149,8 @@ class RecordedParser:
         return thought, content, found or None
 
     def count_reasoning_tokens(self, token_ids: Sequence[int]) -> int:
+        if self._objects_only:
+            return 0  # Anthropic's usage has no place for it
         thought = self._read()[0] or ""
         # Templates write an empty thought as line breaks. Counting takes as long as all of vLLM's object beside it.
         return self._asked.thought_tokens(token_ids) if thought.strip() else 0
@@ -172,10 +174,8 @@ class RecordedParser:
 def _recorded_renderer(renderer: Any, asked: Request) -> Any:
     """Return vLLM's renderer with the ids of the record in place of a rendered prompt."""
 
-    async def preprocess_chat(
-        request: Any, messages: Any, *_: Any, tool_dicts: Any = None, **__: Any
-    ) -> tuple[list[Any], list[Any]]:
-        return [], [tokens_input(await asked.begin(messages, tool_dicts))]
+    async def preprocess_chat(*_: Any, tool_dicts: Any = None, **__: Any) -> tuple[list[Any], list[Any]]:
+        return [], [tokens_input(await asked.begin(tool_dicts))]
 
     ours = copy.copy(renderer)
     ours.preprocess_chat = preprocess_chat

@@ -29,7 +29,7 @@ from .recorded import (
 from .responses_form import chat_messages
 from .session import Session
 from .turns import Turns
-from .wanted import Wanted
+from .wanted import Wanted, checked_limit
 
 KEPT = frozenset(
     {"input", "instructions", "tools", "tool_choice", "max_output_tokens", "stream", "metadata", "user",
@@ -52,6 +52,7 @@ class Responses:
         """Return vLLM's answer, and the request whose turn it is. Raises Refusal: 400, 410, 503."""
         self._check(body)
         messages = _messages(body, _history(session, body.get("previous_response_id")))
+        max_tokens = checked_limit(body, "max_output_tokens")
         fields = {name: value for name, value in body.items() if name in SENT_ON and value is not None}
         # Our renderer has the messages; vLLM would validate the whole history again.
         fields["input"] = "."
@@ -60,11 +61,11 @@ class Responses:
         request = request_of(ResponsesRequest, fields | {"model": self.served_name, "store": False})
         session.forest.counts["overruled"] += num_overruled(body, KEPT)
 
-        def form(_: Sequence[Any], tools: list[dict[str, Any]] | None) -> Wanted:
+        def form(tools: list[dict[str, Any]] | None) -> Wanted:
             return Wanted(
                 messages=messages,
                 tools=without_nulls(tools) if body.get("tool_choice") != "none" else None,
-                max_tokens=body.get("max_output_tokens"),
+                max_tokens=max_tokens,
                 label=label_of(body),
             )
 
@@ -81,8 +82,10 @@ class Responses:
         for name in REFUSED:
             if body.get(name):
                 raise Refusal(400, "unsupported", f"{name} is not supported in a session: send the history as input")
-        tools = body.get("tools") or ()
-        if any(not isinstance(tool, Mapping) or tool.get("type") != "function" for tool in tools):
+        tools = body.get("tools") or []
+        if not isinstance(tools, list) or any(
+            not isinstance(tool, dict) or tool.get("type") != "function" for tool in tools
+        ):
             raise Refusal(400, "unsupported", "tools other than functions are not supported in a session")
         if tools and body.get("tool_choice") != "none" and not self.serving.enable_auto_tools:
             raise Refusal(
@@ -96,10 +99,10 @@ class Responses:
             raise Refusal(400, "invalid_messages", "input is neither a text nor a list of items, or empty")
         for number, item in enumerate(items if isinstance(items, list) else ()):
             kind = (item.get("type") or "message") if isinstance(item, dict) else None
-            if kind not in ITEMS:
+            if not isinstance(kind, str) or kind not in ITEMS:
                 raise Refusal(400, "invalid_messages", f"item {number} of input has the type {str(kind)[:100]}")
             # An answer or a thought is one part: joined ones would not equal what was recorded.
-            parts = item.get("content")
+            parts = item.get("content") or item.get("summary")
             read = kind == "reasoning" or item.get("role") == "assistant"
             if read and isinstance(parts, list) and len(parts) > 1:
                 raise Refusal(400, "invalid_messages", f"item {number} of input has {len(parts)} parts; send one")
@@ -108,8 +111,8 @@ class Responses:
 class _ResponsesRequest(Request):
     response_id = ""
 
-    async def begin(self, messages: Sequence[Any], tools: list[dict[str, Any]] | None) -> list[int]:
-        prompt = await super().begin(messages, tools)
+    async def begin(self, tools: list[dict[str, Any]] | None) -> list[int]:
+        prompt = await super().begin(tools)
         if self.running is not None:
             self.session.responses[self.response_id] = self.running.turn.number
         return prompt

@@ -33,7 +33,7 @@ def chat_messages(items: str | Sequence[Mapping[str, Any]]) -> list[dict[str, An
 
 def _add(messages: list[dict[str, Any]], field: str, text: str) -> None:
     """Put a part of an answer into the last message, or into a new one when that is no answer or has such a part."""
-    if messages and messages[-1]["role"] == "assistant" and field not in messages[-1]:
+    if messages and messages[-1].get("role") == "assistant" and field not in messages[-1]:
         messages[-1][field] = text
     else:
         messages.append({"role": "assistant", field: text})
@@ -45,7 +45,7 @@ def _add_call(messages: list[dict[str, Any]], item: Mapping[str, Any], number: i
     if not item.get("call_id") or not isinstance(item.get("name"), str):
         raise _unreadable(number, "is a call without a call_id or a name")
     function = {"name": item["name"], "arguments": item.get("arguments")}
-    if not messages or messages[-1]["role"] != "assistant":
+    if not messages or messages[-1].get("role") != "assistant":
         messages.append({"role": "assistant"})
     calls = messages[-1].setdefault("tool_calls", [])
     calls.append({"id": item["call_id"], "type": "function", "function": function})
@@ -59,8 +59,10 @@ def _thought(item: Mapping[str, Any], number: int) -> str:
 
 def _text(content: Any, number: int) -> str:
     """Return a text, or the one part that it is sent as."""
-    if content is None or isinstance(content, str):
-        return content or ""
+    if isinstance(content, str):
+        return content
+    if content in (None, []):
+        return ""
     part = content[0] if isinstance(content, list) and len(content) == 1 else None
     if not isinstance(part, dict) or not isinstance(part.get("text"), str):
         raise _unreadable(number, "has no text")

@@ -1,11 +1,23 @@
 """What a request asks for, whichever API it came by."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from grpo_proto.server.refusal import Refusal
+
 from .chat_form import ChatMessage
 from .forest import Asked, Turn
+
+
+def checked_limit(body: Mapping[str, Any], name: str) -> int | None:
+    """Return the limit of tokens in a body. Raises Refusal (400): the engine stands still for ever on one of 5.0."""
+    limit = body.get(name)
+    if limit is None:
+        return None
+    if type(limit) is not int or limit < 1:
+        raise Refusal(400, "invalid_request", f"{name} is no number of at least 1")
+    return limit
 
 
 @dataclass(frozen=True)
