@@ -201,3 +201,17 @@ async def test_an_ended_session_is_an_error_that_the_client_does_not_retry(sessi
 
 def test_a_client_that_thinks_between_two_turns_finds_its_connection(server: Server):
     assert_kept(server.url)
+
+
+async def test_a_text_that_was_cut_inside_an_emoji_is_answered(session: Opened):
+    """As programs send it that cut the output of a tool by UTF-16 units."""
+    bodies = {
+        "chat/completions": b'{"model": "mine", "messages": [{"role": "user", "content": "37*52? \\ud83d"}]}',
+        "responses": b'{"model": "mine", "input": "37*52? \\ud83d"}',
+        "messages": b'{"model": "mine", "max_tokens": 9, "messages": [{"role": "user", "content": "37*52? \\ud83d"}]}',
+    }
+    headers = {"Authorization": f"Bearer {session.answer['api_key']}", "Content-Type": "application/json"}
+    for path, body in bodies.items():
+        url = f"{session.answer['openai_base_url']}/{path}"
+        answer = await session.http.post(url, content=body, headers=headers)
+        assert answer.status_code == 200, (path, answer.text)
