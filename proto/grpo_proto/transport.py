@@ -25,6 +25,7 @@ from .messages.weights import DTYPE_BYTES, Backend, Manifest, TensorSpec
 ALIGNMENT_BYTES = 16
 DEFAULT_BUCKET_BYTES = 64 * 2**20
 POLL_S = 0.001
+"""Longest pause between two looks at a broadcast."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -12,7 +12,7 @@ from grpo_proto.server.refusal import Refusal
 from .recorded import Answer, RecordedParser, Request, formed, is_forced, num_overruled, raise_if_error, with_parts
 from .session import Session
 from .turns import Turns
-from .wanted import Wanted, checked_limit
+from .wanted import Wanted, checked_limit, checked_tools
 
 KEPT = frozenset(
     {"messages", "tools", "tool_choice", "max_tokens", "max_completion_tokens", "stop", "stream", "stream_options",
@@ -65,12 +65,7 @@ def wanted(session: Session, body: Mapping[str, Any]) -> Wanted:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise Refusal(400, "invalid_messages", "messages is no list, or an empty one")
-    tools = body.get("tools") or None
-    if tools is not None and (
-        not isinstance(tools, list)
-        or any(not isinstance(tool, dict) or tool.get("type") != "function" for tool in tools)
-    ):
-        raise Refusal(400, "unsupported", "tools other than functions are not supported in a session")
+    tools = checked_tools(body, ("function",), "tools other than functions") or None
     messages = formed(messages)
     session.forest.counts["overruled"] += num_overruled(body, KEPT | {"n"})
     limits = [checked_limit(body, name) for name in ("max_completion_tokens", "max_tokens")]

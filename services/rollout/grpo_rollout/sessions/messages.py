@@ -25,7 +25,7 @@ from .recorded import (
 )
 from .session import Session
 from .turns import Turns
-from .wanted import Wanted, checked_limit
+from .wanted import Wanted, checked_limit, checked_tools
 
 KEPT = frozenset(
     {"messages", "system", "tools", "tool_choice", "max_tokens", "stop_sequences", "stream", "metadata"}
@@ -67,11 +67,7 @@ class Messages:
         return counted
 
     def _request(self, kind: type[BaseModel], body: Mapping[str, Any], kept: frozenset[str]) -> Any:
-        tools = body.get("tools") or []
-        if not isinstance(tools, list) or any(
-            not isinstance(tool, dict) or tool.get("type") not in (None, "custom") for tool in tools
-        ):
-            raise Refusal(400, "unsupported", "tools that a server runs are not supported in a session")
+        checked_tools(body, (None, "custom"), "tools that a server runs")
         fields = {name: value for name, value in body.items() if name in kept} | {"model": self.served_name}
         # Our renderer has the messages; vLLM would validate the whole history again.
         fields |= {"messages": [{"role": "user", "content": ""}], "system": None}

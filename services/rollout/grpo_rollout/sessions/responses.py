@@ -29,7 +29,7 @@ from .recorded import (
 from .responses_form import chat_messages
 from .session import Session
 from .turns import Turns
-from .wanted import Wanted, checked_limit
+from .wanted import Wanted, checked_limit, checked_tools
 
 KEPT = frozenset(
     {"input", "instructions", "tools", "tool_choice", "max_output_tokens", "stream", "metadata", "user",
@@ -38,7 +38,6 @@ KEPT = frozenset(
 """Fields of a request that count, or ask nothing of the sampling. Others are overruled, and counted."""
 SENT_ON = KEPT - {"previous_response_id", "include", "truncation"}
 REFUSED = ("conversation", "background", "prompt", "previous_input_messages")
-ITEMS = frozenset({"message", "reasoning", "function_call", "function_call_output"})
 
 
 class Responses:
@@ -82,11 +81,7 @@ class Responses:
         for name in REFUSED:
             if body.get(name):
                 raise Refusal(400, "unsupported", f"{name} is not supported in a session: send the history as input")
-        tools = body.get("tools") or []
-        if not isinstance(tools, list) or any(
-            not isinstance(tool, dict) or tool.get("type") != "function" for tool in tools
-        ):
-            raise Refusal(400, "unsupported", "tools other than functions are not supported in a session")
+        tools = checked_tools(body, ("function",), "tools other than functions")
         if tools and body.get("tool_choice") != "none" and not self.serving.enable_auto_tools:
             raise Refusal(
                 400,
@@ -97,15 +92,6 @@ class Responses:
         items = body.get("input")
         if not isinstance(items, (str, list)) or not items:
             raise Refusal(400, "invalid_messages", "input is neither a text nor a list of items, or empty")
-        for number, item in enumerate(items if isinstance(items, list) else ()):
-            kind = (item.get("type") or "message") if isinstance(item, dict) else None
-            if not isinstance(kind, str) or kind not in ITEMS:
-                raise Refusal(400, "invalid_messages", f"item {number} of input has the type {str(kind)[:100]}")
-            # An answer or a thought is one part: joined ones would not equal what was recorded.
-            parts = item.get("content") or item.get("summary")
-            read = kind == "reasoning" or item.get("role") == "assistant"
-            if read and isinstance(parts, list) and len(parts) > 1:
-                raise Refusal(400, "invalid_messages", f"item {number} of input has {len(parts)} parts; send one")
 
 
 class _ResponsesRequest(Request):

@@ -10,13 +10,14 @@ from typing import Any
 from grpo_proto.server.refusal import Refusal
 
 
-def chat_messages(items: str | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def chat_messages(items: str | Sequence[Any]) -> list[dict[str, Any]]:
     """Return the messages of a request's `input`. Raises Refusal (400) that names an item which cannot be read."""
     if isinstance(items, str):
         return [{"role": "user", "content": items}]
     messages: list[dict[str, Any]] = []
     for number, item in enumerate(items):
-        match item.get("type") or "message":
+        kind = (item.get("type") or "message") if isinstance(item, dict) else None
+        match kind:
             case "function_call":
                 _add_call(messages, item, number)
             case "function_call_output":
@@ -24,10 +25,12 @@ def chat_messages(items: str | Sequence[Mapping[str, Any]]) -> list[dict[str, An
                 messages.append(said)
             case "reasoning":
                 _add(messages, "reasoning", _thought(item, number))
-            case _ if item.get("role") == "assistant":
+            case "message" if item.get("role") == "assistant":
                 _add(messages, "content", _text(item.get("content"), number))
-            case _:
+            case "message":
                 messages.append(dict(item))
+            case _:
+                raise _unreadable(number, f"has the type {str(kind)[:100]}")
     return messages
 
 
@@ -58,12 +61,14 @@ def _thought(item: Mapping[str, Any], number: int) -> str:
 
 
 def _text(content: Any, number: int) -> str:
-    """Return a text, or the one part that it is sent as."""
+    """Return a text, or the one part that it is sent as: joined parts would not equal what was recorded."""
     if isinstance(content, str):
         return content
     if content in (None, []):
         return ""
-    part = content[0] if isinstance(content, list) and len(content) == 1 else None
+    if isinstance(content, list) and len(content) > 1:
+        raise _unreadable(number, f"has {len(content)} parts; send one")
+    part = content[0] if isinstance(content, list) else None
     if not isinstance(part, dict) or not isinstance(part.get("text"), str):
         raise _unreadable(number, "has no text")
     text: str = part["text"]

@@ -20,6 +20,14 @@ def checked_limit(body: Mapping[str, Any], name: str) -> int | None:
     return limit
 
 
+def checked_tools(body: Mapping[str, Any], kinds: tuple[str | None, ...], others: str) -> list[Any]:
+    """Return the tools of a body. Raises Refusal (400) for `others`, whose type is none of `kinds`."""
+    tools = body.get("tools") or []
+    if not isinstance(tools, list) or any(not isinstance(one, dict) or one.get("type") not in kinds for one in tools):
+        raise Refusal(400, "unsupported", f"{others} are not supported in a session")
+    return tools
+
+
 @dataclass(frozen=True)
 class Wanted:
     """What a request asks for: a chat, or `token_ids` alone."""
