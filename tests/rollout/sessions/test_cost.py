@@ -10,16 +10,10 @@ from typing import Any
 import pytest
 
 from grpo_proto.messages.sessions import GenerateTurn
+from tests.rollout.sessions.marks import IN_PROCESS
 from tests.rollout.sessions.serving import Served, serve
 
-# vLLM takes seconds to import, and its dependencies warn about each other.
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.timeout(300),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.xdist_group("session families"),
-]
+pytestmark = IN_PROCESS
 
 AGAIN = {"role": "user", "content": "again and again"}
 EARLY, LATE = 10, 50

@@ -7,17 +7,11 @@ from typing import Any
 import pytest
 
 from tests.rollout.sessions.families import FAMILIES, Family
+from tests.rollout.sessions.marks import IN_PROCESS
 from tests.rollout.sessions.serving import serve
 from tests.rollout.sessions.test_template import TOOLS, split_up, words
 
-# vLLM takes seconds to import, and its dependencies warn about each other.
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.timeout(300),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.xdist_group("session families"),
-]
+pytestmark = IN_PROCESS
 
 CALC = [("calc", {"expr": "37*52"})]
 

@@ -19,15 +19,10 @@ from grpo_trainer.episodes.played import Played
 from grpo_trainer.episodes.recording import Place
 from grpo_trainer.episodes.runner import EpisodeRunner
 from tests.rollout.sessions.families import FAMILIES
+from tests.rollout.sessions.marks import IN_PROCESS
 from tests.rollout.sessions.serving import Served, serve
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.timeout(300),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.xdist_group("session families"),
-]
+pytestmark = IN_PROCESS
 
 GAMES = Path(__file__).parents[2] / "trainer/episodes/games.py"
 FAMILY = next(name for name in FAMILIES if FAMILIES[name].tool_parser == "hermes")
