@@ -115,6 +115,20 @@ async def test_an_environment_beside_tools_gets_what_calls_none(folder: Path, tm
     assert found.episode.rewards["environment"].score == 0.25
 
 
+@pytest.mark.parametrize("limit", [{"max_turns": 2}, {"max_context_tokens": 256}])
+async def test_a_policy_that_calls_tools_to_the_end_is_judged(folder: Path, tmp_path: Path, limit: dict[str, int]):
+    """A reward of null would be a place to hide."""
+    config = {"environment": f"{GAMES}:Counting", "tools": [f"{GAMES}:calc"], **limit}
+    async with policy(folder, tmp_path, **config) as one:
+        one.says(("calc", {"expression": "37*52"}), text="Let me see.")
+        one.says(("calc", {"expression": "19*24"}))
+        found = await one.plays(steps=9)
+    assert results(found) == ["1924", "456"]
+    assert (found.episode.status, found.episode.cause) == ("truncated", "policy")
+    assert [turn.reward for turn in found.episode.turns] == [None, 0.25]
+    assert found.episode.rewards["environment"].score == 0.25
+
+
 @pytest.mark.parametrize("by_name", [False, True])
 async def test_a_class_written_for_trl_plays_unchanged(folder: Path, tmp_path: Path, by_name: bool):
     door = f"{GAMES}:Door"

@@ -38,6 +38,8 @@ class EnvironmentPlayer:
         self.transcript: list[dict[str, Any]] = []
         self.turn_rewards: dict[int, float] = {}
         self.counts = {"tools/calls": 0.0, "tools/failures": 0.0}
+        self.unseen: GeneratedTurn | None = None
+        """The last turn, where the tools have answered it and the environment has not seen it."""
         self.process: EpisodeProcess | None = None
 
     async def play(self, recording: Recording) -> Played:
@@ -48,6 +50,8 @@ class EnvironmentPlayer:
                                      seed=self.asked.environment_seed)  # fmt: skip
             await recording.open()
             ending = await self._turns(recording, first)
+            if ending.status != "completed":
+                await self._show_last()
             rewards = await self._rewards()
         except (CallFailedError, EpisodeProcessError) as error:
             ending = Ending("failed", "infrastructure", f"the environment failed: {error}", lost="environment")
@@ -86,6 +90,7 @@ class EnvironmentPlayer:
                 return turn
             self.transcript.append(turn.message)
             step = await self._step(turn.message)
+            self.unseen = turn if turn.message.get("tool_calls") and self.config.tools else None
             if step["reward"] is not None:
                 self.turn_rewards[turn.turn] = step["reward"]
             messages, parent = step["messages"], turn.turn
@@ -95,6 +100,19 @@ class EnvironmentPlayer:
             if step["done"]:
                 return Ending()
         return Ending("truncated", "policy", f"max_turns {self.config.max_turns} is reached")
+
+    async def _show_last(self) -> None:
+        """Show the environment a turn that only the tools have seen, when a limit leaves no other turn.
+
+        What it says comes too late; its reward counts. Without it a policy that calls tools to the end has no reward,
+        and so is never taught to answer.
+        """
+        if self.unseen is None or not self.config.environment:
+            return
+        message = {name: value for name, value in self.unseen.message.items() if name != "tool_calls"}
+        step = await self._call("step", message={**message, "content": message.get("content") or ""})
+        if step["reward"] is not None:
+            self.turn_rewards[self.unseen.turn] = step["reward"]
 
     async def _sample(self, recording: Recording, request: GenerateTurn) -> GeneratedTurn | Ending:
         """Return the next turn, or how the episode has ended. Raises ServerLostError, CallFailedError."""
