@@ -3,11 +3,12 @@
 import itertools
 import json
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
 import yaml
 
@@ -28,6 +29,7 @@ TRAINER_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GRPO_LOG_LEVEL": "INFO", "WANDB_
 TRACING = {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf", "OTEL_BSP_SCHEDULE_DELAY": "200"}
 """vLLM speaks gRPC unless told otherwise; spans come after 0.2 s instead of 5."""
 _numbers = itertools.count()
+_failed = pytest.StashKey[bool]()
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,21 @@ class Stack:
     ) -> Forked:
         words = ("-m", "grpo_trainer", self.run_file, "--run_dir", run_dir, *flags)
         return warm_python(*words, output=log, environment=TRAINER_ENVIRONMENT | (environment or {}))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """The trainer of a failed test is killed, and its lease would have the server refuse those of the tests behind."""
+    report = yield
+    item.stash[_failed] = report.failed or item.stash.get(_failed, False)
+    if call.when == "teardown" and item.stash[_failed] and (stack := item.funcargs.get("stack")) is not None:  # type: ignore[attr-defined]
+        with suppress(httpx.TransportError), httpx.Client(base_url=stack.rollout.url, trust_env=False) as server:
+            session = server.get("/v1/weights").json()["session"]
+            if session is not None:
+                server.request("DELETE", "/v1/weights/session", json={"session": session})
+    return report
 
 
 @pytest.fixture(scope="package")
