@@ -5,7 +5,7 @@ import json
 import subprocess
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -43,6 +43,7 @@ class Stack:
     run_file: Path
     receiver: Receiver
     """Of what both servers trace; the trainer does when a test has it do so."""
+    trainers: list[Forked] = field(default_factory=list)
 
     def train(self, run_dir: Path, *flags: object, timeout_s: float = 200.0) -> "subprocess.CompletedProcess[str]":
         """A run to its end, and all that it printed."""
@@ -58,21 +59,29 @@ class Stack:
         self, run_dir: Path, log: Path, *flags: object, environment: dict[str, str] | None = None
     ) -> Forked:
         words = ("-m", "grpo_trainer", self.run_file, "--run_dir", run_dir, *flags)
-        return warm_python(*words, output=log, environment=TRAINER_ENVIRONMENT | (environment or {}))
+        self.trainers.append(warm_python(*words, output=log, environment=TRAINER_ENVIRONMENT | (environment or {})))
+        return self.trainers[-1]
+
+    def close_session_of_the_dead(self) -> None:
+        """Close the weight session that a trainer left open, unless one is alive."""
+        if any(trainer.poll() is None for trainer in self.trainers):
+            return
+        with suppress(httpx.HTTPError), httpx.Client(base_url=self.rollout.url, trust_env=False) as server:
+            state = server.get("/v1/weights").raise_for_status().json()
+            if state["session"] is not None:
+                server.request("DELETE", "/v1/weights/session", json={"session": state["session"]})
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """The trainer of a failed test is killed, and its lease would have the server refuse those of the tests behind."""
+    """A failed test may leave the lease of a trainer that was killed, and the server would refuse those of the next."""
     report = yield
     item.stash[_failed] = report.failed or item.stash.get(_failed, False)
-    if call.when == "teardown" and item.stash[_failed] and (stack := item.funcargs.get("stack")) is not None:  # type: ignore[attr-defined]
-        with suppress(httpx.TransportError), httpx.Client(base_url=stack.rollout.url, trust_env=False) as server:
-            session = server.get("/v1/weights").json()["session"]
-            if session is not None:
-                server.request("DELETE", "/v1/weights/session", json={"session": session})
+    stack = item.funcargs.get("stack")  # type: ignore[attr-defined]
+    if call.when == "teardown" and item.stash[_failed] and stack is not None:
+        stack.close_session_of_the_dead()
     return report
 
 

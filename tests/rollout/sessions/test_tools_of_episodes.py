@@ -35,16 +35,18 @@ class Policy:
 
     def __init__(self, served: Served, runner: EpisodeRunner, client: SessionsClient):
         self.served, self.runner, self.client = served, runner, client
+        self.num_said = 0
 
-    def says(self, *calls: Call, text: str = "") -> None:
+    def says(self, *calls: Call, text: str = "", thought: str = "") -> None:
         family = FAMILIES[FAMILY]
-        written = family.says(text, "", list(calls)) + str(family.end)
+        written = family.says(text, thought, list(calls)) + str(family.end)
         ids = self.served.tokenizer.encode(written, add_special_tokens=False)
         self.served.next(ids, "stop", ids[-1])
+        self.num_said += len(ids)
 
-    async def plays(self, prompt: Any = QUESTION, **row: Any) -> Played:
+    async def plays(self, prompt: Any = QUESTION, *, max_tokens: int = 4000, **row: Any) -> Played:
         asked = EpisodeAsked(0, 0, PromptRow(0, [], prompt, row), seed=1)
-        place = Place(self.client, Sampling(max_tokens=4000), None, None, retry_for_s=0.0)
+        place = Place(self.client, Sampling(max_tokens=max_tokens), None, None, retry_for_s=0.0)
         found = await self.runner.run_episode(asked, place)
         assert not self.served.script.answers
         assert found.stats is not None
@@ -115,18 +117,37 @@ async def test_an_environment_beside_tools_gets_what_calls_none(folder: Path, tm
     assert found.episode.rewards["environment"].score == 0.25
 
 
-@pytest.mark.parametrize("limit", [{"max_turns": 2}, {"max_context_tokens": 256}])
-async def test_a_policy_that_calls_tools_to_the_end_is_judged(folder: Path, tmp_path: Path, limit: dict[str, int]):
+@pytest.mark.parametrize("limit", ["max_turns", "max_tokens"])
+async def test_an_environment_sees_the_last_message_though_it_calls_a_tool(folder: Path, tmp_path: Path, limit: str):
     """A reward of null would be a place to hide."""
-    config = {"environment": f"{GAMES}:Counting", "tools": [f"{GAMES}:calc"], **limit}
+    config = {
+        "environment": f"{GAMES}:Listening",
+        "tools": [f"{GAMES}:calc"],
+        "max_turns": 3 if limit == "max_turns" else 9,
+    }
+    heard = tmp_path / "heard"
     async with policy(folder, tmp_path, **config) as one:
-        one.says(("calc", {"expression": "37*52"}), text="Let me see.")
-        one.says(("calc", {"expression": "19*24"}))
-        found = await one.plays(steps=9)
+        one.says(("calc", {"expression": "37*52"}))
+        one.says(text="No.", thought="Hm.")
+        one.says(("calc", {"expression": "19*24"}), text="Let me see.", thought="Hm.")
+        found = await one.plays(max_tokens=4000 if limit == "max_turns" else one.num_said, heard=str(heard))
     assert results(found) == ["1924", "456"]
     assert (found.episode.status, found.episode.cause) == ("truncated", "policy")
-    assert [turn.reward for turn in found.episode.turns] == [None, 0.25]
-    assert found.episode.rewards["environment"].score == 0.25
+    messages = [json.loads(line) for line in heard.read_text().splitlines()]
+    assert [message["content"].strip() for message in messages] == ["No.", "Let me see."]
+    assert not any(message.get("tool_calls") for message in messages)
+    assert [turn.reward for turn in found.episode.turns] == [None, 0.25, 0.25]
+    assert found.episode.rewards["environment"].score == 0.5
+
+
+async def test_an_environment_that_dies_of_the_last_message_is_lost(folder: Path, tmp_path: Path):
+    """The server has ended the session for its limit by then."""
+    config = {"environment": f"{GAMES}:Counting", "tools": [f"{GAMES}:calc"]}
+    async with policy(folder, tmp_path, **config) as one:
+        one.says(("calc", {"expression": "37*52"}))
+        found = await one.plays(max_tokens=one.num_said, steps=9, dies_at=1)
+    assert (found.episode.status, found.episode.cause, found.ending.lost) == ("failed", "infrastructure", "environment")
+    assert found.episode.rewards["environment"].status == "error"
 
 
 @pytest.mark.parametrize("by_name", [False, True])

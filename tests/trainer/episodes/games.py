@@ -1,6 +1,7 @@
 """Environments, tools and classes for TRL that the tests play against a real rollout server, whatever it says."""
 
 import asyncio
+import json
 import os
 import random
 import time
@@ -23,6 +24,19 @@ class Counting:
         if self.row.get("waits_at") == self.steps:
             time.sleep(self.row["waits_s"])  # noqa: ASYNC251
         return [] if done else "Go on", 0.25 if self.row.get("scores", True) else None, done
+
+
+class Listening:
+    """Writes down in `row["heard"]` what it is asked; each step is worth 0.25."""
+
+    def reset(self, row, seed):
+        self.row = row
+        return "Hi"
+
+    def step(self, message):
+        with open(self.row["heard"], "a") as heard:
+            heard.write(json.dumps(message) + "\n")
+        return "Go on", 0.25, False
 
 
 def calc(expression: str) -> str:

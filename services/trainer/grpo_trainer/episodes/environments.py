@@ -50,7 +50,7 @@ class EnvironmentPlayer:
                                      seed=self.asked.environment_seed)  # fmt: skip
             await recording.open()
             ending = await self._turns(recording, first)
-            if ending.status != "completed":
+            if ending.status == "truncated":
                 await self._show_last()
             rewards = await self._rewards()
         except (CallFailedError, EpisodeProcessError) as error:
@@ -102,10 +102,10 @@ class EnvironmentPlayer:
         return Ending("truncated", "policy", f"max_turns {self.config.max_turns} is reached")
 
     async def _show_last(self) -> None:
-        """Show the environment a turn that only the tools have seen, when a limit leaves no other turn.
+        """Show the environment the last turn, without its calls, where only the tools have seen it.
 
-        What it says comes too late; its reward counts. Without it a policy that calls tools to the end has no reward,
-        and so is never taught to answer.
+        The policy does not hear the answer any more; the reward counts. Otherwise a policy that calls tools to the end
+        would have none, and never be taught to answer.
         """
         if self.unseen is None or not self.config.environment:
             return

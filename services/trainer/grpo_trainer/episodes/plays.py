@@ -1,6 +1,7 @@
 """The three ways in which Python code plays an episode, inside its process: what a call of `child.py` does.
 
-    Environment   the user's class with reset, step and close; a message that calls tools goes to the tools
+    Environment   the user's class with reset, step and close; a message that calls tools goes to the tools, and when
+                  it was the last one also to step, without its calls
     Toolbox       functions alone: the episode ends with the first message that calls none
     TrlClass      a class written for TRL's `environment_factory`: its public methods are tools
 

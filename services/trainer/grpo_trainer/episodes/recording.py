@@ -147,8 +147,11 @@ class Recording:
 
 
 def _outranked(ending: Ending, trajectory: Trajectory) -> Ending:
-    """How the episode ended by the server's record, which holds our own reason unless it had one before."""
-    if trajectory.status is None:
+    """How the episode ended by the server's record, which holds our own reason unless it had one before.
+
+    An environment that broke is worth another attempt, whatever the server had ended the session for.
+    """
+    if trajectory.status is None or ending.lost == "environment":
         return ending
     lost = ending.lost
     if trajectory.status != "failed":

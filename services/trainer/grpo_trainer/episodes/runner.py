@@ -51,9 +51,9 @@ class EpisodeRunner:
     async def run_episode(self, asked: EpisodeAsked, place: Place) -> Played:
         """Play one episode, from its reset to its end.
 
-        Waits for `deadline_s` and the time in which no weights are served at most. Returns in all
-        cases but two: UsageError for a row that names no environment, and ServiceError for a server that refuses the
-        run itself (401, a context that its model does not have).
+        Waits for `deadline_s`, the time in which no weights are served, and one call of the environment at most.
+        Returns in all cases but two: UsageError for a row that names no environment, and ServiceError for a server that
+        refuses the run itself (401, a context that its model does not have).
         """
         async with Recording(asked, place, self.config, self.run) as recording:
             log_file = self.log_dir / f"{recording.session_id}.log"
