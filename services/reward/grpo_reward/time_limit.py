@@ -3,16 +3,18 @@
 Computer algebra has no bound that its input shows: what looks harmless may compute for ever.
 """
 
+import gc
 import signal
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import TypeVar
 
 ResultT = TypeVar("ResultT")
 
 AGAIN_S = 0.2
-"""After the limit the work is ended again and again: a library may swallow it once, and what is raised while Python
-collects garbage (a `__del__`, somebody's callback) is printed and lost."""
+"""After the limit the work is ended again and again: a library may swallow it once, and what is raised in a `__del__`
+is printed and lost."""
 
 
 class TooCostly(BaseException):
@@ -28,8 +30,9 @@ def limited(work: Callable[[], ResultT], *, cpu_s: float) -> ResultT:
     if threading.current_thread() is not threading.main_thread():
         return work()
 
-    def end(*_: object) -> None:
-        raise TooCostly
+    def end(_: int, frame: FrameType | None) -> None:
+        if not _collects_garbage(frame):
+            raise TooCostly
 
     before = signal.signal(signal.SIGVTALRM, end)
     try:
@@ -43,3 +46,16 @@ def limited(work: Callable[[], ResultT], *, cpu_s: float) -> ResultT:
         raise
     finally:
         signal.signal(signal.SIGVTALRM, before)
+
+
+def _collects_garbage(frame: FrameType | None) -> bool:
+    """Whether Python is in a callback of `gc.callbacks`: what is raised there is printed and lost.
+
+    A signal that comes in a collection, which is one call into C, is heard of at the first instruction of a callback.
+    """
+    callbacks = {getattr(callback, "__code__", None) for callback in gc.callbacks}
+    while frame is not None:
+        if frame.f_code in callbacks:
+            return True
+        frame = frame.f_back
+    return False
