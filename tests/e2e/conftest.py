@@ -30,6 +30,7 @@ TRACING = {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf", "OTEL_BSP_SCHE
 """vLLM speaks gRPC unless told otherwise; spans come after 0.2 s instead of 5."""
 _numbers = itertools.count()
 _failed = pytest.StashKey[bool]()
+_trainers_before = pytest.StashKey[int]()
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,11 @@ class Stack:
         self.trainers.append(warm_python(*words, output=log, environment=TRAINER_ENVIRONMENT | (environment or {})))
         return self.trainers[-1]
 
-    def close_session_of_the_dead(self) -> None:
-        """Close the weight session that a trainer left open, unless one is alive."""
+    def end_trainers(self, first: int) -> None:
+        """Kill the trainers from number `first` on; when none is alive, close the weight session that one left open."""
+        for trainer in self.trainers[first:]:
+            trainer.kill()
+            trainer.wait(10.0)
         if any(trainer.poll() is None for trainer in self.trainers):
             return
         with suppress(httpx.HTTPError), httpx.Client(base_url=self.rollout.url, trust_env=False) as server:
@@ -76,12 +80,16 @@ class Stack:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A failed test may leave the lease of a trainer that was killed, and the server would refuse those of the next."""
+    """A failed test may leave a trainer and its lease, and the server would refuse those of the next."""
     report = yield
-    item.stash[_failed] = report.failed or item.stash.get(_failed, False)
     stack = item.funcargs.get("stack")  # type: ignore[attr-defined]
-    if call.when == "teardown" and item.stash[_failed] and stack is not None:
-        stack.close_session_of_the_dead()
+    if stack is None:
+        return report
+    item.stash[_failed] = report.failed or item.stash.get(_failed, False)
+    if call.when == "setup":  # what fixtures of a module have started goes on
+        item.stash[_trainers_before] = len(stack.trainers)
+    if call.when == "teardown" and item.stash[_failed]:
+        stack.end_trainers(item.stash[_trainers_before])
     return report
 
 
