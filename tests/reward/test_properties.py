@@ -92,7 +92,7 @@ def score_request(name: str, texts: list[str]) -> ScoreRequest:
         {
             "completion": text,
             "columns": COLUMNS.get(name, {"solution": "$44$"}),
-            "completion_token_ids": list(range(len(text))),
+            "completion_token_ids": list(range(len(text))) if name == "soft_overlong" else None,
             "prompt": "?",
         }
         for text in texts
