@@ -1,4 +1,4 @@
-"""What an image installs: the wheels hold every file of their package."""
+"""Build the wheels that an image installs, and look for every file of their packages in them."""
 
 import shutil
 import subprocess

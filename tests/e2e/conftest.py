@@ -82,7 +82,7 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """A failed test may leave a trainer and its lease, and the server would refuse those of the next."""
     report = yield
-    stack = item.funcargs.get("stack")  # type: ignore[attr-defined]
+    stack = item.funcargs.get("stack") if isinstance(item, pytest.Function) else None
     if stack is None:
         return report
     item.stash[_failed] = report.failed or item.stash.get(_failed, False)

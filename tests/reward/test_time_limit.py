@@ -15,7 +15,7 @@ def compute(cpu_s: float) -> None:
 
 
 def test_a_limit_that_is_over_while_garbage_is_collected_ends_the_work_behind_it():
-    """What is raised in a callback of the collector is lost, and printed: pytest makes an error of that."""
+    """Raises nothing in the collector's callback, where it would be lost and printed: pytest makes an error of that."""
 
     def slow(phase: str, _: object) -> None:
         if phase == "stop":

@@ -39,7 +39,7 @@ class EnvironmentPlayer:
         self.turn_rewards: dict[int, float] = {}
         self.counts = {"tools/calls": 0.0, "tools/failures": 0.0}
         self.unseen: GeneratedTurn | None = None
-        """The last turn, where the tools have answered it and the environment has not seen it."""
+        """The last turn, where the tools have answered it and an environment has not seen it."""
         self.process: EpisodeProcess | None = None
 
     async def play(self, recording: Recording) -> Played:
@@ -89,10 +89,9 @@ class EnvironmentPlayer:
             if isinstance(turn, Ending):
                 return turn
             self.transcript.append(turn.message)
-            step = await self._step(turn.message)
-            self.unseen = turn if turn.message.get("tool_calls") and self.config.tools else None
-            if step["reward"] is not None:
-                self.turn_rewards[turn.turn] = step["reward"]
+            step = await self._step(turn.turn, turn.message)
+            by_tools = self.config.environment and self.config.tools and turn.message.get("tool_calls")
+            self.unseen = turn if by_tools else None
             messages, parent = step["messages"], turn.turn
             self.transcript += messages
             if turn.finish_reason == "length":
@@ -107,12 +106,9 @@ class EnvironmentPlayer:
         The policy does not hear the answer any more; the reward counts. Otherwise a policy that calls tools to the end
         would have none, and never be taught to answer.
         """
-        if self.unseen is None or not self.config.environment:
-            return
-        message = {name: value for name, value in self.unseen.message.items() if name != "tool_calls"}
-        step = await self._call("step", message={**message, "content": message.get("content") or ""})
-        if step["reward"] is not None:
-            self.turn_rewards[self.unseen.turn] = step["reward"]
+        if self.unseen is not None:
+            message = {name: value for name, value in self.unseen.message.items() if name != "tool_calls"}
+            await self._step(self.unseen.turn, {**message, "content": message.get("content") or ""})
 
     async def _sample(self, recording: Recording, request: GenerateTurn) -> GeneratedTurn | Ending:
         """Return the next turn, or how the episode has ended. Raises ServerLostError, CallFailedError."""
@@ -130,8 +126,11 @@ class EnvironmentPlayer:
                 raise CallFailedError(f"its messages cannot be rendered: {error.detail.message}", late=False) from error
             raise
 
-    async def _step(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Answer the policy. A tool that had to be killed is an observation where it holds no state."""
+    async def _step(self, turn: int, message: dict[str, Any]) -> dict[str, Any]:
+        """Answer the policy, and note the reward of its `turn`.
+
+        A tool that had to be killed is an observation where it holds no state.
+        """
         calls = message.get("tool_calls") or []
         try:
             step: dict[str, Any] = await self._call("step", calls=len(calls), message=message)
@@ -144,6 +143,8 @@ class EnvironmentPlayer:
                     "tool_calls": len(calls), "tool_failures": len(calls)}  # fmt: skip
         self.counts["tools/calls"] += step.get("tool_calls", 0)
         self.counts["tools/failures"] += step.get("tool_failures", 0)
+        if step["reward"] is not None:
+            self.turn_rewards[turn] = step["reward"]
         return step
 
     async def _rewards(self) -> dict[str, float | None]:

@@ -147,7 +147,7 @@ class Recording:
 
 
 def _outranked(ending: Ending, trajectory: Trajectory) -> Ending:
-    """How the episode ended by the server's record, which holds our own reason unless it had one before.
+    """Return how the episode ended by the server's record, which holds our own reason unless it had one before.
 
     An environment that broke is worth another attempt, whatever the server had ended the session for.
     """
