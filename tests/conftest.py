@@ -1,6 +1,8 @@
 """How the tests are spread over processes, and where their seconds went."""
 
+import os
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
@@ -30,6 +32,22 @@ def _place(item: pytest.Item) -> int:
     marker = item.get_closest_marker("xdist_group")
     assert marker is not None
     return LONG_GROUPS.index(marker.args[0]) if marker.args[0] in LONG_GROUPS else len(LONG_GROUPS)
+
+
+@pytest.fixture(autouse=True)
+def environment_as_found() -> Iterator[None]:
+    """Puts back the environment variables that a test has changed: the next one may be any other.
+
+    Only those are written. Threads of the libraries may read the rest meanwhile.
+    """
+    before = dict(os.environ)
+    yield
+    now = os.environ.keys() | before.keys()
+    for name in now - {"PYTEST_CURRENT_TEST"}:
+        if name not in before:
+            del os.environ[name]
+        elif os.environ.get(name) != before[name]:
+            os.environ[name] = before[name]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

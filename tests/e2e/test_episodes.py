@@ -93,8 +93,9 @@ def test_a_run_killed_in_mid_episode_and_resumed_is_the_same_to_the_bit(played: 
 
 def test_pushes_in_mid_episode_lose_no_token(stack: Stack, tmp_path: Path):
     run_dir, log = tmp_path / "overlapped", tmp_path / "trainer.log"
-    flags = ("--algorithm.max_staleness", 1, "--max_steps", 5, "--eval.eval_steps", 0)
-    trainer = stack.start_trainer(run_dir, log, *FLAGS, *flags, environment={"LETTERS_PAUSE_S": "0.3"})
+    across_pushes = ("--episodes.environment", f"{GAME}:AcrossPushes")
+    flags = (*across_pushes, "--algorithm.max_staleness", 1, "--max_steps", 4, "--eval.eval_steps", 0)
+    trainer = stack.start_trainer(run_dir, log, *FLAGS, *flags, environment={"LETTERS_SERVER": stack.rollout.url})
     assert trainer.wait(200) == 0, log.read_text()
     steps = [step for step in read_jsonl(run_dir / "metrics.jsonl") if step["step"]]
     for step in steps:
