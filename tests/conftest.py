@@ -9,13 +9,13 @@ import pytest
 NUM_SLOWEST = 10
 
 LONG_GROUPS = (
-    *("stack", "network", "engine", "engines", "ray"),
+    *("stack", "members", "network", "engine", "engines", "ray"),
     *("tests/deploy/chart/test_start_trainer.py", "tests/reward/test_properties.py", "tests/proto/test_connection.py"),
 )
 """They begin first: at the end, one of them alone would be waited for.
 
 Most of them share engines, of which at most four are alive. Without faults: one each of `stack` and `engines`, a pair
-of `engine`; with them alone: two of `stack`, one each of `network` and `engine`.
+of `engine`; with them alone: two each of `stack` and `members`, one each of `network` and `engine`.
 """
 
 

@@ -2,7 +2,7 @@
 
 It is Python's own fork server. It computes nothing and has one thread of Python, so a fork of it is what a fresh
 process is after its imports; at its end it runs no `atexit`. What starts the real commands: every run under torchrun,
-`tests/trainer/test_start.py`, and for the rollout server `tests/e2e`.
+`tests/trainer/test_start.py`, and for the rollout server the shared one of `tests/e2e`, and its soak.
 """
 
 import multiprocessing
@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from multiprocessing import forkserver, process, resource_tracker
+from multiprocessing import context, forkserver, process, resource_tracker
 from pathlib import Path
 from unittest.mock import patch
 
@@ -115,6 +115,8 @@ def _run(libraries: tuple[str, ...], words: list[str], output: Path, errors: Pat
     # tracker of shared memory yet.
     process._parent_process = None
     multiprocessing.set_start_method(None, force=True)
+    # vLLM spawns its engine, which would import everything again: a fork of this process takes half the time.
+    context._concrete_contexts["spawn"] = context.ForkContext()
     resource_tracker._resource_tracker._fd = None
     process.current_process()._config["daemon"] = False
     os.environ.clear()

@@ -4,7 +4,7 @@ import itertools
 import json
 import subprocess
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import yaml
 
 from tests.otlp_receiver import Receiver, otlp_receiver
 from tests.processes import (
+    BIN,
     ROLLOUT_ENVIRONMENT,
     Service,
     free_port,
@@ -22,8 +23,9 @@ from tests.processes import (
     service,
 )
 from tests.tiny_model import save_tiny_model
-from tests.warm_python import Forked, warm_python
+from tests.warm_python import Forked, warm_python, warm_vllm
 
+ROLLOUT = BIN / "grpo-rollout"
 PLUGIN = Path(__file__).with_name("letters_reward.py")
 TRAINER_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GRPO_LOG_LEVEL": "INFO", "WANDB_MODE": "offline"}
 TRACING = {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf", "OTEL_BSP_SCHEDULE_DELAY": "200"}
@@ -62,6 +64,23 @@ class Stack:
         words = ("-m", "grpo_trainer", self.run_file, "--run_dir", run_dir, *flags)
         self.trainers.append(warm_python(*words, output=log, environment=TRAINER_ENVIRONMENT | (environment or {})))
         return self.trainers[-1]
+
+    def rollout_server(
+        self,
+        log: Path,
+        port: int,
+        *,
+        model: Path | None = None,
+        program: Path = ROLLOUT,
+        environment: dict[str, str] | None = None,
+    ) -> AbstractContextManager[Service]:
+        """A further rollout server on the stack's model, or another. It is there in a third of the time, being forked.
+
+        `program` stands in for `grpo-rollout`.
+        """
+        _, *words = rollout_command(model or self.model, port, "--dtype", "float32", "--enforce-eager")
+        variables = ROLLOUT_ENVIRONMENT | (environment or {})
+        return service([program, *words], log, port=port, environment=variables, python=warm_vllm)
 
     def end_trainers(self, first: int) -> None:
         """Kill the trainers from number `first` on; when none is alive, close the weight session that one left open."""

@@ -1,4 +1,4 @@
-"""Waiting for a run to get somewhere, and comparing one with another."""
+"""Having a run go on, waiting for it to get somewhere, and comparing one with another."""
 
 import time
 from pathlib import Path
@@ -9,6 +9,11 @@ from safetensors.torch import load_file
 from grpo_proto.log_parts import parts_of
 from tests.e2e.conftest import read_jsonl
 
+UNTIL_STOPPED = (
+    "--max_steps", 1000, "--checkpoint.save_steps", 0, "--eval.eval_steps", 0,
+    "--callbacks", f"{Path(__file__).with_name('pause.py')}:pause", "--callbacks_params", '{"pause": {"seconds": 1.0}}',
+)  # fmt: skip
+"""Of a run that goes on while servers come and go: its pauses leave them the processors."""
 COMPARED = ("reward", "loss", "grad_norm", "entropy", "completions/mean_length", "learning_rate", "num_tokens")
 
 

@@ -11,11 +11,11 @@ import psutil
 import pytest
 
 from tests.e2e.conftest import Stack, read_jsonl
-from tests.e2e.runs import wait_for_rows
+from tests.e2e.runs import UNTIL_STOPPED, wait_for_rows
 from tests.e2e.test_episodes import FLAGS, accounted_for
 from tests.e2e.test_failing_member import wait_for
 from tests.e2e.test_freezes import frozen
-from tests.processes import ROLLOUT_ENVIRONMENT, Service, free_port, rollout_command, service
+from tests.processes import Service, free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.timeout(600), pytest.mark.xdist_group("stack")]
 
@@ -32,9 +32,8 @@ def test_the_episodes_of_a_lost_server_are_played_again_and_no_others(lost, stac
     port, run_dir, log = free_port(), tmp_path / "run", tmp_path / "trainer.log"
     urls = [stack.rollout.url, f"http://127.0.0.1:{port}"]
     log.touch()
-    command = rollout_command(stack.model, port, "--dtype", "float32", "--enforce-eager")
-    flags = ("--max_steps", 1000, "--eval.eval_steps", 0, "--algorithm.max_staleness", 1)
-    with service(command, tmp_path / "second.log", port=port, environment=ROLLOUT_ENVIRONMENT) as second:
+    flags = (*UNTIL_STOPPED, "--algorithm.max_staleness", 1)
+    with stack.rollout_server(tmp_path / "second.log", port) as second:
         second.wait_until_live()
         trainer = stack.start_trainer(
             run_dir, log, *FLAGS, *flags, "--rollout.urls", json.dumps(urls), environment={"LETTERS_PAUSE_S": "0.3"}

@@ -5,20 +5,21 @@ import signal
 import time
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.e2e.conftest import Stack, read_jsonl
-from tests.e2e.runs import wait_for_rows
-from tests.processes import ROLLOUT_ENVIRONMENT, Service, free_port, rollout_command, service
+from tests.e2e.runs import UNTIL_STOPPED, wait_for_rows
+from tests.processes import Service, free_port
 from tests.warm_python import Forked
 
-pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.timeout(900), pytest.mark.xdist_group("stack")]
+pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.timeout(900), pytest.mark.xdist_group("members")]
 
 SMALL_BUCKETS = ("--weights.bucket_mib", 1, "--weights.bucket_timeout_s")
-FAULTY = Path(__file__).with_name("faulty_worker")
+FAULTY = Path(__file__).with_name("faulty_rollout.py")
 
 
 def wait_for(log: Path, text: str, trainer: Forked, *, after: int = 0, timeout_s: float = 120.0) -> int:
@@ -45,7 +46,8 @@ def end(trainer: Forked, run_dir: Path, log: Path) -> None:
 def thaw(mortal: Service) -> None:
     """A process that stands still takes no SIGTERM."""
     with suppress(psutil.NoSuchProcess):
-        mortal.engine().kill()
+        [engine] = mortal.children()
+        engine.kill()
 
 
 @pytest.mark.parametrize("sign", ["SIGKILL", "SIGSTOP"])
@@ -53,16 +55,15 @@ def test_an_engine_lost_at_any_point_of_a_push_leaves_the_run_to_the_other(sign:
     """Killed, or frozen behind a front that lives."""
     port, run_dir, log, fault = free_port(), tmp_path / "run", tmp_path / "trainer.log", tmp_path / "fault"
     urls = [stack.rollout.url, f"http://127.0.0.1:{port}"]
-    command = rollout_command(stack.model, port, "--dtype", "float32", "--enforce-eager")
-    environment = ROLLOUT_ENVIRONMENT | {"PYTHONPATH": str(FAULTY), "GRPO_TEST_FAULT": str(fault)}
+    faulty = partial(stack.rollout_server, program=FAULTY, environment={"GRPO_TEST_FAULT": str(fault)})
     trainer, seen = None, 0
     log.touch()
     try:
         for point in ("begin", "load", "finish"):
-            with service(command, tmp_path / f"{point}.log", port=port, environment=environment) as mortal:
+            with faulty(tmp_path / f"{point}.log", port) as mortal:
                 mortal.wait_until_live()
                 if trainer is None:
-                    flags = ("--max_steps", 1000, "--rollout.urls", json.dumps(urls), *SMALL_BUCKETS, 30)
+                    flags = (*UNTIL_STOPPED, "--rollout.urls", json.dumps(urls), *SMALL_BUCKETS, 30)
                     trainer = stack.start_trainer(run_dir, log, *flags)
                 seen = wait_for(log, f"with {', '.join(urls)} over gloo", trainer, after=seen)
                 fault.write_text(f"{sign} {point}")
@@ -86,13 +87,12 @@ def test_an_engine_lost_at_any_point_of_a_push_leaves_the_run_to_the_other(sign:
 def test_a_server_nobody_can_connect_to_is_left_out_by_name_and_taken_back(stack: Stack, tmp_path: Path):
     port, run_dir, log, fault = free_port(), tmp_path / "run", tmp_path / "trainer.log", tmp_path / "fault"
     urls = [stack.rollout.url, f"http://127.0.0.1:{port}"]
-    command = rollout_command(stack.model, port, "--dtype", "float32", "--enforce-eager")
-    environment = ROLLOUT_ENVIRONMENT | {"PYTHONPATH": str(FAULTY), "GRPO_TEST_FAULT": str(fault)}
+    faulty = partial(stack.rollout_server, program=FAULTY, environment={"GRPO_TEST_FAULT": str(fault)})
     fault.write_text("closed")
     log.touch()
-    with service(command, tmp_path / "closed.log", port=port, environment=environment) as closed:
+    with faulty(tmp_path / "closed.log", port) as closed:
         closed.wait_until_live()
-        flags = ("--max_steps", 1000, "--rollout.urls", json.dumps(urls), *SMALL_BUCKETS, 5)
+        flags = (*UNTIL_STOPPED, "--rollout.urls", json.dumps(urls), *SMALL_BUCKETS, 5)
         trainer = stack.start_trainer(run_dir, log, *flags)
         try:
             seen = wait_for(log, f"rollout server {urls[1]} fails pushes and is left out of this one", trainer)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import Stack, read_jsonl
-from tests.e2e.runs import assert_same_run, wait_for_rows, wait_for_step
+from tests.e2e.runs import UNTIL_STOPPED, assert_same_run, wait_for_rows, wait_for_step
 from tests.e2e.test_failing_member import end, wait_for
-from tests.processes import ROLLOUT_ENVIRONMENT, Service, free_port, rollout_command, service
+from tests.processes import Service, free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.timeout(600), pytest.mark.xdist_group("stack")]
 
@@ -58,10 +58,9 @@ def test_one_of_two_servers_that_stands_still_leaves_the_run_to_the_other_and_is
     port, run_dir, log = free_port(), tmp_path / "halved", tmp_path / "trainer.log"
     urls = [stack.rollout.url, f"http://127.0.0.1:{port}"]
     log.touch()
-    command = rollout_command(stack.model, port, "--dtype", "float32", "--enforce-eager")
-    with service(command, tmp_path / "second.log", port=port, environment=ROLLOUT_ENVIRONMENT) as second:
+    with stack.rollout_server(tmp_path / "second.log", port) as second:
         second.wait_until_live()
-        trainer = stack.start_trainer(run_dir, log, "--max_steps", 1000, "--rollout.urls", json.dumps(urls))
+        trainer = stack.start_trainer(run_dir, log, *UNTIL_STOPPED, "--rollout.urls", json.dumps(urls))
         try:
             seen = wait_for(log, f"with {', '.join(urls)} over gloo", trainer)
             wait_for_rows(run_dir, 4, trainer)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.conftest import PLUGIN, Stack, read_jsonl
 from tests.e2e.runs import assert_same_run, wait_for_rows, wait_for_step
-from tests.processes import ROLLOUT_ENVIRONMENT, free_port, gone_within, reward_command, rollout_command, service
+from tests.processes import free_port, gone_within, reward_command, service
 
 pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.timeout(900), pytest.mark.xdist_group("stack")]
 
@@ -62,16 +62,15 @@ def test_a_rollout_server_killed_and_started_again_gets_the_weights_before_it_ge
 ):
     port = free_port()
     run_dir, log = tmp_path / "bereft", tmp_path / "trainer.log"
-    command = rollout_command(stack.model, port, "--dtype", "float32", "--enforce-eager")
     patience = ("--rollout.startup_timeout_s", 600, "--rollout.retry_for_s", 600, "--weights.push_deadline_s", 600)
     flags = ("--max_steps", 4, "--rollout.urls", f"http://127.0.0.1:{port}", *patience)
-    with service(command, tmp_path / "first.log", port=port, environment=ROLLOUT_ENVIRONMENT) as first:
+    with stack.rollout_server(tmp_path / "first.log", port) as first:
         trainer = stack.start_trainer(run_dir, log, *flags)
         wait_for_step(run_dir, 2, trainer, timeout_s=300)
         [engine] = first.children()
         first.process.kill()
         assert gone_within([engine], 10.0), "it would keep the GPU"
-    with service(command, tmp_path / "second.log", port=port, environment=ROLLOUT_ENVIRONMENT) as second:
+    with stack.rollout_server(tmp_path / "second.log", port) as second:
         second.wait_until_live()
         assert trainer.wait(400) == 0, log.read_text()
     said = log.read_text()
@@ -84,9 +83,8 @@ def test_a_stop_while_no_server_is_there_saves_and_the_run_goes_on_from_there(st
     """As a drain does that takes the servers first."""
     port = free_port()
     run_dir, log = tmp_path / "drained", tmp_path / "trainer.log"
-    command = rollout_command(stack.model, port, "--dtype", "float32", "--enforce-eager")
     flags = ("--rollout.urls", f"http://127.0.0.1:{port}", "--checkpoint.save_steps", 0, "--max_steps", 1000)
-    with service(command, tmp_path / "first.log", port=port, environment=ROLLOUT_ENVIRONMENT) as first:
+    with stack.rollout_server(tmp_path / "first.log", port) as first:
         trainer = stack.start_trainer(run_dir, log, *flags, "--rollout.startup_timeout_s", 600)
         wait_for_rows(run_dir, 2, trainer)
         os.killpg(first.process.pid, signal.SIGKILL)
@@ -128,9 +126,8 @@ def test_a_server_that_stays_away_ends_the_run_with_every_step_saved(stack: Stac
 def test_one_of_two_rollout_servers_killed_leaves_the_run_to_the_other(stack: Stack, tmp_path: Path):
     port = free_port()
     run_dir, log = tmp_path / "halved", tmp_path / "trainer.log"
-    command = rollout_command(stack.model, port, "--dtype", "float32", "--enforce-eager")
     mortal = f"http://127.0.0.1:{port}"
-    with service(command, tmp_path / "mortal.log", port=port, environment=ROLLOUT_ENVIRONMENT) as second:
+    with stack.rollout_server(tmp_path / "mortal.log", port) as second:
         second.wait_until_live()
         urls = json.dumps([stack.rollout.url, mortal])
         trainer = stack.start_trainer(run_dir, log, "--max_steps", 6, "--rollout.urls", urls)

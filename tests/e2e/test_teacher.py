@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e.conftest import Stack, read_jsonl
 from tests.e2e.runs import wait_for_rows
-from tests.processes import ROLLOUT_ENVIRONMENT, free_port, rollout_command, service
+from tests.processes import free_port
 from tests.tiny_model import save_tiny_model
 from tests.trainer.test_live_server import Stream
 
@@ -19,9 +19,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.timeout(900), pyt
 
 def test_a_dataset_learns_from_its_teacher_whose_death_ends_the_run_with_every_step_saved(stack: Stack, tmp_path: Path):
     port, page, run_dir, log = free_port(), free_port(), tmp_path / "run", tmp_path / "trainer.log"
-    command = rollout_command(
-        save_tiny_model(tmp_path / "teacher", seed=1), port, "--dtype", "float32", "--enforce-eager"
-    )
+    model = save_tiny_model(tmp_path / "teacher", seed=1)
     rows, teacher = str(stack.folder / "rows.jsonl"), {"url": f"http://127.0.0.1:{port}", "retry_for_s": 3}
     sets = {
         "taught": {"dataset": rows, "ratio": 0.5, "rewards": {}, "teacher": teacher},
@@ -29,7 +27,7 @@ def test_a_dataset_learns_from_its_teacher_whose_death_ends_the_run_with_every_s
     }
     flags = ("--data.dataset", "null", "--data.datasets", json.dumps(sets), "--eval.eval_steps", 0)
     flags += ("--checkpoint.save_steps", 0, "--server.port", page)
-    with service(command, tmp_path / "teaching.log", port=port, environment=ROLLOUT_ENVIRONMENT) as teaching:
+    with stack.rollout_server(tmp_path / "teaching.log", port, model=model) as teaching:
         trainer = stack.start_trainer(run_dir, log, *flags, "--max_steps", 1000)
         wait_for_rows(run_dir, 2, trainer)
         with ExitStack() as open_streams:

@@ -1,8 +1,16 @@
 """Imports what a rollout server imports, in the environment that it sets before: for the fork server of `warm_vllm`."""
 
+import os
 from importlib import import_module
 
 from grpo_rollout.options import prepare_environment
 
+
+def load_plugins_anew() -> None:
+    """Has vLLM call our plugin in a fork too, which may be an engine of a server where it has been called."""
+    import_module("vllm.plugins").plugins_loaded = False
+
+
 prepare_environment()
 import_module("grpo_rollout.server")
+os.register_at_fork(after_in_child=load_plugins_anew)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from deepspeed.runtime.zero import stage3
 from safetensors.torch import load_file
+from tests.trainer.engine_cases import SHARED
 from tests.trainer.made_engines import LayerPasses, equal, new_engine, pushed, reference_weights, updates_of, weights
 from tests.trainer.made_episodes import build_updates, decided, make_taken
 from tests.trainer.tested_rank import Scenario, run_scenarios
@@ -29,8 +30,6 @@ from grpo_trainer.errors import RunError, UsageError
 
 ADAMW = engine_module.adamw
 GRADIENT_SCALE = 1000.0
-SHARED = [(0, 0.3, 0.01), (3, 1.0, 0.0)]
-"""ZeRO stage, `top_entropy_quantile` and `entropy_coef` of updates with shared prefixes."""
 
 
 def gradient(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.tiny_model import make_model, make_tokenizer
-from tests.trainer.engine_worker import SHARED
+from tests.trainer.engine_cases import SHARED
 from tests.trainer.made_episodes import VERSION, build_updates, decided, make_taken
 from tests.trainer.spawned_ranks import MARKS, run_ranks
 from torch import nn
@@ -38,7 +38,6 @@ from grpo_trainer.config.lora import LoraConfig
 from grpo_trainer.config.run_config import ModelConfig
 from grpo_trainer.engine.model import check_family, load_policy, recompute_activations
 from grpo_trainer.engine.rope import one_rope_context
-from grpo_trainer.engine.saved_state import SavedState
 from grpo_trainer.engine.state import read_engine_state
 from grpo_trainer.errors import UnavailableError, UsageError
 from grpo_trainer.lora.adapter import Adapter
@@ -302,6 +301,8 @@ def test_a_checkpoint_of_another_layout_is_refused_with_its_name(two_ranks: list
 def test_a_checkpoint_on_a_disk_that_is_away_may_be_there_at_the_next_try(
     code: int, kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    from grpo_trainer.engine.saved_state import SavedState  # which imports DeepSpeed
+
     away = OSError(code, os.strerror(code))
     for owner, name, load in (
         (Path, "read_text", partial(read_engine_state, layout={})),

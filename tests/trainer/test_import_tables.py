@@ -2,16 +2,14 @@
 
 import dataclasses
 import json
+from importlib.metadata import version
+from importlib.util import find_spec
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
-import trl
 import yaml
-from transformers import Seq2SeqTrainingArguments
-from trl.scripts.grpo import GRPOScriptArguments
-from trl.scripts.utils import DatasetMixtureConfig
 
 from grpo_trainer.config.keys import Keys
 from grpo_trainer.config.peer_options import PeerOptions
@@ -35,23 +33,30 @@ EARLIER = {
 """Options of earlier versions, and of scripts that are built on TRL."""
 
 
-def trl_defaults() -> dict[str, Any]:
-    classes = (Seq2SeqTrainingArguments, trl.GRPOConfig, trl.ModelConfig, GRPOScriptArguments, DatasetMixtureConfig)
+@pytest.fixture(scope="module")
+def facts() -> dict[str, dict[str, Any]]:
+    """The peer's name → its options with their defaults."""
+    from transformers import Seq2SeqTrainingArguments
+    from trl import GRPOConfig, ModelConfig
+    from trl.scripts.grpo import GRPOScriptArguments
+    from trl.scripts.utils import DatasetMixtureConfig
+
+    classes = (Seq2SeqTrainingArguments, GRPOConfig, ModelConfig, GRPOScriptArguments, DatasetMixtureConfig)
     fields = {field.name: field for one in classes[1:] for field in dataclasses.fields(one)}
-    return {
+    trl = {
         name: None if field.default is dataclasses.MISSING else field.default
         for name, field in fields.items()
     }  # fmt: skip
+    return {"TRL": trl, "ms-swift": SWIFT_FACTS["defaults"]}
 
 
-FACTS = {"TRL": trl_defaults(), "ms-swift": SWIFT_FACTS["defaults"]}
 PEERS = pytest.mark.parametrize("peer", [TRL, MS_SWIFT], ids=lambda peer: peer.name)
 
 
 @PEERS
-def test_every_option_is_in_the_table_once(peer: PeerOptions):
-    assert peer.known - set(peer.older) - EARLIER[peer.name] - FACTS[peer.name].keys() == set()
-    assert FACTS[peer.name].keys() - peer.known == set()
+def test_every_option_is_in_the_table_once(peer: PeerOptions, facts: dict[str, dict[str, Any]]):
+    assert peer.known - set(peer.older) - EARLIER[peer.name] - facts[peer.name].keys() == set()
+    assert facts[peer.name].keys() - peer.known == set()
     rows = (peer.settings, peer.computed, peer.server_flags, peer.not_needed, peer.not_here)
     for one, other in combinations(rows, 2):
         assert not one.keys() & other.keys()
@@ -59,11 +64,10 @@ def test_every_option_is_in_the_table_once(peer: PeerOptions):
 
 
 @PEERS
-def test_defaults_are_those_of_the_version_that_is_named(peer: PeerOptions):
-    facts = FACTS[peer.name]
+def test_defaults_are_those_of_the_version_that_is_named(peer: PeerOptions, facts: dict[str, dict[str, Any]]):
     for option in {*peer.settings, *peer.computed, *peer.server_flags} - EARLIER[peer.name]:
-        assert peer.default(option) == getattr(facts[option], "value", facts[option]), option
-    assert {"TRL": trl.__version__, "ms-swift": SWIFT_FACTS["version"]}[peer.name] == peer.version
+        assert peer.default(option) == getattr(facts[peer.name][option], "value", facts[peer.name][option]), option
+    assert {"TRL": version("trl"), "ms-swift": SWIFT_FACTS["version"]}[peer.name] == peer.version
 
 
 @PEERS
@@ -74,7 +78,7 @@ def test_settings_of_a_table_exist(peer: PeerOptions):
 
 
 def test_accelerate_configurations_are_those_that_trl_brings():
-    folder = Path(trl.__file__).parent / "accelerate_configs"
+    folder = Path(find_spec("trl").origin).parent / "accelerate_configs"
     assert {file.stem for file in folder.glob("*.yaml")} == CONFIGS_OF_TRL.keys()
     for name, (processes, shards) in CONFIGS_OF_TRL.items():
         content = yaml.safe_load((folder / f"{name}.yaml").read_text())

@@ -1,12 +1,13 @@
 """Advantages, also of rewards with the KL in them, against TRL's RLOOTrainer, whose sampling alone is replaced."""
 
+from importlib import import_module
+from typing import Any
+
 import pytest
 import torch
-from datasets import Dataset
 from tests.tiny_model import make_model, make_tokenizer
 from tests.trainer.made_episodes import VERSION, build_updates, completion
-from tests.trainer.trl_reference import NUM_GENERATIONS, perturb
-from trl import RLOOConfig, RLOOTrainer
+from tests.trainer.trl_reference import NUM_GENERATIONS, import_trl, perturb
 
 from grpo_trainer.algorithm.decisions import training_sequences
 from grpo_trainer.algorithm.kl_in_reward import log_ratio_sums, penalize, sequences_to_compare
@@ -30,10 +31,10 @@ COMPLETIONS = [[7 + k, 8, 9 + k][: 1 + k % 3] for k in range(len(REWARDS))]
 
 
 @pytest.fixture(scope="module")
-def trainer(tmp_path_factory: pytest.TempPathFactory) -> RLOOTrainer:
-    folder = tmp_path_factory.mktemp("rloo")
+def trainer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    trl, folder = import_trl(), tmp_path_factory.mktemp("rloo")
     make_model(tied=True, hidden_size=64).save_pretrained(folder / "model")
-    config = RLOOConfig(
+    config = trl.RLOOConfig(
         output_dir=str(folder),
         use_cpu=True,
         bf16=False,
@@ -44,11 +45,11 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> RLOOTrainer:
         beta=BETA,  # makes TRL keep a reference model; tests set `beta` afterwards
         model_init_kwargs={"dtype": "float32"},
     )
-    trainer = RLOOTrainer(
+    trainer = trl.RLOOTrainer(
         model=str(folder / "model"),
         reward_funcs=lambda completions, **_: REWARDS,
         args=config,
-        train_dataset=Dataset.from_list([{"prompt": "a"}]),
+        train_dataset=import_module("datasets").Dataset.from_list([{"prompt": "a"}]),
         processing_class=make_tokenizer(),
     )
     trainer.model.train()
@@ -57,7 +58,7 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> RLOOTrainer:
     return trainer
 
 
-def expected_advantages(trainer: RLOOTrainer) -> torch.Tensor:
+def expected_advantages(trainer: Any) -> torch.Tensor:
     advantages: torch.Tensor = trainer._generate_and_score_completions([{"prompt": "a"}] * len(REWARDS))["advantages"]
     return advantages
 
@@ -82,13 +83,13 @@ def assert_equal(groups: list[Group], algorithm: AlgorithmConfig, expected: torc
 
 
 @pytest.mark.parametrize("scale_rewards", ["none", "batch"])
-def test_advantages_equal_trl(trainer: RLOOTrainer, scale_rewards: str):
+def test_advantages_equal_trl(trainer: Any, scale_rewards: str):
     trainer.beta, trainer.normalize_advantages = 0.0, scale_rewards == "batch"
     algorithm = AlgorithmConfig(advantage_estimator="rloo", scale_rewards=scale_rewards)
     assert_equal(grouped_episodes(), algorithm, expected_advantages(trainer))
 
 
-def test_advantages_of_rewards_with_the_kl_equal_trl(trainer: RLOOTrainer):
+def test_advantages_of_rewards_with_the_kl_equal_trl(trainer: Any):
     trainer.beta, trainer.normalize_advantages = BETA, False
     expected = expected_advantages(trainer)
     groups = grouped_episodes()

@@ -8,22 +8,15 @@ import copy
 import math
 import os
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from datasets import Dataset
 from tests.tiny_model import make_model, make_tokenizer
 from transformers import PreTrainedModel
-from trl import import_utils as trl_import_utils
-
-os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-
-# TRL would import vLLM, which takes long, and warn that it does not know its version. Nothing here samples.
-with patch.object(trl_import_utils, "is_vllm_available", lambda min_version=None: False):
-    from trl import GRPOConfig, GRPOTrainer
-    from trl.experimental.gmpo import GMPOTrainer
 
 from grpo_trainer.config.algorithm import AlgorithmConfig
 
@@ -41,12 +34,28 @@ class Completions:
     rewards: list[float | None]
 
 
+def import_trl() -> ModuleType:
+    """Return TRL, of which only what is asked for is imported.
+
+    It takes seconds, in every process that collects the tests: tests call this when they run. TRL would import vLLM,
+    too, and warn that it does not know its version. Nothing here samples.
+    """
+    os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+    trl = import_module("trl")
+    with patch.object(import_module("trl.import_utils"), "is_vllm_available", lambda min_version=None: False):
+        import_module("trl.experimental.gmpo")
+        import_module("trl.trainer.rloo_trainer")
+    return trl
+
+
 class TrlReference:
     """A trainer whose policy, old policy and reference are three different models."""
 
     def __init__(self, folder: Path, *, temperature: float, seed: int = 0):
         self.next_batch: Completions | None = None
-        config = GRPOConfig(
+        trl = import_trl()
+        self._losses = {"gmpo": trl.experimental.gmpo.GMPOTrainer._compute_loss}
+        config = trl.GRPOConfig(
             output_dir=str(folder),
             use_cpu=True,
             bf16=False,
@@ -61,11 +70,11 @@ class TrlReference:
         )
         tokenizer = make_tokenizer()
         make_model(tied=True, hidden_size=64, seed=seed).save_pretrained(folder / "model")
-        self.trainer = GRPOTrainer(
+        self.trainer = trl.GRPOTrainer(
             model=str(folder / "model"),
             reward_funcs=self._rewards,
             args=config,
-            train_dataset=Dataset.from_list([{"prompt": "a"}]),
+            train_dataset=import_module("datasets").Dataset.from_list([{"prompt": "a"}]),
             processing_class=tokenizer,
             rollout_func=self._rollout,
         )
@@ -115,7 +124,7 @@ class TrlReference:
 
     def loss_and_gradient(self, inputs: dict[str, Any]) -> tuple[float, dict[str, torch.Tensor]]:
         self.model.zero_grad()
-        compute = GMPOTrainer._compute_loss if self.trainer.loss_type == "gmpo" else GRPOTrainer._compute_loss
+        compute = self._losses.get(self.trainer.loss_type, type(self.trainer)._compute_loss)
         loss = compute(self.trainer, self.model, inputs)
         loss.backward()
         gradient = {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
@@ -130,7 +139,7 @@ class TrlReference:
         fresh.load_state_dict(copy.deepcopy(self.model.state_dict()))
         return fresh
 
-    def _rollout(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
+    def _rollout(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         batch = self._batch()
         return {
             "prompt_ids": batch.prompt_ids,

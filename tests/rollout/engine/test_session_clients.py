@@ -2,10 +2,8 @@
 
 import json
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
-import openai
 import pytest
 import torch
 from transformers import Qwen2ForCausalLM
@@ -14,6 +12,10 @@ from tests.idle_connection import assert_kept
 from tests.rollout.conftest import Server
 from tests.rollout.sessions.opened import Opened, opened
 from tests.tiny_model import make_model, make_tokenizer
+
+if TYPE_CHECKING:  # the clients take seconds to import, in every process that collects the tests
+    import anthropic
+    import openai
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900), pytest.mark.xdist_group("engine")]
 
@@ -58,14 +60,18 @@ async def session(server: Server, player: Qwen2ForCausalLM) -> AsyncIterator[Ope
         yield session
 
 
-def client_of(session: Opened) -> openai.AsyncOpenAI:
+def client_of(session: Opened) -> "openai.AsyncOpenAI":
+    import openai
+
     http = openai.DefaultAsyncHttpxClient(trust_env=False)
     return openai.AsyncOpenAI(
         base_url=session.answer["openai_base_url"], api_key=session.answer["api_key"], http_client=http
     )
 
 
-def anthropic_client_of(session: Opened) -> anthropic.AsyncAnthropic:
+def anthropic_client_of(session: Opened) -> "anthropic.AsyncAnthropic":
+    import anthropic
+
     http = anthropic.DefaultAsyncHttpxClient(trust_env=False)
     return anthropic.AsyncAnthropic(
         base_url=session.answer["anthropic_base_url"], api_key=session.answer["api_key"], http_client=http
@@ -152,7 +158,7 @@ async def test_an_openai_client_of_responses_calls_a_tool_and_goes_on(session: O
 async def test_an_anthropic_client_calls_a_tool_and_goes_on(session: Opened, streams: bool):
     async with anthropic_client_of(session) as client:
 
-        async def answer(*messages: Any) -> anthropic.types.Message:
+        async def answer(*messages: Any) -> "anthropic.types.Message":
             body: Any = {"model": "mine", "max_tokens": 100, "tools": ANTHROPIC_TOOLS, "messages": messages}
             if not streams:
                 return await client.messages.create(**body)
@@ -176,6 +182,8 @@ async def test_an_anthropic_client_calls_a_tool_and_goes_on(session: Opened, str
 
 
 async def test_errors_have_the_form_that_an_anthropic_client_reads(session: Opened):
+    import anthropic
+
     async with anthropic_client_of(session) as client:
         ask = {"model": "mine", "max_tokens": 5}
         long = {"role": "user", "content": "x" * 300}
@@ -191,6 +199,8 @@ async def test_errors_have_the_form_that_an_anthropic_client_reads(session: Open
 
 
 async def test_an_ended_session_is_an_error_that_the_client_does_not_retry(session: Opened):
+    import openai
+
     await session.control("close", {"status": "completed"})
     async with client_of(session) as client:
         with pytest.raises(openai.APIStatusError, match="has ended: completed") as caught:

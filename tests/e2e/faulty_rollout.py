@@ -1,10 +1,10 @@
-"""On the PYTHONPATH of a rollout server: its worker fails as the file `GRPO_TEST_FAULT` says, while that is there.
+"""`grpo-rollout` whose worker, a fork of it, fails as the file `GRPO_TEST_FAULT` says, while that is there.
 
 `SIGKILL begin`, `load`, `finish`: the process sends itself that signal there, after the first bucket for `load`; with
 `SIGSTOP` it stands still. `closed`: nobody reaches the worker's data port, so that its group does not form.
 """
 
-import importlib.machinery
+import importlib
 import os
 import signal
 import sys
@@ -12,8 +12,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from grpo_rollout.__main__ import main
+
 FAULT = Path(os.environ["GRPO_TEST_FAULT"])
-RECEIVER = "grpo_rollout.receiver"
 
 
 def fault() -> str:
@@ -44,23 +45,5 @@ def spoil(receiver: Any) -> None:
     receiver.WeightGroup = behind_a_closed_port
 
 
-class Finder:
-    """Finds the receiver as ever, and spoils it once it is imported."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != RECEIVER:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        execute = spec.loader.exec_module
-
-        def exec_module(module: Any) -> None:
-            execute(module)
-            spoil(module)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
-
-
-sys.meta_path.insert(0, Finder())  # type: ignore[arg-type]
+spoil(importlib.import_module("grpo_rollout.receiver"))
+sys.exit(main())
