@@ -14,8 +14,9 @@ LONG_GROUPS = (
 )
 """They begin first: at the end, one of them alone would be waited for.
 
-Most of them share engines, of which at most four are alive. Without faults: one each of `stack` and `engines`, a pair
-of `engine`; with them alone: two each of `stack` and `members`, one each of `network` and `engine`.
+Most of them share engines. Without faults four are alive at most: one each of `stack` and `engines`, a pair of
+`engine`. With them alone six: two each of `stack` and `members`, one each of `network` and `engine`; of 24 GiB of
+memory 5 stay free.
 """
 
 
@@ -36,9 +37,10 @@ def _place(item: pytest.Item) -> int:
 
 @pytest.fixture(autouse=True)
 def environment_as_found() -> Iterator[None]:
-    """Puts back the environment variables that a test has changed: the next one may be any other.
+    """Puts back the environment variables that a test has changed: the next test in this process may be of any file.
 
-    Only those are written. Threads of the libraries may read the rest meanwhile.
+    Not those that fixtures of a wider scope have set. What is unchanged is not written: threads of the libraries may
+    read it meanwhile.
     """
     before = dict(os.environ)
     yield

@@ -65,7 +65,9 @@ class Service:
         return [child for child in found if "resource_tracker" not in " ".join(child.cmdline())]
 
     def engine(self) -> psutil.Process:
-        return next(child for child in self.children() if "EngineCore" in " ".join(child.cmdline()))
+        """The engine of a server without worker processes."""
+        [engine] = self.children()
+        return engine
 
     def tail(self, lines: int = 40) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])

@@ -1,8 +1,10 @@
 """Trainers and rollout servers without the seconds of their imports: forks of a Python that has imported the libraries.
 
 It is Python's own fork server. It computes nothing and has one thread of Python, so a fork of it is what a fresh
-process is after its imports; at its end it runs no `atexit`. What starts the real commands: every run under torchrun,
-`tests/trainer/test_start.py`, and for the rollout server the shared one of `tests/e2e`, and its soak.
+process is after its imports; at its end it runs no `atexit`. What it would spawn it forks: such an engine, or worker of
+one, has what its server has imported and patched. What starts the real commands: every run under torchrun,
+`tests/trainer/test_start.py`, and for the rollout server the shared one of `tests/e2e`, its soak, and the second
+machine of `tests/rollout/test_engine_over_machines.py`, whose worker is spawned.
 """
 
 import multiprocessing
@@ -115,7 +117,7 @@ def _run(libraries: tuple[str, ...], words: list[str], output: Path, errors: Pat
     # tracker of shared memory yet.
     process._parent_process = None
     multiprocessing.set_start_method(None, force=True)
-    # vLLM spawns its engine, which would import everything again: a fork of this process takes half the time.
+    # Fork what asks to be spawned. vLLM's engine would import everything again, which is half of the time of its start.
     context._concrete_contexts["spawn"] = context.ForkContext()
     resource_tracker._resource_tracker._fd = None
     process.current_process()._config["daemon"] = False

@@ -74,9 +74,9 @@ class Stack:
         program: Path = ROLLOUT,
         environment: dict[str, str] | None = None,
     ) -> AbstractContextManager[Service]:
-        """A further rollout server on the stack's model, or another. It is there in a third of the time, being forked.
+        """Fork a further rollout server, on the stack's model unless told otherwise.
 
-        `program` stands in for `grpo-rollout`.
+        It starts in a third of the time of the real command. `program` stands in for `grpo-rollout`.
         """
         _, *words = rollout_command(model or self.model, port, "--dtype", "float32", "--enforce-eager")
         variables = ROLLOUT_ENVIRONMENT | (environment or {})

@@ -13,7 +13,8 @@ UNTIL_STOPPED = (
     "--max_steps", 1000, "--checkpoint.save_steps", 0, "--eval.eval_steps", 0,
     "--callbacks", f"{Path(__file__).with_name('pause.py')}:pause", "--callbacks_params", '{"pause": {"seconds": 1.0}}',
 )  # fmt: skip
-"""Of a run that goes on while servers come and go: its pauses leave them the processors."""
+"""Flags of a run that trains until it is stopped. It pauses 1 s after each step: servers that start meanwhile get the
+processors."""
 COMPARED = ("reward", "loss", "grad_norm", "entropy", "completions/mean_length", "learning_rate", "num_tokens")
 
 

@@ -46,8 +46,7 @@ def end(trainer: Forked, run_dir: Path, log: Path) -> None:
 def thaw(mortal: Service) -> None:
     """A process that stands still takes no SIGTERM."""
     with suppress(psutil.NoSuchProcess):
-        [engine] = mortal.children()
-        engine.kill()
+        mortal.engine().kill()
 
 
 @pytest.mark.parametrize("sign", ["SIGKILL", "SIGSTOP"])
@@ -67,7 +66,10 @@ def test_an_engine_lost_at_any_point_of_a_push_leaves_the_run_to_the_other(sign:
                     trainer = stack.start_trainer(run_dir, log, *flags)
                 seen = wait_for(log, f"with {', '.join(urls)} over gloo", trainer, after=seen)
                 fault.write_text(f"{sign} {point}")
+                deadline = time.monotonic() + 60
                 while fault.exists():
+                    assert trainer.poll() is None, log.read_text()
+                    assert time.monotonic() < deadline, f"no push has come to {point}"
                     time.sleep(0.01)
                 lost_s = time.monotonic()
                 seen = wait_for(log, f"push failed: {urls[1]}: ", trainer, after=seen)

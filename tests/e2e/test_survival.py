@@ -67,7 +67,7 @@ def test_a_rollout_server_killed_and_started_again_gets_the_weights_before_it_ge
     with stack.rollout_server(tmp_path / "first.log", port) as first:
         trainer = stack.start_trainer(run_dir, log, *flags)
         wait_for_step(run_dir, 2, trainer, timeout_s=300)
-        [engine] = first.children()
+        engine = first.engine()
         first.process.kill()
         assert gone_within([engine], 10.0), "it would keep the GPU"
     with stack.rollout_server(tmp_path / "second.log", port) as second:
@@ -132,7 +132,7 @@ def test_one_of_two_rollout_servers_killed_leaves_the_run_to_the_other(stack: St
         urls = json.dumps([stack.rollout.url, mortal])
         trainer = stack.start_trainer(run_dir, log, "--max_steps", 6, "--rollout.urls", urls)
         wait_for_step(run_dir, 2, trainer, timeout_s=300)
-        [engine] = second.children()
+        engine = second.engine()
         engine.kill()
         assert second.process.wait(30.0) == 1
         assert "the engine process has died" in second.log.read_text()

@@ -10,6 +10,7 @@ import pyarrow.parquet
 import pytest
 from tests.reward.real_server import Server
 from tests.tiny_model import make_tokenizer, save_tiny_model
+from tests.trainer.trl_reference import import_trl
 
 from grpo_reward import RemoteReward
 from grpo_reward.rewards.countdown import countdown
@@ -40,21 +41,17 @@ def plugin() -> ModuleType:
     return module
 
 
-def test_two_steps_with_a_tiny_model(url, tmp_path, monkeypatch):
+def test_two_steps_with_a_tiny_model(url, tmp_path):
     from datasets import Dataset
-    from trl import import_utils as trl_import_utils
 
-    # TRL would import vLLM, which takes long, and warn that it does not know its version. Nothing here uses it.
-    monkeypatch.setattr(trl_import_utils, "is_vllm_available", lambda min_version=None: False)
-    from trl import GRPOConfig, GRPOTrainer
-
+    trl = import_trl()
     data = [{"prompt": "Reach it.", "nums": [3, 5], "target": 8}, {"prompt": "Again.", "nums": [7], "target": 0}]
-    trainer = GRPOTrainer(
+    trainer = trl.GRPOTrainer(
         model=str(save_tiny_model(tmp_path / "model", tied=True)),
         processing_class=make_tokenizer(),
         train_dataset=Dataset.from_list(data * 2),
         reward_funcs=[RemoteReward(url, "countdown"), RemoteReward(url, "format"), RemoteReward(url, "letters")],
-        args=GRPOConfig(
+        args=trl.GRPOConfig(
             output_dir=str(tmp_path),
             use_cpu=True,
             bf16=False,

@@ -236,8 +236,7 @@ def test_our_plugin_joins_those_of_the_user(monkeypatch: pytest.MonkeyPatch, bef
 
     monkeypatch.delenv("VLLM_SERVER_DEV_MODE", raising=False)
     monkeypatch.setenv("VLLM_PLUGINS", before or "")
-    monkeypatch.setenv("OTEL_SERVICE_NAME", "")  # so that it is put back afterwards
-    monkeypatch.delenv("OTEL_SERVICE_NAME")
+    monkeypatch.delenv("OTEL_SERVICE_NAME", raising=False)
     prepare_environment()
     assert os.environ["VLLM_PLUGINS"] == after
     assert os.environ["OTEL_SERVICE_NAME"] == "grpo-rollout"

@@ -1,4 +1,8 @@
-"""Imports what a rollout server imports, in the environment that it sets before: for the fork server of `warm_vllm`."""
+"""Imports what a rollout server imports, in the environment that it sets before: for the fork server of `warm_vllm`.
+
+Each fork has vLLM call our plugin anew. An engine that is forked of a server would otherwise take it as called, and
+outlive the server.
+"""
 
 import os
 from importlib import import_module
@@ -7,7 +11,6 @@ from grpo_rollout.options import prepare_environment
 
 
 def load_plugins_anew() -> None:
-    """Has vLLM call our plugin in a fork too, which may be an engine of a server where it has been called."""
     import_module("vllm.plugins").plugins_loaded = False
 
 

@@ -210,8 +210,7 @@ def test_a_tracker_that_is_not_installed_is_told_before_the_run(tmp_path: Path, 
 def test_mlflow_is_less_patient_than_by_itself_unless_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "")  # so that it is put back afterwards
-    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_TIMEOUT")
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_TIMEOUT", raising=False)
     open_sinks(LoggingConfig(report_to=["mlflow"]), tmp_path, resumed_step=None, facts={}).close(StopSignal())
     assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "3"
     assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == MLFLOW_PATIENCE["MLFLOW_HTTP_REQUEST_TIMEOUT"]

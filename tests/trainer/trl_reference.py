@@ -35,14 +35,13 @@ class Completions:
 
 
 def import_trl() -> ModuleType:
-    """Return TRL, of which only what is asked for is imported.
+    """Import TRL without vLLM. Not at the head of a file: it takes seconds, in every process that collects the tests.
 
-    It takes seconds, in every process that collects the tests: tests call this when they run. TRL would import vLLM,
-    too, and warn that it does not know its version. Nothing here samples.
+    TRL would import vLLM, which takes longer, and warn that it does not know its version. Nothing here samples by it.
     """
-    os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
     trl = import_module("trl")
-    with patch.object(import_module("trl.import_utils"), "is_vllm_available", lambda min_version=None: False):
+    without_vllm = patch.object(import_module("trl.import_utils"), "is_vllm_available", lambda min_version=None: False)
+    with without_vllm, patch.dict(os.environ, {"TRL_EXPERIMENTAL_SILENCE": "1"}):
         import_module("trl.experimental.gmpo")
         import_module("trl.trainer.rloo_trainer")
     return trl
