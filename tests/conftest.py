@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported and collected is not searched for garbage again: a search took most of a second of any test."""
+    """Takes what was imported and collected out of the search for garbage, which took most of a second of any test."""
     gc.collect()
     gc.freeze()
 
