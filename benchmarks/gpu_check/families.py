@@ -19,10 +19,11 @@ def _pushed(place: Place, family: str, *, eager: bool) -> Figures:
     # Import here what the trainer's checks do without: vLLM, which reads the environment when it is imported.
     from tests.rollout.families.matrix import ENVIRONMENT, try_family
 
-    from .served import MEMORY_SHARE
+    from .served import CACHE_BYTES, MEMORY_SHARE
 
     os.environ |= ENVIRONMENT
-    flags = FAMILIES[family].flags | {"gpu_memory_utilization": MEMORY_SHARE}
+    memory = {"gpu_memory_utilization": MEMORY_SHARE, "kv_cache_memory_bytes": CACHE_BYTES}
+    flags = FAMILIES[family].flags | memory
     in_bf16 = replace(FAMILIES[family], dtype=torch.bfloat16, flags=flags)
     row = try_family(family, in_bf16, place.folder, device=place.device, eager=eager)
     return {

@@ -4,7 +4,7 @@ import gc
 import random
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -37,6 +37,9 @@ class Updates:
     norms: torch.Tensor
     logprobs: torch.Tensor
     """Before the first update, of the sequences as they were given [N]."""
+    without_prompt: float | None
+    """Mean difference of logprobs with other tokens in the place of the prompt, of padded rows: what attention to the
+    prompt does to them."""
     computed: int
     """Tokens of a forward pass, without padding."""
     seconds: float
@@ -44,10 +47,12 @@ class Updates:
     """Bytes on the GPU above what was there; None on a CPU."""
 
 
-def groups(rng: random.Random, vocabulary: int, *, prompt: int, longest: int) -> list[tuple[Episode, float]]:
-    """Two groups of completions of 1 token to `longest`, after one prompt each."""
+def groups(
+    rng: random.Random, vocabulary: int, *, prompt: int, longest: int, count: int
+) -> list[tuple[Episode, float]]:
+    """Groups of completions of 1 token to `longest`, after one prompt each."""
     taken = []
-    for group in range(2):
+    for group in range(count):
         ids = [rng.randrange(vocabulary) for _ in range(prompt)]
         for member in range(GROUP):
             said = [rng.randrange(vocabulary) for _ in range(rng.randint(1, longest))]
@@ -58,10 +63,10 @@ def groups(rng: random.Random, vocabulary: int, *, prompt: int, longest: int) ->
     return taken
 
 
-def turns(rng: random.Random, vocabulary: int, *, prompt: int, longest: int) -> list[tuple[Episode, float]]:
-    """Episodes of five turns, a segment for each, that begin with all that was before."""
+def turns(rng: random.Random, vocabulary: int, *, prompt: int, longest: int, count: int) -> list[tuple[Episode, float]]:
+    """Pairs of episodes of five turns, a segment for each, that begin with all that was before."""
     taken, ids = [], [rng.randrange(vocabulary) for _ in range(prompt)]
-    for member in range(GROUP // 2):
+    for member in range(2 * count):
         history, segments = list(ids), []
         for _ in range(TURNS):
             said = [rng.randrange(vocabulary) for _ in range(rng.randint(1, longest // TURNS))]
@@ -73,7 +78,7 @@ def turns(rng: random.Random, vocabulary: int, *, prompt: int, longest: int) -> 
     return taken
 
 
-def updates_of(engine: "TrainingEngine", sequences: list[TrainingSequence], budget: int) -> Updates:
+def updates_of(engine: "TrainingEngine", sequences: list[TrainingSequence], budget: int, *, prompt: int) -> Updates:
     plan = plan_updates(sequences, world_size=1, tokens_per_micro_batch=budget, prefixes=engine.prefixes)
     (own,), plans = parts_of_ranks(sequences, plan, 1)
     (batches,) = micro_batches(
@@ -86,29 +91,42 @@ def updates_of(engine: "TrainingEngine", sequences: list[TrainingSequence], budg
         prefixes=engine.prefixes,
     )
     numbers = [i for of_batch in plan[0][0] for i in of_batch]
-    found = torch.cat(engine.logprobs(batches)).float().cpu().split([sequences[i].num_trained for i in numbers])
+    in_row_order = torch.cat(engine.logprobs(batches)).float().cpu()
+    found = in_row_order.split([sequences[i].num_trained for i in numbers])
+    is_shared = engine.prefixes is not None
+    without_prompt = None
+    if not is_shared:
+        others = [replace(batch, input_ids_BL=_with_other_prompts(batch.input_ids_BL, prompt)) for batch in batches]
+        without_prompt = float((torch.cat(engine.logprobs(others)).float().cpu() - in_row_order).abs().mean())
     norms, seconds = [], []
     for _ in range(UPDATES):
         started = time.perf_counter()
         # The update reduces its metrics into Python's floats, and so waits for the GPU.
         norms.append(engine.update(batches)["grad_norm"])
         seconds.append(time.perf_counter() - started)
-    is_shared = engine.prefixes is not None
     return Updates(
         torch.tensor(norms),
         torch.cat([part for _, part in sorted(zip(numbers, found, strict=True), key=lambda pair: pair[0])]),
+        without_prompt,
         sum(batch.input_ids_BL.numel() for batch in batches) if is_shared else sum(s.num_tokens for s in sequences),
         statistics.median(seconds[1:]),
         torch.cuda.max_memory_allocated() if engine.device.type == "cuda" else None,
     )
 
 
-def measured(folder: Path, sequences: list[TrainingSequence], budget: int, **how: object) -> Updates:
+def _with_other_prompts(input_ids_BL: torch.Tensor, prompt: int) -> torch.Tensor:
+    """Turn the tokens of the prompts around, all but the last one."""
+    turned = input_ids_BL.clone()
+    turned[:, : prompt - 1] = input_ids_BL[:, : prompt - 1].flip(1)
+    return turned
+
+
+def measured(folder: Path, sequences: list[TrainingSequence], budget: int, *, prompt: int, **how: object) -> Updates:
     """Updates of an engine of its own, whose memory is given back."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     engine = new_engine(folder, dtype="bfloat16", zero_stage=2, recompute=True, **how)  # type: ignore[arg-type]
-    found = updates_of(engine, sequences, budget)
+    found = updates_of(engine, sequences, budget, prompt=prompt)
     free(engine)
     del engine
     gc.collect()
@@ -118,13 +136,15 @@ def measured(folder: Path, sequences: list[TrainingSequence], budget: int, **how
 def against_padded(
     folder: Path, place: Place, vocabulary: int, attention: Literal["sdpa", "flash_attention_2"], *shapes: str
 ) -> Figures:
-    sizes, budget = ((24, 24), 512) if place.tiny else ((1024, 1024), 16_384)
+    # Several micro-batches also where prefixes are shared: what a micro-batch costs whatever is in it, the launches of
+    # its kernels, then counts alike on both sides.
+    sizes, count, budget = ((24, 24), 2, 512) if place.tiny else ((1024, 1024), 8, 16_384)
     figures: dict[str, float | None] = {}
     for shape in shapes:
         make = groups if shape == "groups" else turns
-        taken = make(random.Random(0), vocabulary, prompt=sizes[0], longest=sizes[1])
+        taken = make(random.Random(0), vocabulary, prompt=sizes[0], longest=sizes[1], count=count)
         sequences = sequences_of(taken, AlgorithmConfig(), max_completion_length=sizes[1])
-        run = partial(measured, folder, sequences, budget)
+        run = partial(measured, folder, sequences, budget, prompt=sizes[0])
         padded, shared = run(share="never"), run(attention=attention)
         unique = shared.computed / padded.computed
         norms = (shared.norms - padded.norms).norm() / padded.norms.norm()
@@ -132,6 +152,7 @@ def against_padded(
             f"{shape}, share of unique tokens": unique,
             f"{shape}, gradient norm, relative difference": float(norms),
             f"{shape}, logprobs at the start, mean difference": float((shared.logprobs - padded.logprobs).abs().mean()),
+            f"{shape}, logprobs after another prompt, mean difference": padded.without_prompt,
             f"{shape}, time / padded": shared.seconds / padded.seconds,
             f"{shape}, time / padded / share of unique tokens": shared.seconds / padded.seconds / unique,
             f"{shape}, peak / padded": None if not (shared.peak and padded.peak) else shared.peak / padded.peak,

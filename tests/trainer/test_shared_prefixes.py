@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from transformers import modeling_flash_attention_utils as flash_utils
 from grpo_trainer.algorithm.sequences import single_turn
 from grpo_trainer.config.lora import LoraConfig
 from grpo_trainer.config.model import ModelConfig
+from grpo_trainer.engine import shared_attention
 from grpo_trainer.engine.output_head import Policy
 from grpo_trainer.engine.prefix_sharing import SHARING_FAMILIES, prefix_sharing_for
 from grpo_trainer.errors import RunError
@@ -106,6 +108,28 @@ def test_flash_attention_reads_the_paths(name: str, monkeypatch: pytest.MonkeyPa
     expected = learnt(padded, batches([sequences], None))
     model.get_decoder().config._attn_implementation = "flash_attention_2"
     found = learnt(Policy(model, temperature=0.9, chunk_tokens=8), batches([sequences], SHARING))
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-6, atol=2e-6)
+    assert (found[2] - expected[2]).norm() < 2e-6 * expected[2].norm()
+
+
+@pytest.mark.parametrize("name", ["qwen2", "mistral", "phi3", "qwen3_moe"])
+def test_torchs_flash_attention_reads_the_paths(name: str, monkeypatch: pytest.MonkeyPatch):
+    """With a reference in place of the kernel, which needs a GPU; where it is not used, sdpa computes the blocks."""
+    calls = []
+
+    def varlen_attn(*tensors_and_lengths: Any, scale: float, window_size: tuple[int, int], enable_gqa: bool):
+        query, key = tensors_and_lengths[:2]
+        assert enable_gqa == (query.shape[1] > key.shape[1])
+        assert window_size[1] == 0
+        calls.append(window_size[0])
+        return varlen(*tensors_and_lengths, causal=True, softmax_scale=scale, window_size=window_size)
+
+    monkeypatch.setattr(shared_attention, "varlen_attn", varlen_attn)
+    monkeypatch.setattr(shared_attention, "in_one_call", lambda query, value: True)
+    model = of_family(name)
+    expected, found = both_ways(model, forest_of_all_kinds())
+    assert len(calls) == model.config.num_hidden_layers
+    assert {before >= 0 for before in calls} == {name == "mistral"}
     torch.testing.assert_close(found[0], expected[0], rtol=1e-6, atol=2e-6)
     assert (found[2] - expected[2]).norm() < 2e-6 * expected[2].norm()
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 from transformers.integrations.flash_attention import flash_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -20,6 +21,9 @@ from ..errors import RunError
 
 SHARED = "shared_prefixes"
 """The function's name at transformers, which makes no mask for a name that it does not know."""
+CAUSAL, NO_WINDOW = 0, -1
+WIDEST_HEAD = 256
+"""Of torch's own flash attention, which also wants a multiple of 8."""
 
 
 def shared_name(attention: str) -> str:
@@ -84,15 +88,19 @@ def shared_attention(
 ) -> tuple[torch.Tensor, None]:
     """query, key and value [B, heads, L, width] → [B, L, heads, width], by sdpa. B is 1 but for equal rows.
 
-    `s_aux` are the sinks of gpt_oss, a score of each head for nothing.
+    On a GPU it is one call for all paths, where torch's flash attention can. `s_aux` are the sinks of gpt_oss, a score
+    of each head for nothing.
     """
     _read(shared_prefixes, dropout)
     rows = query.shape[0], query.shape[2]
     query, key, value = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
+    plain = softcap is None and s_aux is None
+    if plain and shared_prefixes.equal_rows is None and in_one_call(query, value):
+        return _of_all_paths(shared_prefixes, query, key, value, scaling, sliding_window).unflatten(0, rows), None
     outputs = []
     for block in shared_prefixes.blocks:
         queries, keys, values = _of_block(block, query, key, value)
-        if softcap is None and s_aux is None:
+        if plain:
             mask = block.mask(sliding_window, query.dtype)
             if mask is not None and query.is_cuda:
                 # CUDA's fast kernels take no mask where key heads are fewer than query heads.
@@ -107,6 +115,40 @@ def shared_attention(
         found = found.transpose(1, 2).flatten(0, 1)
         outputs.append(found if block.output_index is None else found.index_select(0, block.output_index))
     return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).unflatten(0, rows), None
+
+
+def in_one_call(query: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether torch's own flash attention of variable length computes such tensors: half precision on a GPU since
+    Ampere. Blocks take tens of kernels each, and a GPU waits longer for their launches than it computes."""
+    width = query.shape[-1]
+    return (
+        query.is_cuda
+        and query.dtype in (torch.bfloat16, torch.float16)
+        and width == value.shape[-1] <= WIDEST_HEAD
+        and width % 8 == 0
+        and torch.backends.cuda.is_flash_attention_available()
+        and torch.cuda.get_device_capability(query.device) >= (8, 0)
+    )
+
+
+def _of_all_paths(
+    layout: AttentionLayout,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scaling: float | None,
+    window: int | None,
+) -> torch.Tensor:
+    """[U, heads, width] → the same: keys gathered path after path, causal and aligned at the end of each."""
+    if (index := layout.key_index) is not None:
+        key, value = Take.apply(key, index), Take.apply(value, index)
+    # Count the keys before a query's own: the kernel's window leaves that one out.
+    before = NO_WINDOW if window is None or window >= layout.longest[1] else window - 1
+    found: torch.Tensor = varlen_attn(
+        query, key, value, layout.query_ends, layout.key_ends, *layout.longest, scale=scaling,
+        window_size=(before, CAUSAL), enable_gqa=query.shape[1] != key.shape[1],
+    )  # fmt: skip
+    return found
 
 
 def shared_flash_attention(
