@@ -45,7 +45,7 @@ from ..lora.nf4 import Weights, keep_in_nf4
 from ..model_files import ModelFiles
 from ..ranks.process_group import join_process_group
 from .batch_loss import batch_loss
-from .deepspeed_settings import ClipBareOptimizer, adamw, deepspeed_settings, inference_settings
+from .deepspeed_settings import ClipBareOptimizer, adamw, deepspeed_settings, inference_settings, judge_by_the_norm
 from .entropy_coefficient import EntropyCoefficient
 from .export import Export
 from .model import has_experts, load_policy, pieces_to_push
@@ -113,6 +113,8 @@ class TrainingEngine:
             self.adapter = Adapter(self.policy.model, model.lora, base_name=model.name_or_path, seed=seed)
             self.policy.register_state_dict_post_hook(keep_adapter_only)
         self._engine = _initialize(self.policy, settings, adamw(self.policy, optimizer))
+        if self.zero_stage == 2:
+            judge_by_the_norm(self._engine.optimizer, self.device)
         self._reduction = OneReduction(self._engine) if sharing.coalesce_grad_reduction else contextlib.nullcontext
         self._clip = ClipBareOptimizer.attach(self._engine.optimizer, settings, optimizer.max_grad_norm)
         self.export = self.make_export(push_kind)
