@@ -85,7 +85,7 @@ async def test_an_environment_plays_turn_by_turn_and_again_the_same(fresh: Serve
         ({"max_context_tokens": 60}, {"steps": 99, "scores": False}, "truncated", None, None),
         (
             {"deadline_s": 1, "call_timeout_s": 1},
-            {"steps": 9, "waits_at": 2, "waits_s": 0.9},
+            {"steps": 9, "waits_at": [2, 3], "waits_s": 0.6},
             "truncated",
             "deadline_s 1 is over",
             None,
@@ -136,7 +136,7 @@ async def test_a_server_that_is_away_and_a_cancelled_episode_leave_nothing(fresh
         async with SessionsClient("http://127.0.0.1:1") as away:
             lost = await Playing(game.runner, replace(game.place, server=away, retry_for_s=0.1)).play(asked(steps=1))
         assert (lost.episode.status, lost.episode.segments, lost.ending.lost) == ("failed", [], "server")
-        task = asyncio.create_task(game.play(asked(steps=9, waits_at=1, waits_s=30)))
+        task = asyncio.create_task(game.play(asked(steps=9, waits_at=[1], waits_s=30)))
         async with asyncio.timeout(30):
             while not await open_sessions(fresh):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)

@@ -21,7 +21,7 @@ class Counting:
         done = self.steps >= self.row["steps"]
         if self.row.get("dies_at") == self.steps:
             os._exit(9)
-        if self.row.get("waits_at") == self.steps:
+        if self.steps in self.row.get("waits_at", ()):
             time.sleep(self.row["waits_s"])  # noqa: ASYNC251
         return [] if done else "Go on", 0.25 if self.row.get("scores", True) else None, done
 
