@@ -15,7 +15,7 @@ PACKAGES = {
 }
 # The files in which a heavy library may be imported, as paths inside the package; "" is all of it.
 HEAVY = {
-    "deepspeed": {"grpo_trainer": ["engine/training_engine.py", "engine/deepspeed_files.py"]},
+    "deepspeed": {"grpo_trainer": ["engine/deepspeed_import.py", "engine/deepspeed_files.py"]},
     "peft": {"grpo_trainer": ["lora/adapter.py", "lora/merging.py"]},
     "vllm": {"grpo_rollout": [""]},
     "ray": {"grpo_reward": ["executors/ray.py", "executors/ray_cluster.py", "executors/ray_node.py"]},

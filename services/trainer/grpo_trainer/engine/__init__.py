@@ -14,6 +14,7 @@ entropy_coefficient.py   the weight of the entropy bonus from update to update
 skipped_updates.py, write_errors.py
                          gradients that are not finite; write errors that wait for the other ranks
 saved_state.py           saves and loads all that a run goes on from
+deepspeed_import.py      DeepSpeed without what it imports for nothing
 deepspeed_files.py       loads DeepSpeed's files as data, not as programs
 reshaping.py             the optimizer's state for another number of ranks
 reference.py             a reference model that follows the policy

@@ -18,11 +18,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import deepspeed
 import torch
 import torch.distributed as dist
-from deepspeed.runtime.engine import DeepSpeedEngine
-from deepspeed.utils import logger as deepspeed_logger
 from transformers.utils import logging as transformers_logging
 
 from grpo_proto.checkpoint_layout import plain_layout
@@ -45,6 +42,8 @@ from ..lora.nf4 import Weights, keep_in_nf4
 from ..model_files import ModelFiles
 from ..ranks.process_group import join_process_group
 from .batch_loss import batch_loss
+from .deepspeed_import import DeepSpeedEngine, deepspeed
+from .deepspeed_import import logger as deepspeed_logger
 from .deepspeed_settings import ClipBareOptimizer, adamw, deepspeed_settings, inference_settings, judge_by_the_norm
 from .entropy_coefficient import EntropyCoefficient
 from .export import Export
