@@ -38,8 +38,8 @@ class Updates:
     logprobs: torch.Tensor
     """Before the first update, of the sequences as they were given [N]."""
     without_prompt: float | None
-    """Mean difference of logprobs with other tokens in the place of the prompt, of padded rows: what attention to the
-    prompt does to them."""
+    """Mean difference of logprobs in padded rows with the prompt's tokens turned around: what attention to the prompt
+    does to them."""
     computed: int
     """Tokens of a forward pass, without padding."""
     seconds: float
@@ -64,7 +64,7 @@ def groups(
 
 
 def turns(rng: random.Random, vocabulary: int, *, prompt: int, longest: int, count: int) -> list[tuple[Episode, float]]:
-    """Pairs of episodes of five turns, a segment for each, that begin with all that was before."""
+    """2 · `count` episodes after one prompt, of five turns with a segment for each, which begins with all before it."""
     taken, ids = [], [rng.randrange(vocabulary) for _ in range(prompt)]
     for member in range(2 * count):
         history, segments = list(ids), []
@@ -138,7 +138,7 @@ def against_padded(
 ) -> Figures:
     # Several micro-batches also where prefixes are shared: what a micro-batch costs whatever is in it, the launches of
     # its kernels, then counts alike on both sides.
-    sizes, count, budget = ((24, 24), 2, 512) if place.tiny else ((1024, 1024), 8, 16_384)
+    sizes, count, budget = ((24, 24), 2, 512) if place.tiny else ((1024, 1024), 16, 8_192)
     figures: dict[str, float | None] = {}
     for shape in shapes:
         make = groups if shape == "groups" else turns
@@ -152,7 +152,7 @@ def against_padded(
             f"{shape}, share of unique tokens": unique,
             f"{shape}, gradient norm, relative difference": float(norms),
             f"{shape}, logprobs at the start, mean difference": float((shared.logprobs - padded.logprobs).abs().mean()),
-            f"{shape}, logprobs after another prompt, mean difference": padded.without_prompt,
+            f"{shape}, logprobs after the prompt turned around, mean difference": padded.without_prompt,
             f"{shape}, time / padded": shared.seconds / padded.seconds,
             f"{shape}, time / padded / share of unique tokens": shared.seconds / padded.seconds / unique,
             f"{shape}, peak / padded": None if not (shared.peak and padded.peak) else shared.peak / padded.peak,

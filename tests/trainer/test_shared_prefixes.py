@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from inspect import signature
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +12,7 @@ from tests.rollout.families.models import FAMILIES
 from tests.tiny_model import make_model
 from tests.trainer.made_episodes import VERSION, decided
 from tests.trainer.made_forests import SHARING, batches, both_ways, forest_of_all_kinds, learnt, of_family
+from torch.nn.attention.varlen import varlen_attn
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 from transformers import modeling_flash_attention_utils as flash_utils
 
@@ -22,6 +24,8 @@ from grpo_trainer.engine.output_head import Policy
 from grpo_trainer.engine.prefix_sharing import SHARING_FAMILIES, prefix_sharing_for
 from grpo_trainer.errors import RunError
 from grpo_trainer.lora.adapter import Adapter
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -43,7 +47,7 @@ def assert_nothing_changes(model: PreTrainedModel, *, cuts: tuple[int, ...] = ()
 @pytest.mark.parametrize("name", [*SHARING_FAMILIES, "qwen2_untied"])
 def test_an_update_of_a_family_is_that_of_padded_rows(name: str):
     model = of_family(name)
-    assert prefix_sharing_for(model.config, ModelConfig(name_or_path="any"), share="auto") is not None
+    assert prefix_sharing_for(model.config, ModelConfig(name_or_path="any"), share="auto", device=CPU) is not None
     assert_nothing_changes(model)
 
 
@@ -112,26 +116,71 @@ def test_flash_attention_reads_the_paths(name: str, monkeypatch: pytest.MonkeyPa
     assert (found[2] - expected[2]).norm() < 2e-6 * expected[2].norm()
 
 
-@pytest.mark.parametrize("name", ["qwen2", "mistral", "phi3", "qwen3_moe"])
-def test_torchs_flash_attention_reads_the_paths(name: str, monkeypatch: pytest.MonkeyPatch):
-    """With a reference in place of the kernel, which needs a GPU; where it is not used, sdpa computes the blocks."""
+@pytest.mark.parametrize("name", ["qwen2", "mistral", "phi3", "qwen3_moe", "gemma2", "gpt_oss"])
+def test_torchs_flash_attention_reads_the_paths_of_what_it_can_compute(name: str, monkeypatch: pytest.MonkeyPatch):
+    """With a reference in place of the kernel, which needs a GPU. It knows no soft-capping and no sinks."""
     calls = []
 
-    def varlen_attn(*tensors_and_lengths: Any, scale: float, window_size: tuple[int, int], enable_gqa: bool):
-        query, key = tensors_and_lengths[:2]
-        assert enable_gqa == (query.shape[1] > key.shape[1])
-        assert window_size[1] == 0
-        calls.append(window_size[0])
-        return varlen(*tensors_and_lengths, causal=True, softmax_scale=scale, window_size=window_size)
+    def reference(*tensors_and_lengths: Any, **others: Any):
+        given = signature(varlen_attn).bind(*tensors_and_lengths, **others).arguments
+        assert given["enable_gqa"]
+        before, behind = given["window_size"]
+        assert behind == 0
+        calls.append(before)
+        windows = {"causal": True, "window_size": (before, behind)}
+        return varlen(*tensors_and_lengths, softmax_scale=given["scale"], **windows)
 
-    monkeypatch.setattr(shared_attention, "varlen_attn", varlen_attn)
-    monkeypatch.setattr(shared_attention, "in_one_call", lambda query, value: True)
+    monkeypatch.setattr(shared_attention, "varlen_attn", reference)
+    monkeypatch.setattr(shared_attention, "in_one_call", lambda *_, **__: True)
     model = of_family(name)
     expected, found = both_ways(model, forest_of_all_kinds())
-    assert len(calls) == model.config.num_hidden_layers
-    assert {before >= 0 for before in calls} == {name == "mistral"}
+    assert len(calls) == (0 if name in ("gemma2", "gpt_oss") else model.config.num_hidden_layers)
+    assert {before >= 0 for before in calls} <= {name == "mistral"}
     torch.testing.assert_close(found[0], expected[0], rtol=1e-6, atol=2e-6)
     assert (found[2] - expected[2]).norm() < 2e-6 * expected[2].norm()
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "widths", "capability", "can"),
+    [
+        ("cuda", torch.bfloat16, (128, 128), (9, 0), True),
+        ("cuda", torch.bfloat16, (256, 256), (8, 0), True),
+        ("cuda", torch.float32, (128, 128), (9, 0), False),
+        ("cuda", torch.bfloat16, (192, 128), (9, 0), False),
+        ("cuda", torch.bfloat16, (264, 264), (9, 0), False),
+        ("cuda", torch.bfloat16, (20, 20), (9, 0), False),
+        ("cuda", torch.bfloat16, (128, 128), (7, 5), False),
+        ("cpu", torch.bfloat16, (128, 128), (9, 0), False),
+    ],
+)
+def test_what_torchs_flash_attention_computes(
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    dtype: torch.dtype,
+    widths: tuple[int, int],
+    capability: tuple[int, int],
+    can: bool,
+):
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    width, value_width = widths
+    assert shared_attention.in_one_call(torch.device(device), dtype, width=width, value_width=value_width) == can
+
+
+def test_masks_count_where_they_are_made(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+
+    def score(name: str, device: str, attention: str = "sdpa") -> float:
+        config = ModelConfig(name_or_path="any", dtype="bfloat16", attn_implementation=attention)
+        found = prefix_sharing_for(FAMILIES[name].config(), config, share="auto", device=torch.device(device))
+        assert found is not None
+        return found.score
+
+    assert score("qwen2", "cpu") > 0
+    assert score("qwen2", "cuda") == score("qwen2", "cpu", "flash_attention_2") == 0
+    for name in ("gemma2", "gpt_oss", "deepseek_v3"):
+        assert score(name, "cuda") == score(name, "cpu") > 0
 
 
 def test_bfloat16_is_as_near_to_float32_as_padded_rows_are():
@@ -160,7 +209,7 @@ def test_layers_that_do_not_read_the_layout_are_an_error_and_their_families_are_
 ):
     model = of_family(name)
     caplog.set_level("INFO")
-    assert prefix_sharing_for(model.config, ModelConfig(name_or_path="any"), share="auto") is None
+    assert prefix_sharing_for(model.config, ModelConfig(name_or_path="any"), share="auto", device=CPU) is None
     assert f"shared prefixes are off for {name}" in caplog.text
     (batch,) = batches([forest_of_all_kinds()], SHARING)
     with pytest.raises(RunError, match=r"1 of 4 layers of qwen3_\w+ read the shared prefixes"):
@@ -169,7 +218,7 @@ def test_layers_that_do_not_read_the_layout_are_an_error_and_their_families_are_
 
 def test_never_is_padded_rows():
     config = FAMILIES["qwen2"].config()
-    assert prefix_sharing_for(config, ModelConfig(name_or_path="any"), share="never") is None
+    assert prefix_sharing_for(config, ModelConfig(name_or_path="any"), share="never", device=CPU) is None
 
 
 def test_sequences_of_equal_length_that_share_nothing_are_their_padded_rows():

@@ -160,9 +160,12 @@ def many(ask: Callable[..., Coroutine[Any, Any, Any]]) -> list[asyncio.Task[Any]
     return [asyncio.create_task(ask({"role": "user", "content": letter})) for letter in ascii_lowercase[:12]]
 
 
-async def versions_of_turns(session: Opened) -> list[list[int]]:
-    segments = (await session.trajectory())["segments"]
-    return [[version for version, _ in turn["versions"]] for segment in segments for turn in segment["turns"]]
+async def turns_of(session: Opened) -> list[dict[str, Any]]:
+    return [turn for segment in (await session.trajectory())["segments"] for turn in segment["turns"]]
+
+
+def versions(turn: dict[str, Any]) -> list[int]:
+    return [version for version, _ in turn["versions"]]
 
 
 async def test_requests_wait_while_weights_load_and_each_token_has_its_version(fresh: Server):
@@ -175,15 +178,15 @@ async def test_requests_wait_while_weights_load_and_each_token_has_its_version(f
             waiting = many(lambda message: session.generate(messages=[message]))
             await asyncio.sleep(0.5)
             assert not any(task.done() for task in waiting)
+            third = fresh.model(3)
             await trainer.push(fresh.model(2), 2)
-            await until_running(fresh, None)
-            await trainer.push(fresh.model(3), 3)
-            turns = await asyncio.gather(*waiting)
-            recorded = await versions_of_turns(session)
-    answered = [[version for version, _ in turn["versions"]] for turn in turns]
-    assert sorted(answered) == sorted(recorded)
-    assert [2, 3] in answered
-    assert all(versions in ([2], [2, 3], [3]) for versions in answered)
+            await until_running(fresh, None, waiting=False)
+            await trainer.push(third, 3)
+            answered = await asyncio.gather(*waiting)
+            recorded = await turns_of(session)
+    assert sorted(turn["versions"] for turn in answered) == sorted(turn["versions"] for turn in recorded)
+    assert [2, 3] in map(versions, answered)
+    assert all(versions(turn) in ([2], [2, 3], [3]) for turn in answered)
 
 
 async def test_a_turn_that_a_failed_push_aborts_goes_on_under_the_next_weights(fresh: Server):
@@ -191,19 +194,19 @@ async def test_a_turn_that_a_failed_push_aborts_goes_on_under_the_next_weights(f
         await trainer.join(take_over=True)
         await trainer.push(fresh.model(1), 7)
         async with opened(fresh, sampling={"max_tokens": 300}) as session:
+            manifest = manifest_of(fresh.model(2))
             asked = many(session.chat)
-            await until_running(fresh, None)
-            await trainer.begin(8, manifest_of(fresh.model(2)))
+            await until_running(fresh, None, waiting=False)
+            await trainer.begin(8, manifest)
             await trainer.clients[0].abort(AbortRequest(session=trainer.session, reason="the loss is NaN"))
             await asyncio.sleep(0.5)
             waiting = [task for task in asked if not task.done()]
             assert waiting
             await fresh.heal()
             answers = [answer.json()["choices"][0]["finish_reason"] for answer in await asyncio.gather(*asked)]
-            recorded = await versions_of_turns(session)
-            turns = [turn for segment in (await session.trajectory())["segments"] for turn in segment["turns"]]
-    assert [7, 1] in recorded
-    assert len([versions for versions in recorded if versions != [7]]) == len(waiting)
+            turns = await turns_of(session)
+    assert [7, 1] in map(versions, turns)
+    assert len([turn for turn in turns if versions(turn) != [7]]) == len(waiting)
     assert sorted(answers) == sorted(turn["finish_reason"] for turn in turns)
     assert "abort" not in answers
 

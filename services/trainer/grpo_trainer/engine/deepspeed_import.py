@@ -1,6 +1,6 @@
 """Import DeepSpeed without MLflow: its autotuner imports it where it is installed, a second of every start.
 
-What needs DeepSpeed before the engine exists imports it from here.
+It has to be the first import of DeepSpeed in a process.
 """
 
 import sys

@@ -74,8 +74,9 @@ def judge_by_the_norm(optimizer: Any, device: torch.device) -> None:
     """Have DeepSpeed's optimizer of ZeRO-2 see by the norm of the gradient alone whether it is finite.
 
     In bf16 it looks at the norm, and before that at the gradient of each parameter: with 24 layers 3,770 of the 14,100
-    operations of an update, which a GPU waits for. What is not finite, of any parameter on any rank, makes the norm so
-    on all of them. ZeRO-3 looks at one flat buffer, an offloaded optimizer at what it copies: both stay as they are.
+    operations of an update of two micro-batches, which a GPU waits for. What is not finite, of any parameter on any
+    rank, makes the norm so on all of them. ZeRO-3 looks at one flat buffer, an offloaded optimizer at what it copies:
+    both stay as they are.
     """
     none_found = torch.zeros(1, dtype=torch.bool, device=device)
     optimizer.has_overflow_partitioned_grads_serial = lambda: none_found

@@ -2,10 +2,12 @@
 
 import logging
 
+import torch
 from transformers import PretrainedConfig
 
 from ..algorithm.prefixes import PrefixSharing
 from ..config.model import ModelConfig
+from .shared_attention import in_one_call
 
 log = logging.getLogger(__name__)
 
@@ -18,8 +20,13 @@ SHARING_FAMILIES = (
 A mask that says more than causal and sliding window would go unnoticed (chunks, sparse indexers), hence a list. Linear
 attention and other recurrences carry a state along the row and read no layout."""
 
+HAVE_SINKS = ("gpt_oss",)
+"""Families with attention sinks, which torch's flash attention does not know."""
 
-def prefix_sharing_for(family: PretrainedConfig, config: ModelConfig, *, share: str) -> PrefixSharing | None:
+
+def prefix_sharing_for(
+    family: PretrainedConfig, config: ModelConfig, *, share: str, device: torch.device
+) -> PrefixSharing | None:
     """Return how micro-batches of a loaded model's `family` are counted; None for padded rows.
 
     `share`: `deepspeed.share_prefixes`. Under `auto` it logs for which family the rows are padded.
@@ -34,10 +41,29 @@ def prefix_sharing_for(family: PretrainedConfig, config: ModelConfig, *, share: 
             ", ".join(SHARING_FAMILIES),
         )
         return None
-    return kept_by_sharing(family, recomputes=config.gradient_checkpointing)
+    masks = not (config.attn_implementation.startswith("flash_attention") or _in_one_call(family, config, device))
+    return kept_by_sharing(family, recomputes=config.gradient_checkpointing, masks=masks)
 
 
-def kept_by_sharing(family: PretrainedConfig, *, recomputes: bool) -> PrefixSharing:
+def _in_one_call(family: PretrainedConfig, config: ModelConfig, device: torch.device) -> bool:
+    """Whether all layers' attention is torch's call for all paths, which makes no mask."""
+    text = family.get_text_config()
+    if getattr(text, "attn_logit_softcapping", None) or text.model_type in HAVE_SINKS or _is_latent(text):
+        return False
+    width = _head_width(text)
+    return in_one_call(device, getattr(torch, config.dtype), width=width, value_width=width)
+
+
+def _head_width(text: PretrainedConfig) -> int:
+    width: int = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return width
+
+
+def _is_latent(text: PretrainedConfig) -> bool:
+    return bool(getattr(text, "kv_lora_rank", None))
+
+
+def kept_by_sharing(family: PretrainedConfig, *, recomputes: bool, masks: bool = True) -> PrefixSharing:
     """Count what a path keeps, as a share of what a token of the row keeps in all layers.
 
     A layer keeps about 4 inputs and outputs of its width, queries and attention's output, keys and values, and 3 of the
@@ -46,14 +72,16 @@ def kept_by_sharing(family: PretrainedConfig, *, recomputes: bool) -> PrefixShar
     """
     text = family.get_text_config()
     width, layers, heads = text.hidden_size, text.num_hidden_layers, text.num_attention_heads
-    head_width = getattr(text, "head_dim", None) or width // heads
+    head_width = _head_width(text)
     key_heads = getattr(text, "num_key_value_heads", None) or heads
-    if getattr(text, "kv_lora_rank", None):  # keys and values are made for every head before attention
+    if _is_latent(text):  # keys and values are made for every head before attention
         key_heads, head_width = heads, max(head_width, getattr(text, "qk_head_dim", None) or 0)
     experts = getattr(text, "num_experts_per_tok", None) or 1
     mlp_width = (getattr(text, "moe_intermediate_size", None) or text.intermediate_size) * experts
     key_and_value = 2 * key_heads * head_width
     of_layer = 4 * width + 2 * heads * head_width + key_and_value + 3 * mlp_width
     kept, layers_with_keys = (width * layers + of_layer, 1) if recomputes else (of_layer * layers, layers)
-    windows = 2 if getattr(text, "sliding_window", None) else 1
-    return PrefixSharing(key=key_and_value * layers_with_keys / kept, score=windows / kept, trained=2 * width / kept)
+    kinds_of_masks = (2 if getattr(text, "sliding_window", None) else 1) if masks else 0
+    return PrefixSharing(
+        key=key_and_value * layers_with_keys / kept, score=kinds_of_masks / kept, trained=2 * width / kept
+    )

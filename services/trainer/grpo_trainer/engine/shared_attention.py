@@ -7,6 +7,7 @@ computes a layer again. A layer that does not read it would compute something el
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ SHARED = "shared_prefixes"
 CAUSAL, NO_WINDOW = 0, -1
 WIDEST_HEAD = 256
 """Of torch's own flash attention, which also wants a multiple of 8."""
+FEWER_KEY_HEADS = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+"""torch before 2.12 takes fewer key heads than query heads without being told."""
 
 
 def shared_name(attention: str) -> str:
@@ -95,7 +98,8 @@ def shared_attention(
     rows = query.shape[0], query.shape[2]
     query, key, value = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
     plain = softcap is None and s_aux is None
-    if plain and shared_prefixes.equal_rows is None and in_one_call(query, value):
+    widths = {"width": query.shape[-1], "value_width": value.shape[-1]}
+    if plain and shared_prefixes.equal_rows is None and in_one_call(query.device, query.dtype, **widths):
         return _of_all_paths(shared_prefixes, query, key, value, scaling, sliding_window).unflatten(0, rows), None
     outputs = []
     for block in shared_prefixes.blocks:
@@ -117,17 +121,16 @@ def shared_attention(
     return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).unflatten(0, rows), None
 
 
-def in_one_call(query: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether torch's own flash attention of variable length computes such tensors: half precision on a GPU since
+def in_one_call(device: torch.device, dtype: torch.dtype, *, width: int, value_width: int) -> bool:
+    """Whether torch's own flash attention of variable length computes all paths: in half precision on a GPU since
     Ampere. Blocks take tens of kernels each, and a GPU waits longer for their launches than it computes."""
-    width = query.shape[-1]
     return (
-        query.is_cuda
-        and query.dtype in (torch.bfloat16, torch.float16)
-        and width == value.shape[-1] <= WIDEST_HEAD
+        device.type == "cuda"
+        and dtype in (torch.bfloat16, torch.float16)
+        and width == value_width <= WIDEST_HEAD
         and width % 8 == 0
         and torch.backends.cuda.is_flash_attention_available()
-        and torch.cuda.get_device_capability(query.device) >= (8, 0)
+        and torch.cuda.get_device_capability(device) >= (8, 0)
     )
 
 
@@ -146,7 +149,7 @@ def _of_all_paths(
     before = NO_WINDOW if window is None or window >= layout.longest[1] else window - 1
     found: torch.Tensor = varlen_attn(
         query, key, value, layout.query_ends, layout.key_ends, *layout.longest, scale=scaling,
-        window_size=(before, CAUSAL), enable_gqa=query.shape[1] != key.shape[1],
+        window_size=(before, CAUSAL), **FEWER_KEY_HEADS,
     )  # fmt: skip
     return found
 

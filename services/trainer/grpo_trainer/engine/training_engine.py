@@ -101,7 +101,9 @@ class TrainingEngine:
         sharding = settings if self.zero_stage == 3 else None
         self.policy = load_policy(model, temperature=temperature, zero3=sharding)
         # None, too, once a trial has found the loaded model to compute something else.
-        self.prefixes = prefix_sharing_for(self.policy.model.config, model, share=sharing.share_prefixes)
+        self.prefixes = prefix_sharing_for(
+            self.policy.model.config, model, share=sharing.share_prefixes, device=self.device
+        )
         # Before there is an adapter: the names of the model's parameters are then those that the checkpoint's have.
         self._pieces, self._absent = pieces_to_push(self.policy.model, model.name_or_path)
         self._in_nf4 = keep_in_nf4(self.policy.model, model, device=self.device) if model.load_in_4bit else {}
