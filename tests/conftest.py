@@ -12,7 +12,6 @@ NUM_SLOWEST = 10
 LONG_GROUPS = (
     *("stack", "members", "network", "engine", "engines", "ray"),
     *("tests/deploy/chart/test_start_trainer.py", "tests/reward/test_properties.py", "tests/proto/test_connection.py"),
-    *("tests/trainer/test_silent_ranks.py", "tests/trainer/test_rendezvous.py"),
 )
 """They begin first: at the end, one of them alone would be waited for.
 
