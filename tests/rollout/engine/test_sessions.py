@@ -189,7 +189,8 @@ async def test_requests_wait_while_weights_load_and_each_token_has_its_version(f
     assert all(versions(turn) in ([2], [2, 3], [3]) for turn in answered)
 
 
-async def test_a_turn_that_a_failed_push_aborts_goes_on_under_the_next_weights(fresh: Server):
+async def aborted_in_mid_turn(fresh: Server) -> bool:
+    """Whether the push came before all turns were over; then what became of them is right."""
     async with fresh.trainer() as trainer:
         await trainer.join(take_over=True)
         await trainer.push(fresh.model(1), 7)
@@ -201,14 +202,23 @@ async def test_a_turn_that_a_failed_push_aborts_goes_on_under_the_next_weights(f
             await trainer.clients[0].abort(AbortRequest(session=trainer.session, reason="the loss is NaN"))
             await asyncio.sleep(0.5)
             waiting = [task for task in asked if not task.done()]
-            assert waiting
             await fresh.heal()
             answers = [answer.json()["choices"][0]["finish_reason"] for answer in await asyncio.gather(*asked)]
             turns = await turns_of(session)
+    if not waiting:
+        return False
     assert [7, 1] in map(versions, turns)
     assert len([turn for turn in turns if versions(turn) != [7]]) == len(waiting)
     assert sorted(answers) == sorted(turn["finish_reason"] for turn in turns)
     assert "abort" not in answers
+    return True
+
+
+async def test_a_turn_that_a_failed_push_aborts_goes_on_under_the_next_weights(fresh: Server):
+    for _ in range(10):
+        if await aborted_in_mid_turn(fresh):
+            return
+    pytest.fail("no push came in the middle of a turn")
 
 
 async def test_another_trainer_ends_the_sessions_of_the_one_before(fresh: Server):
