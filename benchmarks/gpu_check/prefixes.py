@@ -37,7 +37,7 @@ class Updates:
     norms: torch.Tensor
     logprobs: torch.Tensor
     """Before the first update, of the sequences as they were given [N]."""
-    without_prompt: float | None
+    prompt_turned: float | None
     """Mean difference of logprobs in padded rows with the prompt's tokens turned around: what attention to the prompt
     does to them."""
     computed: int
@@ -94,10 +94,10 @@ def updates_of(engine: "TrainingEngine", sequences: list[TrainingSequence], budg
     in_row_order = torch.cat(engine.logprobs(batches)).float().cpu()
     found = in_row_order.split([sequences[i].num_trained for i in numbers])
     is_shared = engine.prefixes is not None
-    without_prompt = None
+    prompt_turned = None
     if not is_shared:
-        others = [replace(batch, input_ids_BL=_with_other_prompts(batch.input_ids_BL, prompt)) for batch in batches]
-        without_prompt = float((torch.cat(engine.logprobs(others)).float().cpu() - in_row_order).abs().mean())
+        others = [replace(batch, input_ids_BL=_with_prompts_turned(batch.input_ids_BL, prompt)) for batch in batches]
+        prompt_turned = float((torch.cat(engine.logprobs(others)).float().cpu() - in_row_order).abs().mean())
     norms, seconds = [], []
     for _ in range(UPDATES):
         started = time.perf_counter()
@@ -107,14 +107,14 @@ def updates_of(engine: "TrainingEngine", sequences: list[TrainingSequence], budg
     return Updates(
         torch.tensor(norms),
         torch.cat([part for _, part in sorted(zip(numbers, found, strict=True), key=lambda pair: pair[0])]),
-        without_prompt,
+        prompt_turned,
         sum(batch.input_ids_BL.numel() for batch in batches) if is_shared else sum(s.num_tokens for s in sequences),
         statistics.median(seconds[1:]),
         torch.cuda.max_memory_allocated() if engine.device.type == "cuda" else None,
     )
 
 
-def _with_other_prompts(input_ids_BL: torch.Tensor, prompt: int) -> torch.Tensor:
+def _with_prompts_turned(input_ids_BL: torch.Tensor, prompt: int) -> torch.Tensor:
     """Turn the tokens of the prompts around, all but the last one."""
     turned = input_ids_BL.clone()
     turned[:, : prompt - 1] = input_ids_BL[:, : prompt - 1].flip(1)
@@ -152,7 +152,7 @@ def against_padded(
             f"{shape}, share of unique tokens": unique,
             f"{shape}, gradient norm, relative difference": float(norms),
             f"{shape}, logprobs at the start, mean difference": float((shared.logprobs - padded.logprobs).abs().mean()),
-            f"{shape}, logprobs after the prompt turned around, mean difference": padded.without_prompt,
+            f"{shape}, logprobs after the prompt turned around, mean difference": padded.prompt_turned,
             f"{shape}, time / padded": shared.seconds / padded.seconds,
             f"{shape}, time / padded / share of unique tokens": shared.seconds / padded.seconds / unique,
             f"{shape}, peak / padded": None if not (shared.peak and padded.peak) else shared.peak / padded.peak,

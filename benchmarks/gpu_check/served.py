@@ -47,9 +47,9 @@ TINY_SERVED = Shape(hidden=128, intermediate=256, layers=16, heads=4, kv_heads=2
 WEIGHT_DEVIATION = 0.05
 """Standard deviation of the weights: logits so far apart that other weights show."""
 MEMORY_SHARE = 0.3
-"""Of the GPU, which must be free when vLLM starts: the trainer may be on the same GPU."""
+"""Share of the GPU's memory that must be free when vLLM starts: the trainer may be on the same GPU."""
 CACHE_BYTES = 2**30
-"""Of keys and values. Given, because vLLM would measure what is free, and others on the GPU take and free memory."""
+"""Size of the cache of keys and values. vLLM would measure what is free, and others on the GPU take and free memory."""
 START_TIMEOUT_S, PUSH_TIMEOUT_S, BUCKET_TIMEOUT_S, STALE_TIMEOUT_S = 400.0, 120.0, 10.0, 60.0
 BUCKETS_BEFORE_THE_SIGNAL = 2
 QUICK = WeightsConfig(bucket_mib=1, bucket_timeout_s=BUCKET_TIMEOUT_S, push_deadline_s=PUSH_TIMEOUT_S)

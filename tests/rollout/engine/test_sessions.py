@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from grpo_proto.messages.weights import AbortRequest
-from tests.rollout.conftest import Server, until_running
+from tests.rollout.conftest import Server, in_flight, long_request, until_running
 from tests.rollout.pushing import manifest_of
 from tests.rollout.sessions.opened import Opened, opened
 from tests.tiny_model import make_tokenizer
@@ -155,8 +155,7 @@ async def test_an_answer_that_nobody_fetched_is_masked(fresh: Server):
 
 
 def many(ask: Callable[..., Coroutine[Any, Any, Any]]) -> list[asyncio.Task[Any]]:
-    """Ask for turns that together take long enough for a push to come in the middle of some, however fast the engine
-    is: alone a turn of this server's 256 tokens is over in a tenth of a second."""
+    """Ask for a dozen turns at once, some of them long: a push shall come in the middle of one."""
     return [asyncio.create_task(ask({"role": "user", "content": letter})) for letter in ascii_lowercase[:12]]
 
 
@@ -180,45 +179,37 @@ async def test_requests_wait_while_weights_load_and_each_token_has_its_version(f
             assert not any(task.done() for task in waiting)
             third = fresh.model(3)
             await trainer.push(fresh.model(2), 2)
-            await until_running(fresh, None, waiting=False)
-            await trainer.push(third, 3)
-            answered = await asyncio.gather(*waiting)
+            async with in_flight(fresh, long_request("busy", prompts=1)):  # the turns take longer beside it
+                await until_running(fresh, None, waiting=False)
+                await trainer.push(third, 3)
+                answered = await asyncio.gather(*waiting)
             recorded = await turns_of(session)
     assert sorted(turn["versions"] for turn in answered) == sorted(turn["versions"] for turn in recorded)
     assert [2, 3] in map(versions, answered)
     assert all(versions(turn) in ([2], [2, 3], [3]) for turn in answered)
 
 
-async def aborted_in_mid_turn(fresh: Server) -> bool:
-    """Whether the push came before all turns were over; then what became of them is right."""
+async def test_a_turn_that_a_failed_push_aborts_goes_on_under_the_next_weights(fresh: Server):
     async with fresh.trainer() as trainer:
         await trainer.join(take_over=True)
         await trainer.push(fresh.model(1), 7)
         async with opened(fresh, sampling={"max_tokens": 300}) as session:
             manifest = manifest_of(fresh.model(2))
             asked = many(session.chat)
-            await until_running(fresh, None, waiting=False)
-            await trainer.begin(8, manifest)
-            await trainer.clients[0].abort(AbortRequest(session=trainer.session, reason="the loss is NaN"))
-            await asyncio.sleep(0.5)
-            waiting = [task for task in asked if not task.done()]
-            await fresh.heal()
-            answers = [answer.json()["choices"][0]["finish_reason"] for answer in await asyncio.gather(*asked)]
+            async with in_flight(fresh, long_request("busy", prompts=1)):  # the turns take longer beside it
+                await until_running(fresh, None, waiting=False)
+                await trainer.begin(8, manifest)
+                await trainer.clients[0].abort(AbortRequest(session=trainer.session, reason="the loss is NaN"))
+                await asyncio.sleep(0.5)
+                waiting = [task for task in asked if not task.done()]
+                assert waiting
+                await fresh.heal()
+                answers = [answer.json()["choices"][0]["finish_reason"] for answer in await asyncio.gather(*asked)]
             turns = await turns_of(session)
-    if not waiting:
-        return False
     assert [7, 1] in map(versions, turns)
     assert len([turn for turn in turns if versions(turn) != [7]]) == len(waiting)
     assert sorted(answers) == sorted(turn["finish_reason"] for turn in turns)
     assert "abort" not in answers
-    return True
-
-
-async def test_a_turn_that_a_failed_push_aborts_goes_on_under_the_next_weights(fresh: Server):
-    for _ in range(10):
-        if await aborted_in_mid_turn(fresh):
-            return
-    pytest.fail("no push came in the middle of a turn")
 
 
 async def test_another_trainer_ends_the_sessions_of_the_one_before(fresh: Server):

@@ -24,7 +24,7 @@ SHARED = "shared_prefixes"
 """The function's name at transformers, which makes no mask for a name that it does not know."""
 CAUSAL, NO_WINDOW = 0, -1
 WIDEST_HEAD = 256
-"""Of torch's own flash attention, which also wants a multiple of 8."""
+"""Width of a head up to which torch's own flash attention computes; it also wants a multiple of 8."""
 FEWER_KEY_HEADS = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
 """torch before 2.12 takes fewer key heads than query heads without being told."""
 
