@@ -28,7 +28,8 @@ sync_api = pytest.importorskip("playwright.sync_api") if os.environ.get("GRPO_RE
 if sync_api is None:
     from playwright import sync_api
 
-TIMEOUT_MS = 20_000
+# Ends a wait for what does not come: a report is drawn in 4 s on a slow machine, and in over 20 s on a busy one.
+TIMEOUT_MS = 60_000
 sync_api.expect.set_options(timeout=TIMEOUT_MS)  # the default time-out of a context is not that of `expect`
 
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -117,6 +118,17 @@ class TestKeys:
             crew.close()
             with pytest.raises(RuntimeError, match="the trainer closed the connection"):
                 waiting.result(10.0)
+
+    def test_a_connection_that_is_closed_before_all_was_read_was_closed(self, open_host: Host):
+        """The kernel answers such an end with a reset."""
+        crew = open_host.crew(1, 2)
+        worker = socket.create_connection(("127.0.0.1", open_host.port), timeout=5.0)
+        introduce(worker, crew.secret, session=1, rank=1)
+        eventually(lambda: crew.arrived == {1})
+        worker.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        worker.close()
+        eventually(lambda: crew.ended is not None)
+        assert crew.lost == {1: "closed the connection"}
 
 
 @contextmanager

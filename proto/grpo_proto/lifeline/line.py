@@ -23,6 +23,9 @@ BEAT, SET, GET, VALUE, END, LEAVE = b"b", b"s", b"g", b"v", b"e", b"l"
 """Kinds of frames: nothing but a sign of life; a key and its value, to rank 0; a key that is asked for; its value; why
 the session ends, which a worker at fault says of itself and rank 0 to all; a worker leaves, and is not at fault."""
 
+CLOSED = "closed the connection"
+"""Why it ends when the other end closes it or dies."""
+
 
 class Line:
     """Frames over `connection`, from `start` on.
@@ -70,6 +73,8 @@ class Line:
         reason = None
         try:
             reason = self._read()
+        except ConnectionError:  # a reset: it was closed, or died, while a frame of ours was on its way
+            reason = CLOSED
         except (OSError, ValueError) as error:
             reason = f"broke the connection: {error}"
         finally:
@@ -94,7 +99,7 @@ class Line:
                 continue
             data = self._connection.recv(65536)
             if not data:
-                return "closed the connection"
+                return CLOSED
             if self._watched_since_s is not None:
                 self.longest_gap_s = max(self.longest_gap_s, time.monotonic() - max(heard_s, self._watched_since_s))
             heard_s = time.monotonic()
