@@ -11,7 +11,7 @@ from grpo_trainer.algorithm import prefixes
 from grpo_trainer.algorithm.batching import collate
 from grpo_trainer.algorithm.planning import plan_updates
 from grpo_trainer.algorithm.prefixes import Growing, PrefixSharing, grow, sort_key, worth_sharing
-from grpo_trainer.algorithm.sequences import TrainingSequence, single_turn
+from grpo_trainer.algorithm.sequences import Segment, TrainingSequence, Turn, single_turn, untrained_sequence
 
 SHARING = PrefixSharing(key=0.1, score=1e-4, trained=0.02)
 
@@ -94,7 +94,7 @@ def test_a_plan_computes_all_keeps_to_the_budget_and_gives_ranks_as_many_micro_b
         for numbers in (numbers for rank in update for numbers in rank):
             grown = Growing(SHARING)
             for i in numbers:
-                ids = sequences[i].token_ids_L
+                ids = sequences[i].computed_ids_L
                 grown.add(ids, sort_key(ids), num_trained=sequences[i].num_trained)
             assert grown.kept <= budget or len({sequences[i].episode for i in numbers}) == 1
 
@@ -103,8 +103,8 @@ def test_a_plan_computes_all_keeps_to_the_budget_and_gives_ranks_as_many_micro_b
 def test_ranks_have_like_loads_and_cuts_compute_little_twice(world_size: int):
     sequences = groups(32, 8, 100, (1, 14))
     (ranks,) = plan_updates(sequences, world_size=world_size, tokens_per_micro_batch=2000, prefixes=PrefixSharing())
-    loads = [sum(grow([sequences[i].token_ids_L for i in numbers]).num_unique for numbers in rank) for rank in ranks]
-    once = grow([sequence.token_ids_L for sequence in sequences]).num_unique
+    loads = [sum(grow([sequences[i].computed_ids_L for i in numbers]).num_unique for numbers in rank) for rank in ranks]
+    once = grow([sequence.computed_ids_L for sequence in sequences]).num_unique
     assert sum(loads) < 1.15 * once
     assert max(loads) < 1.15 * sum(loads) / world_size
 
@@ -126,9 +126,26 @@ def test_a_shared_micro_batch_has_the_trained_tokens_of_the_padded_one_in_order(
     assert shared.input_ids_BL.numel() < sum(sequence.num_tokens for sequence in sequences)
 
 
+def test_what_predicts_nothing_that_is_trained_is_not_computed():
+    """The last token of a completion, context that comes after the last trained token, and a masked turn there."""
+    turns = [Turn(3, 5, [(VERSION, 2)], "stop"), Turn(7, 8, [(VERSION, 1)], "stop", masked="mixed")]
+    masked = untrained_sequence(Segment([1, 2, 3, 4, 5, 6, 7, 8, 9], turns))
+    assert masked.computed_ids_L.tolist() == [1, 2, 3, 4]
+    untrained = untrained_sequence(Segment([1, 2, 3], []), episode=1)
+    assert untrained.computed_ids_L.tolist() == [1]
+    ends_otherwise = untrained_sequence(Segment([1, 2, 3, 4, 9], [Turn(3, 5, [(VERSION, 2)], "stop")]), episode=2)
+    batch = collate(
+        [masked, untrained, ends_otherwise], version=VERSION, update_tokens=4, pad_token_id=0, device="cpu",
+        prefixes=SHARING,
+    )  # fmt: skip
+    assert batch.input_ids_BL.tolist() == [[1, 2, 3, 4]]
+    assert batch.target_N.tolist() == [4, 5, 4, 9]
+    assert batch.input_ids_BL.flatten()[batch.hidden_N].tolist() == [3, 4, 3, 4]
+
+
 def test_sequences_that_share_nothing_have_no_mask_and_equal_ones_no_copies():
     (batch,) = build_updates(groups(6, 1, 4, (9, 9)), tokens_per_micro_batch=1000, prefixes=SHARING)[0]
     assert [(block.shared_b, block.key_index, block.query_index) for block in batch.layout.blocks] == [(None,) * 3]
     assert batch.layout.key_index is None
-    assert batch.input_ids_BL.shape == (6, 13)
+    assert batch.input_ids_BL.shape == (6, 12)
     assert batch.position_ids_BL is None

@@ -87,8 +87,10 @@ def collate(
     """
     for sequence in sequences:
         _check(sequence, version)
-    tokens_Q = [sequence.token_ids_L for sequence in sequences]
-    rows = _padded(tokens_Q, pad_token_id) if prefixes is None else _shared(tokens_Q, pad_token_id, device)
+    if prefixes is None:
+        rows = _padded([sequence.token_ids_L for sequence in sequences], pad_token_id)
+    else:
+        rows = _shared([sequence.computed_ids_L for sequence in sequences], pad_token_id, device)
     counts_Q = [sequence.num_trained for sequence in sequences]
     # Episodes in the order they come, from 0: their sequences follow each other.
     starts_Q = [0, *(int(a.episode != b.episode) for a, b in pairwise(sequences))]
@@ -135,7 +137,7 @@ def mixed_tokens(sequence: TrainingSequence) -> NDArray[np.bool_]:
 class _Rows:
     input_ids_BL: NDArray[np.int64]
     paths_Q: list[NDArray[np.int64]]
-    """Where the L tokens of a sequence stand, rows one after the other."""
+    """Where the tokens of a sequence stand that are computed, rows one after the other."""
     position_ids_BL: NDArray[np.int64] | None = None
     layout: AttentionLayout | None = None
 

@@ -285,6 +285,12 @@ class TrainingSequence:
     def num_trained(self) -> int:
         return int(self.loss_mask_L.sum())
 
+    @property
+    def computed_ids_L(self) -> NDArray[np.int64]:
+        """The tokens before the last trained one, at least one: their hidden states are all that the loss reads."""
+        trained = np.flatnonzero(self.loss_mask_L)
+        return self.token_ids_L[: max(int(trained[-1]), 1) if len(trained) else 1]
+
 
 def untrained_sequence(segment: Segment, *, episode: int = 0, first_turn: int = 0) -> TrainingSequence:
     """The facts of `segment`, its unmasked turns in the mask, with advantage and weight 0. `first_turn`: number of its
