@@ -14,9 +14,10 @@ from tests.trainer.made_episodes import (
 )
 
 from grpo_trainer.algorithm.decisions import slices
+from grpo_trainer.algorithm.named_arrays import from_arrays, to_arrays
 from grpo_trainer.algorithm.normalisers import NORMALISERS
 from grpo_trainer.algorithm.normalisers.counts import Counts
-from grpo_trainer.algorithm.sequences import CONTEXT, Segment, Turn, from_arrays, single_turn, to_arrays
+from grpo_trainer.algorithm.sequences import CONTEXT, Segment, Turn, single_turn
 from grpo_trainer.config.algorithm import AlgorithmConfig
 
 

@@ -9,8 +9,8 @@ from tests.rollout.families.models import FAMILIES
 from transformers import AutoModelForCausalLM
 
 from grpo_trainer.algorithm import attention_layout
+from grpo_trainer.algorithm.named_arrays import to_arrays
 from grpo_trainer.algorithm.prefixes import PrefixSharing, grow
-from grpo_trainer.algorithm.sequences import to_arrays
 from grpo_trainer.algorithm.sharing_trial import trial_sequences
 from grpo_trainer.config.run_config import RunConfig
 from grpo_trainer.data.prompt_row import PromptRow

@@ -18,9 +18,10 @@ from grpo_proto import ServiceError
 from .algorithm.batching import parts_of_ranks, tokens_of_updates
 from .algorithm.decisions import training_sequences
 from .algorithm.kl_in_reward import penalize, sequences_to_compare
+from .algorithm.named_arrays import to_arrays
 from .algorithm.planning import count_updates, plan_updates, token_counts
 from .algorithm.prefixes import PrefixSharing
-from .algorithm.sequences import Group, TrainingSequence, to_arrays, untrained_sequence
+from .algorithm.sequences import Group, TrainingSequence, untrained_sequence
 from .algorithm.skipping import SURVEY_EVERY, sequences_to_compute, surveyed
 from .callbacks import Callbacks
 from .checkpoint.best import BestCheckpoint

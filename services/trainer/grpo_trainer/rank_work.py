@@ -14,7 +14,8 @@ from grpo_proto import Manifest
 
 from .algorithm.batching import PlanOfRank, micro_batches
 from .algorithm.kl_in_reward import log_ratio_sums
-from .algorithm.sequences import MicroBatch, from_arrays
+from .algorithm.named_arrays import from_arrays
+from .algorithm.sequences import MicroBatch
 from .checkpoint.file_writer import FileWriter
 from .checkpoint.files import Described
 from .checkpoint.saving import writing

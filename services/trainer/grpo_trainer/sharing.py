@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 
-from .algorithm.sequences import to_arrays
+from .algorithm.named_arrays import to_arrays
 from .algorithm.sharing_trial import trial_sequences
 from .config.run_config import RunConfig
 from .data.prompt_row import PromptRow

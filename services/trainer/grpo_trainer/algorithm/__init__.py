@@ -8,7 +8,7 @@ decisions.py    scored groups → what is trained on, with which advantage and w
                 normalisers/   the weight of a token
 staleness.py    turns that are too old are masked
 skipping.py     sequences without a gradient are not computed
-planning.py     sequences → ranks and micro-batches; batching.py: these as tensors
+planning.py     sequences → ranks and micro-batches; named_arrays.py: their way to a rank; batching.py: as tensors there
 prefixes.py     each token once: which tokens of a micro-batch several sequences share; attention_layout.py: what
                 attention reads of it; sharing_trial.py: sequences that share in every way
 loss.py         logprobs → the loss of a micro-batch; kl.py: its KL term
