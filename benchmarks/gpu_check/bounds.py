@@ -73,7 +73,7 @@ SHARED = {
         "gradient norm, relative difference": at_most(0.05),
         "logprobs at the start, mean difference": at_most(0.03),
         "logprobs after the prompt turned around, mean difference": at_least(0.04),
-        "time / padded / share of unique tokens": at_most(1.35, in_trials=False),
+        "time / padded / share of computed tokens": at_most(1.35, in_trials=False),
         "peak / padded": at_most(1.0, in_trials=False),
     }.items()
 }

@@ -149,12 +149,12 @@ def against_padded(
         unique = shared.computed / padded.computed
         norms = (shared.norms - padded.norms).norm() / padded.norms.norm()
         figures |= {
-            f"{shape}, share of unique tokens": unique,
+            f"{shape}, share of computed tokens": unique,
             f"{shape}, gradient norm, relative difference": float(norms),
             f"{shape}, logprobs at the start, mean difference": float((shared.logprobs - padded.logprobs).abs().mean()),
             f"{shape}, logprobs after the prompt turned around, mean difference": padded.prompt_turned,
             f"{shape}, time / padded": shared.seconds / padded.seconds,
-            f"{shape}, time / padded / share of unique tokens": shared.seconds / padded.seconds / unique,
+            f"{shape}, time / padded / share of computed tokens": shared.seconds / padded.seconds / unique,
             f"{shape}, peak / padded": None if not (shared.peak and padded.peak) else shared.peak / padded.peak,
         }
     return figures

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from grpo_trainer.algorithm.batching import collate
 from grpo_trainer.algorithm.loss import policy_loss
 from grpo_trainer.algorithm.prefixes import PrefixSharing
-from grpo_trainer.algorithm.sequences import MicroBatch, TrainingSequence, single_turn
+from grpo_trainer.algorithm.sequences import Episode, MicroBatch, Segment, TrainingSequence, Turn, single_turn
 from grpo_trainer.algorithm.surrogates.clipped import clipped
 from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.engine.model import attention_for
@@ -27,8 +27,8 @@ Learnt = tuple[torch.Tensor, float, torch.Tensor]
 
 def forest_of_all_kinds(seed: int = 3) -> list[TrainingSequence]:
     """Groups of a prompt whose completions begin alike, an equal pair, a completion that goes on where another ends, a
-    whole completion that is context of another episode, and a sequence that shares nothing; advantages, versions and
-    logprobs of their own."""
+    whole completion that is context of another episode, a masked turn at the end that another one trains, and a
+    sequence that shares nothing; advantages, versions and logprobs of their own."""
     rng = random.Random(seed)
 
     def tokens(least: int, most: int) -> list[int]:
@@ -50,6 +50,15 @@ def forest_of_all_kinds(seed: int = 3) -> list[TrainingSequence]:
         )
         for number, (prompt, completion) in enumerate(taken)
     ]  # fmt: skip
+    prompt, said = taken[0]
+    start, middle = len(prompt), len(prompt) + len(said)
+    masked = Turn(middle, middle + 3, [(VERSION, 3)], "stop", masked="mixed")
+    turns = [Turn(start, middle, [(VERSION, len(said))], "stop"), masked]
+    further = tokens(5, 5)
+    episodes += [
+        Episode("masked at its end", [Segment([*prompt, *said, *further], turns)]),
+        single_turn("goes on", prompt, said + further, versions=[(VERSION, len(said) + 5)], finish_reason="stop"),
+    ]
     sequences = decided([(episode, rng.gauss(0, 1)) for episode in episodes])
     weights = np.random.default_rng(seed)
     return [

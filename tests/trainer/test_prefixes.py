@@ -94,7 +94,7 @@ def test_a_plan_computes_all_keeps_to_the_budget_and_gives_ranks_as_many_micro_b
         for numbers in (numbers for rank in update for numbers in rank):
             grown = Growing(SHARING)
             for i in numbers:
-                ids = sequences[i].computed_ids_L
+                ids = sequences[i].needed_ids
                 grown.add(ids, sort_key(ids), num_trained=sequences[i].num_trained)
             assert grown.kept <= budget or len({sequences[i].episode for i in numbers}) == 1
 
@@ -103,8 +103,8 @@ def test_a_plan_computes_all_keeps_to_the_budget_and_gives_ranks_as_many_micro_b
 def test_ranks_have_like_loads_and_cuts_compute_little_twice(world_size: int):
     sequences = groups(32, 8, 100, (1, 14))
     (ranks,) = plan_updates(sequences, world_size=world_size, tokens_per_micro_batch=2000, prefixes=PrefixSharing())
-    loads = [sum(grow([sequences[i].computed_ids_L for i in numbers]).num_unique for numbers in rank) for rank in ranks]
-    once = grow([sequence.computed_ids_L for sequence in sequences]).num_unique
+    loads = [sum(grow([sequences[i].needed_ids for i in numbers]).num_unique for numbers in rank) for rank in ranks]
+    once = grow([sequence.needed_ids for sequence in sequences]).num_unique
     assert sum(loads) < 1.15 * once
     assert max(loads) < 1.15 * sum(loads) / world_size
 
@@ -123,16 +123,16 @@ def test_a_shared_micro_batch_has_the_trained_tokens_of_the_padded_one_in_order(
     assert (shared.trained_Q, shared.num_episodes) == (padded.trained_Q, padded.num_episodes)
     columns = [column for one in sequences for column in np.flatnonzero(one.loss_mask_L) - 1]
     assert shared.position_ids_BL[0, shared.hidden_N].tolist() == columns
-    assert shared.input_ids_BL.numel() < sum(sequence.num_tokens for sequence in sequences)
+    assert shared.input_ids_BL.numel() < sum(len(sequence.needed_ids) for sequence in sequences)
 
 
 def test_what_predicts_nothing_that_is_trained_is_not_computed():
     """The last token of a completion, context that comes after the last trained token, and a masked turn there."""
     turns = [Turn(3, 5, [(VERSION, 2)], "stop"), Turn(7, 8, [(VERSION, 1)], "stop", masked="mixed")]
     masked = untrained_sequence(Segment([1, 2, 3, 4, 5, 6, 7, 8, 9], turns))
-    assert masked.computed_ids_L.tolist() == [1, 2, 3, 4]
+    assert masked.needed_ids.tolist() == [1, 2, 3, 4]
     untrained = untrained_sequence(Segment([1, 2, 3], []), episode=1)
-    assert untrained.computed_ids_L.tolist() == [1]
+    assert untrained.needed_ids.tolist() == [1]
     ends_otherwise = untrained_sequence(Segment([1, 2, 3, 4, 9], [Turn(3, 5, [(VERSION, 2)], "stop")]), episode=2)
     batch = collate(
         [masked, untrained, ends_otherwise], version=VERSION, update_tokens=4, pad_token_id=0, device="cpu",

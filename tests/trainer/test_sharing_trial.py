@@ -66,14 +66,14 @@ def tried(work: RankWork) -> None:
 
 def test_the_trial_shares_in_every_way_and_keeps_to_the_length_of_the_run():
     sequences = trial_sequences(PROMPTS, window=None, longest=40)
-    tokens = [tuple(sequence.token_ids_L) for sequence in sequences]
+    tokens = [tuple(sequence.needed_ids) for sequence in sequences]
     assert len(set(tokens)) < len(tokens), "an equal pair"
     assert any(a != b and b[: len(a)] == a for a in tokens for b in tokens), "a sequence that another goes on from"
-    forest = grow([sequence.token_ids_L for sequence in sequences])
+    forest = grow([sequence.needed_ids for sequence in sequences])
     assert forest.num_unique < 0.6 * sum(map(len, tokens))
-    for longest, expected in ((60, 30 + 2 * 12), (20, 20)):
+    for longest, expected in ((60, 30 + 2 * 12 - 1), (20, 19)):
         windowed = trial_sequences(PROMPTS, window=30, longest=longest)
-        assert max(sequence.num_tokens for sequence in windowed) == expected
+        assert max(len(sequence.needed_ids) for sequence in windowed) == expected
     assert all(sequence.num_trained for sequence in trial_sequences([[3]], window=4, longest=2))
 
 

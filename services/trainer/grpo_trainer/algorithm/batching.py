@@ -79,8 +79,8 @@ def collate(
     device: torch.device | str,
     prefixes: PrefixSharing | None = None,
 ) -> MicroBatch:
-    """Put `sequences` into tensors, in padded rows or, with `prefixes`, in one in which every token stands once; none
-    make the empty micro-batch (see `MicroBatch`).
+    """Put `sequences` into tensors, in padded rows or, with `prefixes`, in one in which every needed token stands once;
+    none make the empty micro-batch (see `MicroBatch`).
 
     Raises ValueError for a trained token 0, and for a trained stale token without a logprob: nothing else says what it
     was sampled from.
@@ -90,7 +90,7 @@ def collate(
     if prefixes is None:
         rows = _padded([sequence.token_ids_L for sequence in sequences], pad_token_id)
     else:
-        rows = _shared([sequence.computed_ids_L for sequence in sequences], pad_token_id, device)
+        rows = _shared([sequence.needed_ids for sequence in sequences], pad_token_id, device)
     counts_Q = [sequence.num_trained for sequence in sequences]
     # Episodes in the order they come, from 0: their sequences follow each other.
     starts_Q = [0, *(int(a.episode != b.episode) for a, b in pairwise(sequences))]

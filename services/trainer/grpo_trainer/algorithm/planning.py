@@ -63,10 +63,10 @@ def count_updates(sequences: Sequence[TrainingSequence]) -> int:
 
 def token_counts(computed: Sequence[TrainingSequence], num_tokens: int, *, shares: bool) -> dict[str, float]:
     """Metrics of a batch: `tokens/computed`, the tokens of a pass over it, padding included; with shared prefixes
-    `tokens/shared_ratio`, the share of the tokens that its sequences need that were computed for another sequence."""
+    `tokens/shared_ratio`, of the tokens that its sequences need the share that was computed for another one."""
     counts: dict[str, float] = {"tokens/computed": num_tokens}
     if shares and computed:
-        counts["tokens/shared_ratio"] = 1.0 - num_tokens / sum(len(sequence.computed_ids_L) for sequence in computed)
+        counts["tokens/shared_ratio"] = 1.0 - num_tokens / sum(len(sequence.needed_ids) for sequence in computed)
     return counts
 
 
@@ -124,11 +124,11 @@ class Neighbours:
 
     def _add(self, grown: Growing, unit: list[int]) -> None:
         for i in unit:
-            grown.add(self._sequences[i].computed_ids_L, self._key(i), num_trained=self._sequences[i].num_trained)
+            grown.add(self._sequences[i].needed_ids, self._key(i), num_trained=self._sequences[i].num_trained)
 
     def _key(self, number: int) -> bytes:
         if number not in self._keys:
-            self._keys[number] = sort_key(self._sequences[number].computed_ids_L)
+            self._keys[number] = sort_key(self._sequences[number].needed_ids)
         return self._keys[number]
 
 

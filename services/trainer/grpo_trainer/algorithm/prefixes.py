@@ -4,7 +4,7 @@ In the order of their token ids, sequences that begin alike are neighbours. Each
 one before it; its *path*, the shared tokens and its own, is all that its hidden states depend on. So the row is the
 owned tokens of all sequences, and all paths through a token read the same hidden state. Prompts of a group, equal
 beginnings of completions, equal completions, turns, forks and templates are shared alike, and nothing has to know what
-any of them is. The last trained token of a sequence predicts nothing and is left out, as is all that comes after it.
+any of them is. What predicts nothing that is trained is left out before (`TrainingSequence.needed_ids`).
 
     in order   p p p a b      owned  p p p a b      path of the third   p p p d e
                p p p a c             c              its queries         d e

@@ -286,10 +286,11 @@ class TrainingSequence:
         return int(self.loss_mask_L.sum())
 
     @property
-    def computed_ids_L(self) -> NDArray[np.int64]:
-        """The tokens before the last trained one, at least one: their hidden states are all that the loss reads."""
-        trained = np.flatnonzero(self.loss_mask_L)
-        return self.token_ids_L[: max(int(trained[-1]), 1) if len(trained) else 1]
+    def needed_ids(self) -> NDArray[np.int64]:
+        """The tokens before the last trained one, fewer than L: their hidden states are all that the loss reads. At
+        least one."""
+        last = self.loss_mask_L.tobytes().rfind(1)  # planning asks often, and this is quick
+        return self.token_ids_L[: max(last, 1)]
 
 
 def untrained_sequence(segment: Segment, *, episode: int = 0, first_turn: int = 0) -> TrainingSequence:
@@ -324,11 +325,11 @@ class MicroBatch:
     """The rows of a forward pass, and the trained tokens as flat vectors of length N, sequence by sequence.
 
     Rows are padded on the right: attention is causal and the padding stands to the right of everything that counts, so
-    there is no attention mask. Or there is one row with every token once (`prefixes.py`), its position ids, and its
-    layout for attention; sequences of equal length that share nothing are rows with a layout. A token that several
-    sequences train is one token of the row and several of the N. All sequences of an episode are in one micro-batch. A
-    micro-batch of a rank that has nothing left to do is one row of padding with N = 0: every rank runs the same number
-    of them, because each forward and backward is a collective.
+    there is no attention mask. Or there is one row with every needed token once (`prefixes.py`), its position ids, and
+    its layout for attention; sequences that need equally many and share nothing are rows with a layout. A token that
+    several sequences train is one token of the row and several of the N. All sequences of an episode are in one
+    micro-batch. A micro-batch of a rank that has nothing left to do is one row of padding with N = 0: every rank runs
+    the same number of them, because each forward and backward is a collective.
     """
 
     input_ids_BL: "torch.Tensor"
