@@ -137,11 +137,6 @@ class Engine:
         """Abort every sequence, also of vLLM's own routes; each request returns the tokens it has."""
         await abort_all(self.client)
 
-    @property
-    def num_running(self) -> int:
-        """Sequences that have been added and not ended."""
-        return len(self.client.output_processor.request_states)
-
     async def _watch_for_death(self) -> None:
         # Poll: vLLM's own thread sets a flag, and there is no event to wait for.
         while not self.client.engine_core.resources.engine_dead:  # noqa: ASYNC110

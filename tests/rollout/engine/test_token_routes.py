@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -34,6 +36,15 @@ async def post(server: Server, path: str, body: dict[str, Any]) -> httpx.Respons
 async def generate(server: Server, *, stream: bool = False, **sampling: Any) -> httpx.Response:
     body = {"token_ids": [5, 6, 7], "stream": stream, "sampling_params": {"max_tokens": 8, "logprobs": 0} | sampling}
     return await post(server, GENERATE, body)
+
+
+@asynccontextmanager
+async def streamed(server: Server, **sampling: Any) -> AsyncIterator[httpx.Response]:
+    """The answer from its head on."""
+    body = {"token_ids": [5, 6, 7], "stream": True, "sampling_params": sampling}
+    async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=120.0) as http:
+        async with http.stream("POST", GENERATE, json=body) as answer:
+            yield answer
 
 
 def spans(choice: dict[str, Any]) -> list[tuple[str, int, int]]:
@@ -105,10 +116,10 @@ async def test_after_a_failed_push_what_was_held_is_aborted_at_its_deadline_and_
         await trainer.join(take_over=True)
         await trainer.push(fresh.model(1), 1)
         await trainer.begin(2, manifest_of(fresh.model(2)), deadline_s=2.0)
-        waiting = asyncio.create_task(generate(fresh))
-        await asyncio.sleep(0.3)
-        await trainer.clients[0].abort(AbortRequest(session=trainer.session, reason="the loss is NaN"))
-        (aborted,) = (await waiting).json()["choices"]
+        async with streamed(fresh, max_tokens=8, logprobs=0) as waiting:  # with the answer's head it is held
+            await trainer.clients[0].abort(AbortRequest(session=trainer.session, reason="the loss is NaN"))
+            await waiting.aread()
+        (aborted,) = chunks(waiting)
         assert (aborted["finish_reason"], aborted["token_ids"], aborted["weight_versions"]) == ("abort", [], [])
         assert error(await generate(fresh)) == (503, "weights_stale")
         for path, body in RENDERED.items():
