@@ -24,7 +24,7 @@ BEAT, SET, GET, VALUE, END, LEAVE = b"b", b"s", b"g", b"v", b"e", b"l"
 the session ends, which a worker at fault says of itself and rank 0 to all; a worker leaves, and is not at fault."""
 
 CLOSED = "closed the connection"
-"""Why it ends when the other end closes it or dies."""
+"""Reason of a line's end when the other end closes it or dies."""
 
 
 class Line:

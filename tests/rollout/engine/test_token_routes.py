@@ -33,17 +33,19 @@ async def post(server: Server, path: str, body: dict[str, Any]) -> httpx.Respons
         return await http.post(path, json=body)
 
 
+def request(*, stream: bool, **sampling: Any) -> dict[str, Any]:
+    return {"token_ids": [5, 6, 7], "stream": stream, "sampling_params": {"max_tokens": 8, "logprobs": 0} | sampling}
+
+
 async def generate(server: Server, *, stream: bool = False, **sampling: Any) -> httpx.Response:
-    body = {"token_ids": [5, 6, 7], "stream": stream, "sampling_params": {"max_tokens": 8, "logprobs": 0} | sampling}
-    return await post(server, GENERATE, body)
+    return await post(server, GENERATE, request(stream=stream, **sampling))
 
 
 @asynccontextmanager
-async def streamed(server: Server, **sampling: Any) -> AsyncIterator[httpx.Response]:
-    """The answer from its head on."""
-    body = {"token_ids": [5, 6, 7], "stream": True, "sampling_params": sampling}
+async def streamed(server: Server) -> AsyncIterator[httpx.Response]:
+    """Yield an answer once its head has come."""
     async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=120.0) as http:
-        async with http.stream("POST", GENERATE, json=body) as answer:
+        async with http.stream("POST", GENERATE, json=request(stream=True)) as answer:
             yield answer
 
 
@@ -116,7 +118,7 @@ async def test_after_a_failed_push_what_was_held_is_aborted_at_its_deadline_and_
         await trainer.join(take_over=True)
         await trainer.push(fresh.model(1), 1)
         await trainer.begin(2, manifest_of(fresh.model(2)), deadline_s=2.0)
-        async with streamed(fresh, max_tokens=8, logprobs=0) as waiting:  # with the answer's head it is held
+        async with streamed(fresh) as waiting:  # with the answer's head it is held
             await trainer.clients[0].abort(AbortRequest(session=trainer.session, reason="the loss is NaN"))
             await waiting.aread()
         (aborted,) = chunks(waiting)

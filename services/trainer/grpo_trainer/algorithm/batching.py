@@ -137,7 +137,8 @@ def mixed_tokens(sequence: TrainingSequence) -> NDArray[np.bool_]:
 class _Rows:
     input_ids_BL: NDArray[np.int64]
     paths_Q: list[NDArray[np.int64]]
-    """Where the tokens of a sequence stand that are computed, rows one after the other."""
+    """Places of a sequence's tokens, rows one after the other: of all L in padded rows, of the needed ones in a shared
+    row."""
     position_ids_BL: NDArray[np.int64] | None = None
     layout: AttentionLayout | None = None
 
