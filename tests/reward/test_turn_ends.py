@@ -96,6 +96,25 @@ async def test_many_quick_samples_come_past_who_holds_the_worker(tmp_path: Path,
         await asyncio.wait([waiting])
 
 
+async def test_what_waits_for_a_worker_to_start_is_not_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """On a busy machine a worker that was killed is replaced more slowly than the spare one has to score."""
+    async with workers(tmp_path, spare=1) as inner:
+        monkeypatch.setattr(process, "SPAWN_BACKOFF_S", (3 * QUICK_S,))
+        executor = TurnsExecutor(inner, Costs())
+        holder, late, quick = naps(LIMIT_S), naps(LIMIT_S), naps(0.001)
+        waiting = [asyncio.create_task(executor.score(chunk)) for chunk in (holder, late)]
+        async with asyncio.timeout(LIMIT_S):
+            while not late.pace.num_late:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+            await executor.score(quick)
+        assert scores(quick) == [0.001]
+        assert quick.pace.num_late == 0
+        assert not any(task.done() for task in waiting)
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+
+
 async def test_a_sample_whose_short_time_has_run_out_is_late_and_has_cost_it(tmp_path: Path):
     async with workers(tmp_path, spare=1) as inner:
         executor = TurnsExecutor(inner, Costs())

@@ -38,12 +38,15 @@ class Held(InlineExecutor):
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
         try:
-            for item in chunk.open_items():
-                if chunk.samples[item]["completion"] == "hang":
-                    await self.let_go.wait()
-                chunk.scores[item] = RewardScore(score=1.0, status="ok")
+            await chunk.at_work(self._work(chunk))
         finally:
             self.at_once -= 1
+
+    async def _work(self, chunk: Chunk) -> None:
+        for item in chunk.open_items():
+            if chunk.samples[item]["completion"] == "hang":
+                await self.let_go.wait()
+            chunk.scores[item] = RewardScore(score=1.0, status="ok")
         self.ended.append(text_of(chunk))
         asyncio.get_running_loop().call_soon(self.next_step)
 

@@ -68,6 +68,7 @@ class Fickle(InlineExecutor):
         work = chunk
         if self.as_node:
             work = Chunk(chunk.rewards, chunk.samples, None, chunk.timeout_s, chunk.batch, chunk.together)
+            work.limit_s = chunk.limit_s
         try:
             if self.failed:
                 raise ExecutorUnavailable(self.failed)
@@ -75,12 +76,15 @@ class Fickle(InlineExecutor):
                 raise InvalidParams("min_length", "wrong")
             if any("broken" in sample["completion"] for sample in chunk.samples):
                 raise ValueError("this cannot be handed over")
-            while items := work.open_items():
-                await self._score_item(work, items[0])
+            await work.at_work(self._score(work))
         finally:
             self.at_once -= 1
             self.at_end()
-        chunk.scores = work.scores
+        chunk.scores, chunk.taken_away = work.scores, work.taken_away
+
+    async def _score(self, chunk: Chunk) -> None:
+        while items := chunk.open_items():
+            await self._score_item(chunk, items[0])
 
     async def _score_item(self, chunk: Chunk, item: int) -> None:
         width = len(chunk.scores) if chunk.batch else 1

@@ -1,12 +1,16 @@
 """The seam between the service and the machinery that runs rewards."""
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import time
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel
 
 from grpo_proto import RewardDescription, RewardScore, RewardSpec
+
+T = TypeVar("T")
 
 
 class LoadedReward(BaseModel):
@@ -77,8 +81,12 @@ class Chunk:
     pace: Pace = field(default_factory=Pace)
     turn_s: float | None = None
     """A worker that had it for so long begins no further item: `score` comes back, and the rest waits for a turn."""
+    limit_s: float | None = None
+    """How long it may still have workers, the wait for one left aside; None for as long as it takes. After that it is
+    `taken_away`, and what is open waits for a turn."""
     since_s: float | None = None
     """When it began to wait for a worker, on the event loop's clock."""
+    taken_away: bool = field(default=False, init=False)
     ended: bool = field(default=False, init=False)
     eager: bool = field(default=False, init=False)
     """A worker was lost with it: the next sends each result at once, so that another loss takes none with it."""
@@ -93,6 +101,21 @@ class Chunk:
     @property
     def num_items(self) -> int:
         return 1 if self.batch else len(self.scores)
+
+    async def at_work(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """What comes of a worker's `work` on it; None when it was taken away from there, after `limit_s`."""
+        began_s = time.monotonic()
+        try:
+            async with asyncio.timeout(self.limit_s) as limit:
+                return await work
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            self.taken_away = True
+            return None
+        finally:
+            if self.limit_s is not None:
+                self.limit_s -= time.monotonic() - began_s
 
     def extend(self, samples: Sequence[dict[str, Any]]) -> None:
         self.samples += samples
@@ -140,9 +163,9 @@ class Chunk:
 class Executor(Protocol):
     """Runs chunks. All methods belong to one event loop.
 
-    `score` fills every score of a chunk, or what its `turn_s` allows, and returns. Cancelled (the deadline has passed,
-    or the client has gone), it frees what the chunk occupied; scores that came until then stay in the chunk. Raises
-    InvalidParams, and ExecutorUnavailable when nothing can run.
+    `score` fills every score of a chunk, or what its `turn_s` and `limit_s` allow, and returns. Cancelled (the deadline
+    has passed, or the client has gone), it frees what the chunk occupied; scores that came until then stay in the
+    chunk. Raises InvalidParams, and ExecutorUnavailable when nothing can run.
     """
 
     @property

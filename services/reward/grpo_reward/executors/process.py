@@ -178,13 +178,16 @@ class ProcessExecutor:
         """Give `items` to one worker; True when the rest waits for another turn of the chunk."""
         worker = await self._free_worker()
         try:
-            ending = await worker.run(chunk, items)
+            ending = await chunk.at_work(worker.run(chunk, items))
         except (InvalidParams, PydanticSerializationError):
             self._release(worker)  # it has nothing of this chunk in work
             raise
         except BaseException:
             self._retire(worker, "cancelled")  # it may be in the middle of an item that nobody waits for
             raise
+        if ending is None:
+            self._retire(worker, "cancelled")
+            return True
         match ending.kind:
             case "done":
                 self._release(worker)

@@ -170,6 +170,7 @@ class RayExecutor:
             "batch": chunk.batch,
             "together": chunk.together,
             "turn_s": chunk.turn_s,
+            "limit_s": chunk.limit_s,
         }
         cause = ""
         for _ in range(ATTEMPTS):
@@ -192,6 +193,7 @@ class RayExecutor:
                 raise InvalidParams(*answer["refused"])
             chunk.fill(rows, [score and RewardScore.model_validate(score) for score in answer["scores"]])
             chunk.spend(answer["seconds"])
+            chunk.taken_away = answer["taken_away"]
             return
         raise ExecutorUnavailable(f"Ray nodes failed {ATTEMPTS} times with this, the last one with {cause}")
 

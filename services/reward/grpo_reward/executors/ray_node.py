@@ -46,7 +46,7 @@ class Node:
         return self._executor.problem
 
     async def score(self, chunk: dict[str, Any]) -> dict[str, Any]:
-        """`{"scores", "seconds"}`, `{"refused": (reward, message)}` or `{"unavailable": reason, "problem": …}`.
+        """`{"scores", "seconds", "taken_away"}`, `{"refused": (reward, message)}`, `{"unavailable": …, "problem": …}`.
 
         The problem is the whole node's; None when it can score other rewards.
         """
@@ -59,7 +59,8 @@ class Node:
             return {"refused": (error.reward, error.message)}
         except ExecutorUnavailable as error:
             return {"unavailable": str(error), "problem": self._executor.problem}
-        return {"scores": [score and score.model_dump() for score in work.scores], "seconds": work.seconds}
+        scores = [score and score.model_dump() for score in work.scores]
+        return {"scores": scores, "seconds": work.seconds, "taken_away": work.taken_away}
 
     async def leave(self) -> None:
         """Before the actor is killed, which would leave its folder behind."""

@@ -2,10 +2,10 @@
 
 A program that waits for its ten minutes, or a plugin that takes its time, would otherwise hold up every countdown
 behind it. A chunk that has waited for OVERTAKE_AFTER_S, or comes when nobody has been given a worker for so long, may
-use a spare one and has to be quick there: what is not scored after QUICK_S is taken away and waits for its turn. First
-come chunks of requests that were not late there before. When nobody else wants the spare worker, what was late may try
-again, less and less often, since a busy moment of the machine makes anything late. A batch, which may ask somebody
-else and pay for it, comes there when its reward is known to be quick, and only once.
+use a spare one and has to be quick there: what a worker has not scored within QUICK_S is taken away and waits for its
+turn. First come chunks of requests that were not late there before. When nobody else wants the spare worker, what was
+late may try again, less and less often, since a busy moment of the machine makes anything late. A batch, which may ask
+somebody else and pay for it, comes there when its reward is known to be quick, and only once.
 """
 
 import asyncio
@@ -106,23 +106,21 @@ class TurnsExecutor(WrappedExecutor):
 
         Nor a worker for long when the chunk is of several requests: all the others would wait for one that hangs.
         """
-        started_s, late = self._now(), False
+        started_s = self._now()
+        chunk.taken_away = False
+        chunk.limit_s = QUICK_S if spare or chunk.together else None
         try:
-            async with asyncio.timeout(QUICK_S if spare or chunk.together else None) as limit:
-                await self._executor.score(chunk)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            late, chunk.ended = True, chunk.together
+            await self._executor.score(chunk)
+            chunk.ended = chunk.ended or (chunk.taken_away and chunk.together)
         finally:
             if spare:
                 self._overtaking -= 1
                 self._overtaken_s += self._now() - started_s
             else:
                 self._running -= 1
-            self._note(chunk, late=late, items=items, took_s=self._now() - started_s)
+            self._note(chunk, late=chunk.taken_away, items=items, took_s=self._now() - started_s)
             self._give_turns()
-        return late
+        return chunk.taken_away
 
     async def _turn(self, waiting: _Waiting) -> bool:
         """Wait for a worker; True when it is a spare one."""
