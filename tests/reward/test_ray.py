@@ -14,7 +14,9 @@ import pytest
 from tests.reward.machinery import SLEEPING
 from tests.reward.real_server import PATIENCE_S, Server, all_gone, descendants
 
+from grpo_reward.executors.base import ExecutorUnavailable
 from grpo_reward.executors.ray import LOAD_LIMIT_S
+from grpo_reward.executors.ray_cluster import join_cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray")]
 
@@ -94,6 +96,17 @@ async def test_what_is_quick_is_scored_while_all_workers_of_the_node_are_held(se
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
         await scores_what_is_quick()
+
+
+async def test_a_ray_cluster_that_does_not_start_is_told(monkeypatch: pytest.MonkeyPatch):
+    """On a busy machine: Ray itself gives a node 30 s, and raises what has no class of its own."""
+
+    def times_out(**_: object) -> None:
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr("ray.init", times_out)
+    with pytest.raises(ExecutorUnavailable, match="no Ray cluster: The current node timed out during startup"):
+        await join_cluster()
 
 
 def test_a_ray_cluster_that_is_gone_is_told():

@@ -70,7 +70,13 @@ def cluster(ray_folder: Path) -> Iterator[Any]:
     """A head without a CPU. `add_node` starts another raylet on this machine."""
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    class SmallCluster(Cluster):
+        """Without what nobody needs here: Ray gives a node 30 s to start, and all its processes load Ray at once."""
+
+        def add_node(self, **named: Any) -> Any:
+            return super().add_node(include_log_monitor=False, no_monitor=True, **named)
+
+    cluster = SmallCluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     yield cluster
     cluster.shutdown()
 

@@ -15,6 +15,7 @@ The process of each episode:
 
 processes.py    the trainer's side: start processes, call them, end them
 nursery.py      the process that imports the users' files, and of which all are forked; output.py: what they print;
+                kept_logs.py: the files of that;
                 kinship.py: whose child is whose, and how processes end together; frames.py: the messages between them
 child.py        one episode's process: it calls the user's code; time_limit.py: for a limited time
 plays.py        an environment, tools alone, a class for TRL; tools.py: functions that the policy calls

@@ -15,6 +15,7 @@ from pathlib import Path
 from ..config.episodes import EpisodesConfig
 from .environments import EnvironmentPlayer
 from .identity import EpisodeAsked
+from .kept_logs import KeptLogs
 from .played import Played
 from .processes import Nursery
 from .programs import ProgramPlayer
@@ -28,11 +29,12 @@ class EpisodeRunner:
 
     Args:
         run: a name of the run that a resume keeps, and no other run has; part of the sessions' ids.
-        log_dir: what the processes of episodes print goes there, 1 MiB each; `RUN/agents`.
+        log_dir: what the processes of episodes print goes there, 1 MiB each, of the newest 4,096; `RUN/agents`.
     """
 
     def __init__(self, config: EpisodesConfig, *, run: str, log_dir: Path):
-        self.config, self.run, self.log_dir = config, run, log_dir
+        self.config, self.run = config, run
+        self.logs = KeptLogs(log_dir)
         self.nursery = Nursery(
             environments=[config.environment] if config.environment else [],
             factories=list(dict.fromkeys(config.factories.values())),
@@ -56,6 +58,9 @@ class EpisodeRunner:
         refuses the run itself (401, a context that its model does not have).
         """
         async with Recording(asked, place, self.config, self.run) as recording:
-            log_file = self.log_dir / f"{recording.session_id}.log"
+            log_file = self.logs.file_of(recording.session_id)
             player = ProgramPlayer if self.config.agent else EnvironmentPlayer
-            return await player(self.nursery, self.config, asked, log_file).play(recording)
+            try:
+                return await player(self.nursery, self.config, asked, log_file).play(recording)
+            finally:
+                self.logs.ended(log_file)
