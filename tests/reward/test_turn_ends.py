@@ -99,7 +99,8 @@ async def test_many_quick_samples_come_past_who_holds_the_worker(tmp_path: Path,
 async def test_what_waits_for_a_worker_to_start_is_not_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """On a busy machine a worker that was killed is replaced more slowly than the spare one has to score."""
     async with workers(tmp_path, spare=1) as inner:
-        monkeypatch.setattr(process, "SPAWN_BACKOFF_S", (3 * QUICK_S,))
+        monkeypatch.setattr(turns, "QUICK_S", 1.0)  # more than a busy machine needs for what is quick
+        monkeypatch.setattr(process, "SPAWN_BACKOFF_S", (2.0,))
         executor = TurnsExecutor(inner, Costs())
         holder, late, quick = naps(LIMIT_S), naps(LIMIT_S), naps(0.001)
         waiting = [asyncio.create_task(executor.score(chunk)) for chunk in (holder, late)]
@@ -113,6 +114,43 @@ async def test_what_waits_for_a_worker_to_start_is_not_late(tmp_path: Path, monk
         for task in waiting:
             task.cancel()
         await asyncio.wait(waiting)
+
+
+async def test_what_waits_for_a_worker_gives_the_spare_turn_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """And is not late: it may overtake as before when there are workers again."""
+    async with workers(tmp_path, spare=1) as inner:
+        monkeypatch.setattr(turns, "NO_WORKER_S", 0.05)
+        score, tries = inner.score, 0
+
+        async def finds_no_worker_at_first(chunk: Chunk) -> None:
+            nonlocal tries
+            tries += chunk is quick
+            if 1 <= tries <= 3:
+                await asyncio.Event().wait()
+            await score(chunk)
+
+        monkeypatch.setattr(inner, "score", finds_no_worker_at_first)
+        executor = TurnsExecutor(inner, Costs())
+        holder, quick = naps(LIMIT_S), naps(0.001)
+        waiting = asyncio.create_task(executor.score(holder))
+        await asyncio.wait_for(executor.score(quick), LIMIT_S)
+        assert scores(quick) == [0.001]
+        assert (tries, quick.pace.num_late) == (4, 0)
+        assert not waiting.done()
+        waiting.cancel()
+        await asyncio.wait([waiting])
+
+
+async def test_the_limit_is_for_all_workers_that_have_it_in_a_turn():
+    """Each that dies of it would have a whole one otherwise."""
+    chunk = naps(1)
+    chunk.limit_s = LIMIT_S
+    assert await chunk.at_work(asyncio.sleep(0.02, "first")) == "first"
+    assert chunk.limit_s <= LIMIT_S - 0.02
+    chunk.limit_s = 0.02
+    assert await chunk.at_work(asyncio.sleep(LIMIT_S)) is None
+    assert chunk.taken_away
+    assert chunk.limit_s <= 0
 
 
 async def test_a_sample_whose_short_time_has_run_out_is_late_and_has_cost_it(tmp_path: Path):

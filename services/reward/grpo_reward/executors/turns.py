@@ -21,6 +21,8 @@ OVERTAKE_AFTER_S = 0.1
 """Wait after which a chunk may overtake: longer than most turns take, short against a person's patience."""
 QUICK_S = 15 * CHUNK_S
 """A chunk that should take CHUNK_S may take this, on a busy machine."""
+NO_WORKER_S = 10 * QUICK_S
+"""How long a chunk that has to be quick keeps its turn without a worker, such as while one is started."""
 TURN_S = QUICK_S / 2
 """Time after which a worker begins no further sample of a chunk, which turned out to be dearer than it should be."""
 AGAIN_S = (1.0, 4.0, 16.0, 64.0)
@@ -98,29 +100,35 @@ class TurnsExecutor(WrappedExecutor):
                     return  # the rest is scored alone; or nothing came of it, and nothing would
                 if not spare:  # there it was out of its turn, and keeps its place for that
                     since_s = self._now()
-            elif self._executor.spare:  # or all workers have gone, which is no fault of its
+            elif chunk.taken_away and self._executor.spare:  # or there was no worker, which is no fault of its
                 num_late = None if chunk.batch or num_late is None else num_late + 1
 
     async def _taken_away(self, chunk: Chunk, items: Sequence[int], *, spare: bool) -> bool:
-        """Give it to a worker, a spare one not for long; True when it was taken away from there.
+        """Give it to a worker, a spare one not for long; True when it was taken away from there, or got none.
 
         Nor a worker for long when the chunk is of several requests: all the others would wait for one that hangs.
         """
-        started_s = self._now()
+        started_s, waits_on = self._now(), False
         chunk.taken_away = False
         chunk.limit_s = QUICK_S if spare or chunk.together else None
         try:
-            await self._executor.score(chunk)
-            chunk.ended = chunk.ended or (chunk.taken_away and chunk.together)
+            async with asyncio.timeout(None if chunk.limit_s is None else NO_WORKER_S) as patience:
+                await self._executor.score(chunk)
+            waits_on = chunk.taken_away
+        except TimeoutError:
+            if not patience.expired():
+                raise
+            waits_on = True
         finally:
+            chunk.ended = chunk.ended or (waits_on and chunk.together)
             if spare:
                 self._overtaking -= 1
-                self._overtaken_s += self._now() - started_s
+                self._overtaken_s += min(self._now() - started_s, QUICK_S)
             else:
                 self._running -= 1
             self._note(chunk, late=chunk.taken_away, items=items, took_s=self._now() - started_s)
             self._give_turns()
-        return chunk.taken_away
+        return waits_on
 
     async def _turn(self, waiting: _Waiting) -> bool:
         """Wait for a worker; True when it is a spare one."""
@@ -238,8 +246,9 @@ class TurnsExecutor(WrappedExecutor):
                 name = chunk.rewards[item % len(chunk.rewards)].name
                 chunk.spend({name: min(chunk.timeout_s, QUICK_S)})
         chunk.pace.num_late += late and self._executor.spare > 0
+        late = late or (chunk.limit_s is None and took_s > QUICK_S)
         for spec in chunk.rewards:
-            self._late[spec.name] = 0.7 * self._late.get(spec.name, 0.0) + 0.3 * (late or took_s > QUICK_S)
+            self._late[spec.name] = 0.7 * self._late.get(spec.name, 0.0) + 0.3 * late
 
     @staticmethod
     def _now() -> float:

@@ -2,12 +2,15 @@
 
 import contextlib
 import logging
+from collections import OrderedDict
 from pathlib import Path
 
 log = logging.getLogger(__name__)
 
 MAX_FILES = 4096
 """At most 4 GiB, with 1 MiB each."""
+REMOVED_AT_ONCE = 100
+"""A run that was begun without this limit may have a million files: the event loop does not wait for that."""
 
 
 class KeptLogs:
@@ -16,25 +19,32 @@ class KeptLogs:
     def __init__(self, folder: Path):
         self.folder = folder
         found = folder.glob("*.log")  # of this run before its resume
-        self._files = dict.fromkeys(sorted(found, key=lambda path: path.stat().st_mtime))
-        """The oldest first."""
-        self._removed = 0
+        self._ended = OrderedDict.fromkeys(sorted(found, key=_modified))
+        """Files of episodes that have ended, the oldest first; of one that printed nothing there is none."""
+        self._told = False
 
     def file_of(self, session_id: str) -> Path:
-        return self.folder / f"{session_id}.log"
+        """Where an episode that begins may write. It is kept until `ended`, also when it was played before."""
+        file = self.folder / f"{session_id}.log"
+        self._ended.pop(file, None)
+        return file
 
     def ended(self, file: Path) -> None:
-        """Take up the file of an episode that has ended, where it printed something; remove those that are too many."""
-        if file.exists():
-            self._files.pop(file, None)  # an episode that was played once more
-            self._files[file] = None
-        while len(self._files) > MAX_FILES:
-            oldest = next(iter(self._files))
-            del self._files[oldest]
+        """Take up the file of an episode that has ended, and remove the oldest of those that are too many."""
+        self._ended[file] = None
+        for _ in range(min(len(self._ended) - MAX_FILES, REMOVED_AT_ONCE)):
             with contextlib.suppress(OSError):
-                oldest.unlink()
-            self._removed += 1
-            if self._removed == 1:
+                self._ended.popitem(last=False)[0].unlink()
+            if not self._told:
+                self._told = True
                 log.info(
                     "%s keeps what the newest %d episodes printed: older files are removed", self.folder, MAX_FILES
                 )
+
+
+def _modified(file: Path) -> float:
+    """When it was last written, in seconds; 0 for one that somebody has just removed."""
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0
