@@ -23,6 +23,8 @@ WORKERS ?= $(shell echo $$((2 * $(CORES) > 8 ? 8 : 2 * $(CORES))))
 QUICK_WORKERS ?= $(shell echo $$(($(CORES) > 7 ? 8 : $(CORES) + 1)))
 # One thread each: workers whose threads wait for each other's cores take ten times as long for small tensors.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests --ignore tests/test_architecture.py
+# By themselves: Ray gives a node 30 s to start, whatever else the machine does, and beside engines that load it takes longer.
+PYTEST_RAY := OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/reward
 ENGINES := vllm or e2e or ray or browser or deepspeed or processes
 
 .PHONY: help setup lock schema format check quick test faults soak families test-compose bench gpu-check demo demo-episodes clean
@@ -75,10 +77,12 @@ quick: $(SETUP_STAMP)  ## the tests without an engine, a cluster, a browser or a
 	$(PYTEST) -n $(QUICK_WORKERS) -m "not ($(ENGINES) or faults)"
 
 test: $(SETUP_STAMP)  ## every test that breaks nothing: 11 to 25 minutes on two cores
-	$(PYTEST) -n $(WORKERS) -m "not faults"
+	$(PYTEST) -n $(WORKERS) -m "not (faults or ray)"
+	$(PYTEST_RAY) -m "ray and not faults"
 
 faults: $(SETUP_STAMP)  ## what kills, freezes, cuts or fills real services: about fifteen minutes
-	$(PYTEST) -n $(WORKERS) -m faults
+	$(PYTEST) -n $(WORKERS) -m "faults and not ray"
+	$(PYTEST_RAY) -n 2 --dist load -m "ray and faults"
 
 soak: $(SETUP_STAMP)  ## 200 steps with a fault every ten: 25 minutes at most
 	$(BIN)/python -m tests.e2e.soak

@@ -2,11 +2,14 @@
 
 import json
 import signal
+import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -16,6 +19,7 @@ from tests.e2e.test_episodes import FLAGS, accounted_for
 from tests.e2e.test_failing_member import wait_for
 from tests.e2e.test_freezes import frozen
 from tests.processes import Service, free_port
+from tests.warm_python import Forked
 
 pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.timeout(600), pytest.mark.xdist_group("stack")]
 
@@ -27,6 +31,17 @@ def killed(server: Service) -> Iterator[None]:
     yield
 
 
+def wait_until_one_begins(url: str, trainer: Forked) -> None:
+    """Until an episode has just begun on this server: it takes longer than to lose the server then."""
+    deadline, before = time.monotonic() + 60, sys.maxsize
+    with httpx.Client(base_url=url, trust_env=False) as client:
+        while (now := client.get("/info").json()["sessions"]["open"]) <= before:
+            assert trainer.poll() is None
+            assert time.monotonic() < deadline, "no episode begins on this server"
+            before = now
+            time.sleep(0.02)
+
+
 @pytest.mark.parametrize("lost", [killed, frozen])
 def test_the_episodes_of_a_lost_server_are_played_again_and_no_others(lost, stack: Stack, tmp_path: Path):
     port, run_dir, log = free_port(), tmp_path / "run", tmp_path / "trainer.log"
@@ -36,11 +51,12 @@ def test_the_episodes_of_a_lost_server_are_played_again_and_no_others(lost, stac
     with stack.rollout_server(tmp_path / "second.log", port) as second:
         second.wait_until_live()
         trainer = stack.start_trainer(
-            run_dir, log, *FLAGS, *flags, "--rollout.urls", json.dumps(urls), environment={"LETTERS_PAUSE_S": "0.3"}
+            run_dir, log, *FLAGS, *flags, "--rollout.urls", json.dumps(urls), environment={"LETTERS_PAUSE_S": "0.5"}
         )
         try:
             seen = wait_for(log, f"with {', '.join(urls)} over gloo", trainer)
             wait_for_rows(run_dir, 3, trainer)
+            wait_until_one_begins(urls[1], trainer)
             with lost(second):
                 wait_for(log, f"with {urls[0]} over gloo", trainer, after=seen)
                 wait_for_rows(run_dir, (run_dir / "metrics.jsonl").read_bytes().count(b"\n") + 3, trainer)
