@@ -76,11 +76,11 @@ check: $(SETUP_STAMP)  ## formatter, linter, types, architecture
 quick: $(SETUP_STAMP)  ## the tests without an engine, a cluster, a browser or a trainer process: 90 s at most
 	$(PYTEST) -n $(QUICK_WORKERS) -m "not ($(ENGINES) or faults)"
 
-test: $(SETUP_STAMP)  ## every test that breaks nothing: 11 to 25 minutes on two cores
+test: $(SETUP_STAMP)  ## every test that breaks nothing: 11 to 32 minutes on two cores
 	$(PYTEST) -n $(WORKERS) -m "not (faults or ray)"
 	$(PYTEST_RAY) -m "ray and not faults"
 
-faults: $(SETUP_STAMP)  ## what kills, freezes, cuts or fills real services: about fifteen minutes
+faults: $(SETUP_STAMP)  ## what kills, freezes, cuts or fills real services: 14 to 17 minutes on two cores
 	$(PYTEST) -n $(WORKERS) -m "faults and not ray"
 	$(PYTEST_RAY) -n 2 --dist load -m "ray and faults"
 
