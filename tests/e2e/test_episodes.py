@@ -66,12 +66,12 @@ def test_held_out_rows_are_played_as_episodes(played: Path):
     assert {"eval_reward", "eval_accuracy", "eval_greedy"} <= first.keys() & last.keys()
 
 
-def open_sessions(stack: Stack) -> int:
-    return httpx.get(f"{stack.rollout.url}/info", trust_env=False).json()["sessions"]["open"]  # type: ignore[no-any-return]
+def open_sessions(url: str) -> int:
+    return httpx.get(f"{url}/info", trust_env=False).json()["sessions"]["open"]  # type: ignore[no-any-return]
 
 
 def test_the_sessions_of_a_run_are_forgotten(played: Path, stack: Stack):
-    assert open_sessions(stack) == 0
+    assert open_sessions(stack.rollout.url) == 0
 
 
 def test_a_run_killed_in_mid_episode_and_resumed_is_the_same_to_the_bit(played: Path, stack: Stack, tmp_path: Path):
@@ -80,7 +80,7 @@ def test_a_run_killed_in_mid_episode_and_resumed_is_the_same_to_the_bit(played: 
     trainer = stack.start_trainer(run_dir, tmp_path / "trainer.log", *FLAGS, environment=slowly)
     wait_for_step(run_dir, 1, trainer)
     deadline = time.monotonic() + 60
-    while not open_sessions(stack):
+    while not open_sessions(stack.rollout.url):
         assert time.monotonic() < deadline, "no episode is played"
         time.sleep(0.02)
     os.killpg(trainer.pid, signal.SIGKILL)
@@ -88,7 +88,9 @@ def test_a_run_killed_in_mid_episode_and_resumed_is_the_same_to_the_bit(played: 
     resumed = stack.train(run_dir, *FLAGS, "--resume")
     assert resumed.returncode == 0, resumed.stdout
     assert_same_run(played, run_dir)
-    assert open_sessions(stack) == 0, "those of the killed process are replaced, or ended with its weights session"
+    assert open_sessions(stack.rollout.url) == 0, (
+        "those of the killed process are replaced, or ended with its weights session"
+    )
 
 
 def test_pushes_in_mid_episode_lose_no_token(stack: Stack, tmp_path: Path):

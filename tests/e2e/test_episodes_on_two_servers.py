@@ -9,13 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import psutil
 import pytest
 
 from tests.e2e.conftest import Stack, read_jsonl
 from tests.e2e.runs import UNTIL_STOPPED, wait_for_rows
-from tests.e2e.test_episodes import FLAGS, accounted_for
+from tests.e2e.test_episodes import FLAGS, accounted_for, open_sessions
 from tests.e2e.test_failing_member import wait_for
 from tests.e2e.test_freezes import frozen
 from tests.processes import Service, free_port
@@ -32,14 +31,13 @@ def killed(server: Service) -> Iterator[None]:
 
 
 def wait_until_one_begins(url: str, trainer: Forked) -> None:
-    """Until an episode has just begun on this server: it takes longer than to lose the server then."""
+    """Wait until an episode has just begun on this server: it takes longer than to lose the server then."""
     deadline, before = time.monotonic() + 60, sys.maxsize
-    with httpx.Client(base_url=url, trust_env=False) as client:
-        while (now := client.get("/info").json()["sessions"]["open"]) <= before:
-            assert trainer.poll() is None
-            assert time.monotonic() < deadline, "no episode begins on this server"
-            before = now
-            time.sleep(0.02)
+    while (now := open_sessions(url)) <= before:
+        assert trainer.poll() is None
+        assert time.monotonic() < deadline, "no episode begins on this server"
+        before = now
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("lost", [killed, frozen])

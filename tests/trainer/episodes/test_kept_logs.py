@@ -1,4 +1,4 @@
-"""What episodes printed does not fill the disk of a long run."""
+"""Files of what episodes printed do not fill the disk of a long run."""
 
 import os
 from pathlib import Path

@@ -82,8 +82,8 @@ class Chunk:
     turn_s: float | None = None
     """A worker that had it for so long begins no further item: `score` comes back, and the rest waits for a turn."""
     limit_s: float | None = None
-    """How long it may still have workers, the wait for one left aside; None for as long as it takes. After that it is
-    `taken_away`, and what is open waits for a turn."""
+    """Time for which workers may still have it, the wait for one left aside; None for as long as it takes. After that
+    it is `taken_away`, and what is open waits for a turn."""
     since_s: float | None = None
     """When it began to wait for a worker, on the event loop's clock."""
     taken_away: bool = field(default=False, init=False)
@@ -103,7 +103,7 @@ class Chunk:
         return 1 if self.batch else len(self.scores)
 
     async def at_work(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """What comes of a worker's `work` on it; None when it was taken away from there, after `limit_s`."""
+        """Let a worker `work` on it, and return what comes of that; None when it was taken away, after `limit_s`."""
         began_s = time.monotonic()
         try:
             async with asyncio.timeout(self.limit_s) as limit:

@@ -28,7 +28,7 @@ async def join_cluster() -> None:
             f"no Ray cluster answered within {JOIN_LIMIT_S:g} s: set RAY_ADDRESS to one that runs, or to local for "
             "one of its own; without it, Ray takes the last one that was started here, which may be gone"
         ) from None
-    except Exception as error:  # a cluster of our own that did not start within Ray's 30 s is a bare one
+    except Exception as error:  # Ray raises a bare one when a cluster of our own has not started within its 30 s
         # Ray says why only in the traceback that its error's cause quotes.
         if isinstance(error, AuthenticationError) or AuthenticationError.__name__ in str(error.__cause__):
             raise ExecutorUnavailable(

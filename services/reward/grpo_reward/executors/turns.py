@@ -22,7 +22,7 @@ OVERTAKE_AFTER_S = 0.1
 QUICK_S = 15 * CHUNK_S
 """A chunk that should take CHUNK_S may take this, on a busy machine."""
 NO_WORKER_S = 10 * QUICK_S
-"""How long a chunk that has to be quick keeps its turn without a worker, such as while one is started."""
+"""Time after which a chunk that has to be quick gives back a turn without a worker, such as while one is started."""
 TURN_S = QUICK_S / 2
 """Time after which a worker begins no further sample of a chunk, which turned out to be dearer than it should be."""
 AGAIN_S = (1.0, 4.0, 16.0, 64.0)

@@ -24,7 +24,7 @@ class KeptLogs:
         self._told = False
 
     def file_of(self, session_id: str) -> Path:
-        """Where an episode that begins may write. It is kept until `ended`, also when it was played before."""
+        """Return the file of an episode that begins. It is kept until `ended`, also when it was played before."""
         file = self.folder / f"{session_id}.log"
         self._ended.pop(file, None)
         return file
