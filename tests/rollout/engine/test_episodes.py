@@ -180,7 +180,8 @@ async def test_a_program_is_played_as_it_is_and_never_gets_the_servers_token(
         ({"agent": ["./nowhere"]}, {"turns": 1}, ("failed", "program", "program", "error")),
         ({"max_turns": 1}, {"turns": 9}, ("truncated", "policy", None, "ok")),
         ({"max_turns": 1}, {"turns": 9, "crashes": True}, ("truncated", "policy", None, None)),
-        ({"idle_s": 1}, {"turns": 1, "hangs": True}, ("truncated", "policy", None, None)),
+        ({"max_turns": 1}, {"turns": 9, "waits_s": 2}, ("truncated", "policy", None, "ok")),
+        ({"idle_s": 1, "call_timeout_s": 0.2}, {"turns": 0, "waits_s": 600}, ("truncated", "policy", None, "timeout")),
     ],
 )
 async def test_how_a_program_ends_is_how_its_episode_ends(
@@ -192,7 +193,6 @@ async def test_how_a_program_ends_is_how_its_episode_ends(
     expected: tuple[str, str, str | None, str | None],
 ):
     monkeypatch.setattr(programs, "LOOK_S", 0.3)
-    monkeypatch.setattr(programs, "NOTICE_S", 0.2)
     async with playing(fresh, tmp_path, **AGENT | config) as game:
         found = await game.play(asked(**row))
     won = found.episode.rewards.get("won")

@@ -36,8 +36,7 @@ def main() -> None:
     if row.get("leaves"):
         left = subprocess.Popen(["sleep", "600"], start_new_session=True)
         Path(row["leaves"]).write_text(str(left.pid))
-    if row.get("hangs"):
-        time.sleep(600)
+    time.sleep(row.get("waits_s", 0))
     print(json.dumps({"rewards": row.get("rewards", {"won": 0.5, "tidy": None})}))
     sys.exit(row.get("exit", 0))
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 from grpo_proto.messages.rollout import Sampling
-from grpo_proto.messages.sessions import OpenSession, SessionLimits, SessionOpened
+from grpo_proto.messages.sessions import RECORD_KEPT_S, OpenSession, SessionLimits, SessionOpened
 from grpo_proto.server.refusal import Refusal
 
 from .. import metrics, weight_state
@@ -22,8 +22,6 @@ from .turns import Turns
 logger = logging.getLogger("vllm.grpo_rollout.sessions")
 
 TICK_S = 0.25
-KEPT_S = 600.0
-"""How long the record of an ended session can be read."""
 
 
 @lru_cache(maxsize=256)
@@ -151,7 +149,7 @@ class Sessions:
         self._check_weights_session(session)
         if session.end is None and self.serves(session):
             session.pass_time(elapsed_s)
-        if session.ended_at_s is not None and now_s - session.ended_at_s >= KEPT_S:
+        if session.ended_at_s is not None and now_s - session.ended_at_s >= RECORD_KEPT_S:
             self._sessions.pop(session.session_id, None)
 
     def _ended(self, session: Session) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from grpo_proto.api_token import TOKEN_VARIABLE
+from grpo_proto.messages.sessions import RECORD_KEPT_S
 
 from .section import Seconds, Section
 
@@ -71,7 +72,11 @@ class EpisodesConfig(Section):
     )
     deadline_s: Seconds = Field(600.0, description="Limit of an episode; time in which weights load does not count.")
     idle_s: Seconds = Field(300.0, description="End an episode that asks for no turn for so long.")
-    call_timeout_s: Seconds = Field(60.0, description="Limit of one call of an environment or a tool.")
+    call_timeout_s: Seconds = Field(
+        60.0,
+        description="Limit of one call of an environment or a tool; of a program whose episode has met a limit, to "
+        "print its rewards.",
+    )
     startup_timeout_s: Seconds = Field(300.0, description="Time to import the files that are named here.")
     max_concurrent_episodes: int | None = Field(
         None, ge=1, description="Episodes that are played at once; absent: 64, with `agent` 4 for each core."
@@ -118,6 +123,11 @@ class EpisodesConfig(Section):
                     f"call_timeout_s {self.call_timeout_s:g} is above {name} {getattr(self, name):g}: an episode would "
                     "end in the middle of a call; lower it"
                 )
+        if self.agent and self.call_timeout_s > RECORD_KEPT_S / 2:
+            raise ValueError(
+                f"call_timeout_s {self.call_timeout_s:g} is above {RECORD_KEPT_S / 2:g}: a rollout server forgets what "
+                f"an episode has sampled {RECORD_KEPT_S:g} s after its end; lower it"
+            )
         return self
 
     @property

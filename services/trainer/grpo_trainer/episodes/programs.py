@@ -4,7 +4,8 @@ It gets the session's URLs and its key by environment variables, and the row as 
 `GRPO_ROW`. Exit status 0 is a completed episode. Its last line on stdout may be
 `{"rewards": {"name": number or null}}`. It leads a process group of its own and ends with the episode.
 
-Waits for: its end, and that of its session, whose clock stands still while weights load.
+Waits for: its end, and that of its session, whose clock stands still while weights load; then `call_timeout_s` more, in
+which a program that met a limit works out its rewards.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from grpo_proto import ConflictError, InfrastructureError
+from grpo_proto import ConflictError, InfrastructureError, RewardScore
 from grpo_proto.messages.errors import DataError
 
 from ..config.episodes import EpisodesConfig
@@ -29,8 +30,6 @@ log = logging.getLogger(__name__)
 ALWAYS = ("PATH", "HOME", "LANG")
 LOOK_S = 15.0
 """Seconds between two looks whether the session of a running program has ended."""
-NOTICE_S = 5.0
-"""Time for a program to end by itself when its session has ended."""
 
 
 class ProgramPlayer:
@@ -42,19 +41,34 @@ class ProgramPlayer:
 
     async def play(self, recording: Recording) -> Played:
         rewards: dict[str, float | None] = {}
+        killed = False
         try:
             await recording.open()
             self._write_row()
             async with await self._start(recording) as program:
                 exited = await self._wait(program, recording)
             ending, rewards = _judged(exited)
+            killed = exited is None
         except EpisodeProcessError as error:
             ending = Ending("failed", "program", str(error), lost="program")
         except ServerLostError as error:
             ending = Ending("failed", "infrastructure", str(error), lost="server")
         finally:
             self.row_file.unlink(missing_ok=True)
-        return await recording.ended(ending, rewards=rewards)
+        found = await recording.ended(ending, rewards=rewards)
+        if killed:
+            for name in self.config.reward_weights:
+                found.episode.rewards.setdefault(name, self._late)
+        return found
+
+    @property
+    def _late(self) -> RewardScore:
+        """The score of a reward that a program was killed before it had printed."""
+        detail = (
+            f"the program went on for {self.config.call_timeout_s:g} s after its session had ended, and was killed; "
+            "see episodes.call_timeout_s"
+        )
+        return RewardScore(score=None, status="timeout", detail=detail)
 
     def _write_row(self) -> None:
         self.row_file.parent.mkdir(parents=True, exist_ok=True)
@@ -75,14 +89,12 @@ class ProgramPlayer:
 
     async def _wait(self, program: EpisodeProcess, recording: Recording) -> Exit | None:
         """Wait for the program's end; None when its session ended and it did not. Raises ServerLostError."""
-        loop = asyncio.get_running_loop()
-        deadline_at = loop.time() + self.config.deadline_s
         while True:
-            await asyncio.wait({program.exited}, timeout=min(LOOK_S, max(NOTICE_S, deadline_at - loop.time())))
+            await asyncio.wait({program.exited}, timeout=LOOK_S)
             if program.exited.done():
                 return program.exited.result()
             if await _has_ended(recording):
-                await asyncio.wait({program.exited}, timeout=NOTICE_S)
+                await asyncio.wait({program.exited}, timeout=self.config.call_timeout_s)
                 return program.exited.result() if program.exited.done() else None
 
 
