@@ -69,6 +69,15 @@ async def test_without_rewards_of_the_server_nothing_is_asked():
     assert lacks.left_out_because(mask_truncated=False) == "unscorable"
 
 
+async def test_any_reward_of_the_run_may_decide_what_is_correct():
+    brought = {"environment": 1.0, "won": 1.0}
+    for name, correct in ((None, False), ("won", True), ("polite", True)):
+        episode = conversation("a")
+        episode.rewards = {"environment": OK, "won": replace_score(1.0)}
+        await scored(Group(0, ROW, [episode]), RewardConfig(reward_funcs=["polite"], accuracy_reward=name), brought)
+        assert episode.correct is correct
+
+
 def replace_score(score: float) -> RewardScore:
     return OK.model_copy(update={"score": score})
 

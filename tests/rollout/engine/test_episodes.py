@@ -84,10 +84,10 @@ async def test_an_environment_plays_turn_by_turn_and_again_the_same(fresh: Serve
         ({"max_tokens": 1}, {"steps": 9}, "truncated", None, 0.25),
         ({"max_context_tokens": 60}, {"steps": 99, "scores": False}, "truncated", None, None),
         (
-            {"deadline_s": 1, "call_timeout_s": 1},
-            {"steps": 9, "waits_at": [2, 3], "waits_s": 0.6},
+            {"deadline_s": 3, "call_timeout_s": 3},
+            {"steps": 9, "waits_at": [2, 3, 4, 5, 6], "waits_s": 0.6},
             "truncated",
-            "deadline_s 1 is over",
+            "deadline_s 3 is over",
             None,
         ),
     ],

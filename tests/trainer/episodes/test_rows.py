@@ -1,10 +1,12 @@
 """Rows of episodes: without prompts, or numbers alone; and what the canary and the length checks make of them."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from tests.tiny_model import make_tokenizer
 
 from grpo_trainer.config.run_config import RunConfig
@@ -68,3 +70,11 @@ def test_the_rewards_of_a_run_are_those_that_episodes_bring_and_those_of_the_ser
     config = config_of(tmp_path, episodes={"num_tasks": 5}, data={})
     assert (config.reward_weights, config.decides_accuracy) == ({"environment": 1.0, "x": 1.0}, "environment")
     assert config_of(tmp_path, episodes=None, data={"dataset": "d"}).reward_weights == {"x": 1.0}
+
+
+@pytest.mark.parametrize(("name", "error"), [("environment", None), ("x", None), ("y", "y is no reward of this run")])
+def test_the_reward_that_decides_what_is_correct_is_one_of_them(tmp_path: Path, name: str, error: str | None):
+    reward = {"reward_funcs": ["x"], "accuracy_reward": name}
+    with nullcontext() if error is None else pytest.raises(ValidationError, match=error):
+        config = config_of(tmp_path, episodes={"num_tasks": 5}, data={}, reward=reward)
+        assert config.decides_accuracy == name

@@ -111,7 +111,9 @@ class RewardConfig(Section):
     reward_weights: list[float] | None = Field(None, description="One weight for every reward; all 1 when absent.")
     params: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Reward name → its parameters.")
     accuracy_reward: str | None = Field(
-        None, description="The reward whose score ≥ 1 means `correct`; absent: the first reward."
+        None,
+        description="The reward whose score ≥ 1 means `correct`, one of reward_funcs or of the episodes' own; absent: "
+        "the first, episodes' before others.",
     )
     timeout_s: Seconds = Field(10.0, description="Limit for one sample and one reward.")
     deadline_s: Seconds = Field(120.0, description="Limit for one batch.")
@@ -127,7 +129,7 @@ class RewardConfig(Section):
             raise ValueError(f"{len(self.reward_weights)} reward_weights for {len(self.reward_funcs)} reward_funcs")
         if len(set(self.names)) != len(self.names):
             raise ValueError(f"reward_funcs has a name twice: {', '.join(self.names)}")
-        for name in [*self.params, *filter(None, [self.accuracy_reward])]:
+        for name in self.params:
             if name not in self.names:
                 raise ValueError(f"{name} is none of the reward_funcs {', '.join(self.names)}")
         return self
@@ -141,11 +143,6 @@ class RewardConfig(Section):
     def weights(self) -> dict[str, float]:
         """Reward → its weight."""
         return dict(zip(self.names, self.reward_weights or [1.0] * len(self.names), strict=True))
-
-    @property
-    def decides_accuracy(self) -> str:
-        """The reward that decides which completions are correct; empty without rewards."""
-        return self.accuracy_reward or next(iter(self.names), "")
 
     @property
     def files(self) -> dict[str, Path]:
@@ -272,6 +269,14 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _rewards_of_sets_among_all(self) -> Self:
         self.data.check_rewards(self.reward.names)
+        return self
+
+    @model_validator(mode="after")
+    def _correct_by_a_reward_of_the_run(self) -> Self:
+        if (name := self.reward.accuracy_reward) is not None and name not in self.reward_weights:
+            raise ValueError(
+                f"reward.accuracy_reward {name} is no reward of this run: {', '.join(self.reward_weights) or 'none'}"
+            )
         return self
 
     @model_validator(mode="after")

@@ -25,6 +25,8 @@ SHARED = "shared_prefixes"
 CAUSAL, NO_WINDOW = 0, -1
 WIDEST_HEAD = 256
 """Width of a head up to which torch's own flash attention computes; it also wants a multiple of 8."""
+WITHOUT_GRADIENT = range(193, 225)
+"""Widths whose gradient it refuses on small GPUs (sm_86, 89, 120), after a forward pass that goes well."""
 FEWER_KEY_HEADS = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
 """torch before 2.12 takes fewer key heads than query heads without being told."""
 
@@ -129,6 +131,7 @@ def in_one_call(device: torch.device, dtype: torch.dtype, *, width: int, value_w
         and dtype in (torch.bfloat16, torch.float16)
         and width == value_width <= WIDEST_HEAD
         and width % 8 == 0
+        and width not in WITHOUT_GRADIENT
         and torch.backends.cuda.is_flash_attention_available()
         and torch.cuda.get_device_capability(device) >= (8, 0)
     )

@@ -86,6 +86,7 @@ class RewardStage:
         self.code = code or RewardCode(accept=config.accept_changed_code)
         self.specs = reward_specs(config, config.weights)
         self.brought = [RewardSpec(name=name, weight=weight) for name, weight in brought.items()]
+        self._decides_accuracy = config.accuracy_reward or next(iter([*brought, *config.names]), "")
         self.known: dict[str, RewardDescription] = {}
         self._own_specs = {name: reward_specs(config, weights) for name, weights in own_rewards.items()}
 
@@ -223,10 +224,10 @@ class RewardStage:
         specs = [*self.brought, *specs]
         episode.rewards = {**episode.rewards, **lacking, **scores}
         episode.total = total_score(specs, episode.rewards) if self.brought else total
-        decides_accuracy = self.config.decides_accuracy
-        if decides_accuracy not in [spec.name for spec in specs] or (self.brought and not self.config.accuracy_reward):
-            decides_accuracy = specs[0].name
-        episode.correct = is_correct(episode.rewards.get(decides_accuracy))
+        decides = self._decides_accuracy
+        if decides not in [spec.name for spec in specs]:
+            decides = specs[0].name
+        episode.correct = is_correct(episode.rewards.get(decides))
         if episode.total is None:
             episode.unscored_because = missing_because(specs, episode.rewards)
 
