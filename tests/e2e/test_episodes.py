@@ -11,6 +11,7 @@ import pytest
 
 from tests.e2e.conftest import Stack, read_jsonl
 from tests.e2e.runs import assert_same_run, wait_for_step
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.xdist_group("stack")]
 
@@ -67,7 +68,7 @@ def test_held_out_rows_are_played_as_episodes(played: Path):
 
 
 def open_sessions(url: str) -> int:
-    return httpx.get(f"{url}/info", trust_env=False).json()["sessions"]["open"]  # type: ignore[no-any-return]
+    return httpx.get(f"{url}/info", trust_env=False, timeout=PATIENCE_S).json()["sessions"]["open"]  # type: ignore[no-any-return]
 
 
 def test_the_sessions_of_a_run_are_forgotten(played: Path, stack: Stack):

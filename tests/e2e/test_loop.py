@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.e2e.conftest import TRAINER_ENVIRONMENT, Stack, read_jsonl
 from tests.processes import BIN
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.xdist_group("stack")]
 
@@ -112,7 +113,7 @@ def test_the_run_ends_with_a_summary_and_a_page(finished_run: Path):
 
 
 def test_the_server_holds_the_last_version(finished_run: Path, stack: Stack):
-    state = httpx.get(f"{stack.rollout.url}/v1/weights", trust_env=False).json()
+    state = httpx.get(f"{stack.rollout.url}/v1/weights", trust_env=False, timeout=PATIENCE_S).json()
     assert (state["state"], state["version"]) == ("current", 4)
 
 

@@ -16,6 +16,7 @@ from grpo_proto.messages.rollout import Prompt, RolloutRequest, RolloutResponse,
 from tests.processes import ROLLOUT_ENVIRONMENT, Service, free_port, rollout_command, service
 from tests.rollout.pushing import Trainer
 from tests.tiny_model import make_model, save_tiny_model
+from tests.waiting import PATIENCE_S
 from tests.warm_python import warm_vllm
 
 TOKEN = "a-token-for-tests"
@@ -33,7 +34,8 @@ class Server:
         return make_model(tied=self.tied, dtype=self.dtype, seed=seed)
 
     def client(self) -> RolloutClient:
-        return RolloutClient(self.url, token=self.token)
+        """A client that a server on a busy machine may keep waiting: two cores, shared by a dozen servers."""
+        return RolloutClient(self.url, token=self.token, probe_timeout_s=PATIENCE_S)
 
     def trainer(self, **options: object) -> Trainer:
         return Trainer(self.url, token=self.token, **options)  # type: ignore[arg-type]
@@ -103,7 +105,7 @@ def given_error(model: Qwen2ForCausalLM, sequences: Sequence[GivenSequence], res
 async def until_running(server: Server, count: float | None, timeout_s: float = 30.0, *, waiting: bool = True) -> None:
     """Wait until vLLM's scheduler has `count` sequences, running or `waiting`; None waits for any."""
     deadline = time.monotonic() + timeout_s
-    async with httpx.AsyncClient(base_url=server.url, trust_env=False, verify=False) as http:  # noqa: S501 (no TLS here)
+    async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=PATIENCE_S, verify=False) as http:  # noqa: S501 (no TLS here)
         while time.monotonic() < deadline:
             lines = (await http.get("/metrics")).text.splitlines()
             gauges = ("vllm:num_requests_running", "vllm:num_requests_waiting{")[: 1 + waiting]

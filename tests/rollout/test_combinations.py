@@ -17,6 +17,7 @@ from grpo_proto.messages.logprobs import LogprobsRequest
 from tests.processes import BIN, ROLLOUT_ENVIRONMENT, free_port, rollout_command
 from tests.rollout.conftest import Server, given, given_error, logprob_error, long_request, started
 from tests.tiny_model import save_tiny_model
+from tests.waiting import PATIENCE_S
 from tests.warm_python import warm_vllm
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900), pytest.mark.xdist_group("engines")]
@@ -58,7 +59,7 @@ class TestUntied:
         assert answer.session == trainer.session
 
     async def test_the_token_is_asked_for_everywhere_but_at_the_probes(self, untied: tuple[Server, Server]):
-        async with httpx.AsyncClient(base_url=untied.url, trust_env=False) as http:
+        async with httpx.AsyncClient(base_url=untied.url, trust_env=False, timeout=PATIENCE_S) as http:
             for path in ("/livez", "/readyz", "/info", "/metrics"):
                 assert (await http.get(path)).status_code == 200, path
             for path in GUARDED:

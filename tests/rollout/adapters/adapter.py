@@ -16,6 +16,7 @@ from grpo_proto.transport import dtype_name, plan_manifest
 from grpo_trainer.lora.nf4 import round_to_nf4
 from tests.rollout.pushing import SMALL_BUCKET_BYTES, Trainer
 from tests.tiny_model import make_model
+from tests.waiting import PATIENCE_S
 
 
 def make_base() -> Qwen2ForCausalLM:
@@ -57,7 +58,7 @@ class AdapterTrainer(Trainer):
 
     async def begin_adapter(self, adapter: Adapter, version: int, **changes: Any) -> WeightState:
         if self.base_digest is None:
-            async with RolloutClient(self.url) as client:
+            async with RolloutClient(self.url, probe_timeout_s=PATIENCE_S) as client:
                 self.base_digest = (await client.info()).base_digest
         fields = {"manifest": adapter.manifest(), "peft_config": adapter.config, "base_digest": self.base_digest}
         request = BeginRequest(session=self.session, version=version, kind="lora", **(fields | changes))

@@ -9,6 +9,7 @@ import pytest
 from grpo_proto.messages.errors import ServiceError
 from grpo_proto.messages.rollout import RolloutResponse
 from tests.rollout.conftest import Server
+from tests.waiting import PATIENCE_S
 
 
 def refused(status: int, type: str):
@@ -24,7 +25,7 @@ def finish_reasons(answer: RolloutResponse) -> set[str]:
 
 
 async def models(server: Server) -> set[str]:
-    async with httpx.AsyncClient(base_url=server.url, trust_env=False) as http:
+    async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=PATIENCE_S) as http:
         return {model["id"] for model in (await http.get("/v1/models")).json()["data"]}
 
 
@@ -45,6 +46,6 @@ async def token_versions(server: Server) -> list[list[tuple[str, int]]]:
 async def num_adapters(server: Server) -> float:
     """Versions in the workers' memory, once those that are not used have been unloaded."""
     await asyncio.sleep(0.5)
-    async with httpx.AsyncClient(base_url=server.url, trust_env=False) as http:
+    async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=PATIENCE_S) as http:
         lines = (await http.get("/metrics")).text.splitlines()
     return float(next(line for line in lines if line.startswith("grpo_rollout_adapters ")).rsplit(" ", 1)[1])

@@ -22,6 +22,7 @@ from tests.rollout.adapters.asking import (
 from tests.rollout.conftest import Server, in_flight, logprob_error, long_request, until_running
 from tests.rollout.pushing import manifest_of, new_session
 from tests.tiny_model import make_model
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900), pytest.mark.xdist_group("engine")]
 FP32_BOUND = 1e-5
@@ -129,7 +130,7 @@ class TestWhilePushing:
             await until_running(server, None)
             state = await trainer.begin_adapter(adapter, 2, bucket_timeout_s=300.0, deadline_s=300.0)
             assert (state.state, state.version) == ("current", 1)
-            async with httpx.AsyncClient(base_url=server.url, trust_env=False) as http:
+            async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=PATIENCE_S) as http:
                 assert (await http.get("/readyz")).status_code == 200
             # No bucket has come yet: the workers look for it and sample meanwhile.
             answer = await server.sample(request_id="during", session=trainer.session)

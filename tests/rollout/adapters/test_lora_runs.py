@@ -17,6 +17,7 @@ from tests.e2e.conftest import Stack, read_jsonl, stack_around
 from tests.e2e.runs import assert_same_run, completions, wait_for_step
 from tests.otlp_receiver import otlp_receiver
 from tests.rollout.conftest import Server
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.xdist_group("engine")]
 LORA = ("--model.lora.r", 8, "--model.lora.alpha", 16, "--optimizer.learning_rate", 1e-2)
@@ -26,7 +27,7 @@ LORA = ("--model.lora.r", 8, "--model.lora.alpha", 16, "--optimizer.learning_rat
 def adapters(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Around the server of adapters: one that has taken a push of all weights has lost the base of an adapter."""
     asyncio.run(free(server))
-    model = Path(httpx.get(f"{server.url}/info", trust_env=False).json()["model"])
+    model = Path(httpx.get(f"{server.url}/info", trust_env=False, timeout=PATIENCE_S).json()["model"])
     with (
         otlp_receiver() as receiver,
         stack_around(server.running, model, tmp_path_factory.mktemp("adapter-runs"), receiver) as stack,
@@ -65,7 +66,7 @@ def test_adapters_are_pushed_verified_and_saved(adapters: Stack, finished: Path)
     pushed = {step["weights/push_bytes"] for step in metrics if "weights/push_bytes" in step}
     assert max(pushed) < 200_000, "an adapter, and not the model of 1.6 MB"
     assert largest_difference(finished) <= 1e-5
-    state = httpx.get(f"{adapters.rollout.url}/info", trust_env=False).json()["weights"]
+    state = httpx.get(f"{adapters.rollout.url}/info", trust_env=False, timeout=PATIENCE_S).json()["weights"]
     assert state["state"] == "current"
     assert state["verified_by"] == ["canary"]
     base = AutoModelForCausalLM.from_pretrained(adapters.model)

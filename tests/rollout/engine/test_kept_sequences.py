@@ -14,6 +14,7 @@ from transformers import Qwen2ForCausalLM
 from grpo_proto.messages.rollout import Completion, RolloutResponse
 from tests.rollout.conftest import Server, in_flight, logprob_error, long_request, rollout_request
 from tests.rollout.pushing import Trainer
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900), pytest.mark.xdist_group("engine")]
 BF16_BOUND = 0.02
@@ -23,7 +24,7 @@ LETTER = 7
 
 async def num_preemptions(server: Server) -> float:
     """Sequences whose KV vLLM has given up, to compute it again, since the server was started."""
-    async with httpx.AsyncClient(base_url=server.url, trust_env=False) as http:
+    async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=PATIENCE_S) as http:
         lines = (await http.get("/metrics")).text.splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vllm:num_preemptions_total"))
 

@@ -11,6 +11,7 @@ from grpo_proto.messages.weights import AbortRequest
 from tests.rollout.conftest import Server, given, given_error, in_flight, long_request
 from tests.rollout.engine.conftest import MAX_SCORED_TOKENS
 from tests.rollout.pushing import manifest_of
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900), pytest.mark.xdist_group("engine")]
 
@@ -65,7 +66,7 @@ async def test_what_cannot_be_scored(fresh: Server, sequences: list[GivenSequenc
     ],
 )
 async def test_a_body_that_makes_no_sense(server: Server, sequence: dict[str, object], named: str):
-    async with httpx.AsyncClient(trust_env=False) as http:
+    async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE_S) as http:
         response = await http.post(f"{server.url}/v1/logprobs", json={"sequences": [sequence]})
     assert response.status_code == 422
     assert named in ErrorBody.model_validate_json(response.content).error.message

@@ -13,6 +13,7 @@ from grpo_proto.messages.errors import ConflictError, DataError, ErrorBody, Infr
 from grpo_proto.messages.rollout import Prompt, RolloutRequest, Sampling
 from tests.rollout.conftest import Server, in_flight, logprob_error, long_request, until_running
 from tests.tiny_model import CHAT_TEMPLATE, IM_END, IM_START, PAD, make_tokenizer
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900), pytest.mark.xdist_group("engine")]
 
@@ -219,7 +220,7 @@ class TestBadInput:
     async def test_every_error_has_the_body_of_the_wire(
         self, server: Server, body: bytes, content_type: str, status: int, type: str
     ):
-        async with httpx.AsyncClient(trust_env=False) as http:
+        async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE_S) as http:
             response = await http.post(
                 f"{server.url}/v1/rollouts", content=body, headers={"Content-Type": content_type}
             )
@@ -245,7 +246,7 @@ class TestOtherRoutes:
         assert (info.dtype, info.max_model_len, info.world_size, info.device) == ("bfloat16", 256, 1, "cpu")
 
     async def test_vllms_own_routes_are_there_and_its_developer_routes_are_not(self, fresh: Server):
-        async with httpx.AsyncClient(base_url=fresh.url, trust_env=False) as http:
+        async with httpx.AsyncClient(base_url=fresh.url, trust_env=False, timeout=PATIENCE_S) as http:
             models = (await http.get("/v1/models")).json()
             body = {"model": models["data"][0]["id"], "prompt": "ab", "max_tokens": 3}
             completion = (await http.post("/v1/completions", json=body)).json()
@@ -255,7 +256,7 @@ class TestOtherRoutes:
 
     async def test_metrics_count(self, fresh: Server):
         await fresh.sample()
-        async with httpx.AsyncClient(base_url=fresh.url, trust_env=False) as http:
+        async with httpx.AsyncClient(base_url=fresh.url, trust_env=False, timeout=PATIENCE_S) as http:
             text = (await http.get("/metrics")).text
         for name in ("grpo_rollout_tokens_total", "grpo_rollout_pushes_total", 'weight_state{state="current"} 1.0'):
             assert name in text

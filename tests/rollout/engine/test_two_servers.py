@@ -14,6 +14,7 @@ from tests.processes import gone_within
 from tests.rollout.conftest import Server, logprob_error, long_request, started, until_running
 from tests.rollout.pushing import Trainer, manifest_of
 from tests.rollout.sessions.opened import opened
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900), pytest.mark.xdist_group("engine")]
 BF16_BOUND = 0.02
@@ -32,7 +33,7 @@ def both(server: Server, compiled: Server) -> tuple[Server, Server]:
 
 
 async def readyz(server: Server, **query: object) -> int:
-    async with httpx.AsyncClient(trust_env=False) as http:
+    async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE_S) as http:
         return (await http.get(f"{server.url}/readyz", params=query)).status_code
 
 
@@ -79,7 +80,7 @@ async def test_the_output_head_follows_the_embedding(compiled: Server):
 
 
 async def test_the_probes_answer_while_a_push_hangs(compiled: Server):
-    async with compiled.trainer() as trainer, httpx.AsyncClient(trust_env=False) as http:
+    async with compiled.trainer() as trainer, httpx.AsyncClient(trust_env=False, timeout=PATIENCE_S) as http:
         await trainer.join()
         # The engine's loop is blocked in a receive from now on; a probe that waited for it would find it over.
         await trainer.begin(1, manifest_of(compiled.model(1)), bucket_timeout_s=60.0)
