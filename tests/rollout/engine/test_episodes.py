@@ -85,7 +85,7 @@ async def test_an_environment_plays_turn_by_turn_and_again_the_same(fresh: Serve
         ({"max_context_tokens": 60}, {"steps": 99, "scores": False}, "truncated", None, None),
         (
             {"deadline_s": 3, "call_timeout_s": 3},
-            {"steps": 9, "waits_at": [2, 3, 4, 5, 6], "waits_s": 0.6},
+            {"steps": 99, "waits_at": [*range(2, 99)], "waits_s": 0.6},
             "truncated",
             "deadline_s 3 is over",
             None,
@@ -180,8 +180,12 @@ async def test_a_program_is_played_as_it_is_and_never_gets_the_servers_token(
         ({"agent": ["./nowhere"]}, {"turns": 1}, ("failed", "program", "program", "error")),
         ({"max_turns": 1}, {"turns": 9}, ("truncated", "policy", None, "ok")),
         ({"max_turns": 1}, {"turns": 9, "crashes": True}, ("truncated", "policy", None, None)),
-        ({"max_turns": 1}, {"turns": 9, "waits_s": 2}, ("truncated", "policy", None, "ok")),
-        ({"idle_s": 1, "call_timeout_s": 0.2}, {"turns": 0, "waits_s": 600}, ("truncated", "policy", None, "timeout")),
+        ({"max_turns": 1}, {"turns": 9, "waits_s": 6}, ("truncated", "policy", None, "ok")),
+        (
+            {"idle_s": 1, "call_timeout_s": 0.2},
+            {"turns": 0, "waits_s": 600},
+            ("truncated", "policy", None, "unscorable"),
+        ),
     ],
 )
 async def test_how_a_program_ends_is_how_its_episode_ends(

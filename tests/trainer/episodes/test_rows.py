@@ -72,7 +72,10 @@ def test_the_rewards_of_a_run_are_those_that_episodes_bring_and_those_of_the_ser
     assert config_of(tmp_path, episodes=None, data={"dataset": "d"}).reward_weights == {"x": 1.0}
 
 
-@pytest.mark.parametrize(("name", "error"), [("environment", None), ("x", None), ("y", "y is no reward of this run")])
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [("environment", None), ("x", None), ("y", "y is none of the rewards with a weight: environment, x; one of")],
+)
 def test_the_reward_that_decides_what_is_correct_is_one_of_them(tmp_path: Path, name: str, error: str | None):
     reward = {"reward_funcs": ["x"], "accuracy_reward": name}
     with nullcontext() if error is None else pytest.raises(ValidationError, match=error):

@@ -54,7 +54,7 @@ def test_tasks_stand_in_for_a_dataset():
         ({"agent": ["x"], "env": ["GRPO_API_TOKEN"]}, {}, "opens every server of the run"),
         ({"environment": "mine.py:Game", "env": ["HOME"]}, {}, "set agent, or leave env out"),
         ({"environment": "mine.py:Game", "call_timeout_s": 400}, {}, "call_timeout_s 400 is above idle_s 300"),
-        ({"agent": ["x"], "call_timeout_s": 400}, {}, "a rollout server forgets .* 600 s after its end"),
+        ({"agent": ["x"], "call_timeout_s": 400}, {}, "a rollout server keeps .* for 600 s"),
         ({"environment": "mine.py:Game", "min_group_size": 9}, {}, "more than rollout.num_generations 8"),
         ({"environment": "mine.py:Game"}, {"data": {}}, "data.dataset is missing: .* needs episodes.num_tasks"),
         ({"environment": "mine.py:Game", "num_tasks": 9}, {}, "leave one of them out"),

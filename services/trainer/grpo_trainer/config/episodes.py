@@ -75,7 +75,7 @@ class EpisodesConfig(Section):
     call_timeout_s: Seconds = Field(
         60.0,
         description="Limit of one call of an environment or a tool; of a program whose episode has met a limit, to "
-        "print its rewards.",
+        "print its rewards and end.",
     )
     startup_timeout_s: Seconds = Field(300.0, description="Time to import the files that are named here.")
     max_concurrent_episodes: int | None = Field(
@@ -125,8 +125,8 @@ class EpisodesConfig(Section):
                 )
         if self.agent and self.call_timeout_s > RECORD_KEPT_S / 2:
             raise ValueError(
-                f"call_timeout_s {self.call_timeout_s:g} is above {RECORD_KEPT_S / 2:g}: a rollout server forgets what "
-                f"an episode has sampled {RECORD_KEPT_S:g} s after its end; lower it"
+                f"call_timeout_s {self.call_timeout_s:g} is above {RECORD_KEPT_S / 2:g}: a rollout server keeps what "
+                f"an episode has sampled for {RECORD_KEPT_S:g} s, and half of that is left for reading it; lower it"
             )
         return self
 

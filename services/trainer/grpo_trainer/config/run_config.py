@@ -112,8 +112,8 @@ class RewardConfig(Section):
     params: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Reward name → its parameters.")
     accuracy_reward: str | None = Field(
         None,
-        description="The reward whose score ≥ 1 means `correct`, one of reward_funcs or of the episodes' own; absent: "
-        "the first, episodes' before others.",
+        description="The reward whose score ≥ 1 means `correct`, one of reward_funcs, or an episodes' own with a "
+        "weight; absent: the first, episodes' before others.",
     )
     timeout_s: Seconds = Field(10.0, description="Limit for one sample and one reward.")
     deadline_s: Seconds = Field(120.0, description="Limit for one batch.")
@@ -275,7 +275,13 @@ class RunConfig(Section):
     def _correct_by_a_reward_of_the_run(self) -> Self:
         if (name := self.reward.accuracy_reward) is not None and name not in self.reward_weights:
             raise ValueError(
-                f"reward.accuracy_reward {name} is no reward of this run: {', '.join(self.reward_weights) or 'none'}"
+                f"reward.accuracy_reward {name} is none of the rewards with a weight: "
+                f"{', '.join(self.reward_weights) or 'there are none'}"
+                + (
+                    "; one of the episodes' own gets it in episodes.reward_weights, 0 to log it"
+                    if self.episodes
+                    else ""
+                )
             )
         return self
 

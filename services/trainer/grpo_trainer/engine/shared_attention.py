@@ -26,7 +26,7 @@ CAUSAL, NO_WINDOW = 0, -1
 WIDEST_HEAD = 256
 """Width of a head up to which torch's own flash attention computes; it also wants a multiple of 8."""
 WITHOUT_GRADIENT = range(193, 225)
-"""Widths whose gradient it refuses on small GPUs (sm_86, 89, 120), after a forward pass that goes well."""
+"""Widths whose gradient it refuses on some GPUs (sm_86, 89, 120), after a forward pass that goes well."""
 FEWER_KEY_HEADS = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
 """torch before 2.12 takes fewer key heads than query heads without being told."""
 

@@ -5,7 +5,7 @@ It gets the session's URLs and its key by environment variables, and the row as 
 `{"rewards": {"name": number or null}}`. It leads a process group of its own and ends with the episode.
 
 Waits for: its end, and that of its session, whose clock stands still while weights load; then `call_timeout_s` more, in
-which a program that met a limit works out its rewards.
+which a program that met a limit works out its rewards and ends.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from typing import Any
 
 from grpo_proto import ConflictError, InfrastructureError, RewardScore
 from grpo_proto.messages.errors import DataError
+from grpo_proto.messages.sessions import Status
 
 from ..config.episodes import EpisodesConfig
 from .identity import EpisodeAsked
@@ -56,19 +57,19 @@ class ProgramPlayer:
         finally:
             self.row_file.unlink(missing_ok=True)
         found = await recording.ended(ending, rewards=rewards)
-        if killed:
+        if killed and found.ending.status != "failed":
+            log.warning("episode %s: %s", self.asked.id, self._killed)
+            none = RewardScore(score=None, status="unscorable", detail=self._killed)
             for name in self.config.reward_weights:
-                found.episode.rewards.setdefault(name, self._late)
+                found.episode.rewards.setdefault(name, none)
         return found
 
     @property
-    def _late(self) -> RewardScore:
-        """The score of a reward that a program was killed before it had printed."""
-        detail = (
-            f"the program went on for {self.config.call_timeout_s:g} s after its session had ended, and was killed; "
-            "see episodes.call_timeout_s"
+    def _killed(self) -> str:
+        return (
+            f"the program went on for more than {self.config.call_timeout_s:g} s after its session had ended, and was "
+            "killed without its rewards; see episodes.call_timeout_s"
         )
-        return RewardScore(score=None, status="timeout", detail=detail)
 
     def _write_row(self) -> None:
         self.row_file.parent.mkdir(parents=True, exist_ok=True)
@@ -93,15 +94,18 @@ class ProgramPlayer:
             await asyncio.wait({program.exited}, timeout=LOOK_S)
             if program.exited.done():
                 return program.exited.result()
-            if await _has_ended(recording):
+            status = await _status(recording)
+            if status == "failed":
+                return None
+            if status is not None:
                 await asyncio.wait({program.exited}, timeout=self.config.call_timeout_s)
                 return program.exited.result() if program.exited.done() else None
 
 
-async def _has_ended(recording: Recording) -> bool:
-    """Whether the session has ended. Raises ServerLostError when the server cannot be asked."""
+async def _status(recording: Recording) -> Status | None:
+    """How the session has ended; None while it goes on. Raises ServerLostError when the server cannot be asked."""
     try:
-        return (await recording.session.trajectory(retry_for_s=recording.place.retry_for_s)).status is not None
+        return (await recording.session.trajectory(retry_for_s=recording.place.retry_for_s)).status
     except (InfrastructureError, ConflictError) as error:
         raise ServerLostError(str(error)) from error
     except DataError as error:
