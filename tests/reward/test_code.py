@@ -210,14 +210,15 @@ def test_only_a_program_that_comes_to_its_end_has_passed():
     assert (died.score, died.log) == (0.0, {"passed": 0, "tests": 1, "failure": "death: exit status 0"})
 
 
-@pytest.mark.parametrize(("threads", "failure"), [(60, None), (70, "death: more than 64 threads")])
-def test_a_program_has_at_most_64_threads(threads: int, failure: str | None):
+@pytest.mark.parametrize(("threads", "held_s", "failure"), [(60, 0.5, None), (70, 15.0, "death: more than 64 threads")])
+def test_a_program_has_at_most_64_threads(threads: int, held_s: float, failure: str | None):
     program = (
-        "import threading\nstop = threading.Event()\n"
-        f"threads = [threading.Thread(target=stop.wait, args=(0.5,)) for _ in range({threads})]\n"
-        "for thread in threads:\n    thread.start()\nfor thread in threads:\n    thread.join()\nprint(3)\n"
+        "import threading, time\nstop = threading.Event()\n"
+        f"threads = [threading.Thread(target=stop.wait) for _ in range({threads})]\n"
+        f"for thread in threads:\n    thread.start()\ntime.sleep({held_s})\nstop.set()\n"
+        "for thread in threads:\n    thread.join()\nprint(3)\n"
     )
-    result = code(fenced(program), tests=[Example(input="", output="3")], memory_mib=8192, test_timeout_s=8.0)
+    result = code(fenced(program), tests=[Example(input="", output="3")], memory_mib=8192, test_timeout_s=20.0)
     assert result.log is not None
     assert (result.score, result.log["failure"]) == (float(failure is None), failure)
 
