@@ -172,6 +172,7 @@ async def test_of_the_environment_a_reward_sees_a_short_list_and_what_it_was_giv
 @pytest.mark.faults
 async def test_idle_workers_that_are_killed_are_replaced(machinery):
     before = await machinery.all_workers()
+    assert len(before) == 2
     machinery.restarts.clear()
     for pid in before:
         os.kill(pid, signal.SIGKILL)
@@ -180,7 +181,9 @@ async def test_idle_workers_that_are_killed_are_replaced(machinery):
             await asyncio.sleep(0.01)
     assert await machinery.statuses("", "", "") == ["ok", "ok", "ok"]
     assert machinery.restarts == {"death": 2}
-    assert not before & await machinery.all_workers()
+    after = await machinery.all_workers()
+    assert len(after) == 2
+    assert not before & after
 
 
 @pytest.mark.faults

@@ -10,7 +10,7 @@ from .rollout import FinishReason, Sampling, TokenId
 Status = Literal["completed", "truncated", "timeout", "failed"]
 Cause = Literal["policy", "program", "infrastructure"]
 RECORD_KEPT_S = 600.0
-"""How long a server keeps the record of an ended session."""
+"""Time for which a server keeps the record of an ended session."""
 
 
 class SessionLimits(Request):

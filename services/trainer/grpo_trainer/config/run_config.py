@@ -274,14 +274,10 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _correct_by_a_reward_of_the_run(self) -> Self:
         if (name := self.reward.accuracy_reward) is not None and name not in self.reward_weights:
+            how = "; one of the episodes' own gets it in episodes.reward_weights, 0 to log it" if self.episodes else ""
             raise ValueError(
                 f"reward.accuracy_reward {name} is none of the rewards with a weight: "
-                f"{', '.join(self.reward_weights) or 'there are none'}"
-                + (
-                    "; one of the episodes' own gets it in episodes.reward_weights, 0 to log it"
-                    if self.episodes
-                    else ""
-                )
+                f"{', '.join(self.reward_weights) or 'there are none'}{how}"
             )
         return self
 

@@ -48,7 +48,7 @@ class ProgramPlayer:
             self._write_row()
             async with await self._start(recording) as program:
                 exited = await self._wait(program, recording)
-            ending, rewards = _judged(exited)
+            ending, rewards = _judged(exited, self.config.call_timeout_s)
             killed = exited is None
         except EpisodeProcessError as error:
             ending = Ending("failed", "program", str(error), lost="program")
@@ -58,18 +58,11 @@ class ProgramPlayer:
             self.row_file.unlink(missing_ok=True)
         found = await recording.ended(ending, rewards=rewards)
         if killed and found.ending.status != "failed":
-            log.warning("episode %s: %s", self.asked.id, self._killed)
-            none = RewardScore(score=None, status="unscorable", detail=self._killed)
+            log.warning("episode %s: %s", self.asked.id, ending.detail)
+            none = RewardScore(score=None, status="unscorable", detail=ending.detail)
             for name in self.config.reward_weights:
                 found.episode.rewards.setdefault(name, none)
         return found
-
-    @property
-    def _killed(self) -> str:
-        return (
-            f"the program went on for more than {self.config.call_timeout_s:g} s after its session had ended, and was "
-            "killed without its rewards; see episodes.call_timeout_s"
-        )
 
     def _write_row(self) -> None:
         self.row_file.parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +96,10 @@ class ProgramPlayer:
 
 
 async def _status(recording: Recording) -> Status | None:
-    """How the session has ended; None while it goes on. Raises ServerLostError when the server cannot be asked."""
+    """Return how the session has ended; None while it goes on.
+
+    Raises ServerLostError when the server cannot be asked.
+    """
     try:
         return (await recording.session.trajectory(retry_for_s=recording.place.retry_for_s)).status
     except (InfrastructureError, ConflictError) as error:
@@ -114,10 +110,14 @@ async def _status(recording: Recording) -> Status | None:
         raise
 
 
-def _judged(exited: Exit | None) -> tuple[Ending, dict[str, float | None]]:
+def _judged(exited: Exit | None, call_timeout_s: float) -> tuple[Ending, dict[str, float | None]]:
     """How a program's episode has ended, and its rewards. The session's own end, if it has one, outranks this."""
     if exited is None:
-        return Ending("failed", "program", "it went on after its session had ended, and was killed"), {}
+        detail = (
+            f"the program went on for more than {call_timeout_s:g} s after its session had ended, and was killed "
+            "without its rewards; see episodes.call_timeout_s"
+        )
+        return Ending("failed", "program", detail), {}
     try:
         rewards = rewards_of(exited.last_line)
     except ValueError as error:
