@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import psutil
 
+from tests.parent_death import end_with_parent
 from tests.warm_python import Forked, WarmPython
 
 BIN = Path(sys.executable).parent
@@ -92,7 +93,7 @@ def service(
     environment: dict[str, str] | None = None,
     python: WarmPython | None = None,
 ) -> Iterator[Service]:
-    """Run `command` in a process group of its own until the context ends.
+    """Run `command` in a process group of its own until the context ends, or the thread that entered it.
 
     `python`: fork it of this one. Its first word must then be a Python file.
     """
@@ -106,6 +107,7 @@ def service(
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=end_with_parent,
             )
     running = Service(process, log, f"http://127.0.0.1:{port}")
     try:

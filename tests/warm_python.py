@@ -18,6 +18,8 @@ from multiprocessing import context, forkserver, process, resource_tracker
 from pathlib import Path
 from unittest.mock import patch
 
+from tests.parent_death import end_with_parent
+
 READ_BY_IMPORTS = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTORCH_NVML_BASED_CUDA_CHECK": "0"}
 UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
 """What the imports print must not wait in a buffer that every fork would inherit."""
@@ -103,6 +105,10 @@ warm_vllm = WarmPython("tests.rollout.vllm_imports")
 
 def _run(libraries: tuple[str, ...], words: list[str], output: Path, errors: Path, environment: dict[str, str]) -> None:
     os.setsid()
+    end_with_parent()
+    # Let the fork server see the end of the tests: every fork holds the pipe by which it would.
+    os.close(forkserver._forkserver._forkserver_alive_fd)
+    forkserver._forkserver._forkserver_alive_fd = None
     for descriptor, file in ((1, output), (2, errors)):
         with file.open("ab") as opened:
             os.dup2(opened.fileno(), descriptor)

@@ -19,7 +19,10 @@ class SessionLimits(Request):
     max_turns: int = Field(default=16, ge=1)
     max_segments: int = Field(default=16, ge=1, description="A full render and a branch each begin a segment.")
     max_sampled_tokens: int | None = Field(
-        default=None, ge=1, description="Of all turns together; a turn that it cuts is the last."
+        default=None,
+        ge=1,
+        description="Of all turns together; a turn that it cuts is the last. Turns that run at once may each sample "
+        "what was left when they began.",
     )
     max_context_tokens: int | None = Field(
         default=None, ge=2, description="Of one prompt and its answer; default: the server's --max-model-len."
