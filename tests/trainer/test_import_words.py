@@ -5,8 +5,10 @@ import subprocess
 
 import pytest
 
+from grpo_trainer.config.swift_options import MS_SWIFT
 from grpo_trainer.errors import UsageError
 from grpo_trainer.imports.batch import Batch, generation_batch
+from grpo_trainer.imports.options import Options
 from grpo_trainer.imports.words import commands_of
 
 SCRIPTS = {
@@ -40,6 +42,44 @@ def test_what_a_shell_would_compute_stays_as_it_is_written():
     assert script.commands[0].words == ["run", "$(nproc)", "`hostname`", "$UNSET/x"]
     assert any("$UNSET is not set" in remark for remark in script.remarks)
     assert sum("no shell is run" in remark for remark in script.remarks) == 2
+
+
+COPIED = {
+    "blanks": ("run --a\u00a0b\u3000c", ["run", "--a", "b", "c"], "U+00A0 (no-break space) is read as a blank"),
+    "no width": ("run --\u200ba \ufeff b", ["run", "--a", "b"], "U+200B (zero width space) is left out"),
+    "curly quotes": ("run “a b” --c=‘d e’ it’s", ["run", "a b", "--c=d e", "it’s"], "“ and ” are read as quot"),
+    "in quotes": ("run 'a\u00a0“b”\u200d'", ["run", "a\u00a0“b”\u200d"], None),
+    "comment behind the end": ("run a \\ # why\n b", ["run", "a", "b"], "a comment behind the \\"),
+    "nothing in quotes": ("run '' b", ["run", "", "b"], None),
+}
+
+
+@pytest.mark.parametrize("name", COPIED)
+def test_what_copying_makes_of_a_script_is_read_as_it_was_meant(name: str):
+    text, words, remark = COPIED[name]
+    script = commands_of(text)
+    assert [one.words for one in script.commands] == [words]
+    assert any(remark in one for one in script.remarks) if remark else not script.remarks
+
+
+@pytest.mark.parametrize(
+    ("word", "read", "remark"),
+    [
+        (["—beta", "0.5"], ["0.5"], "—beta is read as --beta"),
+        (["–-beta=0.5"], ["0.5"], "–-beta= is read as --beta"),
+        (["-beta", "0.5"], ["0.5"], "-beta is read as --beta"),
+        (["--beta:", "0.5"], ["0.5"], "--beta: is read as --beta"),
+        (["--beta：0.5"], ["0.5"], "--beta： is read as --beta"),
+        (["--beta\u00a00.5"], ["0.5"], "--beta\u00a0 is read as --beta"),
+        (["--beta", "=", "0.5"], ["0.5"], "--beta = is read as --beta"),
+        (["--beta", "-0.5"], ["-0.5"], None),
+    ],
+)  # fmt: skip
+def test_an_option_that_a_page_has_changed_is_that_option(word: list[str], read: list[str], remark: str | None):
+    options = Options(MS_SWIFT)
+    options.add_words(["--loss_type", "grpo", *word])
+    assert options.given == {"loss_type": ["grpo"], "beta": read}
+    assert options.remarks == ([remark] if remark else [])
 
 
 def batch(**given: int | None) -> Batch:

@@ -144,6 +144,7 @@ def test_a_dataset_has_its_own_teacher_that_of_the_run_or_none(run_file: Path):
     [
         (["--optimizer.learning_rat", "1"], r"unknown flag --optimizer\.learning_rat .*--optimizer\.learning_rate"),
         (["--learning_rate", "1"], r"did you mean --optimizer\.learning_rate"),
+        (["—seed", "1"], r"—seed begins with U\+2014 \(em dash\), and a flag with two hyphens.*did you mean --seed\?"),
         (["--optimizer.learning_rate", "fast"], r"optimizer\.learning_rate: .*number.*'fast'"),
         (["--rollout.num_generations", "7"], r"num_generations 7 does not divide .* 512; take 511 or 518"),
         (["--algorithm.steps_per_generation", "3"], r"steps_per_generation 3 does not divide"),

@@ -1,6 +1,7 @@
 """A run file in YAML: what YAML would drop, or read as something else, is named with its line and key."""
 
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -123,6 +124,21 @@ def test_a_file_that_is_not_utf_8_or_holds_itself_is_named(tmp_path: Path):
         read_config(RunConfig, [str(tmp_path / "run.yaml")], program="x", env_prefix="X__")
     with pytest.raises(UsageError):
         read(tmp_path / "run.yaml", "eval: &a {max_rows: *a}\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("model:\n\tname_or_path: a\n", "line 6 is indented with a tab"),
+        ("model:\n\u00a0\u00a0name_or_path: a\n  dtype: float32\n", r"line 6 has a U\+00A0 \(no-break space\)"),
+        ("rollout:\n  max_prompts：8\n  temperature: 1.0\n", r"line 6 has a U\+FF1A \(fullwidth colon\)"),
+        ("rollout:\n  num_generations:8\n  temperature: 1.0\n", "a blank behind the colon"),
+    ],
+)
+def test_what_looks_like_yaml_and_is_none_is_named(tmp_path: Path, text: str, hint: str):
+    with pytest.raises(UsageError, match=r"run\.yaml is not YAML") as raised:
+        read(tmp_path / "run.yaml", text)
+    assert re.search(hint, str(raised.value.hint))
 
 
 def test_the_file_of_a_cold_start_is_read_in_the_same_way(tmp_path: Path):

@@ -9,7 +9,7 @@ cold_start.py   the file of a cold start
 settings.py     files, environment and flags → a run file or the file of a cold start
 yaml_file.py    … of which a file, and what YAML reads otherwise than it was meant; expected_types.py
 command_words.py    … and the words of the command line; keys.py: all names, and the nearest one to a name that is none;
-                other_names.py: names of TRL and ms-swift
+                other_names.py: names of TRL and ms-swift; look_alikes.py: characters that look like others
 peer_options.py what the options of another trainer become here, as a table; trl_options.py, swift_options.py
 doubts.py       settings that are allowed and seldom intended
 """

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ..errors import UsageError
 from .keys import Keys
+from .look_alikes import DASHES, described
 
 _HELP = ("--help", "-h")
 
@@ -32,6 +33,9 @@ def split_words(argv: Sequence[str], keys: Keys) -> tuple[list[Path], list[str]]
             value = value if equals else next(words)[1]
             _check_value(name, value, keys)
             flags.append(f"{name}={value}")
+        elif word and word[0] in DASHES and not Path(word).exists():
+            meant = keys.nearest(word.partition("=")[0].lstrip(f"-{DASHES}"), prefix="--")
+            raise UsageError(f"{word} begins with {described(word[0])}, and a flag with two hyphens", hint=meant)
         else:
             files.append(_file(word, keys))
     return files, flags

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from ..errors import UsageError, storage_error_class
 from .expected_types import TEXT, Expected
+from .look_alikes import in_yaml
 
 _LEADING_ZERO = re.compile(r"[-+]?0[0-9_]+")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -40,14 +41,26 @@ def read_yaml(file: Path, model: type[BaseModel]) -> dict[str, Any]:
     except OSError as error:
         hint = "what is no flag is a YAML file, and a setting is a flag: --section.key VALUE"
         raise storage_error_class(error)(f"{file}: {error.strerror}", hint=hint) from error
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: no UTF-8
-        hint = "put texts with braces, colons or quotation marks into quotes"
-        raise UsageError(f"{file} is not YAML: {error}", hint=hint) from error
+    except yaml.YAMLError as error:
+        raise UsageError(f"{file} is not YAML: {error}", hint=_hint(error, text)) from error
+    except ValueError as error:
+        raise UsageError(f"{file} is not YAML: {error}", hint="write it as UTF-8") from error
     if mistakes:
         raise UsageError("\n".join(mistakes))
     if not isinstance(content, dict):
         raise UsageError(f"{file} is not a mapping of sections", hint="such as `model: {name_or_path: …}`")
     return content
+
+
+def _hint(error: yaml.YAMLError, text: str) -> str:
+    """What to change: a character in the line of the error, or in the one before it, where YAML began to misread."""
+    mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
+    lines = list(enumerate(text.splitlines(), start=1))
+    near = lines[max(mark.line - 1, 0) : mark.line + 1] if mark is not None else lines
+    for number, line in near:
+        if (mistake := in_yaml(line)) is not None:
+            return f"line {number} {mistake}"
+    return "put a blank behind the colon of a key, and texts with braces, colons or quotation marks into quotes"
 
 
 class _Nodes:

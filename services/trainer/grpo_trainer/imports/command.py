@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..config.look_alikes import DASHES
 from ..config.swift_options import MS_SWIFT
 from ..config.trl_options import TRL
 from ..errors import UsageError
@@ -66,7 +67,7 @@ def _read(argv: list[str]) -> tuple[Script, str]:
     if len(argv) > 1 or argv[0].startswith("-"):
         return Script([command_of(argv)]), ""
     try:
-        return commands_of(Path(argv[0]).read_text(encoding="utf-8")), f" from {argv[0]}"
+        return commands_of(Path(argv[0]).read_text(encoding="utf-8-sig")), f" from {argv[0]}"
     except OSError as error:
         raise UsageError(
             f"{argv[0]} cannot be read: {error.strerror}", hint="give a file, or the options of a command"
@@ -105,7 +106,7 @@ def _chosen(script: Script, program: str, verb: str, servers: tuple[str, ...]) -
 
 def _trains(command: Command, program: str, verb: str, verbs: Sequence[str]) -> bool:
     words = command.words
-    if verb in verbs or (words and words[0].startswith("--")):
+    if verb in verbs or (words and words[0].startswith(("--", *DASHES))):
         return True
     if program == "swift":
         return any(word.endswith("rlhf.py") for word in words)

@@ -5,12 +5,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..config.look_alikes import BLANKS, DASHES, WIDE_COLON
 from ..config.peer_options import PeerOptions
 from ..errors import UsageError
 
 _SECRET = re.compile(r"(api_?key|access_?key|secret|secret_?key|token|password|passwd|webhook_url)$", re.IGNORECASE)
 _OPTION = re.compile(r"--([A-Za-z][\w-]*)(?:=(.*))?", re.DOTALL)
 _GLUED = re.compile(r"([^-].*?)(--([A-Za-z][\w-]*)(?:=.*)?)", re.DOTALL)
+_MEANT = re.compile(rf"[-{DASHES}]{{1,3}}([A-Za-z][\w-]*)(?:[=:{WIDE_COLON}{BLANKS}]+(.*))?", re.DOTALL)
+"""What is written for an option in a copied command: `—beta`, `-beta`, `--beta: 0.1`, or a blank that is no blank."""
 
 
 class Options:
@@ -49,8 +52,14 @@ class Options:
     def _taken_apart(self, words: Sequence[str]) -> list[str]:
         found: list[str] = []
         for word in words:
-            glued = _GLUED.fullmatch(word)
-            if glued and glued[3].replace("-", "_") in self.peer.known:
+            glued, meant = _GLUED.fullmatch(word), _MEANT.fullmatch(word)
+            if meant and not _OPTION.fullmatch(word) and self._knows(meant[1]):
+                written = word[: meant.start(2)] if meant[2] else word  # without its value, which may be a secret
+                self.remarks.append(f"{written} is read as --{meant[1]}")
+                found += [f"--{meant[1]}", *([meant[2]] if meant[2] else [])]
+            elif word == "=" and found and _OPTION.fullmatch(found[-1]):
+                self.remarks.append(f"{found[-1]} = is read as {found[-1]}")
+            elif glued and self._knows(glued[3]):
                 self.remarks.append(
                     f"{word} is read as {glued[1]} {glued[2]}: there is no blank before the \\ at the end of its line"
                 )
@@ -58,6 +67,10 @@ class Options:
             else:
                 found.append(word)
         return found
+
+    def _knows(self, written: str) -> bool:
+        name = written.replace("-", "_")
+        return name in self.peer.known or name in self.peer.older
 
     def _begin(self, written: str) -> str:
         name = written.replace("-", "_")

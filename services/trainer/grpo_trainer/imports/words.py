@@ -4,17 +4,21 @@ Understood are line continuations, quotes, comments, `VAR=value` before a comman
 `${VAR}` and `${VAR:-default}` of variables that the script sets itself. The environment is not looked at: what it holds
 may be a secret, and another machine's. What a shell would compute stays as it is written, and is reported.
 
-Two slips of documents are read as they were meant, and reported: a blank behind the `\` that ends a line, and options
-on a line of their own behind a line without `\`.
+Slips of documents are read as they were meant, and reported: a blank or a comment behind the `\` that ends a line,
+options on a line of their own behind a line without `\`, and what a page makes of blanks and quotation marks.
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ..config.look_alikes import BLANKS, UNSEEN, described
+
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^}]*))?\})")
 _ENDS_COMMAND = "\n;&|"
+_CONTINUED = re.compile(r"\\[ \t]+(#[^\n]*)?\n")
+_CURLY = re.compile("“[^”]*”|‘[^’]*’")
 
 
 @dataclass(frozen=True)
@@ -65,9 +69,13 @@ class _Reader:
             character = self.text[self.at]
             if self.text.startswith("\\\n", self.at):
                 self.at += 2
-            elif blank := re.compile(r"\\[ \t]+\n").match(self.text, self.at):
-                self._remark("a blank behind the \\ at the end of a line, which would end the command there")
-                self.at = blank.end()
+            elif continued := _CONTINUED.match(self.text, self.at):
+                what = "a comment" if continued[1] else "a blank"
+                self._remark(f"{what} behind the \\ at the end of a line, which would end the command there")
+                self.at = continued.end()
+            elif character in BLANKS + UNSEEN:
+                self._remark(f"{described(character)} is {'left out' if character in UNSEEN else 'read as a blank'}")
+                self.at += 1
             elif character in " \t":
                 self.at += 1
             elif character == "#":
@@ -125,10 +133,18 @@ class _Reader:
         word = ""
         while self.at < len(self.text):
             character, rest = self.text[self.at], self.text[self.at :]
-            if character in " \t" + _ENDS_COMMAND or re.match(r"\\[ \t]+\n", rest):
+            if character in " \t" + BLANKS + _ENDS_COMMAND or _CONTINUED.match(rest):
                 break
+            curly = _CURLY.match(rest) if word == "" or word.endswith("=") else None
             if rest.startswith("\\\n"):
                 self.at += 2
+            elif character in UNSEEN:
+                self._remark(f"{described(character)} is left out")
+                self.at += 1
+            elif curly is not None:
+                self._remark(f"{curly[0][0]} and {curly[0][-1]} are read as quotation marks")
+                word += curly[0][1:-1]
+                self.at += curly.end()
             elif character == "\\" and len(rest) > 1:
                 word += rest[1]
                 self.at += 2
