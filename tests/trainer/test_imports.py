@@ -232,6 +232,31 @@ def test_two_commands_in_a_file_are_refused(tmp_path: Path, capsys: pytest.Captu
     assert "there are 2 commands swift rlhf in it" in refused(capsys, "import-swift", file)
 
 
+def test_every_service_has_a_port_of_its_own(capsys: pytest.CaptureFixture[str]):
+    text, _ = imported(capsys, "NPROC_PER_NODE=4", "swift", "rlhf", *SWIFT, "--teacher_model", "some/teacher")
+    run = RunConfig.model_validate(yaml.safe_load(text))
+    assert run.rollout.urls == [f"http://127.0.0.1:{port}" for port in (8000, 8001, 8002, 8003)]
+    assert run.teacher is not None
+    assert (run.reward.url, run.server.port, run.teacher.url) == (
+        "http://127.0.0.1:8004",
+        8005,
+        "http://127.0.0.1:8006",
+    )
+    assert "#   grpo-rollout serve some/teacher --port 8006 &\n#   grpo-reward serve --port 8004 &\n" in text
+    text, _ = imported(capsys, *SWIFT, "--use_vllm", "true", "--vllm_mode", "server", "--vllm_server_port", "8001")
+    run = RunConfig.model_validate(yaml.safe_load(text))
+    assert (run.rollout.urls, run.reward.url) == (["http://127.0.0.1:8001"], "http://127.0.0.1:8003")
+
+
+def test_a_teacher_alone_is_enough_to_learn_from(capsys: pytest.CaptureFixture[str]):
+    without_rewards = [word for word in SWIFT if word not in ("--reward_funcs", "format")]
+    text, said = imported(capsys, *without_rewards, "--teacher_model", "some/teacher", "--teacher_kl_coef", "0.5")
+    run = RunConfig.model_validate(yaml.safe_load(text))
+    assert run.teacher is not None
+    assert (run.reward.reward_funcs, run.teacher.url, run.teacher.coef) == ([], "http://127.0.0.1:8003", 0.5)
+    assert "--teacher_model some/teacher: the teacher is a rollout server of its own: give it a GPU" in said
+
+
 def test_what_does_not_go_together_here_is_changed_and_named(capsys: pytest.CaptureFixture[str]):
     text, said = imported(
         capsys, *SWIFT, "--teacher_model_server", "http://127.0.0.1:8009", "--kl_in_reward", "true", "--beta", "0"

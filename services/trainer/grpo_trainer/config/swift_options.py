@@ -111,6 +111,7 @@ MS_SWIFT = PeerOptions(
         "adapters": ("model.lora.adapter", []),
         "quant_method": ("model.load_in_4bit", None),
         "quant_bits": ("model.load_in_4bit", None),
+        "teacher_model": ("teacher.url", None),
         "teacher_model_server": ("teacher.url", None),
         "teacher_kl_coef": ("teacher.coef", 1.0),
         "project": ("logging.project", "huggingface"),
@@ -207,7 +208,7 @@ MS_SWIFT = PeerOptions(
                 "rlsd_lambda_decay_steps rlsd_negative_only sdar_loss_coef sdar_gate_beta teacher_tag_key"
             ),
             "a teacher is a rollout server of its own: start one, and name it in teacher.url": (
-                "teacher_model teacher_adapters teacher_model_type teacher_model_revision teacher_deepspeed"
+                "teacher_adapters teacher_model_type teacher_model_revision teacher_deepspeed"
             ),
             "all weights are trained, or an adapter": "freeze_parameters freeze_parameters_regex "
             "freeze_parameters_ratio trainable_parameters trainable_parameters_regex",

@@ -5,8 +5,9 @@ leaves free (`own_gpu`, ms-swift 3), and the trainer's own GPUs (`shared`: coloc
 """
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -102,7 +103,8 @@ def set_servers(
     run.set("rollout.urls", urls, sampling.why)
     for url, place in zip(urls, places, strict=True):
         run.starts += _server_line(run, url, place, flags)
-    run.starts.append(_RESTS)
+    _set_other_ports(run)
+    run.starts.append(_reward_line(run, []))
     prefix = f"CUDA_VISIBLE_DEVICES={','.join(trainer_gpus)} " if trainer_gpus else ""
     run.starts.append(f"{prefix}grpo-train RUN.yaml")
     if sampling.way == "server" and sampling.server_gpus is None:
@@ -112,13 +114,58 @@ def set_servers(
         )
 
 
-_RESTS = "grpo-reward serve &"
-
-
 def set_reward_server(run: RunFile, arguments: Sequence[str]) -> None:
     """Add the plugins and the model of the rewards to the reward server's line."""
-    line = f"{shlex.join(['grpo-reward', 'serve', *arguments])} &"
-    run.starts = [line if start == _RESTS else start for start in run.starts]
+    before, line = _reward_line(run, []), _reward_line(run, arguments)
+    run.starts = [line if start == before else start for start in run.starts]
+
+
+def set_teacher_server(run: RunFile, teacher: str, shown: str) -> None:
+    """Write `teacher.url`, and the line of the server that has the model `teacher`, before that of the reward server.
+
+    `shown` is the option that names it: there the trainer has the teacher beside the policy.
+    """
+    port = _free(FIRST_PORT, _ports_here(run))
+    run.set("teacher.url", f"http://127.0.0.1:{port}", f"{shown}: a rollout server of its own")
+    line = shlex.join(["grpo-rollout", "serve", teacher, "--port", str(port)])
+    run.starts.insert(run.starts.index(_reward_line(run, [])), f"{line} &")
+    run.differs.append(
+        f"{shown}: the teacher is a rollout server of its own: give it a GPU by CUDA_VISIBLE_DEVICES, or its part of "
+        f"one by {_MEMORY}"
+    )
+
+
+def _reward_line(run: RunFile, arguments: Sequence[str]) -> str:
+    port = urlsplit(run.value("reward.url")).port
+    other = ["--port", str(port)] if "reward.url" in run.entries else []
+    return f"{shlex.join(['grpo-reward', 'serve', *other, *arguments])} &"
+
+
+def _set_other_ports(run: RunFile) -> None:
+    """Give the reward server and the trainer's page another port where a rollout server of this machine has theirs."""
+    taken = {port for url in run.value("rollout.urls") if (port := _port_here(url)) is not None}
+    reward, page = urlsplit(run.value("reward.url")).port, run.value("server.port")
+    if reward in taken:
+        why = f"a rollout server has the port {reward}"
+        reward = _free(reward, taken | {page})
+        run.set("reward.url", f"http://127.0.0.1:{reward}", why)
+    if page in taken:
+        run.set("server.port", _free(page, taken | {reward}), f"a rollout server has the port {page}")
+
+
+def _ports_here(run: RunFile) -> set[int]:
+    """The ports of this machine that the run's services have."""
+    urls = [*run.value("rollout.urls"), run.value("reward.url")]
+    return {run.value("server.port"), *(port for url in urls if (port := _port_here(url)) is not None)}
+
+
+def _port_here(url: str) -> int | None:
+    address = urlsplit(url)
+    return (address.port or FIRST_PORT) if address.hostname in _LOOPBACK else None
+
+
+def _free(first: int, taken: Set[int]) -> int:
+    return next(port for port in count(first) if port not in taken)
 
 
 def _whole(text: str) -> int:

@@ -9,7 +9,16 @@ from .launcher import LAUNCHER, Launch, launch_of, report_rest, report_variables
 from .options import Options, given
 from .quantized import set_quantized
 from .run_file import RunFile, checked
-from .servers import Sampling, on_its_own_gpu, reachable, server_flags, set_reward_server, set_servers
+from .servers import (
+    FIRST_PORT,
+    Sampling,
+    on_its_own_gpu,
+    reachable,
+    server_flags,
+    set_reward_server,
+    set_servers,
+    set_teacher_server,
+)
 from .swift_rewards import set_swift_rewards
 from .swift_rows import LONGEST_PROMPT, set_swift_rows
 from .values import read, target_modules
@@ -63,10 +72,12 @@ def import_swift(command: Command, server: Command | None, expanded: set[str]) -
     )
     training.set_warmup(options, run)
     training.set_best(options, run, evaluates=evaluates)
-    _set_teacher(options, run)
+    teacher = _set_teacher(options, run)
     arguments = set_swift_rewards(options, run)
     training.settle(run)
     _set_servers(options, run, launch, server)
+    if teacher is not None:
+        set_teacher_server(run, teacher, options.shown("teacher_model"))
     set_reward_server(run, arguments)
     for read_options in (options, launcher):
         report_rest(run, read_options)
@@ -215,21 +226,25 @@ def _set_project(options: Options, run: RunFile, variables: Mapping[str, str]) -
         run.set("logging.project", "ms-swift", "ms-swift's default")
 
 
-def _set_teacher(options: Options, run: RunFile) -> None:
+def _set_teacher(options: Options, run: RunFile) -> str | None:
+    """Set the teacher; return its model where a server of ours is to have it, whose port is not known yet."""
     url, coef = options.text("teacher_model_server"), options.number("teacher_kl_coef")
-    if url is None:
+    model = options.text("teacher_model") if url is None else None
+    if url is None and model is None:
         if coef is not None:
-            run.not_needed.append(f"{options.shown('teacher_kl_coef')}: there is no teacher_model_server")
-    elif url.lstrip().startswith(("[", "{")):
+            run.not_needed.append(f"{options.shown('teacher_kl_coef')}: there is no teacher")
+        return None
+    if url is not None and url.lstrip().startswith(("[", "{")):
         run.differs.append(
             f"{options.shown('teacher_model_server')}: each dataset has its own teacher in data.datasets"
         )
-    else:
-        run.set("teacher.url", url, options.shown("teacher_model_server"))
-        run.set(
-            "teacher.coef", 1.0 if coef is None else coef, "; ".join(given(options, "teacher_kl_coef")) or "default"
-        )
+        return None
+    shown = options.shown("teacher_model" if url is None else "teacher_model_server")
+    run.set("teacher.url", url or f"http://127.0.0.1:{FIRST_PORT}", shown)
+    run.set("teacher.coef", 1.0 if coef is None else coef, "; ".join(given(options, "teacher_kl_coef")) or "default")
+    if url is not None:
         run.differs.append(f"{url}: the teacher is a rollout server: grpo-rollout serve TEACHER --port …")
+    return model
 
 
 def _set_servers(options: Options, run: RunFile, launch: Launch, server: Command | None) -> None:
