@@ -37,6 +37,15 @@ def test_variables_before_a_command_and_exported_ones_reach_it():
     ]
 
 
+def test_the_script_that_a_shell_is_given_is_read_with_its_variables():
+    script = commands_of("export A=1\nB=2 srun -N 2 bash -lc 'export C=3\nrun $A $B \\\n --x \"$C\" $D'\nnext\n")
+    assert [(one.variables, one.words) for one in script.commands] == [
+        ({"A": "1", "B": "2", "C": "3"}, ["run", "1", "2", "--x", "3", "$D"]),
+        ({"A": "1"}, ["next"]),
+    ]
+    assert [remark for remark in script.remarks if "$D is not set" in remark]
+
+
 def test_what_a_shell_would_compute_stays_as_it_is_written():
     script = commands_of("run $(nproc) `hostname` $UNSET/x\n")
     assert script.commands[0].words == ["run", "$(nproc)", "`hostname`", "$UNSET/x"]

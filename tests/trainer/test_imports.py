@@ -248,6 +248,28 @@ def test_every_service_has_a_port_of_its_own(capsys: pytest.CaptureFixture[str])
     assert (run.rollout.urls, run.reward.url) == (["http://127.0.0.1:8001"], "http://127.0.0.1:8003")
 
 
+def test_the_server_of_trl_is_one_of_ours_a_replica_with_the_flags_of_vllm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    file = tmp_path / "train.sh"
+    file.write_text(
+        "CUDA_VISIBLE_DEVICES=0,1 trl vllm-serve --model m --data-parallel-size 2 --enable_prefix_caching True "
+        "--enforce_eager False --log_level warning --vllm_model_impl transformers &\n"
+        "nohup env CUDA_VISIBLE_DEVICES=2,3 accelerate launch --num_processes 2 train_grpo.py "
+        f"{' '.join(TRL)} --use_vllm --vllm_mode server > log 2>&1 &\n"
+    )
+    text, said = imported(capsys, file)
+    flags = "--enable-prefix-caching --no-enforce-eager --uvicorn-log-level warning --model-impl transformers"
+    for line in (
+        f"CUDA_VISIBLE_DEVICES=0 grpo-rollout serve m {flags} &",
+        f"CUDA_VISIBLE_DEVICES=1 grpo-rollout serve m --port 8001 {flags} &",
+        "grpo-reward serve --port 8003 &",
+        "CUDA_VISIBLE_DEVICES=2,3 grpo-train RUN.yaml",
+    ):
+        assert f"#   {line}\n" in text
+    assert "--data-parallel-size 2: a server is one replica; there are 2" in said
+
+
 def test_a_teacher_alone_is_enough_to_learn_from(capsys: pytest.CaptureFixture[str]):
     without_rewards = [word for word in SWIFT if word not in ("--reward_funcs", "format")]
     text, said = imported(capsys, *without_rewards, "--teacher_model", "some/teacher", "--teacher_kl_coef", "0.5")

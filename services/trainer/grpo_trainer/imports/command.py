@@ -26,6 +26,8 @@ there, and what is not needed, is on stderr and in the file. Nothing is started,
 exit status: 0 the run file is written; 2 the command cannot be imported
 """
 _OTHER_VERBS = ("sft", "pt", "dpo", "kto", "rloo", "reward", "infer")
+_LAUNCHERS = ("accelerate", "torchrun", "python", "python3", "deepspeed", "uv")
+_WRAPPERS = ("srun", "nohup", "env", "exec", "time", "timeout", "sudo", "setsid", "numactl", "taskset", "stdbuf")
 
 
 def main(word: str, argv: Sequence[str]) -> int:
@@ -80,7 +82,7 @@ def _chosen(script: Script, program: str, verb: str, servers: tuple[str, ...]) -
     """The command to import, and the one that starts its server; others are reported."""
     found: list[Command] = []
     server: Command | None = None
-    for command in script.commands:
+    for command in map(_unwrapped, script.commands):
         words = command.words
         verbs = [word for before, word in zip(["", *words], words, strict=False) if before.endswith(program)]
         if any(one in servers for one in verbs) or any(word.endswith("/rollout.py") for word in words):
@@ -104,11 +106,20 @@ def _chosen(script: Script, program: str, verb: str, servers: tuple[str, ...]) -
     return found[0], server
 
 
+def _unwrapped(command: Command) -> Command:
+    """The command without what starts it on other machines, in the background, or with other variables."""
+    words = command.words
+    if not words or words[0].rpartition("/")[2] not in _WRAPPERS:
+        return command
+    start = next((i for i, word in enumerate(words) if word.rpartition("/")[2] in ("swift", "trl", *_LAUNCHERS)), 0)
+    assigned = command_of([word for word in words[:start] if "=" in word and not word.startswith("-")])
+    return Command(command.variables | assigned.variables, words[start:])
+
+
 def _trains(command: Command, program: str, verb: str, verbs: Sequence[str]) -> bool:
     words = command.words
     if verb in verbs or (words and words[0].startswith(("--", *DASHES))):
         return True
     if program == "swift":
         return any(word.endswith("rlhf.py") for word in words)
-    launchers = ("accelerate", "torchrun", "python", "python3", "deepspeed", "uv")
-    return words[0].rpartition("/")[2] in launchers and any(word.startswith("--") for word in words)
+    return words[0].rpartition("/")[2] in _LAUNCHERS and any(word.startswith("--") for word in words)

@@ -1,8 +1,9 @@
 """`trl grpo …`, a script that reads TRL's options, or TRL's YAML file becomes a run file."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
 
@@ -10,11 +11,11 @@ from ..config.trl_options import TRL
 from ..errors import UsageError
 from . import training
 from .launcher import LAUNCHER, Launch, launch_of, report_rest, report_variables
-from .options import Options
+from .options import Options, truth_of
 from .quantized import set_quantized
 from .rewards import Found, OurReward, add_plugin, set_rewards
 from .run_file import RunFile, checked
-from .servers import Sampling, on_its_own_gpu, reachable, server_flags, set_reward_server, set_servers
+from .servers import FIRST_PORT, Sampling, on_its_own_gpu, reachable, server_flags, set_reward_server, set_servers
 from .values import target_modules
 from .words import Command
 
@@ -300,14 +301,27 @@ def _set_servers(options: Options, run: RunFile, launch: Launch, server: Command
         gpus = server.variables.get("CUDA_VISIBLE_DEVICES")
         sampling.server_gpus = gpus.split(",") if gpus else None
         flags |= _engine_flags(server.words)
+        copies = flags.pop("--data-parallel-size", "1")
+        if copies != "1":
+            if not copies.isdecimal() or not int(copies):
+                raise UsageError(f"--data-parallel-size {copies} is no number of replicas")
+            address = urlsplit(sampling.urls[0])
+            first = address.port or FIRST_PORT
+            sampling.urls = [f"http://{address.hostname}:{first + i}" for i in range(int(copies))]
+            run.differs.append(f"--data-parallel-size {copies}: a server is one replica; there are {copies}")
     longest = run.value("data.max_prompt_length")
     if "--max-model-len" not in flags and longest != LONGEST_PROMPT:
         flags["--max-model-len"] = str(longest + run.value("rollout.max_completion_length"))
     set_servers(run, sampling, flags, visible=launch.visible, processes=launch.processes)
 
 
-def _engine_flags(words: Sequence[str]) -> Mapping[str, str]:
-    """The flags of `trl vllm-serve`, which are vLLM's own."""
+_SWITCHES = ("--enable-prefix-caching", "--enforce-eager", "--trust-remote-code")
+"""Flags of vLLM without a value, to which TRL gives one."""
+_NAMES_OF_VLLM = {"--log-level": "--uvicorn-log-level", "--vllm-model-impl": "--model-impl"}
+
+
+def _engine_flags(words: Sequence[str]) -> dict[str, str]:
+    """The flags of `trl vllm-serve` as vLLM has them."""
     flags: dict[str, str] = {}
     last: str | None = None
     for word in words:
@@ -317,7 +331,13 @@ def _engine_flags(words: Sequence[str]) -> Mapping[str, str]:
             flags[last] = value
         elif last is not None:
             flags[last] = f"{flags[last]} {word}".strip()
-    return {flag: value for flag, value in flags.items() if flag not in ("--model", "--host", "--port")}
+    found: dict[str, str] = {}
+    for flag, value in flags.items():
+        if flag in _SWITCHES:
+            found[flag if truth_of(value or "true", f"{flag} {value}") else f"--no-{flag.removeprefix('--')}"] = ""
+        elif flag not in ("--model", "--host", "--port"):
+            found[_NAMES_OF_VLLM.get(flag, flag)] = value
+    return found
 
 
 def _sampling(options: Options, launch: Launch) -> Sampling:

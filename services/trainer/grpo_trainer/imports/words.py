@@ -1,8 +1,9 @@
 r"""Read the commands of a shell script, or of an argument list. No shell is run.
 
-Understood are line continuations, quotes, comments, `VAR=value` before a command or by `export`, and `$VAR`,
-`${VAR}` and `${VAR:-default}` of variables that the script sets itself. The environment is not looked at: what it holds
-may be a secret, and another machine's. What a shell would compute stays as it is written, and is reported.
+Understood are line continuations, quotes, comments, `VAR=value` before a command or by `export`, the script of a
+`bash -c`, and `$VAR`, `${VAR}` and `${VAR:-default}` of variables that the script sets itself. The environment is not
+looked at: what it holds may be a secret, and another machine's. What a shell would compute stays as it is written, and
+is reported.
 
 Slips of documents are read as they were meant, and reported: a blank or a comment behind the `\` that ends a line,
 options on a line of their own behind a line without `\`, and what a page makes of blanks and quotation marks.
@@ -42,6 +43,14 @@ class Script:
 def commands_of(text: str) -> Script:
     """Read a shell script."""
     return _Reader(text.replace("\r\n", "\n")).script()
+
+
+def _script_in(words: Sequence[str]) -> str | None:
+    """The script in `bash -c SCRIPT`, with whatever starts that shell before it."""
+    for program, flag, script in zip(words, words[1:], words[2:], strict=False):
+        if program.rpartition("/")[2] in ("bash", "sh") and re.fullmatch("-[a-z]*c", flag):
+            return script
+    return None
 
 
 def command_of(words: Sequence[str]) -> Command:
@@ -124,10 +133,22 @@ class _Reader:
         elif command.words and command.words[0].startswith("--") and self.found.commands:
             self._remark(f"{command.words[0]} stands behind a line without \\, and is read as part of the command")
             self.found.commands[-1].words.extend(command.words)
+        elif (inner := _script_in(command.words)) is not None:
+            self._read_inner(inner, self.exported | command.variables)
         elif command.words:
             self.found.commands.append(Command(self.exported | command.variables, command.words))
         else:
             self.assigned |= command.variables.keys()
+
+    def _read_inner(self, text: str, variables: dict[str, str]) -> None:
+        """Read the script that a shell is given by `-c`, which sees `variables`."""
+        reader = _Reader(text)
+        reader.known, reader.exported = dict(variables), dict(variables)
+        inner = reader.script()
+        self.found.commands += inner.commands
+        self.found.expanded |= inner.expanded
+        for remark in inner.remarks:
+            self._remark(remark)
 
     def _word(self) -> str:
         word = ""
