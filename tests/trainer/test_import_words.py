@@ -18,6 +18,10 @@ SCRIPTS = {
     "escapes": 'printf "%s|" a\\ b "say \\"x\\"" \'it\'"\'"\'s\' AI-MO/Numina#500 {a}\n',
     "comment inside": "printf '%s|' a `# nothing` b\n",
     "joined": "printf '%s|' --a=b\"c d\"'e'\n",
+    "a variable with blanks": "A=' --a 1  --b\\n2 '; B=$A; printf '%s|' x $A\"$A\" y$A-z $B --c=$A\n",
+    "an empty variable": "A=; printf '%s|' a $A \"$A\" '' b$A\n",
+    "appended": "A='--a 1'; A+=' --b 2'\nprintf '%s|' $A\n",
+    "an array": "A=(\n  --a 1 # why\n  --b 'c d' \\\n  \"e\"\n)\nA+=(f)\nprintf '%s|' x \"${A[@]}\" ${A[@]} y\n",
 }
 
 

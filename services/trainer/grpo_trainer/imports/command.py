@@ -27,7 +27,20 @@ exit status: 0 the run file is written; 2 the command cannot be imported
 """
 _OTHER_VERBS = ("sft", "pt", "dpo", "kto", "rloo", "reward", "infer")
 _LAUNCHERS = ("accelerate", "torchrun", "python", "python3", "deepspeed", "uv")
-_WRAPPERS = ("srun", "nohup", "env", "exec", "time", "timeout", "sudo", "setsid", "numactl", "taskset", "stdbuf")
+_WRAPPERS = (
+    "srun",
+    "nohup",
+    "env",
+    "eval",
+    "exec",
+    "time",
+    "timeout",
+    "sudo",
+    "setsid",
+    "numactl",
+    "taskset",
+    "stdbuf",
+)
 
 
 def main(word: str, argv: Sequence[str]) -> int:

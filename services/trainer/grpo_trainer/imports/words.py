@@ -1,9 +1,9 @@
 r"""Read the commands of a shell script, or of an argument list. No shell is run.
 
 Understood are line continuations, quotes, comments, `VAR=value` before a command or by `export`, the script of a
-`bash -c`, and `$VAR`, `${VAR}` and `${VAR:-default}` of variables that the script sets itself. The environment is not
-looked at: what it holds may be a secret, and another machine's. What a shell would compute stays as it is written, and
-is reported.
+`bash -c`, and `$VAR`, `${VAR}`, `${VAR:-default}` and `${ARRAY[@]}` of what the script sets itself, by `+=`, too. The
+environment is not looked at: what it holds may be a secret, and another machine's. What a shell would compute stays as
+it is written, and is reported.
 
 Slips of documents are read as they were meant, and reported: a blank or a comment behind the `\` that ends a line,
 options on a line of their own behind a line without `\`, and what a page makes of blanks and quotation marks.
@@ -16,6 +16,9 @@ from dataclasses import dataclass, field
 from ..config.look_alikes import BLANKS, UNSEEN, described
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_APPENDED = re.compile(r"([A-Za-z_]\w*)\+=(.*)", re.DOTALL)
+_ARRAY = re.compile(r"([A-Za-z_]\w*)(\+?)=\(")
+_ITEMS = re.compile(r'("?)\$\{(\w+)\[[@*]\]\}\1')
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^}]*))?\})")
 _ENDS_COMMAND = "\n;&|"
 _CONTINUED = re.compile(r"\\[ \t]+(#[^\n]*)?\n")
@@ -68,6 +71,7 @@ class _Reader:
         self.text, self.at = text, 0
         self.known: dict[str, str] = {}
         self.exported: dict[str, str] = {}
+        self.arrays: dict[str, list[str]] = {}
         self.assigned: set[str] = set()
         """Variables that are set on a line of their own."""
         self.words: list[str] = []
@@ -96,11 +100,16 @@ class _Reader:
                 self._end_command()
             elif redirection := re.compile(r"[0-9]*[<>][>&]*[ \t]*").match(self.text, self.at):
                 self.at = redirection.end()
-                target = self._word()
+                target = " ".join(self._words())
                 if not redirection[0].strip().endswith("&"):  # 2>&1 is a part of the one before
                     self._remark(f"output is not redirected: {redirection[0].strip()} {target}")
+            elif array := _ARRAY.match(self.text, self.at):
+                self.at = array.end()
+                before = self.arrays.get(array[1], []) if array[2] else []
+                self.arrays[array[1]] = before + self._array()
             else:
-                self._add(self._word())
+                for word in self._words():
+                    self._add(word)
         self._end_command()
         for name in sorted(self.assigned - self.found.expanded - self.exported.keys()):
             self._remark(f"{name} is set and not exported, so the commands do not get it")
@@ -115,11 +124,31 @@ class _Reader:
         return len(self.text) if end < 0 else end
 
     def _add(self, word: str) -> None:
-        self.words.append(word)
-        before = self.words[:-1]
+        appended = _APPENDED.fullmatch(word)
+        if appended and not self.words:
+            word = f"{appended[1]}={self.known.get(appended[1], '')}{appended[2]}"
         assigned = _ASSIGNMENT.fullmatch(word)
-        if assigned and (before[:1] == ["export"] or all(_ASSIGNMENT.fullmatch(earlier) for earlier in before)):
+        if assigned and self._may_assign():
             self.known[assigned[1]] = assigned[2]
+        self.words.append(word)
+
+    def _may_assign(self) -> bool:
+        return self.words[:1] == ["export"] or all(_ASSIGNMENT.fullmatch(earlier) for earlier in self.words)
+
+    def _array(self) -> list[str]:
+        """The items of `NAME=(…)`, behind its parenthesis."""
+        found: list[str] = []
+        while self.at < len(self.text) and self.text[self.at] != ")":
+            if self.text[self.at] == "#":
+                self.at = self._end_of_line()
+            elif blank := re.compile(rf"(\\\n|[\s{BLANKS}{UNSEEN}])+").match(self.text, self.at):
+                self.at = blank.end()
+            else:
+                before = self.at
+                found += self._words(ends=")")
+                self.at += self.at == before  # such as an operator, which no array has
+        self.at += 1
+        return found
 
     def _end_command(self) -> None:
         words, self.words = self.words, []
@@ -150,35 +179,52 @@ class _Reader:
         for remark in inner.remarks:
             self._remark(remark)
 
-    def _word(self) -> str:
-        word = ""
+    def _words(self, *, ends: str = "") -> list[str]:
+        """The words that stand here: several for a variable with blanks or an array, none for an empty variable."""
+        if (items := _ITEMS.match(self.text, self.at)) and items[2] in self.arrays:
+            self.at = items.end()
+            self.found.expanded.add(items[2])
+            found = self.arrays[items[2]]
+            return list(found) if items[1] else [word for item in found for word in item.split()]
+        words, written = [""], False
         while self.at < len(self.text):
             character, rest = self.text[self.at], self.text[self.at :]
-            if character in " \t" + BLANKS + _ENDS_COMMAND or _CONTINUED.match(rest):
+            if character in " \t" + BLANKS + _ENDS_COMMAND + ends or _CONTINUED.match(rest):
                 break
-            curly = _CURLY.match(rest) if word == "" or word.endswith("=") else None
-            if rest.startswith("\\\n"):
+            if character in "$`":
+                text = self._substitution()
+                value = self._expanded(text)
+                keeps = text.startswith(("$(", "`")) or (self._may_assign() and _ASSIGNMENT.match(words[0]))
+                first, *others = [value] if keeps else re.split(r"\s+", value)
+                words[-1] += first
+                words += others
+            elif rest.startswith("\\\n"):
                 self.at += 2
-            elif character in UNSEEN:
-                self._remark(f"{described(character)} is left out")
-                self.at += 1
-            elif curly is not None:
-                self._remark(f"{curly[0][0]} and {curly[0][-1]} are read as quotation marks")
-                word += curly[0][1:-1]
-                self.at += curly.end()
-            elif character == "\\" and len(rest) > 1:
-                word += rest[1]
-                self.at += 2
-            elif character == "'":
-                word += self._quoted("'")
-            elif character == '"':
-                word += self._expanded(re.sub(r'\\([\\"$`\n])', lambda m: m[1].strip("\n"), self._quoted('"')))
-            elif character in "$`":
-                word += self._expanded(self._substitution())
             else:
-                word += character
-                self.at += 1
-        return word
+                words[-1] += self._literal(at_start=words[-1] == "" or words[-1].endswith("="))
+                written = True
+        return [word for word in words if word or (written and len(words) == 1)]
+
+    def _literal(self, *, at_start: bool) -> str:
+        """What is written here in or without quotes; `at_start` of a word or a value curly quotation marks are some."""
+        character, rest = self.text[self.at], self.text[self.at :]
+        if character in "'\"":
+            inside = self._quoted(character)
+            if character == "'":
+                return inside
+            return self._expanded(re.sub(r'\\([\\"$`\n])', lambda m: m[1].strip("\n"), inside))
+        if at_start and (curly := _CURLY.match(rest)):
+            self._remark(f"{curly[0][0]} and {curly[0][-1]} are read as quotation marks")
+            self.at += curly.end()
+            return curly[0][1:-1]
+        if character == "\\" and len(rest) > 1:
+            self.at += 2
+            return rest[1]
+        self.at += 1
+        if character in UNSEEN:
+            self._remark(f"{described(character)} is left out")
+            return ""
+        return character
 
     def _quoted(self, mark: str) -> str:
         pattern = re.compile(r"'([^']*)'" if mark == "'" else r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
