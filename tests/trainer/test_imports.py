@@ -219,6 +219,8 @@ def test_files_that_are_missing_are_named(
         (["import-swift", *SWIFT, "--columns", "7"], "--columns 7 is no mapping of columns"),
         (["import-trl", *TRL[2:]], "--model_name_or_path is missing"),
         (["import-trl", *TRL[:4]], "no reward is named"),
+        (["import-swift", "megatron", "rlhf", *SWIFT], "megatron rlhf has the options of Megatron-SWIFT"),
+        (["import-swift", "swift", "rlhf", "away.yaml"], "away.yaml cannot be read"),
         (["import-trl", *TRL, "--steps_per_generation", "2", "--generation_batch_size", "8"], "is not per_device"),
     ],
 )
@@ -268,6 +270,19 @@ def test_the_server_of_trl_is_one_of_ours_a_replica_with_the_flags_of_vllm(
     ):
         assert f"#   {line}\n" in text
     assert "--data-parallel-size 2: a server is one replica; there are 2" in said
+
+
+@pytest.mark.parametrize("form", ["swift rlhf {}", "swift rlhf --config {}", "{}"])
+def test_the_file_of_options_that_ms_swift_takes_is_read(form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = tmp_path / "grpo_rlhf.yaml"
+    file.write_text(
+        "rlhf_type: grpo\nmodel: m\ndataset: [a, b]\nreward_funcs: accuracy\nnum_generations: 2\nbeta: 0.1\n"
+        "learning_rate: 1e-6\nENV: {NPROC_PER_NODE: 2}\n"
+    )
+    assert main(["import-swift", *form.format(file).split(), "--beta", "0.5"]) == 0
+    run = RunConfig.model_validate(yaml.safe_load(capsys.readouterr().out))
+    assert (run.algorithm.beta, run.optimizer.learning_rate, run.deepspeed.nproc_per_node) == (0.5, 1e-6, 2)
+    assert list(run.data.datasets) == ["a", "b"]
 
 
 def test_a_teacher_alone_is_enough_to_learn_from(capsys: pytest.CaptureFixture[str]):

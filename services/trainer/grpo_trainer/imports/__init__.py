@@ -1,7 +1,8 @@
 """The commands of TRL and ms-swift become run files. Read it in this order:
 
 command.py      `grpo-train import-swift` and `import-trl`: which command is meant, and where the file and notes go
-words.py        a script or an argument list → commands, without a shell; options.py: their options, and which were read
+words.py        a script or an argument list → commands, without a shell; options.py: their options, and which were
+                read; config_file.py: options in a file
 swift.py, trl.py    one trainer each: what belongs together of its options; swift_rewards.py and swift_rows.py: its
                 rewards and rows
 training.py     what both have alike: tables, steps, DeepSpeed, and what does not go together here

@@ -2,12 +2,14 @@
 
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from ..config.look_alikes import DASHES
 from ..config.swift_options import MS_SWIFT
 from ..config.trl_options import TRL
 from ..errors import UsageError
+from .config_file import SUFFIXES
 from .run_file import RunFile
 from .swift import import_swift
 from .trl import import_trl
@@ -16,6 +18,7 @@ from .words import Command, Script, command_of, commands_of
 USAGE = """\
 usage: grpo-train import-swift [VARIABLE=VALUE …] [swift rlhf] --rlhf_type grpo --model … > RUN.yaml
        grpo-train import-swift FILE.sh > RUN.yaml    the command `swift rlhf` in a script, and its `swift rollout`
+       grpo-train import-swift FILE.yaml [options] > RUN.yaml    the file that `swift rlhf FILE.yaml` takes
        grpo-train import-trl [trl grpo] --model_name_or_path … > RUN.yaml
        grpo-train import-trl FILE.yaml [--num_processes N --accelerate_config zero3 …] > RUN.yaml
        grpo-train import-trl FILE.sh > RUN.yaml
@@ -58,11 +61,15 @@ def main(word: str, argv: Sequence[str]) -> int:
 
 
 def _swift(argv: list[str]) -> tuple[RunFile, str]:
+    title = f"Defaults are those of ms-swift {MS_SWIFT.version}."
+    if argv[0].endswith(SUFFIXES):
+        run = import_swift(Command({}, argv), None, set())
+        return run, f"Written by grpo-train import-swift from {argv[0]}. {title}"
     script, origin = _read(argv)
     command, server = _chosen(script, "swift", "rlhf", ("rollout",))
     run = import_swift(command, server, script.expanded)
     run.differs += script.remarks
-    return run, f"Written by grpo-train import-swift{origin}. Defaults are those of ms-swift {MS_SWIFT.version}."
+    return run, f"Written by grpo-train import-swift{origin}. {title}"
 
 
 def _trl(argv: list[str]) -> tuple[RunFile, str]:
@@ -100,6 +107,8 @@ def _chosen(script: Script, program: str, verb: str, servers: tuple[str, ...]) -
         verbs = [word for before, word in zip(["", *words], words, strict=False) if before.endswith(program)]
         if any(one in servers for one in verbs) or any(word.endswith("/rollout.py") for word in words):
             server = command
+        elif program == "swift" and ("megatron", "rlhf") in pairwise(words):
+            raise UsageError("megatron rlhf has the options of Megatron-SWIFT: only swift rlhf is imported")
         elif _trains(command, program, verb, verbs):
             found.append(command)
         else:

@@ -1,10 +1,12 @@
 """`swift rlhf --rlhf_type grpo …` becomes a run file."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from ..config.swift_options import MS_SWIFT
 from ..errors import UsageError
 from . import training
+from .config_file import SUFFIXES, read_config_file
 from .launcher import LAUNCHER, Launch, launch_of, report_rest, report_variables
 from .options import Options, given
 from .quantized import set_quantized
@@ -43,6 +45,7 @@ def import_swift(command: Command, server: Command | None, expanded: set[str]) -
     """
     options, run = Options(MS_SWIFT), RunFile()
     before = options.add_words(_behind(command.words, "rlhf"))
+    variables = _add_file(options, before) | command.variables
     launcher = Options(LAUNCHER)
     launcher.add_words(_before(command.words, "rlhf"))
     run.differs += [f"{word} is no option" for word in before]
@@ -53,12 +56,12 @@ def import_swift(command: Command, server: Command | None, expanded: set[str]) -
             f"rlhf_type is {said}, and only grpo is imported", hint="write --rlhf_type grpo, if it is that"
         )
     run.not_needed.append(f"{options.shown('rlhf_type')}: there is no other")
-    launch = launch_of(launcher, command.variables)
+    launch = launch_of(launcher, variables)
     run.differs += launch.remarks
     _set_model(options, run)
     training.set_settings(options, run, {"beta": 0.04})
     _set_algorithm(options, run)
-    _set_project(options, run, command.variables)
+    _set_project(options, run, variables)
     run.set("deepspeed.nproc_per_node", launch.processes, launch.shown or "no NPROC_PER_NODE: one process")
     deepspeed = options.text("deepspeed")
     fsdp = options.shown("fsdp") if options.has("fsdp") else None
@@ -81,8 +84,25 @@ def import_swift(command: Command, server: Command | None, expanded: set[str]) -
     set_reward_server(run, arguments)
     for read_options in (options, launcher):
         report_rest(run, read_options)
-    report_variables(run, command.variables, _READ_VARIABLES | expanded)
+    report_variables(run, variables, _READ_VARIABLES | expanded)
     return run
+
+
+def _add_file(options: Options, before: list[str]) -> dict[str, str]:
+    """Read the file of options that stands before the others or behind --config, and return the variables that it sets.
+
+    Takes it from `before`.
+    """
+    given = options.text("config")
+    file = given or next((word for word in before if word.endswith(SUFFIXES)), None)
+    if file is None:
+        return {}
+    if given is None:
+        before.remove(file)
+    mapping = read_config_file(Path(file))
+    variables = mapping.pop("ENV", None) or {}
+    options.add_mapping(mapping)
+    return {str(name): str(value) for name, value in variables.items()}
 
 
 def _behind(words: list[str], verb: str) -> list[str]:

@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import yaml
-
 from ..config.trl_options import TRL
 from ..errors import UsageError
 from . import training
+from .config_file import read_config_file
 from .launcher import LAUNCHER, Launch, launch_of, report_rest, report_variables
 from .options import Options, truth_of
 from .quantized import set_quantized
@@ -37,19 +36,6 @@ LOSS_PARAMS = {
 LONGEST_PROMPT = 32768
 """TRL has no limit of its own."""
 _VERBS = ("sft", "dpo", "kto", "reward", "rloo", "env", "chat", "skills")
-
-
-def read_config_file(path: Path) -> dict[str, Any]:
-    """The mapping of a TRL YAML file. Raises UsageError."""
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is no YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise UsageError(f"{path} is no mapping of options", hint="TRL's files hold `option: value`, one a line")
-    return content
 
 
 def import_trl(command: Command, server: Command | None, expanded: set[str], file: Path | None = None) -> RunFile:
