@@ -22,6 +22,10 @@ SCRIPTS = {
     "an empty variable": "A=; printf '%s|' a $A \"$A\" '' b$A\n",
     "appended": "A='--a 1'; A+=' --b 2'\nprintf '%s|' $A\n",
     "an array": "A=(\n  --a 1 # why\n  --b 'c d' \\\n  \"e\"\n)\nA+=(f)\nprintf '%s|' x \"${A[@]}\" ${A[@]} y\n",
+    "an array that may be empty": (
+        'A=(a \'b c\'); B=(); printf \'%s|\' "${A[@]+"${A[@]}"}" ${A[@]+"${A[@]}"} "${B[@]}" y\n'
+    ),
+    "a default with others": "A=1; B=${B:-$A/${C:-c}}; printf '%s|' \"${D:-${A}x${B}}\" ${A:-${B}} ${D:-${A} b}\n",
 }
 
 
@@ -48,6 +52,15 @@ def test_the_script_that_a_shell_is_given_is_read_with_its_variables():
         ({"A": "1"}, ["next"]),
     ]
     assert [remark for remark in script.remarks if "$D is not set" in remark]
+
+
+def test_what_is_set_under_a_condition_is_named():
+    script = commands_of('A=(a)\nif [ x = y ]; then A+=(b); else\n C=1\nfi\nD=2\nrun "${A[@]}" $C $D "${E[@]}"\n')
+    assert [one.words for one in script.commands] == [["if", "[", "x", "=", "y", "]"], ["run", "a", "b", "1", "2"]]
+    undecided = "is set in a condition or a loop, which is not decided here: what stands last counts"
+    assert [remark for remark in script.remarks if "set in" in remark] == [
+        f"A {undecided}", f"C {undecided}", "$E is not set in what is imported: write its values in its place"
+    ]  # fmt: skip
 
 
 def test_what_a_shell_would_compute_stays_as_it_is_written():

@@ -18,8 +18,10 @@ from ..config.look_alikes import BLANKS, UNSEEN, described
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _APPENDED = re.compile(r"([A-Za-z_]\w*)\+=(.*)", re.DOTALL)
 _ARRAY = re.compile(r"([A-Za-z_]\w*)(\+?)=\(")
-_ITEMS = re.compile(r'("?)\$\{(\w+)\[[@*]\]\}\1')
-_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^}]*))?\})")
+_ITEMS = re.compile(r'("?)\$\{(\w+)\[[@*]\](?:\+("\$\{\2\[[@*]\]\}"))?(?::-)?\}\1')
+"""All items of an array, also as scripts write it that may not read an empty one: `"${A[@]+"${A[@]}"}"`."""
+_OPENS, _CLOSES, _BETWEEN = ("if", "for", "while", "until", "case"), ("fi", "done", "esac"), ("then", "else", "do")
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-((?:[^{}]|\{[^{}]*\})*))?\})")
 _ENDS_COMMAND = "\n;&|"
 _CONTINUED = re.compile(r"\\[ \t]+(#[^\n]*)?\n")
 _CURLY = re.compile("“[^”]*”|‘[^’]*’")
@@ -75,6 +77,8 @@ class _Reader:
         self.assigned: set[str] = set()
         """Variables that are set on a line of their own."""
         self.words: list[str] = []
+        self.depth = 0
+        """Of conditions and loops."""
         self.found = Script()
 
     def script(self) -> Script:
@@ -104,6 +108,7 @@ class _Reader:
                 if not redirection[0].strip().endswith("&"):  # 2>&1 is a part of the one before
                     self._remark(f"output is not redirected: {redirection[0].strip()} {target}")
             elif array := _ARRAY.match(self.text, self.at):
+                self._assigns(array[1])
                 self.at = array.end()
                 before = self.arrays.get(array[1], []) if array[2] else []
                 self.arrays[array[1]] = before + self._array()
@@ -124,13 +129,20 @@ class _Reader:
         return len(self.text) if end < 0 else end
 
     def _add(self, word: str) -> None:
+        if not self.words and word in _BETWEEN:
+            return
         appended = _APPENDED.fullmatch(word)
         if appended and not self.words:
             word = f"{appended[1]}={self.known.get(appended[1], '')}{appended[2]}"
         assigned = _ASSIGNMENT.fullmatch(word)
         if assigned and self._may_assign():
+            self._assigns(assigned[1])
             self.known[assigned[1]] = assigned[2]
         self.words.append(word)
+
+    def _assigns(self, name: str) -> None:
+        if self.depth:
+            self._remark(f"{name} is set in a condition or a loop, which is not decided here: what stands last counts")
 
     def _may_assign(self) -> bool:
         return self.words[:1] == ["export"] or all(_ASSIGNMENT.fullmatch(earlier) for earlier in self.words)
@@ -152,8 +164,10 @@ class _Reader:
 
     def _end_command(self) -> None:
         words, self.words = self.words, []
-        if not words:
+        if not words or words[0] in _CLOSES:
+            self.depth -= bool(words and self.depth)
             return
+        self.depth += words[0] in _OPENS
         command = command_of(words)
         if words[0] == "export":
             self.exported |= {
@@ -181,11 +195,12 @@ class _Reader:
 
     def _words(self, *, ends: str = "") -> list[str]:
         """The words that stand here: several for a variable with blanks or an array, none for an empty variable."""
-        if (items := _ITEMS.match(self.text, self.at)) and items[2] in self.arrays:
+        if items := _ITEMS.match(self.text, self.at):
             self.at = items.end()
-            self.found.expanded.add(items[2])
-            found = self.arrays[items[2]]
-            return list(found) if items[1] else [word for item in found for word in item.split()]
+            if items[2] not in self.arrays:
+                self._remark(f"${items[2]} is not set in what is imported: write its values in its place")
+            found = self.arrays.get(items[2], [])
+            return list(found) if items[1] or items[3] else [word for item in found for word in item.split()]
         words, written = [""], False
         while self.at < len(self.text):
             character, rest = self.text[self.at], self.text[self.at :]
@@ -238,7 +253,7 @@ class _Reader:
 
     def _substitution(self) -> str:
         """The text of `$NAME`, `${…}`, `$(…)` or a pair of backticks."""
-        pattern = re.compile(r"\$\w+|\$\{[^}]*\}|\$\([^)]*\)|`[^`]*`|[$`]")
+        pattern = re.compile(r"\$\w+|\$\{(?:[^{}]|\{[^{}]*\})*\}|\$\([^)]*\)|`[^`]*`|[$`]")
         found = pattern.match(self.text, self.at)
         text = self.text[self.at] if found is None else found[0]
         self.at += len(text)
@@ -255,6 +270,6 @@ class _Reader:
             self.found.expanded.add(name)
             return self.known[name]
         if match[3] is not None:
-            return match[3]
+            return _VARIABLE.sub(self._value, match[3])
         self._remark(f"${name} is not set in what is imported: write its value in its place")
         return match[0]
