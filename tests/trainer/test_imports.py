@@ -250,6 +250,25 @@ def test_every_service_has_a_port_of_its_own(capsys: pytest.CaptureFixture[str])
     assert (run.rollout.urls, run.reward.url) == (["http://127.0.0.1:8001"], "http://127.0.0.1:8003")
 
 
+@pytest.mark.parametrize(
+    ("start", "processes", "said"),
+    [
+        ("CUDA_VISIBLE_DEVICES=0,1,2 trl grpo", 3, ""),
+        ("CUDA_VISIBLE_DEVICES=0,1 accelerate launch train.py", 2, ""),
+        ("CUDA_VISIBLE_DEVICES=0,1 accelerate launch --num_processes 1 train.py", 1, ""),
+        ("CUDA_VISIBLE_DEVICES=0,1 python train.py", 1, ""),
+        ("accelerate launch train.py", 1, "accelerate starts one for each GPU of the machine"),
+    ],
+)
+def test_accelerate_starts_a_process_for_each_gpu(
+    start: str, processes: int, said: str, capsys: pytest.CaptureFixture[str]
+):
+    text, notes = imported(capsys, *start.split(), *TRL)
+    run = RunConfig.model_validate(yaml.safe_load(text))
+    assert (run.deepspeed.nproc_per_node, run.rollout.generation_batch_size) == (processes, 8 * processes)
+    assert said in notes
+
+
 def test_the_server_of_trl_is_one_of_ours_a_replica_with_the_flags_of_vllm(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

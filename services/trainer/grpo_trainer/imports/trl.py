@@ -55,6 +55,12 @@ def import_trl(command: Command, server: Command | None, expanded: set[str], fil
         _launcher_keys(mapping, launcher)
         options.add_mapping(mapping)
     launch = launch_of(launcher, variables)
+    if (
+        not launch.shown
+        and not launcher.has("config_file")
+        and (not ahead or any(Path(word).name == "accelerate" for word in ahead))
+    ):
+        _take_every_gpu(launch)
     run.differs += launch.remarks
     _set_model(options, run)
     training.set_settings(options, run, {})
@@ -83,6 +89,18 @@ def import_trl(command: Command, server: Command | None, expanded: set[str], fil
         report_rest(run, read_options)
     report_variables(run, variables, {"CUDA_VISIBLE_DEVICES", "WANDB_PROJECT"} | expanded)
     return run
+
+
+def _take_every_gpu(launch: Launch) -> None:
+    """What accelerate does, and `trl grpo` by it, where nothing says how many processes there are."""
+    if launch.visible:
+        launch.processes = len(launch.visible)
+        launch.shown = "CUDA_VISIBLE_DEVICES: accelerate starts a process for each GPU"
+    else:
+        launch.remarks.append(
+            "the number of processes is not said, and accelerate starts one for each GPU of the machine: set "
+            "deepspeed.nproc_per_node, and multiply rollout.generation_batch_size by it"
+        )
 
 
 def _cut(words: Sequence[str]) -> tuple[list[str], list[str]]:
