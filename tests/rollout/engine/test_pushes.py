@@ -1,10 +1,8 @@
 """Weights into a real engine: what a push changes, what breaks it, and what heals it."""
 
 import asyncio
-import multiprocessing
-import os
-import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,8 +21,10 @@ from grpo_proto.messages.weights import (
 )
 from grpo_proto.transport import plan_manifest
 from tests.rollout.conftest import Server, logprob_error, long_request, until_running
-from tests.rollout.pushing import SMALL_BUCKET_BYTES, Trainer, manifest_of, new_session
+from tests.rollout.pushing import SMALL_BUCKET_BYTES, manifest_of, new_session
 from tests.tiny_model import make_model
+from tests.waiting import wait_until
+from tests.warm_python import warm_vllm
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900), pytest.mark.xdist_group("engine")]
 BF16_BOUND = 2**-5
@@ -275,39 +275,25 @@ class TestBrokenPushes:
             await trainer.push(fresh.model(48), 1)
         await assert_served(fresh, 48)
 
-    async def test_a_trainer_killed_in_the_middle(self, fresh: Server):
-        context = multiprocessing.get_context("spawn")
-        begun = context.Event()
-        process = context.Process(target=push_and_hang, args=(fresh.url, begun))
-        process.start()
-        assert await asyncio.to_thread(begun.wait, 60.0)
-        assert (await until(fresh, "loading")).state == "loading"
-        os.kill(process.pid, signal.SIGKILL)
+    async def test_a_trainer_killed_in_the_middle(self, fresh: Server, tmp_path: Path):
+        said = tmp_path / "said"
+        killed = warm_vllm(Path(__file__).with_name("killed_trainer.py"), fresh.url, output=said)
+        try:
+            await asyncio.to_thread(
+                wait_until, lambda: said.exists() and "is sent" in said.read_text(), "no push began"
+            )
+            assert (await until(fresh, "loading")).state == "loading"
+        finally:
+            killed.kill()
         started_s = time.monotonic()
         await until(fresh, "stale")
         # Its end is noticed at once, long before the bucket's time-out of 30 s.
         assert time.monotonic() - started_s < 10.0
-        process.join(10.0)
+        killed.wait(10.0)
         async with fresh.trainer(trainer_id="killed") as restarted:
             await restarted.join()
             await restarted.push(fresh.model(49), 1)
         await assert_served(fresh, 49)
-
-
-def push_and_hang(url: str, begun) -> None:
-    """Runs in a process of its own: begin a push, send a bucket, say so, and wait to be killed."""
-
-    async def run() -> None:
-        trainer = Trainer(url, trainer_id="killed")
-        model = make_model(tied=True, dtype=torch.bfloat16, seed=1)
-        await trainer.join(take_over=True)
-        manifest = manifest_of(model)
-        await trainer.begin(1, manifest)
-        await trainer.send(model, manifest, buckets=range(1))
-        begun.set()
-        await asyncio.sleep(600)
-
-    asyncio.run(run())
 
 
 class TestSessions:
