@@ -84,6 +84,7 @@ class ProcessExecutor:
         self._environment = worker_environment(environment) | {MARK: self._mark}
         self._idle: list[WorkerHandle] = []  # the last works next: what it needs is still in the processor's caches
         self._freed = asyncio.Event()
+        self._first = asyncio.Lock()  # of the turn that gets the next free worker; others come in their order
         self._living: dict[int, WorkerHandle] = {}
         self._spawned, self._unspawned = 0, ""
         self._loading = Loading(notices)
@@ -205,12 +206,13 @@ class ProcessExecutor:
         return False
 
     async def _free_worker(self) -> WorkerHandle:
-        while not self._idle:
-            if self.failed or self._stopping:
-                raise ExecutorUnavailable(self.failed or "the server ends")
-            self._freed.clear()
-            await self._freed.wait()
-        worker = self._idle.pop()
+        async with self._first:
+            while not self._idle:
+                if self.failed or self._stopping:
+                    raise ExecutorUnavailable(self.failed or "the server ends")
+                self._freed.clear()
+                await self._freed.wait()
+            worker = self._idle.pop()
         worker.idle = False
         return worker
 
