@@ -1,4 +1,4 @@
-"""What a killed run of the tests leaves: nothing."""
+"""A killed run of the tests leaves no service."""
 
 import subprocess
 import sys

@@ -72,6 +72,7 @@ def test_what_a_shell_would_compute_stays_as_it_is_written():
 
 COPIED = {
     "blanks": ("run --a\u00a0b\u3000c", ["run", "--a", "b", "c"], "U+00A0 (no-break space) is read as a blank"),
+    "blanks in an array": ('A=(--a\u00a0b)\nrun "${A[@]}"', ["run", "--a", "b"], "U+00A0 (no-break space) is read"),
     "no width": ("run --\u200ba \ufeff b", ["run", "--a", "b"], "U+200B (zero width space) is left out"),
     "curly quotes": ("run “a b” --c=‘d e’ it’s", ["run", "a b", "--c=d e", "it’s"], "“ and ” are read as quot"),
     "in quotes": ("run 'a\u00a0“b”\u200d'", ["run", "a\u00a0“b”\u200d"], None),

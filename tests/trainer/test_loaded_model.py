@@ -108,7 +108,7 @@ NOISY: dict[str, Callable[[], PreTrainedConfig]] = {
 def test_the_context_up_to_which_a_rotary_embedding_does_not_depend_on_the_length(
     config: Callable[[], PreTrainedConfig], context: int | None
 ):
-    """What depends on it: the logits of a sequence beside a longer one."""
+    """Compare what depends on it: the logits of a sequence beside a longer one."""
     torch.manual_seed(0)
     family = config()
     assert one_rope_context(family) == context
@@ -139,7 +139,7 @@ def test_nothing_is_drawn_while_activations_are_recomputed(name: str):
 
 
 def kept_bytes(model: PreTrainedModel) -> tuple[int, list[torch.Tensor]]:
-    """What is kept of one forward pass, parameters not counted, and the gradients.
+    """Count what is kept of one forward pass, parameters not counted, and the gradients.
 
     That is what autograd saves, and the inputs of the layers, which the recomputation holds by itself.
     """

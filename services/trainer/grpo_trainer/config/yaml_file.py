@@ -53,7 +53,7 @@ def read_yaml(file: Path, model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _hint(error: yaml.YAMLError, text: str) -> str:
-    """What to change: a character in the line of the error, or in the one before it, where YAML began to misread."""
+    """Say what to change: a character in the line of the error, or in the one before, where YAML began to misread."""
     mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
     lines = list(enumerate(text.splitlines(), start=1))
     near = lines[max(mark.line - 1, 0) : mark.line + 1] if mark is not None else lines

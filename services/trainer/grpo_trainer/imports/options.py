@@ -13,7 +13,7 @@ _SECRET = re.compile(r"(api_?key|access_?key|secret|secret_?key|token|password|p
 _OPTION = re.compile(r"--([A-Za-z][\w-]*)(?:=(.*))?", re.DOTALL)
 _GLUED = re.compile(r"([^-].*?)(--([A-Za-z][\w-]*)(?:=.*)?)", re.DOTALL)
 _MEANT = re.compile(rf"[-{DASHES}]{{1,3}}([A-Za-z][\w-]*)(?:[=:{WIDE_COLON}{BLANKS}]+(.*))?", re.DOTALL)
-"""What is written for an option in a copied command: `—beta`, `-beta`, `--beta: 0.1`, or a blank that is no blank."""
+"""Forms of an option in a copied command: `—beta`, `-beta`, `--beta: 0.1`, or a blank that is no blank."""
 
 
 class Options:

@@ -78,6 +78,14 @@ def server_flags(*commands: Options) -> dict[str, str]:
     return flags
 
 
+def replicate(run: RunFile, sampling: Sampling, url: str, copies: int, shown: str) -> None:
+    """Sample from `copies` servers at `url` and the ports behind it: what one server of the peer has, by `shown`."""
+    address = urlsplit(url)
+    first = address.port or FIRST_PORT
+    sampling.urls = [f"http://{address.hostname}:{first + i}" for i in range(copies)]
+    run.differs.append(f"{shown}: a server is one replica; there are {copies}")
+
+
 def set_servers(
     run: RunFile, sampling: Sampling, flags: dict[str, str], *, visible: Sequence[str] | None, processes: int
 ) -> None:
@@ -125,7 +133,8 @@ def set_teacher_server(run: RunFile, teacher: str, shown: str) -> None:
 
     `shown` is the option that names it: there the trainer has the teacher beside the policy.
     """
-    port = _free(FIRST_PORT, _ports_here(run))
+    taken = _ports_here([*run.value("rollout.urls"), run.value("reward.url")])
+    port = _free(FIRST_PORT, taken | {run.value("server.port")})
     run.set("teacher.url", f"http://127.0.0.1:{port}", f"{shown}: a rollout server of its own")
     line = shlex.join(["grpo-rollout", "serve", teacher, "--port", str(port)])
     run.starts.insert(run.starts.index(_reward_line(run, [])), f"{line} &")
@@ -143,7 +152,7 @@ def _reward_line(run: RunFile, arguments: Sequence[str]) -> str:
 
 def _set_other_ports(run: RunFile) -> None:
     """Give the reward server and the trainer's page another port where a rollout server of this machine has theirs."""
-    taken = {port for url in run.value("rollout.urls") if (port := _port_here(url)) is not None}
+    taken = _ports_here(run.value("rollout.urls"))
     reward, page = urlsplit(run.value("reward.url")).port, run.value("server.port")
     if reward in taken:
         why = f"a rollout server has the port {reward}"
@@ -153,15 +162,10 @@ def _set_other_ports(run: RunFile) -> None:
         run.set("server.port", _free(page, taken | {reward}), f"a rollout server has the port {page}")
 
 
-def _ports_here(run: RunFile) -> set[int]:
-    """The ports of this machine that the run's services have."""
-    urls = [*run.value("rollout.urls"), run.value("reward.url")]
-    return {run.value("server.port"), *(port for url in urls if (port := _port_here(url)) is not None)}
-
-
-def _port_here(url: str) -> int | None:
-    address = urlsplit(url)
-    return (address.port or FIRST_PORT) if address.hostname in _LOOPBACK else None
+def _ports_here(urls: Sequence[str]) -> set[int]:
+    """Return the ports of those that are on this machine."""
+    addresses = map(urlsplit, urls)
+    return {address.port or FIRST_PORT for address in addresses if address.hostname in _LOOPBACK}
 
 
 def _free(first: int, taken: Set[int]) -> int:

@@ -16,6 +16,7 @@ from .servers import (
     Sampling,
     on_its_own_gpu,
     reachable,
+    replicate,
     server_flags,
     set_reward_server,
     set_servers,
@@ -283,10 +284,8 @@ def _set_servers(options: Options, run: RunFile, launch: Launch, server: Command
         copies = beside.whole("vllm_data_parallel_size") or 1
         first = beside.whole("port") or 8000
         if copies > 1:
-            sampling.urls = [f"http://127.0.0.1:{first + i}" for i in range(copies)]
-            run.differs.append(
-                f"{beside.shown('vllm_data_parallel_size')}: a server is one replica; there are {copies}"
-            )
+            shown = beside.shown("vllm_data_parallel_size")
+            replicate(run, sampling, f"http://127.0.0.1:{first}", copies, shown)
         beside.values("host")
         report_rest(run, beside, of="swift rollout")
     if "--max-model-len" not in flags and run.value("data.max_prompt_length") != LONGEST_PROMPT:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from ..config.trl_options import TRL
 from ..errors import UsageError
@@ -14,7 +13,7 @@ from .options import Options, truth_of
 from .quantized import set_quantized
 from .rewards import Found, OurReward, add_plugin, set_rewards
 from .run_file import RunFile, checked
-from .servers import FIRST_PORT, Sampling, on_its_own_gpu, reachable, server_flags, set_reward_server, set_servers
+from .servers import Sampling, on_its_own_gpu, reachable, replicate, server_flags, set_reward_server, set_servers
 from .values import target_modules
 from .words import Command
 
@@ -92,7 +91,7 @@ def import_trl(command: Command, server: Command | None, expanded: set[str], fil
 
 
 def _take_every_gpu(launch: Launch) -> None:
-    """What accelerate does, and `trl grpo` by it, where nothing says how many processes there are."""
+    """Count the processes as accelerate does, and `trl grpo` by it, where nothing says how many there are."""
     if launch.visible:
         launch.processes = len(launch.visible)
         launch.shown = "CUDA_VISIBLE_DEVICES: accelerate starts a process for each GPU"
@@ -309,10 +308,7 @@ def _set_servers(options: Options, run: RunFile, launch: Launch, server: Command
         if copies != "1":
             if not copies.isdecimal() or not int(copies):
                 raise UsageError(f"--data-parallel-size {copies} is no number of replicas")
-            address = urlsplit(sampling.urls[0])
-            first = address.port or FIRST_PORT
-            sampling.urls = [f"http://{address.hostname}:{first + i}" for i in range(int(copies))]
-            run.differs.append(f"--data-parallel-size {copies}: a server is one replica; there are {copies}")
+            replicate(run, sampling, sampling.urls[0], int(copies), f"--data-parallel-size {copies}")
     longest = run.value("data.max_prompt_length")
     if "--max-model-len" not in flags and longest != LONGEST_PROMPT:
         flags["--max-model-len"] = str(longest + run.value("rollout.max_completion_length"))

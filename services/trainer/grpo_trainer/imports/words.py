@@ -51,7 +51,7 @@ def commands_of(text: str) -> Script:
 
 
 def _script_in(words: Sequence[str]) -> str | None:
-    """The script in `bash -c SCRIPT`, with whatever starts that shell before it."""
+    """Return the script in `bash -c SCRIPT`, with whatever starts that shell before it."""
     for program, flag, script in zip(words, words[1:], words[2:], strict=False):
         if program.rpartition("/")[2] in ("bash", "sh") and re.fullmatch("-[a-z]*c", flag):
             return script
@@ -78,28 +78,14 @@ class _Reader:
         """Variables that are set on a line of their own."""
         self.words: list[str] = []
         self.depth = 0
-        """Of conditions and loops."""
+        """Count of the conditions and loops around what is read."""
         self.found = Script()
 
     def script(self) -> Script:
         while self.at < len(self.text):
-            character = self.text[self.at]
-            if self.text.startswith("\\\n", self.at):
-                self.at += 2
-            elif continued := _CONTINUED.match(self.text, self.at):
-                what = "a comment" if continued[1] else "a blank"
-                self._remark(f"{what} behind the \\ at the end of a line, which would end the command there")
-                self.at = continued.end()
-            elif character in BLANKS + UNSEEN:
-                self._remark(f"{described(character)} is {'left out' if character in UNSEEN else 'read as a blank'}")
-                self.at += 1
-            elif character in " \t":
-                self.at += 1
-            elif character == "#":
-                self.at = self._end_of_line()
-            elif comment := re.compile(r"`#[^`]*`").match(self.text, self.at):  # inside of a command: it is nothing
-                self.at = comment.end()
-            elif character in _ENDS_COMMAND:
+            if self._skip():
+                continue
+            if self.text[self.at] in _ENDS_COMMAND:
                 self.at += 1
                 self._end_command()
             elif redirection := re.compile(r"[0-9]*[<>][>&]*[ \t]*").match(self.text, self.at):
@@ -120,13 +106,33 @@ class _Reader:
             self._remark(f"{name} is set and not exported, so the commands do not get it")
         return self.found
 
+    def _skip(self) -> bool:
+        """Go past what stands between words, and return whether something does: a blank, the end of a line that goes
+        on, a comment."""
+        character = self.text[self.at]
+        if self.text.startswith("\\\n", self.at):
+            self.at += 2
+        elif continued := _CONTINUED.match(self.text, self.at):
+            what = "a comment" if continued[1] else "a blank"
+            self._remark(f"{what} behind the \\ at the end of a line, which would end the command there")
+            self.at = continued.end()
+        elif character in BLANKS + UNSEEN:
+            self._remark(f"{described(character)} is {'left out' if character in UNSEEN else 'read as a blank'}")
+            self.at += 1
+        elif character in " \t":
+            self.at += 1
+        elif character == "#":
+            end = self.text.find("\n", self.at)
+            self.at = len(self.text) if end < 0 else end
+        elif comment := re.compile(r"`#[^`]*`").match(self.text, self.at):  # inside of a command: it is nothing
+            self.at = comment.end()
+        else:
+            return False
+        return True
+
     def _remark(self, remark: str) -> None:
         if remark not in self.found.remarks:
             self.found.remarks.append(remark)
-
-    def _end_of_line(self) -> int:
-        end = self.text.find("\n", self.at)
-        return len(self.text) if end < 0 else end
 
     def _add(self, word: str) -> None:
         if not self.words and word in _BETWEEN:
@@ -148,26 +154,27 @@ class _Reader:
         return self.words[:1] == ["export"] or all(_ASSIGNMENT.fullmatch(earlier) for earlier in self.words)
 
     def _array(self) -> list[str]:
-        """The items of `NAME=(…)`, behind its parenthesis."""
+        """Read the items of `NAME=(…)`, behind its parenthesis."""
         found: list[str] = []
         while self.at < len(self.text) and self.text[self.at] != ")":
-            if self.text[self.at] == "#":
-                self.at = self._end_of_line()
-            elif blank := re.compile(rf"(\\\n|[\s{BLANKS}{UNSEEN}])+").match(self.text, self.at):
-                self.at = blank.end()
+            if self._skip():
+                continue
+            if self.text[self.at] in _ENDS_COMMAND:  # a new line; an array has no operators
+                self.at += 1
             else:
-                before = self.at
                 found += self._words(ends=")")
-                self.at += self.at == before  # such as an operator, which no array has
         self.at += 1
         return found
 
     def _end_command(self) -> None:
         words, self.words = self.words, []
-        if not words or words[0] in _CLOSES:
-            self.depth -= bool(words and self.depth)
+        if not words:
             return
-        self.depth += words[0] in _OPENS
+        if words[0] in _CLOSES:
+            self.depth = max(0, self.depth - 1)
+            return
+        if words[0] in _OPENS:
+            self.depth += 1
         command = command_of(words)
         if words[0] == "export":
             self.exported |= {
@@ -194,7 +201,7 @@ class _Reader:
             self._remark(remark)
 
     def _words(self, *, ends: str = "") -> list[str]:
-        """The words that stand here: several for a variable with blanks or an array, none for an empty variable."""
+        """Read the words that stand here: several for a variable with blanks or an array, none for an empty one."""
         if items := _ITEMS.match(self.text, self.at):
             self.at = items.end()
             if items[2] not in self.arrays:
@@ -221,7 +228,7 @@ class _Reader:
         return [word for word in words if word or (written and len(words) == 1)]
 
     def _literal(self, *, at_start: bool) -> str:
-        """What is written here in or without quotes; `at_start` of a word or a value curly quotation marks are some."""
+        """Read what stands here, quoted or not. `at_start` of a word or a value, curly quotation marks quote, too."""
         character, rest = self.text[self.at], self.text[self.at :]
         if character in "'\"":
             inside = self._quoted(character)
