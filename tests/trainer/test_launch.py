@@ -31,8 +31,10 @@ def here():
 
 
 def a_rank(folder: Path, body: str) -> Path:
+    """A program that does `body` and waits, in short sleeps: a signal just before one is handled behind it."""
     program = folder / "rank.py"
-    program.write_text(BEGIN + body + f"\ntime.sleep({PATIENCE_S})\n")
+    wait = f"\nuntil_s = time.monotonic() + {PATIENCE_S}\nwhile time.monotonic() < until_s:\n    time.sleep(0.05)\n"
+    program.write_text(BEGIN + body + wait)
     return program
 
 
@@ -94,7 +96,7 @@ def test_ranks_that_are_told_to_stop_have_time_to_save(tmp_path: Path, launcher:
     assert process.returncode == 143, err
     assert "Traceback" not in err
     limits = [path.read_text() for path in tmp_path.glob("*.saved")]
-    assert limits == ["" if launcher == "one machine" else str(launch.STOP_LIMIT_S)] * 2
+    assert limits == ["" if launcher == "one machine" else str(launch.STOP_LIMIT_S)] * 2, err
     assert launch.stop_limit_s() == launch.STOP_LIMIT_S
 
 
