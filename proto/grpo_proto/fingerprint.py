@@ -30,5 +30,5 @@ def _digest(content: Any) -> str:
 
 
 def chat_template_fingerprint(template: str | None) -> str | None:
-    """SHA-256 of the template's text, 16 hex digits; None when there is no template."""
-    return None if template is None else hashlib.sha256(template.encode()).hexdigest()[:16]
+    """SHA-256 of the template's text, 16 hex digits; None when there is no template. Jinja drops a final line break."""
+    return None if template is None else hashlib.sha256(template.removesuffix("\n").encode()).hexdigest()[:16]

@@ -56,12 +56,13 @@ def config(tmp_path: Path, model: Path, dataset: str, *, data: dict | None = Non
 class TestTraining:
     def test_it_learns_and_saves_a_model_that_loads(self, tmp_path, model_folder, capsys):
         dataset = write(tmp_path / "rows.jsonl", *[ROW] * 8)
+        template = CHAT_TEMPLATE.replace("assistant\n", "writer\n")
         file = tmp_path / "cold_start.yaml"
         file.write_text(
             yaml.safe_dump(
                 {
                     "output_dir": str(tmp_path / "cold-start"),
-                    "model": {"name_or_path": str(model_folder)},
+                    "model": {"name_or_path": str(model_folder), "chat_template": template},
                     "data": {"dataset": dataset, "recipe": "countdown"},
                     "device": "cpu",
                     "max_steps": 30,
@@ -81,6 +82,7 @@ class TestTraining:
         assert not list(tmp_path.glob("*.partial"))
         model = AutoModelForCausalLM.from_pretrained(folder)
         tokenizer = AutoTokenizer.from_pretrained(folder)
+        assert tokenizer.chat_template == template
         assert model.dtype == torch.bfloat16
         assert model.config.use_cache
         [row] = load_prompt_rows(DataConfig(dataset=f"{dataset}#1", recipe="countdown"), tokenizer)

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from grpo_trainer.config.keys import Keys
+from grpo_trainer.config.open_r1_options import OPEN_R1
 from grpo_trainer.config.peer_options import PeerOptions
 from grpo_trainer.config.run_config import RunConfig
 from grpo_trainer.config.swift_options import MS_SWIFT
@@ -21,8 +22,8 @@ from grpo_trainer.imports.launcher import CONFIGS_OF_TRL, LAUNCHER
 SWIFT_FACTS = json.loads((Path(__file__).parent / "import_data/ms_swift_defaults.json").read_text())
 EARLIER = {
     "TRL": {
-        "warmup_ratio", "max_prompt_length", "system_prompt", "dataset_prompt_column", "vllm_device",
-        "dataset_num_proc", "group_by_length", "overwrite_output_dir", "logging_dir", "use_liger_loss", "vllm_dtype",
+        "warmup_ratio", "max_prompt_length", "vllm_device", "dataset_num_proc",
+        "group_by_length", "overwrite_output_dir", "logging_dir", "use_liger_loss", "vllm_dtype",
         "vllm_enable_prefix_caching",
     },
     "ms-swift": {
@@ -30,7 +31,7 @@ EARLIER = {
         "lmdeploy_cache_max_entry_count", "gc_collect_after_offload",
     },
 }  # fmt: skip
-"""Options of earlier versions, and of scripts that are built on TRL."""
+"""Options of earlier versions."""
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +71,7 @@ def test_defaults_are_those_of_the_version_that_is_named(peer: PeerOptions, fact
     assert {"TRL": version("trl"), "ms-swift": SWIFT_FACTS["version"]}[peer.name] == peer.version
 
 
-@PEERS
+@pytest.mark.parametrize("peer", [TRL, OPEN_R1, MS_SWIFT])
 def test_settings_of_a_table_exist(peer: PeerOptions):
     known = Keys(RunConfig).known
     for option, (setting, _) in {**peer.settings, **peer.computed, **LAUNCHER.computed}.items():

@@ -25,6 +25,7 @@ SCRIPTS = {
     "an array that may be empty": (
         'A=(a \'b c\'); B=(); printf \'%s|\' "${A[@]+"${A[@]}"}" ${A[@]+"${A[@]}"} "${B[@]}" y\n'
     ),
+    "arguments": 'A=$1; printf \'%s|\' "$A" $1 --x=$2 ${4:-no} "$@" y ${@:2} $* "${@}"\n',
     "a default with others": "A=1; B=${B:-$A/${C:-c}}; printf '%s|' \"${D:-${A}x${B}}\" ${A:-${B}} ${D:-${A} b}\n",
 }
 
@@ -32,8 +33,11 @@ SCRIPTS = {
 @pytest.mark.skipif(shutil.which("bash") is None, reason="compares with bash")
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_words_are_those_that_bash_makes(name: str):
-    shell = subprocess.run(["bash", "-c", SCRIPTS[name]], capture_output=True, text=True, check=True, timeout=20)
-    (command,) = commands_of(SCRIPTS[name]).commands
+    given = ["one_word", "2", "3"]
+    shell = subprocess.run(
+        ["bash", "-c", SCRIPTS[name], "script", *given], capture_output=True, text=True, check=True, timeout=20
+    )
+    (command,) = commands_of(SCRIPTS[name], given).commands
     assert command.words[2:] == shell.stdout.removesuffix("|").split("|")
 
 

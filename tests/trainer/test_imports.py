@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.trainer.import_stand_ins import make_stand_ins
+from tests.trainer.importing import TRL, imported, refused
 
 from grpo_reward.registry import built_in_rewards
 from grpo_trainer.__main__ import main
@@ -22,7 +23,6 @@ DATA = Path(__file__).parent / "import_data"
 COMMANDS = sorted((DATA / "commands").iterdir())
 EXPECTED = yaml.safe_load((DATA / "expected.yaml").read_text())
 SWIFT = ["--rlhf_type", "grpo", "--model", "m", "--dataset", "d", "--reward_funcs", "format", "--num_generations", "1"]
-TRL = ["--model_name_or_path", "m", "--dataset_name", "d", "--reward_funcs", "accuracy_reward"]
 
 
 @pytest.fixture(scope="module")
@@ -30,21 +30,6 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stand_ins")
     make_stand_ins(folder)
     return folder
-
-
-def imported(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[str, str]:
-    """The run file, and what was said about it."""
-    word = "import-swift" if "rlhf" in " ".join(map(str, argv)) or "swift_" in str(argv[0]) else "import-trl"
-    assert main([word, *map(str, argv)]) == 0
-    out, err = capsys.readouterr()
-    return out, err
-
-
-def refused(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
-    assert main([str(word) for word in argv]) == 2
-    out, err = capsys.readouterr()
-    assert not out
-    return err
 
 
 def setting(run: RunConfig, name: str) -> Any:

@@ -60,7 +60,7 @@ command(sys.argv[1:])
 
 FILES_READ: dict[str, Callable[[Path], object]] = {
     "run file": lambda file: read_config(RunConfig, [str(file)], program="grpo-train", env_prefix="GRPO_TRAIN__"),
-    "prompt": lambda file: text_or_file(str(file), "system"),
+    "prompt": lambda file: text_or_file(str(file), "data.system"),
     "reward": lambda file: _check_file(
         file,
         RewardDescription(name="mine", documentation="", params_schema={}, columns=[], code_hash=""),

@@ -13,6 +13,7 @@ import pytest
 from tests.trainer.test_fleet import info
 
 from grpo_proto import ErrorDetail, FatalError, RewardClient, RewardInfo, WeightState
+from grpo_proto.fingerprint import chat_template_fingerprint
 from grpo_proto.messages.sessions_info import SessionsInfo
 from grpo_trainer.config.run_config import RolloutConfig, WeightsConfig
 from grpo_trainer.errors import UnavailableError, UsageError
@@ -85,6 +86,15 @@ def test_a_server_that_cannot_record_the_episodes_of_a_run_is_named(sessions: An
     with pytest.raises(UnavailableError) as refused:
         check_sessions(infos, with_tools=True)
     assert re.search(said, f"{refused.value} {refused.value.hint}")
+
+
+def test_servers_render_the_turns_of_episodes_by_the_template_of_the_run():
+    found = SessionsInfo.model_validate({"open": 0, "template": {"usable": True}})
+    served = {"sessions": found, "chat_template_fingerprint": chat_template_fingerprint("{{ messages }}\n")}
+    infos = {"http://a": info().model_copy(update=served)}
+    check_sessions(infos, with_tools=False, template="{{ messages }}")  # a file ends with a line break
+    with pytest.raises(UnavailableError, match=r"http://a renders turns with another .* than model\.chat_template"):
+        check_sessions(infos, with_tools=False, template="{{ messages }}!")
 
 
 def test_a_token_that_a_server_refuses_is_named():

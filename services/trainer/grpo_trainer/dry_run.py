@@ -24,7 +24,7 @@ from .data.episode_rows import RowsOfEpisodes
 from .data.prompt_row import PromptRow
 from .data.repeats import repeats
 from .data.run_rows import HeldOutRows, TrainingRows, load_eval_sets, load_training_rows, longest_context
-from .data.tokenizer import check_stop_tokens, load_tokenizer
+from .data.tokenizer import chat_template, check_stop_tokens, load_tokenizer
 from .engine.deepspeed_settings import deepspeed_settings
 from .engine.family import load_family, no_model
 from .engine.model import pieces_to_push
@@ -261,7 +261,8 @@ async def _servers(
         adapter=AdapterNeeds.of(config, None),
     )
     if config.episodes is not None:
-        check_sessions(fleet.infos, with_tools=bool(config.episodes.tools or config.episodes.factories))
+        with_tools = bool(config.episodes.tools or config.episodes.factories)
+        check_sessions(fleet.infos, with_tools=with_tools, template=chat_template(config.model))
     lines += _push(planned, fleet, kind)
     await fleet.close()
     if config.reward.reward_funcs:

@@ -20,6 +20,7 @@ from .data.difficulty import DifficultyMemory
 from .data.order import PromptOrder
 from .data.prompt_row import PromptRow
 from .data.run_rows import HeldOutRows, TrainingRows, longest_context
+from .data.tokenizer import chat_template
 from .episodes.runner import EpisodeRunner
 from .episodes.sampler import Episodes
 from .fleet.adapters import AdapterNeeds
@@ -220,7 +221,8 @@ class Orchestrator:
             adapter=self._adapter,
         )
         if config.episodes is not None:
-            check_sessions(self.fleet.infos, with_tools=bool(config.episodes.tools or config.episodes.factories))
+            with_tools = bool(config.episodes.tools or config.episodes.factories)
+            check_sessions(self.fleet.infos, with_tools=with_tools, template=chat_template(config.model))
         if self._adapter is not None and kind == "full":
             log.warning(
                 "the rollout servers take no adapters: every push sends the whole model with the adapter added; to "

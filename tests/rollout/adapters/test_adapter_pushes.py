@@ -252,7 +252,8 @@ class TestFailedPushes:
         async with server.client() as client:
             running = asyncio.create_task(client.rollouts(long_request("on", prompts=8, session=trainer.session)))
             await until_running(server, None)
-            await trainer.begin_adapter(after, 2, bucket_timeout_s=1.0)
+            # More than passes between this and the first bucket while other tests have the cores.
+            await trainer.begin_adapter(after, 2, bucket_timeout_s=4.0)
             await trainer.send(after, after.manifest(), buckets=range(1))  # type: ignore[arg-type]
             state = await until_failed(trainer)
             assert (state.state, state.version) == ("current", 1)
@@ -281,7 +282,7 @@ class TestFailedPushes:
         async with AdapterTrainer(server.url, trainer_id="a") as dead:
             await dead.join(take_over=True)
             await dead.push_adapter(before, 1)
-            await dead.begin_adapter(after, 2, bucket_timeout_s=1.0)
+            await dead.begin_adapter(after, 2, bucket_timeout_s=4.0)
             await dead.send(after, after.manifest(), buckets=range(1))  # type: ignore[arg-type]
         async with AdapterTrainer(server.url, trainer_id="b", session=new_session()) as trainer:
             state = await trainer.join(take_over=True)

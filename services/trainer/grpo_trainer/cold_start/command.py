@@ -86,8 +86,11 @@ def _load(config: ColdStartConfig) -> tuple["PreTrainedModel", "PreTrainedTokeni
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 
+    from ..data.tokenizer import chat_template
+
     set_seed(config.seed)
     name, trusted = config.model.name_or_path, config.model.trust_remote_code
+    template = chat_template(config.model)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trusted)
         model = AutoModelForCausalLM.from_pretrained(
@@ -102,6 +105,8 @@ def _load(config: ColdStartConfig) -> tuple["PreTrainedModel", "PreTrainedTokeni
             f"model.name_or_path {name} cannot be loaded: {str(error).strip().splitlines()[0]}",
             hint="give a folder with config.json, weights and tokenizer, or a Hugging Face name",
         ) from error
+    if template is not None:
+        tokenizer.chat_template = template
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return model, tokenizer

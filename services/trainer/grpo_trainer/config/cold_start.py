@@ -18,6 +18,11 @@ class ColdStartModel(Section):
         "bfloat16",
         description="Dtype of the saved weights, and of computing on a GPU. The trained weights are float32.",
     )
+    chat_template: str | None = Field(
+        None,
+        min_length=1,
+        description="Jinja template, or a file that holds it; replaces the tokenizer's own, in the saved model, too.",
+    )
     attn_implementation: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
     gradient_checkpointing: bool = Field(False, description="Recompute activations: less memory, slower backward.")
     trust_remote_code: bool = False

@@ -18,6 +18,11 @@ class ModelConfig(Section):
         description="Dtype in which the output head computes logits. float32 rounds less where dtype is bfloat16; the "
         'rollout servers then need --hf-overrides \'{"head_dtype": "float32"}\'.',
     )
+    chat_template: str | None = Field(
+        None,
+        min_length=1,
+        description="Jinja template, or a file that holds it; replaces the tokenizer's own, in the saved models, too.",
+    )
     attn_implementation: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
     gradient_checkpointing: bool = Field(False, description="Recompute activations: less memory, slower backward.")
     logprob_chunk_tokens: int = Field(

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from .lr_schedule import LrSchedulerKwargs, LrSchedulerType
 from .section import Positive, Seconds, Section, Share
 
 log = logging.getLogger(__name__)
@@ -14,7 +15,11 @@ class OptimizerConfig(Section):
     """AdamW and its schedule. Steps of the schedule are optimizer updates."""
 
     learning_rate: float = Field(1e-6, ge=0.0)
-    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    lr_scheduler_type: LrSchedulerType = "constant"
+    lr_scheduler_kwargs: LrSchedulerKwargs = Field(
+        default_factory=LrSchedulerKwargs,
+        description="Parameters of the schedule, as min_lr_rate; see docs/trainer.md.",
+    )
     warmup_steps: int = Field(0, ge=0)
     warmup_ratio: Share = Field(
         0.0, description="Share of all updates with a growing learning rate; used when warmup_steps is 0."
@@ -27,6 +32,12 @@ class OptimizerConfig(Section):
     max_skipped_updates: int = Field(
         3, ge=0, description="Updates in a row without a finite gradient that a run survives."
     )
+
+    @model_validator(mode="after")
+    def _the_schedule_has_its_parameters(self) -> "OptimizerConfig":
+        if fault := self.lr_scheduler_kwargs.fault(self.lr_scheduler_type, self.learning_rate):
+            raise ValueError(fault)
+        return self
 
 
 def _number(value: Any) -> Any:

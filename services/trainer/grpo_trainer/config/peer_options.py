@@ -61,6 +61,7 @@ TRAINING_COMPUTED: dict[str, tuple[str, Any]] = {
     "save_strategy": ("checkpoint.save_steps", "steps"),
     "eval_steps": ("eval.eval_steps", None),
     "warmup_steps": ("optimizer.warmup_steps", 0),
+    "lr_scheduler_kwargs": ("optimizer.lr_scheduler_kwargs", None),
     "deepspeed": ("deepspeed.zero_stage", None),
     "metric_for_best_model": ("checkpoint.metric_for_best", None),
     "greater_is_better": ("checkpoint.greater_is_better", None),
@@ -95,7 +96,6 @@ TRAINING_NOT_NEEDED = by_option(
 TRAINING_NOT_HERE = by_option(
     {
         "the optimizer is AdamW": "optim optim_args optim_target_modules",
-        "of the schedules there are constant, linear and cosine, without arguments": "lr_scheduler_kwargs",
         "attention is not compiled; the trainer runs the model's own code": "torch_compile torch_compile_backend "
         "torch_compile_mode",
         "the loss is computed by our own chunked head": "use_liger_kernel liger_kernel_config",

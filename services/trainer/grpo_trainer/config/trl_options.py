@@ -104,8 +104,6 @@ TRL = PeerOptions(
         "load_in_4bit": ("model.load_in_4bit", False),
         "vllm_device": ("rollout.urls", "auto"),  # of earlier versions
         "max_prompt_length": ("data.max_prompt_length", None),  # of earlier versions
-        "system_prompt": ("data.system", None),  # of open-r1's script
-        "dataset_prompt_column": ("data.prompt_column", "prompt"),  # of open-r1's script
     },
     server_flags={
         "vllm_gpu_memory_utilization": ("--gpu-memory-utilization", 0.3),

@@ -67,8 +67,8 @@ class PromptMaker:
             recipe=config.recipe,
             recipe_params=config.recipe_params,
             prompt_column=PROMPT_COLUMN if own else config.prompt_column,
-            prompt_template=text_or_file(config.prompt_template, "prompt_template"),
-            system=text_or_file(config.system, "system"),
+            prompt_template=text_or_file(config.prompt_template, "data.prompt_template"),
+            system=text_or_file(config.system, "data.system"),
             chat_template_kwargs=config.chat_template_kwargs,
         )
 
@@ -173,7 +173,7 @@ def _prompt_as_given(value: Any, system: str | None, where: str) -> Prompt:
     return with_system(system, messages)
 
 
-def text_or_file(value: str | None, key: str) -> str | None:
+def text_or_file(value: str | None, setting: str) -> str | None:
     """A setting that is a text, or the path of a file that holds it (without its final line break)."""
     if value is None or "\n" in value or len(value) > 1000:
         return value
@@ -182,10 +182,10 @@ def text_or_file(value: str | None, key: str) -> str | None:
         if path.is_file():
             return path.read_text(encoding="utf-8-sig").removesuffix("\n")
     except UnicodeDecodeError as error:
-        raise UsageError(f"data.{key}: {path} cannot be read as text: {error}") from error
+        raise UsageError(f"{setting}: {path} cannot be read as text: {error}") from error
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:  # a text of one line, longer than any file's name
-            raise storage_error_class(error)(f"data.{key}: {path} cannot be read: {error.strerror}") from error
+            raise storage_error_class(error)(f"{setting}: {path} cannot be read: {error.strerror}") from error
     if " " not in value and path.suffix in (".txt", ".md", ".jinja", ".prompt"):
-        raise UsageError(f"data.{key}: there is no file {value}", hint="give an existing file, or the text itself")
+        raise UsageError(f"{setting}: there is no file {value}", hint="give an existing file, or the text itself")
     return value

@@ -88,7 +88,7 @@ class Renderer:
         except Exception as error:
             raise UsageError(
                 f"{where}: the tokenizer's chat template refuses the messages: {error}",
-                hint="change data.system, data.chat_template_kwargs or the roles in the dataset",
+                hint="change data.system, data.chat_template_kwargs, model.chat_template or the roles in the dataset",
             ) from error
 
     def _tokenized(self, texts: Sequence[str], is_plain: Sequence[bool]) -> list[list[int]]:

@@ -5,19 +5,38 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
+from ..config.cold_start import ColdStartModel
 from ..config.model import ModelConfig
 from ..errors import UsageError, model_error_class
+from .prompts import text_or_file
 
 
 def load_tokenizer(config: ModelConfig) -> Any:
-    """Raises UsageError when there is none, and UnavailableError when the Hub does not answer."""
+    """Load the tokenizer, with the chat template of the configuration in place of its own, if there is one.
+
+    Raises UsageError when there is none, or no such template, and UnavailableError when the Hub does not answer.
+    """
     try:
-        return AutoTokenizer.from_pretrained(config.name_or_path, trust_remote_code=config.trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(config.name_or_path, trust_remote_code=config.trust_remote_code)
     except (OSError, ValueError) as error:
         raise model_error_class(config.name_or_path, error)(
             f"no tokenizer in {config.name_or_path}: {str(error).splitlines()[0]}",
             hint="model.name_or_path is a folder or a Hugging Face name",
         ) from error
+    if (template := chat_template(config)) is not None:
+        tokenizer.chat_template = template
+    return tokenizer
+
+
+def chat_template(config: ModelConfig | ColdStartModel) -> str | None:
+    """Return the template of the configuration, None when it has none. Raises UsageError for what is none."""
+    template = text_or_file(config.chat_template, "model.chat_template")
+    if template is not None and "{{" not in template and "{%" not in template:
+        raise UsageError(
+            f"model.chat_template is no file and no Jinja template, which has {{{{ … }}}}: {template[:100]!r}",
+            hint="give an existing file, or the template itself",
+        )
+    return template
 
 
 def check_stop_tokens(token_ids: Sequence[int], tokenizer: Any) -> None:

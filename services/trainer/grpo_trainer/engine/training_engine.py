@@ -54,7 +54,7 @@ from .prefix_sharing import prefix_sharing_for
 from .random_state import seed_everything
 from .reference import MovingReference
 from .saved_state import SavedState, num_bytes_of
-from .schedule import learning_rate
+from .schedule import learning_rates
 from .skipped_updates import SkippedUpdates
 from .state import layout
 from .write_errors import Write
@@ -89,10 +89,11 @@ class TrainingEngine:
         beat: Callable[[], None] = lambda: None,
     ):
         self.beat = beat
-        self.model_config, self.optimizer_config, self.algorithm = model, optimizer, algorithm
+        self.model_config, self.algorithm = model, algorithm
         self._surrogate = surrogate_of(algorithm)
         self._reads = prepared_for(self._surrogate, algorithm)
-        self.zero_stage, self.total_updates = sharing.zero_stage, total_updates
+        self.zero_stage = sharing.zero_stage
+        self._rate_of = learning_rates(optimizer, total_updates=total_updates)
         self.device = join_process_group(timeout_s=sharing.timeout_s)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         seed_everything(seed)
@@ -245,7 +246,7 @@ class TrainingEngine:
 
         Raises RunError after more than `max_skipped_updates` skipped updates in a row.
         """
-        rate = learning_rate(self.optimizer_config, update=self.updates_done, total_updates=self.total_updates)
+        rate = self._rate_of(self.updates_done)
         for group in self._engine.optimizer.param_groups:
             group["lr"] = rate
         tally = Tally()

@@ -6,6 +6,7 @@ Otherwise the first push would find out, after the model has been loaded, and th
 from collections.abc import Sequence
 
 from grpo_proto import RolloutInfo
+from grpo_proto.fingerprint import chat_template_fingerprint
 from grpo_proto.transport import gpu_uuid, nccl_version
 
 from ..config.weights import WeightsConfig
@@ -51,11 +52,11 @@ def check_free(infos: dict[str, RolloutInfo], *, trainer_id: str, take_over: boo
         )
 
 
-def check_sessions(infos: dict[str, RolloutInfo], *, with_tools: bool) -> None:
+def check_sessions(infos: dict[str, RolloutInfo], *, with_tools: bool, template: str | None = None) -> None:
     """Check that the servers can record episodes; `with_tools`: of a policy that calls some.
 
-    Raises UnavailableError for an older server, for a chat template whose turns cannot be continued, and for a server
-    that reads no calls.
+    `template` is the run's own chat template: the servers render the turns. Raises UnavailableError for an older
+    server, for another chat template or one whose turns cannot be continued, and for a server that reads no calls.
     """
     for url, info in infos.items():
         where, sessions = f"the rollout server {url}", info.sessions
@@ -63,6 +64,11 @@ def check_sessions(infos: dict[str, RolloutInfo], *, with_tools: bool) -> None:
             raise UnavailableError(
                 f"{where}, version {info.version}, has no sessions, in which episodes are recorded",
                 hint="install the same release of grpo-services on both sides",
+            )
+        if template is not None and info.chat_template_fingerprint != chat_template_fingerprint(template):
+            raise UnavailableError(
+                f"{where} renders turns with another chat template than model.chat_template",
+                hint="start it with --chat-template FILE, and give that file as model.chat_template",
             )
         if not sessions.template.usable:
             raise UnavailableError(

@@ -3,8 +3,9 @@
 command.py      `grpo-train import-swift` and `import-trl`: which command is meant, and where the file and notes go
 words.py        a script or an argument list → commands, without a shell; options.py: their options, and which were
                 read; config_file.py: options in a file
+python_source.py    a script in Python or a notebook, read and not run; trl_script.py: what it gives to GRPOTrainer
 swift.py, trl.py    one trainer each: what belongs together of its options; swift_rewards.py and swift_rows.py: its
-                rewards and rows
+                rewards and rows; open_r1.py: the rewards of open-r1
 training.py     what both have alike: tables, steps, DeepSpeed, and what does not go together here
 batch.py        the arithmetic of batch sizes
 launcher.py     processes and machines; servers.py: GPUs, and the lines that start the servers; quantized.py: QLoRA

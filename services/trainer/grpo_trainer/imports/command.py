@@ -1,7 +1,7 @@
 """`grpo-train import-swift ARGS…|FILE.sh` and `grpo-train import-trl ARGS…|FILE.yaml`: write a run file to stdout."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,24 +10,30 @@ from ..config.swift_options import MS_SWIFT
 from ..config.trl_options import TRL
 from ..errors import UsageError
 from .config_file import SUFFIXES
+from .python_source import SUFFIXES as PYTHON
+from .python_source import python_source
 from .run_file import RunFile
 from .swift import import_swift
 from .trl import import_trl
+from .trl_script import TrlScript, calls_grpo_trainer, read_trl_script
 from .words import Command, Script, command_of, commands_of
 
 USAGE = """\
 usage: grpo-train import-swift [VARIABLE=VALUE …] [swift rlhf] --rlhf_type grpo --model … > RUN.yaml
-       grpo-train import-swift FILE.sh > RUN.yaml    the command `swift rlhf` in a script, and its `swift rollout`
+       grpo-train import-swift FILE.sh [ARGUMENTS of the script] > RUN.yaml
+                                                     the command `swift rlhf` in it, and its `swift rollout`
        grpo-train import-swift FILE.yaml [options] > RUN.yaml    the file that `swift rlhf FILE.yaml` takes
        grpo-train import-trl [trl grpo] --model_name_or_path … > RUN.yaml
        grpo-train import-trl FILE.yaml [--num_processes N --accelerate_config zero3 …] > RUN.yaml
-       grpo-train import-trl FILE.sh > RUN.yaml
+       grpo-train import-trl FILE.sh [ARGUMENTS of the script] > RUN.yaml
+       grpo-train import-trl FILE.py|FILE.ipynb [--num_processes N …] > RUN.yaml    what is given to GRPOTrainer in it
 
 Write the command of another trainer as a run file, with the lines that start the servers. What is otherwise than
 there, and what is not needed, is on stderr and in the file. Nothing is started, and no shell is run.
 
 exit status: 0 the run file is written; 2 the command cannot be imported
 """
+SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 _OTHER_VERBS = ("sft", "pt", "dpo", "kto", "rloo", "reward", "infer")
 _LAUNCHERS = ("accelerate", "torchrun", "python", "python3", "deepspeed", "uv")
 _WRAPPERS = (
@@ -67,8 +73,7 @@ def _swift(argv: list[str]) -> tuple[RunFile, str]:
         return run, f"Written by grpo-train import-swift from {argv[0]}. {title}"
     script, origin = _read(argv)
     command, server = _chosen(script, "swift", "rlhf", ("rollout",))
-    run = import_swift(command, server, script.expanded)
-    run.differs += script.remarks
+    run = _imported(script, lambda: import_swift(command, server, script.expanded))
     return run, f"Written by grpo-train import-swift{origin}. {title}"
 
 
@@ -79,17 +84,38 @@ def _trl(argv: list[str]) -> tuple[RunFile, str]:
         return run, f"Written by grpo-train import-trl from {argv[0]}. {title}"
     script, origin = _read(argv)
     command, server = _chosen(script, "trl", "grpo", ("vllm-serve",))
-    run = import_trl(command, server, script.expanded)
-    run.differs += script.remarks
+    python = next((Path(word) for word in command.words if calls_grpo_trainer(Path(word))), None)
+    said = read_trl_script(python) if python is not None else TrlScript()
+    run = _imported(script, lambda: import_trl(command, server, script.expanded, said=said.options), said.remarks)
     return run, f"Written by grpo-train import-trl{origin}. {title}"
 
 
+def _imported(script: Script, make: Callable[[], RunFile], remarks: Sequence[str] = ()) -> RunFile:
+    """The run file of a command of `script`, with what could not be read there, or in Python. Raises UsageError."""
+    try:
+        run = make()
+    except UsageError as error:
+        unset = [*remarks, *(remark for remark in script.remarks if "is not set" in remark)]
+        if not unset:
+            raise
+        raise UsageError(error.message, hint="; ".join([*filter(None, [error.hint]), *unset])) from error
+    run.differs += [*remarks, *script.remarks]
+    return run
+
+
 def _read(argv: list[str]) -> tuple[Script, str]:
-    """The commands of a file, or the one that the words are."""
-    if len(argv) > 1 or argv[0].startswith("-"):
+    """The commands of a file, which may be given arguments, or the one that the words are.
+
+    A script of Python stands for its start by accelerate, as TRL's documentation starts them.
+    """
+    if Path(argv[0]).suffix in PYTHON:
+        python_source(Path(argv[0]))
+        return Script([Command({}, ["accelerate", "launch", *argv])]), f" from {argv[0]}"
+    is_script = Path(argv[0]).suffix in SCRIPTS
+    if (len(argv) > 1 and not is_script) or argv[0].startswith("-"):
         return Script([command_of(argv)]), ""
     try:
-        return commands_of(Path(argv[0]).read_text(encoding="utf-8-sig")), f" from {argv[0]}"
+        return commands_of(Path(argv[0]).read_text(encoding="utf-8-sig"), argv[1:]), f" from {argv[0]}"
     except OSError as error:
         raise UsageError(
             f"{argv[0]} cannot be read: {error.strerror}", hint="give a file, or the options of a command"
@@ -144,4 +170,7 @@ def _trains(command: Command, program: str, verb: str, verbs: Sequence[str]) -> 
         return True
     if program == "swift":
         return any(word.endswith("rlhf.py") for word in words)
-    return words[0].rpartition("/")[2] in _LAUNCHERS and any(word.startswith("--") for word in words)
+    launched = words[0].rpartition("/")[2] in _LAUNCHERS
+    return launched and (
+        any(word.startswith("--") for word in words) or any(calls_grpo_trainer(Path(w)) for w in words)
+    )

@@ -14,6 +14,8 @@ _OPTION = re.compile(r"--([A-Za-z][\w-]*)(?:=(.*))?", re.DOTALL)
 _GLUED = re.compile(r"([^-].*?)(--([A-Za-z][\w-]*)(?:=.*)?)", re.DOTALL)
 _MEANT = re.compile(rf"[-{DASHES}]{{1,3}}([A-Za-z][\w-]*)(?:[=:{WIDE_COLON}{BLANKS}]+(.*))?", re.DOTALL)
 """Forms of an option in a copied command: `—beta`, `-beta`, `--beta: 0.1`, or a blank that is no blank."""
+LONGEST_SHOWN = 200
+"""Characters of a value in a comment: a chat template has thousands."""
 
 
 class Options:
@@ -90,6 +92,7 @@ class Options:
         if written.replace("-", "_") == f"no_{name}":
             return f"--{written}"
         text = " ".join("…" if _SECRET.search(name) else value for value in values)
+        text = text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]} …"
         return f"--{written} {text}".rstrip()
 
     def has(self, name: str) -> bool:

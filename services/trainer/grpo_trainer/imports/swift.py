@@ -74,7 +74,7 @@ def import_swift(command: Command, server: Command | None, expanded: set[str]) -
     training.set_steps(
         options, run, batch, evaluates=evaluates, eval_steps=int(save_steps or MS_SWIFT.default("save_steps"))
     )
-    training.set_warmup(options, run)
+    training.set_schedule(options, run)
     training.set_best(options, run, evaluates=evaluates)
     teacher = _set_teacher(options, run)
     arguments = set_swift_rewards(options, run)

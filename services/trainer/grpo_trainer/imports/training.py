@@ -127,9 +127,25 @@ def _steps(batch: Batch, steps: float, iterations: int, run: RunFile, shown: str
     return int(run.value("checkpoint.save_steps"))
 
 
-def set_warmup(options: Options, run: RunFile) -> None:
-    """Write the warm-up, which transformers 5 reads as a share of all updates where it is below 1."""
+def set_schedule(options: Options, run: RunFile) -> None:
+    """Write the warm-up and the parameters of the schedule, whose name is written already.
+
+    transformers 5 reads `warmup_steps` as a share of all updates where it is below 1. Its `constant` has no warm-up.
+    """
+    given, name = options.values("lr_scheduler_kwargs"), options.text("lr_scheduler_type")
+    if given is not None:
+        shown = options.shown("lr_scheduler_kwargs")
+        setting = "optimizer.lr_scheduler_kwargs"
+        if run.value("optimizer.lr_scheduler_type") == "constant":
+            run.not_needed.append(f"{shown}: the schedule constant has no parameters")
+        else:
+            run.set(setting, read(setting, given, shown).value, shown)
     steps = options.number("warmup_steps")
+    if name == "constant":
+        run.entries.pop("optimizer.warmup_ratio", None)
+        asked = [options.shown(option) for option in ("warmup_steps", "warmup_ratio") if options.number(option)]
+        run.not_needed += [f"{shown}: the schedule constant of transformers has no warm-up" for shown in asked]
+        return
     if steps is None:
         return
     shown = options.shown("warmup_steps")

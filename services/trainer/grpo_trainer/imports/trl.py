@@ -1,14 +1,18 @@
 """`trl grpo …`, a script that reads TRL's options, or TRL's YAML file becomes a run file."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from ..config.open_r1_options import OPEN_R1
 from ..config.trl_options import TRL
 from ..errors import UsageError
 from . import training
 from .config_file import read_config_file
 from .launcher import LAUNCHER, Launch, launch_of, report_rest, report_variables
+from .open_r1 import DEFAULT as DEFAULT_OF_OPEN_R1
+from .open_r1 import open_r1_reward, report_parameters
 from .options import Options, truth_of
 from .quantized import set_quantized
 from .rewards import Found, OurReward, add_plugin, set_rewards
@@ -37,12 +41,19 @@ LONGEST_PROMPT = 32768
 _VERBS = ("sft", "dpo", "kto", "reward", "rloo", "env", "chat", "skills")
 
 
-def import_trl(command: Command, server: Command | None, expanded: set[str], file: Path | None = None) -> RunFile:
+def import_trl(
+    command: Command,
+    server: Command | None,
+    expanded: set[str],
+    file: Path | None = None,
+    *,
+    said: Mapping[str, Any] = MappingProxyType({}),
+) -> RunFile:
     """Write the run file of `command`, or of TRL's YAML `file`; `server` is the `trl vllm-serve` that stands beside it.
 
-    `expanded` are variables that stand in its words. Raises UsageError.
+    `expanded` are variables that stand in its words, `said` options that a script gives itself. Raises UsageError.
     """
-    options, launcher, run = Options(TRL), Options(LAUNCHER), RunFile()
+    options, launcher, run = Options(OPEN_R1), Options(LAUNCHER), RunFile()
     variables = dict(command.variables)
     ahead, words = _cut(command.words)
     launcher.add_words(ahead)
@@ -53,6 +64,7 @@ def import_trl(command: Command, server: Command | None, expanded: set[str], fil
         variables = {str(name): str(value) for name, value in (mapping.pop("env", None) or {}).items()} | variables
         _launcher_keys(mapping, launcher)
         options.add_mapping(mapping)
+    options.add_mapping(said)
     launch = launch_of(launcher, variables)
     if (
         not launch.shown
@@ -78,9 +90,10 @@ def import_trl(command: Command, server: Command | None, expanded: set[str], fil
     evaluates = _set_rows(options, run)
     steps = options.number("logging_steps") if evaluates else None  # theirs, where eval_steps is not given
     training.set_steps(options, run, batch, evaluates=evaluates, eval_steps=int(steps or 10))
-    training.set_warmup(options, run)
+    training.set_schedule(options, run)
     training.set_best(options, run, evaluates=evaluates)
-    arguments = _set_rewards(options, run)
+    is_open_r1 = any("open_r1" in word for word in command.words)
+    arguments = _set_rewards(options, run, default=DEFAULT_OF_OPEN_R1 if is_open_r1 else ())
     training.settle(run)
     _set_servers(options, run, launch, server)
     set_reward_server(run, arguments)
@@ -107,7 +120,7 @@ def _cut(words: Sequence[str]) -> tuple[list[str], list[str]]:
     for i, word in enumerate(words):
         if word == "grpo" and i and words[i - 1].endswith("trl"):
             return [], list(words[i + 1 :])
-        if word.endswith(".py"):
+        if word.endswith((".py", ".ipynb")):
             return list(words[:i]), list(words[i + 1 :])
         if word == "-m" and i + 1 < len(words):
             return list(words[:i]), list(words[i + 2 :])
@@ -147,6 +160,9 @@ def _set_model(options: Options, run: RunFile) -> None:
         "run_dir", output or "trainer_output", options.shown("output_dir") if output else "TRL's default of output_dir"
     )
     run.set("model.name_or_path", model, options.shown("model_name_or_path"))
+    template = options.text("chat_template")
+    if template is not None:
+        run.set("model.chat_template", template, "--chat_template, an option of open-r1")
     half, brain = options.truth("fp16"), options.truth("bf16")
     dtype = options.or_default("dtype")
     shown = "; ".join(options.shown(name) for name in ("dtype", "bf16", "fp16") if options.has(name))
@@ -252,14 +268,14 @@ def _set_held_out(options: Options, run: RunFile, dataset: str) -> bool:
     return True
 
 
-def _set_rewards(options: Options, run: RunFile) -> list[str]:
-    """Write the rewards; return the arguments of the reward server."""
+def _set_rewards(options: Options, run: RunFile, *, default: Sequence[str]) -> list[str]:
+    """Write the rewards, those of the script where none is named; return the arguments of the reward server."""
     found, model = Found(), options.text("reward_model_name_or_path")
     if model is not None:
         found.funcs.append("reward_model")
         found.arguments += ["--reward-model", model]
-    for position, name in enumerate(options.values("reward_funcs") or []):
-        ours = REWARDS.get(name)
+    for position, name in enumerate(options.values("reward_funcs") or default):
+        ours = REWARDS.get(name) or open_r1_reward(name, options)
         if ours is not None and ours.name in found.funcs:
             run.differs.append(f"reward {name} is {ours.name}, which is there already: it is left out")
             found.left_out.append(position + (model is not None))
@@ -268,9 +284,9 @@ def _set_rewards(options: Options, run: RunFile) -> list[str]:
             run.differs += [ours.remark] if ours.remark else []
         else:
             _add_own(found, run, name)
-    shown = "; ".join(
-        options.shown(name) for name in ("reward_model_name_or_path", "reward_funcs") if options.has(name)
-    )
+    report_parameters(options, found, run)
+    names = ("reward_model_name_or_path", "reward_funcs")
+    shown = "; ".join(options.shown(name) for name in names if options.has(name)) or "what open-r1's script pays"
     if not found.funcs:
         raise UsageError(
             "no reward is named: --reward_funcs and --reward_model_name_or_path are missing",
@@ -282,7 +298,11 @@ def _set_rewards(options: Options, run: RunFile) -> list[str]:
 
 
 def _add_own(found: Found, run: RunFile, name: str) -> None:
-    """A function of the user's, `package.module.function`."""
+    """A function of the user's, `package.module.function`, or `FILE.py:FUNCTION` of a script that is read."""
+    if ".py:" in name:
+        found.funcs.append(name)
+        add_plugin(found, name.rpartition(":")[0])
+        return
     module, dot, function = name.rpartition(".")
     file = f"{module.replace('.', '/')}.py"
     if dot and Path(file).is_file():
@@ -348,12 +368,13 @@ def _sampling(options: Options, launch: Launch) -> Sampling:
         options.or_default("vllm_server_port"),
     )
     names = ("use_vllm", "vllm_mode", "vllm_device", "vllm_server_base_url", "vllm_server_host", "vllm_server_port")
+    device = options.text("vllm_device")  # of a time when that was the only way
     said = "; ".join(options.shown(name) for name in names if options.has(name))
     if uses and mode == "server":
         name = reachable(host)
         return Sampling("server", said, urls=[(url or f"http://{name}:{port}").rstrip("/")])
-    if uses and options.has("vllm_device"):  # of a time when that was the only way
-        return on_its_own_gpu(options.text("vllm_device"), launch.visible, launch.processes, said)
+    if uses and device is not None:
+        return on_its_own_gpu(device, launch.visible, launch.processes, said)
     if uses:
         return Sampling(
             "shared", said if options.has("vllm_mode") else f"{said}; TRL's default of vllm_mode is colocate"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..config.lora import ALL_LINEAR
+from ..config.lr_schedule import PARAMETERS as SCHEDULES
 from ..errors import UsageError
 from .options import truth_of
 from .run_file import checked, field_of
@@ -52,8 +53,7 @@ def _fallback(choices: dict[str, Any], otherwise: Callable[[str], Read]) -> Call
 
 
 def _schedule(name: str) -> Read:
-    nearest = "cosine" if name.startswith("cosine") else "constant" if name.startswith("constant") else "linear"
-    return Read(nearest, f"there is no schedule {name}; the nearest is {nearest}")
+    return Read("constant", f"there is no schedule {name}, which follows a metric; constant stands in its place")
 
 
 def _attention(name: str) -> Read:
@@ -137,8 +137,9 @@ _READERS: dict[str, Callable[[Any, str], Read]] = {
         _attention,
     ),
     "optimizer.lr_scheduler_type": _fallback(
-        {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}, _schedule
+        {name: name for name in SCHEDULES} | {"constant_with_warmup": "constant"}, _schedule
     ),
+    "optimizer.lr_scheduler_kwargs": _mapping,
     "optimizer.max_grad_norm": _norm,
     "logging.report_to": _trackers,
     "data.chat_template_kwargs": _mapping,

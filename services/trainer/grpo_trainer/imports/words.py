@@ -1,9 +1,9 @@
 r"""Read the commands of a shell script, or of an argument list. No shell is run.
 
 Understood are line continuations, quotes, comments, `VAR=value` before a command or by `export`, the script of a
-`bash -c`, and `$VAR`, `${VAR}`, `${VAR:-default}` and `${ARRAY[@]}` of what the script sets itself, by `+=`, too. The
-environment is not looked at: what it holds may be a secret, and another machine's. What a shell would compute stays as
-it is written, and is reported.
+`bash -c`, and `$VAR`, `${VAR}`, `${VAR:-default}` and `${ARRAY[@]}` of what the script sets itself, by `+=`, too, and
+`$1`, `"$@"` of the arguments that it is given. The environment is not looked at: what it holds may be a secret, and
+another machine's. What a shell would compute stays as it is written, and is reported.
 
 Slips of documents are read as they were meant, and reported: a blank or a comment behind the `\` that ends a line,
 options on a line of their own behind a line without `\`, and what a page makes of blanks and quotation marks.
@@ -20,6 +20,7 @@ _APPENDED = re.compile(r"([A-Za-z_]\w*)\+=(.*)", re.DOTALL)
 _ARRAY = re.compile(r"([A-Za-z_]\w*)(\+?)=\(")
 _ITEMS = re.compile(r'("?)\$\{(\w+)\[[@*]\](?:\+("\$\{\2\[[@*]\]\}"))?(?::-)?\}\1')
 """All items of an array, also as scripts write it that may not read an empty one: `"${A[@]+"${A[@]}"}"`."""
+_ARGUMENTS = re.compile(r'("?)\$(?:[@*]|\{[@*](?::(\d+))?\})\1(?![^\s;&|])')
 _OPENS, _CLOSES, _BETWEEN = ("if", "for", "while", "until", "case"), ("fi", "done", "esac"), ("then", "else", "do")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-((?:[^{}]|\{[^{}]*\})*))?\})")
 _ENDS_COMMAND = "\n;&|"
@@ -45,9 +46,9 @@ class Script:
     """Variables that stand in other words."""
 
 
-def commands_of(text: str) -> Script:
-    """Read a shell script."""
-    return _Reader(text.replace("\r\n", "\n")).script()
+def commands_of(text: str, arguments: Sequence[str] = ()) -> Script:
+    """Read a shell script that is started with `arguments`."""
+    return _Reader(text.replace("\r\n", "\n"), arguments).script()
 
 
 def _script_in(words: Sequence[str]) -> str | None:
@@ -69,9 +70,9 @@ def command_of(words: Sequence[str]) -> Command:
 
 
 class _Reader:
-    def __init__(self, text: str):
-        self.text, self.at = text, 0
-        self.known: dict[str, str] = {}
+    def __init__(self, text: str, arguments: Sequence[str] = ()):
+        self.text, self.at, self.arguments = text, 0, arguments
+        self.known = {str(number): argument for number, argument in enumerate(arguments, start=1)}
         self.exported: dict[str, str] = {}
         self.arrays: dict[str, list[str]] = {}
         self.assigned: set[str] = set()
@@ -208,6 +209,9 @@ class _Reader:
                 self._remark(f"${items[2]} is not set in what is imported: write its values in its place")
             found = self.arrays.get(items[2], [])
             return list(found) if items[1] or items[3] else [word for item in found for word in item.split()]
+        if every := _ARGUMENTS.match(self.text, self.at):
+            self.at = every.end()
+            return list(self.arguments[max(int(every[2] or 1), 1) - 1 :])
         words, written = [""], False
         while self.at < len(self.text):
             character, rest = self.text[self.at], self.text[self.at :]
@@ -278,5 +282,8 @@ class _Reader:
             return self.known[name]
         if match[3] is not None:
             return _VARIABLE.sub(self._value, match[3])
-        self._remark(f"${name} is not set in what is imported: write its value in its place")
+        what = (
+            "give the arguments of the script behind its file" if name.isdecimal() else "write its value in its place"
+        )
+        self._remark(f"${name} is not set in what is imported: {what}")
         return match[0]

@@ -1,0 +1,22 @@
+"""Importing a command as its user does."""
+
+import pytest
+
+from grpo_trainer.__main__ import main
+
+TRL = ["--model_name_or_path", "m", "--dataset_name", "d", "--reward_funcs", "accuracy_reward"]
+
+
+def imported(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[str, str]:
+    """The run file, and what was said about it."""
+    word = "import-swift" if "rlhf" in " ".join(map(str, argv)) or "swift_" in str(argv[0]) else "import-trl"
+    assert main([word, *map(str, argv)]) == 0
+    out, err = capsys.readouterr()
+    return out, err
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
+    assert main([str(word) for word in argv]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    return err
