@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_serializer
 
 from .section import Positive, Section, Share
 
@@ -58,13 +58,14 @@ class LrSchedulerKwargs(Section):
     warmup_type: Curve | None = Field(None, description="Of warmup_stable_decay.")
     decay_type: Curve | None = Field(None, description="Of warmup_stable_decay.")
 
-    @property
+    @model_serializer
     def given(self) -> dict[str, float | str]:
-        return self.model_dump(exclude_none=True)
+        """The parameters that are there, without a dozen nulls."""
+        return {name: value for name, value in self if value is not None}
 
     def fault(self, schedule: LrSchedulerType, learning_rate: float) -> str | None:
         """Why these are no parameters of this schedule; None when they are."""
-        readers = {name: [kind for kind, names in PARAMETERS.items() if name in names] for name in self.given}
+        readers = {name: [kind for kind, names in PARAMETERS.items() if name in names] for name in self.given()}
         foreign = [name for name, kinds in readers.items() if schedule not in kinds]
         if foreign:
             return f"lr_scheduler_kwargs.{foreign[0]} is of {', '.join(readers[foreign[0]])}, not of {schedule}"

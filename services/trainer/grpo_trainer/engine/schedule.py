@@ -25,7 +25,7 @@ def learning_rates(config: OptimizerConfig, *, total_updates: int) -> Callable[[
 
     After `total_updates` the rate stays where it is: some curves would rise again.
     """
-    kind, parameters = config.lr_scheduler_type, config.lr_scheduler_kwargs.given
+    kind, parameters = config.lr_scheduler_type, config.lr_scheduler_kwargs.given()
     scheduler = get_scheduler(
         "constant_with_warmup" if kind == "constant" else kind,
         torch.optim.SGD([torch.zeros(1)], lr=config.learning_rate),  # a curve belongs to an optimizer there
