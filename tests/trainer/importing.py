@@ -1,8 +1,11 @@
 """Importing a command as its user does."""
 
+from typing import Any
+
 import pytest
 
 from grpo_trainer.__main__ import main
+from grpo_trainer.config.run_config import RunConfig
 
 TRL = ["--model_name_or_path", "m", "--dataset_name", "d", "--reward_funcs", "accuracy_reward"]
 
@@ -20,3 +23,10 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
     out, err = capsys.readouterr()
     assert not out
     return err
+
+
+def setting(run: RunConfig, name: str) -> Any:
+    value: Any = run.model_dump(mode="json", exclude_unset=True)
+    for part in name.split("."):
+        value = value[part]
+    return value

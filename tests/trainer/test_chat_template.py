@@ -7,6 +7,7 @@ import pytest
 from tests.tiny_model import make_tokenizer
 from transformers import AutoTokenizer
 
+from grpo_proto.fingerprint import chat_template_fingerprint
 from grpo_trainer.config.model import ModelConfig
 from grpo_trainer.data.rendering import Renderer
 from grpo_trainer.data.tokenizer import load_tokenizer
@@ -31,8 +32,10 @@ def test_prompts_are_rendered_by_it_and_models_are_saved_with_it(in_a_file: bool
     tokenizer = load_tokenizer(ModelConfig(name_or_path=model, chat_template=str(file) if in_a_file else TEMPLATE))
     prompt = [{"role": "user", "content": "2+2?"}]
     assert Renderer(tokenizer, {}).rendered([prompt], []) == ["[user] 2+2?\n<think>"]
+    # As a server that is given the file.
+    assert chat_template_fingerprint(tokenizer.chat_template) == chat_template_fingerprint(file.read_text())
     ModelFiles.of(model, tokenizer).write_tokenizer(tmp_path / "saved")
-    assert AutoTokenizer.from_pretrained(tmp_path / "saved").chat_template == TEMPLATE
+    assert AutoTokenizer.from_pretrained(tmp_path / "saved").chat_template.rstrip("\n") == TEMPLATE
 
 
 @pytest.mark.parametrize(

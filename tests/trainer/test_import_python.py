@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.trainer.importing import imported, refused
+from tests.trainer.importing import imported, refused, setting
+
+from grpo_trainer.config.run_config import RunConfig
 
 SCRIPT = """
 import torch
@@ -79,13 +81,13 @@ def test_what_a_script_gives_to_the_trainer_becomes_settings(folder: Path, capsy
     assert "--plugin train.py --plugin my/rewards.py &" in text
     for named in (
         "GRPOConfig(max_steps=…) is len(range(9)): the script computes it",
-        "GRPOConfig gets **more, which is not read",
-        "reward lambda c: c is no function of a file",
+        "GRPOConfig gets more by **, which is not read",
+        "reward lambda c: c is no function that a file has by a name: it is left out",
         "the reward server imports train.py, which would train there: put short into a file of their own",
         "callbacks of GRPOTrainer: hooks of your own are `callbacks`",
     ):
-        assert named in said, named
-        assert named.partition("(")[0] in text
+        assert f"otherwise: {named}" in said, named
+        assert " ".join(f"- {named}".split()) in " ".join(text.replace("\n# ", " ").split()), named
 
 
 @pytest.mark.parametrize("behind", ["if __name__ == '__main__':", "def main():"])
@@ -102,14 +104,20 @@ def test_a_script_that_trains_only_when_it_is_started_can_be_imported(
 
 
 def test_a_notebook_is_read_without_its_commands(folder: Path, capsys: pytest.CaptureFixture[str]):
-    cells = [
-        {"cell_type": "markdown", "source": ["no code ("]},
-        {"cell_type": "code", "source": ["!pip install trl\n"]},
+    codes = [
+        "%%capture\nimport os\nif 'COLAB_' in os.environ:\n    !pip install trl \\\n        vllm\n"
+        "else:\n    %pip install trl\n",
+        "%%bash\nfor i in 1 2; do echo $i; done\n",
+        "files = !ls\n%matplotlib inline\n",
+        SCRIPT.replace('("You think first. "\n', '("""You think:\n!a\n""" '),
     ]
-    cells += [{"cell_type": "code", "source": [SCRIPT]}]
+    cells: list[dict[str, Any]] = [{"cell_type": "markdown", "source": ["no code ("]}]
+    cells += [{"cell_type": "code", "source": code.splitlines(keepends=True)} for code in codes]
     Path("train.ipynb").write_text(json.dumps({"cells": cells}))
     text, said = imported(capsys, "train.ipynb")
-    assert yaml.safe_load(text)["reward"]["reward_funcs"][0] == "train.py:short"
+    run = yaml.safe_load(text)
+    assert run["reward"]["reward_funcs"][0] == "train.py:short"
+    assert run["data"]["system"] == "You think:\n!a\nThen you answer."
     assert "write short into train.py, for the reward server" in said
 
 
@@ -147,7 +155,11 @@ def test_a_script_without_options_is_started_by_accelerate(folder: Path, capsys:
             "x = x + 'a'\nGRPOTrainer(model=x, train_dataset=y, reward_funcs='m')\n",
             "the model is x: the script computes",
         ),
-        ("GRPOTrainer(model='m', reward_funcs=make())\n", "reward make() is no function of a file"),
+        ("GRPOTrainer(model='m', reward_funcs=make())\n", "reward make() is no function that a file has by a name"),
+        (
+            "funcs = [f]\nfuncs.append(g)\nGRPOTrainer('m', funcs, train_dataset=y)\n",
+            "reward_funcs is funcs, which the script makes in several places",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_refused_by_name(
@@ -155,3 +167,97 @@ def test_what_cannot_be_read_is_refused_by_name(
 ):
     Path("train.py").write_text(script)
     assert message in refused(capsys, "import-trl", "train.py")
+
+
+REST = "GRPOTrainer(model='m', args=args, train_dataset=load_dataset('d', split='train'), reward_funcs='r')\n"
+ROWS = "GRPOTrainer(model='m', reward_funcs='r', train_dataset=data, eval_dataset=held_out)\n"
+LOAD = "from_pretrained('m', {})\nGRPOTrainer(model=model, train_dataset=load_dataset('d'), reward_funcs='r'{})\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "settings", "named"),
+    [
+        # What makes the configuration is found wherever it is, and what changes it counts.
+        ("args = GRPOConfig(beta=0.5)\nargs.beta = 0.25\nargs.epsilon = f()\n" + REST,
+         {"algorithm.beta": 0.25}, "args.epsilon is f(): the script computes it"),
+        ("from trl import GRPOConfig as Cfg\nclass Mine(Cfg): pass\nargs = Cfg(beta=0.5)\n" + REST,
+         {"algorithm.beta": 0.5}, ""),
+        ("class Mine(GRPOConfig): pass\nargs = Mine(beta=0.5)\n" + REST, {"algorithm.beta": 0.5}, ""),
+        ("class T:\n  def __init__(self):\n    self.args = GRPOConfig(beta=0.5)\n  def go(self):\n    "
+         + REST.replace("=args", "=self.args"), {"algorithm.beta": 0.5}, ""),
+        ("if (args := GRPOConfig(beta=0.5)): pass\n" + REST, {"algorithm.beta": 0.5}, ""),
+        ("args = make()\n" + REST, {}, "args of GRPOTrainer is args, which is not read: TRL's defaults stand"),
+        ("if x:\n  args = GRPOConfig(beta=1.0)\nelse:\n  args = GRPOConfig(beta=0.5)\n" + REST,
+         {"algorithm.beta": 0.5}, "args is made in several places: what line 4 says is read"),
+        # A name that something else changes has no value.
+        ("b = 0.5\nb *= 2\nargs = GRPOConfig(beta=b)\n" + REST, {}, "GRPOConfig(beta=…) is b: the script computes it"),
+        ("b = 0.5\ndef go(b):\n  args = GRPOConfig(beta=b)\n  " + REST, {}, "GRPOConfig(beta=…) is b: the script"),
+        ("class A:\n  b: float = 1.0\nb = 0.5\nargs = GRPOConfig(beta=b)\n" + REST, {"algorithm.beta": 0.5}, ""),
+        ("args = GRPOConfig(beta=..., run_name=b'x', max_steps=9 ** 2)\n" + REST, {}, "GRPOConfig(run_name=…) is b'x'"),
+        # The rows.
+        ("data = load_dataset('a', split='cot')\ndata = load_dataset('b', 'en', split='train[:9]')\n"
+         "data = data.shuffle()\nheld_out = load_dataset('c', split='test')\n" + ROWS,
+         {"data.dataset": "b:en#9", "data.split": "train"}, ""),
+        ("raw = load_dataset(path='d')\ndata = raw['train_sft']\nheld_out = None\n" + ROWS,
+         {"data.split": "train_sft"}, ""),
+        ("data = concatenate_datasets([load_dataset('a'), load_dataset('b')])\nheld_out = {'x': data}\n" + ROWS,
+         {"data.dataset": "rows.jsonl"}, "data is of 2 datasets: write them as data.datasets"),
+        ("data = load_from_disk('folder').map(lambda x: {'prompt': [{'role': 'user', 'content': x['q']}], "
+         "'answer': cut(x['answer'])})\nheld_out = 0\n" + ROWS,
+         {"data.dataset": "folder", "data.prompt_column": "q"}, "the column answer is cut(x['answer']) of a row"),
+        ("data = load_dataset('json', data_files={'train': 'a.jsonl'})\ndata = data.rename_column('q', 'prompt')\n"
+         "held_out = 0\n" + ROWS,
+         {"data.dataset": "a.jsonl"}, "the script changes its rows, by rename_column('q')"),
+        # The model.
+        ("model = AutoModel." + LOAD.format("quantization_config=BitsAndBytesConfig(load_in_4bit=True), revision='x'",
+                                            ", peft_config=LoraConfig(r=8, bias='all')"),
+         {"model.load_in_4bit": True, "model.lora.r": 8}, "LoraConfig(bias=…) is 'all': there is no such setting here"),
+        ("model, tokenizer = FastLanguageModel.from_pretrained(model_name='m', max_seq_length=9)\n"
+         "model = FastLanguageModel.get_peft_model(model, r=4)\ntokenizer.chat_template = '{{ messages }}'\n"
+         "GRPOTrainer(model=model, train_dataset=load_dataset('d'), reward_funcs='r', processing_class=tokenizer)\n"
+         "model = PeftModel.from_pretrained(base, 'adapter')\n",
+         {"model.name_or_path": "m", "model.load_in_4bit": True, "model.lora.alpha": 16,
+          "model.chat_template": "{{ messages }}"}, ""),
+    ],
+)  # fmt: skip
+def test_what_people_write(
+    script: str, settings: dict[str, Any], named: str, folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    Path("train.py").write_text(script)
+    text, said = imported(capsys, "train.py", "--num_processes", 1)
+    run = RunConfig.model_validate(yaml.safe_load(text))
+    for name, value in settings.items():
+        assert setting(run, name) == value, name
+    assert named in said
+
+
+def test_rewards_keep_their_weights(folder: Path, capsys: pytest.CaptureFixture[str]):
+    Path("train.py").write_text(
+        "import my.rewards as mine\nasync def f(**k): pass\ndef g(**k): pass\ndef main():\n  def inner(**k): pass\n"
+        "  GRPOTrainer('m', [f, 'some/model', inner, mine.polite, partial(g, k=2)], reward_weights=[1, 2, 3, 4, 5],"
+        " train_dataset=load_dataset('d'))\n"
+    )
+    text, said = imported(capsys, "train.py", "--num_processes", 1)
+    reward = yaml.safe_load(text)["reward"]
+    assert reward["reward_funcs"] == ["reward_model", "train.py:f", "my/rewards.py:polite", "train.py:g"]
+    assert reward["reward_weights"] == [2.0, 1.0, 4.0, 5.0]
+    assert "reward inner is no function that a file has by a name" in said
+    assert "reward partial(g, k=2): its arguments are reward.params" in said
+
+
+def test_flags_of_the_script_are_read_from_the_command_line(folder: Path, capsys: pytest.CaptureFixture[str]):
+    Path("train.py").write_text(
+        "p = ArgumentParser()\np.add_argument('--lr', type=float, default=5e-6)\n"
+        "p.add_argument('-b', '--beta', default=0.1)\np.add_argument('--model', default='small')\na = p.parse_args()\n"
+        "args = GRPOConfig(learning_rate=a.lr, beta=a.beta, weight_decay=other.lr)\n" + REST.replace("'m'", "a.model")
+    )
+    Path("train.sh").write_text("accelerate launch --num_processes 2 train.py --lr 1e-5 --model Qwen/big\n")
+    text, said = imported(capsys, "train.sh")
+    run = yaml.safe_load(text)
+    assert (run["model"]["name_or_path"], run["optimizer"]["learning_rate"], run["algorithm"]["beta"]) == (
+        "Qwen/big",
+        1e-5,
+        0.1,
+    )
+    assert "GRPOConfig(weight_decay=…) is other.lr: the script computes it" in said
+    assert "no option of TRL" not in said

@@ -41,7 +41,8 @@ def test_what_open_r1_pays_without_reward_funcs(capsys: pytest.CaptureFixture[st
         (["constant_with_warmup", "--warmup_steps", "5"], {"warmup_steps": 5}, ""),
         (["polynomial", "--lr_scheduler_kwargs", '{"power": 2}'],
          {"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": {"power": 2.0}}, ""),
-        (["reduce_lr_on_plateau", "--lr_scheduler_kwargs", '{"factor": 0.5}'], {}, "there is no schedule reduce_lr_on"),
+        (["reduce_lr_on_plateau", "--lr_scheduler_kwargs", '{"factor": 0.5}', "--warmup_steps", "5"], {},
+         "there is no schedule reduce_lr_on_plateau, which follows a metric"),
     ],
 )  # fmt: skip
 def test_schedules_are_those_of_transformers(
@@ -54,5 +55,6 @@ def test_schedules_are_those_of_transformers(
         "lr_scheduler_type": "constant"
     } | settings
     assert remark in said
+    assert "there is no schedule cosin" in refused(capsys, "import-trl", *TRL, "--lr_scheduler_type", "cosin")
     why = refused(capsys, "import-trl", *TRL, "--lr_scheduler_type", "cosine", "--lr_scheduler_kwargs", '{"min_lr": 1}')
     assert "min_lr is of cosine_with_min_lr, cosine_warmup_with_min_lr, not of cosine" in why

@@ -26,6 +26,7 @@ SCRIPTS = {
         'A=(a \'b c\'); B=(); printf \'%s|\' "${A[@]+"${A[@]}"}" ${A[@]+"${A[@]}"} "${B[@]}" y\n'
     ),
     "arguments": 'A=$1; printf \'%s|\' "$A" $1 --x=$2 ${4:-no} "$@" y ${@:2} $* "${@}"\n',
+    "arguments that are shifted": "A=$1; shift\nB=$1; shift 1\nprintf '%s|' $A $B \"$@\" $1\n",
     "a default with others": "A=1; B=${B:-$A/${C:-c}}; printf '%s|' \"${D:-${A}x${B}}\" ${A:-${B}} ${D:-${A} b}\n",
 }
 
@@ -56,6 +57,13 @@ def test_the_script_that_a_shell_is_given_is_read_with_its_variables():
         ({"A": "1"}, ["next"]),
     ]
     assert [remark for remark in script.remarks if "$D is not set" in remark]
+
+
+def test_a_shift_in_a_loop_and_the_name_of_the_script_are_named():
+    script = commands_of("while [ $1 ]; do A=$2; shift; done\nrun $A $0\n", ["--a", "1", "2"])
+    assert script.commands[-1].words == ["run", "1", "$0"]
+    assert any("shift stands in a condition or a loop" in remark for remark in script.remarks)
+    assert "$0 is not set in what is imported: write its value in its place" in script.remarks
 
 
 def test_what_is_set_under_a_condition_is_named():

@@ -5,12 +5,11 @@ Each is imported among local stand-ins for what it names, and its run file passe
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from tests.trainer.import_stand_ins import make_stand_ins
-from tests.trainer.importing import TRL, imported, refused
+from tests.trainer.importing import TRL, imported, refused, setting
 
 from grpo_reward.registry import built_in_rewards
 from grpo_trainer.__main__ import main
@@ -30,13 +29,6 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stand_ins")
     make_stand_ins(folder)
     return folder
-
-
-def setting(run: RunConfig, name: str) -> Any:
-    value: Any = run.model_dump(mode="json", exclude_unset=True)
-    for part in name.split("."):
-        value = value[part]
-    return value
 
 
 def options_in(command: Path) -> set[str]:

@@ -7,8 +7,10 @@ import torch
 from pydantic import ValidationError
 from transformers import get_scheduler
 
+from grpo_trainer.config.lr_schedule import LrSchedulerKwargs
 from grpo_trainer.config.optimization import OptimizerConfig
 from grpo_trainer.engine.schedule import learning_rates
+from grpo_trainer.errors import UsageError
 
 DECAY = {"num_decay_steps": 4, "min_lr_ratio": 0.1, "decay_type": "1-sqrt"}
 
@@ -27,6 +29,7 @@ DECAY = {"num_decay_steps": 4, "min_lr_ratio": 0.1, "decay_type": "1-sqrt"}
         ("cosine_with_restarts", "cosine_with_restarts", {"num_cycles": 2}),
         ("polynomial", "polynomial", {"power": 2.0, "lr_end": 0.0}),
         ("inverse_sqrt", "inverse_sqrt", {}),
+        ("inverse_sqrt", "inverse_sqrt", {"timescale": 5}),
         ("warmup_stable_decay", "warmup_stable_decay", DECAY),
         ("warmup_stable_decay", "warmup_stable_decay", DECAY | {"num_stable_steps": 2}),
     ],
@@ -50,6 +53,14 @@ def test_equals_transformers(ours: Any, theirs: str, kwargs: dict[str, Any], war
 def test_the_warmup_ratio_is_rounded_up():
     rate_of = learning_rates(OptimizerConfig(learning_rate=1.0, warmup_ratio=0.25), total_updates=10)
     assert [rate_of(update) for update in range(4)] == [0.0, 1 / 3, 2 / 3, 1.0]
+
+
+def test_a_decay_that_is_longer_than_the_run_is_refused():
+    kwargs = LrSchedulerKwargs(num_decay_steps=8, warmup_type="cosine")
+    config = OptimizerConfig(lr_scheduler_type="warmup_stable_decay", lr_scheduler_kwargs=kwargs, warmup_steps=3)
+    with pytest.raises(UsageError, match="num_decay_steps 8 is more than the 7 updates after the warm-up"):
+        learning_rates(config, total_updates=10)
+    assert learning_rates(config, total_updates=11)(11) == 0.0
 
 
 def test_a_rate_that_has_come_down_stays_down():

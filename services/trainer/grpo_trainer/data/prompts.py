@@ -175,12 +175,18 @@ def _prompt_as_given(value: Any, system: str | None, where: str) -> Prompt:
 
 def text_or_file(value: str | None, setting: str) -> str | None:
     """A setting that is a text, or the path of a file that holds it (without its final line break)."""
+    text = file_text(value, setting)
+    return value if text is None else text.removesuffix("\n")
+
+
+def file_text(value: str | None, setting: str) -> str | None:
+    """The text of the file that a setting names; None for a text. Raises UsageError for a file that is not there."""
     if value is None or "\n" in value or len(value) > 1000:
-        return value
+        return None
     path = Path(value).expanduser()
     try:
         if path.is_file():
-            return path.read_text(encoding="utf-8-sig").removesuffix("\n")
+            return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(f"{setting}: {path} cannot be read as text: {error}") from error
     except OSError as error:
@@ -188,4 +194,4 @@ def text_or_file(value: str | None, setting: str) -> str | None:
             raise storage_error_class(error)(f"{setting}: {path} cannot be read: {error.strerror}") from error
     if " " not in value and path.suffix in (".txt", ".md", ".jinja", ".prompt"):
         raise UsageError(f"{setting}: there is no file {value}", hint="give an existing file, or the text itself")
-    return value
+    return None

@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 from ..config.cold_start import ColdStartModel
 from ..config.model import ModelConfig
 from ..errors import UsageError, model_error_class
-from .prompts import text_or_file
+from .prompts import file_text
 
 
 def load_tokenizer(config: ModelConfig) -> Any:
@@ -30,7 +30,8 @@ def load_tokenizer(config: ModelConfig) -> Any:
 
 def chat_template(config: ModelConfig | ColdStartModel) -> str | None:
     """Return the template of the configuration, None when it has none. Raises UsageError for what is none."""
-    template = text_or_file(config.chat_template, "model.chat_template")
+    text = file_text(config.chat_template, "model.chat_template")
+    template = config.chat_template if text is None else text  # with its end: a server reads the file as it is
     if template is not None and "{{" not in template and "{%" not in template:
         raise UsageError(
             f"model.chat_template is no file and no Jinja template, which has {{{{ … }}}}: {template[:100]!r}",

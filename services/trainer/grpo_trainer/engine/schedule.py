@@ -1,6 +1,6 @@
 """The number of steps, and the learning rate as a function of the update's number: a resumed run needs no state.
 
-The curves are transformers' own. As there, the first update of a warm-up has rate 0; `constant` has a warm-up, too.
+The curves are transformers' own. As there, the first update of a linear warm-up has rate 0; `constant` has one, too.
 """
 
 import math
@@ -11,6 +11,7 @@ from transformers import get_scheduler
 
 from ..config.optimization import OptimizerConfig
 from ..config.run_config import RunConfig
+from ..errors import UsageError
 
 
 def number_of_steps(config: RunConfig, num_rows: int) -> int:
@@ -23,9 +24,17 @@ def number_of_steps(config: RunConfig, num_rows: int) -> int:
 def learning_rates(config: OptimizerConfig, *, total_updates: int) -> Callable[[int], float]:
     """Return the function from the number of an optimizer update (from 0) to its rate; skipped updates count.
 
-    After `total_updates` the rate stays where it is: some curves would rise again.
+    After `total_updates` the rate stays where it is: some curves would rise again. Raises UsageError for a decay that
+    is longer than what the warm-up leaves, in which the rate would jump.
     """
     kind, parameters = config.lr_scheduler_type, config.lr_scheduler_kwargs.given()
+    left = total_updates - warmup_updates(config, total_updates)
+    if (config.lr_scheduler_kwargs.num_decay_steps or 0) > left:
+        raise UsageError(
+            f"optimizer.lr_scheduler_kwargs.num_decay_steps {config.lr_scheduler_kwargs.num_decay_steps} is more than "
+            f"the {left} updates after the warm-up",
+            hint="lower it, or the warm-up, or train for more steps",
+        )
     scheduler = get_scheduler(
         "constant_with_warmup" if kind == "constant" else kind,
         torch.optim.SGD([torch.zeros(1)], lr=config.learning_rate),  # a curve belongs to an optimizer there

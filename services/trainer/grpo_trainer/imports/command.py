@@ -10,12 +10,14 @@ from ..config.swift_options import MS_SWIFT
 from ..config.trl_options import TRL
 from ..errors import UsageError
 from .config_file import SUFFIXES
+from .options import Options
 from .python_source import SUFFIXES as PYTHON
 from .python_source import python_source
 from .run_file import RunFile
+from .script_reader import TrlScript
 from .swift import import_swift
 from .trl import import_trl
-from .trl_script import TrlScript, calls_grpo_trainer, read_trl_script
+from .trl_script import calls_grpo_trainer, read_trl_script
 from .words import Command, Script, command_of, commands_of
 
 USAGE = """\
@@ -82,12 +84,30 @@ def _trl(argv: list[str]) -> tuple[RunFile, str]:
     if Path(argv[0]).suffix in (".yaml", ".yml"):
         run = import_trl(Command({}, argv[1:]), None, set(), Path(argv[0]))
         return run, f"Written by grpo-train import-trl from {argv[0]}. {title}"
-    script, origin = _read(argv)
+    if Path(argv[0]).suffix in PYTHON:  # stands for its start by accelerate, as TRL's documentation starts scripts
+        python_source(Path(argv[0]))
+        script, origin = Script([Command({}, ["accelerate", "launch", *argv])]), f" from {argv[0]}"
+    else:
+        script, origin = _read(argv)
     command, server = _chosen(script, "trl", "grpo", ("vllm-serve",))
-    python = next((Path(word) for word in command.words if calls_grpo_trainer(Path(word))), None)
-    said = read_trl_script(python) if python is not None else TrlScript()
-    run = _imported(script, lambda: import_trl(command, server, script.expanded, said=said.options), said.remarks)
+    command, said = _read_python(command)
+    run = _imported(script, lambda: import_trl(command, server, script.expanded, said=said), said.remarks)
     return run, f"Written by grpo-train import-trl{origin}. {title}"
+
+
+def _read_python(command: Command) -> tuple[Command, TrlScript]:
+    """Read the script that a command starts; return the command without the script's own options, too."""
+    at = next((i for i, word in enumerate(command.words) if calls_grpo_trainer(Path(word))), None)
+    if at is None:
+        return command, TrlScript()
+    behind = Options(TRL)
+    behind.add_words(command.words[at + 1 :])
+    flags = {name: values[-1] for name, values in behind.given.items() if values}
+    said = read_trl_script(Path(command.words[at]), flags)
+    for name in said.own_flags:
+        del behind.given[name]
+    rest = [word for name, values in behind.given.items() for word in (f"--{behind.written_as[name]}", *values)]
+    return Command(command.variables, [*command.words[: at + 1], *rest]), said
 
 
 def _imported(script: Script, make: Callable[[], RunFile], remarks: Sequence[str] = ()) -> RunFile:
@@ -104,13 +124,7 @@ def _imported(script: Script, make: Callable[[], RunFile], remarks: Sequence[str
 
 
 def _read(argv: list[str]) -> tuple[Script, str]:
-    """The commands of a file, which may be given arguments, or the one that the words are.
-
-    A script of Python stands for its start by accelerate, as TRL's documentation starts them.
-    """
-    if Path(argv[0]).suffix in PYTHON:
-        python_source(Path(argv[0]))
-        return Script([Command({}, ["accelerate", "launch", *argv])]), f" from {argv[0]}"
+    """The commands of a file, which may be given arguments, or the one that the words are."""
     is_script = Path(argv[0]).suffix in SCRIPTS
     if (len(argv) > 1 and not is_script) or argv[0].startswith("-"):
         return Script([command_of(argv)]), ""

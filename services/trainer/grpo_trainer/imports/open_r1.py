@@ -70,8 +70,14 @@ _REWARDS: dict[str, Callable[[Options], OurReward]] = {
     "accuracy": lambda _: OurReward("accuracy"),
     "format": lambda _: OurReward("format", remark="format takes blocks without the line breaks that open-r1 wants"),
     "tag_count": lambda _: OurReward("tag_count", remark="tag_count takes tags without the line breaks around them"),
-    "reasoning_steps": lambda _: OurReward("reasoning_steps"),
-    "length": lambda _: OurReward("length", {"unit": "characters"}),
+    "reasoning_steps": lambda _: OurReward(
+        "reasoning_steps", remark="reasoning_steps counts `1.` at the start of each line, open-r1 of the text alone"
+    ),
+    "length": lambda _: OurReward(
+        "length",
+        {"unit": "characters"},
+        "length compares the completions of a prompt, open-r1's those of a whole batch",
+    ),
     "cosine": _cosine,
     "repetition_penalty": _repetition,
     "soft_overlong_punishment": _overlong,

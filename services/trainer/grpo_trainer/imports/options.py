@@ -120,9 +120,9 @@ class Options:
             return None
         try:
             value = float(text)
-        except ValueError as error:
+            return int(value) if value == int(value) else value
+        except (ValueError, OverflowError) as error:  # infinity is no number of anything
             raise UsageError(f"{self.shown(name)} is no number") from error
-        return int(value) if value == int(value) else value
 
     def whole(self, name: str) -> int | None:
         """Raises UsageError for a value that is no whole number."""

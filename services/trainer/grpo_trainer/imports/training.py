@@ -8,7 +8,7 @@ from ..errors import UsageError
 from .batch import Batch, generation_batch
 from .options import Options
 from .run_file import RunFile, flow
-from .values import read
+from .values import FOLLOWING_A_METRIC, read
 
 _UNDISTORTED = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 _OF_ADAPTIVE_ENTROPY = ("entropy_target", "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta")
@@ -141,10 +141,10 @@ def set_schedule(options: Options, run: RunFile) -> None:
         else:
             run.set(setting, read(setting, given, shown).value, shown)
     steps = options.number("warmup_steps")
-    if name == "constant":
+    if name in ("constant", *FOLLOWING_A_METRIC):
         run.entries.pop("optimizer.warmup_ratio", None)
         asked = [options.shown(option) for option in ("warmup_steps", "warmup_ratio") if options.number(option)]
-        run.not_needed += [f"{shown}: the schedule constant of transformers has no warm-up" for shown in asked]
+        run.not_needed += [f"{shown}: the schedule {name} of transformers has no warm-up" for shown in asked]
         return
     if steps is None:
         return

@@ -1,8 +1,7 @@
 """`trl grpo …`, a script that reads TRL's options, or TRL's YAML file becomes a run file."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from ..config.open_r1_options import OPEN_R1
@@ -17,6 +16,7 @@ from .options import Options, truth_of
 from .quantized import set_quantized
 from .rewards import Found, OurReward, add_plugin, set_rewards
 from .run_file import RunFile, checked
+from .script_reader import TrlScript
 from .servers import Sampling, on_its_own_gpu, reachable, replicate, server_flags, set_reward_server, set_servers
 from .values import target_modules
 from .words import Command
@@ -47,11 +47,11 @@ def import_trl(
     expanded: set[str],
     file: Path | None = None,
     *,
-    said: Mapping[str, Any] = MappingProxyType({}),
+    said: TrlScript | None = None,
 ) -> RunFile:
     """Write the run file of `command`, or of TRL's YAML `file`; `server` is the `trl vllm-serve` that stands beside it.
 
-    `expanded` are variables that stand in its words, `said` options that a script gives itself. Raises UsageError.
+    `expanded` are variables that stand in its words, `said` what a script says itself. Raises UsageError.
     """
     options, launcher, run = Options(OPEN_R1), Options(LAUNCHER), RunFile()
     variables = dict(command.variables)
@@ -64,7 +64,7 @@ def import_trl(
         variables = {str(name): str(value) for name, value in (mapping.pop("env", None) or {}).items()} | variables
         _launcher_keys(mapping, launcher)
         options.add_mapping(mapping)
-    options.add_mapping(said)
+    options.add_mapping(said.options if said else {})
     launch = launch_of(launcher, variables)
     if (
         not launch.shown
@@ -89,10 +89,13 @@ def import_trl(
     batch = training.set_batch(options, run, launch.processes * launch.machines)
     evaluates = _set_rows(options, run)
     steps = options.number("logging_steps") if evaluates else None  # theirs, where eval_steps is not given
+    if said and evaluates:
+        for setting, value in said.settings.items():
+            run.set(setting, value, "what the script says")
     training.set_steps(options, run, batch, evaluates=evaluates, eval_steps=int(steps or 10))
     training.set_schedule(options, run)
     training.set_best(options, run, evaluates=evaluates)
-    is_open_r1 = any("open_r1" in word for word in command.words)
+    is_open_r1 = any("open_r1" in word and word.endswith(".py") for word in command.words)
     arguments = _set_rewards(options, run, default=DEFAULT_OF_OPEN_R1 if is_open_r1 else ())
     training.settle(run)
     _set_servers(options, run, launch, server)
@@ -162,7 +165,7 @@ def _set_model(options: Options, run: RunFile) -> None:
     run.set("model.name_or_path", model, options.shown("model_name_or_path"))
     template = options.text("chat_template")
     if template is not None:
-        run.set("model.chat_template", template, "--chat_template, an option of open-r1")
+        run.set("model.chat_template", template, "--chat_template")
     half, brain = options.truth("fp16"), options.truth("bf16")
     dtype = options.or_default("dtype")
     shown = "; ".join(options.shown(name) for name in ("dtype", "bf16", "fp16") if options.has(name))
@@ -233,7 +236,7 @@ def _set_rows(options: Options, run: RunFile) -> bool:
         run.differs.append(f"{options.shown('dataset_name')}: there is no such file")
     system = options.text("system_prompt")
     if system is not None:
-        run.set("data.system", system, "--system_prompt, an option of open-r1")
+        run.set("data.system", system, "--system_prompt")
     column = options.text("dataset_prompt_column")
     if column is not None:
         run.set("data.prompt_column", column, options.shown("dataset_prompt_column"))

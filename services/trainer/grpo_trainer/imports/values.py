@@ -14,6 +14,8 @@ from .run_file import checked, field_of
 KEPT_ALL = 1000
 TRACKERS = ("tensorboard", "wandb", "trackio", "swanlab", "mlflow")
 LONGEST_TIMEOUT_S = 86400
+FOLLOWING_A_METRIC = ("reduce_lr_on_plateau", "greedy")
+"""Schedules of transformers that are no function of the step."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ def _fallback(choices: dict[str, Any], otherwise: Callable[[str], Read]) -> Call
 
 
 def _schedule(name: str) -> Read:
+    if name not in FOLLOWING_A_METRIC:
+        raise UsageError(f"there is no schedule {name}", hint=f"there are {', '.join(SCHEDULES)}")
     return Read("constant", f"there is no schedule {name}, which follows a metric; constant stands in its place")
 
 

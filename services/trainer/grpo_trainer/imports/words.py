@@ -69,10 +69,14 @@ def command_of(words: Sequence[str]) -> Command:
     return Command(variables, rest)
 
 
+def _positions(arguments: Sequence[str]) -> dict[str, str]:
+    return {str(number): argument for number, argument in enumerate(arguments, start=1)}
+
+
 class _Reader:
     def __init__(self, text: str, arguments: Sequence[str] = ()):
         self.text, self.at, self.arguments = text, 0, arguments
-        self.known = {str(number): argument for number, argument in enumerate(arguments, start=1)}
+        self.known = _positions(arguments)
         self.exported: dict[str, str] = {}
         self.arrays: dict[str, list[str]] = {}
         self.assigned: set[str] = set()
@@ -176,6 +180,9 @@ class _Reader:
             return
         if words[0] in _OPENS:
             self.depth += 1
+        if words[0] == "shift":
+            self._shift(words[1:])
+            return
         command = command_of(words)
         if words[0] == "export":
             self.exported |= {
@@ -190,6 +197,14 @@ class _Reader:
             self.found.commands.append(Command(self.exported | command.variables, command.words))
         else:
             self.assigned |= command.variables.keys()
+
+    def _shift(self, words: Sequence[str]) -> None:
+        if self.depth:
+            self._remark("shift stands in a condition or a loop, which is not followed: write values in place of $1")
+            return
+        self.arguments = self.arguments[int(words[0]) if words and words[0].isdecimal() else 1 :]
+        named = {name: value for name, value in self.known.items() if not name.isdecimal()}
+        self.known = named | _positions(self.arguments)
 
     def _read_inner(self, text: str, variables: dict[str, str]) -> None:
         """Read the script that a shell is given by `-c`, which sees `variables`."""
@@ -283,7 +298,9 @@ class _Reader:
         if match[3] is not None:
             return _VARIABLE.sub(self._value, match[3])
         what = (
-            "give the arguments of the script behind its file" if name.isdecimal() else "write its value in its place"
+            "give the arguments of the script behind its file"
+            if name.isdecimal() and name != "0"
+            else "write its value in its place"
         )
         self._remark(f"${name} is not set in what is imported: {what}")
         return match[0]

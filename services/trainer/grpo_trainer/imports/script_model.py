@@ -1,0 +1,115 @@
+"""What a script says of model, adapter and settings: `GRPOConfig`, `from_pretrained`, `LoraConfig`."""
+
+import ast
+from collections.abc import Mapping
+
+from .python_source import called, keywords
+from .script_reader import Reader, is_none, short
+
+_LORA = {
+    "r": "lora_r",
+    "lora_alpha": "lora_alpha",
+    "lora_dropout": "lora_dropout",
+    "target_modules": "lora_target_modules",
+    "target_parameters": "lora_target_parameters",
+    "modules_to_save": "lora_modules_to_save",
+    "use_rslora": "use_rslora",
+    "use_dora": "use_dora",
+}
+_DEFAULTS = {
+    "LoraConfig": {"lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.0},
+    "get_peft_model": {"lora_r": 16, "lora_alpha": 16, "lora_dropout": 0.0},
+}
+"""Those of PEFT and of Unsloth; `trl grpo` has others."""
+_OF_LOADING = {
+    "torch_dtype": "dtype",
+    "dtype": "dtype",
+    "attn_implementation": "attn_implementation",
+    "trust_remote_code": "trust_remote_code",
+    "load_in_4bit": "load_in_4bit",
+    "load_in_8bit": "load_in_8bit",
+}
+_CHANGES_NOTHING = frozenset(
+    {
+        "pretrained_model_name_or_path", "model_name", "model", "peft_config", "adapter_name", "quantization_config",
+        "device_map", "use_cache", "low_cpu_mem_usage", "cache_dir", "token", "max_seq_length", "fast_inference",
+        "max_lora_rank", "gpu_memory_utilization", "task_type", "inference_mode", "random_state",
+        "use_gradient_checkpointing",
+    }
+)  # fmt: skip
+"""Arguments of loading a model and of an adapter that a run is the same without."""
+
+
+def read_config(reader: Reader) -> None:
+    node = reader.given.get("args")
+    call = reader.first(node, "GRPOConfig")
+    if call is None and node is not None and not reader.is_parsed(node) and not is_none(node):
+        reader.found.remark(f"args of GRPOTrainer is {short(node)}, which is not read: TRL's defaults stand")
+    elif call is None:
+        return
+    name = ast.unparse(node) if node is not None else ""
+    made = [one for one in reader.source.bound(name) if isinstance(one, ast.Call)]
+    if len([one for one in made if reader.source.means(one, "GRPOConfig")]) > 1 and call is not None:
+        reader.found.remark(f"{name} is made in several places: what line {call.lineno} says is read")
+    for option, value in keywords(call, "output_dir").items() if call is not None else ():
+        reader.set(option, value, f"GRPOConfig({option}=…) is")
+    if call is not None and any(given.arg is None for given in call.keywords):
+        reader.found.remark("GRPOConfig gets more by **, which is not read")
+    for option, value in reader.source.attributes_of(name).items() if name else ():  # args.learning_rate = 1e-5
+        reader.set(option, value, f"{name}.{option} is")
+    loads = reader.found.options.pop("model_init_kwargs", None)
+    for key, value in loads.items() if isinstance(loads, dict) else ():
+        reader.found.options.setdefault(_OF_LOADING.get(str(key), f"model_init_kwargs.{key}"), value)
+
+
+def read_model(reader: Reader) -> None:
+    model = reader.given.get("model")
+    if model is not None and (loaded := reader.first(model, "from_pretrained")) is not None:
+        named = keywords(loaded, "pretrained_model_name_or_path")
+        name = named.get("pretrained_model_name_or_path", named.get("model_name"))
+        if name is not None:
+            reader.set("model_name_or_path", name, "the model is")
+        _take(reader, loaded, _OF_LOADING)
+        if "Fast" in ast.unparse(loaded.func) and "load_in_4bit" not in named:  # Unsloth's default
+            reader.found.options["load_in_4bit"] = True
+        _quantized(reader, loaded)
+    elif model is not None:
+        reader.set("model_name_or_path", model, "the model is")
+    if "quantization_config" in reader.given:
+        _quantized(reader, reader.given["quantization_config"])
+    if (template := reader.source.attributes_of("").get("chat_template")) is not None:
+        reader.set("chat_template", template, "the tokenizer's chat_template is")
+
+
+def _quantized(reader: Reader, node: ast.expr) -> None:
+    config = reader.first(node, "BitsAndBytesConfig")
+    for key, value in (keywords(config) if config is not None else {}).items():
+        if key in ("load_in_4bit", "load_in_8bit"):
+            reader.set(key, value, f"BitsAndBytesConfig({key}=…) is")
+
+
+def read_adapter(reader: Reader) -> None:
+    """Read an adapter of PEFT, or of Unsloth, whose `get_peft_model` takes the same arguments."""
+    node, model = reader.given.get("peft_config"), reader.given.get("model")
+    config = reader.first(node, "LoraConfig")
+    if config is None and node is not None and not reader.is_parsed(node) and not is_none(node):
+        reader.found.remark(f"peft_config of GRPOTrainer is {short(node)}, which is not read: write model.lora")
+    made = reader.first(model, "get_peft_model")
+    if config is None and made is not None:
+        config = reader.first(made, "LoraConfig") or made
+    if config is None:
+        return
+    reader.found.options["use_peft"] = True
+    _take(reader, config, _LORA)
+    for option, value in _DEFAULTS["LoraConfig" if config is not made else "get_peft_model"].items():
+        reader.found.options.setdefault(option, value)
+
+
+def _take(reader: Reader, call: ast.Call, options: Mapping[str, str]) -> None:
+    """Set the options that arguments of a call are; name all others that change something."""
+    for key, value in keywords(call).items():
+        where = f"{called(call)}({key}=…) is"
+        if key in options:
+            reader.set(options[key], value, where)
+        elif key not in _CHANGES_NOTHING and not (isinstance(value, ast.Constant) and value.value in (None, "none")):
+            reader.found.remark(f"{where} {short(value)}: there is no such setting here")

@@ -1,0 +1,99 @@
+"""What is found in a script that calls `GRPOTrainer`, and how a value of it becomes an option."""
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .python_source import PythonSource, UnknownValueError, called, keywords
+
+TRAINER = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset", "processing_class")
+"""The positions of `GRPOTrainer`."""
+_IN_ITS_PLACE = {
+    "tools": "name the functions in episodes.tools, FILE.py:NAME each (docs/episodes.md)",
+    "environment_factory": "name the class in episodes.environment_factory, FILE.py:NAME (docs/episodes.md)",
+    "rollout_func": "episodes play what is not one answer to one prompt (docs/episodes.md)",
+    "callbacks": "hooks of your own are `callbacks`, FILE.py:NAME each",
+    "optimizers": "the optimizer is AdamW, with the settings of `optimizer`",
+    "ref_model": "the reference is the model to start from",
+    "reward_processing_classes": "the reward server loads the tokenizer of its reward model",
+    "**": "what it holds is not read",
+}
+
+
+@dataclass
+class TrlScript:
+    """What a script says, and what only running it would tell."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    """Option → value, as in TRL's YAML file."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Settings of ours that no option of TRL is."""
+    remarks: list[str] = field(default_factory=list)
+    own_flags: set[str] = field(default_factory=set)
+    """Options on the command line that are the script's own."""
+
+    def remark(self, remark: str) -> None:
+        if remark not in self.remarks:
+            self.remarks.append(remark)
+
+
+class Reader:
+    def __init__(self, source: PythonSource, path: Path, trainer: ast.Call, flags: Mapping[str, str]):
+        self.source, self.path, self.trainer, self.found = source, path, trainer, TrlScript()
+        self.given = keywords(trainer, *TRAINER)
+        source.ends_at = trainer.lineno
+        for name in source.flags.keys() & flags.keys():
+            source.flags[name] = _of_a_flag(flags[name])
+            self.found.own_flags.add(name)
+        parsers = [*source.calls("TrlParser"), *source.calls("HfArgumentParser")]
+        self.parses = any("GRPOConfig" in ast.unparse(call) for call in parsers)
+        """Whether the script takes TRL's options from its command line."""
+        if called(trainer) != "GRPOTrainer":
+            self.found.remark(f"{called(trainer)} is read as GRPOTrainer: what it does otherwise is not imported")
+        if self.parses:
+            self.found.remark("the script reads TRL's options from its command line: give them behind it")
+        unnamed = {"**"} if any(given.arg is None for given in trainer.keywords) else set()
+        for name in sorted((self.given.keys() | unnamed) & _IN_ITS_PLACE.keys()):
+            self.found.remark(f"{name} of GRPOTrainer: {_IN_ITS_PLACE[name]}")
+
+    def set(self, option: str, node: ast.expr, where: str) -> None:
+        """Set an option to the value of an expression; where that is not known, say so."""
+        try:
+            value = self.source.value(node)
+        except (UnknownValueError, RecursionError):
+            if not self.is_parsed(node):
+                self.found.remark(f"{where} {short(node)}: the script computes it; write its value into the run file")
+            return
+        if value == [] or value is None:
+            return
+        self.found.options[option] = value
+
+    def is_parsed(self, node: ast.expr) -> bool:
+        """Return whether the command line says a value: of a part of what TRL's parser returns."""
+        names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+        return self.parses and bool(names & self.source.parsed)
+
+    def first(self, node: ast.expr | None, *names: str) -> ast.Call | None:
+        return next(iter(self.source.calls_behind(node, *names)), None) if node is not None else None
+
+
+def short(node: ast.AST) -> str:
+    text = " ".join(ast.unparse(node).split())
+    return text if len(text) <= 60 else f"{text[:60]} …"
+
+
+def is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def _of_a_flag(text: str) -> ast.expr:
+    """Return a word of the command line as the literal that it is."""
+    try:
+        number = ast.parse(text, mode="eval").body
+        if isinstance(number, ast.Constant) or isinstance(getattr(number, "operand", None), ast.Constant):
+            return number
+    except (SyntaxError, ValueError):
+        pass
+    return ast.Constant(text)
