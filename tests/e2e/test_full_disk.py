@@ -13,7 +13,7 @@ from tests.e2e.runs import assert_same_run, wait_for_rows, wait_for_step
 from tests.processes import free_port
 from tests.small_disk import fill, small_disk
 
-pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.timeout(900), pytest.mark.xdist_group("stack")]
+pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.timeout(900), pytest.mark.xdist_group("network")]
 
 FILLING = """
 from pathlib import Path
