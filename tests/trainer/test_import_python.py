@@ -198,6 +198,9 @@ LOAD = "from_pretrained('m', {})\nGRPOTrainer(model=model, train_dataset=load_da
         ("data = load_dataset('a', split='cot')\ndata = load_dataset('b', 'en', split='train[:9]')\n"
          "data = data.shuffle()\nheld_out = load_dataset('c', split='test')\n" + ROWS,
          {"data.dataset": "b:en#9", "data.split": "train"}, ""),
+        ("def main():\n  def ask(row): return {'prompt': [{'role': 'user', 'content': row['q']}]}\n"
+         "  data, held_out = load_dataset('d', split=['train[:9]', 'test[:5%]'])\n  data = data.map(ask)\n  " + ROWS,
+         {"data.dataset": "d#9", "data.prompt_column": "q"}, "of test all rows are read, not [:5%]"),
         ("raw = load_dataset(path='d')\ndata = raw['train_sft']\nheld_out = None\n" + ROWS,
          {"data.split": "train_sft"}, ""),
         ("data = concatenate_datasets([load_dataset('a'), load_dataset('b')])\nheld_out = {'x': data}\n" + ROWS,

@@ -27,6 +27,12 @@ def test_a_script_is_given_its_arguments_and_those_that_are_missing_are_named(
     assert "$1 is not set in what is imported" in said
 
 
+def test_commas_between_values_are_left_out_and_named(capsys: pytest.CaptureFixture[str]):
+    text, said = imported(capsys, *TRL, "--use_peft", "--lora_target_modules", "q_proj,", "v_proj")
+    assert yaml.safe_load(text)["model"]["lora"]["target_modules"] == ["q_proj", "v_proj"]
+    assert "the commas in --lora_target_modules q_proj, v_proj are left out" in said
+
+
 def test_what_open_r1_pays_without_reward_funcs(capsys: pytest.CaptureFixture[str]):
     command = ["python", "src/open_r1/grpo.py", "--model_name_or_path", "m", "--dataset_name", "d"]
     text, said = imported(capsys, *command)

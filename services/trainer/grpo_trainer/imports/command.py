@@ -104,6 +104,9 @@ def _read_python(command: Command) -> tuple[Command, TrlScript]:
     behind.add_words(command.words[at + 1 :])
     flags = {name: values[-1] for name, values in behind.given.items() if values}
     said = read_trl_script(Path(command.words[at]), flags)
+    if not said.own_flags:
+        return command, said
+    said.remarks += behind.remarks
     for name in said.own_flags:
         del behind.given[name]
     rest = [word for name, values in behind.given.items() for word in (f"--{behind.written_as[name]}", *values)]

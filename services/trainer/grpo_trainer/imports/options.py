@@ -40,7 +40,16 @@ class Options:
             name = self._begin(option[1])
             if option[2] is not None:
                 self.given[name].append(option[2])
+        for name, values in self.given.items():
+            self.given[name] = self._without_commas(name, values)
         return before
+
+    def _without_commas(self, name: str, values: list[str]) -> list[str]:
+        """Read `--option "a", "b"` as a shell's list, as documents have it; a list in JSON stays as it is."""
+        if len(values) < 2 or values[0].startswith(("[", "{")) or not any(value.endswith(",") for value in values):
+            return values
+        self.remarks.append(f"the commas in --{name} {' '.join(values)} are left out")
+        return [value.rstrip(",") for value in values if value != ","]
 
     def add_mapping(self, mapping: Mapping[str, Any]) -> None:
         """Read the keys of a YAML file. Options that are there already stay: a flag overrides a file."""

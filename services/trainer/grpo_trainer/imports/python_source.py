@@ -9,7 +9,7 @@ import json
 import math
 import operator
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,9 @@ class PythonSource:
         """Line behind which nothing is read: who uses the names stands there."""
         self._bound: dict[str, list[tuple[int, ast.expr | None]]] = defaultdict(list)
         self.functions: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = {}
-        """Those of the module."""
+        """Those of one name, wherever they are."""
+        self.importable: set[str] = set()
+        """Functions of the module, which another file can import."""
         self.imported: dict[str, str] = {}
         """Name → `module.name` that it stands for."""
         self.flags: dict[str, ast.expr] = {}
@@ -88,9 +90,10 @@ class PythonSource:
         nodes = [node for node in ast.walk(tree) if not (id(node) in in_classes and isinstance(node, fields))]
         for node in sorted(nodes, key=lambda node: (getattr(node, "lineno", 0), getattr(node, "col_offset", 0))):
             self._take_in(node)
-        self.functions = {
-            node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        }
+        made = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        names = Counter(node.name for node in made)
+        self.functions = {node.name: node for node in made if names[node.name] == 1}
+        self.importable = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
     def bound(self, name: str) -> list[ast.expr | None]:
         """Return what a name, or `name.attribute`, is bound to, in the order of the text; None for what is not known.

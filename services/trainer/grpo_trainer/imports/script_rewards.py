@@ -17,7 +17,7 @@ def read_rewards(reader: Reader) -> None:
             reader.found.remark(f"reward_funcs is {given.id}, which the script makes in several places: name them")
             return
         given = bound[0]
-    if isinstance(given, ast.Call) and reader.parses and called(given) not in reader.source.functions:
+    if isinstance(given, ast.Call) and reader.parses and called(given) not in reader.source.importable:
         return
     models: list[tuple[int, str]] = []
     functions: list[tuple[int, str]] = []
@@ -51,7 +51,7 @@ def _function(reader: Reader, node: ast.expr) -> str | None:
     if isinstance(node, ast.Call) and source.imported.get(called(node), "").startswith("trl."):
         reader.found.remark(f"reward {short(node)}: its arguments are not read; they are reward.params")
         return called(node)
-    if isinstance(node, ast.Name) and node.id in source.functions:
+    if isinstance(node, ast.Name) and node.id in source.importable:
         return f"{reader.path.with_suffix('.py')}:{node.id}"
     if isinstance(node, ast.Name) and "." in source.imported.get(node.id, ""):
         there = source.imported[node.id]
