@@ -222,5 +222,6 @@ def test_a_worker_that_leaves_ends_the_session_and_is_not_at_fault(open_host: Ho
     eventually(lambda: crew.arrived == {1, 2})
     two.close()
     eventually(lambda: one.ended is not None)
+    eventually(lambda: crew.ended is not None)  # only once it has freed the others
     assert crew.ended == "worker 2 left"
     assert crew.lost == {}
