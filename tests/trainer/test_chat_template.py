@@ -32,7 +32,7 @@ def test_prompts_are_rendered_by_it_and_models_are_saved_with_it(in_a_file: bool
     tokenizer = load_tokenizer(ModelConfig(name_or_path=model, chat_template=str(file) if in_a_file else TEMPLATE))
     prompt = [{"role": "user", "content": "2+2?"}]
     assert Renderer(tokenizer, {}).rendered([prompt], []) == ["[user] 2+2?\n<think>"]
-    # As a server that is given the file.
+    # Compare with a server that is given the file.
     assert chat_template_fingerprint(tokenizer.chat_template) == chat_template_fingerprint(file.read_text())
     ModelFiles.of(model, tokenizer).write_tokenizer(tmp_path / "saved")
     assert AutoTokenizer.from_pretrained(tmp_path / "saved").chat_template.rstrip("\n") == TEMPLATE

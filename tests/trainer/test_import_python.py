@@ -177,7 +177,7 @@ LOAD = "from_pretrained('m', {})\nGRPOTrainer(model=model, train_dataset=load_da
 @pytest.mark.parametrize(
     ("script", "settings", "named"),
     [
-        # What makes the configuration is found wherever it is, and what changes it counts.
+        # Find the configuration wherever it is made, and what changes it.
         ("args = GRPOConfig(beta=0.5)\nargs.beta = 0.25\nargs.epsilon = f()\n" + REST,
          {"algorithm.beta": 0.25}, "args.epsilon is f(): the script computes it"),
         ("from trl import GRPOConfig as Cfg\nclass Mine(Cfg): pass\nargs = Cfg(beta=0.5)\n" + REST,

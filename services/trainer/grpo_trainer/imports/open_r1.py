@@ -9,7 +9,7 @@ from .rewards import Found, OurReward
 from .run_file import RunFile
 
 DEFAULT = ("accuracy", "format", "tag_count")
-"""What is paid without --reward_funcs."""
+"""Rewards without --reward_funcs."""
 _TESTS = "{}: the tests are read from the column tests, in the form of docs/rewards.md, not from verification_info"
 
 

@@ -71,10 +71,6 @@ class PythonSource:
         self.ends_at = math.inf
         """Line behind which nothing is read: who uses the names stands there."""
         self._bound: dict[str, list[tuple[int, ast.expr | None]]] = defaultdict(list)
-        self.functions: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = {}
-        """Those of one name, wherever they are."""
-        self.importable: set[str] = set()
-        """Functions of the module, which another file can import."""
         self.imported: dict[str, str] = {}
         """Name → `module.name` that it stands for."""
         self.flags: dict[str, ast.expr] = {}
@@ -93,7 +89,9 @@ class PythonSource:
         made = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
         names = Counter(node.name for node in made)
         self.functions = {node.name: node for node in made if names[node.name] == 1}
+        """Functions whose name no other has, wherever they are."""
         self.importable = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+        """Functions of the module, which another file can import."""
 
     def bound(self, name: str) -> list[ast.expr | None]:
         """Return what a name, or `name.attribute`, is bound to, in the order of the text; None for what is not known.

@@ -108,7 +108,7 @@ def checked(setting: str, value: Any, shown: str) -> Any:
     bounded: Any = Annotated[described.annotation, described]
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(bounded)
-        return adapter.dump_python(adapter.validate_python(value), mode="json", exclude_unset=True)
+        return adapter.dump_python(adapter.validate_python(value), mode="json")
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         raise UsageError(f"{shown}: {setting}: {problem['msg'].removeprefix('Value error, ')}") from error

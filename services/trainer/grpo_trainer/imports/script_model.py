@@ -1,4 +1,4 @@
-"""What a script says of model, adapter and settings: `GRPOConfig`, `from_pretrained`, `LoraConfig`."""
+"""Read model, adapter and settings of a script: `from_pretrained`, `LoraConfig`, `GRPOConfig`."""
 
 import ast
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ _DEFAULTS = {
     "LoraConfig": {"lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.0},
     "get_peft_model": {"lora_r": 16, "lora_alpha": 16, "lora_dropout": 0.0},
 }
-"""Those of PEFT and of Unsloth; `trl grpo` has others."""
+"""Defaults of PEFT and of Unsloth; `trl grpo` has others."""
 _OF_LOADING = {
     "torch_dtype": "dtype",
     "dtype": "dtype",
@@ -41,25 +41,32 @@ _CHANGES_NOTHING = frozenset(
 
 
 def read_config(reader: Reader) -> None:
+    """Set the options of `GRPOConfig`, and those that are set on it afterwards."""
     node = reader.given.get("args")
-    call = reader.first(node, "GRPOConfig")
-    if call is None and node is not None and not reader.is_parsed(node) and not is_none(node):
-        reader.found.remark(f"args of GRPOTrainer is {short(node)}, which is not read: TRL's defaults stand")
-    elif call is None:
+    if node is None or is_none(node):
         return
-    name = ast.unparse(node) if node is not None else ""
-    made = [one for one in reader.source.bound(name) if isinstance(one, ast.Call)]
-    if len([one for one in made if reader.source.means(one, "GRPOConfig")]) > 1 and call is not None:
-        reader.found.remark(f"{name} is made in several places: what line {call.lineno} says is read")
-    for option, value in keywords(call, "output_dir").items() if call is not None else ():
-        reader.set(option, value, f"GRPOConfig({option}=…) is")
-    if call is not None and any(given.arg is None for given in call.keywords):
-        reader.found.remark("GRPOConfig gets more by **, which is not read")
-    for option, value in reader.source.attributes_of(name).items() if name else ():  # args.learning_rate = 1e-5
+    name, call = ast.unparse(node), reader.first(node, "GRPOConfig")
+    if call is not None:
+        _take_config(reader, name, call)
+    elif reader.is_parsed(node):
+        return
+    else:
+        reader.found.remark(f"args of GRPOTrainer is {short(node)}, which is not read: TRL's defaults stand")
+    for option, value in reader.source.attributes_of(name).items():  # args.learning_rate = 1e-5
         reader.set(option, value, f"{name}.{option} is")
     loads = reader.found.options.pop("model_init_kwargs", None)
     for key, value in loads.items() if isinstance(loads, dict) else ():
         reader.found.options.setdefault(_OF_LOADING.get(str(key), f"model_init_kwargs.{key}"), value)
+
+
+def _take_config(reader: Reader, name: str, call: ast.Call) -> None:
+    made = [one for one in reader.source.bound(name) if isinstance(one, ast.Call)]
+    if len([one for one in made if reader.source.means(one, "GRPOConfig")]) > 1:
+        reader.found.remark(f"{name} is made in several places: what line {call.lineno} says is read")
+    for option, value in keywords(call, "output_dir").items():
+        reader.set(option, value, f"GRPOConfig({option}=…) is")
+    if any(given.arg is None for given in call.keywords):
+        reader.found.remark("GRPOConfig gets more by **, which is not read")
 
 
 def read_model(reader: Reader) -> None:

@@ -1,4 +1,4 @@
-"""What is found in a script that calls `GRPOTrainer`, and how a value of it becomes an option."""
+"""Turn values in a script that calls `GRPOTrainer` into options, and collect what is found there."""
 
 import ast
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ _IN_ITS_PLACE = {
 
 @dataclass
 class TrlScript:
-    """What a script says, and what only running it would tell."""
+    """Options of a script, and what only running it would tell."""
 
     options: dict[str, Any] = field(default_factory=dict)
     """Option → value, as in TRL's YAML file."""

@@ -1,4 +1,4 @@
-"""The rewards that a script gives to `GRPOTrainer`: functions of its own, of other files and of TRL, and a model."""
+"""Read the rewards that a script gives to `GRPOTrainer`: functions of its own, of other files and of TRL, a model."""
 
 import ast
 

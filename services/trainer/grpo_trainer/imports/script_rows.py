@@ -1,11 +1,11 @@
-"""The rows that a script gives to `GRPOTrainer`: the dataset that it loads, its split, and what it makes of them."""
+"""Read the rows that a script gives to `GRPOTrainer`: the dataset, its split, and what it makes of them."""
 
 import ast
 from collections.abc import Iterator
 from typing import Any
 
 from .python_source import UnknownValueError, called, keywords
-from .script_reader import Reader, short
+from .script_reader import Reader, is_none, short
 
 _LOADS = ("load_dataset", "load_from_disk")
 _MAKES = ("map", "filter", "select", "take", "skip", "shard", "sort", "train_test_split", "rename_column",
@@ -32,7 +32,7 @@ def read_rows(reader: Reader) -> None:
             if called(call) != "map" or not _is_prompt(reader, call):
                 what = f"{called(call)}({short(call.args[0]) if call.args else ''})"
                 found.remark(f"the script changes its rows, by {what} in line {call.lineno}: {_REMEDY}")
-    if held_out is None or (isinstance(held_out, ast.Constant) and held_out.value is None):
+    if held_out is None or is_none(held_out):
         return
     other = None if isinstance(held_out, ast.Dict) else _loaded(reader, held_out)
     if other is None:

@@ -1,4 +1,4 @@
-"""What a script gives to TRL's `GRPOTrainer`, as the options of `trl grpo`. The script is read, never run."""
+"""Read what a script gives to TRL's `GRPOTrainer`, as the options of `trl grpo`. The script is never run."""
 
 from collections.abc import Mapping
 from pathlib import Path
