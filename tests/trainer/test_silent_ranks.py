@@ -44,7 +44,7 @@ def run(words):
 
     silent_ranks.PERIOD_S = 0.25
     configure_logging(rank=rank)
-    status = RunStatus("run", heartbeat_bound_s=bound_s)
+    status = RunStatus("run", heartbeat_bound_s=bound_s, silent_stages={"push": 600.0})
     status.enter_phase("loading", limit_s=60.0)
     with Rendezvous(connect_s=60.0) as rendezvous, silent_ranks.SilentRanks(status, rendezvous.connect):
         if rank == 0:
@@ -55,11 +55,11 @@ def run(words):
         status.enter_phase("joining", limit_s=60.0)
         join_process_group(timeout_s=60.0)
         ranks = join_ranks(silence_s=600.0)
-        work = SimpleNamespace(update=lambda: fail("update"))
+        work = SimpleNamespace(update=lambda: fail("update"), push=lambda: fail("push"))
         if rank:
-            follow(ranks, work, ["update"], status)
+            follow(ranks, work, ["update", "push"], status)
         else:
-            with Crew(ranks, work, ["update"], status) as crew:
+            with Crew(ranks, work, ["update", "push"], status) as crew:
                 status.enter_stage("wait")
                 for _ in range(int(20 * bound_s)):
                     time.sleep(0.1)
@@ -68,6 +68,8 @@ def run(words):
                 status.know_run(max_steps=9, step=3)
                 status.enter_stage("train")
                 crew.do("update")
+                status.enter_stage("push")
+                crew.do("push")
         fail("end")
     return 0
 
@@ -91,23 +93,24 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.deepspeed
 @pytest.mark.parametrize(
-    ("faulty", "said"),
+    ("faulty", "said", "place"),
     [
-        (("update", "1", "frozen"), "rank 1 stands still: its process is frozen or cut off"),
-        (("update", "1", "hangs"), "rank 1 stands still: no heartbeat for "),
-        (("between", "0", "frozen"), "rank 0 stands still: its process is frozen or cut off"),
+        (("update", "1", "frozen"), "rank 1 stands still: its process is frozen or cut off", "train of step 4"),
+        (("push", "1", "frozen"), "rank 1 stands still: its process is frozen or cut off", "push of step 4"),
+        (("update", "1", "hangs"), "rank 1 stands still: no heartbeat for ", "train of step 4"),
+        (("between", "0", "frozen"), "rank 0 stands still: its process is frozen or cut off", "wait of step 1"),
     ],
-    ids=["rank 1 frozen", "rank 1 hangs", "rank 0 frozen"],
+    ids=["rank 1 frozen", "rank 1 frozen in a stage that may be silent for long", "rank 1 hangs", "rank 0 frozen"],
 )
 def test_it_is_named_with_its_stage_and_all_ranks_end(
-    faulty: tuple[str, ...], said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    faulty: tuple[str, ...], said: str, place: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
     started_s = time.monotonic()
     assert run_two_ranks(tmp_path, *faulty) == 1
     assert time.monotonic() - started_s < NOTICED_S
     log = capfd.readouterr().err
     (line,) = [line for line in log.splitlines() if said in line]
-    assert ("in stage train of step 4" if faulty[0] == "update" else "in stage wait of step 1") in line
+    assert f"in stage {place}" in line
     assert "go on with --resume" in line
     assert "Traceback" not in log
 

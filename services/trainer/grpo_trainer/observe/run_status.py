@@ -169,9 +169,18 @@ class RunStatus:
         state = self.snapshot()
         if self._waits_for_rank:
             return Place(WAITING_FOR_RANK, state.step, self._heartbeat_bound_s)
-        start = state.start
-        limit_s = start.until_s - start.since_s if start is not None and start.silent else None
-        return Place(state.stage, state.step, limit_s or self._bound_s_in(state.stage))
+        return Place(state.stage, state.step, self._load_limit_s() or self._bound_s_in(state.stage))
+
+    def process_bound_s(self) -> float:
+        """Return how long the whole process may give no sign, in seconds.
+
+        Other threads go on beside a save or a push, however long that is; an import may hold all of them up.
+        """
+        return (None if self._waits_for_rank else self._load_limit_s()) or self._heartbeat_bound_s
+
+    def _load_limit_s(self) -> float | None:
+        start = self._state.start
+        return start.until_s - start.since_s if start is not None and start.silent else None
 
     @contextmanager
     def waiting_for_rank(self) -> Iterator[None]:

@@ -5,8 +5,9 @@ the store of the rendezvous, where the main thread is, and whether it is without
 does: a thread that always reports would also report for a main thread that hangs. Rank 0 reads the reports of all
 ranks, the others that of rank 0. The second looks at them, and never waits for the store, which freezes with its host.
 
-A frozen process reports nothing, for longer than the bound of its stage. Every rank notices that of rank 0, and rank 0
-decides on everything else: a rank that hangs makes others hang in its collectives, and a frozen one is named first.
+A frozen process reports nothing. Its bound is the loop's heartbeat in every stage, also in a push or a save, whose main
+thread may be silent for longer; only a load has its own. Every rank notices that of rank 0, and rank 0 decides on
+everything else: a rank that hangs makes others hang in its collectives, and a frozen one is named first.
 Silence is counted in looks and not by the clock, so that a rank that was frozen itself blames nobody.
 """
 
@@ -38,6 +39,8 @@ class Status(Protocol):
 
     def place(self) -> Place: ...
 
+    def process_bound_s(self) -> float: ...
+
     def problem(self) -> str | None: ...
 
 
@@ -50,7 +53,10 @@ class SilentRanks:
         self._status, self._connect = status, connect
         self._rank = environment_rank()
         self._reports: dict[int, bytes] = {}
-        """Rank → its newest report: its number, `Place`, and problem; empty when its run has ended."""
+        """Rank → its newest report: its number, `Place`, the bound of its process, and problem.
+
+        Empty when its run has ended.
+        """
         self._seen: dict[int, bytes] = {}
         self._silent_s: dict[int, float] = {}
         self._closed = threading.Event()
@@ -80,7 +86,7 @@ class SilentRanks:
             store = self._connect()
             while not self._closed.is_set():
                 num_reports += 1
-                report = [num_reports, self._status.place(), self._status.problem()]
+                report = [num_reports, self._status.place(), self._status.process_bound_s(), self._status.problem()]
                 store.set(_key(self._rank), json.dumps(report))
                 # A read of a report that is not there yet would wait for it.
                 present += [rank for rank in others if rank not in present and store.check([_key(rank)])]
@@ -105,8 +111,7 @@ class SilentRanks:
             silent_s = self._silent_s[rank] = self._silent_s.get(rank, 0.0) + PERIOD_S if same else 0.0
             if not report:
                 continue
-            _, place, problem = json.loads(report)
-            stage, step, bound_s = place
+            _, (stage, step, _), bound_s, problem = json.loads(report)
             if silent_s > bound_s:
                 return (
                     f"rank {rank} stands still: its process is frozen or cut off, nothing came from it for "
