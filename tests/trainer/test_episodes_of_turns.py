@@ -23,7 +23,9 @@ ROW = PromptRow(0, [], "", {"answer": 12})
 OK = RewardScore(score=0.5, status="ok")
 
 
-async def scored(group: Group, config: RewardConfig, brought: dict[str, float]) -> list[ScoreRequest]:
+async def scored(
+    group: Group, config: RewardConfig, brought: dict[str, float], optional: frozenset[str] = frozenset()
+) -> list[ScoreRequest]:
     """Score `group` with a server that gives 2 for everything; what it was asked."""
     asked: list[ScoreRequest] = []
 
@@ -34,7 +36,7 @@ async def scored(group: Group, config: RewardConfig, brought: dict[str, float]) 
         return httpx.Response(200, text=ScoreResponse(results=results, elapsed_s=0.0).model_dump_json())
 
     async with RewardClient("http://127.0.0.1:1", transport=httpx.MockTransport(answer)) as client:
-        await RewardStage(client, config, brought=brought).score([group], step=1)
+        await RewardStage(client, config, brought=brought, optional=optional).score([group], step=1)
     return asked
 
 
@@ -58,6 +60,16 @@ async def test_own_rewards_and_the_servers_make_one_total_and_what_is_judged_is_
     assert [episode.total for episode in group.episodes] == [3.0 * 0.5 + 2.0, 2.0, 7.0, None]
     assert lacks.rewards["environment"].status == "unscorable"
     assert [episode.correct for episode in group.episodes] == [False, None, None, None]
+
+
+async def test_a_class_without_a_reward_of_its_own_is_not_missed_beside_another():
+    paid, unpaid = conversation("a"), conversation("b")
+    paid.rewards = {"by_its_state": OK}
+    group = Group(0, ROW, [paid, unpaid])
+    weights = {"by_its_state": 1.0, "Game": 1.0}
+    assert await scored(group, RewardConfig(reward_funcs=[]), weights, frozenset({"Game"})) == []
+    assert (paid.total, paid.rewards.keys()) == (0.5, {"by_its_state"})
+    assert (unpaid.total, unpaid.rewards.keys()) == (None, {"by_its_state", "Game"})
 
 
 async def test_without_rewards_of_the_server_nothing_is_asked():

@@ -81,7 +81,7 @@ def test_what_a_script_gives_to_the_trainer_becomes_settings(folder: Path, capsy
     assert "--plugin train.py --plugin my/rewards.py &" in text
     for named in (
         "GRPOConfig(max_steps=…) is len(range(9)): the script computes it",
-        "GRPOConfig gets more by **, which is not read",
+        "GRPOConfig gets more by **more, which is not read",
         "reward lambda c: c is no function that a file has by a name: it is left out",
         "the reward server imports train.py, which would train there: put short into a file of their own",
         "callbacks of GRPOTrainer: hooks of your own are `callbacks`",
@@ -193,6 +193,18 @@ LOAD = "from_pretrained('m', {})\nGRPOTrainer(model=model, train_dataset=load_da
         ("b = 0.5\nb *= 2\nargs = GRPOConfig(beta=b)\n" + REST, {}, "GRPOConfig(beta=…) is b: the script computes it"),
         ("b = 0.5\ndef go(b):\n  args = GRPOConfig(beta=b)\n  " + REST, {}, "GRPOConfig(beta=…) is b: the script"),
         ("class A:\n  b: float = 1.0\nb = 0.5\nargs = GRPOConfig(beta=b)\n" + REST, {"algorithm.beta": 0.5}, ""),
+        ("b = {'x': 0.5}\nb['x'] = 1.0\nargs = GRPOConfig(beta=b['x'])\n" + REST, {}, "GRPOConfig(beta=…) is b['x']"),
+        # What only a few operations make is known.
+        ("n = 'a/b'\nm = None\nargs = GRPOConfig(n.split('/')[-1] + '-out', beta=m or float('0.5'), "
+         "epsilon=0.1 if n != 'x' else f(), run_name=str(n) if not m else n, max_steps=int(9.0))\n" + REST,
+         {"run_dir": "b-out", "algorithm.beta": 0.5, "algorithm.epsilon": 0.1, "max_steps": 9}, ""),
+        ("import os\nargs = GRPOConfig(beta=float(os.environ.get('BETA', '0.5')), seed=os.getenv('SEED'))\n" + REST,
+         {"algorithm.beta": 0.5}, "the script reads BETA of the environment: its defaults stand here"),
+        ("more = dict(beta=0.5)\nmore['epsilon'] = 0.1\nargs = GRPOConfig(**more)\n" + REST,
+         {"algorithm.beta": 0.5}, "more is changed before GRPOConfig gets it: line 1 is read"),
+        ("args = GRPOConfig(**{'beta': 0.5, 'epsilon': f()})\n" + REST,
+         {"algorithm.beta": 0.5}, "GRPOConfig(epsilon=…) is f(): the script computes it"),
+        ("args = GRPOConfig(**make())\n" + REST, {}, "GRPOConfig gets more by **make(), which is not read"),
         ("args = GRPOConfig(beta=..., run_name=b'x', max_steps=9 ** 2)\n" + REST, {}, "GRPOConfig(run_name=…) is b'x'"),
         # The rows.
         ("data = load_dataset('a', split='cot')\ndata = load_dataset('b', 'en', split='train[:9]')\n"
@@ -246,6 +258,14 @@ def test_rewards_keep_their_weights(folder: Path, capsys: pytest.CaptureFixture[
     assert reward["reward_weights"] == [2.0, 1.0, 4.0, 5.0]
     assert "reward inner is no function that a file has by a name" in said
     assert "reward partial(g, k=2): its arguments are reward.params" in said
+
+
+def test_variables_of_the_environment_are_read_where_they_stand(folder: Path, capsys: pytest.CaptureFixture[str]):
+    Path("train.py").write_text("args = GRPOConfig(beta=float(os.environ.get('BETA', '0.5')))\n" + REST)
+    Path("train.sh").write_text("BETA=0.25 python train.py\n")
+    text, said = imported(capsys, "train.sh")
+    assert yaml.safe_load(text)["algorithm"]["beta"] == 0.25
+    assert "BETA" not in said
 
 
 def test_flags_of_the_script_are_read_from_the_command_line(folder: Path, capsys: pytest.CaptureFixture[str]):

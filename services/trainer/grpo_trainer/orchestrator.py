@@ -98,6 +98,7 @@ class Orchestrator:
             code=reward_code,
             own_rewards=config.data.own_rewards,
             brought=config.brought_weights,
+            optional=config.optional_rewards,
         )
         self.teachers = Teachers(config)
         self._players = AsyncExitStack()

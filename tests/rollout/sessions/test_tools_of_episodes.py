@@ -18,6 +18,7 @@ from grpo_trainer.episodes.identity import EpisodeAsked
 from grpo_trainer.episodes.played import Played
 from grpo_trainer.episodes.recording import Place
 from grpo_trainer.episodes.runner import EpisodeRunner
+from grpo_trainer.errors import UsageError
 from tests.rollout.sessions.families import FAMILIES
 from tests.rollout.sessions.marks import IN_PROCESS
 from tests.rollout.sessions.serving import Served, serve
@@ -172,3 +173,38 @@ async def test_a_class_written_for_trl_is_called_as_trl_calls_it(folder: Path, t
         found = await one.plays(prompt="", colour="red")
     assert found.episode.transcript[0] == {"role": "user", "content": ""}
     assert found.episode.rewards["Door"].score == 0.0
+
+
+async def test_functions_written_for_trl_pay_by_the_state_of_the_environment(folder: Path, tmp_path: Path):
+    rewards = [f"{GAMES}:num_tries", f"{GAMES}:not_its_task"]
+    async with policy(folder, tmp_path, environment_factory=f"{GAMES}:make_door", reward_funcs=rewards) as one:
+        one.says(("enter", {"code": "1000"}), ("enter", {"code": "1234"}))
+        one.says(text="It is open.", thought="Hm.")
+        found = await one.plays(code="1234", colour="red")
+    scores = {name: (reward.score, reward.status) for name, reward in found.episode.rewards.items()}
+    assert scores == {"make_door": (1.0, "ok"), "num_tries": (2.0, "ok"), "not_its_task": (None, "unscorable")}
+    assert one.runner.config.weights == dict.fromkeys(scores, 1.0)
+
+
+async def test_such_functions_pay_an_environment_of_ours(folder: Path, tmp_path: Path):
+    config = {"environment": f"{GAMES}:Counting", "reward_funcs": [f"{GAMES}:steps_played"]}
+    async with policy(folder, tmp_path, **config) as one:
+        one.says(text="1")
+        one.says(text="2")
+        found = await one.plays(steps=2)
+    assert {name: reward.score for name, reward in found.episode.rewards.items()} == {
+        "environment": 0.5,
+        "steps_played": 2.0,
+    }
+
+
+async def test_a_function_that_cannot_pay_an_episode_is_named(folder: Path, tmp_path: Path):
+    with pytest.raises(UsageError, match=r"episodes.reward_funcs: .*:of_tokens takes completion_ids"):
+        async with policy(folder, tmp_path, environment_factory=f"{GAMES}:Door", reward_funcs=[f"{GAMES}:of_tokens"]):
+            pass
+    config = {"environment_factory": f"{GAMES}:Door", "reward_funcs": [f"{GAMES}:of_a_batch"]}
+    async with policy(folder, tmp_path, **config) as one:
+        one.says(text="Hm.")
+        found = await one.plays(colour="red")
+    assert found.ending.lost == "environment"
+    assert "of_a_batch returned [1.0, 0.0], not a list of one reward" in str(found.ending.detail)

@@ -82,3 +82,32 @@ class Door:
 
     def get_reward(self):
         return float(self.opened)
+
+
+def make_door():
+    return Door()
+
+
+def num_tries(prompts, completions, environments, colour, **columns):
+    """Written for TRL: as many tries as the policy made, and what it was given to know."""
+    (prompt,), (completion,), (door,) = prompts, completions, environments
+    assert prompt[-1]["content"].endswith("The code begins with 1.")
+    assert colour == [door.row["colour"]]
+    assert completion[-1]["content"].strip() == "It is open."
+    return [float(sum(message["role"] == "tool" and message["name"] == "enter" for message in completion))]
+
+
+async def not_its_task(environments, completion_ids=None, **columns):
+    return [None for _ in environments]
+
+
+def of_a_batch(environments):
+    return [1.0, 0.0]
+
+
+def of_tokens(environments, completion_ids):
+    return [0.0]
+
+
+def steps_played(environments):
+    return [environment.steps for environment in environments]

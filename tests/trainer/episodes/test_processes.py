@@ -55,7 +55,7 @@ class Game:
 
 
 async def begun(nursery: Nursery, tmp_path: Path, *, name: str = GAME, seed: int = 5) -> Game:
-    kind = {"environment": name, "factory": None, "tools": []}
+    kind = {"environment": name, "factory": None, "by_name": False, "tools": [], "rewards": []}
     process = await nursery.fork(kind, seed=seed, log_file=tmp_path / "agents" / f"{seed}.log")
     found = await process.call("reset", wait_s=20, row={"task": 3}, prompt="", seed=seed, timeout_s=20)
     assert found == {"messages": [{"role": "user", "content": f"begin 3 {seed}"}], "tools": []}

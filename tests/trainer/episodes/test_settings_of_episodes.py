@@ -37,6 +37,20 @@ def test_a_class_written_for_trl_has_the_weight_one_under_its_name_and_a_program
     assert classes.weights == {"Game": 1.0, "Other": 1.0}
     assert classes.factories == {"a": "a.py:Game", "b": "b.py:Other"}
     assert program.weights == {"won": 2.0}
+    assert classes.optional_rewards == {"Game", "Other"}
+
+
+def test_functions_written_for_trl_have_the_weight_one_and_come_before_the_class():
+    episodes = config(
+        {
+            "environment_factory": "a.py:Game",
+            "reward_funcs": ["a.py:won", "b.py:tidy"],
+            "reward_weights": {"tidy": 0.2},
+        }
+    ).episodes
+    assert episodes is not None
+    assert list(episodes.weights.items()) == [("won", 1.0), ("tidy", 0.2), ("Game", 1.0)]
+    assert [path.name for path in episodes.files] == ["a.py", "a.py", "b.py"]
 
 
 def test_tasks_stand_in_for_a_dataset():
@@ -50,7 +64,13 @@ def test_tasks_stand_in_for_a_dataset():
         ({"environment": "mine.py:Game", "agent": ["x"]}, {}, "environment and agent: an episode is played by one"),
         ({"tools": ["mine.py:f"], "agent": ["x"]}, {}, "agent and tools: an episode is played by one of them"),
         ({"environment": "mine:Game"}, {}, "'mine:Game' is no FILE.py:NAME"),
-        ({"tools": ["a.py:f", "b.py:f"]}, {}, "the name f twice"),
+        ({"tools": ["a.py:f", "b.py:f"]}, {}, "tools has the name f twice"),
+        (
+            {"environment": "mine.py:Game", "reward_funcs": ["a.py:f", "b.py:f"]},
+            {},
+            "reward_funcs has the name f twice",
+        ),
+        ({"tools": ["a.py:f"], "reward_funcs": ["a.py:pay"]}, {}, "name them in reward.reward_funcs"),
         ({"agent": ["x"], "env": ["GRPO_API_TOKEN"]}, {}, "opens every server of the run"),
         ({"environment": "mine.py:Game", "env": ["HOME"]}, {}, "set agent, or leave env out"),
         ({"environment": "mine.py:Game", "call_timeout_s": 400}, {}, "call_timeout_s 400 is above idle_s 300"),

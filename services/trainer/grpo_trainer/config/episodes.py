@@ -54,6 +54,11 @@ class EpisodesConfig(Section):
         description="A class written for TRL's environment_factory, FILE.py:CLASS; or several by the row's column "
         "`environment`.",
     )
+    reward_funcs: list[OfAFile] = Field(
+        default_factory=list,
+        description="Functions written for TRL's reward_funcs that read `environments`, FILE.py:NAME; called with one "
+        "episode each, beside its environment. Those that read completions alone are rewards of the reward service.",
+    )
     agent: list[str] = Field(
         default_factory=list,
         description="A program and its arguments, started for each episode without a shell; it gets OPENAI_BASE_URL "
@@ -86,8 +91,8 @@ class EpisodesConfig(Section):
     )
     reward_weights: dict[str, float] = Field(
         default_factory=dict,
-        description="Weight of each reward of an environment, a class for TRL or a program, by its name. Absent: 1 for "
-        "`environment` and for a class; without a weight a reward is logged and not added.",
+        description="Weight of each reward of an environment, a class or function for TRL, or a program, by its name. "
+        "Absent: 1 for all but a program's; without a weight a reward is logged and not added.",
     )
     stale_tokens: Literal["mask", "drop"] = Field(
         "mask", description="What becomes of turns beyond max_staleness: they are masked, or their group is dropped."
@@ -104,15 +109,24 @@ class EpisodesConfig(Section):
             raise ValueError(f"{' and '.join(both)}: an episode is played by one of them; leave the others out")
         if not ways and not self.tools:
             raise ValueError("name what plays an episode: environment, environment_factory, tools or agent")
+        if self.reward_funcs and not (self.environment or self.environment_factory):
+            raise ValueError(
+                "reward_funcs read the state of an environment, and there is none: set environment or "
+                "environment_factory, or name them in reward.reward_funcs"
+            )
         if self.env and not self.agent:
             raise ValueError("env names variables of a program; set agent, or leave env out")
         return self
 
     @model_validator(mode="after")
-    def _tools_of_different_names(self) -> Self:
-        names = [name.rpartition(":")[2] for name in self.tools]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"tools has the name {twice[0]} twice: the policy could call one of them only")
+    def _different_names(self) -> Self:
+        for setting, named, why in (
+            ("tools", self.tools, "the policy could call one of them only"),
+            ("reward_funcs", self.reward_funcs, "a weight could not tell them apart"),
+        ):
+            names = [name.rpartition(":")[2] for name in named]
+            if twice := [name for name in names if names.count(name) > 1]:
+                raise ValueError(f"{setting} has the name {twice[0]} twice: {why}")
         return self
 
     @model_validator(mode="after")
@@ -140,7 +154,7 @@ class EpisodesConfig(Section):
     @property
     def files(self) -> list[Path]:
         """The users' files that this section names."""
-        named = [*filter(None, [self.environment]), *self.tools, *self.factories.values()]
+        named = [*filter(None, [self.environment]), *self.tools, *self.factories.values(), *self.reward_funcs]
         return [Path(name.rpartition(":")[0]) for name in named]
 
     @property
@@ -152,8 +166,13 @@ class EpisodesConfig(Section):
     def weights(self) -> dict[str, float]:
         """Weight of each reward that enters the total, by name."""
         own = [ENVIRONMENT_REWARD] if self.environment else []
-        classes = [name.rpartition(":")[2] for name in self.factories.values()]
-        return dict.fromkeys([*own, *classes], 1.0) | self.reward_weights
+        others = [name.rpartition(":")[2] for name in [*self.reward_funcs, *self.factories.values()]]
+        return dict.fromkeys([*own, *others], 1.0) | self.reward_weights
+
+    @property
+    def optional_rewards(self) -> frozenset[str]:
+        """Those of classes for TRL: one that has no `get_reward`, or does not play the row, brings none."""
+        return frozenset(name.rpartition(":")[2] for name in self.factories.values()) - self.reward_weights.keys()
 
 
 def check_episodes(config: "RunConfig") -> None:

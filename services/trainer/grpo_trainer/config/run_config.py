@@ -318,6 +318,11 @@ class RunConfig(Section):
         return self.episodes.weights if self.episodes else {}
 
     @property
+    def optional_rewards(self) -> frozenset[str]:
+        """Of these, those that an episode with other rewards need not bring."""
+        return self.episodes.optional_rewards if self.episodes else frozenset()
+
+    @property
     def reward_weights(self) -> dict[str, float]:
         """Weight of every reward of the run: those that episodes bring, and those of the reward server."""
         return {**self.brought_weights, **self.reward.weights}

@@ -146,7 +146,7 @@ TRL = PeerOptions(
             "a model is loaded by model.name_or_path, dtype and attn_implementation": "model_init_kwargs",
             "another revision is a folder of its own: download it, and name the folder": "model_revision",
             "dropout is active in the adapter alone (model.lora.dropout)": "disable_dropout",
-            "tools are those of the rows; there are no rounds of tool calls": "max_tool_calling_iterations",
+            "rounds of tool calls are episodes, with tools or an environment": "max_tool_calling_iterations",
             "nothing is uploaded; completions.jsonl is in run_dir": "log_completions_hub_repo",
             "vLLM serves no DoRA adapters: a plain adapter is trained": "use_dora",
             "vLLM serves no adapters with whole modules": "lora_modules_to_save",

@@ -2,7 +2,7 @@
 
 One frame is one call: `{"call": "reset" | "step" | "finish" | "close", …, "timeout_s": n, "budget_s": n}`. The answer
 is `{"ok": …}`, or `{"error": text}` when the user's code raised, ran late or returned something else than it may.
-`plays.py` has the calls.
+`plays.py` has the calls, and `reward_functions.py` adds rewards to their `finish`.
 """
 
 import os
@@ -13,7 +13,8 @@ import traceback
 from typing import Any
 
 from .frames import Frame, FrameError, packed, receive, unpacked
-from .plays import Play, play_of
+from .plays import Environment, Play, Toolbox, TrlClass
+from .reward_functions import PaidByFunctions
 from .time_limit import CallTimeoutError
 
 NUMPY_SEEDS = 2**32
@@ -46,6 +47,25 @@ def serve(channel: socket.socket, parts: dict[str, Any], kind: dict[str, Any], *
             answer = {"error": _told(error), "late": isinstance(error, CallTimeoutError)}
         sys.stdout.flush()
         channel.sendall(_packed(answer))
+
+
+def play_of(kind: dict[str, Any], parts: dict[str, Any]) -> Play:
+    """Make what plays an episode. `kind` has names of `parts`:
+
+    `{"environment": name or null, "factory": name or null, "by_name": bool, "tools": [name, …], "rewards": [name, …]}`
+    """
+    tools = [parts[name] for name in kind["tools"]]
+    environment, factory = kind["environment"], kind["factory"]
+    if environment is None and factory is None:
+        return Toolbox(tools)
+    play: Environment | TrlClass
+    if environment is not None:
+        play = Environment(parts[environment], tools)
+    else:
+        name = factory.rpartition(":")[2]
+        play = TrlClass(name, parts[factory], tools, drops_environment=kind["by_name"])
+    functions = {name.rpartition(":")[2]: parts[name] for name in kind["rewards"]}
+    return PaidByFunctions(play, functions) if functions else play
 
 
 def give_seeds(seed: int) -> None:

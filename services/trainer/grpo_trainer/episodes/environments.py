@@ -149,7 +149,7 @@ class EnvironmentPlayer:
 
     async def _rewards(self) -> dict[str, float | None]:
         """What the episode is worth; closes the environment."""
-        rewards: dict[str, float | None] = await self._call("finish")
+        rewards: dict[str, float | None] = await self._call("finish", calls=1 + len(self.config.reward_funcs))
         if self.config.environment:
             rewards[ENVIRONMENT_REWARD] = sum(self.turn_rewards.values()) if self.turn_rewards else None
         try:
@@ -165,7 +165,7 @@ class EnvironmentPlayer:
         self.process = await self.nursery.fork(self.kind, seed=self.asked.environment_seed, log_file=self.log_file)
 
     async def _call(self, name: str, *, calls: int = 1, **arguments: Any) -> Any:
-        """Raises CallFailedError, EpisodeProcessError. `calls`: how many a step may make, one after the other."""
+        """Raises CallFailedError, EpisodeProcessError. `calls`: how many it may make, one after the other."""
         if self.process is None:
             raise RuntimeError("the process has not been forked")
         limit_s = self.config.call_timeout_s
@@ -188,8 +188,8 @@ def _kind(config: EpisodesConfig, columns: Mapping[str, Any]) -> dict[str, Any]:
             )
         factory = factories[chosen]
     return {
-        "environment": config.environment, "factory": factory, "tools": list(config.tools),
-        "by_name": bool(factories) and by_name,
+        "environment": config.environment, "factory": factory, "by_name": bool(factories) and by_name,
+        "tools": list(config.tools), "rewards": list(config.reward_funcs),
     }  # fmt: skip
 
 

@@ -63,15 +63,16 @@ def main() -> None:
     Nursery(control, parts).run()
 
 
-def load(environments: list[str], factories: list[str], tools: list[str]) -> dict[str, Any]:
+def load(environments: list[str], factories: list[str], tools: list[str], rewards: list[str]) -> dict[str, Any]:
     """Import what the run file names. Raises UsageError for what is not there, or cannot play an episode."""
-    names = [*environments, *factories, *tools]
+    names = [*environments, *factories, *tools, *rewards]
     if not names:
         return {}
     import numpy as np  # so that each episode can seed it
 
     from ..extension import named
     from .messages import EnvironmentFault
+    from .reward_functions import problem_of
     from .tools import schema_of
 
     if factories:
@@ -82,6 +83,7 @@ def load(environments: list[str], factories: list[str], tools: list[str]) -> dic
         ("environment", environments, ("reset", "step")),
         ("environment_factory", factories, ("reset",)),
         ("tools", tools, ()),
+        ("reward_funcs", rewards, ()),
     ):
         for name in chosen:
             found: Any = named(name, {}, setting=f"episodes.{section}")
@@ -95,6 +97,9 @@ def load(environments: list[str], factories: list[str], tools: list[str]) -> dic
     except EnvironmentFault as error:
         hint = "a tool needs a type for each argument, and a docstring with a line for each under Args:"
         raise UsageError(f"episodes.tools: {error}", hint=hint) from error
+    for name in rewards:
+        if (problem := problem_of(parts[name])) is not None:
+            raise UsageError(f"episodes.reward_funcs: {name} {problem}")
     return parts
 
 

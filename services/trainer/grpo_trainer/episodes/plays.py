@@ -36,16 +36,6 @@ class Play(Protocol):
     def close(self, timeout_s: float) -> None: ...
 
 
-def play_of(kind: dict[str, Any], parts: dict[str, Any]) -> Play:
-    """`kind`: `{"environment": name or null, "factory": name or null, "tools": [name, …]}`, names of `parts`."""
-    tools = [parts[name] for name in kind["tools"]]
-    if kind["environment"] is not None:
-        return Environment(parts[kind["environment"]], tools)
-    if kind["factory"] is not None:
-        return TrlClass(parts[kind["factory"]], tools, drops_environment=kind["by_name"])
-    return Toolbox(tools)
-
-
 class Environment:
     """A user's class: `reset(row, seed) → messages`, `step(message) → (messages, reward, done)`, `close()`."""
 
@@ -104,13 +94,14 @@ class Toolbox:
 
 class TrlClass(Toolbox):
     """As TRL 1.16 calls such a class: the whole row into `reset`, and the text that returns behind the last message;
-    its public methods are tools; `get_reward` once, under the class's name.
+    its public methods are tools; `get_reward` once, under the class's name, or that of a function that makes one.
 
     `drops_environment`: the class was chosen by the row's `environment`, which TRL keeps to itself.
     """
 
-    def __init__(self, made_by: Any, tools: list[Any], *, drops_environment: bool):
-        self.made_by, self.functions, self.drops_environment = made_by, tools, drops_environment
+    def __init__(self, name: str, made_by: Any, tools: list[Any], *, drops_environment: bool):
+        self.name, self.made_by, self.functions = name, made_by, tools
+        self.drops_environment = drops_environment
         self.instance: Any = None
         super().__init__([])
 
@@ -134,7 +125,7 @@ class TrlClass(Toolbox):
         if not inspect.isfunction(getattr(type(self.instance), "get_reward", None)):
             return {}
         reward = call(self.instance.get_reward, timeout_s=timeout_s)
-        return {type(self.instance).__name__: number(reward, "get_reward", nan_is_none=True)}
+        return {self.name: number(reward, "get_reward", nan_is_none=True)}
 
 
 def _text(observation: Any) -> str:

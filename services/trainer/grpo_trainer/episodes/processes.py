@@ -137,7 +137,7 @@ class Nursery:
     """Starts processes of episodes. Use it as an asynchronous context manager, in one event loop.
 
     Args:
-        environments, factories, tools: what to import, each FILE.py:NAME.
+        environments, factories, tools, rewards: what to import, each FILE.py:NAME.
         startup_timeout_s: limit for the imports.
     """
 
@@ -147,9 +147,13 @@ class Nursery:
         environments: Sequence[str] = (),
         factories: Sequence[str] = (),
         tools: Sequence[str] = (),
+        rewards: Sequence[str] = (),
         startup_timeout_s: float = 300.0,
     ):
-        self.asked = {"environments": list(environments), "factories": list(factories), "tools": list(tools)}
+        self.asked = {
+            "environments": list(environments), "factories": list(factories),
+            "tools": list(tools), "rewards": list(rewards),
+        }  # fmt: skip
         self.startup_timeout_s = startup_timeout_s
         self._numbers = itertools.count()
         self._living: dict[int, EpisodeProcess] = {}

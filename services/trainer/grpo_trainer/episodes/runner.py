@@ -39,6 +39,7 @@ class EpisodeRunner:
             environments=[config.environment] if config.environment else [],
             factories=list(dict.fromkeys(config.factories.values())),
             tools=config.tools,
+            rewards=config.reward_funcs,
             startup_timeout_s=config.startup_timeout_s,
         )
 

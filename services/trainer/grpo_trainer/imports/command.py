@@ -103,7 +103,7 @@ def _read_python(command: Command) -> tuple[Command, TrlScript]:
     behind = Options(TRL)
     behind.add_words(command.words[at + 1 :])
     flags = {name: values[-1] for name, values in behind.given.items() if values}
-    said = read_trl_script(Path(command.words[at]), flags)
+    said = read_trl_script(Path(command.words[at]), flags, command.variables)
     if not said.own_flags:
         return command, said
     said.remarks += behind.remarks

@@ -10,7 +10,7 @@ import math
 import operator
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,9 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
 }
+_OF_TEXTS = ("split", "rsplit", "replace", "strip", "lower", "upper")
+_TYPES: dict[str, Callable[[Any], Any]] = {"int": int, "float": float, "str": str}
+_ENVIRONMENT = ("os.environ.get", "os.getenv", "environ.get", "getenv")
 _CHANGES = ("append", "extend", "insert", "update", "pop", "remove", "setdefault", "clear")
 _HARMLESS_MAGIC = ("%%capture", "%%time", "%%timeit")
 _MAGIC = re.compile(r"^([ \t]*)[!%](?:.*\\\n)*.*$", re.MULTILINE)
@@ -79,6 +82,10 @@ class PythonSource:
         """Names of what a parser of arguments has returned."""
         self.bases: dict[str, list[str]] = {}
         """Class of the script → what it is derived of."""
+        self.environment: Mapping[str, str] = {}
+        """Environment variables that are known; the script's defaults stand for the others."""
+        self.variables: set[str] = set()
+        """Environment variables that were read."""
         self._on_the_way: list[str] = []
         """The names on the way to a value, of which none is its own."""
         in_classes = {id(part) for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for part in node.body}
@@ -92,6 +99,8 @@ class PythonSource:
         """Functions whose name no other has, wherever they are."""
         self.importable = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
         """Functions of the module, which another file can import."""
+        self.classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+        """Classes of the module, likewise."""
 
     def bound(self, name: str) -> list[ast.expr | None]:
         """Return what a name, or `name.attribute`, is bound to, in the order of the text; None for what is not known.
@@ -140,6 +149,15 @@ class PythonSource:
                 return -self._number(node.operand)
             case ast.BinOp():
                 return self._computed(node)
+            case ast.BoolOp(op=ast.Or()):
+                found = [self.value(part) for part in node.values]
+                return next((value for value in found if value), found[-1])
+            case ast.IfExp():
+                return self.value(node.body if self._is_true(node.test) else node.orelse)
+            case ast.Call(keywords=[]):
+                return self._returned(node)
+            case ast.Subscript():
+                return self._part(self.value(node.value), self.value(node.slice))
             case ast.Attribute(value=ast.Name(id="torch")):
                 return node.attr
             case ast.Attribute(value=ast.Name(id=name)) if name in self.parsed and node.attr in self.flags:
@@ -230,6 +248,8 @@ class PythonSource:
             self._bound[ast.unparse(target)].append((target.lineno, value))
             if isinstance(value, ast.Call) and called(value).startswith("parse_"):
                 self.parsed.add(ast.unparse(target))
+        elif isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
+            self._bound[target.value.id].append((target.lineno, None))  # settings["beta"] = …
         elif isinstance(target, ast.Tuple | ast.List):
             parts = value.elts if isinstance(value, ast.Tuple | ast.List) else []
             is_parted = len(parts) == len(target.elts) and not any(isinstance(one, ast.Starred) for one in target.elts)
@@ -250,6 +270,39 @@ class PythonSource:
         if any(other != first for other in others):
             raise UnknownValueError
         return first
+
+    def _is_true(self, test: ast.expr) -> bool:
+        match test:
+            case ast.Compare(ops=[ast.Eq() | ast.Is()], comparators=[other]):
+                return bool(self.value(test.left) == self.value(other))
+            case ast.Compare(ops=[ast.NotEq() | ast.IsNot()], comparators=[other]):
+                return bool(self.value(test.left) != self.value(other))
+            case ast.UnaryOp(op=ast.Not()):
+                return not self._is_true(test.operand)
+        return bool(self.value(test))
+
+    def _returned(self, call: ast.Call) -> Any:
+        """Return what a few calls return: of the types of numbers and texts, of texts, of environment variables."""
+        try:
+            if (word := ast.unparse(call.func)) in _ENVIRONMENT:
+                name, default = map(self.value, call.args)
+                self.variables.add(str(name))
+                return self.environment.get(str(name), default)
+            if word in _TYPES and len(call.args) == 1:
+                return _TYPES[word](self.value(call.args[0]))
+            if isinstance(call.func, ast.Attribute) and call.func.attr in _OF_TEXTS:
+                text = self.value(call.func.value)
+                return getattr(str(text), call.func.attr)(*map(self.value, call.args))
+        except (TypeError, ValueError) as error:
+            raise UnknownValueError from error
+        raise UnknownValueError
+
+    @staticmethod
+    def _part(whole: Any, place: Any) -> Any:
+        try:
+            return whole[place]
+        except (TypeError, LookupError) as error:
+            raise UnknownValueError from error
 
     def _number(self, node: ast.expr) -> Any:
         value = self.value(node)

@@ -65,8 +65,27 @@ def _take_config(reader: Reader, name: str, call: ast.Call) -> None:
         reader.found.remark(f"{name} is made in several places: what line {call.lineno} says is read")
     for option, value in keywords(call, "output_dir").items():
         reader.set(option, value, f"GRPOConfig({option}=…) is")
-    if any(given.arg is None for given in call.keywords):
-        reader.found.remark("GRPOConfig gets more by **, which is not read")
+    for more in (given.value for given in call.keywords if given.arg is None):
+        _take_more(reader, more)
+
+
+def _take_more(reader: Reader, more: ast.expr) -> None:
+    """Set the options of `GRPOConfig(**more)`, where that is a dictionary, or a name of one."""
+    bound = reader.source.bound(more.id) if isinstance(more, ast.Name) else [more]
+    made = [one for one in bound if isinstance(one, ast.Dict) or (isinstance(one, ast.Call) and called(one) == "dict")]
+    if len(made) != 1:
+        reader.found.remark(f"GRPOConfig gets more by **{short(more)}, which is not read")
+        return
+    (first,) = made
+    if isinstance(first, ast.Dict):
+        pairs = zip(first.keys, first.values, strict=True)
+        given = {str(key.value): value for key, value in pairs if isinstance(key, ast.Constant)}
+    else:
+        given = keywords(first)
+    for option, value in given.items():
+        reader.set(option, value, f"GRPOConfig({option}=…) is")
+    if len(bound) > 1 or None in bound:
+        reader.found.remark(f"{short(more)} is changed before GRPOConfig gets it: line {first.lineno} is read")
 
 
 def read_model(reader: Reader) -> None:

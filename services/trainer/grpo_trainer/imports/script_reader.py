@@ -11,8 +11,6 @@ from .python_source import PythonSource, UnknownValueError, called, keywords
 TRAINER = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset", "processing_class")
 """The positions of `GRPOTrainer`."""
 _IN_ITS_PLACE = {
-    "tools": "name the functions in episodes.tools, FILE.py:NAME each (docs/episodes.md)",
-    "environment_factory": "name the class in episodes.environment_factory, FILE.py:NAME (docs/episodes.md)",
     "rollout_func": "episodes play what is not one answer to one prompt (docs/episodes.md)",
     "callbacks": "hooks of your own are `callbacks`, FILE.py:NAME each",
     "optimizers": "the optimizer is AdamW, with the settings of `optimizer`",
@@ -30,7 +28,11 @@ class TrlScript:
     """Option → value, as in TRL's YAML file."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings of ours that no option of TRL is."""
+    episodes: dict[str, Any] = field(default_factory=dict)
+    """Of the section `episodes`; empty where the policy answers once."""
     remarks: list[str] = field(default_factory=list)
+    variables: set[str] = field(default_factory=set)
+    """Environment variables that it reads."""
     own_flags: set[str] = field(default_factory=set)
     """Options on the command line that are the script's own."""
 
@@ -42,6 +44,8 @@ class TrlScript:
 class Reader:
     def __init__(self, source: PythonSource, path: Path, trainer: ast.Call, flags: Mapping[str, str]):
         self.source, self.path, self.trainer, self.found = source, path, trainer, TrlScript()
+        self.script = path.with_suffix(".py")
+        """The file that has to be imported: a notebook's code is to be written there."""
         self.given = keywords(trainer, *TRAINER)
         source.ends_at = trainer.lineno
         for name in source.flags.keys() & flags.keys():
@@ -74,6 +78,43 @@ class Reader:
         """Return whether the command line says a value: of a part of what TRL's parser returns."""
         names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
         return self.parses and bool(names & self.source.parsed)
+
+    def file_of(self, module: str) -> Path | None:
+        """Return the file of a module that lies here, or beside the script."""
+        file = Path(f"{module.replace('.', '/')}.py")
+        return next((found for found in (file, self.path.parent / file) if found.is_file()), None)
+
+    def single(self, node: ast.expr) -> ast.expr:
+        """Return what a name is bound to, where that is one thing; else the expression itself."""
+        bound = self.source.bound(node.id) if isinstance(node, ast.Name) else []
+        return bound[0] if len(bound) == 1 and bound[0] is not None else node
+
+    def elements(self, node: ast.expr, what: str) -> list[ast.expr]:
+        """Return the elements of a list, also behind a name; of one that is made in several places none."""
+        if isinstance(node, ast.Name) and self.single(node) is node and self.source.bound(node.id):
+            self.found.remark(f"{what} is {node.id}, which the script makes in several places: name them")
+            return []
+        node = self.single(node)
+        return node.elts if isinstance(node, ast.List | ast.Tuple) else [] if is_none(node) else [node]
+
+    def say_where(self, own: list[str], who: str) -> None:
+        """Say what to do about functions of a file that `who` cannot import, or that would train there."""
+        names = ", ".join(name.rpartition(":")[2] for name in own if name.startswith(f"{self.script}:"))
+        if not names:
+            return
+        if self.path.suffix != ".py":
+            self.found.remark(f"write {names} into {self.script}, for {who}")
+        elif any(self.trainer in ast.walk(part) for part in self.source.tree.body if self.runs_at_import(part)):
+            self.found.remark(
+                f"{who} imports {self.script}, which would train there: put {names} into a file of their own, or the "
+                'training under `if __name__ == "__main__":`'
+            )
+
+    @staticmethod
+    def runs_at_import(part: ast.stmt) -> bool:
+        if isinstance(part, ast.If) and "__name__" in ast.unparse(part.test):
+            return False
+        return not isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
 
     def first(self, node: ast.expr | None, *names: str) -> ast.Call | None:
         return next(iter(self.source.calls_behind(node, *names)), None) if node is not None else None

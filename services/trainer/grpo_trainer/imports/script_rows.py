@@ -9,8 +9,8 @@ from .script_reader import Reader, is_none, short
 
 _LOADS = ("load_dataset", "load_from_disk")
 _MAKES = ("map", "filter", "select", "take", "skip", "shard", "sort", "train_test_split", "rename_column",
-          "rename_columns", "concatenate_datasets", "interleave_datasets", "from_list", "from_dict", "from_pandas",
-          "from_generator", "to_iterable_dataset")  # fmt: skip
+          "rename_columns", "concatenate_datasets", "interleave_datasets", "to_iterable_dataset",
+          "from_list", "from_dict", "from_pandas", "from_generator")  # fmt: skip
 """Calls after which the rows are others."""
 _STAND_IN = "rows.jsonl"
 _REMEDY = "make the prompt by data.prompt_template, or by a recipe of your own (docs/trainer.md)"
@@ -26,13 +26,17 @@ def read_rows(reader: Reader) -> None:
             found.options["dataset_train_split"] = split
     elif not reader.parses:
         found.options["dataset_name"] = _STAND_IN
-        found.remark(f"the rows are the script's own: write them into {_STAND_IN}, or name them in data.dataset")
-    if train is not None:
+        found.remark(
+            f"the rows are the script's own: write them into {_STAND_IN}, by .to_json({_STAND_IN!r}) of its dataset"
+            if train is not None
+            else "GRPOTrainer gets no train_dataset: write episodes.num_tasks in place of data.dataset"
+        )
+    if loaded is not None and train is not None:
         for call in reader.source.calls_behind(train, *_MAKES):
             if called(call) != "map" or not _is_prompt(reader, call):
                 what = f"{called(call)}({short(call.args[0]) if call.args else ''})"
                 found.remark(f"the script changes its rows, by {what} in line {call.lineno}: {_REMEDY}")
-    if held_out is None or is_none(held_out):
+    if held_out is None or is_none(reader.single(held_out)):
         return
     other = None if isinstance(held_out, ast.Dict) else _loaded(reader, held_out)
     if other is None:

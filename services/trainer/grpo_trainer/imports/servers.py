@@ -4,6 +4,7 @@ Three ways to sample are told apart: a server that the command names (`server`),
 leaves free (`own_gpu`, ms-swift 3), and the trainer's own GPUs (`shared`: colocate, and sampling in the trainer).
 """
 
+import re
 import shlex
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
@@ -21,6 +22,12 @@ SHARED_MEMORY = "0.3"
 FIRST_PORT = 8000
 _ALL_INTERFACES = ("0.0.0.0", "::")  # noqa: S104
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_TOOL_PARSERS = {
+    "hermes": r"qwen2\.5(?!-coder)|qwen3-[\d.]+b|qwq|hermes",
+    "llama3_json": r"llama-?3",
+    "mistral": r"mistral",
+}
+"""vLLM's parser → the names of the models that write calls so."""
 _MEMORY, _PARALLEL, _LENGTH = "--gpu-memory-utilization", "--tensor-parallel-size", "--max-model-len"
 
 
@@ -123,9 +130,10 @@ def set_servers(
 
 
 def set_reward_server(run: RunFile, arguments: Sequence[str]) -> None:
-    """Add the plugins and the model of the rewards to the reward server's line."""
+    """Add the plugins and the model of the rewards to the reward server's line, which a run without any has not."""
     before, line = _reward_line(run, []), _reward_line(run, arguments)
-    run.starts = [line if start == before else start for start in run.starts]
+    wanted = [line] if run.value("reward.reward_funcs") else []
+    run.starts = [new for start in run.starts for new in (wanted if start == before else [start])]
 
 
 def set_teacher_server(run: RunFile, teacher: str, shown: str) -> None:
@@ -191,7 +199,18 @@ def _flags_of(run: RunFile) -> dict[str, str]:
         flags["--enable-lora"] = ""
         flags["--max-lora-rank"] = str(served_rank(run.value("model.lora.r")))
         flags["--max-loras"] = str(run.value("algorithm.max_staleness") + 2)
+    if "episodes.tools" in run.entries or "episodes.environment_factory" in run.entries:
+        flags |= {"--enable-auto-tool-choice": "", "--tool-call-parser": _tool_parser(run)}
     return flags
+
+
+def _tool_parser(run: RunFile) -> str:
+    name = str(run.value("model.name_or_path"))
+    for parser, pattern in _TOOL_PARSERS.items():
+        if re.search(pattern, name, re.IGNORECASE):
+            return parser
+    run.differs.append("--tool-call-parser NAME: give vLLM's parser of the model's family")
+    return "NAME"
 
 
 def _share_memory(run: RunFile, flags: dict[str, str], sampling: Sampling) -> None:

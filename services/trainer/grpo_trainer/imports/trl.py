@@ -16,6 +16,7 @@ from .options import Options, truth_of
 from .quantized import set_quantized
 from .rewards import Found, OurReward, add_plugin, set_rewards
 from .run_file import RunFile, checked
+from .script_episodes import set_episodes
 from .script_reader import TrlScript
 from .servers import Sampling, on_its_own_gpu, reachable, replicate, server_flags, set_reward_server, set_servers
 from .values import target_modules
@@ -92,6 +93,7 @@ def import_trl(
     if said and evaluates:
         for setting, value in said.settings.items():
             run.set(setting, value, "what the script says")
+    set_episodes(said or TrlScript(), options, run)
     training.set_steps(options, run, batch, evaluates=evaluates, eval_steps=int(steps or 10))
     training.set_schedule(options, run)
     training.set_best(options, run, evaluates=evaluates)
@@ -102,7 +104,9 @@ def import_trl(
     set_reward_server(run, arguments)
     for read_options in (options, launcher):
         report_rest(run, read_options)
-    report_variables(run, variables, {"CUDA_VISIBLE_DEVICES", "WANDB_PROJECT"} | expanded)
+    report_variables(
+        run, variables, {"CUDA_VISIBLE_DEVICES", "WANDB_PROJECT"} | expanded | (said.variables if said else set())
+    )
     return run
 
 
@@ -290,7 +294,9 @@ def _set_rewards(options: Options, run: RunFile, *, default: Sequence[str]) -> l
     report_parameters(options, found, run)
     names = ("reward_model_name_or_path", "reward_funcs")
     shown = "; ".join(options.shown(name) for name in names if options.has(name)) or "what open-r1's script pays"
-    if not found.funcs:
+    if not found.funcs and "episodes.environment_factory" in run.entries:
+        shown = "the environment pays"
+    elif not found.funcs:
         raise UsageError(
             "no reward is named: --reward_funcs and --reward_model_name_or_path are missing",
             hint="where a script of yours has the functions, name them as module.function in --reward_funcs",

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ..errors import UsageError
 from .python_source import SUFFIXES, python_source
+from .script_episodes import read_episodes
 from .script_model import read_adapter, read_config, read_model
 from .script_reader import Reader, TrlScript
 from .script_rewards import read_rewards
@@ -21,8 +22,9 @@ def calls_grpo_trainer(path: Path) -> bool:
         return False
 
 
-def read_trl_script(path: Path, flags: Mapping[str, str]) -> TrlScript:
-    """Read what `GRPOTrainer` and `GRPOConfig` are given. `flags` are the words behind the script, by their option.
+def read_trl_script(path: Path, flags: Mapping[str, str], variables: Mapping[str, str]) -> TrlScript:
+    """Read what `GRPOTrainer` and `GRPOConfig` are given. `flags` are the words behind the script, by their option,
+    `variables` those of its environment that stand before it.
 
     Raises UsageError for no trainer and for several.
     """
@@ -33,7 +35,11 @@ def read_trl_script(path: Path, flags: Mapping[str, str]) -> TrlScript:
             f"{path} makes {len(trainers) or 'no'} GRPOTrainer, and a run file is one run",
             hint="give the script that makes one, or the options of `trl grpo`",
         )
+    source.environment = variables
     reader = Reader(source, path, trainers[0], flags)
-    for read in (read_config, read_model, read_adapter, read_rows, read_rewards):
+    for read in (read_config, read_model, read_adapter, read_rows, read_episodes, read_rewards):
         read(reader)
+    reader.found.variables = source.variables
+    if unset := sorted(source.variables - variables.keys()):
+        reader.found.remark(f"the script reads {', '.join(unset)} of the environment: its defaults stand here")
     return reader.found

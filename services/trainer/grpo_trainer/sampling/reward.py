@@ -80,12 +80,15 @@ class RewardStage:
         code: RewardCode | None = None,
         own_rewards: OwnRewards = MappingProxyType({}),
         brought: Mapping[str, float] = MappingProxyType({}),
+        optional: frozenset[str] = frozenset(),
     ):
-        """`brought`: weights of the rewards that episodes bring themselves; they enter every total."""
+        """`brought`: weights of the rewards that episodes bring themselves; they enter every total. `optional`: of
+        these, those that an episode with another reward need not bring."""
         self.client, self.config = client, config
         self.code = code or RewardCode(accept=config.accept_changed_code)
         self.specs = reward_specs(config, config.weights)
         self.brought = [RewardSpec(name=name, weight=weight) for name, weight in brought.items()]
+        self._optional = optional
         self._decides_accuracy = config.accuracy_reward or next(iter([*brought, *config.names]), "")
         self.known: dict[str, RewardDescription] = {}
         self._own_specs = {name: reward_specs(config, weights) for name, weights in own_rewards.items()}
@@ -220,8 +223,11 @@ class RewardStage:
         total: float | None = None,
     ) -> None:
         """Put the scores of the reward server, and their `total`, beside what the episode has brought."""
-        lacking = {spec.name: NOT_BROUGHT for spec in self.brought if spec.name not in episode.rewards}
-        specs = [*self.brought, *specs]
+        brings_another = bool(specs) or any(spec.name in episode.rewards for spec in self.brought)
+        needless = self._optional - episode.rewards.keys() if brings_another else frozenset()
+        brought = [spec for spec in self.brought if spec.name not in needless]
+        lacking = {spec.name: NOT_BROUGHT for spec in brought if spec.name not in episode.rewards}
+        specs = [*brought, *specs]
         episode.rewards = {**episode.rewards, **lacking, **scores}
         episode.total = total_score(specs, episode.rewards) if self.brought else total
         decides = self._decides_accuracy

@@ -1,0 +1,71 @@
+"""Pay an episode by functions written for TRL's `reward_funcs` that read its `environments`.
+
+Such a function has to run where the environment is: in the process of its episode, once, at the end. It gets what its
+signature takes of `prompts`, `completions` (all messages behind the prompt), `environments`, and the row's columns.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .messages import EnvironmentFault
+from .plays import Environment, Message, TrlClass, number
+from .time_limit import call
+
+RewardFunction = Callable[..., Any]
+UNKNOWN = ("completion_ids", "trainer_state", "log_extra", "log_metric")
+"""What TRL passes and an episode's process does not know."""
+
+
+class PaidByFunctions:
+    """Play as `play` does, and add the rewards of `functions`, by name, when it is finished."""
+
+    def __init__(self, play: Environment | TrlClass, functions: Mapping[str, RewardFunction]):
+        self.play, self.functions = play, functions
+        self.columns: dict[str, Any] = {}
+        self.prompt: list[Message] = []
+        self.completion: list[Message] = []
+
+    def reset(self, *, row: dict[str, Any], prompt: str | list[Message], seed: int, timeout_s: float) -> dict[str, Any]:
+        self.columns = row
+        found = self.play.reset(row=row, prompt=prompt, seed=seed, timeout_s=timeout_s)
+        self.prompt = list(found["messages"])
+        return found
+
+    def step(self, *, message: Message, timeout_s: float, budget_s: float) -> dict[str, Any]:
+        found = self.play.step(message=message, timeout_s=timeout_s, budget_s=budget_s)
+        self.completion += [message, *found["messages"]]
+        return found
+
+    def finish(self, *, timeout_s: float) -> dict[str, float | None]:
+        rewards = self.play.finish(timeout_s=timeout_s)
+        given = {name: [value] for name, value in self.columns.items() if name not in ("prompt", "completion")}
+        given |= {"prompts": [self.prompt], "completions": [self.completion], "environments": [self.play.instance]}
+        for name, function in self.functions.items():
+            found = call(function, timeout_s=timeout_s, **_taken(function, given))
+            rewards[name] = _only(found, name)
+        return rewards
+
+    def close(self, timeout_s: float) -> None:
+        self.play.close(timeout_s)
+
+
+def problem_of(function: RewardFunction) -> str | None:
+    """Return why a function cannot pay an episode, or None."""
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name in UNKNOWN and parameter.default is parameter.empty:
+            return f"takes {name}, which the process of an episode does not know: give it a default"
+    return None
+
+
+def _taken(function: RewardFunction, given: Mapping[str, Any]) -> dict[str, Any]:
+    parameters = inspect.signature(function).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return dict(given)
+    return {name: value for name, value in given.items() if name in parameters}
+
+
+def _only(found: Any, name: str) -> float | None:
+    if isinstance(found, str | bytes | Mapping) or not hasattr(found, "__len__") or len(found) != 1:
+        raise EnvironmentFault(f"{name} returned {found!r:.100}, not a list of one reward: it gets one episode")
+    return number(found[0], name, nan_is_none=True)
