@@ -75,6 +75,19 @@ class TestTrl:
         samples = [sample("x", prompt=messages[:1]) | {"messages": messages}, sample("x", prompt="x")]
         assert [outcome["score"] for outcome in scored(loaded(plugin)["turns"], samples)] == [103.0, 0.0]
 
+    def test_the_calls_of_an_episode_have_objects_for_arguments_as_in_trl(self, tmp_path):
+        plugin = tmp_path / "calls.py"
+        plugin.write_text(
+            "def calls(completions):\n"
+            "    made = [message['tool_calls'][0]['function'] for (message,) in completions]\n"
+            "    return [call['arguments']['a'] if isinstance(call['arguments'], dict) else -1 for call in made]\n"
+        )
+        texts = ('{"a": 7}', '{"a": ', "[7]")
+        calls = [[{"id": "1", "type": "function", "function": {"name": "f", "arguments": text}}] for text in texts]
+        messages = [[{"role": "user"}, {"role": "assistant", "content": "", "tool_calls": made}] for made in calls]
+        samples = [sample("x", prompt=said[:1]) | {"messages": said} for said in messages]
+        assert [outcome["score"] for outcome in scored(loaded(plugin)["calls"], samples)] == [7.0, -1.0, -1.0]
+
     def test_a_column_may_be_called_like_a_field_of_ours(self, tmp_path):
         plugin = tmp_path / "truncated_column.py"
         plugin.write_text(

@@ -1,9 +1,11 @@
-"""Importing a command as its user does."""
+"""Importing a command as its user does, and files of a user's own as a new process does."""
 
+import sys
 from typing import Any
 
 import pytest
 
+from grpo_trainer import extension
 from grpo_trainer.__main__ import main
 from grpo_trainer.config.run_config import RunConfig
 
@@ -23,6 +25,13 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
     out, err = capsys.readouterr()
     assert not out
     return err
+
+
+def as_in_a_new_process(*names: str) -> None:
+    """Forget the modules `names` of a user's own."""
+    extension.module_of.cache_clear()
+    for name in names:
+        sys.modules.pop(name, None)
 
 
 def setting(run: RunConfig, name: str) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.trainer.importing import as_in_a_new_process
 
 from grpo_trainer import extension
 from grpo_trainer.callbacks import Callbacks, load_callbacks
@@ -49,7 +50,7 @@ class Leaves:
 def attending(
     folder: Path, *names: str, code: str = OWN, step: int = 0, params: Mapping[str, Mapping[str, Any]] | None = None
 ) -> Callbacks:
-    extension.module_of.cache_clear()  # as in a process of its own
+    as_in_a_new_process("own")
     (folder / "own.py").write_text(code)
     return Callbacks(load_callbacks([f"{folder}/own.py:{name}" for name in names], params or {}), step=step)
 

@@ -1,7 +1,10 @@
 """Tables of the algorithm, and a user's own entries by file and name."""
 
+import json
 import re
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -43,6 +46,19 @@ def test_a_file_that_hangs_at_its_import_is_named(
         named(f"{tmp_path}/{name}.py:loss", {}, setting="algorithm.loss")
     told = [record.getMessage() for record in caplog.records]
     assert told == [f"importing {tmp_path}/slow.py for 0.2 s; its code runs or waits"]
+
+
+def test_files_that_import_each_other_stay_one_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "neighbour_of_pay.py").write_text("class Game: ...\ndef check(): ...")
+    (tmp_path / "pay_by_game.py").write_text(
+        "from neighbour_of_pay import Game\ndef pay(game): return isinstance(game, Game)"
+    )
+    (tmp_path / "json.py").write_text("def pay(): return 'mine'")
+    game: Any = named(f"{tmp_path}/neighbour_of_pay.py:Game", {}, setting="episodes.environment_factory")
+    assert named(f"{tmp_path}/pay_by_game.py:pay", {}, setting="episodes.reward_funcs")(game())
+    assert named(f"{tmp_path}/json.py:pay", {}, setting="episodes.reward_funcs")() == "mine"
+    assert json.loads("1") == 1
 
 
 def test_an_unknown_name_lists_those_that_are_known():

@@ -1,10 +1,11 @@
 """A script that gives GRPOTrainer tools or environments: what plays its episodes, and what pays them."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
-from tests.trainer.importing import imported, setting
+from tests.trainer.importing import imported, refused, setting
 
 from grpo_trainer.config.run_config import RunConfig
 
@@ -119,6 +120,56 @@ def test_an_environment_that_pays_alone_needs_no_reward_server(folder: Path, cap
     assert setting(run, "reward.reward_funcs") == []
     assert "grpo-reward" not in content
     assert "environment_factory of GRPOTrainer has make(1): give it a name in a file" in remarks
+
+
+@pytest.mark.parametrize(
+    ("change", "episodes", "named"),
+    [
+        # Weights stay with their rewards.
+        (("[won, polite, tidy]", "[*OWN, tidy]"), {"reward_weights": {"won": 1.0, "tidy": 0.25}}, ""),
+        (("[won, polite, tidy]", "[*others, tidy]"), {"reward_funcs": ["train.py:tidy"]},
+         "reward_weights are not as many as the rewards that are read"),
+        # A name that means two things means none.
+        (("[won, polite", "[kind, polite"), {"reward_funcs": ["train.py:tidy"]}, "reward kind is no function"),
+        (("=Game,", '={NAME: Game, 1: Game, "b": Game},'),
+         {"environment_factory": {"a": "train.py:Game", "b": "train.py:Game"}},
+         "environment_factory has 1, which is no text"),
+        # What another function hands on.
+        (("[won, polite", "[handed_on, polite"), {"reward_funcs": ["train.py:tidy"]},
+         "handed_on passes its kwargs on: where they are read for environments, it belongs into episodes.reward_funcs"),
+        (("[won, polite", "[partial(won, k=2), polite"), {"reward_funcs": ["train.py:won", "train.py:tidy"]},
+         "reward partial(won, k=2): episodes.reward_funcs have no arguments"),
+        # What only the start of the script does.
+        (("    Game.url", "    global URL\n    URL = Game.url"), {}, "URL is set in line"),
+        (('if __name__ == "__main__":\n    main()', "main()"), {},
+         "the trainer imports train.py, which would train there: put Game into a file of their own"),
+    ],
+)  # fmt: skip
+def test_what_is_read_of_an_environment_and_its_rewards(
+    change: tuple[str, str], episodes: dict[str, Any], named: str, folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    more = (
+        "from functools import partial\nfrom trl.a import kind\nkind = partial(kind)\nNAME = 'a'\n"
+        "def handed_on(completions, **kwargs):\n    return won(**kwargs)\n"
+    )
+    script = ENVIRONMENT.replace("\n\n\ndef main", "\n\n\nOWN = [won, polite]\n\n\ndef main")
+    assert change[0] in script
+    (folder / "train.py").write_text(more + script.replace('return "moved"', "return URL").replace(*change))
+    content, remarks = imported(capsys, "train.py")
+    found = yaml.safe_load(content)["episodes"]
+    assert {name: found[name] for name in episodes} == episodes
+    assert named in remarks
+
+
+def test_what_nobody_pays_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]):
+    script = ENVIRONMENT.replace("[won, polite, tidy]", "[make(1)]")
+    (folder / "train.py").write_text(script)
+    assert "no reward is named" in refused(capsys, "import-trl", "train.py")
+    (folder / "train.py").write_text(
+        script.replace("    def move(", "    def get_reward(self):\n        return 1.0\n\n    def move(")
+    )
+    content, _ = imported(capsys, "train.py")
+    assert "reward_funcs: []  # what plays the episodes pays" in content
 
 
 def test_what_another_file_has_is_found_beside_the_script(folder: Path, capsys: pytest.CaptureFixture[str]):

@@ -206,6 +206,23 @@ LOAD = "from_pretrained('m', {})\nGRPOTrainer(model=model, train_dataset=load_da
          {"algorithm.beta": 0.5}, "GRPOConfig(epsilon=…) is f(): the script computes it"),
         ("args = GRPOConfig(**make())\n" + REST, {}, "GRPOConfig gets more by **make(), which is not read"),
         ("args = GRPOConfig(beta=..., run_name=b'x', max_steps=9 ** 2)\n" + REST, {}, "GRPOConfig(run_name=…) is b'x'"),
+        ("args = GRPOConfig(num_generations=8)\nargs.num_generations *= 2\n" + REST,
+         {}, "args.num_generations is: the script computes it"),
+        ("args = GRPOConfig()\nif DEBUG:\n  args.max_steps = 10\n" + REST,
+         {"max_steps": 10}, "args.max_steps is 10 under a condition: it counts here"),
+        ("args = GRPOConfig(beta=0.5)\nargs = replace(args, beta=0.25)\n" + REST,
+         {"algorithm.beta": 0.5}, "args is replace(args, beta=0.25) at last: line 1 is read"),
+        ("os.environ['B'] = '0.9'\nargs = GRPOConfig(beta=float(os.environ.get('B', '0.5')))\n" + REST,
+         {}, "GRPOConfig(beta=…) is float(os.environ.get('B', '0.5')): the script computes it"),
+        ("args = GRPOConfig(**{**base, 'beta': 0.5, K: 4})\n" + REST,
+         {"algorithm.beta": 0.5}, "GRPOConfig gets more by base in line 1, which is not read"),
+        ("args = GRPOConfig(**dict(base, beta=0.5))\n" + REST,
+         {"algorithm.beta": 0.5}, "GRPOConfig gets more by base in line 1"),
+        ("more = {'beta': 0.5}\ndel more['beta']\nargs = GRPOConfig(**more)\n" + REST, {}, "more is changed before"),
+        ("more = {'beta': 0.5}\ndef go(**more):\n  args = GRPOConfig(**more)\n  " + REST, {}, "more is changed"),
+        ("args = GRPOConfig(max_steps=int(float('inf')))\n" + REST, {}, "GRPOConfig(max_steps=…) is int("),
+        ("s0 = 'ab'\n" + "".join(f"s{n + 1} = s{n} + s{n}\n" for n in range(40)) + "args = GRPOConfig(run_name=s40)\n"
+         + REST, {}, "GRPOConfig(run_name=…) is s40: the script computes it"),
         # The rows.
         ("data = load_dataset('a', split='cot')\ndata = load_dataset('b', 'en', split='train[:9]')\n"
          "data = data.shuffle()\nheld_out = load_dataset('c', split='test')\n" + ROWS,
@@ -284,3 +301,29 @@ def test_flags_of_the_script_are_read_from_the_command_line(folder: Path, capsys
     )
     assert "GRPOConfig(weight_decay=…) is other.lr: the script computes it" in said
     assert "no option of TRL" not in said
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "words", "found"),
+    [
+        ("'--small', action='store_true'", "0.1 if a.small else 0.5", (), 0.5),
+        ("'--small', action='store_true'", "0.1 if a.small else 0.5", ("--small",), 0.1),
+        ("'--large', dest='small', action='store_false'", "0.1 if a.small else 0.5", (), 0.1),
+        ("'--tag', type=str", "0.1 if a.tag == '7' else 0.5", ("--tag", "7"), 0.1),
+        ("'--tag'", "0.1 if a.tag is None else 0.5", (), 0.1),
+        ("'--tag', type=float, default='0.1'", "a.tag", (), 0.1),
+        ("'--tag', type=truth, default='false'", "0.1 if a.tag else 0.5", (), None),
+        ("'--tag', nargs='+', default=0.1", "a.tag", (), 0.1),
+        ("'--tag', nargs='+', default=0.1", "a.tag", ("--tag", "1", "2"), None),
+        ("'--tag', required=True", "0.1 if a.tag else 0.5", (), None),
+    ],
+)
+def test_a_flag_has_the_value_that_its_parser_gives_it(
+    flag: str, value: str, words: tuple[str, ...], found: float | None, folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    Path("train.py").write_text(
+        f"p = ArgumentParser()\np.add_argument({flag})\na = p.parse_args()\nargs = GRPOConfig(beta={value})\n{REST}"
+    )
+    text, said = imported(capsys, "train.py", "--num_processes", 1, *words)
+    assert yaml.safe_load(text)["algorithm"].get("beta") == found
+    assert ("the script computes it" in said) == (found is None)

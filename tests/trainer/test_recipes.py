@@ -8,8 +8,8 @@ import pytest
 import yaml
 from pydantic import ValidationError
 from tests.tiny_model import make_tokenizer
+from tests.trainer.importing import as_in_a_new_process
 
-from grpo_trainer import extension
 from grpo_trainer.cold_start.examples import load_examples
 from grpo_trainer.config.cold_start import ColdStartData
 from grpo_trainer.config.run_config import DataConfig
@@ -67,7 +67,7 @@ def dataset(folder: Path, *rows: dict[str, object]) -> str:
 def rows_of(folder: Path, code: str, *rows: dict[str, object], **settings: object) -> list[PromptRow]:
     """The rows as `make` in a file of `code` makes them; a run in `folder` keeps them."""
     (folder / "own.py").write_text(code)
-    extension.module_of.cache_clear()  # as in a process of its own
+    as_in_a_new_process("own")
     config = DataConfig(dataset=dataset(folder, *rows), recipe=f"{folder}/own.py:make", **settings)
     return list(load_prompt_rows(config, make_tokenizer(), folder=folder / "run"))
 
@@ -183,7 +183,7 @@ def test_another_recipe_file_makes_the_rows_again_and_the_same_one_does_not(tmp_
     assert kept.stat().st_ino == inode
     # Of another length: Python takes a file of the same size and second for the one that it has compiled.
     (tmp_path / "own.py").write_text(code.replace("first", "another"))
-    extension.module_of.cache_clear()
+    as_in_a_new_process("own")
     assert load_prompt_rows(config, make_tokenizer(), folder=tmp_path / "run")[0].prompt == "another"
 
 

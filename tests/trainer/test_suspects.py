@@ -47,8 +47,9 @@ class Servers:
         self.processes = [self.start(port) for port in self.ports]
         self.num_restarts = 0
         self.fleet = Fleet([f"http://127.0.0.1:{port}" for port in self.ports], min_replicas=1)
-        for replica in self.fleet.replicas:
-            replica.rollouts.probe_timeout_s = 0.3
+        if "freeze" in behaviour.values():  # the dead refuse at once; one that has just started may answer late
+            for replica in self.fleet.replicas:
+                replica.rollouts.probe_timeout_s = 0.3
         self.stage = SingleTurn(self.fleet, run_id="run", deadline_s=60, retry_for_s=20)
 
     def start(self, port: int) -> "subprocess.Popen[bytes]":

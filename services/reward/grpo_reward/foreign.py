@@ -6,12 +6,14 @@ Both score all samples of a request in one call. What their trainers pass is mad
 of it what its signature takes; a parameter without a default that is none of these is a column that samples must have.
 """
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from grpo_proto.code_hash import code_hash
+from grpo_proto.tool_arguments import parsed_arguments
 
 from .author import CONTEXT, Reward, params_model
 from .scorer import finished
@@ -132,8 +134,13 @@ def _reward(
 
 
 def _behind(prompt: Any, messages: list[Any]) -> list[Any]:
-    """The messages of an episode that are not of its prompt."""
-    return messages[len(prompt) :] if isinstance(prompt, list) else messages
+    """Return the messages of an episode that are not of its prompt, the arguments of calls as TRL has them."""
+    behind = copy.deepcopy(messages[len(prompt) :] if isinstance(prompt, list) else messages)
+    for message in behind:
+        for asked in message.get("tool_calls") or ():
+            if isinstance(function := asked.get("function"), dict):
+                function["arguments"] = parsed_arguments(function.get("arguments") or "{}")
+    return behind
 
 
 def _opening(prompt: Any) -> Sequence[Any]:

@@ -83,10 +83,15 @@ def _of_file(file: Path, function: str, setting: str) -> Any:
 def module_of(file: Path) -> ModuleType:
     """Import the file once: what it keeps between steps stays, and all that is named in it shares that.
 
+    Its neighbours can be imported, and import it by its plain name where no library has that: it stays one module.
     Logs a warning that names it when that takes longer than `SLOW_IMPORT_S`.
     """
-    unique = hashlib.sha256(str(file).encode()).hexdigest()[:8]
-    spec = importlib.util.spec_from_file_location(f"grpo_trainer_extension_{file.stem}_{unique}", file)
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))  # at the end: a neighbour must not stand in for a library
+    name = _plain_name(file)
+    if name == file.stem and name in sys.modules:
+        return sys.modules[name]  # a neighbour has imported it
+    spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise ImportError("it is no Python file")
     module = importlib.util.module_from_spec(spec)
@@ -97,6 +102,21 @@ def module_of(file: Path) -> ModuleType:
     late.start()
     try:
         spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[spec.name]
+        raise
     finally:
         late.cancel()
     return module
+
+
+def _plain_name(file: Path) -> str:
+    """Return the name by which other files import this one; one of its own, where that means something else."""
+    try:
+        spec = importlib.util.find_spec(file.stem) if file.stem.isidentifier() else None
+    except (ImportError, ValueError):
+        spec = None
+    if spec is not None and spec.origin is not None and Path(spec.origin).resolve() == file:
+        return file.stem
+    unique = hashlib.sha256(str(file).encode()).hexdigest()[:8]
+    return f"grpo_trainer_extension_{file.stem}_{unique}"

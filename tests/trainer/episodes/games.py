@@ -94,7 +94,10 @@ def num_tries(prompts, completions, environments, colour, **columns):
     assert prompt[-1]["content"].endswith("The code begins with 1.")
     assert colour == [door.row["colour"]]
     assert completion[-1]["content"].strip() == "It is open."
-    return [float(sum(message["role"] == "tool" and message["name"] == "enter" for message in completion))]
+    tries = [call["function"]["arguments"]["code"] for call in completion[0]["tool_calls"]]
+    answers = [message for message in completion if message["role"] == "tool" and message["name"] == "enter"]
+    assert len(tries) == len(answers)
+    return (float(len(answers)) for _ in environments)
 
 
 async def not_its_task(environments, completion_ids=None, **columns):

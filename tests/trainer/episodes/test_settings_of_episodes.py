@@ -70,6 +70,12 @@ def test_tasks_stand_in_for_a_dataset():
             {},
             "reward_funcs has the name f twice",
         ),
+        (
+            {"environment_factory": "a.py:Game", "reward_funcs": ["b.py:Game"]},
+            {},
+            "rewards has the name Game twice",
+        ),
+        ({"environment": "a.py:Game", "reward_funcs": ["b.py:environment"]}, {}, "rewards has the name environment"),
         ({"tools": ["a.py:f"], "reward_funcs": ["a.py:pay"]}, {}, "name them in reward.reward_funcs"),
         ({"agent": ["x"], "env": ["GRPO_API_TOKEN"]}, {}, "opens every server of the run"),
         ({"environment": "mine.py:Game", "env": ["HOME"]}, {}, "set agent, or leave env out"),

@@ -120,9 +120,12 @@ class EpisodesConfig(Section):
 
     @model_validator(mode="after")
     def _different_names(self) -> Self:
+        classes = {name.rpartition(":")[2] for name in self.factories.values()}
+        own = {ENVIRONMENT_REWARD} if self.environment else classes
         for setting, named, why in (
             ("tools", self.tools, "the policy could call one of them only"),
             ("reward_funcs", self.reward_funcs, "a weight could not tell them apart"),
+            ("rewards", [*self.reward_funcs, *own], "a function, a class or `environment` is to have another"),
         ):
             names = [name.rpartition(":")[2] for name in named]
             if twice := [name for name in names if names.count(name) > 1]:
@@ -171,7 +174,7 @@ class EpisodesConfig(Section):
 
     @property
     def optional_rewards(self) -> frozenset[str]:
-        """Those of classes for TRL: one that has no `get_reward`, or does not play the row, brings none."""
+        """Name the rewards of classes for TRL: one that has no `get_reward`, or does not play the row, brings none."""
         return frozenset(name.rpartition(":")[2] for name in self.factories.values()) - self.reward_weights.keys()
 
 

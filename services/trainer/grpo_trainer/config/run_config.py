@@ -319,7 +319,7 @@ class RunConfig(Section):
 
     @property
     def optional_rewards(self) -> frozenset[str]:
-        """Of these, those that an episode with other rewards need not bring."""
+        """Name the rewards that episodes may bring, and that one with other rewards need not bring."""
         return self.episodes.optional_rewards if self.episodes else frozenset()
 
     @property

@@ -93,8 +93,8 @@ class Toolbox:
 
 
 class TrlClass(Toolbox):
-    """As TRL 1.16 calls such a class: the whole row into `reset`, and the text that returns behind the last message;
-    its public methods are tools; `get_reward` once, under the class's name, or that of a function that makes one.
+    """Plays as TRL 1.16 does: the whole row into `reset`, and the text that returns behind the last message; public
+    methods are tools; `get_reward` once, under the class's name, or that of a function that makes one.
 
     `drops_environment`: the class was chosen by the row's `environment`, which TRL keeps to itself.
     """

@@ -4,9 +4,12 @@ Such a function has to run where the environment is: in the process of its episo
 signature takes of `prompts`, `completions` (all messages behind the prompt), `environments`, and the row's columns.
 """
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from grpo_proto.tool_arguments import parsed_arguments
 
 from .messages import EnvironmentFault
 from .plays import Environment, Message, TrlClass, number
@@ -27,24 +30,30 @@ class PaidByFunctions:
         self.completion: list[Message] = []
 
     def reset(self, *, row: dict[str, Any], prompt: str | list[Message], seed: int, timeout_s: float) -> dict[str, Any]:
-        self.columns = row
+        left_out = ("prompt", "completion", *UNKNOWN)
+        self.columns = {name: copy.deepcopy(value) for name, value in row.items() if name not in left_out}
         found = self.play.reset(row=row, prompt=prompt, seed=seed, timeout_s=timeout_s)
-        self.prompt = list(found["messages"])
+        self.prompt = copy.deepcopy(found["messages"])
         return found
 
     def step(self, *, message: Message, timeout_s: float, budget_s: float) -> dict[str, Any]:
+        said = _as_trl(message)
         found = self.play.step(message=message, timeout_s=timeout_s, budget_s=budget_s)
-        self.completion += [message, *found["messages"]]
+        self.completion += [said, *copy.deepcopy(found["messages"])]
         return found
 
     def finish(self, *, timeout_s: float) -> dict[str, float | None]:
-        rewards = self.play.finish(timeout_s=timeout_s)
-        given = {name: [value] for name, value in self.columns.items() if name not in ("prompt", "completion")}
+        """Return the rewards of the functions, and behind them those of `play`, in TRL's order."""
+        given = {name: [value] for name, value in self.columns.items()}
         given |= {"prompts": [self.prompt], "completions": [self.completion], "environments": [self.play.instance]}
+        rewards: dict[str, float | None] = {}
         for name, function in self.functions.items():
-            found = call(function, timeout_s=timeout_s, **_taken(function, given))
+            try:
+                found = call(function, timeout_s=timeout_s, **_taken(function, given))
+            except Exception as error:
+                raise EnvironmentFault(f"the reward {name} raised {type(error).__name__}: {error}") from error
             rewards[name] = _only(found, name)
-        return rewards
+        return rewards | self.play.finish(timeout_s=timeout_s)
 
     def close(self, timeout_s: float) -> None:
         self.play.close(timeout_s)
@@ -52,20 +61,36 @@ class PaidByFunctions:
 
 def problem_of(function: RewardFunction) -> str | None:
     """Return why a function cannot pay an episode, or None."""
-    for name, parameter in inspect.signature(function).parameters.items():
+    try:
+        parameters = inspect.signature(function, follow_wrapped=False).parameters
+    except (TypeError, ValueError):
+        return "has no signature that can be read: write a function around it"
+    for name, parameter in parameters.items():
         if name in UNKNOWN and parameter.default is parameter.empty:
             return f"takes {name}, which the process of an episode does not know: give it a default"
     return None
 
 
+def _as_trl(message: Message) -> Message:
+    """Return a copy of a message of the policy whose calls have objects for arguments."""
+    said = copy.deepcopy(message)
+    for asked in said.get("tool_calls") or ():
+        asked["function"]["arguments"] = parsed_arguments(asked["function"].get("arguments") or "{}")
+    return said
+
+
 def _taken(function: RewardFunction, given: Mapping[str, Any]) -> dict[str, Any]:
-    parameters = inspect.signature(function).parameters
+    parameters = inspect.signature(function, follow_wrapped=False).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return dict(given)
     return {name: value for name, value in given.items() if name in parameters}
 
 
 def _only(found: Any, name: str) -> float | None:
-    if isinstance(found, str | bytes | Mapping) or not hasattr(found, "__len__") or len(found) != 1:
+    try:
+        values = [] if isinstance(found, str | bytes | Mapping) else list(found)
+    except TypeError:
+        values = []
+    if len(values) != 1:
         raise EnvironmentFault(f"{name} returned {found!r:.100}, not a list of one reward: it gets one episode")
-    return number(found[0], name, nan_is_none=True)
+    return number(values[0], name, nan_is_none=True)

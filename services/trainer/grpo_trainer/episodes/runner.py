@@ -54,8 +54,8 @@ class EpisodeRunner:
     async def run_episode(self, asked: EpisodeAsked, place: Place) -> Played:
         """Play one episode, from its reset to its end.
 
-        Waits for `deadline_s`, the time in which no weights are served, one `call_timeout_s`, and a look at the server
-        at most.
+        Waits for `deadline_s`, the time in which no weights are served, `call_timeout_s` for each reward that is
+        computed at the end, `idle_s` together, and a look at the server at most.
         Returns in all cases but two: UsageError for a row that names no environment, and ServiceError for a server that
         refuses the run itself (401, a context that its model does not have).
         """

@@ -4,8 +4,8 @@ command.py      `grpo-train import-swift` and `import-trl`: which command is mea
 words.py        a script or an argument list → commands, without a shell; options.py: their options, and which were
                 read; config_file.py: options in a file
 trl_script.py   a script in Python or a notebook that calls GRPOTrainer: script_model.py, script_rows.py,
-                script_episodes.py and script_rewards.py read it by script_reader.py, and python_source.py tells what
-                its names stand for
+                script_episodes.py and script_rewards.py read it by script_reader.py; python_source.py tells what its
+                names stand for, python_values.py the values of expressions
 swift.py, trl.py    one trainer each: what belongs together of its options; swift_rewards.py and swift_rows.py: its
                 rewards and rows; open_r1.py: the rewards of open-r1
 training.py     what both have alike: tables, steps, DeepSpeed, and what does not go together here

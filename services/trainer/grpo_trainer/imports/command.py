@@ -102,8 +102,8 @@ def _read_python(command: Command) -> tuple[Command, TrlScript]:
         return command, TrlScript()
     behind = Options(TRL)
     behind.add_words(command.words[at + 1 :])
-    flags = {name: values[-1] for name, values in behind.given.items() if values}
-    said = read_trl_script(Path(command.words[at]), flags, command.variables)
+    words = {name: values[-1] if values else "" for name, values in behind.given.items()}
+    said = read_trl_script(Path(command.words[at]), words, command.variables)
     if not said.own_flags:
         return command, said
     said.remarks += behind.remarks

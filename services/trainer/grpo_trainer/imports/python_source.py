@@ -1,41 +1,26 @@
-"""A Python script or a notebook as a syntax tree: what its names are bound to, and its values. Nothing of it is run.
+"""A Python script or a notebook as a syntax tree: what its names are bound to. Nothing of it is run.
 
-A value is known where every place that could change it is: a name that a loop, a parameter, `+=` or `.append()` binds
-as well is unknown, and whoever reads a script names it.
+What a name stands for is known where every place that could change it is: of a name that a loop, a parameter, `+=` or
+`.append()` binds as well it is unknown.
 """
 
 import ast
 import json
 import math
-import operator
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
 
 SUFFIXES = (".py", ".ipynb")
-_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-}
-_OF_TEXTS = ("split", "rsplit", "replace", "strip", "lower", "upper")
-_TYPES: dict[str, Callable[[Any], Any]] = {"int": int, "float": float, "str": str}
-_ENVIRONMENT = ("os.environ.get", "os.getenv", "environ.get", "getenv")
 _CHANGES = ("append", "extend", "insert", "update", "pop", "remove", "setdefault", "clear")
 _HARMLESS_MAGIC = ("%%capture", "%%time", "%%timeit")
 _MAGIC = re.compile(r"^([ \t]*)[!%](?:.*\\\n)*.*$", re.MULTILINE)
 _CAUGHT = re.compile(r"=[ \t]*[!%].*$", re.MULTILINE)
 """`files = !ls`: what a shell says goes into a name."""
-
-
-class UnknownValueError(Exception):
-    """A value that only running the script would tell."""
 
 
 def python_source(path: Path) -> "PythonSource":
@@ -75,19 +60,11 @@ class PythonSource:
         """Line behind which nothing is read: who uses the names stands there."""
         self._bound: dict[str, list[tuple[int, ast.expr | None]]] = defaultdict(list)
         self.imported: dict[str, str] = {}
-        """Name → `module.name` that it stands for."""
-        self.flags: dict[str, ast.expr] = {}
-        """Argument of an ArgumentParser → its default."""
+        """Name → `module.name` that it stands for; empty for one that is imported from several places."""
         self.parsed: set[str] = set()
         """Names of what a parser of arguments has returned."""
         self.bases: dict[str, list[str]] = {}
         """Class of the script → what it is derived of."""
-        self.environment: Mapping[str, str] = {}
-        """Environment variables that are known; the script's defaults stand for the others."""
-        self.variables: set[str] = set()
-        """Environment variables that were read."""
-        self._on_the_way: list[str] = []
-        """The names on the way to a value, of which none is its own."""
         in_classes = {id(part) for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for part in node.body}
         fields = ast.Assign | ast.AnnAssign
         nodes = [node for node in ast.walk(tree) if not (id(node) in in_classes and isinstance(node, fields))]
@@ -97,10 +74,21 @@ class PythonSource:
         names = Counter(node.name for node in made)
         self.functions = {node.name: node for node in made if names[node.name] == 1}
         """Functions whose name no other has, wherever they are."""
-        self.importable = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+        self.importable = {
+            node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        }
         """Functions of the module, which another file can import."""
         self.classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
         """Classes of the module, likewise."""
+        self.conditional = {
+            id(node.value)
+            for choice in nodes
+            if isinstance(choice, ast.If) and "__name__" not in ast.unparse(choice.test)
+            for part in (*choice.body, *choice.orelse)
+            for node in ast.walk(part)
+            if isinstance(node, ast.Assign)
+        }
+        """Values that a name gets under a condition."""
 
     def bound(self, name: str) -> list[ast.expr | None]:
         """Return what a name, or `name.attribute`, is bound to, in the order of the text; None for what is not known.
@@ -110,12 +98,16 @@ class PythonSource:
         found = self._bound.get(name, [])
         return [node for line, node in found if line < self.ends_at] or [node for _, node in found]
 
-    def attributes_of(self, name: str) -> dict[str, ast.expr]:
-        """Return what the attributes of a name are set to last, where that is known; of any name for an empty one."""
+    def is_one_thing(self, name: str) -> bool:
+        """Return whether a function, a class or what is imported has a name that nothing else has."""
+        meanings = (name in self.importable or name in self.classes, name in self.imported, any(self.bound(name)))
+        return sum(meanings) == 1 and self.imported.get(name) != ""
+
+    def attributes_of(self, name: str) -> dict[str, ast.expr | None]:
+        """Return what the attributes of a name are set to last; of any name for an empty one."""
         owned = {stored: stored.rpartition(".") for stored in self._bound if "." in stored}
-        last = {attribute: self.bound(stored)[-1] for stored, (owner, _, attribute) in owned.items()
+        return {attribute: self.bound(stored)[-1] for stored, (owner, _, attribute) in owned.items()
                 if owner == name or not name}  # fmt: skip
-        return {attribute: node for attribute, node in last.items() if node is not None}
 
     def calls(self, name: str) -> list[ast.Call]:
         """Return the calls of what is called `name`, of classes that are derived of it, and of those named alike."""
@@ -129,42 +121,6 @@ class PythonSource:
         word = called(call)
         words = {word, self.imported.get(word, "").rpartition(".")[2], *self.bases.get(word, ())}
         return any(one == name or one.endswith(f".{name}") or (alike and one.endswith(name)) for one in words)
-
-    def value(self, node: ast.expr | None) -> Any:
-        """Return the value of literals, and of names that are bound to one. Raises UnknownValueError for all else."""
-        match node:
-            case ast.Constant(value=str() | int() | None):
-                return node.value
-            case ast.Constant(value=float(number)) if math.isfinite(number):
-                return number
-            case ast.List() | ast.Tuple():
-                return [self.value(item) for item in node.elts]
-            case ast.Dict() if all(isinstance(key, ast.Constant) for key in node.keys):
-                return {self.value(k): self.value(v) for k, v in zip(node.keys, node.values, strict=True)}
-            case ast.JoinedStr():
-                return "".join(str(self.value(part)) for part in node.values)
-            case ast.FormattedValue(format_spec=None, conversion=-1):
-                return self.value(node.value)
-            case ast.UnaryOp(op=ast.USub()):
-                return -self._number(node.operand)
-            case ast.BinOp():
-                return self._computed(node)
-            case ast.BoolOp(op=ast.Or()):
-                found = [self.value(part) for part in node.values]
-                return next((value for value in found if value), found[-1])
-            case ast.IfExp():
-                return self.value(node.body if self._is_true(node.test) else node.orelse)
-            case ast.Call(keywords=[]):
-                return self._returned(node)
-            case ast.Subscript():
-                return self._part(self.value(node.value), self.value(node.slice))
-            case ast.Attribute(value=ast.Name(id="torch")):
-                return node.attr
-            case ast.Attribute(value=ast.Name(id=name)) if name in self.parsed and node.attr in self.flags:
-                return self.value(self.flags[node.attr])
-            case ast.Name() | ast.Attribute():
-                return self._of_name(ast.unparse(node))
-        raise UnknownValueError
 
     def latest(self, node: ast.expr) -> list[ast.expr]:
         """Return what a name was last bound to, and before, as long as each is made of the one before it.
@@ -226,22 +182,23 @@ class PythonSource:
             case ast.ClassDef():
                 self.bases[node.name] = [ast.unparse(base) for base in node.bases]
             case ast.ImportFrom(module=str(module)):
-                self.imported |= {alias.asname or alias.name: f"{module}.{alias.name}" for alias in node.names}
+                for alias in node.names:
+                    self._import(alias.asname or alias.name, f"{'.' * node.level}{module}.{alias.name}")
             case ast.Import():
-                self.imported |= {alias.asname or alias.name: alias.name for alias in node.names}
-            case ast.Call(func=ast.Attribute(attr="add_argument")):
-                self._take_flag(node)
+                for alias in node.names:
+                    self._import(alias.asname or alias.name, alias.name)
+            case ast.Delete():
+                for target in node.targets:
+                    self._bind(target, None)
+            case ast.Lambda():
+                for name in _parameters(node):
+                    self._bound[name].append((node.lineno, None))
             case ast.Call(func=ast.Attribute(attr=change, value=ast.Name(id=name))) if change in _CHANGES:
                 self._bound[name].append((node.lineno, None))
 
-    def _take_flag(self, call: ast.Call) -> None:
-        names = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
-        given = keywords(call)
-        name = next((name for name in names if name.startswith("--")), names[0] if names else "")
-        if isinstance(dest := given.get("dest"), ast.Constant):
-            name = str(dest.value)
-        if "default" in given:
-            self.flags[name.lstrip("-").replace("-", "_")] = given["default"]
+    def _import(self, name: str, meant: str) -> None:
+        if self.imported.setdefault(name, meant) != meant:
+            self.imported[name] = ""
 
     def _bind(self, target: ast.expr, value: ast.expr | None) -> None:
         if isinstance(target, ast.Name) or (isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name)):
@@ -258,69 +215,6 @@ class PythonSource:
             for i, name in enumerate(target.elts):
                 self._bind(name, parts[i] if is_parted else whole)
 
-    def _of_name(self, name: str) -> Any:
-        bound = self.bound(name)
-        if not bound or None in bound or name in self._on_the_way:
-            raise UnknownValueError
-        self._on_the_way.append(name)
-        try:
-            first, *others = [self.value(one) for one in bound]
-        finally:
-            self._on_the_way.pop()
-        if any(other != first for other in others):
-            raise UnknownValueError
-        return first
-
-    def _is_true(self, test: ast.expr) -> bool:
-        match test:
-            case ast.Compare(ops=[ast.Eq() | ast.Is()], comparators=[other]):
-                return bool(self.value(test.left) == self.value(other))
-            case ast.Compare(ops=[ast.NotEq() | ast.IsNot()], comparators=[other]):
-                return bool(self.value(test.left) != self.value(other))
-            case ast.UnaryOp(op=ast.Not()):
-                return not self._is_true(test.operand)
-        return bool(self.value(test))
-
-    def _returned(self, call: ast.Call) -> Any:
-        """Return what a few calls return: of the types of numbers and texts, of texts, of environment variables."""
-        try:
-            if (word := ast.unparse(call.func)) in _ENVIRONMENT:
-                name, default = map(self.value, call.args)
-                self.variables.add(str(name))
-                return self.environment.get(str(name), default)
-            if word in _TYPES and len(call.args) == 1:
-                return _TYPES[word](self.value(call.args[0]))
-            if isinstance(call.func, ast.Attribute) and call.func.attr in _OF_TEXTS:
-                text = self.value(call.func.value)
-                return getattr(str(text), call.func.attr)(*map(self.value, call.args))
-        except (TypeError, ValueError) as error:
-            raise UnknownValueError from error
-        raise UnknownValueError
-
-    @staticmethod
-    def _part(whole: Any, place: Any) -> Any:
-        try:
-            return whole[place]
-        except (TypeError, LookupError) as error:
-            raise UnknownValueError from error
-
-    def _number(self, node: ast.expr) -> Any:
-        value = self.value(node)
-        if type(value) not in (int, float):
-            raise UnknownValueError
-        return value
-
-    def _computed(self, node: ast.BinOp) -> Any:
-        compute = _ARITHMETIC.get(type(node.op))
-        left, right = self.value(node.left), self.value(node.right)
-        texts = isinstance(left, str) and isinstance(right, str) and isinstance(node.op, ast.Add)
-        if compute is None or (not texts and not all(type(value) in (int, float) for value in (left, right))):
-            raise UnknownValueError
-        try:
-            return compute(left, right)
-        except ArithmeticError as error:
-            raise UnknownValueError from error
-
 
 def called(call: ast.Call) -> str:
     """Return the last name of what is called."""
@@ -334,6 +228,7 @@ def keywords(call: ast.Call, *positions: str) -> dict[str, ast.expr]:
     }
 
 
-def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> list[str]:
     given = function.args
-    return [arg.arg for arg in (*given.posonlyargs, *given.args, *given.kwonlyargs) if arg.arg != "self"]
+    all_of_them = (*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg)
+    return [arg.arg for arg in all_of_them if arg is not None and arg.arg != "self"]

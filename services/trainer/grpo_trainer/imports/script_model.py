@@ -52,11 +52,18 @@ def read_config(reader: Reader) -> None:
         return
     else:
         reader.found.remark(f"args of GRPOTrainer is {short(node)}, which is not read: TRL's defaults stand")
+    last = reader.source.latest(node)[0]
+    if call is not None and last is not call and isinstance(last, ast.Call) and _names(last) & {name, "GRPOConfig"}:
+        reader.found.remark(f"{name} is {short(last)} at last: line {call.lineno} is read, and not what that changes")
     for option, value in reader.source.attributes_of(name).items():  # args.learning_rate = 1e-5
         reader.set(option, value, f"{name}.{option} is")
     loads = reader.found.options.pop("model_init_kwargs", None)
     for key, value in loads.items() if isinstance(loads, dict) else ():
         reader.found.options.setdefault(_OF_LOADING.get(str(key), f"model_init_kwargs.{key}"), value)
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
 
 
 def _take_config(reader: Reader, name: str, call: ast.Call) -> None:
@@ -77,14 +84,19 @@ def _take_more(reader: Reader, more: ast.expr) -> None:
         reader.found.remark(f"GRPOConfig gets more by **{short(more)}, which is not read")
         return
     (first,) = made
+    unread: list[ast.expr | None] = []
     if isinstance(first, ast.Dict):
-        pairs = zip(first.keys, first.values, strict=True)
+        pairs = list(zip(first.keys, first.values, strict=True))
         given = {str(key.value): value for key, value in pairs if isinstance(key, ast.Constant)}
+        unread = [key or value for key, value in pairs if not isinstance(key, ast.Constant)]
     else:
         given = keywords(first)
+        unread = [*first.args, *(one.value for one in first.keywords if one.arg is None)]
     for option, value in given.items():
         reader.set(option, value, f"GRPOConfig({option}=…) is")
-    if len(bound) > 1 or None in bound:
+    for part in filter(None, unread):
+        reader.found.remark(f"GRPOConfig gets more by {short(part)} in line {first.lineno}, which is not read")
+    if len(bound) > 1:
         reader.found.remark(f"{short(more)} is changed before GRPOConfig gets it: line {first.lineno} is read")
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .python_source import PythonSource, UnknownValueError, called, keywords
+from .python_source import PythonSource, called, keywords
+from .python_values import UnknownValueError, Values
 
 TRAINER = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset", "processing_class")
 """The positions of `GRPOTrainer`."""
@@ -31,6 +32,8 @@ class TrlScript:
     episodes: dict[str, Any] = field(default_factory=dict)
     """Of the section `episodes`; empty where the policy answers once."""
     remarks: list[str] = field(default_factory=list)
+    environment_pays: bool = False
+    """Whether an environment may have a reward of its own."""
     variables: set[str] = field(default_factory=set)
     """Environment variables that it reads."""
     own_flags: set[str] = field(default_factory=set)
@@ -42,15 +45,23 @@ class TrlScript:
 
 
 class Reader:
-    def __init__(self, source: PythonSource, path: Path, trainer: ast.Call, flags: Mapping[str, str]):
+    """`words` and `variables`: what the script is started with, see `Values`."""
+
+    def __init__(
+        self,
+        source: PythonSource,
+        path: Path,
+        trainer: ast.Call,
+        words: Mapping[str, str],
+        variables: Mapping[str, str],
+    ):
         self.source, self.path, self.trainer, self.found = source, path, trainer, TrlScript()
         self.script = path.with_suffix(".py")
         """The file that has to be imported: a notebook's code is to be written there."""
         self.given = keywords(trainer, *TRAINER)
         source.ends_at = trainer.lineno
-        for name in source.flags.keys() & flags.keys():
-            source.flags[name] = _of_a_flag(flags[name])
-            self.found.own_flags.add(name)
+        self.values = Values(source, words, variables)
+        self.found.own_flags = self.values.flags.keys() & words.keys()
         parsers = [*source.calls("TrlParser"), *source.calls("HfArgumentParser")]
         self.parses = any("GRPOConfig" in ast.unparse(call) for call in parsers)
         """Whether the script takes TRL's options from its command line."""
@@ -62,14 +73,18 @@ class Reader:
         for name in sorted((self.given.keys() | unnamed) & _IN_ITS_PLACE.keys()):
             self.found.remark(f"{name} of GRPOTrainer: {_IN_ITS_PLACE[name]}")
 
-    def set(self, option: str, node: ast.expr, where: str) -> None:
+    def set(self, option: str, node: ast.expr | None, where: str) -> None:
         """Set an option to the value of an expression; where that is not known, say so."""
         try:
-            value = self.source.value(node)
-        except (UnknownValueError, RecursionError):
-            if not self.is_parsed(node):
-                self.found.remark(f"{where} {short(node)}: the script computes it; write its value into the run file")
+            value = self.values.of(node)
+        except UnknownValueError:
+            self.found.options.pop(option, None)
+            if node is None or not self.is_parsed(node):
+                what = f" {short(node)}" if node is not None else ""
+                self.found.remark(f"{where}{what}: the script computes it; write its value into the run file")
             return
+        if node is not None and id(node) in self.source.conditional:
+            self.found.remark(f"{where} {short(node)} under a condition: it counts here")
         if value == [] or value is None:
             return
         self.found.options[option] = value
@@ -80,9 +95,10 @@ class Reader:
         return self.parses and bool(names & self.source.parsed)
 
     def file_of(self, module: str) -> Path | None:
-        """Return the file of a module that lies here, or beside the script."""
-        file = Path(f"{module.replace('.', '/')}.py")
-        return next((found for found in (file, self.path.parent / file) if found.is_file()), None)
+        """Return the file of a module that lies beside the script, or here."""
+        file = Path(f"{module.lstrip('.').replace('.', '/')}.py")
+        places = [self.path.parent / file] if module.startswith(".") else [self.path.parent / file, file]
+        return next((found for found in places if found.is_file()), None)
 
     def single(self, node: ast.expr) -> ast.expr:
         """Return what a name is bound to, where that is one thing; else the expression itself."""
@@ -90,12 +106,19 @@ class Reader:
         return bound[0] if len(bound) == 1 and bound[0] is not None else node
 
     def elements(self, node: ast.expr, what: str) -> list[ast.expr]:
-        """Return the elements of a list, also behind a name; of one that is made in several places none."""
+        """Return the elements of a list, also behind a name and in a `*list`; of one that is made in several places
+        none. A `*list` that is not known stays."""
         if isinstance(node, ast.Name) and self.single(node) is node and self.source.bound(node.id):
             self.found.remark(f"{what} is {node.id}, which the script makes in several places: name them")
             return []
         node = self.single(node)
-        return node.elts if isinstance(node, ast.List | ast.Tuple) else [] if is_none(node) else [node]
+        if not isinstance(node, ast.List | ast.Tuple):
+            return [] if is_none(node) else [node]
+        found: list[ast.expr] = []
+        for one in node.elts:
+            more = self.single(one.value) if isinstance(one, ast.Starred) else None
+            found += more.elts if isinstance(more, ast.List | ast.Tuple) else [one]
+        return found
 
     def say_where(self, own: list[str], who: str) -> None:
         """Say what to do about functions of a file that `who` cannot import, or that would train there."""
@@ -104,7 +127,9 @@ class Reader:
             return
         if self.path.suffix != ".py":
             self.found.remark(f"write {names} into {self.script}, for {who}")
-        elif any(self.trainer in ast.walk(part) for part in self.source.tree.body if self.runs_at_import(part)):
+        elif any(
+            self.trainer in self.source.behind(part) for part in self.source.tree.body if self.runs_at_import(part)
+        ):
             self.found.remark(
                 f"{who} imports {self.script}, which would train there: put {names} into a file of their own, or the "
                 'training under `if __name__ == "__main__":`'
@@ -127,14 +152,3 @@ def short(node: ast.AST) -> str:
 
 def is_none(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
-
-
-def _of_a_flag(text: str) -> ast.expr:
-    """Return a word of the command line as the literal that it is."""
-    try:
-        number = ast.parse(text, mode="eval").body
-        if isinstance(number, ast.Constant) or isinstance(getattr(number, "operand", None), ast.Constant):
-            return number
-    except (SyntaxError, ValueError):
-        pass
-    return ast.Constant(text)

@@ -26,46 +26,66 @@ def read_rewards(reader: Reader) -> None:
         if isinstance(text, str) and not models:
             models.append((i, text))
         elif (name := _function(reader, node)) is not None:
-            (of_states if _reads_environments(reader, name) else functions).append((i, name))
+            (of_states if _reads_environments(reader, node, name) else functions).append((i, name))
         else:
             reader.found.remark(f"reward {short(node)} is no function that a file has by a name: it is left out")
     if models:
         reader.found.options["reward_model_name_or_path"] = models[0][1]
     if functions:
         reader.found.options["reward_funcs"] = [name for _, name in functions]
-    weights = reader.found.options.get("reward_weights")
+    weights = reader.found.options.pop("reward_weights", None)
+    if weights is not None and (not isinstance(weights, list) or len(weights) != len(nodes)):
+        reader.found.remark("reward_weights are not as many as the rewards that are read: write them into the run file")
+        weights = None
     _set_of_states(reader, of_states, weights)
-    order = [i for i, _ in models + functions]
-    if isinstance(weights, list) and order:  # in our order, and of those that are there
-        reader.found.options["reward_weights"] = [weights[i] for i in order if i < len(weights)]
-    elif of_states:
-        reader.found.options.pop("reward_weights", None)
+    order = [i for i, _ in models + functions]  # ours
+    if weights is not None and order:
+        reader.found.options["reward_weights"] = [weights[i] for i in order]
     reader.say_where([name for _, name in functions], "the reward server")
 
 
-def _set_of_states(reader: Reader, found: list[tuple[int, str]], weights: Any) -> None:
+def _set_of_states(reader: Reader, found: list[tuple[int, str]], weights: list[Any] | None) -> None:
     """Write the rewards that are computed beside the environment, and their weights."""
     if not found:
         return
-    reader.found.episodes["reward_funcs"] = [name for _, name in found]
-    reader.say_where([name for _, name in found], "the trainer")
-    if isinstance(weights, list):
-        own = {name.rpartition(":")[2]: weights[i] for i, name in found if i < len(weights)}
-        reader.found.episodes["reward_weights"] = own
+    names = [name for _, name in found]
+    reader.found.episodes["reward_funcs"] = names
+    reader.say_where(names, "the trainer")
+    reader.found.remark(
+        f"computed for one episode at a time, and not for a whole batch: {', '.join(map(_last, names))}"
+    )
+    if weights is not None:
+        reader.found.episodes["reward_weights"] = {_last(name): weights[i] for i, name in found}
 
 
-def _reads_environments(reader: Reader, name: str) -> bool:
+def _last(name: str) -> str:
+    return name.rpartition(":")[2]
+
+
+def _reads_environments(reader: Reader, node: ast.expr, name: str) -> bool:
     """Return whether a function `FILE.py:NAME` takes TRL's `environments`; without an environment none does."""
     file, _, function = name.rpartition(":")
     if not reader.found.episodes.get("environment_factory") or not file:
         return False
     source = reader.source if Path(file) == reader.script else python_source(Path(file))
-    parts = ast.walk(source.functions[function]) if function in source.functions else ()
-    return any(
+    made = source.importable.get(function)
+    parts = list(ast.walk(made)) if made is not None else []
+    reads = any(
         (isinstance(part, ast.arg) and part.arg == "environments")
         or (isinstance(part, ast.Constant) and part.value == "environments")
         for part in parts
     )
+    rest = made.args.kwarg if made is not None else None
+    if reads and isinstance(node, ast.Call):
+        reader.found.remark(
+            f"reward {short(node)}: episodes.reward_funcs have no arguments; write a function of its own"
+        )
+    elif not reads and rest and any(isinstance(part, ast.Name) and part.id == rest.arg for part in parts):
+        reader.found.remark(
+            f"{function} passes its {rest.arg} on: where they are read for environments, it belongs into "
+            "episodes.reward_funcs"
+        )
+    return reads
 
 
 def _function(reader: Reader, node: ast.expr) -> str | None:
@@ -77,14 +97,19 @@ def _function(reader: Reader, node: ast.expr) -> str | None:
     if isinstance(node, ast.Call) and source.imported.get(called(node), "").startswith("trl."):
         reader.found.remark(f"reward {short(node)}: its arguments are not read; they are reward.params")
         return called(node)
-    if isinstance(node, ast.Name) and node.id in source.importable:
-        return f"{reader.script}:{node.id}"
-    if isinstance(node, ast.Name) and "." in source.imported.get(node.id, ""):
-        there = source.imported[node.id]
-        module, _, function = there.rpartition(".")
-        if (file := reader.file_of(module)) is not None:
-            return f"{file}:{function}"
-        return there.rpartition(".")[2] if there.startswith("trl.") else there
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in source.imported:
-        return f"{source.imported[node.value.id]}.{node.attr}"
+    if isinstance(node, ast.Name) and source.is_one_thing(node.id):
+        if node.id in source.importable:
+            return f"{reader.script}:{node.id}"
+        return _of_module(reader, *source.imported.get(node.id, "").rpartition(".")[::2])
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and source.imported.get(node.value.id):
+        return _of_module(reader, source.imported[node.value.id], node.attr)
     return None
+
+
+def _of_module(reader: Reader, module: str, function: str) -> str | None:
+    """Return a function of another file, `FILE.py:NAME` where that is here; None where the file has none so named."""
+    if not module or module == "trl" or module.startswith("trl."):
+        return function if module else None
+    if (file := reader.file_of(module)) is None:
+        return f"{module}.{function}"
+    return f"{file}:{function}" if python_source(file).is_one_thing(function) else None

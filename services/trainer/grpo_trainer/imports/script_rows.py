@@ -4,7 +4,8 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from .python_source import UnknownValueError, called, keywords
+from .python_source import called, keywords
+from .python_values import UnknownValueError
 from .script_reader import Reader, is_none, short
 
 _LOADS = ("load_dataset", "load_from_disk")
@@ -31,7 +32,7 @@ def read_rows(reader: Reader) -> None:
             if train is not None
             else "GRPOTrainer gets no train_dataset: write episodes.num_tasks in place of data.dataset"
         )
-    if loaded is not None and train is not None:
+    if train is not None and (loaded is not None or reader.parses):
         for call in reader.source.calls_behind(train, *_MAKES):
             if called(call) != "map" or not _is_prompt(reader, call):
                 what = f"{called(call)}({short(call.args[0]) if call.args else ''})"
@@ -80,8 +81,8 @@ def _loaded(reader: Reader, node: ast.expr) -> tuple[str, str | None] | None:
 
 def _text(reader: Reader, node: ast.expr | None) -> Any:
     try:
-        return reader.source.value(node) if node is not None else None
-    except (UnknownValueError, RecursionError):
+        return reader.values.of(node) if node is not None else None
+    except UnknownValueError:
         return None
 
 

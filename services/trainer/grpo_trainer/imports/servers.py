@@ -130,7 +130,7 @@ def set_servers(
 
 
 def set_reward_server(run: RunFile, arguments: Sequence[str]) -> None:
-    """Add the plugins and the model of the rewards to the reward server's line, which a run without any has not."""
+    """Add the plugins and the model of the rewards to the reward server's line; without rewards take the line out."""
     before, line = _reward_line(run, []), _reward_line(run, arguments)
     wanted = [line] if run.value("reward.reward_funcs") else []
     run.starts = [new for start in run.starts for new in (wanted if start == before else [start])]

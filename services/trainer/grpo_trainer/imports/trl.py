@@ -55,6 +55,7 @@ def import_trl(
     `expanded` are variables that stand in its words, `said` what a script says itself. Raises UsageError.
     """
     options, launcher, run = Options(OPEN_R1), Options(LAUNCHER), RunFile()
+    said = said or TrlScript()
     variables = dict(command.variables)
     ahead, words = _cut(command.words)
     launcher.add_words(ahead)
@@ -65,7 +66,7 @@ def import_trl(
         variables = {str(name): str(value) for name, value in (mapping.pop("env", None) or {}).items()} | variables
         _launcher_keys(mapping, launcher)
         options.add_mapping(mapping)
-    options.add_mapping(said.options if said else {})
+    options.add_mapping(said.options)
     launch = launch_of(launcher, variables)
     if (
         not launch.shown
@@ -90,23 +91,22 @@ def import_trl(
     batch = training.set_batch(options, run, launch.processes * launch.machines)
     evaluates = _set_rows(options, run)
     steps = options.number("logging_steps") if evaluates else None  # theirs, where eval_steps is not given
-    if said and evaluates:
+    if evaluates:
         for setting, value in said.settings.items():
             run.set(setting, value, "what the script says")
-    set_episodes(said or TrlScript(), options, run)
+    set_episodes(said, options, run)
     training.set_steps(options, run, batch, evaluates=evaluates, eval_steps=int(steps or 10))
     training.set_schedule(options, run)
     training.set_best(options, run, evaluates=evaluates)
     is_open_r1 = any("open_r1" in word and word.endswith(".py") for word in command.words)
-    arguments = _set_rewards(options, run, default=DEFAULT_OF_OPEN_R1 if is_open_r1 else ())
+    is_paid = said.environment_pays or "reward_funcs" in said.episodes
+    arguments = _set_rewards(options, run, default=DEFAULT_OF_OPEN_R1 if is_open_r1 else (), is_paid=is_paid)
     training.settle(run)
     _set_servers(options, run, launch, server)
     set_reward_server(run, arguments)
     for read_options in (options, launcher):
         report_rest(run, read_options)
-    report_variables(
-        run, variables, {"CUDA_VISIBLE_DEVICES", "WANDB_PROJECT"} | expanded | (said.variables if said else set())
-    )
+    report_variables(run, variables, {"CUDA_VISIBLE_DEVICES", "WANDB_PROJECT"} | expanded | said.variables)
     return run
 
 
@@ -275,8 +275,11 @@ def _set_held_out(options: Options, run: RunFile, dataset: str) -> bool:
     return True
 
 
-def _set_rewards(options: Options, run: RunFile, *, default: Sequence[str]) -> list[str]:
-    """Write the rewards, those of the script where none is named; return the arguments of the reward server."""
+def _set_rewards(options: Options, run: RunFile, *, default: Sequence[str], is_paid: bool) -> list[str]:
+    """Write the rewards, those of the script where none is named; return the arguments of the reward server.
+
+    `is_paid`: episodes bring rewards of their own.
+    """
     found, model = Found(), options.text("reward_model_name_or_path")
     if model is not None:
         found.funcs.append("reward_model")
@@ -294,8 +297,8 @@ def _set_rewards(options: Options, run: RunFile, *, default: Sequence[str]) -> l
     report_parameters(options, found, run)
     names = ("reward_model_name_or_path", "reward_funcs")
     shown = "; ".join(options.shown(name) for name in names if options.has(name)) or "what open-r1's script pays"
-    if not found.funcs and "episodes.environment_factory" in run.entries:
-        shown = "the environment pays"
+    if not found.funcs and is_paid:
+        shown = "what plays the episodes pays"
     elif not found.funcs:
         raise UsageError(
             "no reward is named: --reward_funcs and --reward_model_name_or_path are missing",

@@ -22,9 +22,9 @@ def calls_grpo_trainer(path: Path) -> bool:
         return False
 
 
-def read_trl_script(path: Path, flags: Mapping[str, str], variables: Mapping[str, str]) -> TrlScript:
-    """Read what `GRPOTrainer` and `GRPOConfig` are given. `flags` are the words behind the script, by their option,
-    `variables` those of its environment that stand before it.
+def read_trl_script(path: Path, words: Mapping[str, str], variables: Mapping[str, str]) -> TrlScript:
+    """Read what `GRPOTrainer` and `GRPOConfig` are given. `words` are the arguments behind the script, by their option,
+    empty for one without a value; `variables` those of its environment that stand before it.
 
     Raises UsageError for no trainer and for several.
     """
@@ -35,11 +35,10 @@ def read_trl_script(path: Path, flags: Mapping[str, str], variables: Mapping[str
             f"{path} makes {len(trainers) or 'no'} GRPOTrainer, and a run file is one run",
             hint="give the script that makes one, or the options of `trl grpo`",
         )
-    source.environment = variables
-    reader = Reader(source, path, trainers[0], flags)
+    reader = Reader(source, path, trainers[0], words, variables)
     for read in (read_config, read_model, read_adapter, read_rows, read_episodes, read_rewards):
         read(reader)
-    reader.found.variables = source.variables
-    if unset := sorted(source.variables - variables.keys()):
+    reader.found.variables = reader.values.variables_read
+    if unset := sorted(reader.found.variables - variables.keys()):
         reader.found.remark(f"the script reads {', '.join(unset)} of the environment: its defaults stand here")
     return reader.found
