@@ -134,12 +134,12 @@ def test_an_environment_that_pays_alone_needs_no_reward_server(folder: Path, cap
         (("=Game,", '={NAME: Game, 1: Game, "b": Game},'),
          {"environment_factory": {"a": "train.py:Game", "b": "train.py:Game"}},
          "environment_factory has 1, which is no text"),
-        # What another function hands on.
+        # Name a function that hands its arguments on.
         (("[won, polite", "[handed_on, polite"), {"reward_funcs": ["train.py:tidy"]},
          "handed_on passes its kwargs on: where they are read for environments, it belongs into episodes.reward_funcs"),
         (("[won, polite", "[partial(won, k=2), polite"), {"reward_funcs": ["train.py:won", "train.py:tidy"]},
          "reward partial(won, k=2): episodes.reward_funcs have no arguments"),
-        # What only the start of the script does.
+        # Name what only the start of the script does.
         (("    Game.url", "    global URL\n    URL = Game.url"), {}, "URL is set in line"),
         (('if __name__ == "__main__":\n    main()', "main()"), {},
          "the trainer imports train.py, which would train there: put Game into a file of their own"),

@@ -194,7 +194,7 @@ LOAD = "from_pretrained('m', {})\nGRPOTrainer(model=model, train_dataset=load_da
         ("b = 0.5\ndef go(b):\n  args = GRPOConfig(beta=b)\n  " + REST, {}, "GRPOConfig(beta=…) is b: the script"),
         ("class A:\n  b: float = 1.0\nb = 0.5\nargs = GRPOConfig(beta=b)\n" + REST, {"algorithm.beta": 0.5}, ""),
         ("b = {'x': 0.5}\nb['x'] = 1.0\nargs = GRPOConfig(beta=b['x'])\n" + REST, {}, "GRPOConfig(beta=…) is b['x']"),
-        # What only a few operations make is known.
+        # Know what a few operations make.
         ("n = 'a/b'\nm = None\nargs = GRPOConfig(n.split('/')[-1] + '-out', beta=m or float('0.5'), "
          "epsilon=0.1 if n != 'x' else f(), run_name=str(n) if not m else n, max_steps=int(9.0))\n" + REST,
          {"run_dir": "b-out", "algorithm.beta": 0.5, "algorithm.epsilon": 0.1, "max_steps": 9}, ""),

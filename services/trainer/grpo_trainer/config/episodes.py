@@ -27,6 +27,11 @@ def _of_a_file(name: str) -> str:
     return name
 
 
+def _last(name: str) -> str:
+    """Return NAME of FILE.py:NAME."""
+    return name.rpartition(":")[2]
+
+
 def _variable(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         raise ValueError(f"{name!r} is no name of an environment variable")
@@ -120,14 +125,13 @@ class EpisodesConfig(Section):
 
     @model_validator(mode="after")
     def _different_names(self) -> Self:
-        classes = {name.rpartition(":")[2] for name in self.factories.values()}
-        own = {ENVIRONMENT_REWARD} if self.environment else classes
+        own = {ENVIRONMENT_REWARD} if self.environment else set(map(_last, self.factories.values()))
         for setting, named, why in (
             ("tools", self.tools, "the policy could call one of them only"),
             ("reward_funcs", self.reward_funcs, "a weight could not tell them apart"),
             ("rewards", [*self.reward_funcs, *own], "a function, a class or `environment` is to have another"),
         ):
-            names = [name.rpartition(":")[2] for name in named]
+            names = [_last(name) for name in named]
             if twice := [name for name in names if names.count(name) > 1]:
                 raise ValueError(f"{setting} has the name {twice[0]} twice: {why}")
         return self
@@ -169,13 +173,13 @@ class EpisodesConfig(Section):
     def weights(self) -> dict[str, float]:
         """Weight of each reward that enters the total, by name."""
         own = [ENVIRONMENT_REWARD] if self.environment else []
-        others = [name.rpartition(":")[2] for name in [*self.reward_funcs, *self.factories.values()]]
+        others = map(_last, [*self.reward_funcs, *self.factories.values()])
         return dict.fromkeys([*own, *others], 1.0) | self.reward_weights
 
     @property
     def optional_rewards(self) -> frozenset[str]:
         """Name the rewards of classes for TRL: one that has no `get_reward`, or does not play the row, brings none."""
-        return frozenset(name.rpartition(":")[2] for name in self.factories.values()) - self.reward_weights.keys()
+        return frozenset(map(_last, self.factories.values())) - self.reward_weights.keys()
 
 
 def check_episodes(config: "RunConfig") -> None:

@@ -17,7 +17,7 @@ from .time_limit import call
 
 RewardFunction = Callable[..., Any]
 UNKNOWN = ("completion_ids", "trainer_state", "log_extra", "log_metric")
-"""What TRL passes and an episode's process does not know."""
+"""Arguments that TRL passes and an episode's process does not know."""
 
 
 class PaidByFunctions:

@@ -192,17 +192,16 @@ def _flag(call: ast.Call) -> tuple[str, Flag] | None:
     if isinstance(dest := given.get("dest"), ast.Constant):
         name = str(dest.value)
     required = given.get("required")
-    is_plain = "nargs" not in given and (required is None or getattr(required, "value", None) is False)
+    is_required = required is not None and getattr(required, "value", None) is not False
+    is_optional = any(one.startswith("-") for one in names) and not is_required
     action, kind = given.get("action"), given.get("type")
     flag = Flag(
         given.get("default"),
         None if action is None else str(action.value) if isinstance(action, ast.Constant) else "unknown",
         None if kind is None else ast.unparse(kind),
-        is_plain and name.startswith("-"),
+        is_optional and "nargs" not in given,
     )
     found = name.lstrip("-").replace("-", "_")
-    if isinstance(given.get("dest"), ast.Constant):
-        flag = Flag(flag.default, flag.action, flag.type, is_plain)
     return (found, flag) if found else None
 
 

@@ -30,7 +30,7 @@ class TrlScript:
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings of ours that no option of TRL is."""
     episodes: dict[str, Any] = field(default_factory=dict)
-    """Of the section `episodes`; empty where the policy answers once."""
+    """Settings of the section `episodes`; none where the policy answers once."""
     remarks: list[str] = field(default_factory=list)
     environment_pays: bool = False
     """Whether an environment may have a reward of its own."""
