@@ -198,6 +198,36 @@ async def test_such_functions_pay_an_environment_of_ours(folder: Path, tmp_path:
     }
 
 
+async def test_what_such_functions_log_is_kept_and_what_cannot_be_is_named(folder: Path, tmp_path: Path):
+    config = {"environment_factory": f"{GAMES}:Door", "reward_funcs": [f"{GAMES}:logging"]}
+    async with policy(folder, tmp_path, **config) as one:
+        one.says(text="Hm.")
+        found = await one.plays(code="1234")
+    reward = found.episode.rewards["logging"]
+    assert (reward.score, reward.status) == (1.0, "ok")
+    assert (reward.log, reward.metrics) == ({"code": "1234"}, {"tries": 1.5})
+    assert reward.detail == (
+        "metric tries left out: it is nan, not a finite number; "
+        "metric colour left out: it is 'red', not a finite number"
+    )
+
+
+async def test_a_last_message_that_only_tools_have_seen_stands_once_in_completions(folder: Path, tmp_path: Path):
+    config = {
+        "environment": f"{GAMES}:Counting",
+        "tools": [f"{GAMES}:calc"],
+        "reward_funcs": [f"{GAMES}:logging"],
+        "max_turns": 1,
+    }
+    async with policy(folder, tmp_path, **config) as one:
+        one.says(("calc", {"expression": "37*52"}))
+        found = await one.plays(steps=9)
+    assert {name: reward.score for name, reward in found.episode.rewards.items()} == {
+        "environment": 0.25,
+        "logging": 1.0,
+    }
+
+
 async def test_a_function_that_cannot_pay_an_episode_is_named(folder: Path, tmp_path: Path):
     with pytest.raises(UsageError, match=r"episodes.reward_funcs: .*:of_tokens takes completion_ids"):
         async with policy(folder, tmp_path, environment_factory=f"{GAMES}:Door", reward_funcs=[f"{GAMES}:of_tokens"]):

@@ -3,7 +3,7 @@
 from grpo_proto.messages.sessions import Trajectory
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.episodes.identity import EpisodeAsked
-from grpo_trainer.episodes.played import Ending, played
+from grpo_trainer.episodes.played import Ending, played, score_of
 
 ROW = PromptRow(0, [], "", {})
 
@@ -55,7 +55,7 @@ def test_the_name_of_a_session_fits_into_a_url_and_differs_between_long_names_of
 
 def test_a_record_becomes_segments_with_their_turns():
     found = played("7-0", 1, trajectory(FIRST, BRANCH, rewards={"won": 1.0}), Ending(), turn_rewards={1: 0.5, 0: 1.0},
-                   weights={"tidy": 0.25}, rewards={"environment": 1.5, "none": None})  # fmt: skip
+                   weights={"tidy": 0.25}, rewards={"environment": score_of(1.5), "none": score_of(None)})  # fmt: skip
     episode = found.episode
     assert [(one.masked, one.reward, one.label) for one in episode.turns] == [
         (None, 1.5, None), ("undelivered", 0.5, "m"), (None, None, None),

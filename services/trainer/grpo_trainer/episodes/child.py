@@ -1,7 +1,7 @@
 """The process of one episode: it calls the user's code, and answers the trainer.
 
-One frame is one call: `{"call": "reset" | "step" | "finish" | "close", …, "timeout_s": n, "budget_s": n}`. The answer
-is `{"ok": …}`, or `{"error": text}` when the user's code raised, ran late or returned something else than it may.
+One frame is one call: `{"call": "reset" | "step" | "show" | "finish" | "close", …, "timeout_s": n, "budget_s": n}`. The
+answer is `{"ok": …}`, or `{"error": text}` when the user's code raised, ran late or returned something that it may not.
 `plays.py` has the calls, and `reward_functions.py` adds rewards to their `finish`.
 """
 

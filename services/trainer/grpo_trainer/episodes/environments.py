@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from grpo_proto import ConflictError, InfrastructureError
+from grpo_proto import ConflictError, InfrastructureError, RewardScore
 from grpo_proto.messages.base import Message
 from grpo_proto.messages.errors import DataError
 from grpo_proto.messages.sessions import GeneratedTurn, GenerateTurn
@@ -18,7 +18,7 @@ from grpo_proto.messages.sessions import GeneratedTurn, GenerateTurn
 from ..config.episodes import ENVIRONMENT_REWARD, EpisodesConfig
 from ..errors import UsageError
 from .identity import EpisodeAsked
-from .played import Ending, Played
+from .played import Ending, Played, score_of
 from .processes import CallFailedError, EpisodeProcess, EpisodeProcessError, LateProcessError, Nursery
 from .recording import Recording, ServerLostError
 from .tools import late_results
@@ -43,7 +43,7 @@ class EnvironmentPlayer:
         self.process: EpisodeProcess | None = None
 
     async def play(self, recording: Recording) -> Played:
-        rewards: dict[str, float | None] = {}
+        rewards: dict[str, RewardScore] = {}
         try:
             await self._fork()
             first = await self._call("reset", row=self.asked.row.columns, prompt=_prompt(self.asked),
@@ -107,8 +107,9 @@ class EnvironmentPlayer:
         would have none, and never be taught to answer.
         """
         if self.unseen is not None:
-            message = {name: value for name, value in self.unseen.message.items() if name != "tool_calls"}
-            await self._step(self.unseen.turn, {**message, "content": message.get("content") or ""})
+            said = {name: value for name, value in self.unseen.message.items() if name != "tool_calls"}
+            reward = await self._call("show", message={**said, "content": said.get("content") or ""})
+            self._note(self.unseen.turn, reward)
 
     async def _sample(self, recording: Recording, request: GenerateTurn) -> GeneratedTurn | Ending:
         """Return the next turn, or how the episode has ended. Raises ServerLostError, CallFailedError."""
@@ -143,15 +144,19 @@ class EnvironmentPlayer:
                     "tool_calls": len(calls), "tool_failures": len(calls)}  # fmt: skip
         self.counts["tools/calls"] += step.get("tool_calls", 0)
         self.counts["tools/failures"] += step.get("tool_failures", 0)
-        if step["reward"] is not None:
-            self.turn_rewards[turn] = step["reward"]
+        self._note(turn, step["reward"])
         return step
 
-    async def _rewards(self) -> dict[str, float | None]:
+    def _note(self, turn: int, reward: float | None) -> None:
+        if reward is not None:
+            self.turn_rewards[turn] = reward
+
+    async def _rewards(self) -> dict[str, RewardScore]:
         """What the episode is worth; closes the environment."""
-        rewards: dict[str, float | None] = await self._call("finish", calls=1 + len(self.config.reward_funcs))
+        paid = await self._call("finish", calls=1 + len(self.config.reward_funcs))
+        rewards = {name: score_of(**fields) for name, fields in paid.items()}
         if self.config.environment:
-            rewards[ENVIRONMENT_REWARD] = sum(self.turn_rewards.values()) if self.turn_rewards else None
+            rewards[ENVIRONMENT_REWARD] = score_of(sum(self.turn_rewards.values()) if self.turn_rewards else None)
         try:
             if self.process is not None:
                 await self.process.call("close", wait_s=CLOSE_S, timeout_s=CLOSE_S)

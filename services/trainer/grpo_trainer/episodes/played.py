@@ -45,7 +45,7 @@ def played(
     ending: Ending,
     *,
     messages: Sequence[dict[str, Any]] = (),
-    rewards: Mapping[str, float | None] | None = None,
+    rewards: Mapping[str, RewardScore] | None = None,
     turn_rewards: Mapping[int, float] | None = None,
     weights: Mapping[str, float] | None = None,
 ) -> Played:
@@ -54,13 +54,13 @@ def played(
     Args:
         trajectory: None when the server has lost it.
         messages: the transcript; default: that of the segment with the newest turn.
-        rewards: by name, beside those that were posted to the session; None is no score.
+        rewards: by name, beside those that were posted to the session.
         turn_rewards: number of a turn → its reward. Added to what was posted for the turn, each by its weight.
         weights: reward → its weight, for rewards that were posted for a turn.
     """
     recorded = trajectory.segments if trajectory is not None else []
     posted = trajectory.rewards if trajectory is not None else {}
-    scores = {name: _score(value) for name, value in {**posted, **(rewards or {})}.items()}
+    scores = {name: score_of(value) for name, value in posted.items()} | dict(rewards or {})
     transcript = list(messages) or _newest_messages(recorded)
     episode = Episode(
         episode_id,
@@ -77,10 +77,12 @@ def played(
     return Played(episode, ending, trajectory.stats, dict(trajectory.metrics))
 
 
-def _score(value: float | None) -> RewardScore:
-    if value is None:
-        return RewardScore(score=None, status="unscorable", detail="it has no score for this episode")
-    return RewardScore(score=value, status="ok")
+def score_of(score: float | None, *, detail: str | None = None, **logged: Any) -> RewardScore:
+    """A reward of an episode; None is no score. `logged`: `log` and `metrics`."""
+    if score is None:
+        detail = "; ".join(filter(None, ["it has no score for this episode", detail]))
+        return RewardScore(score=None, status="unscorable", detail=detail, **logged)
+    return RewardScore(score=score, status="ok", detail=detail, **logged)
 
 
 def _segment(recorded: RecordedSegment, rewards: Mapping[int, float], weights: Mapping[str, float]) -> Segment:

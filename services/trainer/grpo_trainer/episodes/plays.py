@@ -9,7 +9,8 @@ Each call returns JSON:
 
     reset   {"messages": […], "tools": […]}       the first prompt, and the schemas of the tools
     step    {"messages": […], "reward": number or null, "done": bool, "tool_calls": n, "tool_failures": n}
-    finish  {name: number or null}                 rewards of the whole episode
+    show    number or null                         the reward of a message that only the tools have seen until now
+    finish  {name: {"score": number or null, …}}   rewards of the whole episode, with what they logged
 """
 
 import copy
@@ -22,6 +23,9 @@ from .time_limit import call
 from .tools import Tools
 
 Message = dict[str, Any]
+Paid = dict[str, Any]
+"""A reward of an episode, as the fields of a `RewardScore`: `score`, and `log`, `metrics` and `detail` where it has
+some."""
 
 
 class Play(Protocol):
@@ -31,7 +35,9 @@ class Play(Protocol):
 
     def step(self, *, message: Message, timeout_s: float, budget_s: float) -> dict[str, Any]: ...
 
-    def finish(self, *, timeout_s: float) -> dict[str, float | None]: ...
+    def show(self, *, message: Message, timeout_s: float) -> float | None: ...
+
+    def finish(self, *, timeout_s: float) -> dict[str, Paid]: ...
 
     def close(self, timeout_s: float) -> None: ...
 
@@ -54,16 +60,23 @@ class Environment:
     def step(self, *, message: Message, timeout_s: float, budget_s: float) -> dict[str, Any]:
         if message.get("tool_calls") and self.tools.schemas:
             return self.tools.answer(message, timeout_s=timeout_s, budget_s=budget_s)
+        messages, reward, done = self._heard(message, timeout_s)
+        if not messages and not done:
+            raise EnvironmentFault("step returned neither a message nor done: the episode cannot go on")
+        return {"messages": messages, "reward": reward, "done": done}
+
+    def show(self, *, message: Message, timeout_s: float) -> float | None:
+        _, reward, _ = self._heard(message, timeout_s)
+        return reward
+
+    def _heard(self, message: Message, timeout_s: float) -> tuple[list[Message], float | None, bool]:
         found = call(self.instance.step, copy.deepcopy(message), timeout_s=timeout_s)
         if not isinstance(found, (tuple, list)) or len(found) != 3:
             raise EnvironmentFault(f"step returned {type(found).__name__}, not (messages, reward, done)")
         messages, reward, done = found
-        new = new_messages(messages, by="step")
-        if not new and not done:
-            raise EnvironmentFault("step returned neither a message nor done: the episode cannot go on")
-        return {"messages": new, "reward": number(reward, "the reward of step"), "done": bool(done)}
+        return new_messages(messages, by="step"), number(reward, "the reward of step"), bool(done)
 
-    def finish(self, *, timeout_s: float) -> dict[str, float | None]:
+    def finish(self, *, timeout_s: float) -> dict[str, Paid]:
         return {}
 
     def close(self, timeout_s: float) -> None:
@@ -85,7 +98,10 @@ class Toolbox:
             return self.tools.answer(message, timeout_s=timeout_s, budget_s=budget_s)
         return {"messages": [], "reward": None, "done": True}
 
-    def finish(self, *, timeout_s: float) -> dict[str, float | None]:
+    def show(self, *, message: Message, timeout_s: float) -> float | None:
+        return None
+
+    def finish(self, *, timeout_s: float) -> dict[str, Paid]:
         return {}
 
     def close(self, timeout_s: float) -> None:
@@ -121,11 +137,11 @@ class TrlClass(Toolbox):
             messages[-1] = {**last, "content": cut(str(last.get("content") or "") + text)}
         return {"messages": messages, "tools": self.tools.schemas}
 
-    def finish(self, *, timeout_s: float) -> dict[str, float | None]:
+    def finish(self, *, timeout_s: float) -> dict[str, Paid]:
         if not inspect.isfunction(getattr(type(self.instance), "get_reward", None)):
             return {}
         reward = call(self.instance.get_reward, timeout_s=timeout_s)
-        return {self.name: number(reward, "get_reward", nan_is_none=True)}
+        return {self.name: {"score": number(reward, "get_reward", nan_is_none=True)}}
 
 
 def _text(observation: Any) -> str:

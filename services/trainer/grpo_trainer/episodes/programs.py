@@ -22,7 +22,7 @@ from grpo_proto.messages.sessions import Status
 
 from ..config.episodes import EpisodesConfig
 from .identity import EpisodeAsked
-from .played import Ending, Played
+from .played import Ending, Played, score_of
 from .processes import EpisodeProcess, EpisodeProcessError, Exit, Nursery
 from .recording import Recording, ServerLostError
 
@@ -41,7 +41,7 @@ class ProgramPlayer:
         self.row_file = log_file.absolute().with_suffix(".row.json")
 
     async def play(self, recording: Recording) -> Played:
-        rewards: dict[str, float | None] = {}
+        rewards: dict[str, RewardScore] = {}
         killed = False
         try:
             await recording.open()
@@ -110,7 +110,7 @@ async def _status(recording: Recording) -> Status | None:
         raise
 
 
-def _judged(exited: Exit | None, call_timeout_s: float) -> tuple[Ending, dict[str, float | None]]:
+def _judged(exited: Exit | None, call_timeout_s: float) -> tuple[Ending, dict[str, RewardScore]]:
     """How a program's episode has ended, and its rewards. The session's own end, if it has one, outranks this."""
     if exited is None:
         detail = (
@@ -119,7 +119,7 @@ def _judged(exited: Exit | None, call_timeout_s: float) -> tuple[Ending, dict[st
         )
         return Ending("failed", "program", detail), {}
     try:
-        rewards = rewards_of(exited.last_line)
+        rewards = {name: score_of(value) for name, value in rewards_of(exited.last_line).items()}
     except ValueError as error:
         return Ending("failed", "program", f"its last line: {error}", lost="program"), {}
     if exited.status is None:

@@ -100,7 +100,7 @@ class Recording:
         ending: Ending,
         *,
         messages: Sequence[dict[str, Any]] = (),
-        rewards: Mapping[str, float | None] | None = None,
+        rewards: Mapping[str, RewardScore] | None = None,
         turn_rewards: Mapping[int, float] | None = None,
         metrics: Mapping[str, float] | None = None,
     ) -> Played:

@@ -1,7 +1,8 @@
 """Pay an episode by functions written for TRL's `reward_funcs` that read its `environments`.
 
 Such a function has to run where the environment is: in the process of its episode, once, at the end. It gets what its
-signature takes of `prompts`, `completions` (all messages behind the prompt), `environments`, and the row's columns.
+signature takes of `prompts`, `completions` (all messages behind the prompt), `environments`, the row's columns,
+`log_extra` and `log_metric`.
 """
 
 import copy
@@ -12,12 +13,16 @@ from typing import Any
 from grpo_proto.tool_arguments import parsed_arguments
 
 from .messages import EnvironmentFault
-from .plays import Environment, Message, TrlClass, number
+from .plays import Environment, Message, Paid, TrlClass, number
+from .reward_log import RewardLog
 from .time_limit import call
 
 RewardFunction = Callable[..., Any]
-UNKNOWN = ("completion_ids", "trainer_state", "log_extra", "log_metric")
-"""Arguments that TRL passes and an episode's process does not know."""
+UNKNOWN = ("completion_ids", "trainer_state")
+"""Arguments that TRL passes and an episode's process does not know: tokens are the server's, and which step will train
+on the episode is not decided yet."""
+KEPT = ("prompt", "completion", "prompts", "completions", "environments", "log_extra", "log_metric", *UNKNOWN)
+"""Names that are no columns for a reward."""
 
 
 class PaidByFunctions:
@@ -30,8 +35,7 @@ class PaidByFunctions:
         self.completion: list[Message] = []
 
     def reset(self, *, row: dict[str, Any], prompt: str | list[Message], seed: int, timeout_s: float) -> dict[str, Any]:
-        left_out = ("prompt", "completion", *UNKNOWN)
-        self.columns = {name: copy.deepcopy(value) for name, value in row.items() if name not in left_out}
+        self.columns = {name: copy.deepcopy(value) for name, value in row.items() if name not in KEPT}
         found = self.play.reset(row=row, prompt=prompt, seed=seed, timeout_s=timeout_s)
         self.prompt = copy.deepcopy(found["messages"])
         return found
@@ -42,17 +46,22 @@ class PaidByFunctions:
         self.completion += [said, *copy.deepcopy(found["messages"])]
         return found
 
-    def finish(self, *, timeout_s: float) -> dict[str, float | None]:
+    def show(self, *, message: Message, timeout_s: float) -> float | None:
+        return self.play.show(message=message, timeout_s=timeout_s)
+
+    def finish(self, *, timeout_s: float) -> dict[str, Paid]:
         """Return the rewards of the functions, and behind them those of `play`, in TRL's order."""
-        given = {name: [value] for name, value in self.columns.items()}
+        given: dict[str, Any] = {name: [value] for name, value in self.columns.items()}
         given |= {"prompts": [self.prompt], "completions": [self.completion], "environments": [self.play.instance]}
-        rewards: dict[str, float | None] = {}
+        rewards: dict[str, Paid] = {}
         for name, function in self.functions.items():
+            log = RewardLog()
+            given |= {"log_extra": log.log_extra, "log_metric": log.log_metric}
             try:
                 found = call(function, timeout_s=timeout_s, **_taken(function, given))
             except Exception as error:
                 raise EnvironmentFault(f"the reward {name} raised {type(error).__name__}: {error}") from error
-            rewards[name] = _only(found, name)
+            rewards[name] = {"score": _only(found, name), **log.said()}
         return rewards | self.play.finish(timeout_s=timeout_s)
 
     def close(self, timeout_s: float) -> None:
