@@ -13,6 +13,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from grpo_trainer.episodes import processes
 from grpo_trainer.episodes.processes import (
     CallFailedError,
     EpisodeProcess,
@@ -196,6 +197,25 @@ async def test_the_end_of_the_nursery_is_that_of_its_episodes_and_the_next_start
         await game.step("sleeps", 20)
     await until(lambda: not psutil.pid_exists(game.process.pid.result()))
     assert (await (await begun(nursery, tmp_path)).step("wins"))["done"]
+
+
+@pytest.mark.parametrize("full", [False, True])
+async def test_a_nursery_that_stands_still_is_ended_and_the_next_episode_starts_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: bool
+):
+    """`full`: so many are asked for at once that its socket has no room for more."""
+    async with Nursery(environments=[GAME]) as nursery:
+        monkeypatch.setattr(processes, "STARTED_S", 2.0)
+        game = await begun(nursery, tmp_path)
+        assert nursery._process is not None
+        os.kill(nursery._process.pid, signal.SIGSTOP)
+        asked = [begun(nursery, tmp_path) for _ in range(1000 if full else 1)]
+        async with asyncio.timeout(60):
+            found = await asyncio.gather(*asked, return_exceptions=True)
+        assert {type(one) for one in found} == {EpisodeProcessError}
+        await until(lambda: not psutil.pid_exists(game.process.pid.result()))
+        monkeypatch.undo()
+        assert (await (await begun(nursery, tmp_path)).step("wins"))["done"]
 
 
 async def test_everything_ends_with_the_trainer(tmp_path: Path):

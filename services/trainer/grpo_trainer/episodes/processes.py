@@ -1,7 +1,8 @@
 """The trainer's side of the nursery: start processes of episodes, call them, end them.
 
 Waits for: the nursery's packets and the frames of each process, each with a deadline. Unblocked by: those, the end of
-a process, and the end of the nursery, with which all its processes have ended; the next spawn starts another.
+a process, and the end of the nursery, with which all its processes have ended; the next spawn starts another. A nursery
+that stands still is ended.
 """
 
 import asyncio
@@ -161,6 +162,8 @@ class Nursery:
         self._process: asyncio.subprocess.Process | None = None
         self._control: socket.socket | None = None
         self._listening: asyncio.Task[None] | None = None
+        self._heard_s = 0.0
+        """When the nursery said something last, on the event loop's clock."""
 
     async def __aenter__(self) -> "Nursery":
         await self.start()
@@ -209,6 +212,7 @@ class Nursery:
         if "failed" in answer:
             await self._end_process()
             raise UsageError(answer["failed"])
+        self._heard_s = loop.time()
         self._listening = asyncio.create_task(self._listen(ours))
 
     async def stop(self) -> None:
@@ -263,9 +267,13 @@ class Nursery:
         child = EpisodeProcess(self, next(self._numbers))
         self._living[child.number] = child
         either: list[asyncio.Future[Any]] = [child.pid, child.exited]
+        asked_s = asyncio.get_running_loop().time()
         try:
-            await self._send({"spawn": child.number, **message}, descriptors)
-            await asyncio.wait(either, timeout=STARTED_S, return_when=asyncio.FIRST_COMPLETED)
+            async with asyncio.timeout(STARTED_S):
+                await self._send({"spawn": child.number, **message}, descriptors)
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        except TimeoutError:
+            await self._end_if_silent_since(asked_s)
         except BaseException:
             child.kill()
             raise
@@ -275,8 +283,16 @@ class Nursery:
             raise EpisodeProcessError(f"the process of the episode could not be started: {why}")
         return child
 
+    async def _end_if_silent_since(self, asked_s: float) -> None:
+        """End a nursery that has said nothing since `asked_s`: it stands still, and so would every later episode."""
+        if self._heard_s > asked_s or self._process is None or self._listening is None:
+            return
+        log.warning("the process that forks those of episodes has said nothing for %g s, and is ended", STARTED_S)
+        self._process.kill()
+        await asyncio.wait({self._listening}, timeout=GRACE_S)
+
     async def _send(self, message: Frame, descriptors: Sequence[int] = ()) -> None:
-        """Raises EpisodeProcessError when the nursery is gone."""
+        """Send when there is room. Raises EpisodeProcessError when the nursery is gone."""
         body = packet(message)
         while True:
             control = self._control
@@ -306,6 +322,7 @@ class Nursery:
         loop = asyncio.get_running_loop()
         try:
             while body := await loop.sock_recv(control, PACKET_BYTES):
+                self._heard_s = loop.time()
                 self._obey(opened(body))
         except OSError as error:
             log.warning("the process that forks those of episodes is gone: %s", error)
