@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 import torch
@@ -73,7 +73,7 @@ class TestWhoMayJoin:
         ours, theirs = socket.socketpair()
         theirs.sendall(bytes(16 + 32))  # a nonce, and an answer that proves nothing
         with ours, theirs, pytest.raises(StrangerError, match="does not know the secret"):
-            introduce(ours, "secret", session=1, rank=1)
+            introduce(ours, "secret", session=1, rank=1, timeout_s=5.0)
 
     def test_a_rank_is_taken_once(self, open_host: Host):
         crew = open_host.crew(1, 2)
@@ -90,6 +90,20 @@ class TestWhoMayJoin:
         with socket.create_connection(("127.0.0.1", open_host.port), timeout=5.0) as stranger:
             assert len(stranger.recv(100)) == 16
             assert stranger.recv(100) == b""
+
+    def test_who_proves_it_byte_by_byte_is_cut_off_as_soon(self, open_host: Host, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(host, "PROOF_TIMEOUT_S", 0.4)
+        with socket.create_connection(("127.0.0.1", open_host.port), timeout=0.1) as stranger:
+            assert len(stranger.recv(100)) == 16
+            left = 59  # of the 60 that it would take
+            with suppress(ConnectionError):
+                while left:
+                    stranger.sendall(b"x")
+                    left -= 1
+                    with suppress(TimeoutError):
+                        assert stranger.recv(100) == b""
+                        break
+        assert left
 
     def test_rubbish_ends_a_connection_and_nothing_else(self, open_host: Host):
         crew = open_host.crew(1, 3)
@@ -126,7 +140,7 @@ class TestKeys:
         """The kernel answers such an end with a reset."""
         crew = open_host.crew(1, 2)
         worker = socket.create_connection(("127.0.0.1", open_host.port), timeout=5.0)
-        introduce(worker, crew.secret, session=1, rank=1)
+        introduce(worker, crew.secret, session=1, rank=1, timeout_s=5.0)
         eventually(lambda: crew.arrived == {1})
         worker.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         worker.close()

@@ -57,8 +57,7 @@ class Host:
     def _admit(self, connection: socket.socket, address: str) -> None:
         taken = False
         try:
-            connection.settimeout(PROOF_TIMEOUT_S)
-            session, rank = admit(connection, self._secret_of)
+            session, rank = admit(connection, self._secret_of, timeout_s=PROOF_TIMEOUT_S)
             crew = self._crews.get(session)
             taken = crew is not None and crew.take_in(rank, connection)
         except (StrangerError, OSError) as error:

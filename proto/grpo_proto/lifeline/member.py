@@ -19,7 +19,7 @@ class Member(Lifeline):
         super().__init__()
         connection = socket.create_connection((host, port), timeout=timeout_s)
         try:
-            introduce(connection, secret, session=session, rank=rank)
+            introduce(connection, secret, session=session, rank=rank, timeout_s=timeout_s)
         except BaseException:
             connection.close()
             raise
