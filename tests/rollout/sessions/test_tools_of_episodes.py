@@ -232,9 +232,14 @@ async def test_a_function_that_cannot_pay_an_episode_is_named(folder: Path, tmp_
     with pytest.raises(UsageError, match=r"episodes.reward_funcs: .*:of_tokens takes completion_ids"):
         async with policy(folder, tmp_path, environment_factory=f"{GAMES}:Door", reward_funcs=[f"{GAMES}:of_tokens"]):
             pass
-    config = {"environment_factory": f"{GAMES}:Door", "reward_funcs": [f"{GAMES}:of_a_batch"]}
-    async with policy(folder, tmp_path, **config) as one:
-        one.says(text="Hm.")
-        found = await one.plays(colour="red")
-    assert found.ending.lost == "environment"
-    assert "of_a_batch returned [1.0, 0.0], not a list of one reward" in str(found.ending.detail)
+    for name, says in (
+        ("of_a_batch", "of_a_batch returned [1.0, 0.0], not a list of one reward"),
+        ("hangs", "hangs did not return within 1 s"),
+    ):
+        config = {"environment_factory": f"{GAMES}:Door", "reward_funcs": [f"{GAMES}:{name}"], "call_timeout_s": 1}
+        async with policy(folder, tmp_path, **config) as one:
+            one.says(text="Hm.")
+            found = await one.plays(colour="red")
+        assert found.ending.lost == "environment"
+        assert says in str(found.ending.detail)
+        assert found.episode.rewards[name].status == "error"

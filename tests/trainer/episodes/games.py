@@ -124,3 +124,8 @@ def logging(environments, completions, log_extra, log_metric, code=None):
         log_metric("tries", tries)
     log_metric("colour", "red")
     return [sum(message["role"] == "assistant" for message in completions[0])]
+
+
+def hangs(environments):
+    time.sleep(600)
+    return [1.0]
