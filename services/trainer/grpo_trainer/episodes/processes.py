@@ -6,6 +6,7 @@ that stands still is ended.
 """
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import os
@@ -288,7 +289,8 @@ class Nursery:
         if self._heard_s > asked_s or self._process is None or self._listening is None:
             return
         log.warning("the process that forks those of episodes has said nothing for %g s, and is ended", STARTED_S)
-        self._process.kill()
+        with contextlib.suppress(ProcessLookupError):  # another start that waited in vain has ended it
+            self._process.kill()
         await asyncio.wait({self._listening}, timeout=GRACE_S)
 
     async def _send(self, message: Frame, descriptors: Sequence[int] = ()) -> None:
