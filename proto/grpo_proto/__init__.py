@@ -10,6 +10,8 @@ staging.py         the buffers of a push's buckets, at both of its ends (needs t
 lifeline/          a connection of each worker to rank 0: who may join a push, who has died
 server_url.py      what is the URL of a server
 api_token.py       the servers' token: read it from the environment, check a request for it
+reward_log.py      what a reward for TRL logs beside its scores; diagnostics.py: that, as plain JSON
+nesting.py         how deep a JSON value is nested
 totals.py          a sample's total reward, and a retry of the scores that broke
 code_hash.py       a digest of a reward's source files
 fingerprint.py     short digests of a tokenizer and of a chat template

@@ -15,9 +15,10 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from grpo_proto.diagnostics import finite
+
 from .adapters.completion import A_COMPLETION, completion_text, value_and_type
 from .adapters.text import plain_prompt
-from .diagnostics import finite
 from .faults import printable
 
 if TYPE_CHECKING:

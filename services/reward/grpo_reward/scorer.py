@@ -2,24 +2,22 @@
 
 import asyncio
 import inspect
-import math
 import reprlib
-import statistics
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from grpo_proto.diagnostics import MAX_DETAIL_CHARS, BeyondLimitsError, as_json, finite, sendable_log, sendable_metrics
+from grpo_proto.reward_log import RewardLog
+
 from .author import Reward, Score
-from .diagnostics import BeyondLimitsError, as_json, finite, sendable_log, sendable_metrics
 from .faults import BOUNDS
 
 MAX_CALL_CHARS = 16 * 2**20
 """Most characters of JSON that all samples of one call of a function of `completions` log: they come at once."""
-MAX_DETAIL_CHARS = 1000
 PLUGIN_MODULES = "grpo_reward_plugin_"
 """The modules of plugin files are called this, and then as the file."""
 
@@ -84,7 +82,7 @@ def score_batch(
     arguments = _params_of(params) | {"completions": [sample["completion"] for sample in samples]}
     for parameter, field in reward.fields.items():
         arguments[parameter] = [sample.get(field) for sample in samples]
-    logged = _Logged(len(samples))
+    logged = RewardLog(len(samples))
     context = {
         "step": step,
         "timeout_s": timeout_s,
@@ -103,7 +101,7 @@ def score_batch(
             raise TypeError(f"the reward returned {_kind(results)}, not a list of {len(samples)} scores")
         if len(results) != len(samples):
             raise ValueError(f"the reward returned {len(results)} results for {len(samples)} samples")
-        return _bounded(outcome(logged.added_to(result, position)) for position, result in enumerate(results))
+        return _bounded(outcome(_with_logged(result, logged, position)) for position, result in enumerate(results))
     except BaseException as error:
         return [failed_outcome(error)] * len(samples)
 
@@ -141,48 +139,14 @@ class TrainerState:
         raise AttributeError(f"trainer_state.{name} is not known to a reward server; trainer_state.global_step is")
 
 
-class _Logged:
-    """What a function of `completions` says through TRL's `log_extra` and `log_metric`."""
-
-    def __init__(self, num_samples: int):
-        self._num_samples = num_samples
-        self._columns: dict[str, list[Any]] = {}
-        self._metrics: dict[str, list[Any]] = {}
-
-    def log_extra(self, column: str, values: Sequence[Any]) -> None:
-        values = list(values)
-        if len(values) != self._num_samples:
-            raise ValueError(f"log_extra({column!r}) has {len(values)} values for {self._num_samples} samples")
-        self._columns[column] = values
-
-    def log_metric(self, name: str, value: float) -> None:
-        self._metrics.setdefault(name, []).append(value)
-
-    def added_to(self, result: Any, position: int) -> Any:
-        """A metric is the same for all samples, so that their average is the mean of what was said."""
-        if not self._columns and not self._metrics:
-            return result
-        score = result if isinstance(result, Score) else Score(result)
-        columns = {column: values[position] for column, values in self._columns.items()}
-        return replace(score, log=_joined(columns, score.log), metrics=_joined(self._means, score.metrics))
-
-    @cached_property
-    def _means(self) -> dict[str, Any]:
-        """Mean of every metric, asked for once all is said."""
-        return {name: _mean(values) for name, values in self._metrics.items()}
-
-
-def _mean(values: list[Any]) -> Any:
-    """Mean of the values given for one metric; the first that is no number, if there is one, so that it is told."""
-    for value in values:
-        try:
-            float(value)
-        except Exception:
-            return value
-    try:
-        return statistics.fmean(map(float, values))
-    except (OverflowError, ValueError):  # the sum is beyond all numbers, or has both infinities in it
-        return math.nan
+def _with_logged(result: Any, logged: RewardLog, position: int) -> Any:
+    """What a function returned for a sample, with what it logged. A metric is the same for all samples, so that their
+    average is the mean of what was said."""
+    if not logged:
+        return result
+    score = result if isinstance(result, Score) else Score(result)
+    columns, metrics = logged.columns_of(position), logged.means
+    return replace(score, log=_joined(columns, score.log), metrics=_joined(metrics, score.metrics))
 
 
 def _joined(logged: dict[str, Any], own: Any) -> Any:

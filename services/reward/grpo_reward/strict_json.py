@@ -4,7 +4,7 @@ import json
 import math
 from typing import Any, NoReturn
 
-from .nesting import nesting
+from grpo_proto.nesting import nesting
 
 MAX_DEPTH = 32
 """Nested arrays and objects: checking one level of a schema that contains itself takes a dozen calls of the stack."""

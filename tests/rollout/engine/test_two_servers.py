@@ -94,10 +94,11 @@ async def test_sigterm_ends_it_cleanly_in_the_middle_of_sampling(compiled: Serve
     await compiled.heal()
     processes = compiled.running.children()
     async with compiled.client() as client, opened(compiled, sampling={"max_tokens": 200}) as session:
-        waiting = asyncio.create_task(session.chat({"role": "user", "content": "Hello"}))
-        await until_running(compiled, None)
         sampling = asyncio.create_task(client.rollouts(long_request("last")))
         await until_running(compiled, None)
+        # A turn of its own could end before anybody looks; behind so many sequences it waits.
+        waiting = asyncio.create_task(session.chat({"role": "user", "content": "Hello"}))
+        await session.trajectory()  # asked behind it: the turn has come, too
         assert await asyncio.to_thread(compiled.running.stop, 30.0) == 0
         answer, of_session = await sampling, await waiting
     ends = {completion.finish_reason for group in answer.groups for completion in group.completions}

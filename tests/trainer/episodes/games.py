@@ -2,10 +2,11 @@
 
 import asyncio
 import json
-import math
 import os
 import random
 import time
+
+import numpy as np
 
 
 class Counting:
@@ -120,8 +121,11 @@ def steps_played(environments):
 def logging(environments, completions, log_extra, log_metric, code=None):
     """Written for TRL: worth what it is, and says more."""
     log_extra("code", code or [None])
-    for tries in (1, 2.0, math.nan):
+    log_extra("array", [[np.float32([0.5, 3])]])
+    log_extra("keys", [{(1, 2): 3}])
+    for tries, huge in ((1, 1e308), (2.0, 1e308)):
         log_metric("tries", tries)
+        log_metric("huge", huge)
     log_metric("colour", "red")
     return [sum(message["role"] == "assistant" for message in completions[0])]
 

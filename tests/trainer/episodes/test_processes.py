@@ -205,20 +205,50 @@ async def test_a_nursery_that_stands_still_is_ended_and_the_next_episode_starts_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: bool
 ):
     """`full`: so many are asked for at once that its socket has no room for more."""
-    async with Nursery(environments=[GAME]) as nursery:
+    holds_its_socket = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(15)\n    os._exit(0)\n"
+    file = tmp_path / "forks.py"
+    file.write_text(holds_its_socket + HOSTILE.read_text())
+    name = f"{file}:Hostile"
+    async with Nursery(environments=[name]) as nursery:
         monkeypatch.setattr(processes, "STARTED_S", 2.0)
-        game = await begun(nursery, tmp_path)
+        game = await begun(nursery, tmp_path, name=name)
         assert nursery._process is not None
         assert nursery._control is not None
         nursery._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         os.kill(nursery._process.pid, signal.SIGSTOP)
-        asked = [begun(nursery, tmp_path) for _ in range(50 if full else 1)]
+        asked = [begun(nursery, tmp_path, name=name) for _ in range(50 if full else 1)]
         async with asyncio.timeout(60):
             found = await asyncio.gather(*asked, return_exceptions=True)
         assert {type(one) for one in found} == {EpisodeProcessError}
+        assert all("has ended" in str(one) or "ended with the process that forked it" in str(one) for one in found)
         await until(lambda: not psutil.pid_exists(game.process.pid.result()))
         monkeypatch.undo()
-        assert (await (await begun(nursery, tmp_path)).step("wins"))["done"]
+        assert (await (await begun(nursery, tmp_path, name=name)).step("wins"))["done"]
+
+
+async def test_who_tries_again_after_a_nursery_stood_still_among_many_starts_has_a_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """An episode has two attempts: the first must end the one that stands still, also when it has answered others."""
+
+    async def in_two_attempts(nursery: Nursery) -> Game:
+        try:
+            return await begun(nursery, tmp_path)
+        except EpisodeProcessError:
+            return await begun(nursery, tmp_path)
+
+    async with Nursery(environments=[GAME]) as nursery:
+        monkeypatch.setattr(processes, "STARTED_S", 2.0)
+        playing = [asyncio.create_task(in_two_attempts(nursery)) for _ in range(60)]
+        await until(lambda: any(child.pid.done() for child in nursery._living.values()))
+        assert nursery._process is not None
+        os.kill(nursery._process.pid, signal.SIGSTOP)
+        assert not all(child.pid.done() for child in nursery._living.values())
+        async with asyncio.timeout(60):
+            games = await asyncio.gather(*playing)
+        playing_on = [game for game in games if not game.process.exited.done()]
+        assert 0 < len(playing_on) < len(games)
+        assert (await playing_on[0].step("wins"))["done"]
 
 
 async def test_everything_ends_with_the_trainer(tmp_path: Path):

@@ -14,9 +14,9 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from grpo_proto import RewardSpec, ScoreRequest, ScoreSample
+from grpo_proto.nesting import MAX_LEVELS, nesting
 
 from ..executors.base import LoadedReward
-from ..nesting import MAX_LEVELS, nesting
 from ..refusal import Refusal, invalid_request, nearest
 
 OPTIONS = {

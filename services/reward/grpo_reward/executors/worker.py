@@ -20,10 +20,12 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
+from grpo_proto.diagnostics import MAX_DETAIL_CHARS
+
 from .. import rewards as built_in
 from ..author import Reward
 from ..remembered import Remembered
-from ..scorer import MAX_DETAIL_CHARS, InvalidParamsError, Outcome, checked_params, score_batch, score_sample
+from ..scorer import InvalidParamsError, Outcome, checked_params, score_batch, score_sample
 from .frames import PROGRESS, receive_frame, send_frame
 from .leftovers import Leftovers, num_threads, stop_timers
 

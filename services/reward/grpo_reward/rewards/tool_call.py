@@ -6,11 +6,11 @@ from typing import Any
 
 from pydantic import BaseModel, model_validator
 
+from grpo_proto.nesting import nesting
 from grpo_proto.nulls import without_nulls
 
 from ..answers.place import THINK_CLOSING, THINK_OPENING
 from ..author import Score, reward
-from ..nesting import nesting
 from ..strict_json import MAX_DEPTH, strict_json_at
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"

@@ -6,7 +6,6 @@ that stands still is ended.
 """
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import os
@@ -28,7 +27,12 @@ log = logging.getLogger(__name__)
 GRACE_S = 3.0
 """Time for a process that was interrupted to say so, before it is killed."""
 STARTED_S = 30.0
-"""Limit for a fork or the start of a program."""
+"""A nursery that has said nothing for this long, while a fork or the start of a program is waited for, stands still: it
+answers each in turn."""
+
+
+TICK_S = 0.1
+DIED = "the process that imports the files of episodes died"
 
 
 class EpisodeProcessError(Exception):
@@ -176,9 +180,10 @@ class Nursery:
     async def start(self) -> None:
         """Start it unless it runs. Raises UsageError when a file cannot be imported, or not in time."""
         async with self._starting:
-            if self._listening is not None and not self._listening.done():
-                return
-            await self._start()
+            if self._listening is not None and self._control is None:
+                await asyncio.wait({self._listening})  # the one before is ending
+            if self._listening is None or self._listening.done():
+                await self._start()
 
     async def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -204,12 +209,14 @@ class Nursery:
         try:
             async with asyncio.timeout(self.startup_timeout_s):
                 body = await loop.sock_recv(ours, PACKET_BYTES)
-        except TimeoutError as error:
+        except OSError as error:
             await self._end_process()
+            if not isinstance(error, TimeoutError):
+                raise UsageError(DIED) from error
             raise UsageError(
                 f"episodes: importing the files took longer than startup_timeout_s {self.startup_timeout_s:g}"
             ) from error
-        answer = opened(body) if body else {"failed": "the process that imports the files of episodes died"}
+        answer = opened(body) if body else {"failed": DIED}
         if "failed" in answer:
             await self._end_process()
             raise UsageError(answer["failed"])
@@ -234,8 +241,9 @@ class Nursery:
             async with asyncio.timeout(2 * GRACE_S):
                 await self._process.wait()
         except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
+            kill_group(self._process.pid)
+            # One that the kernel holds, as for a file of a server that is gone, ends when it is let go.
+            await asyncio.wait({asyncio.ensure_future(self._process.wait())}, timeout=GRACE_S)
         self._process = None
 
     # --- processes -----------------------------------------------------------------------------------------------
@@ -265,48 +273,42 @@ class Nursery:
 
     async def _spawn(self, message: Frame, descriptors: list[int]) -> EpisodeProcess:
         await self.start()
-        child = EpisodeProcess(self, next(self._numbers))
+        control = self._control
+        if control is None:
+            raise EpisodeProcessError("the process that forks those of episodes has ended")
+        loop = asyncio.get_running_loop()
+        child, asked_s = EpisodeProcess(self, next(self._numbers)), loop.time()
         self._living[child.number] = child
         either: list[asyncio.Future[Any]] = [child.pid, child.exited]
-        asked_s = asyncio.get_running_loop().time()
+        sending = asyncio.ensure_future(_send(control, {"spawn": child.number, **message}, descriptors))
         try:
-            async with asyncio.timeout(STARTED_S):
-                await self._send({"spawn": child.number, **message}, descriptors)
-                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        except TimeoutError:
-            await self._end_if_silent_since(asked_s)
+            while not (child.pid.done() or child.exited.done()):
+                left_s = max(asked_s, self._heard_s) + STARTED_S - loop.time()
+                if left_s <= 0:
+                    self._end_silent(control)
+                waited_for = either if sending.done() else [sending, *either]
+                await asyncio.wait(waited_for, timeout=max(left_s, TICK_S), return_when=asyncio.FIRST_COMPLETED)
+                if sending.done():
+                    sending.result()
         except BaseException:
             child.kill()
             raise
+        finally:
+            sending.add_done_callback(_forget)
+            sending.cancel()
         if not child.pid.done():
-            child.kill()
-            why = child.exited.result().output if child.exited.done() else f"it did not start within {STARTED_S:g} s"
-            raise EpisodeProcessError(f"the process of the episode could not be started: {why}")
+            exited = child.exited.result()
+            raise EpisodeProcessError(f"the process of the episode could not be started: {exited.output or exited}")
         return child
 
-    async def _end_if_silent_since(self, asked_s: float) -> None:
-        """End a nursery that has said nothing since `asked_s`: it stands still, and so would every later episode."""
-        if self._heard_s > asked_s or self._process is None or self._listening is None:
+    def _end_silent(self, control: socket.socket) -> None:
+        """End the nursery at `control`, which stands still: so would every later episode."""
+        if control is not self._control or self._process is None:
             return
         log.warning("the process that forks those of episodes has said nothing for %g s, and is ended", STARTED_S)
-        with contextlib.suppress(ProcessLookupError):  # another start that waited in vain has ended it
-            self._process.kill()
-        await asyncio.wait({self._listening}, timeout=GRACE_S)
-
-    async def _send(self, message: Frame, descriptors: Sequence[int] = ()) -> None:
-        """Send when there is room. Raises EpisodeProcessError when the nursery is gone."""
-        body = packet(message)
-        while True:
-            control = self._control
-            if control is None:
-                raise EpisodeProcessError("the process that forks those of episodes has ended")
-            try:
-                socket.send_fds(control, [body], list(descriptors))
-                return
-            except BlockingIOError:
-                await asyncio.sleep(0.01)  # it reads as soon as it has forked those before
-            except OSError as error:
-                raise EpisodeProcessError(f"the process that forks those of episodes has ended: {error}") from error
+        self._heard_s = asyncio.get_running_loop().time()  # once is enough
+        kill_group(self._process.pid)
+        control.shutdown(socket.SHUT_RDWR)  # what a file has forked at its import may hold the other end
 
     def kill(self, number: int) -> None:
         if number not in self._living or self._control is None:
@@ -347,7 +349,20 @@ class Nursery:
         self._living.clear()
 
 
+async def _send(control: socket.socket, message: Frame, descriptors: Sequence[int]) -> None:
+    """Send to the nursery once it has room. Raises EpisodeProcessError when it is gone."""
+    body = packet(message)
+    while True:
+        try:
+            socket.send_fds(control, [body], list(descriptors))
+            return
+        except BlockingIOError:
+            await asyncio.sleep(0.01)  # it reads as soon as it has forked those before
+        except OSError as error:
+            raise EpisodeProcessError(f"the process that forks those of episodes has ended: {error}") from error
+
+
 def _forget(done: "asyncio.Future[Any]") -> None:
-    """Take the error of an exchange that nobody waits for any more."""
+    """Take the error of what nobody waits for any more."""
     if not done.cancelled():
         done.exception()

@@ -10,11 +10,12 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from grpo_proto.diagnostics import MAX_DETAIL_CHARS, BeyondLimitsError, sendable_log, sendable_metrics
+from grpo_proto.reward_log import RewardLog
 from grpo_proto.tool_arguments import parsed_arguments
 
 from .messages import EnvironmentFault
 from .plays import Environment, Message, Paid, TrlClass, number
-from .reward_log import RewardLog
 from .time_limit import call
 
 RewardFunction = Callable[..., Any]
@@ -55,13 +56,13 @@ class PaidByFunctions:
         given |= {"prompts": [self.prompt], "completions": [self.completion], "environments": [self.play.instance]}
         rewards: dict[str, Paid] = {}
         for name, function in self.functions.items():
-            log = RewardLog()
+            log = RewardLog(num_samples=1)
             given |= {"log_extra": log.log_extra, "log_metric": log.log_metric}
             try:
                 found = call(function, timeout_s=timeout_s, **_taken(function, given))
             except Exception as error:
                 raise EnvironmentFault(f"the reward {name} raised {type(error).__name__}: {error}") from error
-            rewards[name] = {"score": _only(found, name), **log.said()}
+            rewards[name] = {"score": _only(found, name), **_said(log)}
         return rewards | self.play.finish(timeout_s=timeout_s)
 
     def close(self, timeout_s: float) -> None:
@@ -93,6 +94,26 @@ def _taken(function: RewardFunction, given: Mapping[str, Any]) -> dict[str, Any]
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return dict(given)
     return {name: value for name, value in given.items() if name in parameters}
+
+
+def _said(log: RewardLog) -> Paid:
+    """What a reward has logged, as it is now. What cannot be kept costs no score: the detail names it."""
+    said: Paid = {}
+    details: list[str] = []
+    for field, sendable, logged in (
+        ("metrics", sendable_metrics, log.means),
+        ("log", sendable_log, log.columns_of(0)),
+    ):
+        try:
+            kept, left_out = sendable(logged)
+        except BeyondLimitsError as error:
+            kept, left_out = {}, [f"{field} left out: {error}"]
+        details += left_out
+        if kept:
+            said[field] = copy.deepcopy(kept)
+    if details:
+        said["detail"] = "; ".join(details)[:MAX_DETAIL_CHARS]
+    return said
 
 
 def _only(found: Any, name: str) -> float | None:

@@ -17,6 +17,7 @@ from .nesting import nesting
 MAX_LOG_CHARS = 64 * 1024
 MAX_LOG_DEPTH = 100
 MAX_METRICS, MAX_METRIC_CHARS = 100, 200
+MAX_DETAIL_CHARS = 1000
 
 
 class BeyondLimitsError(Exception):
