@@ -80,7 +80,7 @@ test: $(SETUP_STAMP)  ## every test that breaks nothing: 11 to 32 minutes on two
 	$(PYTEST) -n $(WORKERS) -m "not (faults or ray)"
 	$(PYTEST_RAY) -m "ray and not faults"
 
-faults: $(SETUP_STAMP)  ## what kills, freezes, cuts or fills real services: 14 to 17 minutes on two cores
+faults: $(SETUP_STAMP)  ## what kills, freezes, cuts or fills real services: 9 to 17 minutes on two cores
 	$(PYTEST) -n $(WORKERS) -m "faults and not ray"
 	$(PYTEST_RAY) -n 2 --dist load -m "ray and faults"
 
