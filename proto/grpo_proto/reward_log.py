@@ -1,4 +1,4 @@
-"""What a reward written for TRL says beside its scores, through `log_extra` and `log_metric`."""
+"""Keep what a reward written for TRL says beside its scores, through `log_extra` and `log_metric`."""
 
 import math
 import statistics

@@ -140,7 +140,7 @@ class TrainerState:
 
 
 def _with_logged(result: Any, logged: RewardLog, position: int) -> Any:
-    """What a function returned for a sample, with what it logged. A metric is the same for all samples, so that their
+    """Add what a function logged to what it returned for a sample. A metric is the same for all samples, so that their
     average is the mean of what was said."""
     if not logged:
         return result

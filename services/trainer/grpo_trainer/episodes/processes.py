@@ -29,9 +29,7 @@ GRACE_S = 3.0
 STARTED_S = 30.0
 """A nursery that has said nothing for this long, while a fork or the start of a program is waited for, stands still: it
 answers each in turn."""
-
-
-TICK_S = 0.1
+POLL_S = 0.01
 DIED = "the process that imports the files of episodes died"
 
 
@@ -280,22 +278,19 @@ class Nursery:
         child, asked_s = EpisodeProcess(self, next(self._numbers)), loop.time()
         self._living[child.number] = child
         either: list[asyncio.Future[Any]] = [child.pid, child.exited]
-        sending = asyncio.ensure_future(_send(control, {"spawn": child.number, **message}, descriptors))
+        body, sent = packet({"spawn": child.number, **message}), False
         try:
             while not (child.pid.done() or child.exited.done()):
                 left_s = max(asked_s, self._heard_s) + STARTED_S - loop.time()
                 if left_s <= 0:
                     self._end_silent(control)
-                waited_for = either if sending.done() else [sending, *either]
-                await asyncio.wait(waited_for, timeout=max(left_s, TICK_S), return_when=asyncio.FIRST_COMPLETED)
-                if sending.done():
-                    sending.result()
+                sent = sent or _sent(control, body, descriptors)
+                # Without room, look again: it reads as soon as it has forked those before.
+                wait_s = max(left_s, POLL_S) if sent else POLL_S
+                await asyncio.wait(either, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
         except BaseException:
             child.kill()
             raise
-        finally:
-            sending.add_done_callback(_forget)
-            sending.cancel()
         if not child.pid.done():
             exited = child.exited.result()
             raise EpisodeProcessError(f"the process of the episode could not be started: {exited.output or exited}")
@@ -349,20 +344,18 @@ class Nursery:
         self._living.clear()
 
 
-async def _send(control: socket.socket, message: Frame, descriptors: Sequence[int]) -> None:
-    """Send to the nursery once it has room. Raises EpisodeProcessError when it is gone."""
-    body = packet(message)
-    while True:
-        try:
-            socket.send_fds(control, [body], list(descriptors))
-            return
-        except BlockingIOError:
-            await asyncio.sleep(0.01)  # it reads as soon as it has forked those before
-        except OSError as error:
-            raise EpisodeProcessError(f"the process that forks those of episodes has ended: {error}") from error
+def _sent(control: socket.socket, body: bytes, descriptors: Sequence[int]) -> bool:
+    """Send to the nursery; False when its socket has no room. Of its end every process that it should start is told."""
+    try:
+        socket.send_fds(control, [body], list(descriptors))
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # it has ended: who tries again at once must find the next one
+    return True
 
 
 def _forget(done: "asyncio.Future[Any]") -> None:
-    """Take the error of what nobody waits for any more."""
+    """Take the error of an exchange that nobody waits for any more."""
     if not done.cancelled():
         done.exception()

@@ -22,7 +22,7 @@ RewardFunction = Callable[..., Any]
 UNKNOWN = ("completion_ids", "trainer_state")
 """Arguments that TRL passes and an episode's process does not know: tokens are the server's, and which step will train
 on the episode is not decided yet."""
-KEPT = ("prompt", "completion", "prompts", "completions", "environments", "log_extra", "log_metric", *UNKNOWN)
+RESERVED = ("prompt", "completion", "prompts", "completions", "environments", "log_extra", "log_metric", *UNKNOWN)
 """Names that are no columns for a reward."""
 
 
@@ -36,7 +36,7 @@ class PaidByFunctions:
         self.completion: list[Message] = []
 
     def reset(self, *, row: dict[str, Any], prompt: str | list[Message], seed: int, timeout_s: float) -> dict[str, Any]:
-        self.columns = {name: copy.deepcopy(value) for name, value in row.items() if name not in KEPT}
+        self.columns = {name: copy.deepcopy(value) for name, value in row.items() if name not in RESERVED}
         found = self.play.reset(row=row, prompt=prompt, seed=seed, timeout_s=timeout_s)
         self.prompt = copy.deepcopy(found["messages"])
         return found
@@ -97,7 +97,7 @@ def _taken(function: RewardFunction, given: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _said(log: RewardLog) -> Paid:
-    """What a reward has logged, as it is now. What cannot be kept costs no score: the detail names it."""
+    """Return what a reward has logged, as it is now. What cannot be kept costs no score: the detail names it."""
     said: Paid = {}
     details: list[str] = []
     for field, sendable, logged in (
