@@ -1,6 +1,7 @@
 """Starting real services for tests: on free ports, with their output in a file, never left behind."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -20,6 +21,8 @@ BIN = Path(sys.executable).parent
 
 ROLLOUT_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1"}
 """Small enough that several engines fit beside each other on a machine without a GPU."""
+
+NAMES_AN_ERROR = re.compile(r"\b[A-Z]\w*(Error|Exception)\b: |\bexited with\b|\bSIG[A-Z]+\b")
 
 
 def gone_within(processes: list[psutil.Process], timeout_s: float) -> bool:
@@ -71,7 +74,10 @@ class Service:
         return engine
 
     def tail(self, lines: int = 40) -> str:
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        """The end of the log, behind the errors named before it: the first of several processes' is the cause."""
+        printed = self.log.read_text(errors="replace").splitlines()
+        named = [line for line in printed[:-lines] if NAMES_AN_ERROR.search(line)]
+        return "\n".join([*dict.fromkeys(named), *printed[-lines:]])
 
     def stop(self, timeout_s: float = 60.0) -> int:
         """SIGTERM, then wait; a service that does not go is killed with its children, and the test fails."""

@@ -18,7 +18,7 @@ MAX_MODEL_LEN = 4096
 class Script:
     """Stands in for vLLM's engine client: returns the answers in `answers`, as (ids, finish_reason, stop_reason).
 
-    `holds`: a request returns half of its answer, once it has been aborted.
+    `holds`: a request returns half of its answer, once it has been aborted. `errored`: the engine has ended.
     """
 
     model_config: Any
@@ -31,6 +31,12 @@ class Script:
     holds: bool = False
     holding: asyncio.Event = field(default_factory=asyncio.Event)
     held: dict[str, asyncio.Event] = field(default_factory=dict)
+
+    @property
+    def dead_error(self) -> BaseException:
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        return EngineDeadError()
 
     def check_admission(self, n: int) -> None:
         pass
@@ -48,6 +54,8 @@ class Script:
     async def generate(self, prompt: Any, params: Any, request_id: str, **_: Any) -> AsyncGenerator[Any, None]:
         from vllm.outputs import CompletionOutput, WeightVersionSpan
 
+        if self.errored:
+            raise self.dead_error
         self.prompts.append(list(prompt["prompt_token_ids"]))
         token_ids, finish_reason, stop_reason = self.answers.popleft()
         if self.holds:

@@ -68,6 +68,7 @@ async def test_a_drain_ends_sessions_as_infrastructure_and_answers_503(served: S
     await asyncio.to_thread(served.script.shutdown)
     with pytest.raises(Refusal, match="the server stops") as refused:
         await waiting
+    served.script.errored = True  # as vLLM's client says from now on
     assert (refused.value.status, refused.value.headers["x-should-retry"]) == (503, "false")
     for ended in (session, idle):
         state = ended.state()
@@ -77,3 +78,17 @@ async def test_a_drain_ends_sessions_as_infrastructure_and_answers_503(served: S
     with pytest.raises(Refusal, match="stopping") as opening:
         served.open()
     assert opening.value.status == 503
+
+
+async def test_an_answer_that_is_recorded_outlives_the_engine(served: Served):
+    """A turn that is asked for then is told that the engine has died, which vLLM's own objects answer with 500."""
+    from grpo_rollout.engine import EngineDiedError
+
+    session = served.open()
+    served.next([5, 6, 7, 8])
+    first = await served.chat(session, messages=QUESTION)
+    served.script.errored = True
+    retried = await served.chat(session, messages=QUESTION, retry=True)
+    assert retried["choices"] == first["choices"]
+    with pytest.raises(EngineDiedError):
+        await served.chat(session, messages=QUESTION)

@@ -185,6 +185,9 @@ def _recorded_renderer(renderer: Any, asked: Request) -> Any:
 class _RecordedClient:
     """Stands in for vLLM's engine client: one output, the whole turn."""
 
+    errored = False
+    """Asked by vLLM before a turn begins. The turn itself finds a dead engine, behind what the session has to say."""
+
     def __init__(self, client: Any, asked: Request):
         self._client, self._asked = client, asked
 
