@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import httpx
@@ -14,6 +14,7 @@ from grpo_proto.client.clients import RolloutClient
 from grpo_proto.messages.logprobs import GivenSequence, LogprobsResponse
 from grpo_proto.messages.rollout import Prompt, RolloutRequest, RolloutResponse, Sampling
 from tests.processes import ROLLOUT_ENVIRONMENT, Service, free_port, rollout_command, service
+from tests.rollout import pace
 from tests.rollout.pushing import Trainer
 from tests.tiny_model import make_model, save_tiny_model
 from tests.waiting import PATIENCE_S
@@ -39,6 +40,10 @@ class Server:
 
     def trainer(self, **options: object) -> Trainer:
         return Trainer(self.url, token=self.token, **options)  # type: ignore[arg-type]
+
+    def slow(self) -> AbstractContextManager[None]:
+        """Its engine takes `pace.STEP_S` more for each step, from here to the end of the context."""
+        return pace.slow(self.running.log.with_name("slow"))
 
     async def sample(self, **options: object) -> RolloutResponse:
         async with self.client() as client:
@@ -102,15 +107,15 @@ def given_error(model: Qwen2ForCausalLM, sequences: Sequence[GivenSequence], res
     return worst
 
 
-async def until_running(server: Server, count: float | None, timeout_s: float = 30.0, *, waiting: bool = True) -> None:
-    """Wait until vLLM's scheduler has `count` sequences, running or `waiting`; None waits for any."""
+async def until_running(server: Server, count: int = 1, timeout_s: float = 30.0, *, waiting: bool = True) -> None:
+    """Wait until vLLM's scheduler has at least `count` sequences, running or `waiting`, or with 0 until it has none."""
     deadline = time.monotonic() + timeout_s
     async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=PATIENCE_S, verify=False) as http:  # noqa: S501 (no TLS here)
         while time.monotonic() < deadline:
             lines = (await http.get("/metrics")).text.splitlines()
             gauges = ("vllm:num_requests_running", "vllm:num_requests_waiting{")[: 1 + waiting]
             now = sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(gauges))
-            if (now > 0) if count is None else (now == count):
+            if now >= count if count else now == 0:
                 return
             await asyncio.sleep(0.02)
     raise AssertionError(f"{now} sequences are running")
@@ -125,7 +130,7 @@ def long_request(request_id: str, *, prompts: int = 32, **options: object) -> Ro
 async def in_flight(server: Server, request: RolloutRequest) -> AsyncIterator[asyncio.Task]:
     async with server.client() as client:
         task = asyncio.create_task(client.rollouts(request))
-        seen = asyncio.create_task(until_running(server, None))
+        seen = asyncio.create_task(until_running(server))
         try:
             await asyncio.wait((task, seen), return_when=asyncio.FIRST_COMPLETED)
             if not seen.done():
@@ -153,7 +158,8 @@ def started(
     if weights is not None:
         weights.save_pretrained(model)
     port = free_port()
-    environment = ROLLOUT_ENVIRONMENT | ({"GRPO_API_TOKEN": token} if token else {})
+    environment = ROLLOUT_ENVIRONMENT | {pace.VARIABLE: str(folder / "slow")}
+    environment |= {"GRPO_API_TOKEN": token} if token else {}
     command = rollout_command(model, port, *flags)
     with service(command, folder / "log", port=port, environment=environment, python=warm_vllm) as running:
         yield Server(running, tied=tied, dtype=dtype, token=token)

@@ -8,6 +8,7 @@ import os
 from importlib import import_module
 
 from grpo_rollout.options import prepare_environment
+from tests.rollout.pace import pace_engines
 
 
 def load_plugins_anew() -> None:
@@ -16,4 +17,5 @@ def load_plugins_anew() -> None:
 
 prepare_environment()
 import_module("grpo_rollout.server")
+pace_engines()
 os.register_at_fork(after_in_child=load_plugins_anew)

@@ -46,15 +46,16 @@ class TestFirst:
         """All slots are in use: vLLM's kernels would sample the base's sequences from the last slot."""
         first, second = Adapter(1), Adapter(2)
         async with server.client() as client:
-            answers = [asyncio.create_task(client.rollouts(long_request("base", prompts=8)))]
-            await until_running(server, None)
-            for version, adapter in ((1, first), (2, second)):
-                state = await trainer.push_adapter(adapter, version)
-                assert (state.state, state.version) == ("current", version)
-                request = long_request(f"v{version}", prompts=4, session=trainer.session, min_version=version)
-                answers.append(asyncio.create_task(client.rollouts(request)))
-                await asyncio.sleep(0.3)
-            assert not any(answer.done() for answer in answers)
+            with server.slow():
+                answers = [asyncio.create_task(client.rollouts(long_request("base", prompts=2)))]
+                await until_running(server)
+                for version, adapter in ((1, first), (2, second)):
+                    state = await trainer.push_adapter(adapter, version)
+                    assert (state.state, state.version) == ("current", version)
+                    request = long_request(f"v{version}", prompts=2, session=trainer.session, min_version=version)
+                    answers.append(asyncio.create_task(client.rollouts(request)))
+                    await asyncio.sleep(0.3)
+                assert not any(answer.done() for answer in answers)
             base, of_first, of_second = await asyncio.gather(*answers)
         for version, model, answer in ((0, make_base(), base), (1, first.model, of_first),
                                        (2, second.model, of_second)):  # fmt: skip
@@ -100,10 +101,11 @@ class TestRequests:
     async def test_a_version_in_use_may_be_named_and_is_unloaded_after(self, server: Server, trainer: AdapterTrainer):
         await trainer.push_adapter(Adapter(8), 1)
         old = f"policy@{trainer.session}.1"
-        async with in_flight(server, long_request("old", prompts=6, session=trainer.session)):
-            await trainer.push_adapter(Adapter(9), 2)
-            assert old in await models(server)
-            assert (await complete(server, old)).status_code == 200
+        with server.slow():
+            async with in_flight(server, long_request("old", prompts=1, session=trainer.session)):
+                await trainer.push_adapter(Adapter(9), 2)
+                assert old in await models(server)
+                assert (await complete(server, old)).status_code == 200
         for _ in range(100):
             if old not in await models(server):
                 break
@@ -126,17 +128,18 @@ class TestWhilePushing:
         await trainer.push_adapter(Adapter(12), 1)
         adapter = Adapter(13)
         async with server.client() as client:
-            running = asyncio.create_task(client.rollouts(long_request("on", prompts=6, session=trainer.session)))
-            await until_running(server, None)
-            state = await trainer.begin_adapter(adapter, 2, bucket_timeout_s=300.0, deadline_s=300.0)
-            assert (state.state, state.version) == ("current", 1)
-            async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=PATIENCE_S) as http:
-                assert (await http.get("/readyz")).status_code == 200
-            # No bucket has come yet: the workers look for it and sample meanwhile.
-            answer = await server.sample(request_id="during", session=trainer.session)
-            assert versions_in(answer) == {1}
-            assert not running.done()
-            await trainer.commit(2, await trainer.send(adapter, adapter.manifest()))  # type: ignore[arg-type]
+            with server.slow():
+                running = asyncio.create_task(client.rollouts(long_request("on", prompts=1, session=trainer.session)))
+                await until_running(server)
+                state = await trainer.begin_adapter(adapter, 2, bucket_timeout_s=300.0, deadline_s=300.0)
+                assert (state.state, state.version) == ("current", 1)
+                async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=PATIENCE_S) as http:
+                    assert (await http.get("/readyz")).status_code == 200
+                # No bucket has come yet: the workers look for it and sample meanwhile.
+                answer = await server.sample(request_id="during", session=trainer.session)
+                assert versions_in(answer) == {1}
+                await trainer.commit(2, await trainer.send(adapter, adapter.manifest()))  # type: ignore[arg-type]
+                assert not running.done()
             assert versions_in(await server.sample(request_id="after", session=trainer.session)) == {2}
             answer = await running
         assert finish_reasons(answer) <= {"stop", "length"}
@@ -148,14 +151,15 @@ class TestWhilePushing:
         adapters = [Adapter(20 + number) for number in range(3)]
         async with server.client() as client:
             running = []
-            for version in (1, 2):
-                await trainer.push_adapter(adapters[version - 1], version)
-                request = long_request(f"held{version}", prompts=6, session=trainer.session)
-                running.append(asyncio.create_task(client.rollouts(request)))
-                await asyncio.sleep(0.1)
-            with refused(429, "versions_in_use"):
-                await trainer.begin_adapter(adapters[2], 3)
-            waiting = asyncio.create_task(complete(server, "foreign-0"))  # no slot is free
+            with server.slow():
+                for version in (1, 2):
+                    await trainer.push_adapter(adapters[version - 1], version)
+                    request = long_request(f"held{version}", prompts=1, session=trainer.session)
+                    running.append(asyncio.create_task(client.rollouts(request)))
+                    await until_running(server, 64 * (version - 1) + 1)  # of this version, too
+                with refused(429, "versions_in_use"):
+                    await trainer.begin_adapter(adapters[2], 3)
+                waiting = asyncio.create_task(complete(server, "foreign-0"))  # no slot is free
             answers = [await task for task in running]
             assert (await waiting).status_code == 200
         for version, answer in enumerate(answers, 1):
@@ -251,7 +255,7 @@ class TestFailedPushes:
         await trainer.push_adapter(before, 1)
         async with server.client() as client:
             running = asyncio.create_task(client.rollouts(long_request("on", prompts=8, session=trainer.session)))
-            await until_running(server, None)
+            await until_running(server)
             # More than passes between this and the first bucket while other tests have the cores.
             await trainer.begin_adapter(after, 2, bucket_timeout_s=4.0)
             await trainer.send(after, after.manifest(), buckets=range(1))  # type: ignore[arg-type]

@@ -18,10 +18,11 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900), pytest.mark.xdist_grou
 async def test_a_new_session_may_push_all_weights_and_no_adapter_after_that(server: Server, trainer: AdapterTrainer):
     await trainer.push_adapter(Adapter(50), 1)
     async with AdapterTrainer(server.url, session=new_session()) as full, server.client() as client:
-        running = asyncio.create_task(client.rollouts(long_request("old", prompts=8)))
-        await until_running(server, None)
-        await full.join(take_over=True)
-        await full.push(server.model(51), 1)
+        with server.slow():
+            running = asyncio.create_task(client.rollouts(long_request("old", prompts=2)))
+            await until_running(server)
+            await full.join(take_over=True)
+            await full.push(server.model(51), 1)
         assert "abort" in finish_reasons(await running)
         answer = await server.sample(prompts=4, n=4, session=full.session)
         assert versions_in(answer) == {1}

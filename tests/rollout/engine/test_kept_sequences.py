@@ -12,7 +12,7 @@ import torch
 from transformers import Qwen2ForCausalLM
 
 from grpo_proto.messages.rollout import Completion, RolloutResponse
-from tests.rollout.conftest import Server, in_flight, logprob_error, long_request, rollout_request
+from tests.rollout.conftest import Server, logprob_error, long_request, rollout_request, until_running
 from tests.rollout.pushing import Trainer
 from tests.waiting import PATIENCE_S
 
@@ -53,10 +53,13 @@ def exact_logprobs(model: Qwen2ForCausalLM, prompt: list[int], completion: Compl
 
 async def pushed_while_sampling(server: Server, trainer: Trainer) -> tuple[RolloutResponse, float]:
     """Sample long sequences over a push of version 2 that asks to keep; also the number of preemptions meanwhile."""
-    second = server.model(32)  # made before: sampling must not end meanwhile
+    second = server.model(32)
     before = await num_preemptions(server)
-    async with in_flight(server, long_request("across", prompts=6)) as sampling:
-        await trainer.push(second, 2, kv_cache="keep")
+    async with server.client() as client:
+        with server.slow():
+            sampling = asyncio.create_task(client.rollouts(long_request("across", prompts=6)))
+            await until_running(server)
+            await trainer.push(second, 2, kv_cache="keep")
         answer = await sampling
     return answer, await num_preemptions(server) - before
 
@@ -149,8 +152,7 @@ async def test_no_request_finds_what_older_weights_had_a_part_in(fresh: Server):
         request = rollout_request(prompts=[ours], n=2, request_id="ours")
         old_ours, old_theirs = await client.rollouts(request), await completed(http, theirs)
 
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(client.rollouts(long_request("busy", prompts=1)))  # so that the letters take their time
+        with fresh.slow():
             async with letters(http, prompt, 216) as texts:
                 num_before = 0
                 while num_before < 20:

@@ -90,11 +90,13 @@ class TestPush:
     async def test_running_sequences_go_on_under_the_new_weights(self, fresh: Server):
         async with fresh.trainer() as trainer, fresh.client() as client:
             await trainer.join(take_over=True)
-            second = fresh.model(32)  # made before: sampling must not end meanwhile
             await trainer.push(fresh.model(31), 1)
-            sampling = asyncio.create_task(client.rollouts(long_request("across", prompts=8, session=trainer.session)))
-            await until_running(fresh, None)
-            await trainer.push(second, 2)
+            second = fresh.model(32)
+            with fresh.slow():
+                request = long_request("across", prompts=2, session=trainer.session)
+                sampling = asyncio.create_task(client.rollouts(request))
+                await until_running(fresh)
+                await trainer.push(second, 2)
             answer = await sampling
         spans = [completion.versions for group in answer.groups for completion in group.completions]
         assert any([version for version, _ in span] == [1, 2] for span in spans)
@@ -109,17 +111,19 @@ class TestPush:
             await before.join(take_over=True)
             second = fresh.model(35)
             await before.push(fresh.model(34), 1)
-            sampling = asyncio.create_task(client.rollouts(long_request("on", prompts=8, session=before.session)))
-            await until_running(fresh, None)
-            if broken:
-                manifest = manifest_of(second)
-                await before.begin(2, manifest)
-                await before.send(second, manifest, buckets=range(3))
-                await before.clients[0].abort(AbortRequest(session=before.session, reason="a member is lost"))
-                assert (await before.state()).state == "stale"
-            after.session = new_session()
-            await after.join(continues=before.session)
-            await after.push(second, 2)
+            with fresh.slow():
+                request = long_request("on", prompts=2, session=before.session)
+                sampling = asyncio.create_task(client.rollouts(request))
+                await until_running(fresh)
+                if broken:
+                    manifest = manifest_of(second)
+                    await before.begin(2, manifest)
+                    await before.send(second, manifest, buckets=range(3))
+                    await before.clients[0].abort(AbortRequest(session=before.session, reason="a member is lost"))
+                    assert (await before.state()).state == "stale"
+                after.session = new_session()
+                await after.join(continues=before.session)
+                await after.push(second, 2)
             answer = await sampling
             with refused(409, "fenced"):
                 await before.begin(3, manifest_of(second))
@@ -245,7 +249,7 @@ class TestBrokenPushes:
             await trainer.join(take_over=True)
             await trainer.push(fresh.model(1), 1)
             sampling = asyncio.create_task(client.rollouts(long_request("hang", session=trainer.session)))
-            await until_running(fresh, None)
+            await until_running(fresh)
             manifest = manifest_of(fresh.model(45))
             await trainer.begin(2, manifest, bucket_timeout_s=5.0, deadline_s=8.0)
             await trainer.send(fresh.model(45), manifest, buckets=range(3))
@@ -357,7 +361,7 @@ class TestSessions:
             await first.push(fresh.model(1), 1)
             async with fresh.client() as client:
                 sampling = asyncio.create_task(client.rollouts(long_request("a", session=first.session)))
-                await until_running(fresh, None)
+                await until_running(fresh)
                 second.session = new_session()
                 await second.join(take_over=True)
                 with refused(409, "fenced"):

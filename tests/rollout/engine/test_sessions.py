@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Coroutine
+from string import ascii_lowercase
 from typing import Any
 
 import httpx
@@ -154,13 +155,9 @@ async def test_an_answer_that_nobody_fetched_is_masked(fresh: Server):
     assert stats["masked"] == {"undelivered": stats["sampled"]}
 
 
-NUM_TURNS = 200
-LIMITS = {"max_turns": NUM_TURNS, "max_segments": NUM_TURNS}
-
-
 def many(ask: Callable[..., Coroutine[Any, Any, Any]]) -> list[asyncio.Task[Any]]:
-    """Ask for so many turns that a push comes in the middle of some, on any machine. HTTPX sends 100 at a time."""
-    return [asyncio.create_task(ask({"role": "user", "content": f"{number:03}"})) for number in range(NUM_TURNS)]
+    """Ask for a dozen turns at once, some of them long: a push shall come in the middle of one."""
+    return [asyncio.create_task(ask({"role": "user", "content": letter})) for letter in ascii_lowercase[:12]]
 
 
 async def turns_of(session: Opened) -> list[dict[str, Any]]:
@@ -190,16 +187,17 @@ async def test_requests_wait_while_weights_load_and_each_token_has_its_version(f
         await trainer.join(take_over=True)
         await trainer.push(fresh.model(1), 1)
         async with opened(
-            fresh, weights_session=trainer.session, min_version=2, sampling={"max_tokens": 300}, limits=LIMITS
+            fresh, weights_session=trainer.session, min_version=2, sampling={"max_tokens": 300}
         ) as session:
             waiting = many(lambda message: session.generate(messages=[message]))
             await asyncio.sleep(0.5)
             assert not any(task.done() for task in waiting)
             second, third = fresh.model(2), fresh.model(3)
             before = await num_prompt_tokens(fresh)
-            await trainer.push(second, 2)
-            await until_another_runs(fresh, before)
-            await trainer.push(third, 3)
+            with fresh.slow():
+                await trainer.push(second, 2)
+                await until_another_runs(fresh, before)
+                await trainer.push(third, 3)
             answered = await asyncio.gather(*waiting)
             recorded = await turns_of(session)
     assert sorted(turn["versions"] for turn in answered) == sorted(turn["versions"] for turn in recorded)
@@ -211,12 +209,13 @@ async def test_a_turn_that_a_failed_push_aborts_goes_on_under_the_next_weights(f
     async with fresh.trainer() as trainer:
         await trainer.join(take_over=True)
         await trainer.push(fresh.model(1), 7)
-        async with opened(fresh, sampling={"max_tokens": 300}, limits=LIMITS) as session:
+        async with opened(fresh, sampling={"max_tokens": 300}) as session:
             manifest = manifest_of(fresh.model(2))
             before = await num_prompt_tokens(fresh)
-            asked = many(session.chat)
-            await until_another_runs(fresh, before)
-            await trainer.begin(8, manifest)
+            with fresh.slow():
+                asked = many(session.chat)
+                await until_another_runs(fresh, before)
+                await trainer.begin(8, manifest)
             await trainer.clients[0].abort(AbortRequest(session=trainer.session, reason="the loss is NaN"))
             await asyncio.sleep(0.5)
             waiting = [task for task in asked if not task.done()]

@@ -82,12 +82,13 @@ async def test_every_token_names_the_version_that_sampled_it_across_a_push(fresh
     """In an answer at once, and at the end of a stream."""
     async with fresh.trainer() as trainer:
         await trainer.join(take_over=True)
-        second = fresh.model(32)  # made before: sampling must not end meanwhile
+        second = fresh.model(32)
         await trainer.push(fresh.model(31), 1)
         long = {"max_tokens": 250, "ignore_eos": True, "n": 64}
-        sampling = [asyncio.create_task(generate(fresh, stream=stream, **long)) for stream in (False, True)]
-        await until_running(fresh, 128, waiting=False)
-        await trainer.push(second, 2)
+        with fresh.slow():
+            sampling = [asyncio.create_task(generate(fresh, stream=stream, **long)) for stream in (False, True)]
+            await until_running(fresh, 128, waiting=False)
+            await trainer.push(second, 2)
         at_once, streamed = await asyncio.gather(*sampling)
     choices = at_once.json()["choices"]
     ended = [choice for choice in chunks(streamed) if choice["finish_reason"] is not None]

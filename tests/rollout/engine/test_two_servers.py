@@ -95,7 +95,7 @@ async def test_sigterm_ends_it_cleanly_in_the_middle_of_sampling(compiled: Serve
     processes = compiled.running.children()
     async with compiled.client() as client, opened(compiled, sampling={"max_tokens": 200}) as session:
         sampling = asyncio.create_task(client.rollouts(long_request("last")))
-        await until_running(compiled, None)
+        await until_running(compiled)
         # A turn of its own could end before anybody looks; behind so many sequences it waits.
         waiting = asyncio.create_task(session.chat({"role": "user", "content": "Hello"}))
         await session.trajectory()  # asked behind it: the turn has come, too
