@@ -36,7 +36,11 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server,
         service(first, folder / "first.log", port=port, environment=ROLLOUT_ENVIRONMENT, python=warm_vllm) as running,
         service(second, folder / "second.log", port=port, environment=ROLLOUT_ENVIRONMENT) as workers,
     ):
-        running.wait_until_live()
+        try:
+            running.wait_until_live()
+        except AssertionError as failure:
+            failure.add_note(f"the second machine:\n{workers.tail()}")
+            raise
         yield Server(running, tied=False, dtype=torch.float32), workers
 
 
