@@ -38,7 +38,7 @@ async def fail(error):
     raise error
 
 async def inside():
-    engine = Engine(SimpleNamespace())
+    engine = Engine(SimpleNamespace(shutdown=None))
     for error in (Exception("Call to pause_scheduler method failed: CUDA error"), ValueError("not the engine's")):
         try:
             await engine.call(fail(error))

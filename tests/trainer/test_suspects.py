@@ -238,6 +238,7 @@ def silent(request: httpx.Request) -> httpx.Response:
     [
         ("unreachable", gone, 0, False),  # dead before the request came
         ("engine_died", None, 0, True),
+        ("stopping", gone, 0, False),  # it was told to
         ("broken_off", None, 0, False),
         ("broken_off", gone, 0, True),
         ("broken_off", silent, 0, False),

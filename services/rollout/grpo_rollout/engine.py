@@ -6,7 +6,7 @@ vLLM never answers a pending utility call to a dead engine: without this, the ca
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from vllm.engine.protocol import EngineClient
@@ -29,7 +29,15 @@ ResultT = TypeVar("ResultT")
 
 
 class EngineDiedError(Exception):
-    """The engine process has ended; the server is about to end."""
+    """The engine process has ended; the server is about to end.
+
+    `refusal` answers a request that this befell. A server that was told to stop says so: nobody's prompt is to blame.
+    """
+
+    def __init__(self, *, stopping: bool):
+        message = "the server is stopping" if stopping else "the engine process has died"
+        self.refusal = Refusal(503, "stopping" if stopping else "engine_died", message, retryable=True)
+        super().__init__(message)
 
 
 class WorkerError(Exception):
@@ -43,12 +51,27 @@ async def abort_all(client: Any) -> None:
         await client.abort(running, internal=True)
 
 
+def before_shutdown(client: Any, act: Callable[[], None]) -> None:
+    """Call `act` in this event loop before the engine client shuts down, which vLLM has it do in a thread when the
+    server is told to stop."""
+    shutdown, loop = client.shutdown, asyncio.get_running_loop()
+
+    def act_and_shut_down(*args: Any, **options: Any) -> Any:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(act)
+        return shutdown(*args, **options)
+
+    client.shutdown = act_and_shut_down
+
+
 class Engine:
-    """The engine of this server. `start` it inside the event loop."""
+    """The engine of this server. Make and `start` it inside the event loop."""
 
     def __init__(self, client: EngineClient):
         self.client: Any = client
         self.died = asyncio.Event()
+        self._stopping = asyncio.Event()
+        before_shutdown(client, self._stopping.set)
         self.last_heartbeat_s = time.monotonic()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -69,11 +92,11 @@ class Engine:
             death.cancel()
         if not task.done():
             task.cancel()
-            raise EngineDiedError("the engine process has died")
+            raise self._ended()
         try:
             return task.result()
         except EngineDeadError as error:
-            raise EngineDiedError("the engine process has died") from error
+            raise self._ended() from error
         except Exception as error:
             if type(error) is Exception:
                 raise WorkerError(str(error)) from error
@@ -96,7 +119,7 @@ class Engine:
             async for output in self.client.generate(prompt, params, engine_id, trace_headers=trace_headers):
                 final: RequestOutput = output
         except EngineDeadError as error:
-            raise EngineDiedError("the engine process has died") from error
+            raise self._ended() from error
         except (VLLMClientError, ValueError) as error:
             raise Refusal.invalid("refused_by_engine", str(error)) from error
         return final
@@ -136,6 +159,9 @@ class Engine:
     async def abort_all(self) -> None:
         """Abort every sequence, also of vLLM's own routes; each request returns the tokens it has."""
         await abort_all(self.client)
+
+    def _ended(self) -> EngineDiedError:
+        return EngineDiedError(stopping=self._stopping.is_set())
 
     async def _watch_for_death(self) -> None:
         # Poll: vLLM's own thread sets a flag, and there is no event to wait for.

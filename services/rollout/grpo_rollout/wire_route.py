@@ -34,7 +34,7 @@ class WireRoute(APIRoute):
             except RequestValidationError as error:
                 return refusal_reply(_invalid(error))
             except EngineDiedError as error:
-                return refusal_reply(Refusal(503, "engine_died", str(error), retryable=True))
+                return refusal_reply(error.refusal)
             except Exception:
                 logger.exception("%s %s failed", request.method, request.url.path)
                 return refusal_reply(Refusal(500, "internal", "internal error; see the server's log", retryable=True))

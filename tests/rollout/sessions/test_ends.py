@@ -90,5 +90,18 @@ async def test_an_answer_that_is_recorded_outlives_the_engine(served: Served):
     served.script.errored = True
     retried = await served.chat(session, messages=QUESTION, retry=True)
     assert retried["choices"] == first["choices"]
-    with pytest.raises(EngineDiedError):
+    with pytest.raises(EngineDiedError) as died:
         await served.chat(session, messages=QUESTION)
+    assert died.value.refusal.detail.type == "engine_died"
+
+
+async def test_a_request_that_finds_the_engine_gone_hears_that_the_server_stops(served: Served):
+    """A trainer takes the death of an engine for a sign that a prompt kills servers, and a stop for none."""
+    from grpo_rollout.engine import EngineDiedError
+
+    await asyncio.to_thread(served.script.shutdown)
+    served.script.errored = True
+    with pytest.raises(EngineDiedError, match="the server is stopping") as stopping:
+        await served.parts.sessions.turns.engine.generate([5], None, "late")
+    refusal = stopping.value.refusal
+    assert (refusal.status, refusal.detail.type, refusal.detail.retryable) == (503, "stopping", True)

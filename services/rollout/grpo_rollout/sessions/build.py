@@ -11,7 +11,7 @@ from grpo_proto.api_token import server_tokens
 from grpo_proto.messages.sessions_info import SessionsInfo, TemplateFindings
 
 from ..completion_text import special_tokens
-from ..engine import Engine
+from ..engine import Engine, before_shutdown
 from ..pushes import Pushes
 from ..rollouts import Rollouts
 from .chat import Chat
@@ -81,7 +81,7 @@ def build_sessions(
     )
     sessions.turns = turns
     sessions.start()
-    sessions.drain_before(engine.client)
+    before_shutdown(engine.client, sessions.drain)
     return SessionParts(
         sessions=sessions,
         turns=turns,

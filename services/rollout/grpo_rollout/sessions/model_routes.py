@@ -43,7 +43,7 @@ class ModelRoute(APIRoute):
             except Refusal as refused:
                 refusal = refused
             except EngineDiedError as error:
-                refusal = Refusal(503, "engine_died", str(error), retryable=True)
+                refusal = error.refusal
             return JSONResponse(form_of(request.url.path).body(refusal), refusal.status, refusal.headers)
 
         return handle_model_request
@@ -123,7 +123,7 @@ async def _events(answer: "Answer", events: AsyncGenerator[str, None], form: Err
         yield form.event(refused)
         return
     except EngineDiedError as error:
-        yield form.event(Refusal(503, "engine_died", str(error), retryable=True))
+        yield form.event(error.refusal)
         return
     async for event in events:
         yield event

@@ -165,14 +165,3 @@ class Sessions:
             self.turns.draining = True
         for session in list(self._sessions.values()):
             session.finish(End("failed", "infrastructure", "the server stops", http_status=503))
-
-    def drain_before(self, client: Any) -> None:
-        """Drain before the engine client shuts down; vLLM calls its `shutdown` in a thread after a signal."""
-        shutdown, loop = client.shutdown, asyncio.get_running_loop()
-
-        def drain_and_shut_down(*args: Any, **options: Any) -> Any:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(self.drain)
-            return shutdown(*args, **options)
-
-        client.shutdown = drain_and_shut_down
