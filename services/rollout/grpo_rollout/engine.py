@@ -29,9 +29,9 @@ ResultT = TypeVar("ResultT")
 
 
 class EngineDiedError(Exception):
-    """The engine process has ended; the server is about to end.
+    """The engine process has ended, or refuses because the server stops; the server is about to end.
 
-    `refusal` answers a request that this befell. A server that was told to stop says so: nobody's prompt is to blame.
+    `refusal` answers a request that this befell. It tells a stop from a death: of a death, a prompt may be the cause.
     """
 
     def __init__(self, *, stopping: bool):
@@ -78,6 +78,15 @@ class Engine:
     def start(self) -> None:
         self._tasks = [asyncio.create_task(self._watch_for_death()), asyncio.create_task(self._take_heartbeats())]
 
+    def ended(self) -> EngineDiedError:
+        """The error for the end of the engine, which does not say whether it has ended."""
+        return EngineDiedError(stopping=self._stopping.is_set())
+
+    def check_alive(self) -> None:
+        """Raises EngineDiedError when vLLM has found the engine gone."""
+        if self.client.errored:
+            raise self.ended()
+
     async def call(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
         """Await `work`, or raise EngineDiedError as soon as the engine is gone.
 
@@ -92,13 +101,15 @@ class Engine:
             death.cancel()
         if not task.done():
             task.cancel()
-            raise self._ended()
+            raise self.ended()
         try:
             return task.result()
         except EngineDeadError as error:
-            raise self._ended() from error
+            raise self.ended() from error
         except Exception as error:
             if type(error) is Exception:
+                if self._stopping.is_set():
+                    raise self.ended() from error  # an engine that is ending refuses in this way
                 raise WorkerError(str(error)) from error
             raise
 
@@ -119,7 +130,7 @@ class Engine:
             async for output in self.client.generate(prompt, params, engine_id, trace_headers=trace_headers):
                 final: RequestOutput = output
         except EngineDeadError as error:
-            raise self._ended() from error
+            raise self.ended() from error
         except (VLLMClientError, ValueError) as error:
             raise Refusal.invalid("refused_by_engine", str(error)) from error
         return final
@@ -159,9 +170,6 @@ class Engine:
     async def abort_all(self) -> None:
         """Abort every sequence, also of vLLM's own routes; each request returns the tokens it has."""
         await abort_all(self.client)
-
-    def _ended(self) -> EngineDiedError:
-        return EngineDiedError(stopping=self._stopping.is_set())
 
     async def _watch_for_death(self) -> None:
         # Poll: vLLM's own thread sets a flag, and there is no event to wait for.

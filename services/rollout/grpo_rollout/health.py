@@ -20,7 +20,7 @@ from .pushes import Pushes
 def livez(engine: Engine, pushes: Pushes, *, heartbeat_timeout_s: float) -> Health:
     """Report whether the engine answers. While all weights load it cannot: the push's deadline is then the bound."""
     if engine.died.is_set():
-        return Health(ok=False, detail="the engine process has died")
+        return Health(ok=False, detail=str(engine.ended()))
     now_s = time.monotonic()
     age_s = now_s - engine.last_heartbeat_s
     push = pushes.weights.push

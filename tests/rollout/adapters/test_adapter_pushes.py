@@ -159,7 +159,9 @@ class TestWhilePushing:
                     await until_running(server, 64 * (version - 1) + 1)  # of this version, too
                 with refused(429, "versions_in_use"):
                     await trainer.begin_adapter(adapters[2], 3)
-                waiting = asyncio.create_task(complete(server, "foreign-0"))  # no slot is free
+                waiting = asyncio.create_task(complete(server, "foreign-0"))
+                await asyncio.sleep(0.3)
+                assert not waiting.done()  # no slot is free
             answers = [await task for task in running]
             assert (await waiting).status_code == 200
         for version, answer in enumerate(answers, 1):

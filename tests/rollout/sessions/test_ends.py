@@ -90,9 +90,16 @@ async def test_an_answer_that_is_recorded_outlives_the_engine(served: Served):
     served.script.errored = True
     retried = await served.chat(session, messages=QUESTION, retry=True)
     assert retried["choices"] == first["choices"]
-    with pytest.raises(EngineDiedError) as died:
-        await served.chat(session, messages=QUESTION)
-    assert died.value.refusal.detail.type == "engine_died"
+    asks: list[tuple[str, dict[str, Any]]] = [
+        ("chat", {"messages": QUESTION}),
+        ("chat", {"messages": QUESTION, "stream": True}),
+        ("responses", {"input": "q"}),
+        ("messages", {"messages": QUESTION, "max_tokens": 5}),
+    ]
+    for api, body in asks:
+        with pytest.raises(EngineDiedError) as died:
+            await getattr(served.parts, api).answer(session, {"model": "m", **body}, retry=False)
+        assert died.value.refusal.detail.type == "engine_died"
 
 
 async def test_a_request_that_finds_the_engine_gone_hears_that_the_server_stops(served: Served):

@@ -186,7 +186,7 @@ class _RecordedClient:
     """Stands in for vLLM's engine client: one output, the whole turn."""
 
     errored = False
-    """Asked by vLLM before a turn begins. The turn itself finds a dead engine, behind what the session has to say."""
+    """Asked by vLLM before a turn begins. `Turns.start` asks for it, behind what the session has to say."""
 
     def __init__(self, client: Any, asked: Request):
         self._client, self._asked = client, asked

@@ -95,7 +95,8 @@ class Turns:
     async def start(self, session: Session, wanted: Wanted, *, retry: bool = False) -> Running:
         """Begin a turn, or join the one that a retry repeats.
 
-        Raises Refusal: 400 a limit or what cannot be rendered, 410 the session has ended, 503 the server stops.
+        Raises Refusal: 400 a limit or what cannot be rendered, 410 the session has ended, 503 the server stops; and
+        EngineDiedError.
         """
         kwargs = self.kwargs_of(session)
         tools_key = digest([wanted.tools, kwargs])
@@ -103,6 +104,7 @@ class Turns:
         if retry and (known := session.answer_to(place.prompt, wanted.asked)) is not None:
             return known
         session.check_open()
+        self.engine.check_alive()
         place, suffix = await self._rendered(session, wanted, kwargs, tools_key, place)
         session.check_open()
         session.check_context(len(suffix.token_ids) + _length_before(place))
