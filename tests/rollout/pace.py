@@ -15,6 +15,7 @@ VARIABLE = "GRPO_TESTS_SLOW_WHILE"
 
 @contextmanager
 def slow(file: Path) -> Iterator[None]:
+    """Slow down the engine whose environment names `file`."""
     file.touch()
     try:
         yield

@@ -109,8 +109,10 @@ async def test_a_server_of_another_trainer_gets_no_more_requests_until_a_push():
 
 
 class TwoServers:
-    """Of two members, the one that is asked first does as `first` says; the other samples. Each takes `pause_s`, by
-    the clock of the event loop, which passes at once."""
+    """Play two members: the one that is asked first does as `first` says, the other samples.
+
+    Each takes `pause_s` by the event loop's clock, which is put forward instead of waited for.
+    """
 
     def __init__(self, *first: InfrastructureError, pause_s: float = 0.0):
         self.fleet = Fleet(["http://127.0.0.1:1", "http://127.0.0.1:2"], min_replicas=1)

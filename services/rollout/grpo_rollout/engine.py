@@ -79,7 +79,7 @@ class Engine:
         self._tasks = [asyncio.create_task(self._watch_for_death()), asyncio.create_task(self._take_heartbeats())]
 
     def ended(self) -> EngineDiedError:
-        """The error for the end of the engine, which does not say whether it has ended."""
+        """Return the error for whoever finds the engine gone."""
         return EngineDiedError(stopping=self._stopping.is_set())
 
     def check_alive(self) -> None:

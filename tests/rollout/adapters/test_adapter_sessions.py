@@ -41,7 +41,7 @@ async def test_a_turn_under_way_ends_on_its_adapter(server: Server, trainer: Ada
         with server.slow():
             # With the seed of `opened` it is sampled to its limit.
             running = asyncio.create_task(session.generate(token_ids=[5, 8]))
-            await until_running(server, 1)
+            await until_running(server)
             await trainer.push_adapter(second, 2)
             assert not running.done()
         turn = await running
