@@ -130,6 +130,23 @@ def test_sampling_overlaps_training_within_the_bound(stack: Stack, tmp_path: Pat
     assert all(step["samples/used"] == 32 for step in steps)
 
 
+def test_a_push_that_waits_for_what_is_sampled_leaves_each_sequence_to_one_policy(stack: Stack, tmp_path: Path):
+    flags = (
+        "--algorithm.max_staleness",
+        1,
+        "--weights.in_flight",
+        "wait",
+        "--max_steps",
+        4,
+        "--rollout.max_completion_length",
+        150,
+    )
+    steps = metrics_of(stack, tmp_path / "run", *flags)[1:]
+    assert [(step["staleness/mean"], step["staleness/max"]) for step in steps] == [(0, 0), (1, 1), (1, 1), (1, 1)]
+    sampled = read_jsonl(tmp_path / "run" / "completions.jsonl")
+    assert all(len(one["versions"]) == 1 for one in sampled)
+
+
 def test_several_updates_on_one_batch(stack: Stack, tmp_path: Path):
     flags = ("--algorithm.num_iterations", 2, "--algorithm.steps_per_generation", 2, "--optimizer.learning_rate", 0.01)
     steps = metrics_of(stack, tmp_path / "run", *flags, "--max_steps", 2)[1:]

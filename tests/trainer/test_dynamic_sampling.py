@@ -131,6 +131,28 @@ async def test_without_spread_anywhere_the_refills_end_and_say_so(
     await pipeline.stop()
 
 
+async def test_a_push_that_waits_for_what_is_sampled_is_not_overtaken_by_replacements():
+    rollout = FakeRollout()
+    pipeline = dynamic([], rollout=rollout, max_staleness=1)
+    await pipeline.policy_updated(1)
+    batch = await pipeline.next_batch()
+    rollout.hold.clear()
+    await asyncio.sleep(0.01)  # what replaces other groups is asked for, and held
+    settling = asyncio.create_task(pipeline.settle())
+    await asyncio.sleep(0.01)
+    assert not settling.done()
+    rollout.hold.set()
+    await asyncio.wait_for(settling, 5)
+    asked = len(rollout.jobs)
+    await asyncio.sleep(0.01)  # their scores have come: nothing teaches, and the next prompts are due
+    assert len(rollout.jobs) == asked
+    await pipeline.policy_updated(2)
+    await asyncio.sleep(0.01)
+    assert len(rollout.jobs) > asked
+    assert batch.groups
+    await pipeline.stop()
+
+
 async def test_overlapped_refills_stay_inside_the_bound_and_throw_nothing_away_that_teaches():
     good = range(0, 400, 3)
     pipeline = dynamic(good, max_staleness=1)

@@ -25,7 +25,7 @@ from grpo_trainer.observe.run_files import METRICS_FILE
 from grpo_trainer.observe.run_status import RunStatus
 from grpo_trainer.observe.summary import RunTotals
 from grpo_trainer.ranks.stop_signal import StopRequested, StopSignal
-from grpo_trainer.sampling.pipeline import Batch, Counts
+from grpo_trainer.sampling.batch import Batch, Counts
 
 WINDOW = GuardsConfig().steps
 ALL_MISMATCH = "all_samples__sampling__sampling_logp_difference__mean"

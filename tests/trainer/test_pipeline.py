@@ -246,6 +246,21 @@ async def test_a_policy_that_is_pushed_again_while_a_batch_is_taken_makes_no_roo
     assert pipeline.counts.issued == 12
 
 
+async def test_a_push_need_not_wait_for_a_job_that_failed():
+    rollout = FakeRollout()
+    rollout.hold.clear()
+    pipeline = make(rollout, max_staleness=1)
+    await pipeline.policy_updated(1)
+    settling = asyncio.create_task(pipeline.settle())
+    await asyncio.sleep(0.01)
+    assert not settling.done()
+    rollout.failure = RuntimeError("a mistake")
+    rollout.hold.set()
+    await asyncio.wait_for(settling, 5)
+    with pytest.raises(RuntimeError, match="a mistake"):
+        await pipeline.next_batch()
+
+
 @pytest.mark.parametrize("max_staleness", [1, 2])
 async def test_a_sampler_that_is_faster_than_training_samples_nothing_in_vain(max_staleness: int):
     pipeline = make(FakeRollout(), max_staleness=max_staleness)

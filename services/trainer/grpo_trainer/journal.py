@@ -25,7 +25,7 @@ from .observe.sinks import open_sinks
 from .observe.stage_clock import StageClock
 from .observe.summary import RunTotals
 from .ranks.stop_signal import StopRequested, StopSignal
-from .sampling.pipeline import Batch, Counts
+from .sampling.batch import Batch, Counts
 
 log = logging.getLogger(__name__)
 

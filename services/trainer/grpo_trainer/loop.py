@@ -98,6 +98,7 @@ def train(run: Run, *, step: int) -> int | WayBack:
             complete_save(run, wait=bool(config.guards.rollback_rules))
             if (way_back := obey_guards(config, run.journal, step)) is not None:
                 return way_back
+            wait_for_sequences_in_flight(run)
             push_policy(run, version=step + 1)
             if due(config.canary.steps, step) or (adapter_is_zero and changed):
                 check_canary(run, version=step + 1)
@@ -251,6 +252,13 @@ def hand_out(
     parts, plans = parts_of_ranks(computed, plan, world_size)
     arrays = [to_arrays(part) for part in parts]
     return parts, sum(run.crew.gather("batch", plans, tokens_of_updates(of, plan), version, each=arrays))
+
+
+def wait_for_sequences_in_flight(run: Run) -> None:
+    """Where the run file says so. With adapters no sequence goes on under another policy anyway."""
+    if run.config.weights.in_flight == "wait" and run.export.kind == "full":
+        with run.journal.stage("wait"):
+            run.orchestrator.settle()
 
 
 def push_policy(run: Run, *, version: int) -> None:

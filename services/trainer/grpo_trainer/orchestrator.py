@@ -263,6 +263,15 @@ class Orchestrator:
                 teacher.health = await _health(teacher.client)
             await asyncio.sleep(SCORING_PROBE_INTERVAL_S)
 
+    def settle(self) -> None:
+        """Wait until the servers have sampled all that they were asked for, as `weights.in_flight` wait has it.
+
+        Returns early when they need the next push for that, and on a stop.
+        """
+        settling = self.start(self.pipeline.settle())
+        if self.wait(settling) != "done":
+            self.loop.cancel(settling)
+
     def policy_pushed(self, version: int) -> None:
         """Sample everything with this version from now on."""
         self.loop.run(self.pipeline.policy_updated(version))

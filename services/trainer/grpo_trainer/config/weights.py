@@ -34,6 +34,10 @@ class WeightsConfig(Section):
         description="Size of a broadcast, which a larger tensor exceeds; absent: a sixteenth of the weights, from 24 "
         "MiB to 64 (gloo) or 256 (nccl).",
     )
+    in_flight: Literal["keep", "wait"] = Field(
+        "keep",
+        description="Sequences in flight at a push: the new weights go on with them (keep), or it waits for them.",
+    )
     kv_cache: KvCache = Field(
         "recompute",
         description="At a push, recompute the KV cache of running sequences under the new weights (exact), or keep it.",

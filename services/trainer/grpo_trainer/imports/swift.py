@@ -214,6 +214,10 @@ def _set_algorithm(options: Options, run: RunFile) -> None:
     elif kl_in_reward:
         run.set("algorithm.kl_in_reward", True, f"ms-swift's default with {estimator}")
     run.set("algorithm.kl_estimator", "k3", "ms-swift's KL")
+    if run.value("algorithm.max_staleness"):
+        run.set(
+            "weights.in_flight", "wait", f"{options.shown('async_generate')}: ms-swift syncs when sampling has ended"
+        )
     mode, limit = (
         options.text("rollout_importance_sampling_mode"),
         options.number("rollout_importance_sampling_threshold"),

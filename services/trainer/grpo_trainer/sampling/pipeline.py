@@ -8,7 +8,8 @@ needed yet is carried over, and a batch waits for the groups that the next versi
 sampling a finished group that teaches nothing is no longer out: the next prompt takes its place (refills.py). So it
 does when a prompt is dropped because it kills servers (suspects.py), and for a group of episodes with too few totals.
 
-Waits for: finished groups (`next_batch`), room below the bound (`_fill`). Unblocked by: a job's end, `policy_updated`.
+Waits for: finished groups (`next_batch`), the end of sampling (`settle`), room below the bound (`_fill`). Unblocked by:
+a job's end, a group's last sample, `policy_updated`.
 """
 
 import asyncio
@@ -29,6 +30,7 @@ from ..data.difficulty import Known
 from ..data.order import PromptOrder
 from ..errors import RunError
 from ..group_trace import GroupTrace
+from .batch import Batch, Counts
 from .dropped import Dropped
 from .refills import Refills
 from .reward import RewardStage, check_enough_scored
@@ -37,44 +39,6 @@ from .teachers import Teachers
 from .tracing import Tracing
 
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class Batch:
-    """The groups of one step, and where their time went."""
-
-    groups: list[Group]
-    rollout_s: float
-    """Waiting time until the last group was sampled."""
-    reward_s: float
-    """Waiting time for rewards after that: the part of scoring that sampling did not hide."""
-    epoch: float
-    """Prompts of the run up to the last of this batch, trained on or not, in passes over the dataset."""
-    of_prompts: dict[str, float] = field(default_factory=dict)
-    """Metrics of the prompts drawn until then: passes over each of several datasets, and the memory of difficulty."""
-    teacher_s: float = 0.0
-    """Waiting time for teachers after the last group was sampled, a part of `reward_s`."""
-    replaced: list[Group] = field(default_factory=list)
-    """Groups that were sampled and scored for this batch, and are not trained on: they teach nothing."""
-    dropped_tokens: dict[str, int] = field(default_factory=dict)
-    """Sampled tokens of the groups that were dropped since the last batch, by the reason."""
-
-
-@dataclass
-class Counts:
-    """Numbers of groups since this process began or went back.
-
-    issued = used + replaced + dropped_stale + dropped_crash + dropped_small + waiting + in flight
-    """
-
-    issued: int = 0
-    used: int = 0
-    replaced: int = 0
-    dropped_stale: int = 0
-    dropped_crash: int = 0
-    """Their prompts kill rollout servers: never sampled, and the next prompts took their places."""
-    dropped_small: int = 0
-    """Groups of episodes with fewer totals than `min_group_size`: not repeated, the next prompts took their places."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +104,7 @@ class Pipeline:
         self._sampling_since_s: dict[int, float] = {}
         self._scoring_since_s: dict[int, float] = {}
         self._wanted = 0
-        self._training = False
+        self._training = self._settling = False
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
 
@@ -171,8 +135,19 @@ class Pipeline:
         for group in sorted(self._taken, key=lambda group: group.position):
             self.prompts.learn(group.position, solved=accuracy([group]), teaches=teaches(group))
 
+    async def settle(self) -> None:
+        """Wait until nothing is sampled, and dispatch nothing until the next policy: none goes on with another's work.
+
+        Returns early when a job has failed: `next_batch` raises its error.
+        """
+        self._settling = True
+        while self._sampling_since_s and self._failure is None:
+            self._changed.clear()
+            await self._changed.wait()
+
     async def policy_updated(self, version: int) -> None:
         """Sample groups with `version` from now on: its push has committed."""
+        self._settling = False
         # The same version pushed again: the batch that was taken is not trained on yet.
         self._training &= version == self.version
         self.version = version
@@ -292,7 +267,7 @@ class Pipeline:
             room = self.limits.max_groups_out(self.version, training=self._training) - out
             if self.limits.max_staleness == 0:
                 room = min(room, self._wanted - out)
-            if room <= 0:
+            if room <= 0 or self._settling:
                 return
             positions = [self._take_position() for _ in range(min(room, self.limits.groups_per_job))]
             # The step that will train on these groups, unless some are dropped: groups are used in order.
@@ -384,6 +359,7 @@ class Pipeline:
         for position in positions:
             self._sampling_since_s.pop(position, None)
             self._scoring_since_s.pop(position, None)
+        self._changed.set()
 
     def _done(self, job: asyncio.Task[None]) -> None:
         self._jobs.discard(job)
