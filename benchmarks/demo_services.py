@@ -27,11 +27,9 @@ def servers(model: Path, logs: Path, *flags: str, plugin: Path | None = None) ->
     """A rollout server of `model` with these flags, and a reward server; yields the settings that name them."""
     rollout_port, reward_port = free_port(), free_port()
     command = rollout_command(model, rollout_port, "--dtype", "float32", "--enforce-eager", *flags)
-    environment = {name: value for name, value in ROLLOUT_ENVIRONMENT.items() if name != "OMP_NUM_THREADS"}
-    passive = environment | {"OMP_WAIT_POLICY": "PASSIVE"}
     plugins = ("--plugin", plugin) if plugin is not None else ()
     with (
-        service(command, logs / "rollout.log", port=rollout_port, environment=passive) as rollout,
+        service(command, logs / "rollout.log", port=rollout_port, environment=ROLLOUT_ENVIRONMENT) as rollout,
         service(reward_command(reward_port, *plugins), logs / "reward.log", port=reward_port) as reward,
     ):
         rollout.wait_until_live()

@@ -135,7 +135,7 @@ async def test_a_push_that_waits_for_what_is_sampled_is_not_overtaken_by_replace
     rollout = FakeRollout()
     pipeline = dynamic([], rollout=rollout, max_staleness=1)
     await pipeline.policy_updated(1)
-    batch = await pipeline.next_batch()
+    await pipeline.next_batch()
     rollout.hold.clear()
     await asyncio.sleep(0.01)  # what replaces other groups is asked for, and held
     settling = asyncio.create_task(pipeline.settle())
@@ -149,7 +149,6 @@ async def test_a_push_that_waits_for_what_is_sampled_is_not_overtaken_by_replace
     await pipeline.policy_updated(2)
     await asyncio.sleep(0.01)
     assert len(rollout.jobs) > asked
-    assert batch.groups
     await pipeline.stop()
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -99,6 +99,7 @@ class Steps:
             eval=SimpleNamespace(eval_steps=6),
             checkpoint=SimpleNamespace(save_steps=save_steps, patience=None),
             guards=SimpleNamespace(rollback_rules=[]),
+            weights=WeightsConfig(),
         )
         self.journal = SimpleNamespace(finish_step=lambda step: self._note("finish", step), judge=self._judge)
         self.journal.decided, self.journal.failure = lambda step, decisions: None, None
@@ -275,6 +276,23 @@ def test_the_first_adapter_that_is_not_zero_is_checked_whatever_the_interval(
     loop.train(steps.run, step=step)
     checked = [done for name, done in steps.did if name == "canary"]
     assert checked == ([0, 2] if (kind, start, step) == ("lora", None, 0) else [step])
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "kind", "waits"), [("wait", "full", 1), ("wait", "lora", 0), ("keep", "full", 0)]
+)
+def test_only_a_push_of_all_weights_waits_for_what_is_sampled(
+    monkeypatch: pytest.MonkeyPatch, in_flight: Literal["wait", "keep"], kind: str, waits: int
+):
+    steps = Steps(monkeypatch, "sample", None)
+    steps.run.config.weights = WeightsConfig(in_flight=in_flight)
+    steps.run.config.model = SimpleNamespace(lora=None)
+    steps.run.export = SimpleNamespace(kind=kind)
+    steps.journal.stage = lambda name: nullcontext(steps.did.append((name, 0)))
+    steps.run.orchestrator = SimpleNamespace(settle=lambda: steps.did.append(("settle", 0)))
+    loop.train(steps.run, step=4)
+    assert steps.did[:2] == [("push", 4), ("sample", 5)], "nothing is sampled yet at the first push"
+    assert steps.did[2 : 3 + 2 * waits] == [("wait", 0), ("settle", 0)] * waits + [("push", 5)]
 
 
 def test_a_policy_changes_by_an_update_with_a_rate_and_a_finite_gradient(monkeypatch: pytest.MonkeyPatch):

@@ -14,6 +14,8 @@ from grpo_trainer.algorithm.sequences import Group
 from grpo_trainer.data.order import PromptOrder, sampling_seed
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.errors import RunError
+from grpo_trainer.fleet.fleet import Fleet
+from grpo_trainer.orchestrator import settled
 from grpo_trainer.sampling.pipeline import Cursor, Pipeline, PipelineLimits
 from grpo_trainer.sampling.sampler import Asked
 from grpo_trainer.sampling.tracing import Tracing
@@ -246,19 +248,25 @@ async def test_a_policy_that_is_pushed_again_while_a_batch_is_taken_makes_no_roo
     assert pipeline.counts.issued == 12
 
 
-async def test_a_push_need_not_wait_for_a_job_that_failed():
+@pytest.mark.parametrize("end", ["sampled", "failed", "no server"])
+async def test_a_push_that_waits_for_what_is_sampled_waits_for_nothing_else(end: str):
     rollout = FakeRollout()
     rollout.hold.clear()
     pipeline = make(rollout, max_staleness=1)
+    fleet = Fleet(["http://127.0.0.1:1"], min_replicas=1)
+    await fleet.admit(fleet.replicas, session=1)
     await pipeline.policy_updated(1)
-    settling = asyncio.create_task(pipeline.settle())
+    settling = asyncio.create_task(settled(pipeline, fleet))
     await asyncio.sleep(0.01)
     assert not settling.done()
-    rollout.failure = RuntimeError("a mistake")
-    rollout.hold.set()
+    if end == "no server":
+        await fleet.expel(fleet.replicas[0], "test")
+    else:
+        rollout.failure = RuntimeError("a mistake") if end == "failed" else None
+        rollout.hold.set()
     await asyncio.wait_for(settling, 5)
-    with pytest.raises(RuntimeError, match="a mistake"):
-        await pipeline.next_batch()
+    await pipeline.stop()
+    await fleet.close()
 
 
 @pytest.mark.parametrize("max_staleness", [1, 2])

@@ -97,7 +97,7 @@ def _plan(config: RunConfig, rows: TrainingRows, eval_rows: HeldOutRows) -> Iter
     yield "ranks", f"{config.deepspeed.nproc_per_node} on this machine, ZeRO stage {config.deepspeed.zero_stage}"
     bound = (algorithm.max_staleness + 1) * rollout.groups_per_batch
     waits = algorithm.max_staleness and config.weights.in_flight == "wait"
-    until = "; a push waits until nothing is sampled" if waits else ""
+    until = "; a push waits until nothing is sampled, but for adapters" if waits else ""
     yield "groups in flight", f"at most {bound} (max_staleness {algorithm.max_staleness}{until})"
 
 

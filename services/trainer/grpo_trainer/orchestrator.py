@@ -266,9 +266,9 @@ class Orchestrator:
     def settle(self) -> None:
         """Wait until the servers have sampled all that they were asked for, as `weights.in_flight` wait has it.
 
-        Returns early when they need the next push for that, and on a stop.
+        Returns early on a stop, and when no server has the weights any more: what it was asked is then sampled anew.
         """
-        settling = self.start(self.pipeline.settle())
+        settling = self.start(settled(self.pipeline, self.fleet))
         if self.wait(settling) != "done":
             self.loop.cancel(settling)
 
@@ -367,6 +367,16 @@ class Orchestrator:
             version=version,
             temperature=self.config.rollout.temperature,
         )
+
+
+async def settled(pipeline: Pipeline, fleet: Fleet) -> None:
+    """Wait until nothing is sampled, or no server is left that samples."""
+    waiting = [asyncio.create_task(pipeline.settle()), asyncio.create_task(fleet.until(lambda: not fleet.members))]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()
 
 
 def _refills(config: RunConfig) -> Refills:

@@ -36,7 +36,7 @@ class WeightsConfig(Section):
     )
     in_flight: Literal["keep", "wait"] = Field(
         "keep",
-        description="Sequences in flight at a push: the new weights go on with them (keep), or it waits for them.",
+        description="Sequences in flight at a push: the new weights go on with them (keep), or the push waits.",
     )
     kv_cache: KvCache = Field(
         "recompute",

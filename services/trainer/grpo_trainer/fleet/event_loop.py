@@ -14,8 +14,8 @@ from typing import Any, Self, TypeVar
 ResultT = TypeVar("ResultT")
 
 SWITCH_INTERVAL_S = 0.0005
-"""How long another thread may run Python before this one gets its turn. With Python's 5 ms, which a request waits for
-several times, it left after 9 to 18 ms while the main thread wrote its metrics, and the servers stood still."""
+"""How long another thread may run Python before this one gets its turn. A request waits for several turns, and the
+servers for the request: with Python's own 5 ms it arrived after 9 to 18 ms while the main thread wrote its metrics."""
 
 
 class EventLoopThread:

@@ -79,6 +79,10 @@ def import_swift(command: Command, server: Command | None, expanded: set[str]) -
     teacher = _set_teacher(options, run)
     arguments = set_swift_rewards(options, run)
     training.settle(run)
+    if run.value("algorithm.max_staleness"):
+        run.set(
+            "weights.in_flight", "wait", f"{options.shown('async_generate')}: ms-swift syncs when sampling has ended"
+        )
     _set_servers(options, run, launch, server)
     if teacher is not None:
         set_teacher_server(run, teacher, options.shown("teacher_model"))
@@ -214,10 +218,6 @@ def _set_algorithm(options: Options, run: RunFile) -> None:
     elif kl_in_reward:
         run.set("algorithm.kl_in_reward", True, f"ms-swift's default with {estimator}")
     run.set("algorithm.kl_estimator", "k3", "ms-swift's KL")
-    if run.value("algorithm.max_staleness"):
-        run.set(
-            "weights.in_flight", "wait", f"{options.shown('async_generate')}: ms-swift syncs when sampling has ended"
-        )
     mode, limit = (
         options.text("rollout_importance_sampling_mode"),
         options.number("rollout_importance_sampling_threshold"),

@@ -136,12 +136,13 @@ class Pipeline:
             self.prompts.learn(group.position, solved=accuracy([group]), teaches=teaches(group))
 
     async def settle(self) -> None:
-        """Wait until nothing is sampled, and dispatch nothing until the next policy: none goes on with another's work.
+        """Wait until nothing is sampled, and dispatch nothing until the next policy, which then continues no sequence.
 
         Returns early when a job has failed: `next_batch` raises its error.
         """
         self._settling = True
-        while self._sampling_since_s and self._failure is None:
+        # Not by `_sampling_since_s`, which lacks the groups of a job that has not begun.
+        while len(self._out) > len(self._scoring_since_s) and self._failure is None:
             self._changed.clear()
             await self._changed.wait()
 
@@ -359,7 +360,8 @@ class Pipeline:
         for position in positions:
             self._sampling_since_s.pop(position, None)
             self._scoring_since_s.pop(position, None)
-        self._changed.set()
+        if self._settling:
+            self._changed.set()
 
     def _done(self, job: asyncio.Task[None]) -> None:
         self._jobs.discard(job)
