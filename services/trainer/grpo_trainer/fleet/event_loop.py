@@ -5,17 +5,12 @@ a background task that died: a dead task is a crash, never a hang.
 """
 
 import asyncio
-import sys
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import CancelledError, Future
 from typing import Any, Self, TypeVar
 
 ResultT = TypeVar("ResultT")
-
-SWITCH_INTERVAL_S = 0.0005
-"""How long another thread may run Python before this one gets its turn. A request waits for several turns, and the
-servers for the request: with Python's own 5 ms it arrived after 9 to 18 ms while the main thread wrote its metrics."""
 
 
 class EventLoopThread:
@@ -25,16 +20,12 @@ class EventLoopThread:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="event-loop", daemon=True)
         self._background: list[Future[Any]] = []
-        self._switch_interval_s = SWITCH_INTERVAL_S
 
     def __enter__(self) -> Self:
-        self._switch_interval_s = sys.getswitchinterval()
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        sys.setswitchinterval(self._switch_interval_s)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(timeout=10.0)
 
