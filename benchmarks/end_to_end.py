@@ -5,8 +5,8 @@
 Same model, data, rewards and batch (32 prompts × 8 samples) on the same two cores. TRL samples with transformers' own
 `generate`. Ours are three services on this machine: a rollout server, a reward server, and `grpo-train` with the
 settings of `examples/countdown/run.yaml`: once with `max_staleness` 0, once with 1, where a batch is sampled while the
-last one is trained on. Samples whose group has no spread are not computed (the default). As in the demo each service
-has one thread, which is the quickest for a model this small; TRL has as many as it takes.
+last one is trained on. Samples whose group has no spread are not computed (the default). As in the demo
+rollout server and trainer have one thread each, which is the quickest for a model this small; TRL has what it takes.
 
 - `short`: the model of the demo after its cold start, completions of 8 to 24 tokens.
 - `ragged`: a model of random weights whose completions have 1 to 240 tokens, half of them under 70: each token ends one

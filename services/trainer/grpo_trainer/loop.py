@@ -255,7 +255,7 @@ def hand_out(
 
 
 def wait_for_sequences_in_flight(run: Run) -> None:
-    """Where the run file says so. With adapters no sequence goes on under another policy anyway."""
+    """Wait until nothing is sampled, where the run file says so. With adapters none changes its policy anyway."""
     if run.config.weights.in_flight == "wait" and run.export.kind == "full":
         with run.journal.stage("wait"):
             run.orchestrator.settle()

@@ -1,4 +1,4 @@
-"""What the pipeline hands over: the groups of a step, and its counts of groups."""
+"""Hold what the pipeline hands over: the groups of a step, and its counts of groups."""
 
 from dataclasses import dataclass, field
 
