@@ -52,15 +52,17 @@ def test_a_part_that_stands_still_for_a_while_changes_nothing(
     assert_same_run(undisturbed, run_dir)
 
 
+@pytest.mark.parametrize("max_staleness", [0, 1])
 def test_one_of_two_servers_that_stands_still_leaves_the_run_to_the_other_and_is_taken_back(
-    stack: Stack, tmp_path: Path
+    stack: Stack, tmp_path: Path, max_staleness: int
 ):
     port, run_dir, log = free_port(), tmp_path / "halved", tmp_path / "trainer.log"
     urls = [stack.rollout.url, f"http://127.0.0.1:{port}"]
+    flags = (*UNTIL_STOPPED, "--algorithm.max_staleness", max_staleness, "--weights.in_flight", "wait")
     log.touch()
     with stack.rollout_server(tmp_path / "second.log", port) as second:
         second.wait_until_live()
-        trainer = stack.start_trainer(run_dir, log, *UNTIL_STOPPED, "--rollout.urls", json.dumps(urls))
+        trainer = stack.start_trainer(run_dir, log, *flags, "--rollout.urls", json.dumps(urls))
         try:
             seen = wait_for(log, f"with {', '.join(urls)} over gloo", trainer)
             wait_for_rows(run_dir, 4, trainer)
@@ -74,6 +76,7 @@ def test_one_of_two_servers_that_stands_still_leaves_the_run_to_the_other_and_is
                 rows = [row for row in read_jsonl(run_dir / "metrics.jsonl")[count + 2 : count + 8] if "loss" in row]
                 assert max(float(str(row["weights/push_s"])) for row in rows) < 5.0, "a probe of it takes 5 s"
             wait_for(log, f"with {', '.join(urls)} over gloo", trainer, after=seen)
-            end(trainer, run_dir, log)
+            end(trainer, run_dir, log, max_staleness=max_staleness)
+            assert all(len(one["versions"]) == 1 for one in read_jsonl(run_dir / "completions.jsonl"))
         finally:
             trainer.kill()
