@@ -10,6 +10,7 @@ from tests.e2e.conftest import Stack, read_jsonl
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.xdist_group("stack")]
 
 OWN = """
+import gc
 from pathlib import Path
 
 from grpo_trainer.callbacks import StopRun
@@ -27,6 +28,7 @@ class Watch:
     def on_end(self, step):
         folder = Path(__file__).parent
         (folder / "ended").write_text(f"{step} {self.reward} {(folder / 'run/model/config.json').exists()}")
+        (folder / "looked through").write_text(str(any(tracked is Path for tracked in gc.get_objects())))
 
 
 def reinforce(logprobs_N, batch, algorithm, tally, *, scale: float = 1.0):
@@ -45,6 +47,7 @@ def test_a_callback_ends_a_run_that_is_then_done_and_parameters_are_those_of_the
     steps = read_jsonl(run_dir / "metrics.jsonl")
     assert [step["step"] for step in steps] == [0, 1, 2]
     assert (tmp_path / "ended").read_text() == f"2 {steps[2]['reward']} True", "after the final model"
+    assert (tmp_path / "looked through").read_text() == "False", "collecting garbage skips what was imported"
     [decision] = read_jsonl(run_dir / "decisions.jsonl")
     assert decision == {
         "step": 2,
