@@ -2,6 +2,8 @@
 
 import sys
 
+from grpo_proto.quick_imports import quick_imports
+
 from .options import StartError, check_model_folder, check_words, prepare_environment
 from .toolchain import missing_tools
 from .workarounds import private_socket_folder
@@ -33,7 +35,8 @@ def main(arguments: list[str] | None = None) -> int:
             )
         with private_socket_folder():
             # Importing vLLM takes ten seconds and reads the environment.
-            from .server import run
+            with quick_imports():
+                from .server import run
 
             return run(arguments[1:])
     except StartError as error:

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from grpo_proto.quick_imports import quick_imports
+
 from .errors import TrainerError
 from .ranks.process_exit import end_process
 
@@ -84,7 +86,8 @@ def _train(words: list[str]) -> int:
         switches=[flag.removeprefix("--") for flag in flags],
     )
     if flags["--dry-run"]:
-        from .dry_run import dry_run
+        with quick_imports():
+            from .dry_run import dry_run
 
         return dry_run(config)
     if needs_launch(config.deepspeed.nproc_per_node):

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from grpo_proto.quick_imports import quick_imports
+
 from .config.run_config import RunConfig
 from .observe.run_log import configure_logging
 from .observe.run_status import RunStatus
@@ -36,7 +38,8 @@ def start(config: RunConfig, *, resume: bool) -> int:
     status.enter_phase("loading the libraries", limit_s=config.server.loading_s)
     with _served(status, config, rank):
         # Torch and DeepSpeed: ten seconds from a warm disk, minutes from a cold one.
-        from .run import run
+        with quick_imports():
+            from .run import run
 
         return run(config, resume=resume, status=status, stop=stop)
 
