@@ -15,10 +15,10 @@ nesting.py         how deep a JSON value is nested
 totals.py          a sample's total reward, and a retry of the scores that broke
 code_hash.py       a digest of a reward's source files
 fingerprint.py     short digests of a tokenizer and of a chat template
-quick_imports.py   import large libraries without looking for garbage in them
 nulls.py           drop the nulls with which Arrow fills up objects
 tool_arguments.py  the arguments of a tool call, as chat templates read them
 loopback.py        which addresses only this machine can reach
+quick_imports.py   collect garbage seldom while large libraries are imported
 log_parts.py       a log that is split into parts by its size
 log_lines.py       log formatters for text and JSON, without secrets
 fewer_repeats.py   a log filter that passes a repeated line now and then, with a count

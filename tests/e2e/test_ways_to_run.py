@@ -24,11 +24,23 @@ def metrics_of(stack: Stack, run_dir: Path, *flags: object) -> list[dict[str, fl
     return read_jsonl(run_dir / "metrics.jsonl")  # type: ignore[return-value]
 
 
+OWN_LOSS = """
+import gc
+
+
+def reinforce(logprobs_N, batch, algorithm, tally):
+    tally.mean("frozen", logprobs_N * 0 + (gc.get_freeze_count() > 0))
+    return -batch.advantage_N * logprobs_N
+"""
+
+
 @pytest.mark.parametrize("zero_stage", [2, 3])
 def test_two_ranks_push_one_policy(stack: Stack, tmp_path: Path, zero_stage: int):
     """Each started by its environment, as some clusters do. Both compute a part of the KL in the rewards."""
     flags = ("--deepspeed.nproc_per_node", 2, "--deepspeed.zero_stage", zero_stage, "--max_steps", 2)
     flags += ("--algorithm.beta", 0.05, "--algorithm.kl_in_reward", True)
+    (tmp_path / "own.py").write_text(OWN_LOSS)
+    flags += ("--algorithm.loss", f"{tmp_path}/own.py:reinforce")
     meet = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     logs = [tmp_path / f"rank-{rank}.log" for rank in range(2)]
     ranks = [
@@ -45,6 +57,7 @@ def test_two_ranks_push_one_policy(stack: Stack, tmp_path: Path, zero_stage: int
     steps = read_jsonl(tmp_path / "run" / "metrics.jsonl")
     assert [step["step"] for step in steps] == [0, 1, 2]
     assert all(step["canary/logprob_difference_max"] <= 1e-4 for step in steps)
+    assert [step["frozen"] for step in steps[1:]] == [1.0, 1.0], "on both ranks"
     assert steps[2]["reward"] != steps[1]["reward"]
     assert [step["kl"] != 0.0 for step in steps[1:]] == [False, True]  # only the first update moves from the reference
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()

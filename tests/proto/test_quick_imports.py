@@ -1,4 +1,4 @@
-"""Large libraries are imported without looking for garbage in them."""
+"""Garbage is collected seldom while large libraries are imported."""
 
 import gc
 
@@ -7,7 +7,7 @@ import pytest
 from grpo_proto.quick_imports import quick_imports
 
 
-def test_what_an_import_makes_is_not_looked_through():
+def test_what_an_import_makes_is_not_looked_through_at_once():
     looks = []
     gc.callbacks.append(lambda *look: looks.append(look))
     try:

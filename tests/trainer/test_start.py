@@ -37,7 +37,7 @@ from grpo_trainer.sampling.reward import _check_file
 PATIENCE_S = 120.0
 
 BEFORE_TORCH = """
-import sys, types, urllib.error, urllib.request
+import gc, sys, types, urllib.error, urllib.request
 
 def get(url):
     try:
@@ -53,7 +53,13 @@ def run(config, *, resume, status, stop):
     print("torch" in sys.modules, *(get(url + route) for route in ("/livez", "/readyz", "/metrics", "/")), sep="\\n")
     return 0
 
-sys.modules["grpo_trainer.run"] = types.SimpleNamespace(run=run)
+class Libraries(types.ModuleType):
+    @property
+    def run(self):
+        assert gc.get_threshold()[0] > 10_000, "imported while garbage is collected as often as ever"
+        return run
+
+sys.modules["grpo_trainer.run"] = Libraries("grpo_trainer.run")
 from grpo_trainer.__main__ import command
 command(sys.argv[1:])
 """

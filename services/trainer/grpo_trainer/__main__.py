@@ -6,8 +6,6 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from grpo_proto.quick_imports import quick_imports
-
 from .errors import TrainerError
 from .ranks.process_exit import end_process
 
@@ -86,6 +84,8 @@ def _train(words: list[str]) -> int:
         switches=[flag.removeprefix("--") for flag in flags],
     )
     if flags["--dry-run"]:
+        from grpo_proto.quick_imports import quick_imports
+
         with quick_imports():
             from .dry_run import dry_run
 
