@@ -24,13 +24,17 @@ def metrics_of(stack: Stack, run_dir: Path, *flags: object) -> list[dict[str, fl
     return read_jsonl(run_dir / "metrics.jsonl")  # type: ignore[return-value]
 
 
-OWN_LOSS = """
+WATCHED_LOSS = """
+import functools
 import gc
 
+from grpo_trainer.algorithm.surrogates import clipped
 
-def reinforce(logprobs_N, batch, algorithm, tally):
+
+@functools.wraps(clipped)
+def watched(logprobs_N, batch, algorithm, tally):
     tally.mean("frozen", logprobs_N * 0 + (gc.get_freeze_count() > 0))
-    return -batch.advantage_N * logprobs_N
+    return clipped(logprobs_N, batch, algorithm, tally)
 """
 
 
@@ -39,8 +43,8 @@ def test_two_ranks_push_one_policy(stack: Stack, tmp_path: Path, zero_stage: int
     """Each started by its environment, as some clusters do. Both compute a part of the KL in the rewards."""
     flags = ("--deepspeed.nproc_per_node", 2, "--deepspeed.zero_stage", zero_stage, "--max_steps", 2)
     flags += ("--algorithm.beta", 0.05, "--algorithm.kl_in_reward", True)
-    (tmp_path / "own.py").write_text(OWN_LOSS)
-    flags += ("--algorithm.loss", f"{tmp_path}/own.py:reinforce")
+    (tmp_path / "own.py").write_text(WATCHED_LOSS)
+    flags += ("--algorithm.loss", f"{tmp_path}/own.py:watched")
     meet = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     logs = [tmp_path / f"rank-{rank}.log" for rank in range(2)]
     ranks = [
