@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from collections.abc import Callable, Coroutine
 from string import ascii_lowercase
 from typing import Any
@@ -116,20 +115,10 @@ async def test_a_retry_gets_the_recorded_answer_and_another_request_a_sibling(fr
 async def gone_client(session: Opened) -> None:
     """A client that goes away after its turn has begun; the session's weights are not there yet."""
     gone = asyncio.create_task(session.chat(HELLO))
-    await until(session, lambda stats: stats["turns"] == 1)
+    await session.until(lambda stats: stats["turns"] == 1)
     assert not gone.done()
     gone.cancel()
     await asyncio.wait((gone,))
-
-
-async def until(session: Opened, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    deadline_s = time.monotonic() + 60
-    while True:
-        stats: dict[str, Any] = (await session.trajectory())["stats"]
-        if holds(stats):
-            return stats
-        assert time.monotonic() < deadline_s, stats
-        await asyncio.sleep(0.05)
 
 
 async def test_a_client_that_goes_away_leaves_an_answer_that_a_retry_gets(fresh: Server):
@@ -151,7 +140,7 @@ async def test_an_answer_that_nobody_fetched_is_masked(fresh: Server):
         async with opened(fresh, weights_session=trainer.session) as session:
             await gone_client(session)
             await trainer.push(fresh.model(1), 1)
-            stats = await until(session, lambda stats: stats["sampled"] > 0)
+            stats = await session.until(lambda stats: stats["sampled"] > 0)
     assert stats["masked"] == {"undelivered": stats["sampled"]}
 
 

@@ -98,7 +98,7 @@ async def test_sigterm_ends_it_cleanly_in_the_middle_of_sampling(compiled: Serve
         await until_running(compiled)
         # A turn of its own could end before anybody looks; behind so many sequences it waits.
         waiting = asyncio.create_task(session.chat({"role": "user", "content": "Hello"}))
-        await session.trajectory()  # asked behind it: the turn has come, too
+        await session.until(lambda stats: stats["turns"] == 1)
         assert await asyncio.to_thread(compiled.running.stop, 30.0) == 0
         answer, of_session = await sampling, await waiting
     ends = {completion.finish_reason for group in answer.groups for completion in group.completions}

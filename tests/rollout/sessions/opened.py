@@ -1,12 +1,15 @@
 """A session of a real server, opened over HTTP, and what tests ask of it."""
 
-from collections.abc import AsyncIterator
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import httpx
 
 from tests.rollout.conftest import Server
+from tests.waiting import PATIENCE_S
 
 
 class Opened:
@@ -43,6 +46,16 @@ class Opened:
         for turn in turns:
             assert sum(count for _, count in turn["versions"]) == turn["end"] - turn["start"]
         return found
+
+    async def until(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Wait until what the server says of the session `holds`: `turns` counts a turn from its beginning."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while True:
+            stats: dict[str, Any] = (await self.trajectory())["stats"]
+            if holds(stats):
+                return stats
+            assert time.monotonic() < deadline_s, stats
+            await asyncio.sleep(0.05)
 
 
 @asynccontextmanager
