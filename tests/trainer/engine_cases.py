@@ -2,3 +2,14 @@
 
 SHARED = [(0, 0.3, 0.01), (3, 1.0, 0.0)]
 """ZeRO stage, `top_entropy_quantile` and `entropy_coef` of updates with shared prefixes."""
+EXPORTED = {
+    "0 float32": "untied",
+    "2 bfloat16": "tied",
+    "3 float32": "tied",
+    "3 bfloat16": "untied",
+    "2 float32 experts": "experts",
+    "3 float32 experts": "experts",
+}
+"""ZeRO stage and dtype of an export, and its model."""
+BALANCED = [0, 3]
+"""ZeRO stage of updates that balance experts."""

@@ -11,12 +11,20 @@ from typing import Any
 
 import torch
 from deepspeed.runtime.zero import stage3
-from safetensors.torch import load_file
-from tests.trainer.engine_cases import SHARED
-from tests.trainer.made_engines import LayerPasses, equal, new_engine, pushed, reference_weights, updates_of, weights
+from tests.trainer.engine_cases import BALANCED, EXPORTED, SHARED
+from tests.trainer.made_engines import (
+    LayerPasses,
+    balanced,
+    equal,
+    exported,
+    new_engine,
+    pushed,
+    reference_weights,
+    updates_of,
+    weights,
+)
 from tests.trainer.made_episodes import build_updates, decided, make_taken
 from tests.trainer.tested_rank import Scenario, run_scenarios
-from transformers import AutoModelForCausalLM
 
 from grpo_trainer.algorithm.skipping import sequences_to_compute
 from grpo_trainer.checkpoint.file_writer import FileWriter
@@ -250,31 +258,6 @@ def not_finite(folder: Path, stage: int, dtype: str) -> dict[str, Any]:
     }
 
 
-def exported(folder: Path, stage: int, dtype: str, model: str) -> dict[str, Any]:
-    """What a push sends, what `write_hf` writes and what the engine computes are one model."""
-    engine = new_engine(folder, stage=stage, dtype=dtype, model=model)
-    (update,) = updates_of(engine, make_taken(6, seed=2), budget=10_000, padded=True)
-    engine.update(update)
-    target = folder / f"hf-{engine.world_size}-{stage}-{dtype}-{model}"
-    state = engine.whole_state()
-    if engine.rank == 0:
-        engine.write_hf(target, state)
-    sent = pushed(engine)
-    (logprobs_N,) = engine.logprobs(update)
-    if engine.rank > 0:
-        return {}
-    saved = AutoModelForCausalLM.from_pretrained(target, dtype=getattr(torch, dtype))
-    batch = update[0]
-    with torch.no_grad():
-        all_logprobs = (saved(batch.input_ids_BL).logits.float() / 0.9).log_softmax(-1)
-    expected_N = all_logprobs.flatten(0, 1)[batch.hidden_N].gather(1, batch.target_N[:, None])[:, 0]
-    return {
-        "equal": equal(sent, load_file(target / "model.safetensors")),
-        "files": sorted(path.name for path in target.iterdir()),
-        "difference": (logprobs_N - expected_N).abs().max().item(),
-    }
-
-
 def several_updates(folder: Path, stage: int) -> dict[str, Any]:
     """Two updates of a generation batch, two passes: old logprobs are those before the first update, every time."""
     engine = new_engine(folder, stage=stage, algorithm=AlgorithmConfig(num_iterations=2))
@@ -368,7 +351,7 @@ def skipped(folder: Path, stage: int) -> dict[str, Any]:
 
 def scenarios(folder: Path, world_size: int) -> dict[str, Scenario]:
     """By name. A single rank repeats what could differ there; the rest is for two."""
-    found: dict[str, Scenario] = {}
+    found: dict[str, Scenario] = {f"balanced {stage}": partial(balanced, folder, stage) for stage in BALANCED}
     for stage in (0, 1, 2, 3):
         found[f"gradient {stage} 40 True 13"] = partial(gradient, folder, stage, 40, True, top_quantile=0.3)
         found[f"continued {stage} bfloat16"] = partial(continued, folder, stage, "bfloat16")
@@ -392,12 +375,9 @@ def scenarios(folder: Path, world_size: int) -> dict[str, Scenario]:
             shared = partial(gradient, folder, stage, 80, True, 20, share="auto", **read)
             found[f"gradient {stage} 80 True 20 shared"] = shared
         found["unread"] = partial(unread, folder)
-        found["exported 0 float32"] = partial(exported, folder, 0, "float32", "untied")
-        found["exported 2 bfloat16"] = partial(exported, folder, 2, "bfloat16", "tied")
-        found["exported 3 float32"] = partial(exported, folder, 3, "float32", "tied")
-        found["exported 3 bfloat16"] = partial(exported, folder, 3, "bfloat16", "untied")
-        found["exported 2 float32 experts"] = partial(exported, folder, 2, "float32", "experts")
-        found["exported 3 float32 experts"] = partial(exported, folder, 3, "float32", "experts")
+        for name, model in EXPORTED.items():
+            stage, dtype, *_ = name.split()
+            found[f"exported {name}"] = partial(exported, folder, int(stage), dtype, model)
         found["one_reduction float32"] = partial(one_reduction, folder, "float32")
         found["one_reduction bfloat16"] = partial(one_reduction, folder, "bfloat16")
         found["other_layout"] = partial(other_layout, folder)

@@ -5,7 +5,9 @@ from typing import Any
 
 import deepspeed
 import torch
-from tests.trainer.made_episodes import VERSION, Taken, build_updates, decided
+from safetensors.torch import load_file
+from tests.trainer.made_episodes import VERSION, Taken, build_updates, decided, make_taken
+from transformers import AutoModelForCausalLM
 
 from grpo_proto.transport import plan_manifest, view_tensor
 from grpo_trainer.algorithm.sequences import MicroBatch
@@ -101,6 +103,50 @@ def updates_of(
         device=engine.device,
         prefixes=None if padded else engine.prefixes,
     )
+
+
+def balanced(folder: Path, stage: int) -> dict[str, Any]:
+    """Updates in which nothing but the balance of the experts has a gradient: a dozen of one batch, then one of a
+    single sample, for which only one of two ranks has something to do."""
+    engine = new_engine(
+        folder,
+        stage=stage,
+        model="experts",
+        algorithm=AlgorithmConfig(loss_type="grpo", router_aux_loss_coef=0.5),
+        optimizer=OptimizerConfig(learning_rate=1e-3),
+    )
+    taken = [(episode, 0.0) for episode, _ in make_taken(9)]
+    of_all, of_one = updates_of(engine, taken)[0], updates_of(engine, taken[:1])[0]
+    found = []
+    for update in (*[of_all] * 12, of_one):
+        engine.prepare([update])
+        found.append(engine.update(update))
+    return {"found": found, "micro_batches": len(of_all)}
+
+
+def exported(folder: Path, stage: int, dtype: str, model: str) -> dict[str, Any]:
+    """What a push sends, what `write_hf` writes and what the engine computes are one model."""
+    engine = new_engine(folder, stage=stage, dtype=dtype, model=model)
+    (update,) = updates_of(engine, make_taken(6, seed=2), budget=10_000, padded=True)
+    engine.update(update)
+    target = folder / f"hf-{engine.world_size}-{stage}-{dtype}-{model}"
+    state = engine.whole_state()
+    if engine.rank == 0:
+        engine.write_hf(target, state)
+    sent = pushed(engine)
+    (logprobs_N,) = engine.logprobs(update)
+    if engine.rank > 0:
+        return {}
+    saved = AutoModelForCausalLM.from_pretrained(target, dtype=getattr(torch, dtype))
+    batch = update[0]
+    with torch.no_grad():
+        all_logprobs = (saved(batch.input_ids_BL).logits.float() / 0.9).log_softmax(-1)
+    expected_N = all_logprobs.flatten(0, 1)[batch.hidden_N].gather(1, batch.target_N[:, None])[:, 0]
+    return {
+        "equal": equal(sent, load_file(target / "model.safetensors")),
+        "files": sorted(path.name for path in target.iterdir()),
+        "difference": (logprobs_N - expected_N).abs().max().item(),
+    }
 
 
 class LayerPasses:

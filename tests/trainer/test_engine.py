@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.tiny_model import make_model, make_tokenizer
-from tests.trainer.engine_cases import SHARED
+from tests.trainer.engine_cases import BALANCED, EXPORTED, SHARED
 from tests.trainer.made_episodes import VERSION, build_updates, decided, make_taken
 from tests.trainer.spawned_ranks import MARKS, run_ranks
 from torch import nn
@@ -24,6 +24,7 @@ from grpo_trainer.algorithm.surrogates.clipped import clipped
 from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.config.run_config import ModelConfig
 from grpo_trainer.engine.model import load_policy
+from grpo_trainer.engine.prefix_sharing import prefix_sharing_for
 from grpo_trainer.engine.state import read_engine_state
 from grpo_trainer.errors import UnavailableError, UsageError
 
@@ -44,7 +45,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         vocab_size=101, hidden_size=64, intermediate_size=64, moe_intermediate_size=32, num_hidden_layers=2,
         num_attention_heads=2, num_key_value_heads=1, head_dim=32, num_experts=4, num_experts_per_tok=2,
     )  # fmt: skip
-    Qwen3MoeForCausalLM(experts).save_pretrained(folder / "experts")
+    model = Qwen3MoeForCausalLM(experts)
+    for layer in model.model.layers:
+        nn.init.normal_(layer.mlp.gate.weight, std=0.5)  # routers that prefer some experts
+    model.save_pretrained(folder / "experts")
     make_tokenizer().save_pretrained(folder / "experts")
     return folder
 
@@ -212,15 +216,36 @@ def test_an_update_without_a_finite_gradient_is_skipped_by_all_ranks(
         assert seen["count"] == 4
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["0 float32", "2 bfloat16", "3 float32", "3 bfloat16", "2 float32 experts", "3 float32 experts"],
-)
+@pytest.mark.parametrize("name", EXPORTED)
 def test_the_weights_pushed_saved_and_trained_are_one_model(two_ranks: list[dict[str, Any]], name: str):
     seen = two_ranks[0][f"exported {name}"]
     assert seen["equal"], "a push and the saved model differ in names or values"
     assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= set(seen["files"])
     assert seen["difference"] < (1e-5 if "float32" in name else 0.02)
+
+
+@pytest.mark.parametrize("stage", BALANCED)
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_experts_are_balanced(
+    one_rank: dict[str, Any], two_ranks: list[dict[str, Any]], folder: Path, stage: int, world_size: int
+):
+    seen = (one_rank if world_size == 1 else two_ranks[0])[f"balanced {stage}"]
+    *of_all, of_one = seen["found"]
+    config = ModelConfig(name_or_path=str(folder / "experts"), dtype="float32")
+    policy, sequences, expected = load_policy(config, temperature=0.9, zero3=None), decided(make_taken(9)), 0.0
+    how = {"world_size": world_size, "tokens_per_micro_batch": 60}
+    how["prefixes"] = prefix_sharing_for(policy.model.config, config, share="auto", device=torch.device("cpu"))
+    for rank in range(world_size):
+        for batch in build_updates(sequences, rank=rank, **how)[0]:
+            *_, balance = policy(*batch.inputs, None, batch.uses_BL)
+            expected += balance.item() * sum(batch.trained_Q) / batch.update_tokens
+    assert of_all[0]["aux_loss"] == pytest.approx(expected, rel=1e-5)
+    assert of_all[0]["loss"] == pytest.approx(0.5 * expected, rel=1e-5)
+    # Two experts for each token: 2 where they are used alike.
+    assert of_all[0]["aux_loss"] > 2.2
+    assert of_all[-1]["aux_loss"] < 2.1
+    assert 1.5 < of_one["aux_loss"] < 2.5
+    assert of_one["update_skipped"] == 0.0
 
 
 @pytest.mark.parametrize("stage", STAGES)

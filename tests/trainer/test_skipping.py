@@ -35,6 +35,7 @@ def test_an_episode_of_advantage_0_is_not_computed_and_the_others_keep_weight_an
         {"entropy_coef": 0.01},
         {"use_adaptive_entropy": True, "entropy_target": 1.0},
         {"top_entropy_quantile": 0.9},
+        {"router_aux_loss_coef": 0.01},
         {"loss": "FILE"},
     ],
     ids=str,

@@ -29,6 +29,7 @@ from .engine.deepspeed_settings import deepspeed_settings
 from .engine.family import load_family, no_model
 from .engine.model import pieces_to_push
 from .engine.rope import one_rope_context
+from .engine.router_balance import with_balance_coefficient
 from .engine.schedule import number_of_steps
 from .episodes.runner import EpisodeRunner
 from .fleet.adapters import AdapterNeeds
@@ -116,7 +117,9 @@ class ModelWithoutWeights:
         """Raises UsageError or UnavailableError when the model cannot be read."""
         try:
             with torch.device("meta"):  # tied weights are one parameter there, as in training
-                model = AutoModelForCausalLM.from_config(load_family(config.model))
+                family = load_family(config.model)
+                with_balance_coefficient(config.algorithm, family)
+                model = AutoModelForCausalLM.from_config(family)
                 in_nf4 = _weights_in_nf4(model) if config.model.load_in_4bit else 0
                 return cls(config, model, in_nf4, _adapter_on(model, config))
         except (OSError, ValueError) as error:

@@ -31,6 +31,7 @@ from .data.run_rows import load_eval_sets, load_training_rows, rows_with_prompts
 from .data.tokenizer import check_stop_tokens, load_tokenizer
 from .engine.family import load_family
 from .engine.rope import one_rope_context
+from .engine.router_balance import with_balance_coefficient
 from .engine.schedule import number_of_steps
 from .engine.state import layout, read_engine_state
 from .engine.training_engine import TrainingEngine
@@ -110,6 +111,8 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
         status.know_run(max_steps=0, step=step)
         status.history.restore(config.run_dir, through_step=step)
 
+    family = load_family(config.model)
+    config = config.model_copy(update={"algorithm": with_balance_coefficient(config.algorithm, family)})
     orchestrator, max_steps, pad_token_id = None, 0, 0
     push_kind: Kind = "full"
     if first_rank:
@@ -159,7 +162,7 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
         )
         open_parts.enter_context(status.watching("the event loop", orchestrator.loop.is_alive))
         show_servers(status, config, orchestrator, warnings)
-        push_kind = orchestrator.connect(tokenizer, one_rope_context=one_rope_context(load_family(config.model)))
+        push_kind = orchestrator.connect(tokenizer, one_rope_context=one_rope_context(family))
 
     # Ranks wait for each other in libraries, where no handler runs, and there is nothing to save yet.
     with stop.ending_at_once() if rendezvous.has_others else nullcontext():

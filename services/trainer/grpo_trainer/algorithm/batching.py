@@ -108,6 +108,8 @@ def collate(
 
     # The hidden state of a token predicts the next one.
     hidden = [path_L[np.flatnonzero(one.loss_mask_L) - 1] for one, path_L in zip(sequences, rows.paths_Q, strict=True)]
+    needed = [path_L[: len(one.needed_ids)] for one, path_L in zip(sequences, rows.paths_Q, strict=True)]
+    uses = np.bincount(np.concatenate(needed), minlength=rows.input_ids_BL.size) if needed else np.ones(1)
     return MicroBatch(
         input_ids_BL=put(rows.input_ids_BL),
         hidden_N=put(np.concatenate([np.empty(0, np.int64), *hidden])),
@@ -123,6 +125,7 @@ def collate(
         trained_Q=counts_Q,
         position_ids_BL=None if rows.position_ids_BL is None else put(rows.position_ids_BL),
         layout=rows.layout,
+        uses_BL=put(uses.reshape(rows.input_ids_BL.shape).astype(np.float32)),
     )
 
 

@@ -1,5 +1,6 @@
 """The section `algorithm` of a run file."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
@@ -133,6 +134,9 @@ class AlgorithmConfig(Section):
     entropy_coef_min: float = Field(0.0, ge=0.0, description="Lower bound of an adaptive entropy_coef.")
     entropy_coef_max: float = Field(1.0, ge=0.0, description="Upper bound of an adaptive entropy_coef.")
     entropy_coef_delta: Positive = Field(0.005, description="Step of an adaptive entropy_coef, once an update.")
+    router_aux_loss_coef: float | Literal["model"] = Field(
+        0.0, description="Weight of the loss that balances a mixture's experts; model: its configuration's, 0 without."
+    )
     max_staleness: int = Field(0, ge=0, le=16, description="Versions a token may lag behind; 0: synchronous GRPO.")
     dynamic_sampling: bool = Field(
         False, description="Replace groups with equal rewards by groups of further prompts, from which is learnt."
@@ -168,6 +172,17 @@ class AlgorithmConfig(Section):
     def _k1_is_for_the_reward(cls, given: Any) -> Any:
         if given == "k1":
             raise ValueError("k1 as a term of the loss has no gradient on average; set algorithm.kl_in_reward for it")
+        return given
+
+    @field_validator("router_aux_loss_coef", mode="before")
+    @classmethod
+    def _a_weight_or_the_models_own(cls, given: Any) -> Any:
+        try:
+            is_weight = 0.0 <= float(given) < math.inf
+        except (TypeError, ValueError):
+            is_weight = False
+        if not is_weight and given != "model":
+            raise ValueError("takes a weight of 0 or more, or model: that of the model's configuration")
         return given
 
     @model_validator(mode="after")
@@ -216,6 +231,13 @@ class AlgorithmConfig(Section):
     @property
     def has_entropy_bonus(self) -> bool:
         return self.entropy_coef > 0.0 or self.use_adaptive_entropy
+
+    @property
+    def balance_coef(self) -> float:
+        """Weight of the loss that balances experts, once the model is known."""
+        if self.router_aux_loss_coef == "model":
+            raise ValueError("the model's own router_aux_loss_coef has not been read")
+        return self.router_aux_loss_coef
 
     @property
     def beta_of_loss(self) -> float:

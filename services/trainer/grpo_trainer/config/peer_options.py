@@ -111,7 +111,6 @@ TRAINING_NOT_HERE = by_option(
         "seed decides on the order of the rows, too": "data_seed full_determinism train_sampling_strategy "
         "length_column_name",
         "the ranks are DeepSpeed's": "parallelism_config fsdp fsdp_config",
-        "GRPO has no term for the router": "router_aux_loss_coef",
         "trackio is set up by its own variables": "trackio_space_id trackio_bucket_id trackio_static_space_id",
         "`grpo-train RUN.yaml --resume` goes on from the newest checkpoint of run_dir; one of another trainer is no "
         "start for it": "resume_from_checkpoint",

@@ -181,6 +181,7 @@ MS_SWIFT = PeerOptions(
             "sampling is the rollout server's": "num_beams stream logprobs top_logprobs predict_with_generate "
             "sortish_sampler generation_config generation_max_length generation_num_beams",
             "a patch for other hardware": "enable_npu_model_patch",
+            "ms-swift reads it for other losses than GRPO's": "router_aux_loss_coef",
             "a run_dir that holds a run already is refused": "overwrite_output_dir",  # of ms-swift 2
         }
     ),

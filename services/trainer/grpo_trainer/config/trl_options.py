@@ -47,6 +47,7 @@ TRL = PeerOptions(
         "entropy_coef_min": ("algorithm.entropy_coef_min", 0.0),
         "entropy_coef_max": ("algorithm.entropy_coef_max", 1.0),
         "entropy_coef_delta": ("algorithm.entropy_coef_delta", 0.005),
+        "router_aux_loss_coef": ("algorithm.router_aux_loss_coef", None),
         "sync_ref_model": ("algorithm.sync_ref_model", False),
         "ref_model_mixup_alpha": ("algorithm.ref_model_mixup_alpha", 0.6),
         "vllm_importance_sampling_correction": ("algorithm.importance_sampling_correction", True),

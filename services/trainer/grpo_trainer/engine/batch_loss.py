@@ -40,9 +40,20 @@ def batch_loss(
         return (tokens.weight_N * loss_N).sum()
 
     in_one_pass = torch.is_grad_enabled() and entropy_coef == 0.0 and is_by_token(surrogate, algorithm)
-    logprobs_N, entropy_N, *of_one_pass = model(*batch.inputs, token_loss if in_one_pass else None)
+    balances = algorithm.balance_coef > 0.0
+    logprobs_N, entropy_N, *scalars = model(
+        *batch.inputs, token_loss if in_one_pass else None, batch.uses_BL if balances else None
+    )
     fill_old(batch, logprobs_N)
     if entropy_coef == 0.0:
         entropy_N = entropy_N.detach()
     loss, tally = policy_loss(logprobs_N, entropy_N, batch, algorithm, surrogate, entropy_coef=entropy_coef)
-    return of_one_pass[0] if in_one_pass else loss, tally
+    if in_one_pass:
+        loss = scalars[0]
+    if balances:
+        # A mean of the micro-batch, which counts for as much of the update as it trains.
+        balance = scalars[-1] * sum(batch.trained_Q) / max(batch.update_tokens, 1)
+        tally.total("aux_loss", balance)
+        tally.total("loss", algorithm.balance_coef * balance)
+        loss = loss + algorithm.balance_coef * balance
+    return loss, tally

@@ -16,6 +16,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from ..algorithm.attention_layout import AttentionLayout
+from .router_balance import balance_loss
 from .shared_attention import Take, reading, shared_name
 
 Outputs = tuple[torch.Tensor, ...]
@@ -71,26 +72,31 @@ class Policy(nn.Module):  # type: ignore[misc]
         position_ids_BL: torch.Tensor | None = None,
         layout: AttentionLayout | None = None,
         token_loss: TokenLoss | None = None,
+        uses_BL: torch.Tensor | None = None,
     ) -> Outputs:
         """Return log π and entropy [N], float32, of the tokens `target_N` after the hidden states `hidden_N`, after
         temperature.
 
-        With `token_loss` also its sum over all tokens, a scalar, which then is all that carries a gradient. Rows
-        are those of a `MicroBatch`. Raises RunError when a layer does not read the layout.
+        With `token_loss` also its sum over all tokens, a scalar, which then carries the gradient of both. With
+        `uses_BL`, last, the loss that balances the experts, a scalar. Rows are those of a `MicroBatch`. Raises RunError
+        when a layer does not read the layout.
         """
         decoder = self.model.get_decoder()
         decoder.config._attn_implementation = self._attention if layout is None else shared_name(self._attention)
+        settings: dict[str, Any] = {"use_cache": False} | ({} if uses_BL is None else {"output_router_logits": True})
         if layout is None:
-            hidden_BLH = decoder(input_ids=input_ids_BL, use_cache=False).last_hidden_state
-            hidden_NH = hidden_BLH.flatten(0, 1).index_select(0, hidden_N)
+            found = decoder(input_ids=input_ids_BL, **settings)
+            hidden_NH = found.last_hidden_state.flatten(0, 1).index_select(0, hidden_N)
         else:
             with reading(layout, num_layers=decoder.config.num_hidden_layers, family=decoder.config.model_type):
-                hidden_BLH = decoder(
-                    input_ids=input_ids_BL, position_ids=position_ids_BL, use_cache=False, shared_prefixes=layout
-                ).last_hidden_state
-            hidden_NH = Take.apply(hidden_BLH.flatten(0, 1), hidden_N)
+                found = decoder(
+                    input_ids=input_ids_BL, position_ids=position_ids_BL, shared_prefixes=layout, **settings
+                )
+            hidden_NH = Take.apply(found.last_hidden_state.flatten(0, 1), hidden_N)
         outputs: Outputs = self.head(hidden_NH, target_N, token_loss)
-        return outputs
+        if uses_BL is None:
+            return outputs
+        return *outputs, balance_loss(self.model, found.router_logits, uses_BL)
 
 
 class TokenHead(nn.Module):  # type: ignore[misc]

@@ -132,6 +132,7 @@ _READERS: dict[str, Callable[[Any, str], Read]] = {
     "checkpoint.save_total_limit": _none_is(KEPT_ALL, "all are kept"),
     "algorithm.scale_rewards": _fallback({"true": "group", "false": "none", "none": "none"}, Read),
     "algorithm.kl_estimator": _truth("unbiased", "k3"),
+    "algorithm.router_aux_loss_coef": _none_is("model"),
     "algorithm.max_staleness": _truth(1, 0),
     "algorithm.loss_type": _fallback({"none": "grpo"}, _loss),
     "model.head_dtype": _truth("float32", "model"),
