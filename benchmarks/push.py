@@ -42,6 +42,7 @@ from grpo_proto.transport import DEFAULT_BUCKET_BYTES, Digest, WeightGroup
 from grpo_rollout.options import IN_ENGINE_PROCESS
 from grpo_trainer.config.weights import WeightsConfig
 from grpo_trainer.engine.export import Export
+from grpo_trainer.fleet.awaited import wait_for_rollout_servers
 from grpo_trainer.fleet.event_loop import EventLoopThread
 from grpo_trainer.fleet.fleet import Fleet
 from grpo_trainer.fleet.push import PushResult, WeightPusher, push
@@ -191,7 +192,7 @@ def pushing(url: str, export: Export, kv_cache: KvCache = "recompute") -> Iterat
     config = WeightsConfig(kv_cache=kv_cache)
     with EventLoopThread() as loop:
         fleet = Fleet([url], min_replicas=1)
-        loop.run(fleet.wait_until_live(TIMEOUT_S))
+        loop.run(wait_for_rollout_servers(fleet, TIMEOUT_S))
         pusher = WeightPusher(
             fleet, loop, config, trainer_id="benchmark", stop=StopSignal(), has_heartbeat=lambda: True
         )

@@ -25,6 +25,7 @@ from grpo_proto import WeightState
 from grpo_proto.client.clients import WeightsClient
 from grpo_trainer.algorithm.sequences import untrained_sequence
 from grpo_trainer.config.weights import CanaryConfig, WeightsConfig
+from grpo_trainer.fleet.awaited import wait_for_rollout_servers
 from grpo_trainer.fleet.canary import Probe, Rule, compare, own_logprobs, sample_probes
 from grpo_trainer.fleet.event_loop import EventLoopThread
 from grpo_trainer.fleet.fleet import Fleet
@@ -117,7 +118,7 @@ class PushingTrainer:
 
     def __enter__(self) -> Self:
         self.loop.__enter__()
-        self.loop.run(self.fleet.wait_until_live(START_TIMEOUT_S))
+        self.loop.run(wait_for_rollout_servers(self.fleet, START_TIMEOUT_S))
         return self
 
     def __exit__(self, *_: object) -> None:

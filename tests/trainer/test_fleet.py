@@ -5,19 +5,18 @@ import itertools
 import os
 import signal
 import time
-from typing import Any
 
 import httpx
 import pytest
 
 from grpo_proto import PROTOCOL_VERSION, RolloutClient, RolloutInfo, WeightState
-from grpo_proto.messages.rollout import AdapterLimits
 from grpo_trainer.config.run_config import RolloutConfig
 from grpo_trainer.errors import UnavailableError
 from grpo_trainer.fleet import fleet as fleet_module
-from grpo_trainer.fleet.adapters import AdapterNeeds
+from grpo_trainer.fleet.awaited import GRACE_S, wait_for_rollout_servers
 from grpo_trainer.fleet.event_loop import EventLoopThread
-from grpo_trainer.fleet.fleet import GRACE_S, Fleet, Replica
+from grpo_trainer.fleet.fleet import Fleet, Replica
+from grpo_trainer.fleet.needs import Needs
 from grpo_trainer.fleet.weight_session import next_number
 from grpo_trainer.ranks.stop_signal import STOP_SIGNALS, StopRequested, StopSignal
 
@@ -31,45 +30,11 @@ def info(**changes: object) -> RolloutInfo:
     return RolloutInfo.model_validate(said | changes)
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"protocol_version": PROTOCOL_VERSION + 1}, "speaks protocol"),
-        ({"tokenizer_fingerprint": "another"}, "another tokenizer"),
-        ({"max_model_len": 50}, "a context of 50 tokens"),
-        ({"max_model_len": 300}, "beyond 200 the rotary embedding of this model depends on the length"),
-        ({"dtype": "bfloat16", "head_dtype": "float32"}, "computes logits in float32; model.head_dtype is model"),
-        ({"keeps_kv_cache": False}, "recomputes the KV cache at every push; weights.kv_cache is keep"),
-    ],
-)
-async def test_a_server_that_does_not_fit_may_fit_at_the_next_try(changes: dict[str, object], named: str):
-    """While servers are being replaced one by one, an old one may answer."""
-    fleet = Fleet(["http://127.0.0.1:1"], min_replicas=1)
-    fleet.replicas[0].info = info(keeps_kv_cache=True)
-    needs: dict[str, Any] = {"tokenizer": "ours", "max_tokens": 100, "head_dtype": "model", "kv_cache": "keep"}
-    needs["one_rope_context"] = 200
-    fleet.check_compatible(**needs)
-    fleet.replicas[0].info = info(**{"keeps_kv_cache": True} | changes)
-    with pytest.raises(UnavailableError, match=named):
-        fleet.check_compatible(**needs)
-    await fleet.close()
-
-
-async def test_a_server_of_adapters_need_not_know_how_to_keep_a_kv_cache():
-    fleet = Fleet(["http://127.0.0.1:1"], min_replicas=1)
-    limits = AdapterLimits(max_loras=2, max_lora_rank=8, max_cpu_loras=2)
-    fleet.replicas[0].info = info(adapters=limits, base_digest="d", keeps_kv_cache=False)
-    needs = AdapterNeeds(rank=8, num_versions=2, base_digest="d")
-    run: dict[str, Any] = {"tokenizer": "ours", "max_tokens": 9, "head_dtype": "model", "kv_cache": "keep"}
-    assert fleet.check_compatible(**run, adapter=needs) == "lora"
-    await fleet.close()
-
-
 async def test_who_waits_for_servers_tells_which_are_missing_and_why():
     urls = ["http://127.0.0.1:1", "http://127.0.0.1:2"]
     fleet, told = Fleet(urls, min_replicas=1), []
     with pytest.raises(UnavailableError, match="did not come up within"):
-        await fleet.wait_until_live(0.1, still_missing=lambda missing: told.append(dict(missing)))
+        await wait_for_rollout_servers(fleet, 0.1, still_missing=lambda missing: told.append(dict(missing)))
     assert set(told[-1]) == set(urls)
     assert all("connection attempts failed" in reason for reason in told[-1].values())
     assert not any(replica.live for replica in fleet.replicas)
@@ -99,12 +64,12 @@ class TestStartWithoutSomeServers:
     async def test_enough_servers_go_on_after_a_short_grace_and_the_missing_ones_are_named(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ):
-        monkeypatch.setattr("grpo_trainer.fleet.fleet.GRACE_S", 0.5)
+        monkeypatch.setattr("grpo_trainer.fleet.awaited.GRACE_S", 0.5)
         fleet = Fleet(urls(3), min_replicas=2)
         come(fleet.replicas[0])
         come(fleet.replicas[1], after_probes=1)
         async with asyncio.timeout(30.0):
-            await fleet.wait_until_live(600.0)
+            await wait_for_rollout_servers(fleet, 600.0)
         assert [replica.live for replica in fleet.replicas] == [True, True, False]
         assert [replica.info is not None for replica in fleet.replicas] == [True, True, False]
         [line] = [record.message for record in caplog.records if record.levelname == "WARNING"]
@@ -120,7 +85,7 @@ class TestStartWithoutSomeServers:
         fleet = Fleet(urls(2), min_replicas=1)
         come(fleet.replicas[0])
         come(fleet.replicas[1], after_probes=2)
-        await fleet.wait_until_live(600.0)
+        await wait_for_rollout_servers(fleet, 600.0)
         assert all(replica.live and replica.info for replica in fleet.replicas)
         await fleet.close()
 
@@ -128,16 +93,16 @@ class TestStartWithoutSomeServers:
         fleet = Fleet(urls(2), min_replicas=1)
         come(fleet.replicas[0])
         async with asyncio.timeout(30.0):
-            await fleet.wait_until_live(0.5)
+            await wait_for_rollout_servers(fleet, 0.5)
         assert [replica.live for replica in fleet.replicas] == [True, False]
         await fleet.close()
 
     async def test_too_few_are_no_start(self, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr("grpo_trainer.fleet.fleet.GRACE_S", 0.0)
+        monkeypatch.setattr("grpo_trainer.fleet.awaited.GRACE_S", 0.0)
         fleet = Fleet(urls(3), min_replicas=2)
         come(fleet.replicas[0])
         with pytest.raises(UnavailableError, match=r"the rollout server http://127.0.0.1:2 did not come up within 1 s"):
-            await fleet.wait_until_live(1.0)
+            await wait_for_rollout_servers(fleet, 1.0)
         await fleet.close()
 
     def test_a_stop_ends_the_grace(self):
@@ -156,7 +121,7 @@ class TestStartWithoutSomeServers:
         try:
             with EventLoopThread() as loop:
                 with pytest.raises(StopRequested), stop.interruptible():
-                    loop.run(fleet.wait_until_live(600.0, still_missing=kill_once))
+                    loop.run(wait_for_rollout_servers(fleet, 600.0, still_missing=kill_once))
                 assert fleet.replicas[0].live
                 loop.run(fleet.close())
         finally:
@@ -167,8 +132,8 @@ class TestStartWithoutSomeServers:
     async def test_one_that_comes_later_is_pushed_to(self):
         fleet = Fleet(urls(2), min_replicas=1)
         come(fleet.replicas[0])
-        await fleet.wait_until_live(0.1)
-        fleet.check_compatible(tokenizer="ours", max_tokens=100, head_dtype="model")
+        await wait_for_rollout_servers(fleet, 0.1)
+        fleet.needs = Needs(tokenizer="ours", max_tokens=100, head_dtype="model")
         assert await fleet.reachable() == fleet.replicas[:1]
         come(fleet.replicas[1])
         assert await fleet.reachable() == fleet.replicas[:1], "no push waits for a server that was away"
@@ -182,8 +147,8 @@ class TestStartWithoutSomeServers:
     ):
         fleet = Fleet(urls(2), min_replicas=1)
         come(fleet.replicas[0])
-        await fleet.wait_until_live(0.1)
-        fleet.check_compatible(tokenizer="ours", max_tokens=100, head_dtype="model")
+        await wait_for_rollout_servers(fleet, 0.1)
+        fleet.needs = Needs(tokenizer="ours", max_tokens=100, head_dtype="model")
         come(fleet.replicas[1], tokenizer_fingerprint="another")
         caplog.clear()
         for _ in range(2):

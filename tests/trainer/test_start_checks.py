@@ -17,7 +17,7 @@ from grpo_proto.fingerprint import chat_template_fingerprint
 from grpo_proto.messages.sessions_info import SessionsInfo
 from grpo_trainer.config.run_config import RolloutConfig, WeightsConfig
 from grpo_trainer.errors import UnavailableError, UsageError
-from grpo_trainer.fleet.awaited import Awaited
+from grpo_trainer.fleet.awaited import Awaited, wait_for_rollout_servers
 from grpo_trainer.fleet.fleet import Fleet
 from grpo_trainer.fleet.start_checks import check_distinct, check_free, check_rendezvous, check_sessions
 from grpo_trainer.fleet.wrong_server import wrong_server
@@ -147,7 +147,7 @@ async def test_a_url_of_something_else_is_named_at_once(answer: bytes, said: str
     with answering(answer) as url:
         fleet = Fleet([url], min_replicas=1)
         with pytest.raises(UnavailableError, match=f"{url} {said}") as caught:
-            await asyncio.wait_for(fleet.wait_until_live(600.0), 5.0)
+            await asyncio.wait_for(wait_for_rollout_servers(fleet, 600.0), 5.0)
         await fleet.close()
     assert caught.value.exit_status == 3
     assert caught.value.hint == "see rollout.urls"

@@ -24,6 +24,7 @@ from grpo_trainer.data.order import PromptOrder
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.errors import RunError
 from grpo_trainer.fleet import fleet as fleet_module
+from grpo_trainer.fleet.awaited import wait_for_rollout_servers
 from grpo_trainer.fleet.fleet import Fleet
 from grpo_trainer.fleet.places import place
 from grpo_trainer.sampling.pipeline import Cursor, Pipeline, PipelineLimits
@@ -98,7 +99,7 @@ async def servers(folder: Path, count: int, behaviour: dict[int, str]) -> AsyncI
     found = Servers(folder, count, behaviour)
     tasks = []
     try:
-        await found.fleet.wait_until_live(30)
+        await wait_for_rollout_servers(found.fleet, 30)
         await found.fleet.admit(found.fleet.replicas, session=1)
         tasks += [asyncio.create_task(task) for task in (found.revive(), found.push(), found.fleet.watch())]
         yield found

@@ -34,6 +34,7 @@ from .engine.schedule import number_of_steps
 from .episodes.runner import EpisodeRunner
 from .fleet.adapters import AdapterNeeds
 from .fleet.fleet import Fleet
+from .fleet.needs import Needs, agreed
 from .fleet.push_backend import choose_backend
 from .fleet.push_plan import plan_push
 from .fleet.start_checks import check_sessions
@@ -257,14 +258,14 @@ async def _servers(
         except ServiceError as error:
             away = _away(error, role="rollout server", url=replica.url, setting="rollout.urls")
             lines.append((f"rollout {replica.url}", away))
-    kind = fleet.check_compatible(
+    needs = Needs(
         tokenizer=policy.tokenizer,
         max_tokens=longest_context(config, rows, eval_rows),
         head_dtype=config.model.head_dtype,
         one_rope_context=one_rope_context(planned.model.config),
         kv_cache=config.weights.kv_cache,
-        adapter=AdapterNeeds.of(config, None),
     )
+    _, kind = agreed(needs, fleet.infos, AdapterNeeds.of(config, None))
     if config.episodes is not None:
         with_tools = bool(config.episodes.tools or config.episodes.factories)
         check_sessions(fleet.infos, with_tools=with_tools, template=chat_template(config.model))

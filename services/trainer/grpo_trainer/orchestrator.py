@@ -24,12 +24,13 @@ from .data.tokenizer import chat_template
 from .episodes.runner import EpisodeRunner
 from .episodes.sampler import Episodes
 from .fleet.adapters import AdapterNeeds
-from .fleet.awaited import Awaited
+from .fleet.awaited import Awaited, wait_for_rollout_servers
 from .fleet.canary import Probe, canary_prompts, sample_probes
 from .fleet.event_loop import EventLoopThread
 from .fleet.fleet import Fleet
+from .fleet.needs import Needs, agreed
 from .fleet.push import WeightPusher
-from .fleet.start_checks import check_distinct, check_free, check_rendezvous, check_sessions
+from .fleet.start_checks import check_distinct, check_free, check_rendezvous, check_sessions, check_token
 from .ranks.stop_signal import StopRequested, StopSignal
 from .sampling.evaluation import Evaluation, eval_sets
 from .sampling.pipeline import Cursor, Pipeline, PipelineLimits
@@ -213,14 +214,14 @@ class Orchestrator:
             for server, teacher in teachers:
                 check = partial(teacher.check, policy, run_servers=self.fleet.infos.values())
                 self._wait_until_fit(server, check, teacher.config.startup_timeout_s)
-        kind = self.fleet.check_compatible(
+        needs = Needs(
             tokenizer=policy.tokenizer,
             max_tokens=longest_context(config, self.rows, self.eval_rows),
             head_dtype=config.model.head_dtype,
             one_rope_context=one_rope_context,
             kv_cache=config.weights.kv_cache,
-            adapter=self._adapter,
         )
+        self.fleet.needs, kind = agreed(needs, self.fleet.infos, self._adapter)
         if config.episodes is not None:
             with_tools = bool(config.episodes.tools or config.episodes.factories)
             check_sessions(self.fleet.infos, with_tools=with_tools, template=chat_template(config.model))
@@ -239,8 +240,8 @@ class Orchestrator:
         """Raises UnavailableError and UsageError for servers that are missing, that refuse this run, or are held."""
         weights = self.config.weights
         check_rendezvous(weights, ())
-        self.loop.run(self.fleet.wait_until_live(limit_s, still_missing=self._report_missing))
-        self.loop.run(self.fleet.check_token())
+        self.loop.run(wait_for_rollout_servers(self.fleet, limit_s, still_missing=self._report_missing))
+        self.loop.run(check_token(self.fleet.answered))
         check_distinct([(replica.url, replica.info) for replica in self.fleet.replicas if replica.info])
         check_free(self.fleet.infos, trainer_id=self.pusher.trainer_id, take_over=weights.take_over)
         check_rendezvous(weights, self.fleet.answered)

@@ -10,78 +10,17 @@ beside it is not given up: it goes on under the next weights.
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from grpo_proto import PROTOCOL_VERSION, InfrastructureError, RolloutClient, RolloutInfo, ServiceError, WeightsClient
-from grpo_proto.messages.weights import Kind, KvCache
+from grpo_proto import RolloutClient, RolloutInfo, ServiceError, WeightsClient
 
-from ..errors import RunError, TrainerError, UnavailableError
-from .adapters import AdapterNeeds, choose_push_kind
-from .wrong_server import wrong_server
+from ..errors import RunError
+from .needs import Needs
 
 log = logging.getLogger(__name__)
 
 PROBE_INTERVAL_S = 2.0
 MAX_MISSED_PROBES = 3
-WAITING_LOG_INTERVAL_S = 30.0
-GRACE_S = 60.0
-"""How long to wait for the remaining servers once `min_replicas` are live: servers that start together may come up so
-far apart, and a minute is little beside loading a model. A later server misses a step or two; a server that never comes
-up delays every start of the trainer by this long."""
-
-
-@dataclass(frozen=True)
-class Needs:
-    """The requirements of this run on every server."""
-
-    tokenizer: str
-    max_tokens: int
-    head_dtype: str
-    """`model.head_dtype` of the run."""
-    one_rope_context: int | None = None
-    """Longest context in which the policy's rotary embedding does not depend on the length; None for any length."""
-    kv_cache: KvCache = "recompute"
-    """`weights.kv_cache` of the run."""
-    adapter: AdapterNeeds | None = None
-    """None when every push is `full`."""
-
-    def misfit(self, url: str, info: RolloutInfo) -> TrainerError | None:
-        """Why this server cannot be used; None when it fits."""
-        where = f"the rollout server {url}"
-        if info.protocol_version != PROTOCOL_VERSION:
-            return UnavailableError(
-                f"{where} speaks protocol {info.protocol_version}, this trainer {PROTOCOL_VERSION}",
-                hint="install the same release of grpo-services on both sides",
-            )
-        if info.tokenizer_fingerprint != self.tokenizer:
-            return UnavailableError(
-                f"{where} has another tokenizer ({info.tokenizer_fingerprint}) than the policy ({self.tokenizer})",
-                hint=f"it serves {info.model}; start it with the model of model.name_or_path",
-            )
-        if info.max_model_len < self.max_tokens:
-            return UnavailableError(
-                f"{where} has a context of {info.max_model_len} tokens; prompt and completion need {self.max_tokens}",
-                hint="raise its --max-model-len, or lower data.max_prompt_length or rollout.max_completion_length",
-            )
-        if self.one_rope_context is not None and info.max_model_len > self.one_rope_context:
-            return UnavailableError(
-                f"{where} has a context of {info.max_model_len} tokens; beyond {self.one_rope_context} the rotary "
-                "embedding of this model depends on the length, in another way there than in the trainer",
-                hint=f"start it with --max-model-len {self.one_rope_context}",
-            )
-        served = info.head_dtype or info.dtype
-        if served != ("float32" if self.head_dtype == "float32" else info.dtype):
-            return UnavailableError(
-                f"{where} computes logits in {served}; model.head_dtype is {self.head_dtype}",
-                hint=f"""start it with --hf-overrides '{{"head_dtype": "{self.head_dtype}"}}', or change """
-                "model.head_dtype",
-            )
-        if self.kv_cache == "keep" and not info.keeps_kv_cache:
-            return UnavailableError(
-                f"{where}, version {info.version}, recomputes the KV cache at every push; weights.kv_cache is keep",
-                hint="install the same release of grpo-services on both sides, or set weights.kv_cache to recompute",
-            )
-        return self.adapter.misfit(url, info) if self.adapter else None
 
 
 @dataclass
@@ -114,7 +53,8 @@ class Fleet:
         self.replicas = [Replica(url, RolloutClient(url), WeightsClient(url)) for url in urls]
         self.min_replicas = min_replicas
         self.session = 0
-        self._needs: Needs | None = None
+        self.needs: Needs | None = None
+        """What a server fulfils that gets weights and traffic; None before the servers are known."""
         self.needs_push = asyncio.Event()
         self._changed = asyncio.Condition()
 
@@ -136,93 +76,6 @@ class Fleet:
     @property
     def members(self) -> list[Replica]:
         return [replica for replica in self.replicas if replica.member]
-
-    async def wait_until_live(
-        self, timeout_s: float, *, still_missing: Callable[[dict[str, str]], None] = lambda _: None
-    ) -> None:
-        """Wait until every server is live and has sent its /info; once `min_replicas` are, for `GRACE_S` at most.
-
-        The watcher finds servers that come up later; they get weights with the next push. `still_missing` is called
-        about every second with the missing servers, by URL, and the reason of each. Raises UnavailableError, naming a
-        missing server, when fewer than `min_replicas` are live after `timeout_s`; at once where something else answers.
-        """
-        clock = asyncio.get_running_loop().time
-        until_s, logged_s, in_grace = clock() + timeout_s, float("-inf"), False
-        missing = dict.fromkeys((replica.url for replica in self.replicas), "no answer yet")
-        while True:
-            waited_for = [replica for replica in self.replicas if replica.url in missing]
-            reasons = await asyncio.gather(*(_ask(replica) for replica in waited_for))
-            missing = {r.url: reason for r, reason in zip(waited_for, reasons, strict=True) if reason is not None}
-            if not missing:
-                return
-            still_missing(missing)
-            enough = len(self.replicas) - len(missing) >= self.min_replicas
-            if enough and not in_grace:
-                until_s, in_grace = min(until_s, clock() + GRACE_S), True
-            if clock() >= until_s:
-                break
-            if clock() >= logged_s + WAITING_LOG_INTERVAL_S:
-                logged_s = clock()
-                for url, reason in missing.items():
-                    log.info("waiting for the rollout server %s: %s", url, reason)
-            await asyncio.sleep(1.0)
-        if not enough:
-            url, reason = next(iter(missing.items()))
-            raise UnavailableError(
-                f"the rollout server {url} did not come up within {timeout_s:g} s: {reason}",
-                hint="start it with `grpo-rollout serve MODEL`, or change rollout.urls",
-            )
-        log.warning(
-            "starting with %d of %d rollout servers; the others get weights with the next push once they are up: %s",
-            len(self.replicas) - len(missing),
-            len(self.replicas),
-            "; ".join(f"{url} ({reason})" for url, reason in missing.items()),
-        )
-
-    def check_compatible(
-        self,
-        *,
-        tokenizer: str,
-        max_tokens: int,
-        head_dtype: str,
-        one_rope_context: int | None = None,
-        kv_cache: KvCache = "recompute",
-        adapter: AdapterNeeds | None = None,
-    ) -> Kind:
-        """Return what to push: the adapter, if the run has one and the servers take it, or every weight.
-
-        Raises UnavailableError for a server of another protocol, tokenizer or dtype of the head, with too short a
-        context or too long a one for `one_rope_context`, or too old for `kv_cache`, and UsageError for servers that
-        cannot serve the adapter. A server that
-        comes up later and does not fit gets neither weights nor traffic.
-        """
-        self._needs = Needs(tokenizer, max_tokens, head_dtype, one_rope_context)
-        self._refuse_misfits()
-        kind = choose_push_kind(self.infos, adapter)
-        if kind == "lora":  # every version has keys of its own, whatever `kv_cache` is
-            self._needs = replace(self._needs, adapter=adapter)
-        else:
-            self._needs = replace(self._needs, kv_cache=kv_cache)
-            self._refuse_misfits()
-        return kind
-
-    def _refuse_misfits(self) -> None:
-        for replica in self.replicas:
-            misfit = self._needs.misfit(replica.url, replica.info) if self._needs and replica.info else None
-            if misfit is not None:
-                raise misfit
-
-    async def check_token(self) -> None:
-        """Read the weight state of every server that is up, which asks for the token, as /info does not.
-
-        Raises UsageError when a server refuses the token; all else is left to the watcher and the pushes.
-        """
-        for replica in self.answered:
-            try:
-                await replica.weights.state()
-            except ServiceError as error:
-                if error.status == 401:
-                    raise _wrong(replica, error) from error
 
     async def reachable(self) -> list[Replica]:
         """Return the servers that answer now; expel all others and all that restarted.
@@ -260,7 +113,7 @@ class Fleet:
             return error
         if not health.ok:
             return RunError(f"{replica.url} is not live: {health.detail}")
-        misfit = self._needs.misfit(replica.url, info) if self._needs else None
+        misfit = self.needs.misfit(replica.url, info) if self.needs else None
         if misfit is not None and replica.misfit != str(misfit):
             log.warning("%s; it gets no weights and no traffic", misfit)
         replica.misfit = str(misfit) if misfit else None
@@ -351,26 +204,3 @@ class Fleet:
         """Have `until` look again: less is in flight."""
         async with self._changed:
             self._changed.notify_all()
-
-
-async def _ask(replica: Replica) -> str | None:
-    """Read a server's /livez and /info. Returns why the server is not up yet; None when it is.
-
-    Raises UnavailableError when something else answers there.
-    """
-    replica.live = False
-    try:
-        health = await replica.rollouts.livez()
-        if not health.ok:
-            return health.detail or "not live"
-        replica.info = await replica.rollouts.info()
-    except InfrastructureError as error:
-        return error.detail.message
-    except ServiceError as error:
-        raise _wrong(replica, error) from error
-    replica.live = True
-    return None
-
-
-def _wrong(replica: Replica, error: ServiceError) -> TrainerError:
-    return wrong_server(error, role="rollout server", url=replica.url, setting="rollout.urls")

@@ -5,7 +5,7 @@ Otherwise the first push would find out, after the model has been loaded, and th
 
 from collections.abc import Sequence
 
-from grpo_proto import RolloutInfo
+from grpo_proto import RolloutInfo, ServiceError
 from grpo_proto.fingerprint import chat_template_fingerprint
 from grpo_proto.transport import gpu_uuid, nccl_version
 
@@ -14,6 +14,7 @@ from ..errors import UnavailableError, UsageError
 from .fleet import Replica
 from .push_backend import choose_backend
 from .weight_session import listener_of
+from .wrong_server import wrong_rollout_server
 
 
 def check_rendezvous(config: WeightsConfig, members: Sequence[Replica]) -> None:
@@ -25,6 +26,19 @@ def check_rendezvous(config: WeightsConfig, members: Sequence[Replica]) -> None:
     listener_of(config).close()
     if config.backend == "nccl":
         choose_backend(config, list(members), gpu=gpu_uuid(), nccl=nccl_version())
+
+
+async def check_token(members: Sequence[Replica]) -> None:
+    """Read the weight state of every server that is up, which asks for the token, as /info does not.
+
+    Raises UsageError when a server refuses the token; all else is left to the watcher and the pushes.
+    """
+    for replica in members:
+        try:
+            await replica.weights.state()
+        except ServiceError as error:
+            if error.status == 401:
+                raise wrong_rollout_server(replica.url, error) from error
 
 
 def check_distinct(members: Sequence[tuple[str, RolloutInfo]]) -> None:

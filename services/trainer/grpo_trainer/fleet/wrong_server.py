@@ -19,3 +19,7 @@ def wrong_server(error: ServiceError, *, role: str, url: str, setting: str) -> T
     if error.detail.type == "wrong_service":
         return UnavailableError(f"{url} is no {role}: {error.detail.message}", hint=f"see {setting}")
     return UnavailableError(f"{url} is no {role} of grpo-services: {error}", hint=f"see {setting}")
+
+
+def wrong_rollout_server(url: str, error: ServiceError) -> TrainerError:
+    return wrong_server(error, role="rollout server", url=url, setting="rollout.urls")

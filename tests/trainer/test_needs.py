@@ -1,0 +1,42 @@
+"""What a run needs of its rollout servers."""
+
+from dataclasses import replace
+
+import pytest
+from tests.trainer.test_fleet import info
+
+from grpo_proto import PROTOCOL_VERSION
+from grpo_proto.messages.rollout import AdapterLimits
+from grpo_trainer.errors import UnavailableError
+from grpo_trainer.fleet.adapters import AdapterNeeds
+from grpo_trainer.fleet.needs import Needs, agreed
+
+URL = "http://127.0.0.1:1"
+NEEDS = Needs(tokenizer="ours", max_tokens=100, head_dtype="model", one_rope_context=200, kv_cache="keep")
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"protocol_version": PROTOCOL_VERSION + 1}, "speaks protocol"),
+        ({"tokenizer_fingerprint": "another"}, "another tokenizer"),
+        ({"max_model_len": 50}, "a context of 50 tokens"),
+        ({"max_model_len": 300}, "beyond 200 the rotary embedding of this model depends on the length"),
+        ({"dtype": "bfloat16", "head_dtype": "float32"}, "computes logits in float32; model.head_dtype is model"),
+        ({"keeps_kv_cache": False}, "recomputes the KV cache at every push; weights.kv_cache is keep"),
+    ],
+)
+def test_a_server_that_does_not_fit_may_fit_at_the_next_try(changes: dict[str, object], named: str):
+    """While servers are being replaced one by one, an old one may answer."""
+    fits = {"keeps_kv_cache": True}
+    assert agreed(NEEDS, {URL: info(**fits)}, None) == (NEEDS, "full")
+    with pytest.raises(UnavailableError, match=named):
+        agreed(NEEDS, {URL: info(**fits | changes)}, None)
+
+
+def test_a_server_of_adapters_need_not_know_how_to_keep_a_kv_cache():
+    limits = AdapterLimits(max_loras=2, max_lora_rank=8, max_cpu_loras=2)
+    takes_adapters = info(adapters=limits, base_digest="d", keeps_kv_cache=False)
+    adapter = AdapterNeeds(rank=8, num_versions=2, base_digest="d")
+    expected = replace(NEEDS, kv_cache="recompute", adapter=adapter)
+    assert agreed(NEEDS, {URL: takes_adapters}, adapter) == (expected, "lora")
