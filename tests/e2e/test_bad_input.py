@@ -82,7 +82,7 @@ def test_an_unknown_surrogate(stack: Stack, tmp_path: Path):
 def test_experts_to_balance_in_a_model_without_any(stack: Stack, tmp_path: Path):
     for flags in ((), ("--dry-run",)):
         said = refuse(stack, tmp_path, *flags, "--algorithm.router_aux_loss_coef", 0.01)
-        assert "router_aux_loss_coef is 0.01, and qwen2 has no loss that balances experts" in said
+        assert "router_aux_loss_coef is 0.01, and qwen2 has no load-balancing loss of experts" in said
 
 
 def test_an_empty_dataset(stack: Stack, tmp_path: Path):

@@ -40,11 +40,12 @@ def watched(logprobs_N, batch, algorithm, tally):
 
 @pytest.mark.parametrize("zero_stage", [2, 3])
 def test_two_ranks_push_one_policy(stack: Stack, tmp_path: Path, zero_stage: int):
-    """Each started by its environment, as some clusters do. Both compute a part of the KL in the rewards."""
+    """Each started by its environment, as some clusters do. Both compute a part of the KL in the rewards, and rank 0
+    reads a weight of the loss from the model's configuration."""
     flags = ("--deepspeed.nproc_per_node", 2, "--deepspeed.zero_stage", zero_stage, "--max_steps", 2)
     flags += ("--algorithm.beta", 0.05, "--algorithm.kl_in_reward", True)
     (tmp_path / "own.py").write_text(WATCHED_LOSS)
-    flags += ("--algorithm.loss", f"{tmp_path}/own.py:watched")
+    flags += ("--algorithm.loss", f"{tmp_path}/own.py:watched", "--algorithm.router_aux_loss_coef", "model")
     meet = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     logs = [tmp_path / f"rank-{rank}.log" for rank in range(2)]
     ranks = [
@@ -65,6 +66,8 @@ def test_two_ranks_push_one_policy(stack: Stack, tmp_path: Path, zero_stage: int
     assert steps[2]["reward"] != steps[1]["reward"]
     assert [step["kl"] != 0.0 for step in steps[1:]] == [False, True]  # only the first update moves from the reference
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+    assert "router_aux_loss_coef: 0.0\n" in (tmp_path / "run" / "run.yaml").read_text()
+    assert "router_aux_loss_coef is 0: qwen2 has no load-balancing loss" in logs[0].read_text()
 
 
 @pytest.mark.faults

@@ -237,10 +237,14 @@ def test_experts_are_balanced(
     how["prefixes"] = prefix_sharing_for(policy.model.config, config, share="auto", device=torch.device("cpu"))
     for rank in range(world_size):
         for batch in build_updates(sequences, rank=rank, **how)[0]:
-            *_, balance = policy(*batch.inputs, None, batch.uses_BL)
-            expected += balance.item() * sum(batch.trained_Q) / batch.update_tokens
+            *_, balance = policy(*batch.inputs, None, batch.token_counts_BL)
+            balance = balance * sum(batch.trained_Q) / batch.update_tokens
+            balance.backward()
+            expected += balance.item()
+    gradients = [parameter.grad for parameter in policy.parameters() if parameter.grad is not None]
     assert of_all[0]["aux_loss"] == pytest.approx(expected, rel=1e-5)
     assert of_all[0]["loss"] == pytest.approx(0.5 * expected, rel=1e-5)
+    assert of_all[0]["grad_norm"] == pytest.approx(0.5 * nn.utils.get_total_norm(gradients).item(), rel=1e-4)
     # Two experts for each token: 2 where they are used alike.
     assert of_all[0]["aux_loss"] > 2.2
     assert of_all[-1]["aux_loss"] < 2.1

@@ -27,9 +27,9 @@ from .data.run_rows import HeldOutRows, TrainingRows, load_eval_sets, load_train
 from .data.tokenizer import chat_template, check_stop_tokens, load_tokenizer
 from .engine.deepspeed_settings import deepspeed_settings
 from .engine.family import load_family, no_model
+from .engine.load_balancing import router_aux_loss_coef
 from .engine.model import pieces_to_push
 from .engine.rope import one_rope_context
-from .engine.router_balance import with_balance_coefficient
 from .engine.schedule import number_of_steps
 from .episodes.runner import EpisodeRunner
 from .fleet.adapters import AdapterNeeds
@@ -119,7 +119,7 @@ class ModelWithoutWeights:
         try:
             with torch.device("meta"):  # tied weights are one parameter there, as in training
                 family = load_family(config.model)
-                with_balance_coefficient(config.algorithm, family)
+                router_aux_loss_coef(config.algorithm, family)
                 model = AutoModelForCausalLM.from_config(family)
                 in_nf4 = _weights_in_nf4(model) if config.model.load_in_4bit else 0
                 return cls(config, model, in_nf4, _adapter_on(model, config))

@@ -30,8 +30,8 @@ from .data.repeats import repeats
 from .data.run_rows import load_eval_sets, load_training_rows, rows_with_prompts
 from .data.tokenizer import check_stop_tokens, load_tokenizer
 from .engine.family import load_family
+from .engine.load_balancing import router_aux_loss_coef
 from .engine.rope import one_rope_context
-from .engine.router_balance import with_balance_coefficient
 from .engine.schedule import number_of_steps
 from .engine.state import layout, read_engine_state
 from .engine.training_engine import TrainingEngine
@@ -111,8 +111,6 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
         status.know_run(max_steps=0, step=step)
         status.history.restore(config.run_dir, through_step=step)
 
-    family = load_family(config.model)
-    config = config.model_copy(update={"algorithm": with_balance_coefficient(config.algorithm, family)})
     orchestrator, max_steps, pad_token_id = None, 0, 0
     push_kind: Kind = "full"
     if first_rank:
@@ -130,6 +128,8 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
             log.warning("%s", repeated)
         max_steps = number_of_steps(config, len(rows))
         status.know_run(max_steps=max_steps, step=step)
+        family = load_family(config.model)
+        config = with_router_aux_loss_coef(config, router_aux_loss_coef(config.algorithm, family))
         write_resolved(config, config.run_dir / "run.yaml")
         for doubt in doubts(config):
             log.warning("%s", doubt)
@@ -169,6 +169,7 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
         if first_rank:
             told = {"step": step, "max_steps": max_steps, "pad_token_id": pad_token_id}
             told |= {"push_kind": push_kind, "base_digest": base_digest}
+            told |= {"router_aux_loss_coef": config.algorithm.load_balancing_coef}
             rendezvous.announce(told | {"folder": str(folder) if folder else None})
         else:  # which so need neither the data nor the tokenizer
             with status.waiting_for_rank():
@@ -176,6 +177,7 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
             folder, step = Path(told["folder"]) if told["folder"] else None, told["step"]
             max_steps, pad_token_id = told["max_steps"], told["pad_token_id"]
             push_kind, base_digest = told["push_kind"], told["base_digest"]
+            config = with_router_aux_loss_coef(config, told["router_aux_loss_coef"])
             status.know_run(max_steps=max_steps, step=step)
         status.enter_phase("waiting for the other ranks", limit_s=config.deepspeed.timeout_s + SLACK_S)
         join_process_group(timeout_s=config.deepspeed.timeout_s)
@@ -292,6 +294,11 @@ def _train(
         if is_done:
             status.done()
     return None
+
+
+def with_router_aux_loss_coef(config: RunConfig, coefficient: float) -> RunConfig:
+    algorithm = config.algorithm.model_copy(update={"router_aux_loss_coef": coefficient})
+    return config.model_copy(update={"algorithm": algorithm})
 
 
 def digest_below_adapter(config: RunConfig, *, status: RunStatus, stop: StopSignal) -> str | None:

@@ -1,8 +1,9 @@
 """Batching: a plan (`planning.py`) → the micro-batches of every rank.
 
-Nothing that is learnt depends on how a batch is cut. A token's weight is fixed before, from counts over the whole
-update on all ranks (`decisions.py`), and the loss of an update is the sum Σ_n w_n · l_n over all its tokens, wherever
-they end up. The sequences of an episode stay together, because ratios of an episode are products over all of them.
+Nothing that is learnt depends on how a batch is cut, but for a load-balancing loss. A token's weight is fixed before,
+from counts over the whole update on all ranks (`decisions.py`), and the loss of an update is the sum Σ_n w_n · l_n over
+all its tokens, wherever they end up. The sequences of an episode stay together, because ratios of an episode are
+products over all of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -109,7 +110,7 @@ def collate(
     # The hidden state of a token predicts the next one.
     hidden = [path_L[np.flatnonzero(one.loss_mask_L) - 1] for one, path_L in zip(sequences, rows.paths_Q, strict=True)]
     needed = [path_L[: len(one.needed_ids)] for one, path_L in zip(sequences, rows.paths_Q, strict=True)]
-    uses = np.bincount(np.concatenate(needed), minlength=rows.input_ids_BL.size) if needed else np.ones(1)
+    counts = np.bincount(np.concatenate(needed), minlength=rows.input_ids_BL.size) if needed else np.ones(1)
     return MicroBatch(
         input_ids_BL=put(rows.input_ids_BL),
         hidden_N=put(np.concatenate([np.empty(0, np.int64), *hidden])),
@@ -125,7 +126,7 @@ def collate(
         trained_Q=counts_Q,
         position_ids_BL=None if rows.position_ids_BL is None else put(rows.position_ids_BL),
         layout=rows.layout,
-        uses_BL=put(uses.reshape(rows.input_ids_BL.shape).astype(np.float32)),
+        token_counts_BL=put(counts.reshape(rows.input_ids_BL.shape).astype(np.float32)),
     )
 
 

@@ -358,9 +358,9 @@ class MicroBatch:
     """From 0 in each sequence; None for padded rows."""
     layout: "AttentionLayout | None" = None
     """What attention reads of the row with every token once; None for padded rows."""
-    uses_BL: "torch.Tensor | None" = None
-    """How many sequences need the token, float32: 0 for padding, 1 in a micro-batch without sequences. For means over
-    tokens."""
+    token_counts_BL: "torch.Tensor | None" = None
+    """How many sequences need the token, float32, for averages over tokens: 0 for padding, 1 in a micro-batch without
+    sequences."""
     old_logprobs_N: "torch.Tensor | None" = None
     """Logprobs under the policy that the batch started with; filled in before or by the first update that uses them."""
     ref_logprobs_N: "torch.Tensor | None" = None

@@ -1,7 +1,7 @@
 """Skipping: the sequences whose gradient is nothing are not computed.
 
 An episode of a group without spread has advantage 0 in all its tokens. Where the surrogate of such a token is 0 with
-gradient 0, and no KL term, entropy bonus, entropy mask or balance of experts reads the token, its forward and backward
+gradient 0, and no KL term, entropy bonus, entropy mask or load-balancing loss reads the token, its forward and backward
 pass change nothing. Its weight is fixed before, from counts over all episodes (`decisions.py`), so that the loss of the
 others does not change either: loss and gradient of an update are those of all its episodes.
 
@@ -33,7 +33,7 @@ def sequences_to_compute(sequences: Sequence[TrainingSequence], algorithm: Algor
 def may_skip(algorithm: AlgorithmConfig) -> bool:
     """Whether a token of advantage 0 has no gradient by the settings, and skipping is on."""
     reads_all = algorithm.beta_of_loss > 0.0 or algorithm.has_entropy_bonus or algorithm.masks_low_entropy
-    reads_all = reads_all or algorithm.balance_coef > 0.0
+    reads_all = reads_all or algorithm.load_balancing_coef > 0.0
     declared = reads_of(surrogate_of(algorithm)).zero_without_advantage
     return algorithm.skip_zero_advantage and declared and not reads_all
 

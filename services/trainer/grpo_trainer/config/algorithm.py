@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -134,8 +134,8 @@ class AlgorithmConfig(Section):
     entropy_coef_min: float = Field(0.0, ge=0.0, description="Lower bound of an adaptive entropy_coef.")
     entropy_coef_max: float = Field(1.0, ge=0.0, description="Upper bound of an adaptive entropy_coef.")
     entropy_coef_delta: Positive = Field(0.005, description="Step of an adaptive entropy_coef, once an update.")
-    router_aux_loss_coef: float | Literal["model"] = Field(
-        0.0, description="Weight of the loss that balances a mixture's experts; model: its configuration's, 0 without."
+    router_aux_loss_coef: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | Literal["model"] = Field(
+        0.0, description="Weight of an MoE model's load-balancing loss; model: as its configuration says, else 0."
     )
     max_staleness: int = Field(0, ge=0, le=16, description="Versions a token may lag behind; 0: synchronous GRPO.")
     dynamic_sampling: bool = Field(
@@ -178,7 +178,7 @@ class AlgorithmConfig(Section):
     @classmethod
     def _a_weight_or_the_models_own(cls, given: Any) -> Any:
         try:
-            is_weight = 0.0 <= float(given) < math.inf
+            is_weight = not isinstance(given, bool) and 0.0 <= float(given) < math.inf
         except (TypeError, ValueError):
             is_weight = False
         if not is_weight and given != "model":
@@ -233,8 +233,8 @@ class AlgorithmConfig(Section):
         return self.entropy_coef > 0.0 or self.use_adaptive_entropy
 
     @property
-    def balance_coef(self) -> float:
-        """Weight of the loss that balances experts, once the model is known."""
+    def load_balancing_coef(self) -> float:
+        """Weight of the load-balancing loss. Raises ValueError before the model's own weight has been read."""
         if self.router_aux_loss_coef == "model":
             raise ValueError("the model's own router_aux_loss_coef has not been read")
         return self.router_aux_loss_coef

@@ -6,7 +6,7 @@ family.py                the configuration of the model's family
 rope.py                  the context up to which the model's rotary embedding does not depend on the length
 shared_attention.py      attention over rows in which sequences share their beginnings
 prefix_sharing.py        for which families, and what it keeps
-router_balance.py        the loss that balances the experts of a mixture
+load_balancing.py        the load-balancing loss of a mixture of experts
 batch_loss.py            the loss of a micro-batch, in one pass through the output head or in two
 deepspeed_settings.py, schedule.py, random_state.py, state.py
                          settings, learning rate, random numbers, engine.json of a checkpoint

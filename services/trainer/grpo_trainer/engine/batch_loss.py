@@ -22,7 +22,8 @@ def batch_loss(
     entropy_coef: float,
     fills_old: bool,
 ) -> tuple[torch.Tensor, Tally]:
-    """The micro-batch's part of the update's loss, and its metrics: those of `policy_loss`, in one pass and in two.
+    """The micro-batch's part of the update's loss, and its metrics, in one pass and in two: those of `policy_loss`, and
+    with a load-balancing loss `aux_loss`, which is part of `loss` then.
 
     `model` is a `Policy` or the engine around it. `fills_old`: the policy's own logprobs become the old ones of a
     micro-batch that has none yet.
@@ -40,9 +41,9 @@ def batch_loss(
         return (tokens.weight_N * loss_N).sum()
 
     in_one_pass = torch.is_grad_enabled() and entropy_coef == 0.0 and is_by_token(surrogate, algorithm)
-    balances = algorithm.balance_coef > 0.0
+    balances = algorithm.load_balancing_coef > 0.0
     logprobs_N, entropy_N, *scalars = model(
-        *batch.inputs, token_loss if in_one_pass else None, batch.uses_BL if balances else None
+        *batch.inputs, token_loss if in_one_pass else None, batch.token_counts_BL if balances else None
     )
     fill_old(batch, logprobs_N)
     if entropy_coef == 0.0:
@@ -54,6 +55,6 @@ def batch_loss(
         # A mean of the micro-batch, which counts for as much of the update as it trains.
         balance = scalars[-1] * sum(batch.trained_Q) / max(batch.update_tokens, 1)
         tally.total("aux_loss", balance)
-        tally.total("loss", algorithm.balance_coef * balance)
-        loss = loss + algorithm.balance_coef * balance
+        tally.total("loss", algorithm.load_balancing_coef * balance)
+        loss = loss + algorithm.load_balancing_coef * balance
     return loss, tally

@@ -17,6 +17,12 @@ def load_family(config: ModelConfig) -> PretrainedConfig:
         raise no_model(config, error) from error
 
 
+def has_experts(family: PretrainedConfig) -> bool:
+    """Whether each token takes some of several experts."""
+    text = family.get_text_config()
+    return any((getattr(text, key, None) or 0) > 1 for key in ("num_experts", "num_local_experts", "n_routed_experts"))
+
+
 def no_model(config: ModelConfig, error: Exception) -> TrainerError:
     """Return the error for a model whose configuration, or a model of it, cannot be made."""
     return model_error_class(config.name_or_path, error)(

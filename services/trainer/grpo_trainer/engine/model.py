@@ -102,11 +102,6 @@ def freeze_all_but_text(model: PreTrainedModel) -> None:
         parameter.requires_grad_(id(parameter) in trained)
 
 
-def has_experts(model: PreTrainedModel) -> bool:
-    text = model.config.get_text_config()
-    return any((getattr(text, key, None) or 0) > 1 for key in ("num_experts", "num_local_experts", "n_routed_experts"))
-
-
 def pieces_to_push(model: PreTrainedModel, name_or_path: str) -> tuple[list[Piece], list[str]]:
     """Return what of the model is pushed, and the names of the checkpoint's tensors that are frozen.
 

@@ -16,7 +16,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from ..algorithm.attention_layout import AttentionLayout
-from .router_balance import balance_loss
+from .load_balancing import load_balancing_loss
 from .shared_attention import Take, reading, shared_name
 
 Outputs = tuple[torch.Tensor, ...]
@@ -72,31 +72,33 @@ class Policy(nn.Module):  # type: ignore[misc]
         position_ids_BL: torch.Tensor | None = None,
         layout: AttentionLayout | None = None,
         token_loss: TokenLoss | None = None,
-        uses_BL: torch.Tensor | None = None,
+        token_counts_BL: torch.Tensor | None = None,
     ) -> Outputs:
         """Return log π and entropy [N], float32, of the tokens `target_N` after the hidden states `hidden_N`, after
         temperature.
 
-        With `token_loss` also its sum over all tokens, a scalar, which then carries the gradient of both. With
-        `uses_BL`, last, the loss that balances the experts, a scalar. Rows are those of a `MicroBatch`. Raises RunError
-        when a layer does not read the layout.
+        With `token_loss` also its sum over all tokens, a scalar, and log π carries no gradient then. With
+        `token_counts_BL` also, as the last, the load-balancing loss, a scalar. Rows are those of a `MicroBatch`. Raises
+        RunError when a layer does not read the layout, and what `load_balancing_loss` raises.
         """
         decoder = self.model.get_decoder()
         decoder.config._attn_implementation = self._attention if layout is None else shared_name(self._attention)
-        settings: dict[str, Any] = {"use_cache": False} | ({} if uses_BL is None else {"output_router_logits": True})
+        settings: dict[str, Any] = {"use_cache": False} | (
+            {} if token_counts_BL is None else {"output_router_logits": True}
+        )
         if layout is None:
-            found = decoder(input_ids=input_ids_BL, **settings)
-            hidden_NH = found.last_hidden_state.flatten(0, 1).index_select(0, hidden_N)
+            outputs = decoder(input_ids=input_ids_BL, **settings)
+            hidden_NH = outputs.last_hidden_state.flatten(0, 1).index_select(0, hidden_N)
         else:
             with reading(layout, num_layers=decoder.config.num_hidden_layers, family=decoder.config.model_type):
-                found = decoder(
+                outputs = decoder(
                     input_ids=input_ids_BL, position_ids=position_ids_BL, shared_prefixes=layout, **settings
                 )
-            hidden_NH = Take.apply(found.last_hidden_state.flatten(0, 1), hidden_N)
-        outputs: Outputs = self.head(hidden_NH, target_N, token_loss)
-        if uses_BL is None:
-            return outputs
-        return *outputs, balance_loss(self.model, found.router_logits, uses_BL)
+            hidden_NH = Take.apply(outputs.last_hidden_state.flatten(0, 1), hidden_N)
+        of_head: Outputs = self.head(hidden_NH, target_N, token_loss)
+        if token_counts_BL is None:
+            return of_head
+        return *of_head, load_balancing_loss(self.model, outputs.router_logits, token_counts_BL)
 
 
 class TokenHead(nn.Module):  # type: ignore[misc]

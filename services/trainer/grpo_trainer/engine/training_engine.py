@@ -47,7 +47,8 @@ from .deepspeed_import import logger as deepspeed_logger
 from .deepspeed_settings import ClipBareOptimizer, adamw, deepspeed_settings, inference_settings, judge_by_the_norm
 from .entropy_coefficient import EntropyCoefficient
 from .export import Export
-from .model import has_experts, load_policy, pieces_to_push
+from .family import has_experts
+from .model import load_policy, pieces_to_push
 from .one_reduction import OneReduction
 from .output_head import Policy
 from .prefix_sharing import prefix_sharing_for
@@ -241,7 +242,7 @@ class TrainingEngine:
     def update(self, micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
         """Make one optimizer update. Returns its metrics over all ranks, without numbers that are not finite.
 
-        The metrics are those of `policy_loss`, `grad_norm` before the clip, `learning_rate`, `entropy_coef` if it is
+        The metrics are those of `batch_loss`, `grad_norm` before the clip, `learning_rate`, `entropy_coef` if it is
         adaptive, as the next update finds it, and `update_skipped`, 1 when the gradient was not finite.
 
         Raises RunError after more than `max_skipped_updates` skipped updates in a row.
@@ -361,7 +362,7 @@ class TrainingEngine:
     @property
     def has_experts(self) -> bool:
         """Whether each token takes some of several experts, by the model's configuration."""
-        return has_experts(self.policy.model)
+        return has_experts(self.policy.model.config)
 
     @property
     def _counts(self) -> dict[str, float | None]:

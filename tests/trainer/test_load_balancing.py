@@ -1,4 +1,4 @@
-"""The loss that balances experts: transformers' own, whatever the rows are. What it does on real ranks:
+"""The load-balancing loss of experts: transformers' own, whatever the rows are. What it does on real ranks:
 test_engine.py."""
 
 import pytest
@@ -6,15 +6,16 @@ import torch
 from tests.rollout.families.models import FAMILIES
 from tests.trainer.made_episodes import build_updates, decided, make_taken
 from tests.trainer.made_forests import SHARING, batches, forest_of_all_kinds, of_family
+from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen3_5MoeConfig, Qwen3MoeConfig
 
 from grpo_trainer.algorithm.prefixes import PrefixSharing
 from grpo_trainer.algorithm.surrogates import surrogate_of
 from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.engine.batch_loss import batch_loss
+from grpo_trainer.engine.load_balancing import router_aux_loss_coef
 from grpo_trainer.engine.model import recompute_activations
 from grpo_trainer.engine.output_head import Policy
-from grpo_trainer.engine.router_balance import with_balance_coefficient
-from grpo_trainer.errors import UsageError
+from grpo_trainer.errors import RunError, UsageError
 
 BALANCING = AlgorithmConfig(loss_type="grpo", router_aux_loss_coef=0.5)
 
@@ -29,7 +30,7 @@ def ours(name: str, prefixes: PrefixSharing | None, *, recomputed: bool = False)
     if recomputed:
         recompute_activations(model)
     (batch,) = batches([forest_of_all_kinds()], prefixes)
-    *_, loss = Policy(model, temperature=0.9, chunk_tokens=8)(*batch.inputs, None, batch.uses_BL)
+    *_, loss = Policy(model, temperature=0.9, chunk_tokens=8)(*batch.inputs, None, batch.token_counts_BL)
     loss.backward()
     return loss.item(), gradient(model)
 
@@ -76,7 +77,7 @@ def test_a_micro_batch_counts_for_what_it_trains_of_the_update(loss_type: str):
             loss.backward()
             found[algorithm is balancing] = loss.item(), gradient(policy), tally
         policy.zero_grad()
-        *_, balance = policy(*batch.inputs, None, batch.uses_BL)
+        *_, balance = policy(*batch.inputs, None, batch.token_counts_BL)
         share = sum(batch.trained_Q) / batch.update_tokens
         (balance * share).backward()
         expected, (without, of_loss, _), (loss, of_both, tally) = balance.item() * share, found[False], found[True]
@@ -86,24 +87,67 @@ def test_a_micro_batch_counts_for_what_it_trains_of_the_update(loss_type: str):
         assert (of_both - of_loss - 0.5 * gradient(policy)).norm() <= 1e-5 * of_both.norm()
 
 
-def test_the_models_own_weight_is_read_and_none_is_0():
+def dense(name: str) -> PretrainedConfig:
+    """A family with experts, as a model without any."""
+    family = FAMILIES[name].config()
+    family.num_experts = family.num_local_experts = 0
+    return family
+
+
+def composite() -> PretrainedConfig:
+    """A configuration with one for the text in it."""
+    family = Qwen3_5MoeConfig()
+    family.text_config.router_aux_loss_coef = 0.25
+    return family
+
+
+OWN = [
+    (FAMILIES["mixtral"].config(), 0.25),
+    (FAMILIES["qwen3_moe"].config(), 0.25),
+    (composite(), 0.25),
+    (dense("qwen3_moe"), 0.0),
+    (FAMILIES["deepseek_v3"].config(), 0.0),
+    (FAMILIES["qwen2"].config(), 0.0),
+]
+
+
+@pytest.mark.parametrize(("family", "expected"), OWN, ids=lambda value: getattr(value, "model_type", None))
+def test_the_models_own_weight_is_read_and_is_0_without_such_a_loss(
+    family: PretrainedConfig, expected: float, caplog: pytest.LogCaptureFixture
+):
     own = AlgorithmConfig(router_aux_loss_coef="model")
-    for name, expected in {"mixtral": 0.25, "qwen3_moe": 0.25, "deepseek_v3": 0.0, "qwen2": 0.0}.items():
-        family = FAMILIES[name].config()
+    if not hasattr(family, "text_config"):
         family.router_aux_loss_coef = 0.25  # a configuration may say anything
-        assert with_balance_coefficient(own, family).balance_coef == expected
+    caplog.set_level("INFO")
+    assert router_aux_loss_coef(own, family) == expected
+    assert f"router_aux_loss_coef is {expected:g}: " in caplog.text
+    if expected == 0.0:
+        assert f"{family.model_type} has no load-balancing loss" in caplog.text
+        with pytest.raises(UsageError, match=f"is 0.5, and {family.model_type} has no load-balancing loss of experts"):
+            router_aux_loss_coef(BALANCING, family)
+    assert router_aux_loss_coef(AlgorithmConfig(), family) == 0.0
+
+
+def test_the_models_own_code_is_not_taken_for_that_of_transformers():
+    family = type("Qwen3MoeConfig", (Qwen3MoeConfig,), {"__module__": "modeling_of_its_own"})(num_experts=4)
+    assert router_aux_loss_coef(AlgorithmConfig(router_aux_loss_coef="model"), family) == 0.0
+
+
+def test_a_weight_that_was_not_read_is_an_error():
     with pytest.raises(ValueError, match="has not been read"):
-        _ = own.balance_coef
+        _ = AlgorithmConfig(router_aux_loss_coef="model").load_balancing_coef
 
 
-@pytest.mark.parametrize("given", ["own", -1, "nan", "inf", [1]])
+def test_a_model_whose_layers_all_have_no_experts_ends_the_run():
+    config = FAMILIES["qwen3_moe"].config()
+    config.mlp_only_layers = list(range(config.num_hidden_layers))
+    policy = Policy(AutoModelForCausalLM.from_config(config), temperature=0.9, chunk_tokens=8)
+    (batch,) = batches([forest_of_all_kinds()], None)
+    with pytest.raises(RunError, match="no layer of this qwen3_moe has experts"):
+        policy(*batch.inputs, None, batch.token_counts_BL)
+
+
+@pytest.mark.parametrize("given", ["own", -1, "nan", "inf", True, [1]])
 def test_a_weight_is_a_number_of_0_or_more(given: object):
     with pytest.raises(ValueError, match="takes a weight of 0 or more, or model"):
         AlgorithmConfig.model_validate({"router_aux_loss_coef": given})
-
-
-@pytest.mark.parametrize("name", ["qwen2", "deepseek_v3"])
-def test_a_model_without_such_a_loss_is_refused(name: str):
-    with pytest.raises(UsageError, match=rf"router_aux_loss_coef is 0.5, and {name} has no loss that balances experts"):
-        with_balance_coefficient(BALANCING, FAMILIES[name].config())
-    assert with_balance_coefficient(AlgorithmConfig(), FAMILIES[name].config()) == AlgorithmConfig()
