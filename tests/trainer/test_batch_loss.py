@@ -12,7 +12,7 @@ from grpo_trainer.config.algorithm import LOSS_TYPES, AlgorithmConfig
 from grpo_trainer.engine import batch_loss as module
 from grpo_trainer.engine.output_head import Policy
 
-IN_TWO_PASSES = {"gspo", "gspo_token", "luspo", "gmpo", "vespo"}
+IN_TWO_PASSES = {"gspo", "gspo_token", "luspo", "gmpo", "fipo", "vespo"}
 BY_EPISODE = [
     {"importance_sampling_mode": "sequence_mask"},
     {"importance_sampling_level": "sequence"},

@@ -1,6 +1,7 @@
 """Surrogates that no peer at hand has, against their formulas written out; and what they refuse."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -81,6 +82,53 @@ def test_gspo_token_acts_with_the_advantage_of_each_token():
     batch.advantage_N = torch.linspace(-1, 1, len(logprobs_N))
     (gradient_N,) = torch.autograd.grad(loss_of("gspo_token", batch, logprobs_N).sum(), logprobs_N)
     torch.testing.assert_close(gradient_N, -batch.advantage_N)
+
+
+FIPO = [
+    {"fipo_decay_rate": 3.0},
+    {"fipo_decay_rate": 32.0, "fipo_clip_high_only": False},
+    {"fipo_decay_rate": 2.0, "fipo_clip_range": None, "fipo_safety_threshold": 1.5},
+    {"fipo_decay_rate": 2.0, "fipo_clip_range": 0, "fipo_safety_threshold": None},
+]
+
+
+@pytest.mark.parametrize("params", FIPO, ids=str)
+@pytest.mark.parametrize("delta", [None, 2.0])
+def test_fipo_weighs_the_clipped_loss_by_what_happens_to_the_tokens_that_follow(
+    params: dict[str, Any], delta: float | None
+):
+    batch, logprobs_N = made_batch(scale=0.5)
+    batch.old_logprobs_N = logprobs_N.detach() + 0.4 * torch.randn(
+        len(logprobs_N), generator=torch.Generator().manual_seed(2)
+    )
+    shifts = (logprobs_N - batch.old_logprobs_N).tolist()
+    discount, width = 2 ** (-1 / params["fipo_decay_rate"]), params.get("fipo_clip_range", 0.2)
+    threshold, expected = params.get("fipo_safety_threshold", 4.0), []
+    for n, episode in enumerate(batch.episode_N.tolist()):
+        future = 0.0
+        for k in range(n, len(shifts)):
+            if batch.episode_N[k] == episode and (delta is None or math.exp(shifts[k]) <= delta):
+                future += discount ** (k - n) * shifts[k]
+        weight = math.exp(future)
+        if width:
+            weight = min(max(weight, 1.0 if params.get("fipo_clip_high_only", True) else 1 - width), 1 + width)
+        if threshold is not None and batch.advantage_N[n] < 0 and math.exp(shifts[n]) > threshold:
+            weight = min(max(weight, 0.8), 1.0)
+        expected.append(weight)
+    loss_N = loss_of("fipo", batch, logprobs_N, params=params, delta=delta)
+    plain_N = loss_of("dapo", batch, logprobs_N, delta=delta)
+    weight_N = torch.tensor(expected)
+    torch.testing.assert_close(loss_N, weight_N * plain_N)
+    (gradient_N,) = torch.autograd.grad(loss_N.sum(), logprobs_N)
+    (plain_gradient_N,) = torch.autograd.grad(plain_N.sum(), logprobs_N)
+    torch.testing.assert_close(gradient_N, weight_N * plain_gradient_N)
+    assert len(weight_N.unique()) > 6
+
+
+def test_fipo_is_the_clipped_loss_while_the_policy_is_the_old_one():
+    batch, logprobs_N = made_batch()
+    batch.old_logprobs_N = logprobs_N.detach()
+    torch.testing.assert_close(loss_of("fipo", batch, logprobs_N), loss_of("dapo", batch, logprobs_N))
 
 
 def test_dual_clip_is_delta():

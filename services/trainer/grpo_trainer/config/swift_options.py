@@ -88,6 +88,10 @@ MS_SWIFT = PeerOptions(
         "rollout_importance_sampling_threshold": ("algorithm.importance_sampling_clip_max", 2.0),
         "tau_pos": ("algorithm.params", 1.0),
         "tau_neg": ("algorithm.params", 1.05),
+        "fipo_decay_rate": ("algorithm.params", 32.0),
+        "fipo_clip_range": ("algorithm.params", 0.2),
+        "fipo_clip_high_only": ("algorithm.params", True),
+        "fipo_safety_threshold": ("algorithm.params", 4.0),
         "learning_rate": ("optimizer.learning_rate", None),
         "ddp_timeout": ("deepspeed.timeout_s", 18000000),
         "per_device_train_batch_size": ("rollout.generation_batch_size", 1),
@@ -202,8 +206,7 @@ MS_SWIFT = PeerOptions(
             "reward_model_revision reward_template",
             "there is no loss on other rows beside GRPO's": "chord_sft_dataset chord_sft_per_device_train_batch_size "
             "chord_enable_phi_function chord_mu_warmup_steps chord_mu_decay_steps chord_mu_peak chord_mu_valley",
-            "the loss is not among ours: docs/losses.md": "real_tau fipo_decay_rate fipo_clip_range "
-            "fipo_clip_high_only fipo_safety_threshold",
+            "the loss is not among ours: docs/losses.md": "real_tau",
             "a teacher gives its logprobs to each token, and reweights nothing: docs/distillation.md": (
                 "advantage_reweight rlsd_lambda rlsd_reweight_clip_range rlsd_lambda_warmup_steps "
                 "rlsd_lambda_decay_steps rlsd_negative_only sdar_loss_coef sdar_gate_beta teacher_tag_key"

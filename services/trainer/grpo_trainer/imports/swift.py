@@ -35,6 +35,13 @@ ESTIMATORS = {
 }
 _READ_VARIABLES = {"CUDA_VISIBLE_DEVICES", "NPROC_PER_NODE", "NNODES", "WANDB_PROJECT"}
 _OF_THE_MODEL = "ms-swift takes the dtype of the model's files, which is mostly bfloat16"
+LOSS_PARAMS = {
+    "sapo": {"tau_pos": "sapo_temperature_pos", "tau_neg": "sapo_temperature_neg"},
+    "fipo": {
+        name: name for name in ("fipo_decay_rate", "fipo_clip_range", "fipo_clip_high_only", "fipo_safety_threshold")
+    },
+}
+"""Of a loss: ms-swift's option → our parameter."""
 RATES = {"full": 1e-5, "lora": 1e-4}
 """ms-swift's default learning rates."""
 
@@ -235,8 +242,7 @@ def _set_algorithm(options: Options, run: RunFile) -> None:
             2.0 if limit is None else limit,
             "; ".join(given(options, "rollout_importance_sampling_threshold")) or "ms-swift's default",
         )
-    sapo = {"tau_pos": "sapo_temperature_pos", "tau_neg": "sapo_temperature_neg"}
-    training.set_loss_params(options, run, {"sapo": sapo})
+    training.set_loss_params(options, run, LOSS_PARAMS)
 
 
 def _set_project(options: Options, run: RunFile, variables: Mapping[str, str]) -> None:

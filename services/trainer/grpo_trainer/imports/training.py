@@ -229,12 +229,20 @@ def set_loss_params(options: Options, run: RunFile, of_loss: dict[str, dict[str,
         read_here = run.value("algorithm.loss_type") == loss
         params = {}
         for option, parameter in names.items():
-            number = options.number(option)
-            if number is not None and not read_here:
+            params[parameter] = _loss_param(options, option)
+            if options.has(option) and not read_here:
                 run.not_needed.append(f"{options.shown(option)}: loss_type {loss} alone reads it")
-            params[parameter] = options.peer.default(option) if number is None else number
         if read_here:
             run.set("algorithm.params", params, ", ".join(names))
+
+
+def _loss_param(options: Options, option: str) -> Any:
+    default = options.peer.default(option)
+    if not options.has(option):
+        return default
+    if isinstance(default, bool):
+        return options.truth(option)
+    return None if (options.text(option) or "none").lower() == "none" else options.number(option)
 
 
 def settle(run: RunFile) -> None:

@@ -33,6 +33,7 @@ from .cispo import cispo
 from .clipped import clipped
 from .decoupled import decoupled
 from .dppo import dppo_kl, dppo_tv
+from .fipo import fipo
 from .gmpo import gmpo
 from .own import guarded
 from .reads import Reads, reads, reads_of
@@ -49,6 +50,7 @@ SURROGATES: dict[str, Surrogate] = {
     "cispo": cispo,
     "sapo": sapo,
     "gmpo": gmpo,
+    "fipo": fipo,
     "dppo_tv": dppo_tv,
     "dppo_kl": dppo_kl,
     "vespo": vespo,
