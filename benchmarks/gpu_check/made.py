@@ -20,6 +20,7 @@ def made_batch(num_episodes: int, length: int, device: torch.device, dtype: torc
         hidden_N=torch.arange(count, device=device),
         target_N=torch.zeros(count, dtype=torch.int64, device=device),
         episode_N=episode_N,
+        position_N=torch.arange(1, length + 1, device=device).repeat(num_episodes),
         advantage_N=normal(1.0, num_episodes)[episode_N],
         rollout_logprobs_N=old_N + normal(0.05),
         fresh_N=episode_N % 4 != 0,

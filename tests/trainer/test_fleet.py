@@ -133,7 +133,7 @@ class TestStartWithoutSomeServers:
         fleet = Fleet(urls(2), min_replicas=1)
         come(fleet.replicas[0])
         await wait_for_rollout_servers(fleet, 0.1)
-        fleet.needs = Needs(tokenizer="ours", max_tokens=100, head_dtype="model")
+        assert fleet.require(Needs(tokenizer="ours", max_tokens=100, head_dtype="model")) == "full"
         assert await fleet.reachable() == fleet.replicas[:1]
         come(fleet.replicas[1])
         assert await fleet.reachable() == fleet.replicas[:1], "no push waits for a server that was away"
@@ -148,7 +148,7 @@ class TestStartWithoutSomeServers:
         fleet = Fleet(urls(2), min_replicas=1)
         come(fleet.replicas[0])
         await wait_for_rollout_servers(fleet, 0.1)
-        fleet.needs = Needs(tokenizer="ours", max_tokens=100, head_dtype="model")
+        assert fleet.require(Needs(tokenizer="ours", max_tokens=100, head_dtype="model")) == "full"
         come(fleet.replicas[1], tokenizer_fingerprint="another")
         caplog.clear()
         for _ in range(2):

@@ -273,12 +273,13 @@ def test_the_file_of_options_that_ms_swift_takes_is_read(form: str, tmp_path: Pa
     file = tmp_path / "grpo_rlhf.yaml"
     file.write_text(
         "rlhf_type: grpo\nmodel: m\ndataset: [a, b]\nreward_funcs: accuracy\nnum_generations: 2\nbeta: 0.1\n"
-        "learning_rate: 1e-6\nENV: {NPROC_PER_NODE: 2}\n"
+        "learning_rate: 1e-6\nENV: {NPROC_PER_NODE: 2}\nloss_type: fipo\nfipo_safety_threshold: null\n"
     )
     assert main(["import-swift", *form.format(file).split(), "--beta", "0.5"]) == 0
     run = RunConfig.model_validate(yaml.safe_load(capsys.readouterr().out))
     assert (run.algorithm.beta, run.optimizer.learning_rate, run.deepspeed.nproc_per_node) == (0.5, 1e-6, 2)
     assert list(run.data.datasets) == ["a", "b"]
+    assert (run.algorithm.params["fipo_safety_threshold"], run.algorithm.params["fipo_clip_range"]) == (None, 0.2)
 
 
 def test_a_teacher_alone_is_enough_to_learn_from(capsys: pytest.CaptureFixture[str]):

@@ -6,7 +6,14 @@ import torch
 from tests.rollout.families.models import FAMILIES
 from tests.trainer.made_episodes import build_updates, decided, make_taken
 from tests.trainer.made_forests import SHARING, batches, forest_of_all_kinds, of_family
-from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen3_5MoeConfig, Qwen3MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    DbrxConfig,
+    JetMoeConfig,
+    PretrainedConfig,
+    Qwen3_5MoeConfig,
+    Qwen3MoeConfig,
+)
 
 from grpo_trainer.algorithm.prefixes import PrefixSharing
 from grpo_trainer.algorithm.surrogates import surrogate_of
@@ -126,6 +133,14 @@ def test_the_models_own_weight_is_read_and_is_0_without_such_a_loss(
         with pytest.raises(UsageError, match=f"is 0.5, and {family.model_type} has no load-balancing loss of experts"):
             router_aux_loss_coef(BALANCING, family)
     assert router_aux_loss_coef(AlgorithmConfig(), family) == 0.0
+
+
+@pytest.mark.parametrize("family", [JetMoeConfig(num_local_experts=4), DbrxConfig(ffn_config={"moe_num_experts": 4})])
+def test_a_configuration_that_names_no_weight_is_told_apart(family: PretrainedConfig, caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO")
+    assert router_aux_loss_coef(AlgorithmConfig(router_aux_loss_coef="model"), family) == 0.0
+    assert "router_aux_loss_coef is 0: the model's configuration names none" in caplog.text
+    assert router_aux_loss_coef(BALANCING, family) == 0.5
 
 
 def test_the_models_own_code_is_not_taken_for_that_of_transformers():

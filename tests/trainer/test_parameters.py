@@ -116,6 +116,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"loss_type": "sapo", "params": {"sapo_temperature_pos": 0}},
         r"algorithm\.params\.sapo_temperature_pos: .* greater than 0 .*sapo_temperature_neg = 1\.05",
     ),
+    "true for a number": (
+        {"loss_type": "fipo", "params": {"fipo_clip_range": True}},
+        r"algorithm\.params\.fipo_clip_range: a number is expected \(got True\)",
+    ),
     "of a built-in normaliser": ({"normaliser_params": {"x": 1}}, "dapo has no parameter x .its parameters: none"),
     "of a built-in estimator": ({"advantage_estimator_params": {"x": 1}}, "grpo has no parameter x .*: none"),
 }

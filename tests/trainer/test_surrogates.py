@@ -7,14 +7,15 @@ import pytest
 import torch
 from pydantic import ValidationError
 from tests.trainer import losses_page
-from tests.trainer.made_episodes import build_updates, decided, make_taken
+from tests.trainer.made_episodes import VERSION, build_updates, decided, make_taken
 
 from grpo_trainer.algorithm.entropy_mask import mark_high_entropy
 from grpo_trainer.algorithm.kl import kl_term
 from grpo_trainer.algorithm.loss import policy_loss
 from grpo_trainer.algorithm.reduction import Tally
-from grpo_trainer.algorithm.sequences import MicroBatch
+from grpo_trainer.algorithm.sequences import Episode, MicroBatch, Segment, Turn
 from grpo_trainer.algorithm.surrogates import SURROGATES, surrogate_of
+from grpo_trainer.algorithm.surrogates.ratios import mean_by_episode
 from grpo_trainer.algorithm.trial import check_settings
 from grpo_trainer.config.algorithm import LOSS_TYPES, AlgorithmConfig
 from grpo_trainer.errors import UsageError
@@ -84,45 +85,84 @@ def test_gspo_token_acts_with_the_advantage_of_each_token():
     torch.testing.assert_close(gradient_N, -batch.advantage_N)
 
 
+def several_turns() -> Episode:
+    """Two turns around context of nine tokens, of which one is masked, and a segment of its own."""
+    turns = [Turn(3, 7, [(VERSION, 4)], "stop"), Turn(9, 12, [(VERSION, 3)], "stop", masked="mixed")]
+    turns.append(Turn(16, 20, [(VERSION, 4)], "stop"))
+    segments = [Segment(list(range(5, 25)), turns), Segment(list(range(30, 38)), [Turn(2, 8, [(VERSION, 6)], "stop")])]
+    return Episode("several turns", segments, status="completed")
+
+
+def moved_batch(scale: float) -> tuple[MicroBatch, torch.Tensor]:
+    """Episodes of one turn and of several, and logprobs far from the old ones."""
+    taken = [*make_taken(8, seed=3), (several_turns(), -0.7), (several_turns(), 0.7)]
+    ((batch,),) = build_updates(decided(taken), tokens_per_micro_batch=10_000)
+    generator = torch.Generator().manual_seed(2)
+    batch.old_logprobs_N = -1.0 - torch.rand(len(batch.target_N), generator=generator)
+    shift_N = scale * torch.randn(len(batch.target_N), generator=generator)
+    return batch, (batch.old_logprobs_N + shift_N).requires_grad_()
+
+
 FIPO = [
     {"fipo_decay_rate": 3.0},
-    {"fipo_decay_rate": 32.0, "fipo_clip_high_only": False},
+    {"fipo_decay_rate": 2.0, "fipo_clip_range": 0.5, "fipo_clip_high_only": False},
     {"fipo_decay_rate": 2.0, "fipo_clip_range": None, "fipo_safety_threshold": 1.5},
     {"fipo_decay_rate": 2.0, "fipo_clip_range": 0, "fipo_safety_threshold": None},
 ]
 
 
 @pytest.mark.parametrize("params", FIPO, ids=str)
-@pytest.mark.parametrize("delta", [None, 2.0])
+@pytest.mark.parametrize("settings", [{}, {"delta": 2.0}, {"importance_sampling_level": "sequence"}], ids=str)
 def test_fipo_weighs_the_clipped_loss_by_what_happens_to_the_tokens_that_follow(
-    params: dict[str, Any], delta: float | None
+    params: dict[str, Any], settings: dict[str, Any]
 ):
-    batch, logprobs_N = made_batch(scale=0.5)
-    batch.old_logprobs_N = logprobs_N.detach() + 0.4 * torch.randn(
-        len(logprobs_N), generator=torch.Generator().manual_seed(2)
-    )
-    shifts = (logprobs_N - batch.old_logprobs_N).tolist()
+    batch, logprobs_N = moved_batch(1.5)
+    shift_N = (logprobs_N - batch.old_logprobs_N).detach()
+    ratio_N = shift_N.exp()
+    if settings.get("importance_sampling_level") == "sequence":
+        ratio_N = mean_by_episode(shift_N, batch).exp()[batch.episode_N]
     discount, width = 2 ** (-1 / params["fipo_decay_rate"]), params.get("fipo_clip_range", 0.2)
-    threshold, expected = params.get("fipo_safety_threshold", 4.0), []
-    for n, episode in enumerate(batch.episode_N.tolist()):
-        future = 0.0
-        for k in range(n, len(shifts)):
-            if batch.episode_N[k] == episode and (delta is None or math.exp(shifts[k]) <= delta):
-                future += discount ** (k - n) * shifts[k]
+    delta, threshold = settings.get("delta"), params.get("fipo_safety_threshold", 4.0)
+    futures, weights, safe = [], [], 0
+    sequences = [q for q, count in enumerate(batch.trained_Q) for _ in range(count)]
+    positions = batch.position_N.tolist()
+    for n, sequence in enumerate(sequences):
+        future = sum(
+            discount ** (positions[k] - positions[n]) * shift_N[k].item()
+            for k in range(n, len(sequences))
+            if sequences[k] == sequence and (delta is None or ratio_N[k] <= delta)
+        )
         weight = math.exp(future)
         if width:
             weight = min(max(weight, 1.0 if params.get("fipo_clip_high_only", True) else 1 - width), 1 + width)
-        if threshold is not None and batch.advantage_N[n] < 0 and math.exp(shifts[n]) > threshold:
+        if threshold is not None and batch.advantage_N[n] < 0 and ratio_N[n] > threshold:
             weight = min(max(weight, 0.8), 1.0)
-        expected.append(weight)
-    loss_N = loss_of("fipo", batch, logprobs_N, params=params, delta=delta)
-    plain_N = loss_of("dapo", batch, logprobs_N, delta=delta)
-    weight_N = torch.tensor(expected)
+            safe += 1
+        futures.append(future)
+        weights.append(weight)
+    tally = Tally()
+    algorithm = AlgorithmConfig(loss_type="fipo", params=params, **settings)
+    loss_N = surrogate_of(algorithm)(logprobs_N, batch, algorithm, tally)
+    plain_N, weight_N = loss_of("dapo", batch, logprobs_N, **settings), torch.tensor(weights)
     torch.testing.assert_close(loss_N, weight_N * plain_N)
     (gradient_N,) = torch.autograd.grad(loss_N.sum(), logprobs_N)
-    (plain_gradient_N,) = torch.autograd.grad(plain_N.sum(), logprobs_N)
-    torch.testing.assert_close(gradient_N, weight_N * plain_gradient_N)
-    assert len(weight_N.unique()) > 6
+    (plain_gradient_N,) = torch.autograd.grad((weight_N * plain_N).sum(), logprobs_N)
+    torch.testing.assert_close(gradient_N, plain_gradient_N)
+    metrics = {name: (total / count).item() for name, (total, count) in tally.sums_and_counts.items()}
+    assert metrics["fipo/future_kl_mean"] == pytest.approx(sum(futures) / len(futures), rel=1e-5, abs=1e-6)
+    assert metrics["fipo/influence_weight_mean"] == pytest.approx(sum(weights) / len(weights), rel=1e-5)
+    assert metrics["fipo/safety_keep_ratio"] == pytest.approx(1 - safe / len(weights))
+    assert max(batch.trained_Q) > 8
+    assert threshold is None or safe or settings
+
+
+def test_fipo_has_a_gradient_of_0_without_advantage_however_far_the_policy_moved():
+    batch, logprobs_N = moved_batch(1.5)
+    batch.old_logprobs_N, batch.advantage_N = logprobs_N.detach() - 60.0, torch.zeros_like(batch.advantage_N)
+    loss_N = loss_of("fipo", batch, logprobs_N, params={"fipo_clip_range": 0})
+    loss_N.sum().backward()
+    assert not loss_N.any()
+    assert not logprobs_N.grad.any()
 
 
 def test_fipo_is_the_clipped_loss_while_the_policy_is_the_old_one():

@@ -34,7 +34,7 @@ from .engine.schedule import number_of_steps
 from .episodes.runner import EpisodeRunner
 from .fleet.adapters import AdapterNeeds
 from .fleet.fleet import Fleet
-from .fleet.needs import Needs, agreed
+from .fleet.needs import Needs
 from .fleet.push_backend import choose_backend
 from .fleet.push_plan import plan_push
 from .fleet.start_checks import check_sessions
@@ -265,7 +265,7 @@ async def _servers(
         one_rope_context=one_rope_context(planned.model.config),
         kv_cache=config.weights.kv_cache,
     )
-    _, kind = agreed(needs, fleet.infos, AdapterNeeds.of(config, None))
+    kind = fleet.require(needs, AdapterNeeds.of(config, None))
     if config.episodes is not None:
         with_tools = bool(config.episodes.tools or config.episodes.factories)
         check_sessions(fleet.infos, with_tools=with_tools, template=chat_template(config.model))

@@ -28,7 +28,7 @@ from .fleet.awaited import Awaited, wait_for_rollout_servers
 from .fleet.canary import Probe, canary_prompts, sample_probes
 from .fleet.event_loop import EventLoopThread
 from .fleet.fleet import Fleet
-from .fleet.needs import Needs, agreed
+from .fleet.needs import Needs
 from .fleet.push import WeightPusher
 from .fleet.start_checks import check_distinct, check_free, check_rendezvous, check_sessions, check_token
 from .ranks.stop_signal import StopRequested, StopSignal
@@ -221,7 +221,7 @@ class Orchestrator:
             one_rope_context=one_rope_context,
             kv_cache=config.weights.kv_cache,
         )
-        self.fleet.needs, kind = agreed(needs, self.fleet.infos, self._adapter)
+        kind = self.fleet.require(needs, self._adapter)
         if config.episodes is not None:
             with_tools = bool(config.episodes.tools or config.episodes.factories)
             check_sessions(self.fleet.infos, with_tools=with_tools, template=chat_template(config.model))

@@ -95,7 +95,10 @@ def _checked(value: Any, parameter: Parameter, function: Callable[..., Any], whe
     """A copy of `value` as the parameter's annotation says."""
     try:
         model = create_model("Parameter", __config__=CONFIG, value=(_annotation(value, parameter, function), ...))
-        return model.model_validate({"value": copy.deepcopy(value)}).value  # type: ignore[attr-defined]
+        found = model.model_validate({"value": copy.deepcopy(value)}).value  # type: ignore[attr-defined]
+        if isinstance(value, bool) and not isinstance(found, bool):
+            raise UsageError(f"{where}: a number is expected (got {value})", hint)
+        return found
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         path = ".".join([where, *map(str, problem["loc"][1:])])

@@ -116,6 +116,7 @@ def collate(
         hidden_N=put(np.concatenate([np.empty(0, np.int64), *hidden])),
         target_N=trained("token_ids_L", np.int64),
         episode_N=put(np.repeat(episodes_Q, counts_Q).astype(np.int64)),
+        position_N=per_trained(lambda one: np.arange(one.num_tokens), np.int64),
         advantage_N=trained("advantages_L", np.float32),
         rollout_logprobs_N=trained("logprobs_L", np.float32),
         fresh_N=trained("versions_L", np.int64) == version,

@@ -339,6 +339,8 @@ class MicroBatch:
     """Which token of the vocabulary it is."""
     episode_N: "torch.Tensor"
     """Which of the E episodes of this micro-batch the token is of."""
+    position_N: "torch.Tensor"
+    """Which of the L tokens of its sequence it is."""
     advantage_N: "torch.Tensor"
     rollout_logprobs_N: "torch.Tensor"
     """The server's; NaN where it gave none."""

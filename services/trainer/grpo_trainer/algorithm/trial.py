@@ -145,6 +145,7 @@ def _made(lengths: list[int]) -> MicroBatch:
         hidden_N=numbers_N,
         target_N=torch.zeros_like(numbers_N),
         episode_N=episode_N,
+        position_N=torch.cat([numbers_N[:0], *(torch.arange(1, length + 1) for length in lengths)]),
         advantage_N=torch.tensor([1.0, -0.5, 0.0])[episode_N],
         rollout_logprobs_N=old_N - 0.01,
         fresh_N=episode_N < 2,

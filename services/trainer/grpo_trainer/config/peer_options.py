@@ -45,6 +45,8 @@ def by_option(reasons: Mapping[str, str]) -> dict[str, str]:
     return {option: reason for reason, options in reasons.items() for option in options.split()}
 
 
+OFF_WITHOUT_VALUE = {"fipo_clip_range", "fipo_safety_threshold"}
+"""Options that null in a file switches off, although they have a default."""
 TRAINING_SETTINGS: dict[str, tuple[str, Any]] = {
     "num_train_epochs": ("num_train_epochs", 3.0),
     "seed": ("seed", 42),

@@ -20,7 +20,9 @@ def load_family(config: ModelConfig) -> PretrainedConfig:
 def has_experts(family: PretrainedConfig) -> bool:
     """Whether each token takes some of several experts."""
     text = family.get_text_config()
-    return any((getattr(text, key, None) or 0) > 1 for key in ("num_experts", "num_local_experts", "n_routed_experts"))
+    counts = [getattr(text, key, None) for key in ("num_experts", "num_local_experts", "n_routed_experts")]
+    counts.append(getattr(getattr(text, "ffn_config", None), "moe_num_experts", None))  # dbrx
+    return any((count or 0) > 1 for count in counts)
 
 
 def no_model(config: ModelConfig, error: Exception) -> TrainerError:

@@ -37,7 +37,9 @@ def router_aux_loss_coef(algorithm: AlgorithmConfig, family: PretrainedConfig) -
     wanted, has_loss = algorithm.router_aux_loss_coef, _has_loss(family)
     if wanted == "model":
         own = getattr(family.get_text_config(), "router_aux_loss_coef", None) if has_loss else None
-        why = "as the model's configuration says" if has_loss else f"{family.model_type} {NO_LOSS}"
+        why = "as the model's configuration says"
+        if own is None:
+            why = "the model's configuration names none" if has_loss else f"{family.model_type} {NO_LOSS}"
         log.info("algorithm.router_aux_loss_coef is %g: %s", own or 0.0, why)
         return float(own or 0.0)
     if wanted > 0.0 and not has_loss:

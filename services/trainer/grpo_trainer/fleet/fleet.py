@@ -13,9 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from grpo_proto import RolloutClient, RolloutInfo, ServiceError, WeightsClient
+from grpo_proto.messages.weights import Kind
 
 from ..errors import RunError
-from .needs import Needs
+from .adapters import AdapterNeeds
+from .needs import Needs, agreed
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +56,7 @@ class Fleet:
         self.min_replicas = min_replicas
         self.session = 0
         self.needs: Needs | None = None
-        """What a server fulfils that gets weights and traffic; None before the servers are known."""
+        """What a server has to meet to get weights and traffic; None until they are agreed on."""
         self.needs_push = asyncio.Event()
         self._changed = asyncio.Condition()
 
@@ -76,6 +78,11 @@ class Fleet:
     @property
     def members(self) -> list[Replica]:
         return [replica for replica in self.replicas if replica.member]
+
+    def require(self, needs: Needs, adapter: AdapterNeeds | None = None) -> Kind:
+        """Hold all servers to `needs` from now on. Returns what to push; raises what `agreed` raises."""
+        self.needs, kind = agreed(needs, self.infos, adapter)
+        return kind
 
     async def reachable(self) -> list[Replica]:
         """Return the servers that answer now; expel all others and all that restarted.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..config.look_alikes import BLANKS, DASHES, WIDE_COLON
-from ..config.peer_options import PeerOptions
+from ..config.peer_options import OFF_WITHOUT_VALUE, PeerOptions
 from ..errors import UsageError
 
 _SECRET = re.compile(r"(api_?key|access_?key|secret|secret_?key|token|password|passwd|webhook_url)$", re.IGNORECASE)
@@ -55,7 +55,7 @@ class Options:
         """Read the keys of a YAML file. Options that are there already stay: a flag overrides a file."""
         for name, value in mapping.items():
             plain = self.peer.older.get(str(name), str(name))
-            if plain in self.given or value is None:
+            if plain in self.given or (value is None and plain not in OFF_WITHOUT_VALUE):
                 continue
             self.given[plain] = [_text(item) for item in value] if isinstance(value, list) else [_text(value)]
             self.written_as[plain] = str(name)

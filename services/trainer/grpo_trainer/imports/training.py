@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ..config.peer_options import OFF_WITHOUT_VALUE
 from ..errors import UsageError
 from .batch import Batch, generation_batch
 from .options import Options
@@ -242,7 +243,7 @@ def _loss_param(options: Options, option: str) -> Any:
         return default
     if isinstance(default, bool):
         return options.truth(option)
-    return None if (options.text(option) or "none").lower() == "none" else options.number(option)
+    return None if option in OFF_WITHOUT_VALUE and options.text(option) == "null" else options.number(option)
 
 
 def settle(run: RunFile) -> None:
