@@ -85,6 +85,13 @@ def test_experts_to_balance_in_a_model_without_any(stack: Stack, tmp_path: Path)
         assert "router_aux_loss_coef is 0.01, and qwen2 has no load-balancing loss of experts" in said
 
 
+def test_a_parameter_that_a_reward_does_not_have(stack: Stack, tmp_path: Path):
+    for flags in ((), ("--dry-run",)):
+        said = refuse(stack, tmp_path, *flags, "--reward.params", '{"letters": {"scale": 2}}')
+        assert "reward.params: letters has no parameter scale" in said
+        assert "its parameters: none" in said
+
+
 def test_an_empty_dataset(stack: Stack, tmp_path: Path):
     assert "rows.jsonl" in refuse(stack, tmp_path, "--data.dataset", write_rows(tmp_path))
 

@@ -167,6 +167,34 @@ def test_a_push_that_waits_for_what_is_sampled_leaves_each_sequence_to_one_polic
     assert all(len(one["versions"]) == 1 for one in sampled)
 
 
+NAN_ONCE = """
+from grpo_trainer.algorithm.surrogates import clipped
+
+updates = []
+
+
+def nan_once(logprobs_N, batch, algorithm, tally):
+    loss_N = clipped(logprobs_N, batch, algorithm, tally)
+    if batch.input_ids_BL.any():  # no made tokens of the trial
+        updates.append(batch)
+    return loss_N * float("nan") if len(updates) == 2 else loss_N
+"""
+
+
+def test_an_update_without_a_finite_gradient_is_skipped_and_a_resume_names_what_has_changed(
+    stack: Stack, tmp_path: Path
+):
+    (tmp_path / "own.py").write_text(NAN_ONCE)
+    flags = ("--algorithm.loss", f"{tmp_path}/own.py:nan_once", "--max_steps", 3)
+    steps = metrics_of(stack, tmp_path / "run", *flags)[1:]
+    assert [step["update_skipped"] for step in steps] == [0.0, 1.0, 0.0]
+    assert ["grad_norm" in step for step in steps] == [True, False, True]
+    resumed = stack.train(tmp_path / "run", *flags, "--resume", "--max_steps", 4, "--algorithm.loss_type", "grpo")
+    assert resumed.returncode == 0, resumed.stdout
+    changed = re.findall("since the run was last started: (.*)", resumed.stdout)
+    assert changed == ["max_steps is 4, was 3", "algorithm.loss_type is grpo, was dapo"]
+
+
 def test_several_updates_on_one_batch(stack: Stack, tmp_path: Path):
     flags = ("--algorithm.num_iterations", 2, "--algorithm.steps_per_generation", 2, "--optimizer.learning_rate", 0.01)
     steps = metrics_of(stack, tmp_path / "run", *flags, "--max_steps", 2)[1:]

@@ -109,6 +109,10 @@ OWN_LOSSES = {
     "raises": ("1 / 0", r"own.py:loss raised ZeroDivisionError in line 4: division by zero"),
     "needs a value that is not there": ("return logprobs_N * batch.entropy_N", "raised TypeError in line 4"),
     "is NaN": ("return logprobs_N * float('nan')", "own.py:loss is nan for 7 tokens"),
+    "reads the reference undeclared": (
+        "return logprobs_N - batch.ref_logprobs_N",
+        "(?s)raised TypeError in line 4.*declares, such as @reads.reference=True",
+    ),
     "raises without tokens": ("return -logprobs_N * logprobs_N.max()", "own.py:loss raised RuntimeError in line 4"),
     "has a gradient that is NaN": (
         "return (logprobs_N - logprobs_N).sqrt()",

@@ -193,6 +193,7 @@ def test_files_that_are_missing_are_named(
         (["import-swift", *SWIFT, "--lora_rank", "0"], "model.lora.r: Input should be greater than or equal to 1"),
         (["import-swift", *SWIFT, "--max_grad_norm", "much"], "--max_grad_norm much is no number"),
         (["import-swift", *SWIFT, "--vllm_tensor_parallel_size", "0"], "--vllm_tensor_parallel_size 0 is not above 0"),
+        (["import-trl", *TRL, "--loss-type", "dapoo"], "there is no loss dapoo\nhint: did you mean dapo?"),
         (["import-swift", *SWIFT, "--columns", "7"], "--columns 7 is no mapping of columns"),
         (["import-trl", *TRL[2:]], "--model_name_or_path is missing"),
         (["import-trl", *TRL[:4]], "no reward is named"),
@@ -203,6 +204,12 @@ def test_files_that_are_missing_are_named(
 )
 def test_what_cannot_be_imported_is_refused(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]):
     assert message in refused(capsys, *argv)
+
+
+def test_an_option_with_a_typo_is_named_with_the_nearest_one(capsys: pytest.CaptureFixture[str]):
+    _, said = imported(capsys, *SWIFT, "--learing_rate", "1e-5")
+    assert "--learing_rate 1e-5: no option of ms-swift" in said
+    assert "did you mean --learning_rate? Nothing is set by it" in said
 
 
 def test_two_commands_in_a_file_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

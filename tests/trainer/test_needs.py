@@ -12,7 +12,7 @@ from grpo_trainer.fleet.adapters import AdapterNeeds
 from grpo_trainer.fleet.needs import Needs, agreed
 
 URL = "http://127.0.0.1:1"
-NEEDS = Needs(tokenizer="ours", max_tokens=100, head_dtype="model", one_rope_context=200, kv_cache="keep")
+NEEDS = Needs("ours", max_tokens=100, head_dtype="model", dtype="float32", one_rope_context=200, kv_cache="keep")
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,8 @@ NEEDS = Needs(tokenizer="ours", max_tokens=100, head_dtype="model", one_rope_con
         ({"tokenizer_fingerprint": "another"}, "another tokenizer"),
         ({"max_model_len": 50}, "a context of 50 tokens"),
         ({"max_model_len": 300}, "beyond 200 the rotary embedding of this model depends on the length"),
-        ({"dtype": "bfloat16", "head_dtype": "float32"}, "computes logits in float32; model.head_dtype is model"),
+        ({"head_dtype": "bfloat16"}, "computes logits in bfloat16; model.head_dtype is model"),
+        ({"dtype": "bfloat16"}, "serves bfloat16; model.dtype, in which the weights are pushed, is float32"),
         ({"keeps_kv_cache": False}, "recomputes the KV cache at every push; weights.kv_cache is keep"),
     ],
 )
@@ -38,5 +39,5 @@ def test_a_server_of_adapters_need_not_know_how_to_keep_a_kv_cache():
     limits = AdapterLimits(max_loras=2, max_lora_rank=8, max_cpu_loras=2)
     takes_adapters = info(adapters=limits, base_digest="d", keeps_kv_cache=False)
     adapter = AdapterNeeds(rank=8, num_versions=2, base_digest="d")
-    expected = replace(NEEDS, kv_cache="recompute", adapter=adapter)
+    expected = replace(NEEDS, kv_cache="recompute", dtype=None, adapter=adapter)
     assert agreed(NEEDS, {URL: takes_adapters}, adapter) == (expected, "lora")

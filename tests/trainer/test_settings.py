@@ -240,9 +240,10 @@ def test_truncated_sampling_is_refused_where_the_servers_logprobs_enter_the_loss
         ("reward.timeout_s", 120, "reward.timeout_s 120 is not below reward.deadline_s 120"),
         ("weights.bucket_timeout_s", 300, "weights.bucket_timeout_s 300 is not below weights.push_deadline_s 300"),
         ("weights.lease_s", 30, "weights.bucket_timeout_s 30 is not below weights.lease_s 30"),
+        ("algorithm.loss", "cispo", "cispo is without what loss_type cispo sets beside it: epsilon_high 5.0"),
     ],
 )
-def test_pairs_of_time_outs_that_cannot_work_together_are_named(run_file: Path, flag: str, value: int, named: str):
+def test_settings_that_are_seldom_intended_are_named(run_file: Path, flag: str, value: object, named: str):
     assert doubts(read(run_file)) == []
     [doubt] = doubts(read(run_file, f"--{flag}", str(value)))
     assert named in doubt

@@ -32,6 +32,7 @@ from .engine.model import pieces_to_push
 from .engine.rope import one_rope_context
 from .engine.schedule import number_of_steps
 from .episodes.runner import EpisodeRunner
+from .errors import UsageError
 from .fleet.adapters import AdapterNeeds
 from .fleet.fleet import Fleet
 from .fleet.needs import Needs
@@ -262,6 +263,7 @@ async def _servers(
         tokenizer=policy.tokenizer,
         max_tokens=longest_context(config, rows, eval_rows),
         head_dtype=config.model.head_dtype,
+        dtype=config.model.dtype,
         one_rope_context=one_rope_context(planned.model.config),
         kv_cache=config.weights.kv_cache,
     )
@@ -290,6 +292,8 @@ async def _reward(config: RunConfig, first_rows: list[PromptRow], tokenizer: Any
             faults = [] if config.episodes else await stage.faults_of_first_rows(first_rows)
             faults += stage.prefix_doubts(first_rows, tokenizer)
         except ServiceError as error:
+            if error.detail.type == "invalid_param":
+                raise UsageError(f"reward.params: {error.detail.message}", hint=error.detail.hint) from error
             return [(f"reward {url}", _away(error, role="reward server", url=url, setting="reward.url"))]
     served = (f"reward {url}", f"{', '.join(info.rewards)}; {info.workers} workers")
     return [served, *(("note", fault) for fault in faults)]

@@ -7,7 +7,6 @@ k + 1.
 
 import asyncio
 import logging
-import math
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -231,7 +230,8 @@ def optimize(run: Run, sequences: list[TrainingSequence], *, version: int) -> bo
             log.info("step %d: the reference model moved towards the policy", version)
     run.orchestrator.batch_used()
     run.journal.add(merge_updates(results))
-    return any(result["learning_rate"] > 0 and 0 < result["grad_norm"] < math.inf for result in results)
+    made = [result for result in results if not result["update_skipped"]]  # a skipped one has no `grad_norm`
+    return any(result["learning_rate"] > 0 and result["grad_norm"] > 0 for result in made)
 
 
 def hand_out(

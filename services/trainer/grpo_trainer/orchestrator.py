@@ -187,8 +187,7 @@ class Orchestrator:
         adapter.
         """
         config, status = self.config, self.status
-        max_completion = config.rollout.max_completion_length
-        policy = Policy.of(tokenizer, max_tokens=self.rows.longest_prompt + max_completion)
+        policy = Policy.of(tokenizer, max_tokens=self.rows.longest_prompt + config.rollout.max_completion_length)
         reward = Awaited("the reward server", config.reward.url, "reward.url", "grpo-reward serve")
         teachers = [
             (Awaited(teacher.name, teacher.config.url, teacher.setting, "grpo-rollout serve MODEL"), teacher)
@@ -218,6 +217,7 @@ class Orchestrator:
             tokenizer=policy.tokenizer,
             max_tokens=longest_context(config, self.rows, self.eval_rows),
             head_dtype=config.model.head_dtype,
+            dtype=config.model.dtype,
             one_rope_context=one_rope_context,
             kv_cache=config.weights.kv_cache,
         )

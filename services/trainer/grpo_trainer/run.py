@@ -19,6 +19,7 @@ from .checkpoint.run_folder import find_start, make_run_folder, trainer_id
 from .checkpoint.run_lock import only_trainer_in
 from .checkpoint.saving import CheckpointSaver, FinalFolder, final_folders
 from .checkpoint.space import check_space
+from .config.changes import changed_settings
 from .config.doubts import doubts
 from .config.run_config import RunConfig
 from .config.settings import write_resolved
@@ -130,6 +131,8 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
         status.know_run(max_steps=max_steps, step=step)
         family = load_family(config.model)
         config = with_router_aux_loss_coef(config, router_aux_loss_coef(config.algorithm, family))
+        for change in changed_settings(config.run_dir / "run.yaml", config) if state else ():
+            log.info("since the run was last started: %s", change)
         write_resolved(config, config.run_dir / "run.yaml")
         for doubt in doubts(config):
             log.warning("%s", doubt)

@@ -1,5 +1,7 @@
 """The trial: what is wrong with the settings of the algorithm is found before the run waits for anything."""
 
+from dataclasses import replace
+
 import torch
 
 from ..config.algorithm import AlgorithmConfig
@@ -11,7 +13,7 @@ from .loss import policy_loss
 from .normalisers import normaliser_of
 from .sequences import MicroBatch
 from .surrogates import SURROGATES, reads_of, surrogate_of
-from .surrogates.reads import is_by_token, keeps_reference
+from .surrogates.reads import is_by_token, keeps_reference, prepared_for
 
 
 def check_algorithm(config: RunConfig) -> None:
@@ -95,7 +97,9 @@ def try_out(algorithm: AlgorithmConfig) -> None:
     """
     name, surrogate = f"algorithm.loss {algorithm.surrogate_name}", surrogate_of(algorithm)
     metrics = []
-    for batch in (_made([3, 2, 2]), _made([])):
+    reading = prepared_for(surrogate, algorithm)
+    for made in (_made([3, 2, 2]), _made([])):
+        batch = made if reading.reference else replace(made, ref_logprobs_N=None)
         logprobs_N = torch.linspace(-0.3, -2.0, len(batch.target_N)).requires_grad_()
         try:
             loss, tally = policy_loss(logprobs_N, -logprobs_N.detach(), batch, algorithm, surrogate)
@@ -103,7 +107,10 @@ def try_out(algorithm: AlgorithmConfig) -> None:
             if is_by_token(surrogate, algorithm):
                 of_single_tokens = _sum_of_single_tokens(logprobs_N.detach(), batch, algorithm)
         except RunError as error:
-            raise UsageError(error.message, error.hint) from error
+            hint = error.hint
+            if "NoneType" in error.message:
+                hint = "what a loss reads of the batch it declares, such as @reads(reference=True): docs/losses.md"
+            raise UsageError(error.message, hint) from error
         metrics.append(tally.names)
         if not loss.isfinite():
             raise UsageError(f"{name} is {loss.item()} for {len(batch.target_N)} tokens", hint="an empty sum is 0")

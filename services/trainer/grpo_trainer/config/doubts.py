@@ -3,6 +3,7 @@
 They are no errors because existing run files contain them.
 """
 
+from .algorithm import LOSS_TYPES
 from .run_config import RunConfig
 
 LOWEST_LORA_RATE = 5e-6
@@ -28,6 +29,14 @@ def doubts(config: RunConfig) -> list[str]:
         found.append(
             f"optimizer.learning_rate {rate:g} is one of full fine-tuning: with model.lora take about ten times as much"
         )
+    surrogate = config.algorithm.loss
+    if surrogate in LOSS_TYPES and surrogate != config.algorithm.loss_type:
+        meant = LOSS_TYPES[surrogate].settings
+        others = [f"{name} {value}" for name, value in meant.items() if getattr(config.algorithm, name) != value]
+        if others:
+            found.append(
+                f"algorithm.loss {surrogate} is without what loss_type {surrogate} sets beside it: {', '.join(others)}"
+            )
     if config.guards.kl in ("rollback", "stop") and config.algorithm.beta == 0.0:
         found.append(f"guards.kl {config.guards.kl} never acts: with algorithm.beta 0 no KL is measured")
     if config.guards.zero_spread in ("rollback", "stop") and config.teachers.keys() >= set(

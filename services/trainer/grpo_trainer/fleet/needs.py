@@ -17,6 +17,8 @@ class Needs:
     max_tokens: int
     head_dtype: str
     """`model.head_dtype` of the run."""
+    dtype: str | None = None
+    """`model.dtype`, in which every tensor is pushed; None where an adapter is, which has its own."""
     one_rope_context: int | None = None
     """Longest context in which the policy's rotary embedding does not depend on the length; None for any length."""
     kv_cache: KvCache = "recompute"
@@ -48,6 +50,11 @@ class Needs:
                 "embedding of this model depends on the length, in another way there than in the trainer",
                 hint=f"start it with --max-model-len {self.one_rope_context}",
             )
+        if self.dtype is not None and info.dtype != self.dtype:
+            return UnavailableError(
+                f"{where} serves {info.dtype}; model.dtype, in which the weights are pushed, is {self.dtype}",
+                hint=f"start it with --dtype {self.dtype}, or change model.dtype",
+            )
         served = info.head_dtype or info.dtype
         if served != ("float32" if self.head_dtype == "float32" else info.dtype):
             return UnavailableError(
@@ -67,15 +74,15 @@ def agreed(needs: Needs, infos: dict[str, RolloutInfo], adapter: AdapterNeeds | 
     """Return what every server has to fulfil, and what to push: the `adapter`, if the run has one and the servers
     that are up take it, or every weight.
 
-    Raises UnavailableError for a server of another protocol, tokenizer or dtype of the head, with too short a context
-    or too long a one for `one_rope_context`, or too old for `kv_cache`, and UsageError for servers that cannot serve
+    Raises UnavailableError for a server of another protocol, tokenizer or dtype, with too short a context or too long
+    a one for `one_rope_context`, or too old for `kv_cache`, and UsageError for servers that cannot serve
     the adapter. A server that comes up later and does not fit gets neither weights nor traffic.
     """
-    without_cache = replace(needs, kv_cache="recompute")
-    _refuse_misfits(without_cache, infos)
+    of_any_push = replace(needs, kv_cache="recompute", dtype=None)
+    _refuse_misfits(of_any_push, infos)
     kind = choose_push_kind(infos, adapter)
     if kind == "lora":  # every version has keys of its own, whatever `kv_cache` is
-        return replace(without_cache, adapter=adapter), kind
+        return replace(of_any_push, adapter=adapter), kind
     _refuse_misfits(needs, infos)
     return needs, kind
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -200,8 +201,10 @@ def report_rest(run: RunFile, options: Options, *, of: str = "") -> None:
         elif name in peer.not_here:
             run.differs.append(f"{shown}: {peer.not_here[name]}")
         else:
+            close = get_close_matches(name, peer.known, n=1, cutoff=0.8)
+            meant = f"; did you mean --{close[0]}? Nothing is set by it" if close else ""
             run.differs.append(
-                f"{shown}: no option of {peer.name} {peer.version} that is known here".replace("  ", " ")
+                f"{shown}: no option of {peer.name} {peer.version} that is known here{meant}".replace("  ", " ")
             )
     for name in options.given:
         flag = peer.server_flags.get(name, (None,))[0]

@@ -3,8 +3,10 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
+from ..config.algorithm import LOSS_TYPES
 from ..config.lora import ALL_LINEAR
 from ..config.lr_schedule import PARAMETERS as SCHEDULES
 from ..errors import UsageError
@@ -67,8 +69,10 @@ def _attention(name: str) -> Read:
 
 
 def _loss(name: str) -> Read:
-    if name in str(field_of("algorithm.loss_type").annotation):
+    if name in LOSS_TYPES:
         return Read(name)
+    if close := get_close_matches(name, LOSS_TYPES, n=1, cutoff=0.8):
+        raise UsageError(f"there is no loss {name}", hint=f"did you mean {close[0]}?")
     return Read("grpo", f"the loss {name} is not among ours (docs/losses.md): grpo stands in its place")
 
 

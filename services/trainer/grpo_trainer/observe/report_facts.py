@@ -79,7 +79,7 @@ def _facts(config: Mapping[str, Any], curves: Curves) -> Iterator[tuple[str, str
         ("Rewards", ", ".join(map(str, rewards)) if isinstance(rewards, list) else None),
         ("Completions per prompt", setting("rollout", "num_generations")),
         ("Completions per step", setting("rollout", "generation_batch_size")),
-        ("Loss", setting("algorithm", "loss_type")),
+        ("Loss", setting("algorithm", "loss") or setting("algorithm", "loss_type")),
         ("β (KL)", setting("algorithm", "beta")),
         ("Staleness bound", setting("algorithm", "max_staleness")),
         ("Learning rate", setting("optimizer", "learning_rate")),

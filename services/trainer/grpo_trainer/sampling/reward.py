@@ -127,6 +127,7 @@ class RewardStage:
                 )
             if spec.name in self.config.files:
                 _check_file(self.config.files[spec.name], known[spec.name], self.client.base_url)
+            _check_params(spec, known[spec.name])
             for row in rows:
                 asked = spec.name in [own.name for own in self.specs_of(row.dataset)]
                 there = {*row.columns, *(["messages"] if of_episodes else [])}
@@ -278,6 +279,18 @@ def in_requests(groups: list[Group]) -> list[list[Group]]:
         requests[-1].append(group)
         room -= size
     return requests
+
+
+def _check_params(spec: RewardSpec, served: RewardDescription) -> None:
+    """Names only; the server checks the values with the first sample. Raises UsageError."""
+    takes = list(served.params_schema.get("properties", {}))
+    listed = f"its parameters: {', '.join(takes) or 'none'}"
+    for name in spec.params:
+        if name not in takes:
+            raise UsageError(f"reward.params: {spec.name} has no parameter {name}", hint=listed)
+    for name in served.params_schema.get("required", []):
+        if name not in spec.params:
+            raise UsageError(f"reward.params: {spec.name} needs the parameter {name}", hint=listed)
 
 
 def _check_file(file: Path, served: RewardDescription, url: str) -> None:
