@@ -55,6 +55,7 @@ def run(words):
         status.enter_phase("joining", limit_s=60.0)
         join_process_group(timeout_s=60.0)
         ranks = join_ranks(silence_s=600.0)
+        fail("joined")
         work = SimpleNamespace(update=lambda: fail("update"), push=lambda: fail("push"))
         if rank:
             follow(ranks, work, ["update", "push"], status)
@@ -95,12 +96,19 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("faulty", "said", "place"),
     [
+        (("joined", "1", "frozen"), "rank 1 stands still: its process is frozen or cut off", "joining of step 1"),
         (("update", "1", "frozen"), "rank 1 stands still: its process is frozen or cut off", "train of step 4"),
         (("push", "1", "frozen"), "rank 1 stands still: its process is frozen or cut off", "push of step 4"),
         (("update", "1", "hangs"), "rank 1 stands still: no heartbeat for ", "train of step 4"),
         (("between", "0", "frozen"), "rank 0 stands still: its process is frozen or cut off", "wait of step 1"),
     ],
-    ids=["rank 1 frozen", "rank 1 frozen in a stage that may be silent for long", "rank 1 hangs", "rank 0 frozen"],
+    ids=[
+        "rank 1 frozen right behind its load",
+        "rank 1 frozen",
+        "rank 1 frozen in a stage that may be silent for long",
+        "rank 1 hangs",
+        "rank 0 frozen",
+    ],
 )
 def test_it_is_named_with_its_stage_and_all_ranks_end(
     faulty: tuple[str, ...], said: str, place: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
