@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from grpo_trainer.config.changes import changed_settings
 from grpo_trainer.config.doubts import doubts
 from grpo_trainer.config.run_config import RunConfig
 from grpo_trainer.config.settings import read_config, write_resolved
@@ -247,6 +248,35 @@ def test_settings_that_are_seldom_intended_are_named(run_file: Path, flag: str, 
     assert doubts(read(run_file)) == []
     [doubt] = doubts(read(run_file, f"--{flag}", str(value)))
     assert named in doubt
+
+
+def test_a_resume_names_each_setting_that_changed_and_no_parameter_of_own_code(run_file: Path, tmp_path: Path):
+    before = tmp_path / "before.yaml"
+    write_resolved(read(run_file), before)
+    assert changed_settings(before, read(run_file)) == []
+    flags = (
+        "--max_steps",
+        "77",
+        "--algorithm.loss_type",
+        "sapo",
+        "--algorithm.params",
+        '{"sapo_temperature_pos": 0.5}',
+    )
+    flags += ("--reward.params", '{"format": {"api_key": "not-to-be-shown"}}', "--model.lora.r", "4")
+    changes = changed_settings(before, read(run_file, *flags))
+    assert [line.split(" is ")[0] for line in changes] == [
+        "max_steps", "model.lora", "reward.params", "algorithm.loss_type", "algorithm.params",
+    ]  # fmt: skip
+    assert "algorithm.loss_type is sapo, was dapo" in changes
+    assert "not-to-be-shown" not in str(changes)
+
+
+@pytest.mark.parametrize("text", ["a: 'half", "- a list", "", "\ttab: 1"])
+def test_a_run_file_that_cannot_be_read_holds_no_resume_up(text: str, run_file: Path, tmp_path: Path):
+    before = tmp_path / "before.yaml"
+    assert changed_settings(before, read(run_file)) == []
+    before.write_text(text)
+    assert changed_settings(before, read(run_file)) == []
 
 
 def test_an_unknown_key_in_a_file_names_the_nearest_one(run_file: Path, tmp_path: Path):

@@ -108,7 +108,7 @@ def try_out(algorithm: AlgorithmConfig) -> None:
                 of_single_tokens = _sum_of_single_tokens(logprobs_N.detach(), batch, algorithm)
         except RunError as error:
             hint = error.hint
-            if "NoneType" in error.message:
+            if "raised" in error.message and "NoneType" in error.message:
                 hint = "what a loss reads of the batch it declares, such as @reads(reference=True): docs/losses.md"
             raise UsageError(error.message, hint) from error
         metrics.append(tally.names)

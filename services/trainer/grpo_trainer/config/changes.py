@@ -5,23 +5,28 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import BaseModel
 
 from .run_config import RunConfig
 
 
 def changed_settings(before: Path, config: RunConfig) -> list[str]:
-    """One line for each setting of `config` that the run file `before` has with another value; none where there is no
-    such file. Settings that only one of them has are those of another version of the trainer."""
-    if not before.is_file():
+    """One line for each setting of `config` that has another value in the run file `before`; none where that cannot be
+    read. What the file does not have is of another version of the trainer."""
+    try:
+        old = yaml.safe_load(before.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return []
-    old = dict(_flat(yaml.safe_load(before.read_text(encoding="utf-8")) or {}))
-    new = dict(_flat(config.model_dump(mode="json")))
-    return [f"{name} is {new[name]}, was {old[name]}" for name in new if name in old and old[name] != new[name]]
+    return list(_changes(old, config)) if isinstance(old, Mapping) else []
 
 
-def _flat(section: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in section.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{above}{name}.")
-        else:
-            yield f"{above}{name}", value
+def _changes(old: Mapping[str, Any], section: BaseModel, above: str = "") -> Iterator[str]:
+    plain = section.model_dump(mode="json")
+    for name in (name for name in plain if name in old):
+        setting, value = f"{above}{name}", getattr(section, name)
+        if isinstance(value, BaseModel) and isinstance(old[name], Mapping):
+            yield from _changes(old[name], value, f"{setting}.")
+        elif old[name] != plain[name]:
+            # Parameters of somebody's own code may be secrets.
+            shown = not any(isinstance(one, Mapping) for one in (old[name], plain[name]))
+            yield f"{setting} is {plain[name]}, was {old[name]}" if shown else f"{setting} is another one"
