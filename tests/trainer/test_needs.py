@@ -1,4 +1,4 @@
-"""What a run needs of its rollout servers."""
+"""Requirements of a run on its rollout servers: which server is refused, and what is pushed."""
 
 from dataclasses import replace
 

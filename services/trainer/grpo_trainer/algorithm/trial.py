@@ -109,7 +109,7 @@ def try_out(algorithm: AlgorithmConfig) -> None:
         except RunError as error:
             hint = error.hint
             if "raised" in error.message and "NoneType" in error.message:
-                hint = "what a loss reads of the batch it declares, such as @reads(reference=True): docs/losses.md"
+                hint = "what a loss reads of the batch it declares, such as @reads(reference=True): CONTRIBUTING.md"
             raise UsageError(error.message, hint) from error
         metrics.append(tally.names)
         if not loss.isfinite():

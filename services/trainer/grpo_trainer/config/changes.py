@@ -1,4 +1,4 @@
-"""What a resumed run has otherwise than before."""
+"""Changes: the settings that a resumed run has otherwise than before."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a run needs of its rollout servers, whenever they come up."""
+"""Requirements of a run on its rollout servers, whenever they come up."""
 
 from dataclasses import dataclass, replace
 

@@ -41,7 +41,7 @@ LOSS_PARAMS = {
         name: name for name in ("fipo_decay_rate", "fipo_clip_range", "fipo_clip_high_only", "fipo_safety_threshold")
     },
 }
-"""Of a loss: ms-swift's option → our parameter."""
+"""Loss → the names of its parameters: ms-swift's option → ours."""
 RATES = {"full": 1e-5, "lora": 1e-4}
 """ms-swift's default learning rates."""
 
