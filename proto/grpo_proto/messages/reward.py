@@ -1,6 +1,7 @@
 """The messages of the reward server."""
 
 from collections import Counter
+from collections.abc import Collection, Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
@@ -115,6 +116,14 @@ class RewardDescription(Response):
         default=None,
         description="Why this server refuses requests for the reward; null when it computes the reward.",
     )
+
+    def unknown_params(self, given: Iterable[str]) -> list[str]:
+        """Those of the given params that the reward does not take."""
+        return [name for name in given if name not in self.params_schema.get("properties", {})]
+
+    def missing_params(self, given: Collection[str]) -> list[str]:
+        """The params that the reward needs, and that are not given."""
+        return [name for name in self.params_schema.get("required", []) if name not in given]
 
 
 class RewardList(Response):

@@ -309,12 +309,10 @@ class _Piece:
 def _check_params(spec: RewardSpec, loaded: LoadedReward) -> None:
     """Names only; the worker, which has the annotations, checks the values."""
     known = loaded.description.params_schema.get("properties", {})
-    for param in spec.params:
-        if param not in known:
-            raise Refusal(422, "unknown_param", f"{spec.name} has no param {shown(param)}", hint=nearest(param, known))
-    for param in loaded.description.params_schema.get("required", []):
-        if param not in spec.params:
-            raise Refusal(422, "missing_param", f"{spec.name} needs the param {param}")
+    for param in loaded.description.unknown_params(spec.params):
+        raise Refusal(422, "unknown_param", f"{spec.name} has no param {shown(param)}", hint=nearest(param, known))
+    for param in loaded.description.missing_params(spec.params):
+        raise Refusal(422, "missing_param", f"{spec.name} needs the param {param}")
 
 
 def _check_sample(loaded: LoadedReward, position: int, sample: ScoreSample) -> None:

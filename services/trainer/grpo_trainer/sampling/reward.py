@@ -283,14 +283,11 @@ def in_requests(groups: list[Group]) -> list[list[Group]]:
 
 def _check_params(spec: RewardSpec, served: RewardDescription) -> None:
     """Names only; the server checks the values with the first sample. Raises UsageError."""
-    takes = list(served.params_schema.get("properties", {}))
-    listed = f"its parameters: {', '.join(takes) or 'none'}"
-    for name in spec.params:
-        if name not in takes:
-            raise UsageError(f"reward.params: {spec.name} has no parameter {name}", hint=listed)
-    for name in served.params_schema.get("required", []):
-        if name not in spec.params:
-            raise UsageError(f"reward.params: {spec.name} needs the parameter {name}", hint=listed)
+    listed = f"its parameters: {', '.join(served.params_schema.get('properties', {})) or 'none'}"
+    for name in served.unknown_params(spec.params):
+        raise UsageError(f"reward.params: {spec.name} has no parameter {name}", hint=listed)
+    for name in served.missing_params(spec.params):
+        raise UsageError(f"reward.params: {spec.name} needs the parameter {name}", hint=listed)
 
 
 def _check_file(file: Path, served: RewardDescription, url: str) -> None:
