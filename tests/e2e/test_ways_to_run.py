@@ -83,6 +83,10 @@ def test_two_ranks_that_are_stopped_go_on_from_their_checkpoint(stack: Stack, tm
     steps = metrics_of(stack, run_dir, *flags, "--max_steps", saved + 1, "--resume")
     assert [step["step"] for step in steps] == list(range(saved + 2))
     assert (run_dir / "model" / "model.safetensors").exists()
+    ended = stack.train(run_dir, "--max_steps", saved + 1, "--resume")
+    assert ended.returncode == 0, ended.stdout
+    assert "nothing is left to train; raise max_steps to train on" in ended.stdout
+    assert read_jsonl(run_dir / "metrics.jsonl") == steps
     as_one = metrics_of(stack, run_dir, "--max_steps", saved + 2, "--resume")
     assert as_one[:-1] == steps
     assert as_one[-1]["canary/logprob_difference_max"] <= 1e-4

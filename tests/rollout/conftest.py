@@ -109,16 +109,31 @@ def given_error(model: Qwen2ForCausalLM, sequences: Sequence[GivenSequence], res
 
 async def until_running(server: Server, count: int = 1, timeout_s: float = 30.0, *, waiting: bool = True) -> None:
     """Wait until vLLM's scheduler has at least `count` sequences, running or `waiting`, or with 0 until it has none."""
+    gauges = ("vllm:num_requests_running", "vllm:num_requests_waiting{")[: 1 + waiting]
     deadline = time.monotonic() + timeout_s
-    async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=PATIENCE_S, verify=False) as http:  # noqa: S501 (no TLS here)
+    async with metrics_client(server) as http:
         while time.monotonic() < deadline:
-            lines = (await http.get("/metrics")).text.splitlines()
-            gauges = ("vllm:num_requests_running", "vllm:num_requests_waiting{")[: 1 + waiting]
-            now = sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(gauges))
+            now = await total_of(http, *gauges)
             if now >= count if count else now == 0:
                 return
             await asyncio.sleep(0.02)
     raise AssertionError(f"{now} sequences are running")
+
+
+async def tokens_sampled(server: Server) -> float:
+    """How many tokens vLLM has sampled since the start, those of sequences that were aborted later too."""
+    async with metrics_client(server) as http:
+        return await total_of(http, "vllm:generation_tokens_total")
+
+
+def metrics_client(server: Server) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=PATIENCE_S, verify=False)  # noqa: S501 (no TLS here)
+
+
+async def total_of(http: httpx.AsyncClient, *prefixes: str) -> float:
+    """The sum of the server's metrics that begin with one of `prefixes`."""
+    lines = (await http.get("/metrics")).text.splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(prefixes))
 
 
 def long_request(request_id: str, *, prompts: int = 32, **options: object) -> RolloutRequest:

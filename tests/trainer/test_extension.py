@@ -121,10 +121,6 @@ OWN_LOSSES = {
     "is a scalar": ("return -logprobs_N.sum()", r"own.py:loss returned \(\) for 7 tokens"),
     "is no tensor": ("return 0.0", "own.py:loss returned float for 7 tokens"),
     "teaches nothing": ("return batch.advantage_N * 2", "own.py:loss does not depend on logprobs_N"),
-    "records too little": (
-        "len(logprobs_N) and tally.mean('x', logprobs_N); return -logprobs_N",
-        "own.py:loss records x for some micro-batches only",
-    ),
 }
 
 

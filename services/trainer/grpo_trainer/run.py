@@ -134,6 +134,9 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
         for change in changed_settings(config.run_dir / "run.yaml", config) if state else ():
             log.info("since the run was last started: %s", change)
         write_resolved(config, config.run_dir / "run.yaml")
+        if step >= max_steps:
+            length = "max_steps" if config.max_steps is not None else "num_train_epochs"
+            log.info("step %d of %d is done: nothing is left to train; raise %s to train on", step, max_steps, length)
         for doubt in doubts(config):
             log.warning("%s", doubt)
         cursor = Cursor(**state["cursor"]) if state else Cursor()

@@ -4,7 +4,9 @@ A mean of means is wrong as soon as micro-batches differ in size, so nothing is 
 ranks are in.
 """
 
+import json
 import math
+import zlib
 from dataclasses import dataclass, field
 
 import torch
@@ -13,8 +15,7 @@ import torch.distributed as dist
 
 @dataclass
 class Tally:
-    """Running values by metric name, scalars in float64. Every rank records the same names in the same order, also
-    when a micro-batch has nothing to record: empty vectors are welcome."""
+    """Running values by metric name, scalars in float64. Empty vectors are welcome."""
 
     totals: dict[str, torch.Tensor] = field(default_factory=dict)
     sums_and_counts: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -57,11 +58,19 @@ class Tally:
             self.maximum(name, value)
 
     def reduce(self) -> dict[str, float]:
-        """The metrics over all ranks, on every rank; a collective. Means and extremes of nothing are left out."""
-        totals = _over_ranks(self.totals, dist.ReduceOp.SUM)
-        means = _over_ranks(self.sums_and_counts, dist.ReduceOp.SUM)
-        smallest = _over_ranks(self.smallest, dist.ReduceOp.MIN)
-        largest = _over_ranks(self.largest, dist.ReduceOp.MAX)
+        """The metrics over all ranks, on every rank; a collective. Means and extremes of nothing are left out.
+
+        A metric counts also where only some ranks recorded it.
+        """
+        kinds = (self.totals, self.sums_and_counts, self.smallest, self.largest)
+        devices = (value.device for kind in kinds for value in kind.values())
+        device = next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
+        names = _names_on_all_ranks([list(kind) for kind in kinds], device)
+        nothing = torch.zeros((), dtype=torch.float64, device=device)
+        totals = _over_ranks(self.totals, names[0], dist.ReduceOp.SUM, nothing)
+        means = _over_ranks(self.sums_and_counts, names[1], dist.ReduceOp.SUM, nothing.expand(2))
+        smallest = _over_ranks(self.smallest, names[2], dist.ReduceOp.MIN, nothing + math.inf)
+        largest = _over_ranks(self.largest, names[3], dist.ReduceOp.MAX, nothing - math.inf)
         return {
             **{name: float(value) for name, value in totals.items()},
             **{name: float(value[0] / value[1]) for name, value in means.items() if value[1] > 0},
@@ -74,10 +83,38 @@ def _add(sums: dict[str, torch.Tensor], name: str, value: torch.Tensor) -> None:
     sums[name] = sums[name] + value if name in sums else value
 
 
-def _over_ranks(values: dict[str, torch.Tensor], operation: dist.ReduceOp.RedOpType) -> dict[str, torch.Tensor]:
-    if not values:
+def _over_ranks(
+    values: dict[str, torch.Tensor], names: list[str], operation: dist.ReduceOp.RedOpType, nothing: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """Reduce `names` over all ranks; this rank has `nothing` of those that are not among its `values`."""
+    if not names:
         return {}
-    stacked = torch.stack(list(values.values()))
-    if dist.is_initialized() and dist.get_world_size() > 1:
+    stacked = torch.stack([values.get(name, nothing).to(nothing.device) for name in names])
+    if _several_ranks():
         dist.all_reduce(stacked, op=operation)
-    return dict(zip(values, stacked.cpu(), strict=True))
+    return dict(zip(names, stacked.cpu(), strict=True))
+
+
+def _names_on_all_ranks(names: list[list[str]], device: torch.device) -> list[list[str]]:
+    """Return `names`, a list for each kind, with those that only other ranks have; in the same order on every rank.
+
+    The names themselves are exchanged only when their checksums differ.
+    """
+    if not _several_ranks():
+        return names
+    text = json.dumps(names).encode()
+    own = torch.tensor([len(text), zlib.crc32(text)], device=device)
+    least = torch.stack([own, -own])
+    dist.all_reduce(least, op=dist.ReduceOp.MIN)
+    if torch.equal(least[0], -least[1]):
+        return names
+    longest = -int(least[1][0])
+    padded = torch.tensor(list(text.ljust(longest)), dtype=torch.uint8, device=device)
+    of_ranks = [torch.empty_like(padded) for _ in range(dist.get_world_size())]
+    dist.all_gather(of_ranks, padded)
+    read = [json.loads(bytes(part.tolist())) for part in of_ranks]
+    return [list(dict.fromkeys(name for of_rank in kind for name in of_rank)) for kind in zip(*read, strict=True)]
+
+
+def _several_ranks() -> bool:
+    return bool(dist.is_initialized()) and dist.get_world_size() > 1

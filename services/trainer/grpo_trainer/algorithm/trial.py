@@ -92,17 +92,15 @@ def try_out(algorithm: AlgorithmConfig) -> None:
     """Call a user's surrogate on made tokens: seven in three episodes, then none, as an idle rank has.
 
     Raises UsageError when it raises, when its loss is not one finite number for each token or does not depend on the
-    logprobs, when it declares `by_token` and depends on other tokens, and when its metrics depend on the tokens: ranks
-    add up their metrics by position.
+    logprobs, and when it declares `by_token` and depends on other tokens.
     """
     name, surrogate = f"algorithm.loss {algorithm.surrogate_name}", surrogate_of(algorithm)
-    metrics = []
     reading = prepared_for(surrogate, algorithm)
     for made in (_made([3, 2, 2]), _made([])):
         batch = made if reading.reference else replace(made, ref_logprobs_N=None)
         logprobs_N = torch.linspace(-0.3, -2.0, len(batch.target_N)).requires_grad_()
         try:
-            loss, tally = policy_loss(logprobs_N, -logprobs_N.detach(), batch, algorithm, surrogate)
+            loss, _ = policy_loss(logprobs_N, -logprobs_N.detach(), batch, algorithm, surrogate)
             of_single_tokens = None
             if is_by_token(surrogate, algorithm):
                 of_single_tokens = _sum_of_single_tokens(logprobs_N.detach(), batch, algorithm)
@@ -111,7 +109,6 @@ def try_out(algorithm: AlgorithmConfig) -> None:
             if "raised" in error.message and "NoneType" in error.message:
                 hint = "what a loss reads of the batch it declares, such as @reads(reference=True): CONTRIBUTING.md"
             raise UsageError(error.message, hint) from error
-        metrics.append(tally.names)
         if not loss.isfinite():
             raise UsageError(f"{name} is {loss.item()} for {len(batch.target_N)} tokens", hint="an empty sum is 0")
         if len(batch.target_N) and not loss.requires_grad:
@@ -125,11 +122,6 @@ def try_out(algorithm: AlgorithmConfig) -> None:
                 f"{name} declares by_token, and the losses of single tokens do not add up to the loss of all",
                 hint="leave by_token out of what it reads",
             )
-    if metrics[0] != metrics[1]:
-        raise UsageError(
-            f"{name} records {', '.join(sorted(metrics[0] ^ metrics[1]))} for some micro-batches only",
-            hint="record each metric always, of an empty vector too",
-        )
 
 
 def _sum_of_single_tokens(logprobs_N: torch.Tensor, batch: MicroBatch, algorithm: AlgorithmConfig) -> torch.Tensor:

@@ -23,6 +23,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from ..atomic_file import write_text_atomically
 from ..errors import UsageError
 from .command_words import check_text, split_words
 from .keys import Keys
@@ -99,7 +100,7 @@ class _Environment(EnvSettingsSource):
 def write_resolved(config: BaseModel, path: Path) -> None:
     """Write the configuration as a YAML file from which `read_config` restores it."""
     text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-    path.write_text(text, encoding="utf-8")
+    write_text_atomically(path, text)
 
 
 def _merged(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:

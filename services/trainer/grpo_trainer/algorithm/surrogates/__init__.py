@@ -1,10 +1,9 @@
 """Surrogates, one small file each: the loss of each trained token, before its weight.
 
 A surrogate takes the policy's logprobs [N], which carry the gradient, the micro-batch, the settings of the algorithm
-and a tally for its metrics, and returns the loss of every token [N]. Every rank records the same metrics, also for an
-empty micro-batch (N = 0). What it reads of the micro-batch beyond `old_logprobs_N` it declares with `@reads(…)`. An
-episode lies whole in one micro-batch, so sums over an episode (`batch.episode_N`) need nothing more. A user's own is
-`FILE.py:NAME` in `algorithm.loss`.
+and a tally for its metrics, and returns the loss of every token [N], also of an empty micro-batch (N = 0). What it
+reads of the micro-batch beyond `old_logprobs_N` it declares with `@reads(…)`. An episode lies whole in one micro-batch,
+so sums over an episode (`batch.episode_N`) need nothing more. A user's own is `FILE.py:NAME` in `algorithm.loss`.
 
 What it takes beyond these four arguments are its parameters, with their defaults: `algorithm.params` of the run file
 sets them. A setting that only one surrogate reads is such a parameter, and no field of the section.
