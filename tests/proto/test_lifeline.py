@@ -19,6 +19,7 @@ from grpo_proto.lifeline import Crew, Host, Member, host
 from grpo_proto.lifeline.handshake import StrangerError, introduce
 from grpo_proto.server.listening import listening_socket
 from grpo_proto.transport import WeightGroup
+from tests.waiting import PATIENCE_S
 
 SILENCE_S = 2.0
 OPERATION_S = 60.0
@@ -27,8 +28,8 @@ import sys, torch
 from grpo_proto.lifeline import Member
 from grpo_proto.transport import WeightGroup
 port, secret = sys.argv[1:]
-member = Member("127.0.0.1", int(port), session=1, rank=1, secret=secret, timeout_s=20.0, silence_s=2.0)
-group = WeightGroup(member, rank=1, world_size=3, backend="gloo", timeout_s=20.0)
+member = Member("127.0.0.1", int(port), session=1, rank=1, secret=secret, timeout_s=60.0, silence_s=2.0)
+group = WeightGroup(member, rank=1, world_size=3, backend="gloo", timeout_s=60.0)
 print("joined", flush=True)
 sys.stdin.read()
 """
@@ -48,7 +49,7 @@ def join(opened: Host, crew: Crew, rank: int, secret: str | None = None) -> Memb
     )
 
 
-def eventually(holds: object, timeout_s: float = 10.0) -> None:
+def eventually(holds: object, timeout_s: float = PATIENCE_S) -> None:
     until_s = time.monotonic() + timeout_s
     while not holds():  # type: ignore[operator]
         assert time.monotonic() < until_s
@@ -135,7 +136,7 @@ class TestKeys:
             waiting = pool.submit(member.get, "k", OPERATION_S)
             crew.close()
             with pytest.raises(RuntimeError, match="the trainer closed the connection"):
-                waiting.result(10.0)
+                waiting.result(OPERATION_S / 2)
 
     def test_a_connection_that_is_closed_before_all_was_read_was_closed(self, open_host: Host):
         """The kernel answers such an end with a reset."""
@@ -156,7 +157,7 @@ def a_group_of_three(opened: Host) -> Iterator[tuple["subprocess.Popen[str]", Cr
     command = [sys.executable, "-c", MEMBER, str(opened.port), crew.secret]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         try:
-            options = {"world_size": 3, "backend": "gloo", "timeout_s": 20.0}
+            options = {"world_size": 3, "backend": "gloo", "timeout_s": PATIENCE_S}
             with ThreadPoolExecutor(2) as pool:
                 ours = pool.submit(WeightGroup, crew, rank=0, **options)
                 theirs = pool.submit(lambda: WeightGroup(join(opened, crew, 2), rank=2, **options))
@@ -197,11 +198,11 @@ def test_everybody_is_freed_when_a_member_stands_still_or_dies(open_host: Host, 
             started(lambda group=group: group.broadcast(bucket.clone(), timeout_s=OPERATION_S))
             for group in (ours, theirs)
         ]
-        assert isinstance(waiting[0].exception(15.0), RuntimeError)
-        waiting[1].exception(15.0)  # it may have got all it waited for before
+        assert isinstance(waiting[0].exception(OPERATION_S / 2), RuntimeError)
+        waiting[1].exception(OPERATION_S / 2)  # it may have got all it waited for before
         with pytest.raises(RuntimeError):
             theirs.broadcast(bucket, timeout_s=OPERATION_S)
-        assert time.monotonic() - started_s < 15.0
+        assert time.monotonic() - started_s < OPERATION_S / 2
         assert crew.lost == {1: how}
 
 

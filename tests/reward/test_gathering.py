@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import pytest
 from tests.reward.gated import GatedExecutor
+from tests.waiting import PATIENCE_S
 
 from grpo_proto import RewardScore, RewardSpec
 from grpo_reward.costs import CHUNK_S, FIRST_GUESS_S, Costs
@@ -118,7 +119,7 @@ async def test_when_all_have_left_the_work_ends(gathering):
     assert len(inner.chunks) == 1
     # The place is free again, and what was left open takes nothing in any more.
     again = chunk_of(3)
-    await asyncio.wait_for(executor.score(again), 10.0)
+    await asyncio.wait_for(executor.score(again), PATIENCE_S)
     assert scores_of(again) == [1.0]
 
 
@@ -228,5 +229,5 @@ async def test_who_waits_for_a_place_gets_one_although_all_workers_leave(gatheri
     await settled()
     inner.workers = 0
     inner.gate.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(*tasks)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.trainer.made_episodes import completion
 from tests.trainer.test_pipeline import FakeRollout, make, oldest_versions, positions
+from tests.waiting import PATIENCE_S
 
 from grpo_proto import RewardScore
 from grpo_trainer.algorithm.estimators import ESTIMATORS
@@ -122,7 +123,7 @@ async def test_without_spread_anywhere_the_refills_end_and_say_so(
     """What teaches is kept, and the batch is filled with the first prompts that do not."""
     pipeline = dynamic(good, max_groups=8, max_staleness=max_staleness)
     await pipeline.policy_updated(1)
-    batch = await asyncio.wait_for(pipeline.next_batch(), 5)
+    batch = await asyncio.wait_for(pipeline.next_batch(), PATIENCE_S)
     assert positions(batch.groups) == expected
     assert len(batch.groups) + len(batch.replaced) <= pipeline.limits.max_groups_out(1, training=False) + 8
     if max_staleness == 0:
@@ -142,7 +143,7 @@ async def test_a_push_that_waits_for_what_is_sampled_is_not_overtaken_by_replace
     await asyncio.sleep(0.01)
     assert not settling.done()
     rollout.hold.set()
-    await asyncio.wait_for(settling, 5)
+    await asyncio.wait_for(settling, PATIENCE_S)
     asked = len(rollout.jobs)
     await asyncio.sleep(0.01)  # their scores have come: nothing teaches, and the next prompts are due
     assert len(rollout.jobs) == asked
@@ -176,7 +177,7 @@ async def test_rewards_that_fail_end_the_wait_as_without_refills():
     pipeline = dynamic([], unscored=2)
     await pipeline.policy_updated(1)
     with pytest.raises(RunError, match="only 0 of 32 samples could be scored"):
-        await asyncio.wait_for(pipeline.next_batch(), 5)
+        await asyncio.wait_for(pipeline.next_batch(), PATIENCE_S)
     assert pipeline.cursor() == Cursor(16, list(range(16)))
 
 

@@ -8,6 +8,7 @@ import time
 
 import httpx
 import pytest
+from tests.waiting import PATIENCE_S
 
 from grpo_proto import PROTOCOL_VERSION, RolloutClient, RolloutInfo, WeightState
 from grpo_trainer.config.run_config import RolloutConfig
@@ -215,11 +216,11 @@ async def test_an_answer_from_before_a_push_does_not_expel_who_was_pushed_to(mon
 
     lost_node.rollouts = RolloutClient(lost_node.url, transport=httpx.MockTransport(hang))
     watching = asyncio.create_task(fleet.watch())
-    await asyncio.wait_for(asked.wait(), 10)
+    await asyncio.wait_for(asked.wait(), PATIENCE_S)
     await fleet.admit([pushed], session=2)
     come(pushed, weights=WeightState(state="current", version=1))
     node_gives_up.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while lost_node.missed_probes == 0:  # noqa: ASYNC110 - until a round that began after the push is over
             await asyncio.sleep(0.01)
     assert fleet.members == [pushed]

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from tests.trainer.test_pipeline import FakeReward, FakeRollout, make
+from tests.waiting import PATIENCE_S
 
 from grpo_trainer.algorithm.sequences import Group
 from grpo_trainer.fleet.event_loop import EventLoopThread
@@ -89,7 +90,7 @@ async def test_a_batch_lacks_only_scores_once_enough_groups_are_sampled():
     assert pipeline.oldest_since_s("sampling") is None
     assert pipeline.oldest_since_s("scoring") is not None
     reward.hold.set()
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, PATIENCE_S)
     assert not pipeline.lacks_only_scores
     assert pipeline.oldest_since_s("scoring") is None
 
@@ -100,7 +101,7 @@ async def test_a_job_that_fails_waits_for_nothing_any_more():
     pipeline = make(rollout)
     await pipeline.policy_updated(1)
     with pytest.raises(RuntimeError, match="no server left"):
-        await asyncio.wait_for(pipeline.next_batch(), 5)
+        await asyncio.wait_for(pipeline.next_batch(), PATIENCE_S)
     await asyncio.sleep(0.01)
     assert pipeline.oldest_since_s("sampling") is None
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.otlp_receiver import otlp_receiver
 from tests.trainer.made_episodes import completion
+from tests.waiting import PATIENCE_S
 
 from grpo_proto import RewardScore, Sampling
 from grpo_trainer.algorithm.sequences import Group
@@ -147,13 +148,13 @@ async def test_a_batch_waits_for_rewards_and_a_teacher_at_the_same_time():
     pipeline, teacher = make(FakeRollout()), FakeTeacher()
     pipeline.reward, pipeline.teachers = RewardBefore(teacher), teacher  # type: ignore[assignment]
     await pipeline.policy_updated(1)
-    batch = await asyncio.wait_for(pipeline.next_batch(), 5)
+    batch = await asyncio.wait_for(pipeline.next_batch(), PATIENCE_S)
     assert all(group.taught_at_s > 0 for group in batch.groups)
     assert batch.teacher_s > 0
     teacher.failure = RunError("the teacher is gone")
     await pipeline.policy_updated(2)
     with pytest.raises(RunError, match="the teacher is gone"):
-        await asyncio.wait_for(pipeline.next_batch(), 5)
+        await asyncio.wait_for(pipeline.next_batch(), PATIENCE_S)
 
 
 async def test_a_group_that_became_too_old_is_dropped_and_counted():
@@ -197,7 +198,7 @@ async def test_a_failing_job_ends_the_wait_for_a_batch():
         pipeline = make(rollout, tracing=tracing)
         await pipeline.policy_updated(1)
         with pytest.raises(RuntimeError, match="no server left"):
-            await asyncio.wait_for(pipeline.next_batch(), 5)
+            await asyncio.wait_for(pipeline.next_batch(), PATIENCE_S)
         await pipeline.stop()
         tracing.close()
     assert {span.error for span in receiver.spans if span.name == "group"} == {"RuntimeError"}
@@ -264,7 +265,7 @@ async def test_a_push_that_waits_for_what_is_sampled_waits_for_nothing_else(end:
     else:
         rollout.failure = RuntimeError("a mistake") if end == "failed" else None
         rollout.hold.set()
-    await asyncio.wait_for(settling, 5)
+    await asyncio.wait_for(settling, PATIENCE_S)
     await pipeline.stop()
     await fleet.close()
 

@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from tests.waiting import PATIENCE_S
 
 from grpo_proto import (
     Completion,
@@ -51,7 +52,7 @@ async def begun() -> tuple[Fleet, Server, SingleTurn, "asyncio.Task[object]"]:
     stage = SingleTurn(fleet, run_id="run", deadline_s=60, retry_for_s=5)
     await fleet.admit(fleet.replicas, session=1)
     sampling: asyncio.Task[object] = asyncio.create_task(stage.sample(ASKED, min_version=1, n=1, sampling=Sampling()))
-    await asyncio.wait_for(server.asked.wait(), 10)
+    await asyncio.wait_for(server.asked.wait(), PATIENCE_S)
     return fleet, server, stage, sampling
 
 
@@ -62,7 +63,7 @@ async def test_a_new_session_that_continues_none_ends_a_servers_requests_and_not
     server.session = 2
     await fleet.admit(fleet.replicas, session=2)
     server.sampled.set()
-    await asyncio.wait_for(sampling, 10)  # the same server is asked again
+    await asyncio.wait_for(sampling, PATIENCE_S)  # the same server is asked again
     assert fleet.members == fleet.replicas
     assert stage.lost_requests == 1
     await fleet.close()
@@ -74,7 +75,7 @@ async def test_what_a_server_samples_while_a_push_fails_beside_it_is_used():
     await fleet.suspend(fleet.replicas[0], "another member is lost")
     assert fleet.members == []
     server.sampled.set()
-    await asyncio.wait_for(sampling, 10)
+    await asyncio.wait_for(sampling, PATIENCE_S)
     assert stage.lost_requests == 0
     await fleet.admit([], session=2)
     assert fleet.replicas[0].lost.is_set()
@@ -90,7 +91,7 @@ async def test_complete_groups_are_used_and_the_others_are_sent_again():
     servers.answers = [[GROUP, cut_off, GROUP], [GROUP]]
     stage = SingleTurn(servers.fleet, run_id="run", deadline_s=60, retry_for_s=5)
     await servers.fleet.admit(servers.fleet.replicas, session=1)
-    groups = await asyncio.wait_for(stage.sample(asked, min_version=1, n=1, sampling=Sampling()), 10)
+    groups = await asyncio.wait_for(stage.sample(asked, min_version=1, n=1, sampling=Sampling()), PATIENCE_S)
     assert [group.position for group in groups] == [0, 1, 2]
     assert [len(request.prompts) for request in servers.requests] == [3, 1]
     assert stage.lost_requests == 1
@@ -101,7 +102,7 @@ async def test_a_server_of_another_trainer_gets_no_more_requests_until_a_push():
     fleet, server, stage, sampling = await begun()
     server.session = 2
     server.sampled.set()
-    await asyncio.wait_for(fleet.replicas[0].lost.wait(), 10)
+    await asyncio.wait_for(fleet.replicas[0].lost.wait(), PATIENCE_S)
     assert fleet.members == []
     assert stage.lost_requests == 1
     sampling.cancel()
@@ -134,7 +135,7 @@ class TwoServers:
         stage = SingleTurn(self.fleet, run_id="run", deadline_s=60, retry_for_s=retry_for_s)
         await self.fleet.admit(self.fleet.replicas, session=1)
         try:
-            await asyncio.wait_for(stage.sample(ASKED, min_version=1, n=1, sampling=Sampling()), 10)
+            await asyncio.wait_for(stage.sample(ASKED, min_version=1, n=1, sampling=Sampling()), PATIENCE_S)
         finally:
             assert stage.failing_since_s is None
             await self.fleet.close()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.trainer.test_fleet import info
+from tests.waiting import PATIENCE_S
 
 from grpo_proto import ErrorDetail, FatalError, RewardClient, RewardInfo, WeightState
 from grpo_proto.fingerprint import chat_template_fingerprint
@@ -147,7 +148,7 @@ async def test_a_url_of_something_else_is_named_at_once(answer: bytes, said: str
     with answering(answer) as url:
         fleet = Fleet([url], min_replicas=1)
         with pytest.raises(UnavailableError, match=f"{url} {said}") as caught:
-            await asyncio.wait_for(wait_for_rollout_servers(fleet, 600.0), 5.0)
+            await asyncio.wait_for(wait_for_rollout_servers(fleet, 600.0), PATIENCE_S)
         await fleet.close()
     assert caught.value.exit_status == 3
     assert caught.value.hint == "see rollout.urls"

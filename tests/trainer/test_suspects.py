@@ -17,6 +17,7 @@ import pytest
 from tests.processes import free_port
 from tests.trainer.test_fleet import come, info
 from tests.trainer.test_pipeline import FakeReward, positions
+from tests.waiting import PATIENCE_S
 
 from grpo_proto import ErrorDetail, InfrastructureError, RolloutClient, Sampling
 from grpo_trainer.algorithm.sequences import Group
@@ -278,7 +279,7 @@ async def test_others_sample_on_beside_a_request_that_goes_alone(tmp_path: Path)
         behind = asyncio.create_task(waiting.__aenter__())
         await asyncio.sleep(0.01)
         assert not behind.done(), "the only member is taken"
-    assert await asyncio.wait_for(behind, 5) is first
+    assert await asyncio.wait_for(behind, PATIENCE_S) is first
     suspect = asyncio.create_task(emptying.__aenter__())
     await asyncio.sleep(0.01)
     assert first.alone

@@ -22,6 +22,7 @@ from grpo_trainer.episodes.played import Played
 from grpo_trainer.episodes.recording import Place
 from grpo_trainer.episodes.runner import EpisodeRunner
 from tests.rollout.conftest import Server
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900), pytest.mark.xdist_group("engine")]
 
@@ -167,7 +168,7 @@ async def test_a_program_is_played_as_it_is_and_never_gets_the_servers_token(
     assert "OPENAI_API_KEY OPENAI_BASE_URL PATH" in printed
     assert "GRPO_API_TOKEN" not in printed
     assert [path.name for path in (tmp_path / "agents").iterdir()] == ["test-3-0.log"]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while psutil.pid_exists(int(left.read_text())):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 

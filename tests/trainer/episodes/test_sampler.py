@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tests.trainer.made_episodes import conversation
+from tests.waiting import PATIENCE_S
 
 from grpo_proto import Sampling
 from grpo_trainer.config.episodes import EpisodesConfig
@@ -120,12 +121,12 @@ async def test_an_episode_that_is_lost_with_its_server_runs_again_elsewhere():
 
     async with Game(script) as game:
         sampling = asyncio.create_task(game.sample(asked(4)))
-        await asyncio.wait_for(hung.wait(), 5)
+        await asyncio.wait_for(hung.wait(), PATIENCE_S)
         await asyncio.sleep(0.05)  # the one that was played to its end is not lost
         (away,) = {url for _, attempt, url in game.player.played if not attempt}
         replica = next(one for one in game.fleet.replicas if one.url == away)
         await game.fleet.expel(replica, RuntimeError("it died"), session=1)
-        (group,) = await asyncio.wait_for(sampling, 5)
+        (group,) = await asyncio.wait_for(sampling, PATIENCE_S)
     assert [episode.attempt > 0 for episode in group.episodes] == [True, True, False]
     (last,) = {url for name, attempt, url in game.player.played if name == "r-4-1" and attempt}
     assert last != away
