@@ -1,6 +1,7 @@
 """Groups → numbers: names, denominators, and that null is never 0."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,7 +60,7 @@ def metrics_of(
     names: tuple[str, ...] = ("countdown",),
     version: int = 3,
     mask_truncated: bool = False,
-    **options: int,
+    **options: Any,
 ):
     return rollout_metrics(
         groups,
@@ -159,12 +160,17 @@ def test_a_sample_is_left_out_once_and_only_without_a_total():
         make_sample(1.0, rewards={"a": fine, "b": fine}, finish_reason="length"),
         make_sample(1.0, rewards={"a": fine, "b": fine}, length=0, versions=[]),
     ]
-    metrics = metrics_of(make_group(*samples), names=("a", "b"), mask_truncated=True, dropped_stale=2)
+    small = make_group(make_sample(1.0, advantage=None, rewards={"a": fine}), make_sample(None, rewards={"a": broken}))
+    metrics = metrics_of(
+        make_group(*samples), names=("a", "b"), mask_truncated=True, dropped_stale=2, too_small=[small]
+    )
     assert metrics["samples/used"] == 2
     left_out = {reason: metrics[f"samples/dropped_{reason}"] for reason in DROP_REASONS}
-    assert left_out == {"stale": 2, "crash": 0, "unscorable": 1, "timeout": 1, "error": 2, "truncated": 1, "empty": 1}
+    assert left_out == {
+        "stale": 2, "crash": 0, "unscorable": 1, "timeout": 1, "error": 3, "small_group": 1, "truncated": 1, "empty": 1,
+    }  # fmt: skip
     assert metrics_of(make_group(*samples), names=("a", "b"))["samples/used"] == 3, "cut-off ones teach unless masked"
-    assert (metrics["samples/error"], metrics["samples/unscorable"]) == (3, 4), "samples that lack a score of a reward"
+    assert (metrics["samples/error"], metrics["samples/unscorable"]) == (4, 4), "samples that lack a score of a reward"
 
 
 def test_missing_scores_are_told_for_each_reward_with_the_first_reason():

@@ -73,6 +73,11 @@ async def test_a_group_with_too_few_totals_is_dropped_counted_and_not_repeated()
     assert sampler.positions == [0, 1, 2, 3, 4, 5]
     assert pipeline.counts.dropped_small == 2
     assert first.dropped_tokens == {"dropped": 8, "undelivered": 4}
+    assert [[group.position for group in batch.too_small] for batch in (first, second)] == [[0], [3]]
+    scored, failed = first.too_small[0].episodes
+    reasons = [episode.left_out_because(mask_truncated=False) for episode in (scored, failed)]
+    assert reasons == ["small_group", "error"]
+    assert [turn.masked for turn in scored.turns] == ["dropped", "dropped", "undelivered"]
     pipeline.batch_used()
     assert pipeline.cursor() == Cursor(6, [])
 
@@ -123,11 +128,24 @@ def test_every_sampled_token_is_accounted_for():
         for number, episodes in enumerate([[trained, stale, cut, failed], [conversation("r")]])
     )
     mask_stale_turns(group, 4)
-    metrics = episode_metrics([group], [replaced], dropped_tokens={"dropped": 7}, dropped_groups=1, mask_truncated=True)
+    small = Group(2, PromptRow(0, [], "", {}), [replace(failed, attempt=1), conversation("s")])
+    metrics = episode_metrics(
+        [group], [replaced], too_small=[small], dropped_tokens={"dropped": 7}, mask_truncated=True
+    )
     tokens = {name.removeprefix("tokens/"): count for name, count in metrics.items() if name.startswith("tokens/")}
     assert tokens == {
         "sampled": 37, "trained": 6, "masked_stale": 2, "masked_truncated": 4, "masked_failed": 4,
         "masked_replaced": 4, "masked_dropped": 7, "masked_undelivered": 10,
     }  # fmt: skip
     assert tokens["sampled"] == sum(count for name, count in tokens.items() if name != "sampled")
-    assert (metrics["episodes/completed"], metrics["episodes/failed"], metrics["episodes/mean_turns"]) == (2, 1, 3)
+    counted = {
+        name: metrics[f"episodes/{name}"] for name in ("completed", "failed", "truncated", "cause_infrastructure")
+    }
+    assert counted == {"completed": 2, "failed": 2, "truncated": 3, "cause_infrastructure": 2}, (
+        "of all that were played"
+    )
+    assert (metrics["episodes/run_again"], metrics["episodes/groups_dropped"], metrics["episodes/mean_turns"]) == (
+        1,
+        1,
+        3,
+    )

@@ -131,19 +131,19 @@ class Journal:
                 reward_names=self._reward_names(batch.groups),
                 policy_version=version,
                 mask_truncated=mask_truncated,
+                too_small=batch.too_small,
                 dropped_stale=(counts.dropped_stale - before.dropped_stale) * num_generations,
                 dropped_crash=(counts.dropped_crash - before.dropped_crash) * num_generations,
             )
         )
         self.add(reward_metrics)
         if self.config.episodes:
-            dropped_groups = counts.dropped_small - before.dropped_small
             self.add(
                 episode_metrics(
                     batch.groups,
                     batch.replaced,
+                    too_small=batch.too_small,
                     dropped_tokens=batch.dropped_tokens,
-                    dropped_groups=dropped_groups,
                     mask_truncated=mask_truncated,
                 )
             )
@@ -185,7 +185,7 @@ class Journal:
 
     def finish_step(self, step: int) -> dict[str, float]:
         """Write the metrics collected since the last step, and return them."""
-        groups = self._batch.groups if self._batch else []
+        groups, too_small = (self._batch.groups, self._batch.too_small) if self._batch else ([], [])
         missing = self._missing_scores()
         num_tokens = count_tokens(groups)
         self.totals.num_tokens += num_tokens
@@ -195,7 +195,7 @@ class Journal:
         self._batch, self._collected = None, {}
         if self.completions and groups:
             with self._keeping_failure():
-                self.completions.write(step, groups)
+                self.completions.write(step, [*groups, *too_small])
         for group in groups:
             group.trace.end("trained", step=step)
         with self._keeping_failure():
@@ -237,7 +237,8 @@ class Journal:
         self.progress.stage(name)
 
     def _missing_scores(self) -> list[MissingScores]:
-        groups = [*self._batch.groups, *self._batch.replaced] if self._batch else []
+        batch = self._batch
+        groups = [*batch.groups, *batch.replaced, *batch.too_small] if batch else []
         return missing_scores(groups, self._reward_names(groups))
 
     def _reward_names(self, groups: Sequence[Group]) -> list[str]:

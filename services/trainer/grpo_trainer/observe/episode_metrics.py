@@ -16,27 +16,28 @@ def episode_metrics(
     groups: Sequence[Group],
     replaced: Sequence[Group],
     *,
+    too_small: Sequence[Group],
     dropped_tokens: Mapping[str, int],
-    dropped_groups: int,
     mask_truncated: bool,
 ) -> dict[str, float]:
-    """Of the `groups` of a batch, whose advantages are known; tokens also of the groups that were sampled for it and
-    are not in it.
+    """Means and extremes of the `groups` of a batch, whose advantages are known.
 
-    `dropped_tokens`: sampled tokens by the reason for which their groups were dropped; `dropped_groups`: those with too
-    few totals.
+    Counts of statuses, causes, attempts and tokens also of the groups that were sampled for it and are not in it: those
+    that were `replaced`, and those with too few totals. `dropped_tokens`: sampled tokens by the reason for which their
+    groups were dropped.
     """
     episodes = [episode for group in groups for episode in group.episodes]
+    played = [episode for group in [*groups, *replaced, *too_small] for episode in group.episodes]
     turns = [sum(1 for _ in episode.turns) for episode in episodes]
-    statuses, causes = Counter(one.status for one in episodes), Counter(one.cause for one in episodes)
+    statuses, causes = Counter(one.status for one in played), Counter(one.cause for one in played)
     metrics: dict[str, float] = {
         **optional("episodes/mean_turns", mean(turns)),
         **optional("episodes/max_turns", max(turns, default=None)),
         **optional("episodes/mean_segments", mean(len(one.segments) for one in episodes)),
         **{f"episodes/{status}": statuses[status] for status in get_args(EpisodeStatus)},
         **{f"episodes/cause_{cause}": causes[cause] for cause in get_args(Cause)},
-        "episodes/run_again": sum(one.attempt for one in episodes),
-        "episodes/groups_dropped": dropped_groups,
+        "episodes/run_again": sum(one.attempt for one in played),
+        "episodes/groups_dropped": len(too_small),
     }
     reported = [episode.metrics for episode in episodes if episode.metrics]
     for name in sorted({name for numbers in reported for name in numbers}):

@@ -8,7 +8,7 @@ const STAGE_WORDS = {
   wait: "waiting for samples", score: "waiting for scores", prepare: "preparing the batch", train: "training", push: "pushing weights",
   eval: "evaluating", save: "saving a checkpoint", "between stages": "between stages", starting: "starting",
 };
-const LEFT_OUT = { stale: "too stale", crash: "prompt kills servers", unscorable: "no reward judged them", timeout: "reward timed out", error: "reward failed", truncated: "cut off, and masked", empty: "no token" };
+const LEFT_OUT = { stale: "too stale", crash: "prompt kills servers", unscorable: "no reward judged them", timeout: "reward timed out", error: "reward failed", small_group: "too few of the group scored", truncated: "cut off, and masked", empty: "no token" };
 const MISSING = { unscorable: "not judged", timeout: "timed out", error: "error" };
 const REWARD_COLORS = ["--orange", "--green", "--purple", "--teal", "--brown", "--red"];
 

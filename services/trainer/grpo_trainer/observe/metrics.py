@@ -19,22 +19,24 @@ def rollout_metrics(
     reward_names: Sequence[str],
     policy_version: int,
     mask_truncated: bool,
+    too_small: Sequence[Group] = (),
     dropped_stale: int = 0,
     dropped_crash: int = 0,
 ) -> dict[str, float]:
     """Return the metrics of the groups of a step, except those of the advantage estimator, which must have run before.
 
-    `policy_version` is the version the batch starts from; `dropped_stale` and `dropped_crash` count the
-    samples of this step that are too old, and those whose prompts kill servers.
+    `policy_version` is the version the batch starts from. Groups that are `too_small` are in `samples/…` only, as are
+    `dropped_stale` and `dropped_crash`: the samples of this step that are too old, and those whose prompts kill
+    servers.
     """
-    episodes = [episode for group in groups for episode in group.episodes]
+    episodes, lost = ([episode for group in of for episode in group.episodes] for of in (groups, too_small))
     return {
         **reward_metrics(groups, reward_names),
         **optional("accuracy", accuracy(groups)),
         **length_metrics(episodes),
         **optional("completions/repeated_ratio", repeated_ratio(episode.sampled_token_ids for episode in episodes)),
         **staleness_metrics(episodes, policy_version),
-        **(counts := sample_counts(episodes, mask_truncated=mask_truncated)),
+        **(counts := sample_counts([*episodes, *lost], mask_truncated=mask_truncated)),
         "samples/dropped_stale": counts["samples/dropped_stale"] + dropped_stale,
         "samples/dropped_crash": dropped_crash,
     }

@@ -171,6 +171,7 @@ LOST = {
     "samples/dropped_unscorable": "unscorable",
     "samples/dropped_timeout": "reward timed out",
     "samples/dropped_error": "reward failed",
+    "samples/dropped_small_group": "too few of the group scored",
     "samples/dropped_truncated": "cut off, and masked",
     "samples/dropped_empty": "no token",
 }
@@ -322,7 +323,7 @@ def _mismatch_traces(curves: Curves, statistic: str) -> Iterator[Trace]:
 
 def _lost_traces(curves: Curves) -> Iterator[Trace]:
     """Bars of the samples left out; all-zero bars are omitted."""
-    for (metric, name), color in zip(LOST.items(), (ORANGE, TEAL, PURPLE, BROWN, RED, BLUE, GREY), strict=True):
+    for (metric, name), color in zip(LOST.items(), (ORANGE, TEAL, PURPLE, BROWN, RED, GREEN, BLUE, GREY), strict=True):
         if (series := curves.get(metric)) and any(series.values):
             yield _bars(series, name, color)
 

@@ -22,8 +22,10 @@ class Batch:
     """Waiting time for teachers after the last group was sampled, a part of `reward_s`."""
     replaced: list[Group] = field(default_factory=list)
     """Groups that were sampled and scored for this batch, and are not trained on: they teach nothing."""
+    too_small: list[Group] = field(default_factory=list)
+    """Groups of episodes that were dropped since the last batch, because too few of their episodes have a total."""
     dropped_tokens: dict[str, int] = field(default_factory=dict)
-    """Sampled tokens of the groups that were dropped since the last batch, by the reason."""
+    """Sampled tokens of all groups that were dropped since the last batch, by the reason."""
 
 
 @dataclass

@@ -7,7 +7,7 @@ batch would ever be full: the run ends.
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..algorithm.sequences import Group
 from ..errors import RunError
@@ -41,6 +41,8 @@ class Dropped:
                 *(group.position, scored, len(group.episodes), self.min_group_size),
             )
             group.trace.end("too few totals")
+            for segment in (segment for episode in group.episodes for segment in episode.segments):
+                segment.turns[:] = [replace(turn, masked=turn.masked or "dropped") for turn in segment.turns]
             self.too_small.append(group)
             self.count(group, "dropped")
         return kept
@@ -60,8 +62,8 @@ class Dropped:
                 hint="see the warnings above for why they have none, or lower episodes.min_group_size",
             )
 
-    def batch_taken(self) -> dict[str, int]:
-        """Return `tokens`; count from 0 for the next batch."""
-        tokens = dict(self.tokens)
+    def batch_taken(self) -> tuple[list[Group], dict[str, int]]:
+        """Return `too_small` and `tokens`; both begin anew for the next batch."""
+        found = self.too_small, dict(self.tokens)
         self.too_small, self.tokens = [], Counter()
-        return tokens
+        return found

@@ -191,6 +191,7 @@ class Pipeline:
         last_sampled = max(*(group.sampled_at_s for group in taken), started)
         last = max(group.position for group in self._taken)
         epoch = (1 + last) / len(self.prompts.rows)
+        too_small, dropped_tokens = self._dropped.batch_taken()
         return Batch(
             taken,
             rollout_s=last_sampled - started,
@@ -199,7 +200,8 @@ class Pipeline:
             of_prompts=self.prompts.metrics(last),
             teacher_s=max(0.0, *(group.taught_at_s - last_sampled for group in taken)),
             replaced=replaced,
-            dropped_tokens=self._dropped.batch_taken(),
+            too_small=too_small,
+            dropped_tokens=dropped_tokens,
         )
 
     def _choose(self) -> tuple[list[Group], list[Group]]:
