@@ -10,7 +10,7 @@ from tests.trainer.made_episodes import completion
 from grpo_proto import Message, RewardScore
 from grpo_reward.cli.options import CommandFailed
 from grpo_reward.cli.requests import cut
-from grpo_reward.cli.rows import Row, read_rows
+from grpo_reward.cli.rows import Row, missing_columns, read_rows
 from grpo_reward.config import ConfigError
 from grpo_trainer.algorithm.sequences import Group
 from grpo_trainer.data.prompt_row import PromptRow
@@ -132,6 +132,14 @@ def test_a_trainer_s_file_with_the_columns_of_its_dataset(tmp_path):
     dataset.write_text('{"target": 1}\n')
     with pytest.raises(CommandFailed, match=r"completions.jsonl:1: row is 1, but --dataset .* has the rows 0 to 0"):
         read_rows(trainer_file(tmp_path), dataset=dataset)
+
+
+def test_an_episodes_conversation_is_a_column(tmp_path):
+    conversation = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
+    rows = read_rows(file_of(tmp_path, {"completion": "Ho", "messages": conversation}))
+    assert list(missing_columns(rows, {"chat": ["messages"]})) == []
+    rows = read_rows(file_of(tmp_path, {"completion": "Ho"}))
+    assert len(list(missing_columns(rows, {"chat": ["messages"]}))) == 1
 
 
 def test_the_rows_of_one_dataset_are_not_taken_for_those_of_another(tmp_path):

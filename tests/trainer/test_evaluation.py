@@ -6,12 +6,13 @@ from itertools import combinations
 import pytest
 from tests.trainer.made_episodes import completion
 
-from grpo_proto import Sampling
+from grpo_proto import RewardScore, Sampling
 from grpo_trainer.algorithm.at_k import at_k_metrics, pass_at_k
 from grpo_trainer.algorithm.sequences import Group
 from grpo_trainer.config.run_config import RunConfig
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.sampling.evaluation import EvalSet, Evaluation, eval_sets, mean_over_sets
+from grpo_trainer.sampling.sampler import Asked
 
 ROWS = [PromptRow(number, [1], "p", {}) for number in range(5)]
 
@@ -60,6 +61,23 @@ def test_a_set_takes_from_the_section_eval_what_it_does_not_say():
     }
     config = RunConfig.model_validate(run | {"data": {"dataset": "t", "eval_dataset": "a"}})
     assert eval_sets(config, {"": ROWS}) == {"": EvalSet(ROWS[:3], 2)}
+
+
+async def test_what_has_no_score_is_counted():
+    """An accuracy over fewer rows than were asked for would not say so."""
+    none = RewardScore(score=None, status="error", detail="it broke")
+
+    class Stage:
+        async def sample(self, rows: list[Asked], *, n: int, **given: object) -> list[Group]:
+            return [group(*[True] * n) for _ in rows]
+
+        async def score(self, groups: list[Group], *, step: int) -> None:
+            for episode in groups[0].episodes:
+                episode.correct, episode.unscored_because = None, ("x", none)
+
+    sets = {"": EvalSet(ROWS, 2)}
+    metrics = await Evaluation(Stage(), Stage(), sets, Sampling()).run(version=1, step=1)  # type: ignore[arg-type]
+    assert (metrics["eval_accuracy"], metrics["eval_unscored"]) == (1.0, 3), "two sampled and a greedy one"
 
 
 async def test_all_but_the_temperature_is_sampled_as_in_the_training():

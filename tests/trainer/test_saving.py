@@ -335,6 +335,19 @@ def test_a_disk_that_is_full_in_the_background_is_named_at_the_next_step(tmp_pat
     saver.complete()  # what the end of the run does
 
 
+def test_a_rank_that_is_gone_while_a_checkpoint_is_written_is_no_full_disk(tmp_path: Path):
+    engine = Training()
+    saver = saver_of(tmp_path, engine, async_save=True)
+    saver.save(3, {})
+    engine.slow.error = RunError("another rank is gone", hint="its log says why")
+    engine.slow.released.set()
+    with pytest.raises(
+        RunError, match=r"the checkpoint of step 3 could not be written: .*another rank is gone"
+    ) as told:
+        saver.complete()
+    assert told.value.hint == "its log says why"
+
+
 def test_a_copy_keeps_what_tensors_share_and_what_they_are():
     flat = torch.arange(6.0)
     module = OrderedDict(tied=flat[2:4], head=flat[2:4], matrix=flat.view(2, 3).T, nothing=torch.empty(0))

@@ -13,6 +13,8 @@ ScoreStatus = Literal["ok", "unscorable", "timeout", "error"]
 MAX_REWARDS = 256
 """Most rewards in one request."""
 Seconds = Annotated[float, Field(gt=0, le=3600)]
+MESSAGES = "messages"
+"""Field of an episode; a reward reads it as it reads a column of that name."""
 
 
 class RewardSpec(Request):
@@ -45,6 +47,10 @@ class ScoreSample(Request):
         exclude_if=lambda value: value is None,
         description="W3C Trace Context: parent of the server's span for this sample.",
     )
+
+    def has_column(self, name: str) -> bool:
+        """Whether a reward that reads the column gets it; an episode's conversation is the column `messages`."""
+        return name in self.columns or (name == MESSAGES and self.messages is not None)
 
 
 class ScoreRequest(Request):

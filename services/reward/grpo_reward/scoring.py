@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 from grpo_proto import RewardScore, RewardSpec, ScoreRequest, ScoreResponse, ScoreResult, ScoreSample
+from grpo_proto.messages.reward import MESSAGES
 from grpo_proto.totals import total_score
 
 from .cancellation import leaves_no_circle
@@ -25,8 +26,6 @@ LARGE_ANSWER_SCORES, BREATH_S = 4_000, 0.01
 """An answer of so many takes some milliseconds of the event loop; after each, others have their turn for so long."""
 MAX_LARGE_SCORES = 2**20
 """Most scores of all large requests at once: about a kilobyte each, and the collector goes through all of them."""
-MESSAGES = "messages"
-"""Field of an episode; a reward reads it as it reads a column of that name."""
 MAX_CHUNK_SCORES = 512
 """Most scores of a chunk, however cheap: so many logs may be in memory before they are counted, for each worker."""
 
@@ -319,7 +318,7 @@ def _check_sample(loaded: LoadedReward, position: int, sample: ScoreSample) -> N
     name = loaded.description.name
     where = f"samples[{position}]" + (f" ({shown(sample.id)})" if sample.id else "")
     for column in loaded.description.columns:
-        if column not in sample.columns and (column != MESSAGES or sample.messages is None):
+        if not sample.has_column(column):
             raise Refusal(
                 422,
                 "missing_column",

@@ -109,6 +109,8 @@ async def test_a_limit_is_the_policys_doing_and_what_was_won_counts(
     if "deadline_s" not in config:
         assert found.episode.rewards["environment"].score == score
     assert found.episode.rewards["environment"].status in ("ok", "unscorable")
+    if score is None and found.episode.rewards["environment"].score is None:
+        assert str(found.ending.detail) in str(found.episode.rewards["environment"].detail), "why it has no score"
 
 
 async def test_the_length_of_a_turn_ends_an_episode_after_the_environment_has_seen_it(fresh: Server, tmp_path: Path):

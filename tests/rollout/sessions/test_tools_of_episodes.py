@@ -172,6 +172,7 @@ async def test_a_class_written_for_trl_is_called_as_trl_calls_it(folder: Path, t
         one.says(text="Hm.")
         found = await one.plays(prompt="", colour="red")
     assert found.episode.transcript[0] == {"role": "user", "content": ""}
+    assert found.metrics == {"tools/calls": 0.0, "tools/failures": 0.0}, "it had tools, and called none"
     assert found.episode.rewards["Door"].score == 0.0
 
 

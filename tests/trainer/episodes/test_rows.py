@@ -9,9 +9,11 @@ import pytest
 from pydantic import ValidationError
 from tests.tiny_model import make_tokenizer
 
+from grpo_trainer.config.doubts import doubts
 from grpo_trainer.config.run_config import RunConfig
 from grpo_trainer.data.episode_rows import RowsOfEpisodes
 from grpo_trainer.data.run_rows import load_eval_sets, load_training_rows, longest_context
+from grpo_trainer.episodes.plays import TrlClass
 from grpo_trainer.errors import UsageError
 
 TOKENIZER = make_tokenizer()
@@ -81,3 +83,43 @@ def test_the_reward_that_decides_what_is_correct_is_one_of_them(tmp_path: Path, 
     with nullcontext() if error is None else pytest.raises(ValidationError, match=error):
         config = config_of(tmp_path, episodes={"num_tasks": 5}, data={}, reward=reward)
         assert config.decides_accuracy == name
+
+
+def file_of_rows(tmp_path: Path, *rows: dict[str, Any]) -> dict[str, Any]:
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {"dataset": str(tmp_path / "rows.jsonl")}
+
+
+def test_a_row_that_names_no_class_is_found_before_the_first_step_also_with_kept_rows(tmp_path: Path):
+    data = file_of_rows(tmp_path, {"environment": "a"}, {"environment": "b"})
+    for names, named in ((["a", "b"], None), (["a", "c"], "row 2: its environment is 'b', which is none of .*: a, c")):
+        factory = {"environment_factory": {name: f"{name}.py:Game" for name in names}}
+        with nullcontext() if named is None else pytest.raises(UsageError, match=named):
+            loaded(config_of(tmp_path, episodes={"environment": None, **factory}, data=data), tmp_path)
+
+
+def test_a_row_with_a_prompt_behind_one_without_is_an_error(tmp_path: Path):
+    data = file_of_rows(tmp_path, {"door": 1}, {"door": 2, "prompt": None}, {"door": 3, "prompt": "Which?"})
+    with pytest.raises(UsageError, match="row 3 has a prompt, and row 1 has none"):
+        loaded(config_of(tmp_path, episodes={}, data=data), tmp_path)
+
+
+class Doors:
+    """What TRL's environment_factory makes."""
+
+    def reset(self, door: int) -> str:
+        return f"Door {door}."
+
+
+def test_the_system_prompt_stands_before_what_an_environment_for_trl_says(tmp_path: Path):
+    data = {**file_of_rows(tmp_path, {"door": 1}), "system": "Be brief."}
+    factory = {"environment": None, "environment_factory": "doors.py:Doors"}
+    config = config_of(tmp_path, episodes=factory, data=data)
+    (row,), _ = loaded(config, tmp_path)
+    assert row.token_ids == []
+    played = TrlClass("Doors", Doors, [], drops_environment=False)
+    found = played.reset(row=row.columns, prompt=row.prompt, seed=0, timeout_s=10.0)
+    assert found["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Door 1."}]
+    assert not any("data.system" in doubt for doubt in doubts(config))
+    unread = doubts(config_of(tmp_path, episodes={}, data=data))
+    assert "data.system does nothing: episodes.environment gets the row, and says itself what is asked" in unread

@@ -21,10 +21,10 @@ def config(episodes: dict[str, Any], **sections: Any) -> RunConfig:
 
 def test_an_environment_brings_its_reward_and_needs_no_reward_service():
     episodes = config(
-        {"environment": "mine.py:Game", "tools": ["mine.py:calc"], "reward_weights": {"tidy": 0.5}}
+        {"environment": "mine.py:Game", "tools": ["mine.py:calc"], "reward_weights": {"environment": 0.5}}
     ).episodes
     assert episodes is not None
-    assert episodes.weights == {"environment": 1.0, "tidy": 0.5}
+    assert episodes.weights == {"environment": 0.5}
     assert [path.name for path in episodes.files] == ["mine.py", "mine.py"]
     assert episodes.max_concurrent == 64
 
@@ -78,6 +78,11 @@ def test_tasks_stand_in_for_a_dataset():
         ({"environment": "a.py:Game", "reward_funcs": ["b.py:environment"]}, {}, "rewards has the name environment"),
         ({"tools": ["a.py:f"], "reward_funcs": ["a.py:pay"]}, {}, "name them in reward.reward_funcs"),
         ({"agent": ["x"], "env": ["GRPO_API_TOKEN"]}, {}, "opens every server of the run"),
+        (
+            {"environment_factory": "a.py:Game", "reward_funcs": ["a.py:near"], "reward_weights": {"neer": 0.5}},
+            {},
+            "a weight for neer, which is none of the rewards of these episodes: near, Game",
+        ),
         ({"environment": "mine.py:Game", "env": ["HOME"]}, {}, "set agent, or leave env out"),
         ({"environment": "mine.py:Game", "call_timeout_s": 400}, {}, "call_timeout_s 400 is above idle_s 300"),
         ({"agent": ["x"], "call_timeout_s": 400}, {}, "a rollout server keeps .* for 600 s"),

@@ -269,7 +269,7 @@ def missing_columns(rows: Sequence[Row], needed: Mapping[str, Sequence[str]]) ->
     """What is wrong, for each reward of which a row lacks a column. `needed`: reward → its columns."""
     for reward, columns in needed.items():
         for column in columns:
-            lacking = [row for row in rows if column not in row.sample.columns]
+            lacking = [row for row in rows if not row.sample.has_column(column)]
             if lacking:
                 there = lacking[0].sample.columns
                 hint = nearest(column, there).replace("known: ", "it has ") if there else NO_COLUMNS

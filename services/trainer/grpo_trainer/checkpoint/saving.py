@@ -165,4 +165,4 @@ def _named(what: str, *, hint: str) -> Iterator[None]:
     try:
         yield
     except RunError as error:
-        raise RunError(f"{what} could not be written: {error.message}", hint=hint) from error
+        raise RunError(f"{what} could not be written: {error.message}", hint=error.hint or hint) from error

@@ -137,6 +137,17 @@ class EpisodesConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _weights_of_rewards_that_are_there(self) -> Self:
+        own = self._own_rewards
+        unknown = [] if self.agent else [name for name in self.reward_weights if name not in own]
+        if unknown:
+            raise ValueError(
+                f"reward_weights has a weight for {unknown[0]}, which is none of the rewards of these episodes: "
+                f"{', '.join(own) or 'they bring none'}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _calls_that_end_before_the_episode(self) -> Self:
         for name in ("idle_s", "deadline_s"):
             if self.call_timeout_s > getattr(self, name) and not self.agent:
@@ -172,9 +183,13 @@ class EpisodesConfig(Section):
     @property
     def weights(self) -> dict[str, float]:
         """Weight of each reward that enters the total, by name."""
+        return dict.fromkeys(self._own_rewards, 1.0) | self.reward_weights
+
+    @property
+    def _own_rewards(self) -> list[str]:
+        """The rewards that are known by name; a program may bring any."""
         own = [ENVIRONMENT_REWARD] if self.environment else []
-        others = map(_last, [*self.reward_funcs, *self.factories.values()])
-        return dict.fromkeys([*own, *others], 1.0) | self.reward_weights
+        return [*own, *map(_last, [*self.reward_funcs, *self.factories.values()])]
 
     @property
     def optional_rewards(self) -> frozenset[str]:

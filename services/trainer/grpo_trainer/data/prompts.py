@@ -44,7 +44,7 @@ class PromptMaker:
     system: str | None = None
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     without_prompt: bool = False
-    """Rows of episodes whose environments say what is asked: their prompts are empty."""
+    """Rows of episodes whose environments say what is asked: of a prompt they have `system` alone."""
 
     @classmethod
     def of(cls, config: "DataConfig | ColdStartData") -> Self:
@@ -114,7 +114,8 @@ class PromptMaker:
     def prompts_of(self, rows: Sequence[Mapping[str, Any]], *, dataset: str, first_row: int = 1) -> list[Prompt]:
         """One prompt for each of some rows, which have the columns. Raises UsageError; `first_row` counts from 1."""
         if self.without_prompt:
-            return [""] * len(rows)
+            self._check_no_prompts(rows, dataset=dataset, first_row=first_row)
+            return [with_system(self.system, []) or "" for _ in rows]
         recipe = self.filled_recipe
         if recipe is not None:
             return [
@@ -126,6 +127,14 @@ class PromptMaker:
             _prompt_as_given(row[self.prompt_column], self.system, f"dataset {dataset}, row {number}: {name}")
             for number, row in enumerate(rows, start=first_row)
         ]
+
+    def _check_no_prompts(self, rows: Sequence[Mapping[str, Any]], *, dataset: str, first_row: int) -> None:
+        for number, row in enumerate(rows, start=first_row):
+            if row.get(self.prompt_column) is not None:
+                raise UsageError(
+                    f"dataset {dataset}, row {number} has a {self.prompt_column}, and row 1 has none",
+                    hint="give all rows one, or none: an episode without begins with what its environment says",
+                )
 
     def tools_of(self, rows: Sequence[Mapping[str, Any]], *, dataset: str, first_row: int = 1) -> list[Tools]:
         """The tools of each row, which a chat template shows. Raises UsageError."""

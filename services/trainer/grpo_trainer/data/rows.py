@@ -9,7 +9,7 @@ import json
 import logging
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from ..config.data import DataConfig
 from ..extension import file_hash
 from .batches import prepared_batches
-from .episode_rows import RowsOfEpisodes, lacks_prompts, source_of
+from .episode_rows import RowsOfEpisodes, lacks_prompts, source_of, with_environments
 from .first_row import prompt_doubts
 from .prompts import PromptMaker
 from .row_store import RowStore, open_rows, write_rows
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FORMAT = 4
+FORMAT = 5
 """Raise it with every change of this package that gives other rows, prompts or token ids, or writes them otherwise."""
 _LIBRARIES = ("transformers", "tokenizers", "jinja2", "datasets", "pyarrow")
 
@@ -49,7 +49,8 @@ def load_prompt_rows(
     They are kept in `folder`, or without one in a temporary folder that is gone when this returns; `set_name` tells
     apart the files of several sets. Rows `of_episodes` need no prompt. `columns` are all columns of a row, unrenamed,
     and those that a user's own recipe adds. Raises UsageError: a dataset that is missing, unreadable or empty, a column
-    that the recipe needs and the dataset lacks, a recipe that fails, a prompt longer than `max_prompt_length`.
+    that the recipe needs and the dataset lacks, a recipe that fails, a prompt longer than `max_prompt_length`, a row
+    that names no class of `episodes.environment_factory`.
     """
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="grpo-rows-") as temporary:
@@ -68,12 +69,15 @@ def load_prompt_rows(
     maker = PromptMaker.of(config)
     if of_episodes is not None and lacks_prompts(source, maker):
         maker = replace(maker, without_prompt=True)
-    fingerprint = rows_fingerprint(source, maker, tokenizer, max_prompt_length=config.max_prompt_length)
+    environments = of_episodes.environments if of_episodes else []
+    fingerprint = rows_fingerprint(
+        source, maker, tokenizer, max_prompt_length=config.max_prompt_length, environments=environments
+    )
     rows = open_rows(path, fingerprint) if fingerprint else None
     if rows is not None:
         log.info("dataset %s: %d rows are in %s, with their token ids", dataset, len(rows), path)
         return rows if maker.without_prompt else _with_doubts(rows, tokenizer, dataset)
-    read = _Read(source.rows())
+    read = _Read(with_environments(source.rows(), environments, dataset=dataset))
     batches = prepared_batches(
         maker.rows(read, dataset=dataset),
         maker,
@@ -109,7 +113,12 @@ def _with_doubts(rows: RowStore, tokenizer: "PreTrainedTokenizerBase", dataset: 
 
 
 def rows_fingerprint(
-    source: Source, maker: PromptMaker, tokenizer: "PreTrainedTokenizerBase", *, max_prompt_length: int
+    source: Source,
+    maker: PromptMaker,
+    tokenizer: "PreTrainedTokenizerBase",
+    *,
+    max_prompt_length: int,
+    environments: Sequence[str] = (),
 ) -> str | None:
     """SHA-256 over everything that decides the rows of a run; None where something of it is not known."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -126,6 +135,7 @@ def rows_fingerprint(
         "tokenizer": [type(tokenizer).__name__, tokenizer.split_special_tokens, backend.to_str()],
         "chat_template": [tokenizer.chat_template, tokenizer.special_tokens_map],
         "max_prompt_length": max_prompt_length,
+        "environments": list(environments),
     }
     if (code := file_hash(maker.recipe)) is not None:
         content["code"] = code

@@ -38,6 +38,7 @@ class EnvironmentPlayer:
         self.transcript: list[dict[str, Any]] = []
         self.turn_rewards: dict[int, float] = {}
         self.counts = {"tools/calls": 0.0, "tools/failures": 0.0}
+        self.has_tools = False
         self.unseen: GeneratedTurn | None = None
         """The last turn, where the tools have answered it and an environment has not seen it."""
         self.process: EpisodeProcess | None = None
@@ -52,7 +53,7 @@ class EnvironmentPlayer:
             ending = await self._turns(recording, first)
             if ending.status == "truncated":
                 await self._show_last()
-            rewards = await self._rewards()
+            rewards = await self._rewards(ending)
         except (CallFailedError, EpisodeProcessError) as error:
             ending = Ending("failed", "infrastructure", f"the environment failed: {error}", lost="environment")
         except ServerLostError as error:
@@ -65,7 +66,7 @@ class EnvironmentPlayer:
             messages=self.transcript,
             rewards=rewards,
             turn_rewards=self.turn_rewards,
-            metrics=self.counts if self.counts["tools/calls"] else None,
+            metrics=self.counts if self.has_tools else None,
         )
 
     # --- turns ---------------------------------------------------------------------------------------------------
@@ -74,6 +75,7 @@ class EnvironmentPlayer:
         """Play turn by turn until the environment is done or the episode meets a limit."""
         messages, tools, parent = first["messages"], first["tools"] or None, None
         self.transcript += messages
+        self.has_tools = tools is not None
         for _ in range(self.config.max_turns):
             try:
                 request = GenerateTurn(
@@ -151,12 +153,15 @@ class EnvironmentPlayer:
         if reward is not None:
             self.turn_rewards[turn] = reward
 
-    async def _rewards(self) -> dict[str, RewardScore]:
-        """What the episode is worth; closes the environment."""
+    async def _rewards(self, ending: Ending) -> dict[str, RewardScore]:
+        """What the episode is worth, and of a reward without a score how the episode ended; closes the environment."""
         paid = await self._call("finish", calls=1 + len(self.config.reward_funcs))
-        rewards = {name: score_of(**fields) for name, fields in paid.items()}
         if self.config.environment:
-            rewards[ENVIRONMENT_REWARD] = score_of(sum(self.turn_rewards.values()) if self.turn_rewards else None)
+            paid[ENVIRONMENT_REWARD] = {"score": sum(self.turn_rewards.values()) if self.turn_rewards else None}
+        rewards = {
+            name: score_of(**({"detail": ending.detail} if fields["score"] is None else {}) | fields)
+            for name, fields in paid.items()
+        }
         try:
             if self.process is not None:
                 await self.process.call("close", wait_s=CLOSE_S, timeout_s=CLOSE_S)

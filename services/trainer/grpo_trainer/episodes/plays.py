@@ -130,7 +130,9 @@ class TrlClass(Toolbox):
         self.tools = Tools([*self.functions, *methods])
         given = {name: value for name, value in row.items() if not (self.drops_environment and name == "environment")}
         observation = call(self.instance.reset, timeout_s=timeout_s, **given)
-        messages = first_messages(prompt) or [{"role": "user", "content": ""}]
+        messages = first_messages(prompt)
+        if not messages or messages[-1]["role"] in ("system", "developer"):  # a row without a prompt of its own
+            messages.append({"role": "user", "content": ""})
         if observation is not None:
             text = _text(observation)
             last = messages[-1]

@@ -55,14 +55,14 @@ def make_charts(curves: Curves) -> list[Chart]:
         _chart(
             "reward",
             "Reward",
-            "Mean over the samples of a step that have a score; below it, the share of groups whose rewards are all "
-            "equal, from which nothing is learnt.",
+            "Mean over the samples of a step that have a score; below it, the share of these samples in groups whose "
+            "rewards are all equal, from which nothing is learnt.",
             "No sample of this run has a score.",
             [
                 Panel("reward", list(_reward_traces(curves)), 3.0),
                 Panel(
                     "equal groups",
-                    list(_lines(curves, {"frac_reward_zero_std": "groups without spread"}, [GREY])),
+                    list(_lines(curves, {"frac_reward_zero_std": "in groups without spread"}, [GREY])),
                     1.0,
                     SHARE,
                 ),

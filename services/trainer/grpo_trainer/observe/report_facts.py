@@ -72,11 +72,14 @@ def _facts(config: Mapping[str, Any], curves: Curves) -> Iterator[tuple[str, str
         yield "Time", readable_duration(seconds)
     if curves.num_tokens:
         yield "Tokens", f"{curves.num_tokens:,.0f}"
-    rewards = setting("reward", "reward_funcs")
     for name, value in (
         ("Model", setting("model", "name_or_path")),
         ("Data", setting("data", "dataset") or ", ".join(setting("data", "datasets") or ())),
-        ("Rewards", ", ".join(map(str, rewards)) if isinstance(rewards, list) else None),
+        # Those of episodes have no list of their own in the run file.
+        (
+            "Rewards",
+            ", ".join(curves.matching("rewards/", "/mean") or map(str, setting("reward", "reward_funcs") or ())),
+        ),
         ("Completions per prompt", setting("rollout", "num_generations")),
         ("Completions per step", setting("rollout", "generation_batch_size")),
         ("Loss", setting("algorithm", "loss") or setting("algorithm", "loss_type")),

@@ -62,22 +62,25 @@ class Evaluation:
         sampling: Sampling,
     ):
         self.sampler, self.reward, self.sets, self.sampling = sampler, reward, sets, sampling
-        self._num_dropped = 0
+        self._num_dropped = self._num_unscored = 0
 
     async def run(self, *, version: int, step: int) -> dict[str, float]:
         """Return `eval_accuracy` (sampled), `eval_greedy`, `eval_reward` and mean length; omits unscored metrics.
 
         They are means over the sets. Each set with a name adds `eval/<set>/avg@k`, `eval/<set>/pass@k` and
         `eval/<set>/greedy`. `eval_dropped_crash` counts the groups that are in none of them, because their prompts kill
-        servers; it is absent without any.
+        servers, and `eval_unscored` the samples that are in none, because their rewards have no score; both are absent
+        without any.
         """
-        self._num_dropped = 0
+        self._num_dropped = self._num_unscored = 0
         runs = (self._run(chosen, version, step, of=f"eval{name and '-'}{name}") for name, chosen in self.sets.items())
         found = await asyncio.gather(*runs)
         results = {name: means for name, (means, _) in zip(self.sets, found, strict=True)}
         metrics = mean_over_sets(results)
         if self._num_dropped:
             metrics["eval_dropped_crash"] = self._num_dropped
+        if self._num_unscored:
+            metrics["eval_unscored"] = self._num_unscored
         for name, (means, at_k) in zip(self.sets, found, strict=True):
             if name:
                 own = at_k | ({"greedy": means["eval_greedy"]} if "eval_greedy" in means else {})
@@ -122,4 +125,5 @@ class Evaluation:
         groups = await self.sampler.sample(asked, min_version=version, n=n, sampling=sampling)
         self._num_dropped += len(asked) - len(groups)
         await self.reward.score(groups, step=step)
+        self._num_unscored += sum(one.unscored_because is not None for group in groups for one in group.episodes)
         return groups

@@ -318,7 +318,7 @@ def check_enough_scored(groups: list[Group], min_share: float) -> None:
         raise RunError(
             f"only {scored} of {len(episodes)} samples could be scored; reward.min_scored_share is {min_share:g}; "
             f"for instance {details[0] if details else 'no reason given'}",
-            hint="check the rewards and the columns of the dataset",
+            hint="check what the reason names: a reward, the environment of an episode, or a column of the dataset",
         )
 
 
