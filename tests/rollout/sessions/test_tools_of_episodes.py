@@ -238,6 +238,7 @@ async def test_a_function_that_cannot_pay_an_episode_is_named(folder: Path, tmp_
     for name, says in (
         ("of_a_batch", "of_a_batch returned [1.0, 0.0], not a list of one reward"),
         ("hangs", "hangs did not return within 1 s"),
+        ("raises", "the reward raises raised KeyError: 'colour' (games.py, line "),
     ):
         config = {"environment_factory": f"{GAMES}:Door", "reward_funcs": [f"{GAMES}:{name}"], "call_timeout_s": 1}
         async with policy(folder, tmp_path, **config) as one:

@@ -130,6 +130,10 @@ def logging(environments, completions, log_extra, log_metric, code=None):
     return [sum(message["role"] == "assistant" for message in completions[0])]
 
 
+def raises(environments):
+    return [{}["colour"]]
+
+
 def hangs(environments):
     time.sleep(600)
     return [1.0]

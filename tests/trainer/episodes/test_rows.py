@@ -13,7 +13,7 @@ from grpo_trainer.config.doubts import doubts
 from grpo_trainer.config.run_config import RunConfig
 from grpo_trainer.data.episode_rows import RowsOfEpisodes
 from grpo_trainer.data.run_rows import load_eval_sets, load_training_rows, longest_context
-from grpo_trainer.episodes.plays import TrlClass
+from grpo_trainer.episodes import plays
 from grpo_trainer.errors import UsageError
 
 TOKENIZER = make_tokenizer()
@@ -111,13 +111,17 @@ class Doors:
         return f"Door {door}."
 
 
-def test_the_system_prompt_stands_before_what_an_environment_for_trl_says(tmp_path: Path):
+def test_the_system_prompt_stands_before_what_an_environment_for_trl_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    # Its limit is kept by the signal that limits the tests, too.
+    monkeypatch.setattr(plays, "call", lambda function, *given, timeout_s, **named: function(*given, **named))
     data = {**file_of_rows(tmp_path, {"door": 1}), "system": "Be brief."}
     factory = {"environment": None, "environment_factory": "doors.py:Doors"}
     config = config_of(tmp_path, episodes=factory, data=data)
     (row,), _ = loaded(config, tmp_path)
     assert row.token_ids == []
-    played = TrlClass("Doors", Doors, [], drops_environment=False)
+    played = plays.TrlClass("Doors", Doors, [], drops_environment=False)
     found = played.reset(row=row.columns, prompt=row.prompt, seed=0, timeout_s=10.0)
     assert found["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Door 1."}]
     assert not any("data.system" in doubt for doubt in doubts(config))

@@ -77,7 +77,13 @@ def give_seeds(seed: int) -> None:
 
 
 def _told(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
+    """The error, with the innermost line that is not of this package: the user's, or of a library that it calls."""
+    cause: BaseException | None = error
+    frames: list[traceback.FrameSummary] = []
+    while cause is not None and not frames:
+        found = traceback.extract_tb(cause.__traceback__)
+        frames = [frame for frame in found if os.path.dirname(frame.filename) != os.path.dirname(__file__)]
+        cause = cause.__cause__
     where = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{where}"[:4000]
 

@@ -72,7 +72,8 @@ class Environment:
     def _heard(self, message: Message, timeout_s: float) -> tuple[list[Message], float | None, bool]:
         found = call(self.instance.step, copy.deepcopy(message), timeout_s=timeout_s)
         if not isinstance(found, (tuple, list)) or len(found) != 3:
-            raise EnvironmentFault(f"step returned {type(found).__name__}, not (messages, reward, done)")
+            size = f" of {len(found)}" if isinstance(found, (tuple, list)) else ""
+            raise EnvironmentFault(f"step returned {type(found).__name__}{size}, not (messages, reward, done)")
         messages, reward, done = found
         return new_messages(messages, by="step"), number(reward, "the reward of step"), bool(done)
 
