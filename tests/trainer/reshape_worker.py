@@ -24,8 +24,13 @@ from grpo_trainer.engine.state import STATE_TAG
 from grpo_trainer.engine.training_engine import TrainingEngine
 from grpo_trainer.errors import UsageError
 
+OTHER_SETTINGS = OptimizerConfig(
+    learning_rate=1e-3, lr_scheduler_type="constant", weight_decay=100.0, adam_epsilon=1e3, max_grad_norm=1e-3
+)
+"""With them an update makes each matrix a tenth smaller, and Adam's own step is nothing."""
 
-def new_engine(folder: Path, stage: int, dtype: str) -> TrainingEngine:
+
+def new_engine(folder: Path, stage: int, dtype: str, optimizer: OptimizerConfig | None = None) -> TrainingEngine:
     """In float32 the reference moves; stage -2 and -3 are 2 and 3 with an adapter."""
     if stage < 0:
         return made_engines.new_lora_engine(folder, stage=-stage, dtype=dtype, lora=LoraConfig(r=3, alpha=8))
@@ -39,7 +44,7 @@ def new_engine(folder: Path, stage: int, dtype: str) -> TrainingEngine:
             loss_type="dapo", beta=0.05, sync_ref_model=dtype == "float32", ref_model_mixup_alpha=0.3
         ),
         # A large epsilon: Adam would turn a rounding of a gradient near 0 into a whole step.
-        optimizer=OptimizerConfig(learning_rate=1e-3, weight_decay=0.1, adam_epsilon=1e-3),
+        optimizer=optimizer or OptimizerConfig(learning_rate=1e-3, weight_decay=0.1, adam_epsilon=1e-3),
     )
 
 
@@ -88,6 +93,18 @@ def resumed(engine: TrainingEngine, folder: Path, num_ranks: int, stage: int, dt
     }
 
 
+def with_other_settings(folder: Path, num_ranks: int, stage: int) -> dict[str, Any]:
+    """How far two updates are from what the run file says, after a load of what was saved with other settings."""
+    engine = new_engine(folder, stage, "float32", OTHER_SETTINGS)
+    engine.load(saved_place(folder, num_ranks, stage, "float32"))
+    before = weights(engine)
+    train(engine, range(1, 2))
+    after = weights(engine)
+    decay = (1 - OTHER_SETTINGS.learning_rate * OTHER_SETTINGS.weight_decay) ** 2
+    differences = [(after[name] - decay * before[name]).abs().max() for name in after if after[name].dim() > 1]
+    return {"difference": max(differences).item(), "clip": getattr(engine._engine.optimizer, "clip_grad", None)}
+
+
 def save(engine: TrainingEngine, place: Path) -> None:
     place.mkdir(exist_ok=True)
     engine.save(place)
@@ -125,6 +142,9 @@ def main(folder: Path, results: dict[str, Any]) -> None:
         engine = (new_engine if saved_before else undisturbed)(folder, stage, dtype)
         if saved_place(folder, 3 - num_ranks, stage, dtype).exists():
             results[f"{stage} {dtype}"] = resumed(engine, folder, 3 - num_ranks, stage, dtype)
+            if stage >= 0 and dtype == "float32":
+                others = [with_other_settings(folder, ranks, stage) for ranks in (1, 2)]
+                results[f"{stage} with other settings"] = others
             if stage == 3:
                 results["refused"] = [refused(engine, saved_place(folder, ranks, stage, dtype)) for ranks in (1, 2)]
 

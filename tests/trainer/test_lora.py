@@ -72,6 +72,11 @@ class TestRunFile:
         lora = read("--model.lora.r", "8", "--model.lora.target_modules", "all-linear").model.lora
         assert lora is not None
         assert (lora.r, lora.target_modules) == (8, "all-linear")
+        pattern = r".*layers\.0\..*q_proj"
+        for given, expected in (("q_proj", ["q_proj"]), (pattern, pattern)):
+            lora = read("--model.lora.target_modules", given).model.lora
+            assert lora is not None
+            assert lora.target_modules == expected
         with pytest.raises(UsageError, match=r"--model.lora.lora_alpha .*did you mean --model.lora.alpha"):
             read("--model.lora.lora_alpha", "8")
 

@@ -112,6 +112,12 @@ def test_a_collapse_after_a_rise_is_told_also_above_the_reward_of_the_start():
     assert "reward 0.2, at its best 0.8" in sentence
 
 
+def test_a_collapse_that_is_told_before_there_is_a_best_reward_names_none():
+    watch = LearningWatch(GuardsConfig(steps=1, entropy="stop", with_fallen_reward=False))
+    [sentence] = told(watch, 1, reward=0.3, entropy=0.0001)
+    assert "the policy has collapsed: reward 0.3, entropy 0.0001, kl 0.02. Go back" in sentence
+
+
 def test_a_collapse_is_told_below_half_of_the_best_also_when_rewards_are_negative():
     watch = LearningWatch()
     told(watch, WINDOW, reward=-1.0)

@@ -112,6 +112,7 @@ async def test_groups_out_never_exceed_the_bound_and_sampling_goes_on_meanwhile(
     for version in range(2, 9):
         batch = await pipeline.next_batch()
         used += positions(batch.groups)
+        assert batch.epoch == len(used) / 5, "of the prompts that were used, whatever is sampled ahead of them"
         assert min(oldest_versions(batch.groups)) >= version - 1 - max_staleness
         await pipeline.policy_updated(version)
         await asyncio.sleep(0.01)

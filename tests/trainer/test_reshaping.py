@@ -54,6 +54,16 @@ def test_the_next_updates_are_those_of_the_undisturbed_run(folder: Path, case: s
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_changed_setting_of_the_optimizer_acts_from_the_resume_on(folder: Path, stage: int, world_size: int):
+    """Loaded from as many ranks and from another number, whose states bring the settings that they were saved with."""
+    for of_rank in seen_by(folder, world_size, f"{stage} with other settings"):
+        for seen in of_rank:
+            assert seen["difference"] < 1e-5
+            assert seen["clip"] in ([None] if stage == 0 else [1e-3])
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize("case", SHARDED)
 def test_no_bit_of_the_optimizer_is_lost(folder: Path, case: str, world_size: int):
     """Also in bfloat16, whose gradients depend on the number of ranks."""

@@ -1,5 +1,6 @@
 """The learning rate against transformers' own schedulers, stepped as its Trainer steps them."""
 
+import warnings
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from transformers import get_scheduler
 
 from grpo_trainer.config.lr_schedule import LrSchedulerKwargs
 from grpo_trainer.config.optimization import OptimizerConfig
-from grpo_trainer.engine.schedule import learning_rates
+from grpo_trainer.engine.schedule import learning_rates, schedule_doubts
 from grpo_trainer.errors import UsageError
 
 DECAY = {"num_decay_steps": 4, "min_lr_ratio": 0.1, "decay_type": "1-sqrt"}
@@ -61,6 +62,26 @@ def test_a_decay_that_is_longer_than_the_run_is_refused():
     with pytest.raises(UsageError, match="num_decay_steps 8 is more than the 7 updates after the warm-up"):
         learning_rates(config, total_updates=10)
     assert learning_rates(config, total_updates=11)(11) == 0.0
+
+
+def test_a_run_may_end_in_the_warm_up_and_says_so():
+    config = OptimizerConfig(learning_rate=1.0, warmup_steps=8, lr_scheduler_type="linear")
+    rate_of = learning_rates(config, total_updates=4)
+    assert [rate_of(update) for update in range(4)] == [0.0, 1 / 8, 2 / 8, 3 / 8]
+    [doubt] = schedule_doubts(config, total_updates=4)
+    assert "optimizer.warmup_steps 8 of 4 updates" in doubt
+    assert schedule_doubts(config, total_updates=9) == []
+
+
+def test_a_decay_that_the_run_ends_before_is_named():
+    kwargs = LrSchedulerKwargs(num_decay_steps=2, num_stable_steps=5)
+    config = OptimizerConfig(lr_scheduler_type="warmup_stable_decay", lr_scheduler_kwargs=kwargs, warmup_steps=1)
+    [doubt] = schedule_doubts(config, total_updates=7)
+    assert "ends after 8 updates, and the run after 7" in doubt
+    assert schedule_doubts(config, total_updates=8) == []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert config.model_dump(mode="json")["lr_scheduler_kwargs"] == {"num_decay_steps": 2, "num_stable_steps": 5}
 
 
 def test_a_rate_that_has_come_down_stays_down():

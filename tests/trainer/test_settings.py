@@ -232,6 +232,9 @@ def test_truncated_sampling_is_refused_where_the_servers_logprobs_enter_the_loss
         read(run_file, *truncated)
     with pytest.raises(UsageError, match=rf"rollout\.{setting} {value}: .*algorithm\.max_staleness 1"):
         read(run_file, *truncated, *uncorrected, "--algorithm.max_staleness", "1")
+    masked = ["--algorithm.off_policy_mask_threshold", "0.1"]
+    with pytest.raises(UsageError, match=rf"rollout\.{setting} {value}: .*algorithm\.off_policy_mask_threshold 0\.1"):
+        read(run_file, *truncated, *uncorrected, *masked)
     assert read(run_file, *truncated, *uncorrected).rollout.distorting == [f"rollout.{setting} {value}"]
 
 
@@ -242,12 +245,39 @@ def test_truncated_sampling_is_refused_where_the_servers_logprobs_enter_the_loss
         ("weights.bucket_timeout_s", 300, "weights.bucket_timeout_s 300 is not below weights.push_deadline_s 300"),
         ("weights.lease_s", 30, "weights.bucket_timeout_s 30 is not below weights.lease_s 30"),
         ("algorithm.loss", "cispo", "cispo is without what loss_type cispo sets beside it: epsilon_high 5.0"),
+        ("algorithm.epsilon", 0.4, "algorithm.epsilon 0.4 is the clip of loss_type gmpo, and loss_type is dapo"),
+        ("algorithm.max_refills", 5, "algorithm.max_refills has no effect: algorithm.dynamic_sampling is off"),
+        ("algorithm.ref_model_sync_steps", 9, "ref_model_sync_steps has no effect: algorithm.sync_ref_model is off"),
+        ("eval.eval_steps", 1, "eval.eval_steps has no effect: there are no held-out rows"),
+        ("checkpoint.save_merged", True, "save_merged has no effect: without model.lora"),
+        ("checkpoint.greater_is_better", False, "has no effect: checkpoint.metric_for_best is absent"),
     ],
 )
 def test_settings_that_are_seldom_intended_are_named(run_file: Path, flag: str, value: object, named: str):
     assert doubts(read(run_file)) == []
     [doubt] = doubts(read(run_file, f"--{flag}", str(value)))
     assert named in doubt
+
+
+def test_clips_that_a_loss_does_not_read_or_reads_otherwise_are_named(run_file: Path):
+    cispo = ["--algorithm.loss_type", "cispo"]
+    assert doubts(read(run_file, *cispo)) == []
+    assert doubts(read(run_file, *cispo, "--algorithm.delta", "4", "--algorithm.epsilon", "0.1")) == [
+        "algorithm.epsilon has no effect: the loss cispo does not read it",
+        "algorithm.delta has no effect: the loss cispo does not read it",
+    ]
+    [bound] = doubts(read(run_file, *cispo, "--algorithm.epsilon_high", "0.28"))
+    assert "epsilon_high 0.28 bounds the ratios themselves" in bound
+    uncorrected = ["--algorithm.importance_sampling_correction", "false"]
+    [idle] = doubts(read(run_file, *uncorrected, "--algorithm.importance_sampling_clip_max", "2"))
+    assert (
+        idle == "algorithm.importance_sampling_clip_max has no effect: algorithm.importance_sampling_correction is off"
+    )
+
+
+def test_a_stop_text_is_not_empty(run_file: Path):
+    with pytest.raises(UsageError, match=r"rollout\.stop\.1: .*at least 1 character"):
+        read(run_file, "--rollout.stop", "END,")
 
 
 def test_a_resume_names_each_setting_that_changed_and_no_parameter_of_own_code(run_file: Path, tmp_path: Path):

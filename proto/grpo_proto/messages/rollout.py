@@ -45,7 +45,7 @@ class Sampling(Request):
     min_p: float = Field(default=0.0, ge=0.0, le=1.0)
     repetition_penalty: float = Field(default=1.0, gt=0.0, le=2.0)
     max_tokens: int = Field(default=1024, ge=1)
-    stop: list[str] = Field(
+    stop: list[Annotated[str, Field(min_length=1)]] = Field(
         default_factory=list, description="A completion ends behind the first of these texts, which stays part of it."
     )
     stop_token_ids: list[TokenId] = Field(

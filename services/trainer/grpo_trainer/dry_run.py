@@ -19,6 +19,7 @@ from .algorithm.surrogates import surrogate_of
 from .algorithm.surrogates.reads import keeps_reference
 from .algorithm.trial import check_algorithm
 from .callbacks import load_callbacks
+from .config.doubts import doubts
 from .config.run_config import RunConfig
 from .data.episode_rows import RowsOfEpisodes
 from .data.prompt_row import PromptRow
@@ -30,7 +31,7 @@ from .engine.family import load_family, no_model
 from .engine.load_balancing import router_aux_loss_coef
 from .engine.model import pieces_to_push
 from .engine.rope import one_rope_context
-from .engine.schedule import number_of_steps
+from .engine.schedule import learning_rates, number_of_steps, number_of_updates, schedule_doubts
 from .episodes.runner import EpisodeRunner
 from .errors import UsageError
 from .fleet.adapters import AdapterNeeds
@@ -61,6 +62,7 @@ def dry_run(config: RunConfig) -> int:
     tokenizer = load_tokenizer(config.model)
     check_stop_tokens(config.rollout.stop_token_ids, tokenizer)
     rows = load_training_rows(config.data, tokenizer, of_episodes=RowsOfEpisodes.of(config))
+    learning_rates(config.optimizer, total_updates=number_of_updates(config, number_of_steps(config, len(rows))))
     eval_rows = load_eval_sets(config.data, tokenizer, of_episodes=RowsOfEpisodes.of(config))
     model = ModelWithoutWeights.of(config)
     lines = [*_plan(config, rows, eval_rows), *_memory(model)]
@@ -76,7 +78,7 @@ def dry_run(config: RunConfig) -> int:
 def _plan(config: RunConfig, rows: TrainingRows, eval_rows: HeldOutRows) -> Iterator[Line]:
     steps = number_of_steps(config, len(rows))
     algorithm, rollout = config.algorithm, config.rollout
-    updates = algorithm.num_iterations * algorithm.steps_per_generation
+    updates = number_of_updates(config, steps)
     longest = rows.longest_prompt
     for row, store in zip(rows.first_rows, rows.stores.values(), strict=True):
         share = f"{len(store)}, ratio {config.data.datasets[row.dataset].ratio:g}" if row.dataset else f"{len(store)}"
@@ -85,7 +87,7 @@ def _plan(config: RunConfig, rows: TrainingRows, eval_rows: HeldOutRows) -> Iter
     for name, held_out in eval_rows.items():
         yield f"held-out prompts {name}".rstrip(), str(len(held_out)) if held_out else "none: no evaluation"
     yield "steps", f"{steps}, each {rollout.groups_per_batch} prompts x {rollout.num_generations} completions"
-    yield "optimizer updates", f"{steps * updates} ({updates} per step)"
+    yield "optimizer updates", f"{updates} ({updates // steps} per step)"
     yield "epochs", f"{steps * rollout.groups_per_batch / len(rows):.2f}"
     sequence = longest + rollout.max_completion_length
     if config.episodes is not None:
@@ -97,6 +99,8 @@ def _plan(config: RunConfig, rows: TrainingRows, eval_rows: HeldOutRows) -> Iter
             "note",
             f"longer than deepspeed.tokens_per_micro_batch {budget}: such a sequence is a micro-batch by itself",
         )
+    for doubt in [*doubts(config), *schedule_doubts(config.optimizer, total_updates=updates)]:
+        yield "note", doubt
     yield "ranks", f"{config.deepspeed.nproc_per_node} on this machine, ZeRO stage {config.deepspeed.zero_stage}"
     bound = (algorithm.max_staleness + 1) * rollout.groups_per_batch
     waits = algorithm.max_staleness and config.weights.in_flight == "wait"

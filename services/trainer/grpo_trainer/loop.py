@@ -7,6 +7,7 @@ k + 1.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -163,8 +164,23 @@ def sample_and_score(run: Run, *, version: int) -> list[TrainingSequence] | None
     counts, lost = orchestrator.pipeline.counts, orchestrator.sampler.lost_requests
     run.journal.batch_arrived(batch, reward_metrics, counts, lost_requests=lost, version=version)
     if not sequences:
-        raise ServersError("no sample of the batch can be trained on: none has both a score and a token")
+        raise nothing_to_train(batch.groups, config)
     return sequences
+
+
+def nothing_to_train(groups: list[Group], config: RunConfig) -> ServersError:
+    """The error for a batch of which no sample can be trained on: how many are left out for which reason."""
+    masks = config.algorithm.mask_truncated_completions
+    reasons = Counter(str(one.left_out_because(mask_truncated=masks)) for group in groups for one in group.episodes)
+    hint = None
+    if reasons["truncated"]:
+        limit = config.rollout.max_completion_length
+        hint = (
+            f"raise rollout.max_completion_length {limit}, which cuts them off, or set "
+            "algorithm.mask_truncated_completions false"
+        )
+    told = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+    return ServersError(f"no sample of the batch can be trained on: {told}", hint=hint)
 
 
 def penalize_kl(run: Run, groups: list[Group], *, version: int) -> None:

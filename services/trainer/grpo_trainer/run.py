@@ -33,7 +33,7 @@ from .data.tokenizer import check_stop_tokens, load_tokenizer
 from .engine.family import load_family
 from .engine.load_balancing import router_aux_loss_coef
 from .engine.rope import one_rope_context
-from .engine.schedule import number_of_steps
+from .engine.schedule import number_of_steps, number_of_updates, schedule_doubts
 from .engine.state import layout, read_engine_state
 from .engine.training_engine import TrainingEngine
 from .errors import CallbackError, DiskError, GuardStop, RunError, is_full
@@ -137,7 +137,8 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
         if step >= max_steps:
             length = "max_steps" if config.max_steps is not None else "num_train_epochs"
             log.info("step %d of %d is done: nothing is left to train; raise %s to train on", step, max_steps, length)
-        for doubt in doubts(config):
+        updates = number_of_updates(config, max_steps)
+        for doubt in [*doubts(config), *schedule_doubts(config.optimizer, total_updates=updates)]:
             log.warning("%s", doubt)
         cursor = Cursor(**state["cursor"]) if state else Cursor()
         memory = DifficultyMemory.of(config.data.difficulty, seed=config.seed, known=cursor.difficulty)
@@ -194,7 +195,7 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
         config.deepspeed,
         config.algorithm,
         temperature=config.rollout.temperature,
-        total_updates=max_steps * config.algorithm.steps_per_generation * config.algorithm.num_iterations,
+        total_updates=number_of_updates(config, max_steps),
         seed=config.seed,
         push_kind=push_kind,
         base_digest=base_digest,

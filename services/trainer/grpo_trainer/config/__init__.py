@@ -12,5 +12,6 @@ command_words.py    … and the words of the command line; keys.py: all names, a
                 other_names.py: names of TRL and ms-swift; look_alikes.py: characters that look like others
 peer_options.py what the options of another trainer become here, as a table; trl_options.py, open_r1_options.py,
                 swift_options.py
-doubts.py       settings that are allowed and seldom intended; changes.py: what a resumed run has otherwise than before
+doubts.py       settings that are allowed and seldom intended; idle_settings.py: those that another one leaves without
+                effect; changes.py: what a resumed run has otherwise than before
 """

@@ -3,7 +3,8 @@
 They are no errors because existing run files contain them.
 """
 
-from .algorithm import LOSS_TYPES
+from .algorithm import LOSS_TYPES, AlgorithmConfig
+from .idle_settings import idle_settings
 from .run_config import RunConfig
 
 LOWEST_LORA_RATE = 5e-6
@@ -16,6 +17,26 @@ TIME_OUTS = (
     ("weights", "bucket_timeout_s", "weights", "lease_s", "a late bucket outlasts the lease"),
 )
 """Section and key of a timeout, section and key of the timeout that must be longer, and the damage when it is not."""
+
+
+def _clips_of_another_loss(algorithm: AlgorithmConfig) -> list[str]:
+    """Clips that a run file has of the preset that it had before, and that are of another scale than this one's."""
+    found = []
+    if algorithm.surrogate_name == algorithm.loss_type == "cispo" and algorithm.upper_epsilon < 1.0:
+        found.append(
+            f"algorithm.epsilon_high {algorithm.upper_epsilon:g} bounds the ratios themselves with cispo, and most "
+            "are above; its preset has 5"
+        )
+    own = LOSS_TYPES[algorithm.loss_type].settings
+    for name in ("epsilon", "epsilon_high"):
+        value = getattr(algorithm, name)
+        default = own.get(name, AlgorithmConfig.model_fields[name].default)
+        of = [loss_type for loss_type, preset in LOSS_TYPES.items() if preset.settings.get(name) == value]
+        if value != default and of and algorithm.loss_type not in of:
+            found.append(
+                f"algorithm.{name} {value:g} is the clip of loss_type {of[0]}, and loss_type is {algorithm.loss_type}"
+            )
+    return found
 
 
 def _unread_prompts(config: RunConfig) -> list[str]:
@@ -47,6 +68,7 @@ def doubts(config: RunConfig) -> list[str]:
             found.append(
                 f"algorithm.loss {surrogate} is without what loss_type {surrogate} sets beside it: {', '.join(others)}"
             )
+    found += _clips_of_another_loss(config.algorithm)
     if config.guards.kl in ("rollback", "stop") and config.algorithm.beta == 0.0:
         found.append(f"guards.kl {config.guards.kl} never acts: with algorithm.beta 0 no KL is measured")
     if config.guards.zero_spread in ("rollback", "stop") and config.teachers.keys() >= set(
@@ -55,7 +77,7 @@ def doubts(config: RunConfig) -> list[str]:
         found.append(f"guards.zero_spread {config.guards.zero_spread} never acts: a teacher teaches every dataset")
     if config.teacher is not None and config.teacher not in config.teachers.values():
         found.append("the section teacher teaches nothing: every dataset has a teacher of its own")
-    found += _unread_prompts(config)
+    found += [*_unread_prompts(config), *idle_settings(config)]
     for section, name, longer_section, longer, why in TIME_OUTS:
         value, limit = getattr(getattr(config, section), name), getattr(getattr(config, longer_section), longer)
         if value >= limit:

@@ -1,5 +1,6 @@
 """The section `model.lora` of a run file and of a cold start: train an adapter of low rank, keep the model as it is."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +59,10 @@ class LoraConfig(Section):
     @field_validator("target_modules")
     @classmethod
     def _one_word(cls, value: str | list[str]) -> str | list[str]:
-        """A flag gives a list of one word."""
-        return ALL_LINEAR if value == [ALL_LINEAR] else value
+        """A flag gives a list of one word, which may be all-linear or a regular expression: no name has its signs."""
+        if isinstance(value, list) and len(value) == 1 and not re.fullmatch(r"[\w.]+", value[0]):
+            return value[0]
+        return value
 
     @model_validator(mode="after")
     def _adapts_something(self) -> "LoraConfig":

@@ -59,7 +59,7 @@ class LrSchedulerKwargs(Section):
     decay_type: Curve | None = Field(None, description="Of warmup_stable_decay.")
 
     @model_serializer
-    def given(self) -> dict[str, float | str]:
+    def given(self) -> dict[str, int | float | str]:
         """The parameters that are there, without a dozen nulls."""
         return {name: value for name, value in self if value is not None}
 

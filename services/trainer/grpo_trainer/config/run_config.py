@@ -35,7 +35,7 @@ class RolloutConfig(Section):
     top_k: int = Field(0, ge=0, description="0: no limit.")
     min_p: Share = 0.0
     repetition_penalty: float = Field(1.0, gt=0.0, le=2.0)
-    stop: list[str] = Field(
+    stop: list[Annotated[str, Field(min_length=1)]] = Field(
         default_factory=list,
         description="A completion ends behind the first of these texts, which is trained and which the rewards see.",
     )
@@ -210,11 +210,14 @@ class RunConfig(Section):
             enters.append("algorithm.importance_sampling_correction true")
         if self.algorithm.max_staleness:
             enters.append(f"algorithm.max_staleness {self.algorithm.max_staleness}")
+        if self.algorithm.off_policy_mask_threshold is not None:
+            enters.append(f"algorithm.off_policy_mask_threshold {self.algorithm.off_policy_mask_threshold:g}")
         if enters:
             raise ValueError(
                 f"{', '.join(self.rollout.distorting)}: the servers' logprobs are then of another distribution than "
                 f"the policy's, and {' and '.join(enters)} would compare the two; sample without it, or set "
-                "algorithm.importance_sampling_correction false and algorithm.max_staleness 0"
+                "algorithm.importance_sampling_correction false and algorithm.max_staleness 0, and leave "
+                "algorithm.off_policy_mask_threshold out"
             )
         return self
 

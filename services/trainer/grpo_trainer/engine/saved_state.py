@@ -2,7 +2,8 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,12 +88,13 @@ class SavedState:
                 own_number,
             )
         engine = self.deepspeed_engine
-        # Without ZeRO's optimizer every rank holds the whole state, and one of them has saved it.
-        if num_ranks != own_number and engine.zero_optimization():
-            load_from_other_ranks(engine, folder / STATE_TAG, num_ranks=num_ranks, strict=self.frozen)
-        else:
-            engine.checkpoint_engine.load = load_file
-            engine.load_checkpoint(str(folder), tag=STATE_TAG, load_module_strict=self.frozen)
+        with _own_settings(engine.optimizer):
+            # Without ZeRO's optimizer every rank holds the whole state, and one of them has saved it.
+            if num_ranks != own_number and engine.zero_optimization():
+                load_from_other_ranks(engine, folder / STATE_TAG, num_ranks=num_ranks, strict=self.frozen)
+            else:
+                engine.checkpoint_engine.load = load_file
+                engine.load_checkpoint(str(folder), tag=STATE_TAG, load_module_strict=self.frozen)
         if self.moving is not None and saved.get(SYNC):  # else it has not moved yet
             self.moving.load(folder, num_ranks=num_ranks)
         if self.rank < num_ranks:
@@ -103,6 +105,21 @@ class SavedState:
 
     def _random_file(self, folder: Path) -> Path:
         return folder / STATE_TAG / f"random-{self.rank}.pt"
+
+
+@contextmanager
+def _own_settings(optimizer: Any) -> Iterator[None]:
+    """Keep what the run file sets while a state is loaded, which brings its own weight decay, betas, epsilon and clip.
+
+    `optimizer` is torch's, or DeepSpeed's around it, which keeps the clip with its state under ZeRO 1 and 2.
+    """
+    groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    clip = getattr(optimizer, "clip_grad", None)
+    yield
+    for group, own in zip(optimizer.param_groups, groups, strict=True):
+        group.update(own)
+    if clip is not None:
+        optimizer.clip_grad = clip
 
 
 def num_bytes_of(tensors: Iterable[torch.Tensor]) -> int:

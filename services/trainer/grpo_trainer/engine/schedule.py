@@ -21,6 +21,29 @@ def number_of_steps(config: RunConfig, num_rows: int) -> int:
     return max(1, math.ceil(config.num_train_epochs * num_rows / config.rollout.groups_per_batch))
 
 
+def number_of_updates(config: RunConfig, num_steps: int) -> int:
+    return num_steps * config.algorithm.steps_per_generation * config.algorithm.num_iterations
+
+
+def schedule_doubts(config: OptimizerConfig, *, total_updates: int) -> list[str]:
+    """Return a sentence for a warm-up, and one for a decay, that the run ends before."""
+    found, kwargs = [], config.lr_scheduler_kwargs
+    warmup = warmup_updates(config, total_updates)
+    if warmup >= total_updates:
+        found.append(
+            f"the run ends in the warm-up of the learning rate: optimizer.warmup_steps {warmup} of {total_updates} "
+            "updates"
+        )
+    elif kwargs.num_decay_steps is not None and kwargs.num_stable_steps is not None:
+        end = warmup + kwargs.num_stable_steps + kwargs.num_decay_steps
+        if end > total_updates:
+            found.append(
+                f"the decay of the learning rate ends after {end} updates, and the run after {total_updates}: lower "
+                "optimizer.lr_scheduler_kwargs.num_stable_steps"
+            )
+    return found
+
+
 def learning_rates(config: OptimizerConfig, *, total_updates: int) -> Callable[[int], float]:
     """Return the function from the number of an optimizer update (from 0) to its rate; skipped updates count.
 
@@ -28,11 +51,11 @@ def learning_rates(config: OptimizerConfig, *, total_updates: int) -> Callable[[
     is longer than what the warm-up leaves, in which the rate would jump.
     """
     kind, parameters = config.lr_scheduler_type, config.lr_scheduler_kwargs.given()
-    left = total_updates - warmup_updates(config, total_updates)
-    if (config.lr_scheduler_kwargs.num_decay_steps or 0) > left:
+    left = max(total_updates - warmup_updates(config, total_updates), 0)
+    decay = config.lr_scheduler_kwargs.num_decay_steps
+    if decay is not None and decay > left:
         raise UsageError(
-            f"optimizer.lr_scheduler_kwargs.num_decay_steps {config.lr_scheduler_kwargs.num_decay_steps} is more than "
-            f"the {left} updates after the warm-up",
+            f"optimizer.lr_scheduler_kwargs.num_decay_steps {decay} is more than the {left} updates after the warm-up",
             hint="lower it, or the warm-up, or train for more steps",
         )
     scheduler = get_scheduler(

@@ -274,6 +274,8 @@ def settle(run: RunFile) -> None:
             _change(run, "algorithm.importance_sampling_correction", False, why)
         if run.value("algorithm.max_staleness"):
             _change(run, "algorithm.max_staleness", 0, why)
+        if run.value("algorithm.off_policy_mask_threshold") is not None:
+            _change(run, "algorithm.off_policy_mask_threshold", None, why)
     if run.value("model.load_in_4bit") and run.value("deepspeed.zero_stage") == 3:
         _change(run, "deepspeed.zero_stage", 2, "weights in four bits are whole on every rank")
 

@@ -109,8 +109,9 @@ def sentence_of(sign: Sign, steps: Sequence[StepSeen], guards: GuardsConfig, *, 
         )
     if rule in ("kl", "entropy"):
         numbers = "".join(f", {name} {values[-1]:.3g}" for name in ("entropy", "kl") if (values := last.measured(name)))
+        best = "" if math.isnan(best_reward) else f", at its best {best_reward:.3g}"
         return (
-            f"the policy has collapsed: reward {last.get('reward'):.3g}, at its best {best_reward:.3g}{numbers}. "
+            f"the policy has collapsed: reward {last.get('reward'):.3g}{best}{numbers}. "
             "Go back to an earlier checkpoint, with a lower optimizer.learning_rate or a higher algorithm.beta"
         )
     lost = next(one for one in last.missing if one.reward == reward and one.status in FAULTS)

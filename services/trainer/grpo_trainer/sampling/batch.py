@@ -15,7 +15,8 @@ class Batch:
     reward_s: float
     """Waiting time for rewards after that: the part of scoring that sampling did not hide."""
     epoch: float
-    """Prompts of the run up to the last of this batch, trained on or not, in passes over the dataset."""
+    """Prompts of the run up to this batch, trained on or not, in passes over the dataset; none that are in flight or
+    wait for a later batch."""
     of_prompts: dict[str, float] = field(default_factory=dict)
     """Metrics of the prompts drawn until then: passes over each of several datasets, and the memory of difficulty."""
     teacher_s: float = 0.0

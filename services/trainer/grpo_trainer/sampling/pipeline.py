@@ -189,15 +189,15 @@ class Pipeline:
         self._taken, self._taken_is_used = [*taken, *replaced], False
         ready = time.monotonic()
         last_sampled = max(*(group.sampled_at_s for group in taken), started)
-        last = max(group.position for group in self._taken)
-        epoch = (1 + last) / len(self.prompts.rows)
+        waiting = [self._out, self._finished, self.refills.replaced, self._again]
+        num_drawn = self._next_position - sum(map(len, waiting))
         too_small, dropped_tokens = self._dropped.batch_taken()
         return Batch(
             taken,
             rollout_s=last_sampled - started,
             reward_s=ready - last_sampled,
-            epoch=epoch,
-            of_prompts=self.prompts.metrics(last),
+            epoch=num_drawn / len(self.prompts.rows),
+            of_prompts=self.prompts.metrics(num_drawn - 1),
             teacher_s=max(0.0, *(group.taught_at_s - last_sampled for group in taken)),
             replaced=replaced,
             too_small=too_small,

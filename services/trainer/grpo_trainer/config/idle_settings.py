@@ -1,0 +1,55 @@
+"""Settings that another setting leaves without any effect: a run that names one means something else than it does."""
+
+from collections.abc import Callable, Mapping
+from operator import attrgetter
+
+from .run_config import RunConfig
+
+CLIPS = {
+    "epsilon": ("clipped", "decoupled", "fipo", "gmpo", "dppo_tv", "dppo_kl"),
+    "epsilon_high": ("clipped", "decoupled", "cispo", "fipo", "gmpo", "dppo_tv", "dppo_kl"),
+    "delta": ("clipped", "decoupled", "fipo"),
+}
+"""Clip → the surrogates that read it."""
+
+READ_WITH: Mapping[str, tuple[Callable[[RunConfig], bool], str]] = {
+    "algorithm.ref_model_mixup_alpha": (lambda run: run.algorithm.sync_ref_model, "algorithm.sync_ref_model is off"),
+    "algorithm.ref_model_sync_steps": (lambda run: run.algorithm.sync_ref_model, "algorithm.sync_ref_model is off"),
+    "algorithm.max_refills": (lambda run: run.algorithm.dynamic_sampling, "algorithm.dynamic_sampling is off"),
+    "algorithm.importance_sampling_mode": (
+        lambda run: run.algorithm.importance_sampling_correction,
+        "algorithm.importance_sampling_correction is off",
+    ),
+    "algorithm.importance_sampling_clip_max": (
+        lambda run: run.algorithm.importance_sampling_correction,
+        "algorithm.importance_sampling_correction is off",
+    ),
+    "eval.eval_steps": (lambda run: run.has_held_out_rows, "there are no held-out rows"),
+    "eval.num_generations_eval": (lambda run: run.has_held_out_rows, "there are no held-out rows"),
+    "checkpoint.save_merged": (lambda run: run.model.lora is not None, "without model.lora model/ is the whole model"),
+    "checkpoint.greater_is_better": (
+        lambda run: run.checkpoint.metric_for_best is not None,
+        "checkpoint.metric_for_best is absent",
+    ),
+}
+"""Setting → whether anything reads it, and why nothing does otherwise."""
+
+
+def idle_settings(run: RunConfig) -> list[str]:
+    """Return a sentence for each setting that has no effect and not its default value."""
+    found = []
+    surrogate = run.algorithm.surrogate_name
+    for name, readers in CLIPS.items():
+        # A loss of one's own may read any.
+        if ":" not in surrogate and surrogate not in readers and _is_given(run, f"algorithm.{name}"):
+            found.append(f"algorithm.{name} has no effect: the loss {surrogate} does not read it")
+    for setting, (is_read, because) in READ_WITH.items():
+        if not is_read(run) and _is_given(run, setting):
+            found.append(f"{setting} has no effect: {because}")
+    return found
+
+
+def _is_given(run: RunConfig, setting: str) -> bool:
+    section_name, name = setting.split(".")
+    section = attrgetter(section_name)(run)
+    return bool(getattr(section, name) != type(section).model_fields[name].default)
