@@ -24,7 +24,10 @@ READ_WITH: Mapping[str, tuple[Callable[[RunConfig], bool], str]] = {
         lambda run: run.algorithm.importance_sampling_correction,
         "algorithm.importance_sampling_correction is off",
     ),
-    "eval.eval_steps": (lambda run: run.has_held_out_rows, "there are no held-out rows"),
+    "eval.eval_steps": (
+        lambda run: run.has_held_out_rows or not run.eval.eval_steps,
+        "there are no held-out rows",
+    ),
     "eval.num_generations_eval": (lambda run: run.has_held_out_rows, "there are no held-out rows"),
     "checkpoint.save_merged": (lambda run: run.model.lora is not None, "without model.lora model/ is the whole model"),
     "checkpoint.greater_is_better": (
