@@ -120,3 +120,21 @@ def calc(expression: str) -> str:
 
 def schemaless(expression):
     return expression
+
+
+class Helpful:
+    """Written for TRL, with a public method that is no tool."""
+
+    def reset(self, **row):
+        pass
+
+    def look(self, at: str) -> str:
+        """Look at something.
+
+        Args:
+            at: what
+        """
+        return self.helper(at)
+
+    def helper(self, at):
+        return at

@@ -283,6 +283,7 @@ async def test_everything_ends_with_the_trainer(tmp_path: Path):
         ({"environments": ["/nowhere.py:Game"]}, "there is no file /nowhere.py"),
         ({"environments": [f"{HOSTILE}:NoStep"]}, "NoStep has no method step"),
         ({"tools": [f"{HOSTILE}:schemaless"]}, "no schema can be made of the tool schemaless"),
+        ({"factories": [f"{HOSTILE}:Helpful"]}, "environment_factory: no schema can be made of the tool helper"),
     ],
 )
 async def test_what_cannot_play_is_named_at_the_start(names: dict[str, list[str]], says: str):

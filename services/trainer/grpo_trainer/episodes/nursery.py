@@ -25,6 +25,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 from ..errors import TrainerError, UsageError
@@ -72,6 +73,7 @@ def load(environments: list[str], factories: list[str], tools: list[str], reward
 
     from ..extension import named
     from .messages import EnvironmentFault
+    from .plays import tool_methods
     from .reward_functions import problem_of
     from .tools import schema_of
 
@@ -91,12 +93,18 @@ def load(environments: list[str], factories: list[str], tools: list[str], reward
             lacking = [method for method in methods if not callable(getattr(found, method, None))]
             if isinstance(found, type) and lacking:
                 raise UsageError(f"episodes.{section}: {name} has no method {lacking[0]}")
-    try:
-        for name in tools:
-            schema_of(parts[name])
-    except EnvironmentFault as error:
-        hint = "a tool needs a type for each argument, and a docstring with a line for each under Args:"
-        raise UsageError(f"episodes.tools: {error}", hint=hint) from error
+    of_classes = [  # as methods of an instance, which there is none of yet
+        ("environment_factory", MethodType(getattr(parts[name], method), object()))
+        for name in factories
+        if isinstance(parts[name], type)
+        for method in tool_methods(parts[name])
+    ]
+    for section, tool in [*(("tools", parts[name]) for name in tools), *of_classes]:
+        try:
+            schema_of(tool)
+        except EnvironmentFault as error:
+            hint = "a tool needs a type for each argument, and a docstring with a line for each under Args:"
+            raise UsageError(f"episodes.{section}: {error}", hint=hint) from error
     for name in rewards:
         if (problem := problem_of(parts[name])) is not None:
             raise UsageError(f"episodes.reward_funcs: {name} {problem}")

@@ -124,10 +124,7 @@ class TrlClass(Toolbox):
 
     def reset(self, *, row: dict[str, Any], prompt: str | list[Message], seed: int, timeout_s: float) -> dict[str, Any]:
         self.instance = call(self.made_by, timeout_s=timeout_s)
-        names = [name for name, _ in inspect.getmembers(type(self.instance), predicate=inspect.isfunction)]
-        methods = [
-            getattr(self.instance, n) for n in names if not n.startswith("_") and n not in ("reset", "get_reward")
-        ]
+        methods = [getattr(self.instance, name) for name in tool_methods(type(self.instance))]
         self.tools = Tools([*self.functions, *methods])
         given = {name: value for name, value in row.items() if not (self.drops_environment and name == "environment")}
         observation = call(self.instance.reset, timeout_s=timeout_s, **given)
@@ -145,6 +142,12 @@ class TrlClass(Toolbox):
             return {}
         reward = call(self.instance.get_reward, timeout_s=timeout_s)
         return {self.name: {"score": number(reward, "get_reward", nan_is_none=True)}}
+
+
+def tool_methods(kind: type) -> list[str]:
+    """The names of the public methods of a class for TRL, all of which are tools but for those that TRL calls."""
+    names = [name for name, _ in inspect.getmembers(kind, predicate=inspect.isfunction)]
+    return [name for name in names if not name.startswith("_") and name not in ("reset", "get_reward")]
 
 
 def _text(observation: Any) -> str:
