@@ -117,6 +117,7 @@ def test_a_dry_run_imports_what_plays(stack: Stack, tmp_path: Path):
     result = stack.train(tmp_path / "dry", *FLAGS, "--dry-run")
     assert result.returncode == 0, result.stdout
     assert f"by {GAME}:Letters; at most 64 at once" in result.stdout
+    assert "the servers' --max-model-len: episodes.max_context_tokens is absent" in result.stdout
     broken = tmp_path / "broken.py"
     broken.write_text("import nothing_of_this_name\n")
     result = stack.train(tmp_path / "dry", *FLAGS, "--episodes.environment", f"{broken}:Game", "--dry-run")

@@ -83,17 +83,20 @@ def _plan(config: RunConfig, rows: TrainingRows, eval_rows: HeldOutRows) -> Iter
     for row, store in zip(rows.first_rows, rows.stores.values(), strict=True):
         share = f"{len(store)}, ratio {config.data.datasets[row.dataset].ratio:g}" if row.dataset else f"{len(store)}"
         lengths = f"{store.summary.shortest_prompt} to {store.summary.longest_prompt} tokens"
+        if not store.summary.longest_prompt:
+            lengths = "without prompts"
         yield f"prompts {row.dataset}".rstrip(), f"{share}, {lengths}; columns {', '.join(row.columns)}"
     for name, held_out in eval_rows.items():
         yield f"held-out prompts {name}".rstrip(), str(len(held_out)) if held_out else "none: no evaluation"
     yield "steps", f"{steps}, each {rollout.groups_per_batch} prompts x {rollout.num_generations} completions"
     yield "optimizer updates", f"{updates} ({updates // steps} per step)"
     yield "epochs", f"{steps * rollout.groups_per_batch / len(rows):.2f}"
-    sequence = longest + rollout.max_completion_length
+    sequence: int | None = longest + rollout.max_completion_length
     if config.episodes is not None:
-        sequence = config.episodes.max_context_tokens or sequence
-    yield "longest sequence", f"{sequence} tokens"
-    if sequence > config.deepspeed.tokens_per_micro_batch:
+        sequence = config.episodes.max_context_tokens
+    limit = "the servers' --max-model-len: episodes.max_context_tokens is absent"
+    yield "longest sequence", limit if sequence is None else f"{sequence} tokens"
+    if sequence is not None and sequence > config.deepspeed.tokens_per_micro_batch:
         budget = config.deepspeed.tokens_per_micro_batch
         yield (
             "note",
