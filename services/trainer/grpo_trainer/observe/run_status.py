@@ -178,6 +178,11 @@ class RunStatus:
         """
         return (None if self._waits_for_rank else self._load_limit_s()) or self._heartbeat_bound_s
 
+    @property
+    def is_commanded(self) -> bool:
+        """Whether rank 0 has given this rank something to do: its own load is over then."""
+        return self._commanded_bound_s is not None
+
     def _load_limit_s(self) -> float | None:
         start = self._state.start
         return start.until_s - start.since_s if start is not None and start.silent else None

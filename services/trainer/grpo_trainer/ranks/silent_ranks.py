@@ -42,6 +42,9 @@ class Status(Protocol):
 
     def process_bound_s(self) -> float: ...
 
+    @property
+    def is_commanded(self) -> bool: ...
+
     def problem(self) -> str | None: ...
 
 
@@ -113,7 +116,8 @@ class SilentRanks:
             if not report:
                 continue
             _, (stage, step, _), bound_s, problem = json.loads(report)
-            if self._rank == 0:  # the newest report may be of a load that rank 0 knows to be over
+            # The newest report may be of a load that is known to be over: rank 0 commands when all have joined.
+            if self._rank == 0 or self._status.is_commanded:
                 bound_s = min(bound_s, self._status.process_bound_s())
             if silent_s > bound_s:
                 return (
