@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.tiny_model import make_tokenizer
 from tests.trainer.made_episodes import build_updates
 from tests.trainer.trl_cases import CASES
 from tests.trainer.trl_reference import MAX_COMPLETION_LENGTH, NUM_GENERATIONS, Completions, TrlReference, perturb
@@ -31,6 +32,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:You are using 'rollout_func':UserWarning"),
 ]
 TEMPERATURE = 0.8
+EOS = make_tokenizer().eos_token_id
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +61,25 @@ def ours(batch: Completions, algorithm: AlgorithmConfig) -> list[TrainingSequenc
         for prompt, completion, logprobs in zip(batch.prompt_ids, batch.completion_ids, batch.logprobs, strict=True)
     ]
     taken = [(episode, a) for episode, a in zip(episodes, advantages, strict=True) if a is not None]
-    return sequences_of(taken, algorithm, max_completion_length=MAX_COMPLETION_LENGTH)
+    masked = [algorithm.mask_truncated_completions and ids[-1] != EOS for ids in batch.completion_ids]
+    return sequences_of(taken, algorithm, max_completion_length=MAX_COMPLETION_LENGTH, masked=masked)
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "dapo", "luspo"])
+def test_what_is_cut_off_and_masked_counts_as_in_trl(trl: TrlReference, loss_type: str):
+    """Among the completions, and not among their tokens."""
+    algorithm = AlgorithmConfig(
+        loss_type=loss_type, mask_truncated_completions=True, importance_sampling_correction=False
+    )
+    trl.configure(algorithm)
+    batch = make_batch(seed=3)
+    for ids in batch.completion_ids[::3]:
+        ids[-1] = EOS
+    (ours_batch,) = one_micro_batch(ours(batch, algorithm))
+    expected_loss, expected_gradient = trl.loss_and_gradient(trl.score(batch))
+    loss, gradient, _ = loss_and_gradient(trl.copy_of_model(), ours_batch, algorithm)
+    assert loss == pytest.approx(expected_loss, rel=1e-5, abs=1e-7)
+    assert relative_difference(gradient, expected_gradient) < 1e-5
 
 
 def policy(model: Any) -> Policy:

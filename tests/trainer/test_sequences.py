@@ -13,7 +13,7 @@ from tests.trainer.made_episodes import (
     two_segments,
 )
 
-from grpo_trainer.algorithm.decisions import slices
+from grpo_trainer.algorithm.decisions import slices, updates_of
 from grpo_trainer.algorithm.named_arrays import from_arrays, to_arrays
 from grpo_trainer.algorithm.normalisers import NORMALISERS
 from grpo_trainer.algorithm.normalisers.counts import Counts
@@ -110,6 +110,12 @@ def test_the_denominators_are_counts_over_the_whole_update(name: str, seed: int)
         total = math.fsum(sequence.weights_L.sum() for sequence in members)
         if name in ("grpo", "bnpo"):
             assert total == pytest.approx(1.0)
+
+
+def test_an_update_whose_completions_are_all_masked_is_left_out():
+    masked = [False, True, True, True, False, False]
+    assert updates_of(masked, 3) == ([0, 1, 1], {0: 1})
+    assert updates_of([True, True], 2) == ([], {})
 
 
 def test_a_normaliser_gives_each_episode_one_weight():

@@ -112,6 +112,7 @@ class TrlReference:
         trainer.args.use_bias_correction_kl = algorithm.kl_estimator == "unbiased"
         trainer.off_policy_mask_threshold = algorithm.off_policy_mask_threshold
         trainer.top_entropy_quantile = algorithm.top_entropy_quantile
+        trainer.mask_truncated_completions = algorithm.mask_truncated_completions
         for name, value in (self._own_parameters | algorithm.params).items():
             setattr(trainer.args, name, value)
 

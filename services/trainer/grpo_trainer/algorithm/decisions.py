@@ -1,7 +1,10 @@
 """Decisions: scored groups → what is trained on, with which advantage and weight, in which optimizer update."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import compress
+from operator import not_
 from types import MappingProxyType
 
 import numpy as np
@@ -30,28 +33,31 @@ def training_sequences(
     teachers: Mapping[str, TeacherConfig] = MappingProxyType({}),
 ) -> tuple[list[TrainingSequence], dict[str, float]]:
     """Advantages into the groups; then the sequences of all episodes that take part in the loss: scored, with tokens,
-    not cut if cuts are masked. Also the metrics of their rewards. What takes no part counts in no normaliser.
+    not cut if cuts are masked. Also the metrics of their rewards.
 
     `own_rewards`: the weights of each dataset with rewards of its own, in place of `reward_weights`. `teachers`: those
     of the datasets that have one.
     """
     advantages = advantages_of(groups, algorithm, reward_weights, own_rewards, teachers)
     taken: list[tuple[Episode, Advantage]] = []
-    coefs: list[float] = []
+    coefs, masked = list[float](), list[bool]()
     for group, of_group in zip(groups, advantages, strict=True):
         teacher = teachers.get(group.row.dataset)
         for episode, advantage in zip(group.episodes, of_group, strict=True):
             episode.advantage = None if advantage is None else of_episode(advantage, episode)
             left_out = episode.left_out_because(mask_truncated=algorithm.mask_truncated_completions)
-            if advantage is not None and left_out is None:
+            if advantage is not None and left_out in (None, "truncated"):
                 taken.append((episode, advantage))
                 coefs.append(teacher.coef if teacher else 0.0)
+                masked.append(left_out is not None)
     if reads_of(surrogate_of(algorithm)).behaviour:
         _refuse_unknown_behaviour([episode for episode, _ in taken], algorithm)
     metrics = reward_metrics([[episode.total for episode in group.episodes] for group in groups])
     if teachers:
         metrics |= teacher_metrics([group for group in groups if group.row.dataset in teachers])
-    sequences = sequences_of(taken, algorithm, max_completion_length=max_completion_length, teacher_coefs=coefs)
+    sequences = sequences_of(
+        taken, algorithm, max_completion_length=max_completion_length, teacher_coefs=coefs, masked=masked
+    )
     return sequences, metrics
 
 
@@ -103,26 +109,39 @@ def sequences_of(
     *,
     max_completion_length: int,
     teacher_coefs: Sequence[float] = (),
+    masked: Sequence[bool] = (),
 ) -> list[TrainingSequence]:
     """The sequences of episodes that are trained on, each with its advantage, in their order. `teacher_coefs`: for each
-    episode the weight of its teacher, 0 without one.
+    episode the weight of its teacher, 0 without one. `masked`: which are cut off and only counted; absent: none.
 
-    Updates are consecutive slices of the episodes, their sizes differ by one at most; with fewer episodes than
-    `steps_per_generation` there are only as many updates as episodes, because an update without any would still move
-    the weights (momentum, weight decay).
+    Updates are consecutive slices of the episodes, their sizes differ by one at most. One without an episode to train
+    on is left out, because it would still move the weights (momentum, weight decay).
     """
+    masked = masked or [False] * len(taken)
+    updates, num_masked = updates_of(masked, algorithm.steps_per_generation)
+    teacher_coefs = list(compress(teacher_coefs or [0.0] * len(taken), map(not_, masked)))
+    taken = list(compress(taken, map(not_, masked)))
     facts = [facts_of(episode, number) for number, (episode, _) in enumerate(taken)]
-    updates = slices(len(taken), algorithm.steps_per_generation)
     tokens = [sum(sequence.num_trained for sequence in sequences) for sequences in facts]
-    weights = normaliser_of(algorithm)(Counts(tokens, updates, max_completion_length))
+    weights = normaliser_of(algorithm)(Counts(tokens, updates, max_completion_length, num_masked))
     decided = [
         [_decided(sequence, advantage=advantage, weight=weight, update=update) for sequence in sequences]
         for sequences, (_, advantage), weight, update in zip(facts, taken, weights, updates, strict=True)
     ]
-    for (episode, _), sequences, coef in zip(taken, decided, teacher_coefs or [0.0] * len(taken), strict=True):
+    for (episode, _), sequences, coef in zip(taken, decided, teacher_coefs, strict=True):
         if coef:
             add_teacher(episode, sequences, coef=coef)
     return [sequence for sequences in decided for sequence in sequences]
+
+
+def updates_of(masked: Sequence[bool], num_slices: int) -> tuple[list[int], Counter[int]]:
+    """The update of each episode that is not masked, numbered without gaps; how many masked ones each update has."""
+    slice_of = slices(len(masked), num_slices)
+    trained = [of_slice for of_slice, is_masked in zip(slice_of, masked, strict=True) if not is_masked]
+    update_of = {of_slice: update for update, of_slice in enumerate(dict.fromkeys(trained))}
+    others = (of_slice for of_slice, is_masked in zip(slice_of, masked, strict=True) if is_masked)
+    num_masked = Counter(update_of[of_slice] for of_slice in others if of_slice in update_of)
+    return [update_of[of_slice] for of_slice in trained], num_masked
 
 
 def slices(count: int, num_slices: int) -> list[int]:

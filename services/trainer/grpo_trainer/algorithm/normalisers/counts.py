@@ -1,11 +1,15 @@
 """What a normaliser counts."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
 class Counts:
-    """The episodes that are trained on, in order, over all micro-batches and ranks."""
+    """The episodes that are trained on, in order, over all micro-batches and ranks.
+
+    One that was cut off, and is masked for it, has no weight; it counts in the N of its update all the same, as in TRL.
+    """
 
     tokens: list[int]
     """T_e: trained tokens of each episode, at least 1."""
@@ -13,6 +17,8 @@ class Counts:
     """Number of each episode's optimizer update, from 0 without gaps."""
     limit: int
     """`rollout.max_completion_length`: the most tokens an episode may sample."""
+    num_masked: Mapping[int, int] = field(default_factory=dict)
+    """Update → how many of its episodes were cut off, and are masked for it."""
 
     @property
     def num_updates(self) -> int:
@@ -20,7 +26,7 @@ class Counts:
 
     def episodes_of_update(self) -> list[int]:
         """For each episode, how many are in its update: N."""
-        totals = [0] * self.num_updates
+        totals = [self.num_masked.get(update, 0) for update in range(self.num_updates)]
         for update in self.update:
             totals[update] += 1
         return [totals[update] for update in self.update]
