@@ -1,17 +1,23 @@
 """A run survives the death of any part, and a resumed run is the same run."""
 
+import fcntl
 import json
 import os
+import pty
 import signal
+import subprocess
+import termios
+import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import PLUGIN, Stack, read_jsonl
+from tests.e2e.conftest import PLUGIN, TRAINER_ENVIRONMENT, Stack, read_jsonl
 from tests.e2e.runs import assert_same_run, wait_for_rows, wait_for_step
-from tests.processes import free_port, gone_within, reward_command, service
+from tests.processes import BIN, free_port, gone_within, reward_command, service
 
 pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.timeout(900), pytest.mark.xdist_group("stack")]
 
@@ -42,6 +48,34 @@ def test_sigterm_saves_and_exits_cleanly_and_the_run_goes_on_from_there(
     resumed = stack.train(run_dir, "--max_steps", 4, "--resume")
     assert resumed.returncode == 0, resumed.stdout
     assert_same_run(undisturbed, run_dir)
+
+
+def drain(terminal: int) -> None:
+    """Read until it is closed, here or at its other end."""
+    with suppress(OSError):
+        while os.read(terminal, 4096):
+            pass
+
+
+def test_a_run_whose_terminal_is_closed_saves(stack: Stack, tmp_path: Path):
+    """A dropped ssh: SIGHUP, and nothing can be printed any more."""
+    run_dir = tmp_path / "hung-up"
+    terminal, end = pty.openpty()
+    words = (BIN / "grpo-train", stack.run_file, "--run_dir", run_dir, "--max_steps", 500, "--checkpoint.save_steps", 0)
+    with subprocess.Popen(
+        list(map(str, words)), stdin=end, stdout=end, stderr=end, env=os.environ | TRAINER_ENVIRONMENT,
+        preexec_fn=lambda: (os.setsid(), fcntl.ioctl(0, termios.TIOCSCTTY, 0)),
+    ) as trainer:  # fmt: skip
+        try:
+            os.close(end)
+            threading.Thread(target=drain, args=(terminal,), daemon=True).start()
+            wait_for_rows(run_dir, 3, trainer)
+            os.kill(trainer.pid, signal.SIGHUP)
+            os.close(terminal)
+            assert trainer.wait(60) == 0
+        finally:
+            trainer.kill()
+    assert list((run_dir / "checkpoints").glob("checkpoint-*"))
 
 
 def test_a_checkpoint_cut_off_in_the_middle_is_skipped(stack: Stack, undisturbed: Path, tmp_path: Path):

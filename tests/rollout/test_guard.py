@@ -7,6 +7,8 @@ import httpx
 import pytest
 
 from grpo_proto.messages.errors import ErrorBody
+from grpo_proto.server.refusal import Refusal
+from grpo_rollout import guard
 from grpo_rollout.guard import Guard
 from grpo_rollout.weight_state import Push, Weights
 
@@ -80,6 +82,29 @@ class TestToken:
     async def test_without_a_token_nobody_is_asked(self):
         async with client(CURRENT) as http:
             assert (await http.get("/v1/completions")).status_code == 200
+
+
+class TestBody:
+    async def test_a_long_one_is_refused_also_on_routes_of_vllm(self, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(guard, "MAX_BODY_BYTES", 1000)
+        read: list[int] = []
+
+        async def reads(scope, receive, send):
+            while (part := await receive()).get("more_body"):
+                read.append(len(part["body"]))
+            await echo(scope, receive, send)
+
+        async def chunks():
+            for _ in range(20):
+                yield b"x" * 100
+
+        async with client(CURRENT, app=reads) as http:
+            answer = await http.post("/v1/completions", content=b"x" * 1001)
+            assert (answer.status_code, error(answer), read) == (413, "body_too_large", [])
+            with pytest.raises(Refusal, match="larger than 1000 bytes"):
+                await http.post("/v1/completions", content=chunks())
+            assert sum(read) <= 1000
+            assert (await http.post("/v1/completions", content=b"x" * 1000)).status_code == 200
 
 
 class TestWeights:

@@ -258,6 +258,10 @@ from argparse import Namespace
 from vllm.logger import configure_logging_from_args, init_logger
 configure_logging_from_args(Namespace())
 init_logger("vllm.a_part").info("%s", "hello")
+import json, logging.config, os
+logging.config.dictConfig(json.load(open(os.environ["VLLM_LOGGING_CONFIG_PATH"])))  # as uvicorn does
+for path in ("/livez", "/v1/rollouts"):
+    logging.getLogger("uvicorn.access").info('%s - "%s %s HTTP/%s" %d', "127.0.0.1:1", "GET", path, "1.1", 200)
 """
     # What other tests have made of vLLM's variables is not its business.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
@@ -267,6 +271,8 @@ init_logger("vllm.a_part").info("%s", "hello")
     lines = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
     found = [line for line in lines if line["logger"] == "vllm.a_part"]
     assert [(line["service"], line["message"]) for line in found] == [("rollout", "hello")], done.stderr
+    (asked,) = [line["message"] for line in lines if line["logger"] == "uvicorn.access"]
+    assert "/v1/rollouts" in asked, "and no probe"
 
 
 def test_an_unknown_log_format_is_told(monkeypatch: pytest.MonkeyPatch):

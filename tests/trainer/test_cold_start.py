@@ -8,6 +8,7 @@ import peft
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 from tests.tiny_model import CHAT_TEMPLATE, make_tokenizer, save_tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -118,6 +119,26 @@ class TestTraining:
         lora = LoraConfig(r=8, adapter=folder / "adapter")
         continued = Adapter(AutoModelForCausalLM.from_pretrained(model_folder), lora, base_name="base", seed=0)
         assert torch.equal(continued.model(ids).logits, adapted(ids).logits)
+
+    def test_in_bfloat16_the_merged_model_is_the_sum_of_what_is_saved(self, tmp_path, model_folder):
+        content = {
+            "output_dir": tmp_path / "cold-start",
+            "model": {"name_or_path": str(model_folder), "dtype": "bfloat16", "lora": {"r": 4, "alpha": 32}},
+            "data": {"dataset": write(tmp_path / "rows.jsonl", *[ROW] * 8), "recipe": "countdown"},
+            "device": "cpu",
+            "max_steps": 3,
+            "learning_rate": 0.02,
+        }
+        folder = run_cold_start(ColdStartConfig.model_validate(content))
+        adapter = load_file(folder / "adapter" / "adapter_model.safetensors")
+        name = "model.layers.0.self_attn.q_proj"
+        left, right = (adapter[f"base_model.model.{name}.lora_{part}.weight"].float() for part in "BA")
+        weights = [
+            AutoModelForCausalLM.from_pretrained(place, dtype=torch.bfloat16).get_submodule(name).weight
+            for place in (model_folder, folder)
+        ]
+        assert torch.equal(torch.add(weights[0].float(), left @ right, alpha=8.0).bfloat16(), weights[1])
+        assert not torch.equal(*weights)
 
 
 class TestExamples:

@@ -187,7 +187,10 @@ def test_files_that_are_missing_are_named(
         (["import-trl", "trl", "dpo", *TRL], "trl dpo is no GRPO"),
         (["import-swift", *SWIFT, "--num_generations", "3"], "are no whole groups of num_generations 3"),
         (["import-swift", *SWIFT, "--learning_rate", "fast"], "--learning_rate fast"),
-        (["import-swift", *SWIFT, "--temperature", "-1"], "rollout.temperature: Input should be greater than 0"),
+        (
+            ["import-swift", *SWIFT, "--temperature", "-1"],
+            "rollout.temperature: Input should be greater than or equal to 0.01",
+        ),
         (["import-swift", *SWIFT, "--reward_funcs", "soft_overlong"], "--soft_cache_length is missing"),
         (["import-swift", *SWIFT, "--reward_weights", "1", "2"], "2 reward_weights for 1 reward_funcs"),
         (["import-swift", *SWIFT, "--lora_rank", "0"], "model.lora.r: Input should be greater than or equal to 1"),

@@ -168,7 +168,7 @@ def test_a_dataset_has_its_own_teacher_that_of_the_run_or_none(run_file: Path):
         (["--guards.kl", "rollback", "--checkpoint.save_steps", "0"], r"guards\.kl rollback .* set it above 0"),
         (["--checkpoint.metric_for_best", "eval_accuracy"], r"needs an evaluation; set data\.eval_dataset or"),
         (["--data.eval_dataset", "a", "--checkpoint.metric_for_best", "eval_x"], r"known are eval_accuracy, eval_gre"),
-        (["--rollout.temperature", "0"], r"rollout\.temperature: .*greater than 0"),
+        (["--rollout.temperature", "0"], r"rollout\.temperature: .*greater than or equal to 0\.01"),
         (["--reward.reward_funcs", "[]"], r"reward_funcs is empty: name a reward, or set teacher\.url"),
         ([*TAUGHT, "--rollout.temperature", "0.7"], r"temperature 0\.7: a teacher's logprobs are of temperature 1"),
         ([*TAUGHT, *UNCORRECTED, "--rollout.top_k", "5"], r"rollout\.top_k 5: a teacher's logprobs"),

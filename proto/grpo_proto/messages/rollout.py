@@ -39,7 +39,7 @@ class Prompt(Request):
 class Sampling(Request):
     """How to sample. `temperature` 0 is greedy; `top_k` 0 means no limit."""
 
-    temperature: float = Field(default=1.0, ge=0.0)
+    temperature: float = Field(default=1.0, ge=0.0, le=2.0)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     top_k: int = Field(default=0, ge=0)
     min_p: float = Field(default=0.0, ge=0.0, le=1.0)

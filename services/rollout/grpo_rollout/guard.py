@@ -1,4 +1,5 @@
-"""The ASGI middleware in front of every route, vLLM's too: check the token, then the state of the weights."""
+"""The ASGI middleware in front of every route, vLLM's too: check the token, the state of the weights, and the body's
+size."""
 
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
@@ -30,11 +31,33 @@ WITHOUT_WEIGHTS = PUBLIC | {
 }  # fmt: skip
 # The routes of one session check its keys, and hold its requests while no weights are served. Opening one does not.
 OPEN_SESSION, SESSION_ROUTES = "/v1/sessions", ("/v1/sessions/", "/sessions/")
+CLOSED = frozenset({"/scale_elastic_ep", "/is_scaling_elastic_ep"})
+"""Routes of vLLM for servers of several data-parallel engines, which this one refuses to be."""
 RETRY_AFTER_S = 1.0
+MAX_BODY_BYTES = 256 * 2**20
 
 
 class HasWeights(Protocol):
     weights: Weights
+
+
+def limited(headers: Sequence[tuple[bytes, bytes]], receive: Receive) -> Receive:
+    """`receive` for a body of at most `MAX_BODY_BYTES`. Raises Refusal (413), at once where a length is declared."""
+    message = f"the body is larger than {MAX_BODY_BYTES} bytes"
+    too_large = Refusal(413, "body_too_large", message, hint="send fewer prompts")
+    if int(dict(headers).get(b"content-length", 0)) > MAX_BODY_BYTES:
+        raise too_large
+    num_bytes = 0
+
+    async def receive_limited() -> Message:
+        nonlocal num_bytes
+        part = await receive()
+        num_bytes += len(part.get("body", b""))
+        if num_bytes > MAX_BODY_BYTES:
+            raise too_large
+        return part
+
+    return receive_limited
 
 
 class Guard:
@@ -62,6 +85,9 @@ class Guard:
         path = scope["path"].rstrip("/") or "/"
         try:
             self._check_token(scope, path)
+            if path in CLOSED:
+                raise Refusal(404, "not_found", f"{path} is for servers with --data-parallel-size above 1")
+            receive = limited(scope["headers"], receive)
             waits = self._check_weights(path)
         except Refusal as refused:
             if scope["type"] == "websocket":

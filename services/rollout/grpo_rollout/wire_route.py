@@ -15,11 +15,9 @@ from .engine import EngineDiedError
 
 logger = logging.getLogger("vllm.grpo_rollout.wire_route")
 
-MAX_BODY_BYTES = 256 * 2**20
-
 
 class WireRoute(APIRoute):
-    """FastAPI's route, with the wire's limit on the body and its error bodies."""
+    """FastAPI's route, with the wire's error bodies."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -27,7 +25,7 @@ class WireRoute(APIRoute):
         async def handle_wire_request(request: Request) -> Response:
             try:
                 if self.body_field is not None:
-                    await read_body(request)
+                    check_content_type(request)
                 return await handle(request)
             except Refusal as refused:
                 return refusal_reply(refused)
@@ -35,31 +33,23 @@ class WireRoute(APIRoute):
                 return refusal_reply(_invalid(error))
             except EngineDiedError as error:
                 return refusal_reply(error.refusal)
-            except Exception:
+            except Exception as error:
+                # FastAPI makes an error of its own of what its parser raises.
+                if isinstance(error.__cause__ or error, RecursionError):
+                    return refusal_reply(Refusal(400, "malformed_json", "the body is nested too deeply"))
                 logger.exception("%s %s failed", request.method, request.url.path)
                 return refusal_reply(Refusal(500, "internal", "internal error; see the server's log", retryable=True))
 
         return handle_wire_request
 
 
-async def read_body(request: Request) -> None:
-    """Read the body into the request, where FastAPI looks for it. Raises Refusal: 415 another type, 413 too large."""
+def check_content_type(request: Request) -> None:
+    """Raises Refusal (415)."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise Refusal(
             415, "wrong_content_type", f"the content type is {kind or 'missing'}", hint="send application/json"
         )
-    message = f"the body is larger than {MAX_BODY_BYTES} bytes"
-    too_large = Refusal(413, "body_too_large", message, hint="send fewer prompts")
-    if int(request.headers.get("content-length", 0)) > MAX_BODY_BYTES:
-        raise too_large
-    chunks, num_bytes = [], 0
-    async for chunk in request.stream():
-        num_bytes += len(chunk)
-        if num_bytes > MAX_BODY_BYTES:
-            raise too_large
-        chunks.append(chunk)
-    request._body = b"".join(chunks)
 
 
 def _invalid(error: RequestValidationError) -> Refusal:

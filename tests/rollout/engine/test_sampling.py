@@ -208,6 +208,9 @@ class TestBadInput:
         ("body", "content_type", "status", "type"),
         [
             (b"{", "application/json", 400, "malformed_json"),
+            (b"[" * 3000 + b"]" * 3000, "application/json", 400, "malformed_json"),
+            (b'{"request_id":"a","prompts":[{"token_ids":[5]}],"sampling":{"temperature":2.5}}', "application/json",
+             422, "invalid_value"),
             (b"{}", "text/plain", 415, "wrong_content_type"),
             (b"\x80\x04K\x01.", "application/octet-stream", 415, "wrong_content_type"),
             (b"{}", "application/json", 422, "invalid_value"),
@@ -254,7 +257,14 @@ class TestOtherRoutes:
             body = {"model": models["data"][0]["id"], "prompt": "ab", "max_tokens": 3}
             completion = (await http.post("/v1/completions", json=body)).json()
             assert completion["choices"][0]["finish_reason"] in ("length", "stop")
-            for path in ("/collective_rpc", "/update_weights", "/pause", "/sleep", "/init_weight_transfer_engine"):
+            for path in (
+                "/collective_rpc",
+                "/update_weights",
+                "/pause",
+                "/sleep",
+                "/init_weight_transfer_engine",
+                "/scale_elastic_ep",
+            ):
                 assert (await http.post(path, json={})).status_code == 404, path
 
     async def test_metrics_count(self, fresh: Server):

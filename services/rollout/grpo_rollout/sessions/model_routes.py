@@ -14,7 +14,7 @@ from grpo_proto.server.refusal import Refusal
 
 from ..cut_off import client_gone
 from ..engine import EngineDiedError
-from ..wire_route import read_body
+from ..wire_route import check_content_type
 from .api_errors import ErrorForm, form_of
 from .session import Session
 
@@ -38,7 +38,7 @@ class ModelRoute(APIRoute):
         async def handle_model_request(request: Request) -> Response:
             try:
                 if request.method == "POST":
-                    await read_body(request)
+                    check_content_type(request)
                 return await handle(request)
             except Refusal as refused:
                 refusal = refused

@@ -215,9 +215,9 @@ class _Saved:
 
     def save(self) -> None:
         """Write the folder whole or not at all. Raises RunError."""
-        # Add the adapter before the cast: the sum is rounded once.
-        state = self._adapter.merged_state(self._dtype) if self._adapter else None
+        # Cast before the adapter is added: the sum is that of what is saved, and a run may begin from either.
         self._model.to(self._dtype)
+        state = self._adapter.merged_state(self._dtype) if self._adapter else None
         tensors = self._adapter.tensors() if self._adapter else {}
         folder = self._config.output_dir
         try:

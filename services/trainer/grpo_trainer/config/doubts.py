@@ -69,6 +69,11 @@ def doubts(config: RunConfig) -> list[str]:
                 f"algorithm.loss {surrogate} is without what loss_type {surrogate} sets beside it: {', '.join(others)}"
             )
     found += _clips_of_another_loss(config.algorithm)
+    if config.algorithm.sync_ref_model and config.model.dtype == "bfloat16":
+        found.append(
+            "algorithm.sync_ref_model in bfloat16 rounds each move of the reference: below a mixup alpha of 0.5 it "
+            "follows more slowly, above faster; with model.dtype float32 exactly"
+        )
     if config.guards.kl in ("rollback", "stop") and config.algorithm.beta == 0.0:
         found.append(f"guards.kl {config.guards.kl} never acts: with algorithm.beta 0 no KL is measured")
     if config.guards.zero_spread in ("rollback", "stop") and config.teachers.keys() >= set(

@@ -1,11 +1,16 @@
-"""End a run on SIGTERM or SIGINT between two stages, with a checkpoint."""
+"""End a run on SIGTERM, SIGINT or SIGHUP between two stages, with a checkpoint."""
 
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+STOP_SIGNALS = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    # The terminal is gone. With nohup it is ignored, and stays so.
+    *([signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else []),
+)
 
 
 class StopRequested(Exception):  # noqa: N818 - a request, not an error
@@ -37,6 +42,8 @@ class StopSignal:
             signal.signal(number, signal.SIG_IGN)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested and number == signal.SIGHUP:
+            return  # of a terminal that is gone the shell tells, and the kernel once more
         if self.requested:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
