@@ -266,6 +266,9 @@ def test_clips_that_a_loss_does_not_read_or_reads_otherwise_are_named(run_file: 
         "algorithm.epsilon has no effect: the loss cispo does not read it",
         "algorithm.delta has no effect: the loss cispo does not read it",
     ]
+    gspo = ["--algorithm.epsilon", "3e-4", "--algorithm.epsilon_high", "4e-4"]
+    assert len(doubts(read(run_file, *gspo))) == 2
+    assert doubts(read(run_file, *gspo, "--algorithm.importance_sampling_level", "sequence")) == []
     [bound] = doubts(read(run_file, *cispo, "--algorithm.epsilon_high", "0.28"))
     assert "epsilon_high 0.28 bounds the ratios themselves" in bound
     uncorrected = ["--algorithm.importance_sampling_correction", "false"]

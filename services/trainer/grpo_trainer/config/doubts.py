@@ -32,7 +32,9 @@ def _clips_of_another_loss(algorithm: AlgorithmConfig) -> list[str]:
         value = getattr(algorithm, name)
         default = own.get(name, AlgorithmConfig.model_fields[name].default)
         of = [loss_type for loss_type, preset in LOSS_TYPES.items() if preset.settings.get(name) == value]
-        if value != default and of and algorithm.loss_type not in of:
+        # Ratios of whole episodes have GSPO's clip under any preset.
+        of_episodes = algorithm.importance_sampling_level != "token" and "gspo" in of
+        if value != default and of and algorithm.loss_type not in of and not of_episodes:
             found.append(
                 f"algorithm.{name} {value:g} is the clip of loss_type {of[0]}, and loss_type is {algorithm.loss_type}"
             )
