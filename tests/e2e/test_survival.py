@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import pty
+import select
 import signal
 import subprocess
 import termios
@@ -50,11 +51,19 @@ def test_sigterm_saves_and_exits_cleanly_and_the_run_goes_on_from_there(
     assert_same_run(undisturbed, run_dir)
 
 
-def drain(terminal: int) -> None:
-    """Read until it is closed, here or at its other end."""
-    with suppress(OSError):
-        while os.read(terminal, 4096):
-            pass
+def behind_a_terminal() -> None:
+    """Between fork and exec: the terminal at standard input is its own, and its end is not ignored."""
+    os.setsid()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def drain(terminal: int, closing: threading.Event) -> None:
+    """Read what is printed there, until it is to be closed."""
+    while not closing.is_set():
+        if select.select([terminal], [], [], 0.05)[0]:
+            with suppress(OSError):
+                os.read(terminal, 4096)
 
 
 def test_a_run_whose_terminal_is_closed_saves(stack: Stack, tmp_path: Path):
@@ -64,12 +73,16 @@ def test_a_run_whose_terminal_is_closed_saves(stack: Stack, tmp_path: Path):
     words = (BIN / "grpo-train", stack.run_file, "--run_dir", run_dir, "--max_steps", 500, "--checkpoint.save_steps", 0)
     with subprocess.Popen(
         list(map(str, words)), stdin=end, stdout=end, stderr=end, env=os.environ | TRAINER_ENVIRONMENT,
-        preexec_fn=lambda: (os.setsid(), fcntl.ioctl(0, termios.TIOCSCTTY, 0)),
+        preexec_fn=behind_a_terminal,
     ) as trainer:  # fmt: skip
         try:
             os.close(end)
-            threading.Thread(target=drain, args=(terminal,), daemon=True).start()
+            closing = threading.Event()
+            reading = threading.Thread(target=drain, args=(terminal, closing), daemon=True)
+            reading.start()
             wait_for_rows(run_dir, 3, trainer)
+            closing.set()
+            reading.join()
             os.kill(trainer.pid, signal.SIGHUP)
             os.close(terminal)
             assert trainer.wait(60) == 0

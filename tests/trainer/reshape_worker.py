@@ -93,10 +93,10 @@ def resumed(engine: TrainingEngine, folder: Path, num_ranks: int, stage: int, dt
     }
 
 
-def with_other_settings(folder: Path, num_ranks: int, stage: int) -> dict[str, Any]:
+def with_other_settings(folder: Path, num_ranks: int, stage: int, dtype: str) -> dict[str, Any]:
     """How far two updates are from what the run file says, after a load of what was saved with other settings."""
-    engine = new_engine(folder, stage, "float32", OTHER_SETTINGS)
-    engine.load(saved_place(folder, num_ranks, stage, "float32"))
+    engine = new_engine(folder, stage, dtype, OTHER_SETTINGS)
+    engine.load(saved_place(folder, num_ranks, stage, dtype))
     before = weights(engine)
     train(engine, range(1, 2))
     after = weights(engine)
@@ -142,9 +142,9 @@ def main(folder: Path, results: dict[str, Any]) -> None:
         engine = (new_engine if saved_before else undisturbed)(folder, stage, dtype)
         if saved_place(folder, 3 - num_ranks, stage, dtype).exists():
             results[f"{stage} {dtype}"] = resumed(engine, folder, 3 - num_ranks, stage, dtype)
-            if stage >= 0 and dtype == "float32":
-                others = [with_other_settings(folder, ranks, stage) for ranks in (1, 2)]
-                results[f"{stage} with other settings"] = others
+            if stage >= 0:
+                others = [with_other_settings(folder, ranks, stage, dtype) for ranks in (1, 2)]
+                results[f"{stage} {dtype} with other settings"] = others
             if stage == 3:
                 results["refused"] = [refused(engine, saved_place(folder, ranks, stage, dtype)) for ranks in (1, 2)]
 

@@ -1,6 +1,7 @@
 """Groups → numbers: names, denominators, and that null is never 0."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -161,6 +162,8 @@ def test_a_sample_is_left_out_once_and_only_without_a_total():
         make_sample(1.0, rewards={"a": fine, "b": fine}, length=0, versions=[]),
     ]
     small = make_group(make_sample(1.0, advantage=None, rewards={"a": fine}), make_sample(None, rewards={"a": broken}))
+    turns = small.episodes[0].segments[0].turns
+    turns[:] = [replace(turn, masked="dropped") for turn in turns]
     metrics = metrics_of(
         make_group(*samples), names=("a", "b"), mask_truncated=True, dropped_stale=2, too_small=[small]
     )

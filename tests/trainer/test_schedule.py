@@ -69,7 +69,7 @@ def test_a_run_may_end_in_the_warm_up_and_says_so():
     rate_of = learning_rates(config, total_updates=4)
     assert [rate_of(update) for update in range(4)] == [0.0, 1 / 8, 2 / 8, 3 / 8]
     [doubt] = schedule_doubts(config, total_updates=4)
-    assert "optimizer.warmup_steps 8 of 4 updates" in doubt
+    assert "by optimizer.warmup_steps: 8 of 4 updates" in doubt
     assert schedule_doubts(config, total_updates=9) == []
 
 

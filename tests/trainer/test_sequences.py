@@ -1,6 +1,7 @@
 """The types: what was sampled is checked where it is written down, and decisions reach the right tokens."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,12 +14,13 @@ from tests.trainer.made_episodes import (
     two_segments,
 )
 
-from grpo_trainer.algorithm.decisions import slices, updates_of
+from grpo_trainer.algorithm.decisions import slices, training_sequences, updates_of
 from grpo_trainer.algorithm.named_arrays import from_arrays, to_arrays
 from grpo_trainer.algorithm.normalisers import NORMALISERS
 from grpo_trainer.algorithm.normalisers.counts import Counts
-from grpo_trainer.algorithm.sequences import CONTEXT, Segment, Turn, single_turn
+from grpo_trainer.algorithm.sequences import CONTEXT, Group, Segment, Turn, single_turn
 from grpo_trainer.config.algorithm import AlgorithmConfig
+from grpo_trainer.data.prompt_row import PromptRow
 
 
 @pytest.mark.parametrize(
@@ -110,6 +112,24 @@ def test_the_denominators_are_counts_over_the_whole_update(name: str, seed: int)
         total = math.fsum(sequence.weights_L.sum() for sequence in members)
         if name in ("grpo", "bnpo"):
             assert total == pytest.approx(1.0)
+
+
+def test_what_is_cut_off_and_masked_counts_among_the_completions_of_its_update_and_is_not_trained():
+    episodes = [episode for episode, _ in make_taken(6)]
+    for number, episode in enumerate(episodes):
+        episode.total = float(number)
+    cut = [replace(episode, status="truncated") for episode in episodes[:2]]
+    group = Group(0, PromptRow(0, [1], "p", {}), [*cut, *episodes[2:]])
+    group.episodes[3].total = None  # without a score it counts in nothing
+    algorithm = AlgorithmConfig(loss_type="dr_grpo", mask_truncated_completions=True, steps_per_generation=2)
+    sequences, _ = training_sequences([group], algorithm, reward_weights={}, max_completion_length=10)
+    weights = [sequence.weights_L[sequence.loss_mask_L][0] * 10 for sequence in sequences]
+    # Five that count make updates of two and three: the first has none to train on and is not made.
+    assert [sequence.update for sequence in sequences] == [0, 0, 0]
+    assert weights == pytest.approx([1 / 3] * 3)
+    one_update = algorithm.model_copy(update={"steps_per_generation": 1})
+    sequences, _ = training_sequences([group], one_update, reward_weights={}, max_completion_length=10)
+    assert [sequence.weights_L[sequence.loss_mask_L][0] * 10 for sequence in sequences] == pytest.approx([1 / 5] * 3)
 
 
 def test_an_update_whose_completions_are_all_masked_is_left_out():

@@ -192,7 +192,7 @@ def test_a_preset_shows_the_defaults_that_it_changes_and_takes_others(name: str)
 
 @pytest.mark.parametrize("name", SURROGATES)
 def test_an_idle_rank_records_the_same_metrics(name: str):
-    """Ranks add up their metrics by position."""
+    """Otherwise ranks would exchange the names in every update."""
     algorithm = AlgorithmConfig(loss=name, off_policy_mask_threshold=0.1, top_entropy_quantile=0.5)
     batch, logprobs_N = made_batch()
     ((nothing,),) = build_updates([], tokens_per_micro_batch=10, num_updates=1)

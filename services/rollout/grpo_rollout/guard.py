@@ -41,23 +41,45 @@ class HasWeights(Protocol):
     weights: Weights
 
 
-def limited(headers: Sequence[tuple[bytes, bytes]], receive: Receive) -> Receive:
-    """`receive` for a body of at most `MAX_BODY_BYTES`. Raises Refusal (413), at once where a length is declared."""
-    message = f"the body is larger than {MAX_BODY_BYTES} bytes"
-    too_large = Refusal(413, "body_too_large", message, hint="send fewer prompts")
-    if int(dict(headers).get(b"content-length", 0)) > MAX_BODY_BYTES:
-        raise too_large
-    num_bytes = 0
+class BodyLimit:
+    """A request whose body has at most `MAX_BODY_BYTES`; any longer one is answered with a 413, whatever the
+    application makes of the error that it gets in place of the rest.
 
-    async def receive_limited() -> Message:
-        nonlocal num_bytes
-        part = await receive()
-        num_bytes += len(part.get("body", b""))
-        if num_bytes > MAX_BODY_BYTES:
-            raise too_large
+    Raises Refusal for a declared length that is larger.
+    """
+
+    def __init__(self, headers: Sequence[tuple[bytes, bytes]], receive: Receive, send: Send):
+        self._receive, self._send = receive, send
+        self._num_bytes, self._has_answered = 0, False
+        message = f"the body is larger than {MAX_BODY_BYTES} bytes"
+        self._too_large = Refusal(413, "body_too_large", message, hint="send a smaller one")
+        if int(dict(headers).get(b"content-length", 0)) > MAX_BODY_BYTES:
+            raise self._too_large
+
+    @property
+    def _is_exceeded(self) -> bool:
+        return self._num_bytes > MAX_BODY_BYTES and not self._has_answered
+
+    async def receive(self) -> Message:
+        part = await self._receive()
+        self._num_bytes += len(part.get("body", b""))
+        if self._is_exceeded:
+            raise self._too_large
         return part
 
-    return receive_limited
+    async def send(self, message: Message) -> None:
+        if not self._is_exceeded:
+            self._has_answered = True
+            await self._send(message)
+
+    async def call(self, app: App, scope: MutableMapping[str, Any]) -> None:
+        try:
+            await app(scope, self.receive, self.send)
+        except Exception:
+            if not self._is_exceeded:
+                raise
+        if self._is_exceeded:
+            await refusal_reply(self._too_large)(scope, self._receive, self._send)
 
 
 class Guard:
@@ -87,7 +109,7 @@ class Guard:
             self._check_token(scope, path)
             if path in CLOSED:
                 raise Refusal(404, "not_found", f"{path} is for servers with --data-parallel-size above 1")
-            receive = limited(scope["headers"], receive)
+            request = BodyLimit(scope["headers"], receive, send)
             waits = self._check_weights(path)
         except Refusal as refused:
             if scope["type"] == "websocket":
@@ -97,7 +119,7 @@ class Guard:
             return
         self.num_waiting += waits
         try:
-            await self.app(scope, receive, send)
+            await request.call(self.app, scope)
         finally:
             self.num_waiting -= waits
 

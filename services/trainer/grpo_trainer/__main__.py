@@ -19,13 +19,13 @@ usage: grpo-train RUN.yaml [MORE.yaml …] [--section.key VALUE …]   train
        grpo-train import-trl ARGS…|FILE.yaml     … or of TRL
        grpo-train RUN.yaml --help           every key
 
-exit status: 0 done, or stopped by SIGTERM with a checkpoint
+exit status: 0 done, or stopped by SIGTERM, SIGINT or SIGHUP with a checkpoint
              1 the run failed: go on with --resume
              2 the configuration, a file or the data is wrong, or a rule of `guards` ended the run: no further try can
                succeed
              3 a server did not come up in time or does not fit, the Hub gave nothing, a port is taken, another trainer
                uses run_dir: try again later
-             143 several ranks: stopped by SIGTERM, with a checkpoint if they came to it
+             143 several ranks: stopped by SIGTERM (130 by SIGINT, 129 by SIGHUP), with a checkpoint if they came to it
 """
 
 

@@ -122,6 +122,18 @@ def schemaless(expression):
     return expression
 
 
+class WithStaticTool:
+    """Written for TRL."""
+
+    def reset(self, **row):
+        pass
+
+    @staticmethod
+    def look() -> str:
+        """Look around."""
+        return "a room"
+
+
 class Helpful:
     """Written for TRL, with a public method that is no tool."""
 

@@ -289,3 +289,8 @@ async def test_everything_ends_with_the_trainer(tmp_path: Path):
 async def test_what_cannot_play_is_named_at_the_start(names: dict[str, list[str]], says: str):
     with pytest.raises(UsageError, match=says):
         await Nursery(**names).start()  # type: ignore[arg-type]
+
+
+async def test_a_static_method_of_a_class_for_trl_is_a_tool():
+    async with Nursery(factories=[f"{HOSTILE}:WithStaticTool"]):
+        pass

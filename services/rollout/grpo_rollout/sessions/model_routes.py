@@ -137,7 +137,7 @@ def _object(body: bytes) -> dict[str, Any]:
             # A program has cut a text inside an emoji. No tokenizer takes the half; what is whole stays whole.
             text = json.dumps(found, ensure_ascii=False).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
             found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Refusal(400, "malformed_json", f"the body is not JSON: {error}") from error
     if not isinstance(found, dict):
         raise Refusal(400, "malformed_json", "the body is no JSON object")

@@ -51,7 +51,9 @@ def training_sequences(
                 coefs.append(teacher.coef if teacher else 0.0)
                 masked.append(left_out is not None)
     if reads_of(surrogate_of(algorithm)).behaviour:
-        _refuse_unknown_behaviour([episode for episode, _ in taken], algorithm)
+        _refuse_unknown_behaviour(
+            [episode for (episode, _), out in zip(taken, masked, strict=True) if not out], algorithm
+        )
     metrics = reward_metrics([[episode.total for episode in group.episodes] for group in groups])
     if teachers:
         metrics |= teacher_metrics([group for group in groups if group.row.dataset in teachers])

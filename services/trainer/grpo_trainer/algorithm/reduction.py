@@ -60,7 +60,8 @@ class Tally:
     def reduce(self) -> dict[str, float]:
         """The metrics over all ranks, on every rank; a collective. Means and extremes of nothing are left out.
 
-        A metric counts also where only some ranks recorded it.
+        A metric counts also where only some ranks recorded it. Every rank has recorded something, if only of nothing:
+        its device is that of the exchange.
         """
         kinds = (self.totals, self.sums_and_counts, self.smallest, self.largest)
         devices = (value.device for kind in kinds for value in kind.values())

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 DropReason = Literal["stale", "crash", "unscorable", "timeout", "error", "small_group", "truncated", "empty"]
 DROP_REASONS: tuple[DropReason, ...] = get_args(DropReason)
 """Why an episode took no part in the training: it was too old; its prompt kills rollout servers; it has no score,
-because no reward would judge it, one ran out of time, or one failed; it was cut off and `mask_truncated_completions` is
-on; it has no token to train on."""
+because no reward would judge it, one ran out of time, or one failed; too few of its group have one; it was cut off and
+`mask_truncated_completions` is on; it has no token to train on."""
 
 EpisodeStatus = Literal["completed", "truncated", "timeout", "failed"]
 ReasonT = TypeVar("ReasonT")
@@ -205,8 +205,8 @@ class Episode:
     def left_out_because(self, *, mask_truncated: bool) -> DropReason | None:
         """Why it takes no part in the loss; None when it does. Of several reasons the gravest one."""
         if self.advantage is None:
-            if self.total is not None:
-                return "small_group"  # too few of the others have a total
+            if self.total is not None and any(turn.masked == "dropped" for turn in self.turns):
+                return "small_group"
             status = self.unscored_because[1].status if self.unscored_because else "unscorable"
             return status if status != "ok" else "unscorable"
         if mask_truncated and self.truncated:

@@ -20,7 +20,7 @@ TIME_OUTS = (
 
 
 def _clips_of_another_loss(algorithm: AlgorithmConfig) -> list[str]:
-    """Clips that a run file has of the preset that it had before, and that are of another scale than this one's."""
+    """Clips of another preset than `loss_type`'s, as a run file has them whose `loss_type` was changed alone."""
     found = []
     if algorithm.surrogate_name == algorithm.loss_type == "cispo" and algorithm.upper_epsilon < 1.0:
         found.append(

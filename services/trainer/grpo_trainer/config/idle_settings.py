@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 
+from .algorithm import LOSS_TYPES
 from .run_config import RunConfig
 
 CLIPS = {
@@ -44,7 +45,10 @@ def idle_settings(run: RunConfig) -> list[str]:
     surrogate = run.algorithm.surrogate_name
     for name, readers in CLIPS.items():
         # A loss of one's own may read any.
-        if ":" not in surrogate and surrogate not in readers and _is_given(run, f"algorithm.{name}"):
+        is_read = (
+            ":" in surrogate or surrogate in readers or (surrogate == "cispo" and run.algorithm.epsilon_high is None)
+        )
+        if not is_read and _is_given(run, f"algorithm.{name}"):
             found.append(f"algorithm.{name} has no effect: the loss {surrogate} does not read it")
     for setting, (is_read, because) in READ_WITH.items():
         if not is_read(run) and _is_given(run, setting):
@@ -55,4 +59,7 @@ def idle_settings(run: RunConfig) -> list[str]:
 def _is_given(run: RunConfig, setting: str) -> bool:
     section_name, name = setting.split(".")
     section = attrgetter(section_name)(run)
-    return bool(getattr(section, name) != type(section).model_fields[name].default)
+    default = type(section).model_fields[name].default
+    if section_name == "algorithm":
+        default = LOSS_TYPES[run.algorithm.loss_type].settings.get(name, default)
+    return bool(getattr(section, name) != default)

@@ -20,7 +20,7 @@ ENVIRONMENT_COLUMN = "environment"
 @dataclass(frozen=True)
 class RowsOfEpisodes:
     """`num_tasks`, `num_held_out`: rows that are only numbers, the held-out ones behind the others; 0: of a dataset.
-    `environments`: what a row's column `environment` may name; empty where rows have no such choice."""
+    `environments`: the names that a row's column `environment` may have; empty: any, or none."""
 
     num_tasks: int = 0
     num_held_out: int = 0

@@ -77,9 +77,9 @@ def load_prompt_rows(
     if rows is not None:
         log.info("dataset %s: %d rows are in %s, with their token ids", dataset, len(rows), path)
         return rows if maker.without_prompt else _with_doubts(rows, tokenizer, dataset)
-    read = _Read(with_environments(source.rows(), environments, dataset=dataset))
+    read = _Read(source.rows())
     batches = prepared_batches(
-        maker.rows(read, dataset=dataset),
+        with_environments(maker.rows(read, dataset=dataset), environments, dataset=dataset),
         maker,
         tokenizer,
         dataset=dataset,

@@ -29,9 +29,10 @@ def schedule_doubts(config: OptimizerConfig, *, total_updates: int) -> list[str]
     """Return a sentence for a warm-up, and one for a decay, that the run ends before."""
     found, kwargs = [], config.lr_scheduler_kwargs
     warmup = warmup_updates(config, total_updates)
+    setting = "warmup_steps" if config.warmup_steps else "warmup_ratio"
     if warmup >= total_updates:
         found.append(
-            f"the run ends in the warm-up of the learning rate: optimizer.warmup_steps {warmup} of {total_updates} "
+            f"the run ends in the warm-up of the learning rate, by optimizer.{setting}: {warmup} of {total_updates} "
             "updates"
         )
     elif kwargs.num_decay_steps is not None and kwargs.num_stable_steps is not None:

@@ -9,6 +9,7 @@ import os
 import random
 import socket
 import sys
+import sysconfig
 import traceback
 from typing import Any
 
@@ -18,6 +19,8 @@ from .reward_functions import PaidByFunctions
 from .time_limit import CallTimeoutError
 
 NUMPY_SEEDS = 2**32
+NOT_THE_USERS = (os.path.dirname(__file__), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
+"""Folders of code that calls the user's, or is called by it."""
 
 
 def serve(channel: socket.socket, parts: dict[str, Any], kind: dict[str, Any], *, seed: int) -> None:
@@ -77,12 +80,12 @@ def give_seeds(seed: int) -> None:
 
 
 def _told(error: BaseException) -> str:
-    """The error, with the innermost line that is not of this package: the user's, or of a library that it calls."""
+    """The error, with the innermost line of the user's: none of ours, of Python's or of an installed package."""
     cause: BaseException | None = error
     frames: list[traceback.FrameSummary] = []
     while cause is not None and not frames:
         found = traceback.extract_tb(cause.__traceback__)
-        frames = [frame for frame in found if os.path.dirname(frame.filename) != os.path.dirname(__file__)]
+        frames = [frame for frame in found if not frame.filename.startswith(NOT_THE_USERS)]
         cause = cause.__cause__
     where = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{where}"[:4000]

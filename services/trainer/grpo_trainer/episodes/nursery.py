@@ -16,6 +16,7 @@ the socket ends all. What a file starts while it is imported lives as long as th
 
 import contextlib
 import gc
+import inspect
 import os
 import selectors
 import signal
@@ -93,8 +94,8 @@ def load(environments: list[str], factories: list[str], tools: list[str], reward
             lacking = [method for method in methods if not callable(getattr(found, method, None))]
             if isinstance(found, type) and lacking:
                 raise UsageError(f"episodes.{section}: {name} has no method {lacking[0]}")
-    of_classes = [  # as methods of an instance, which there is none of yet
-        ("environment_factory", MethodType(getattr(parts[name], method), object()))
+    of_classes = [
+        ("environment_factory", _as_bound(parts[name], method))
         for name in factories
         if isinstance(parts[name], type)
         for method in tool_methods(parts[name])
@@ -109,6 +110,12 @@ def load(environments: list[str], factories: list[str], tools: list[str], reward
         if (problem := problem_of(parts[name])) is not None:
             raise UsageError(f"episodes.reward_funcs: {name} {problem}")
     return parts
+
+
+def _as_bound(kind: type, name: str) -> Any:
+    """The method as an instance would have it, before there is one."""
+    is_static = isinstance(inspect.getattr_static(kind, name), staticmethod)
+    return getattr(kind, name) if is_static else MethodType(getattr(kind, name), object())
 
 
 def _any_tool(text: str) -> str:

@@ -6,5 +6,5 @@ process_group.py   join the process group; this rank's device
 place.py           where a rank's main thread is; silent_ranks.py: end the run when a rank stands still
 crew.py            rank 0 commands, the others follow
 ranks.py           broadcast, scatter and gather JSON and arrays
-stop_signal.py     SIGTERM and SIGINT; process_exit.py: end a process that was in a Gloo group
+stop_signal.py     SIGTERM, SIGINT and SIGHUP; process_exit.py: end a process that was in a Gloo group
 """

@@ -84,6 +84,11 @@ def _start(
     )
 
 
+def _tell(text: str) -> None:
+    with suppress(OSError):  # the terminal may be gone
+        print(text, file=sys.stderr)
+
+
 def _send(ranks: Sequence["subprocess.Popen[bytes]"], number: int) -> None:
     for rank in ranks:
         if rank.poll() is None:
@@ -110,12 +115,12 @@ def _wait(ranks: Sequence["subprocess.Popen[bytes]"], stops: Sequence[int]) -> i
             until_s = min(until_s, time.monotonic() + FAILURE_LIMIT_S)
         if time.monotonic() > until_s:
             for rank in running:
-                print(f"rank {ranks.index(rank)} did not end in time; it is killed", file=sys.stderr)
                 rank.kill()
+                _tell(f"rank {ranks.index(rank)} did not end in time; it is killed")
             break
         time.sleep(POLL_S)
     if stops:
-        print(f"stopped by signal {stops[0]}, with all ranks", file=sys.stderr)
+        _tell(f"stopped by signal {stops[0]}, with all ranks")
         return 128 + stops[0]
     failed = [(number, rank.returncode) for number, rank in enumerate(ranks) if rank.returncode]
     if not failed:

@@ -6,9 +6,9 @@ does: a thread that always reports would also report for a main thread that hang
 ranks, the others that of rank 0. The second looks at them, and never waits for the store, which freezes with its host.
 
 A frozen process reports nothing. Its bound is the loop's heartbeat in every stage, also in a push or a save, whose main
-thread may be silent for longer; only a load has its own, while rank 0 loads, too. Every rank notices that of rank 0,
-and rank 0 decides on everything else: a rank that hangs makes others hang in its collectives, and a frozen one is named
-first.
+thread may be silent for longer; only a load of the start has its own, until rank 0 has loaded, too. Every rank notices
+that of rank 0, and rank 0 decides on everything else: a rank that hangs makes others hang in its collectives, and a
+frozen one is named first.
 Silence is counted in looks and not by the clock, so that a rank that was frozen itself blames nobody.
 """
 

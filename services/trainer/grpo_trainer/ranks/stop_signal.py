@@ -20,7 +20,7 @@ class StopRequested(Exception):  # noqa: N818 - a request, not an error
 class StopSignal:
     """Record that a stop was requested. It interrupts at once only inside `interruptible`.
 
-    A second signal ends the process the usual way, without waiting for the checkpoint.
+    A second signal ends the process the usual way, without waiting for the checkpoint; a second SIGHUP does nothing.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class StopSignal:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested and number == signal.SIGHUP:
-            return  # of a terminal that is gone the shell tells, and the kernel once more
+            return  # both the shell and the kernel send it when a terminal closes
         if self.requested:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
