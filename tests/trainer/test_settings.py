@@ -266,6 +266,10 @@ def test_clips_that_a_loss_does_not_read_or_reads_otherwise_are_named(run_file: 
         "algorithm.epsilon has no effect: the loss cispo does not read it",
         "algorithm.delta has no effect: the loss cispo does not read it",
     ]
+    loss = ["--algorithm.loss", "cispo", "--algorithm.epsilon", "0.9"]
+    assert not any("has no effect" in doubt for doubt in doubts(read(run_file, *loss))), "without epsilon_high"
+    preset = ["--algorithm.loss_type", "gmpo", "--algorithm.loss", "reinforce"]
+    assert not any("has no effect" in doubt for doubt in doubts(read(run_file, *preset))), "nobody gave it"
     gspo = ["--algorithm.epsilon", "3e-4", "--algorithm.epsilon_high", "4e-4"]
     assert len(doubts(read(run_file, *gspo))) == 2
     assert doubts(read(run_file, *gspo, "--algorithm.importance_sampling_level", "sequence")) == []

@@ -98,6 +98,16 @@ def test_a_row_that_names_no_class_is_found_before_the_first_step_also_with_kept
             loaded(config_of(tmp_path, episodes={"environment": None, **factory}, data=data), tmp_path)
 
 
+def test_a_recipe_may_name_the_class_of_a_row(tmp_path: Path):
+    (tmp_path / "recipe.py").write_text(
+        "def chosen(row):\n    return {'prompt': 'Which?', 'environment': 'a' if row['door'] else 'b'}\n"
+    )
+    data = {**file_of_rows(tmp_path, {"door": 1}, {"door": 0}), "recipe": f"{tmp_path}/recipe.py:chosen"}
+    factory = {"environment": None, "environment_factory": {"a": "a.py:Game", "b": "b.py:Game"}}
+    rows, _ = loaded(config_of(tmp_path, episodes=factory, data=data), tmp_path)
+    assert [row.columns["environment"] for row in rows] == ["a", "b"]
+
+
 def test_a_row_with_a_prompt_behind_one_without_is_an_error(tmp_path: Path):
     data = file_of_rows(tmp_path, {"door": 1}, {"door": 2, "prompt": None}, {"door": 3, "prompt": "Which?"})
     with pytest.raises(UsageError, match="row 3 has a prompt, and row 1 has none"):

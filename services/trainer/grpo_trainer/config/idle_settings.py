@@ -44,11 +44,9 @@ def idle_settings(run: RunConfig) -> list[str]:
     found = []
     surrogate = run.algorithm.surrogate_name
     for name, readers in CLIPS.items():
-        # A loss of one's own may read any.
-        is_read = (
-            ":" in surrogate or surrogate in readers or (surrogate == "cispo" and run.algorithm.epsilon_high is None)
-        )
-        if not is_read and _is_given(run, f"algorithm.{name}"):
+        # A loss of one's own may read any; cispo reads epsilon where epsilon_high is absent.
+        may_read = ":" in surrogate or (surrogate == "cispo" and run.algorithm.epsilon_high is None)
+        if surrogate not in readers and not may_read and _is_given(run, f"algorithm.{name}"):
             found.append(f"algorithm.{name} has no effect: the loss {surrogate} does not read it")
     for setting, (is_read, because) in READ_WITH.items():
         if not is_read(run) and _is_given(run, setting):
