@@ -121,7 +121,7 @@ async def until_running(server: Server, count: int = 1, timeout_s: float = 30.0,
 
 
 async def tokens_sampled(server: Server) -> float:
-    """How many tokens vLLM has sampled since the start, those of sequences that were aborted later too."""
+    """Count the tokens that vLLM has sampled since the start, those of sequences that were aborted later too."""
     async with metrics_client(server) as http:
         return await total_of(http, "vllm:generation_tokens_total")
 

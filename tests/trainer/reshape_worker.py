@@ -94,7 +94,7 @@ def resumed(engine: TrainingEngine, folder: Path, num_ranks: int, stage: int, dt
 
 
 def with_other_settings(folder: Path, num_ranks: int, stage: int, dtype: str) -> dict[str, Any]:
-    """How far two updates are from what the run file says, after a load of what was saved with other settings."""
+    """Measure how far two updates are from what the run file says, after a load of what other settings saved."""
     engine = new_engine(folder, stage, dtype, OTHER_SETTINGS)
     engine.load(saved_place(folder, num_ranks, stage, dtype))
     before = weights(engine)

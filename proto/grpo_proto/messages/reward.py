@@ -49,7 +49,7 @@ class ScoreSample(Request):
     )
 
     def has_column(self, name: str) -> bool:
-        """Whether a reward that reads the column gets it; an episode's conversation is the column `messages`."""
+        """Return whether a reward that reads the column gets it; an episode's conversation is the column `messages`."""
         return name in self.columns or (name == MESSAGES and self.messages is not None)
 
 
@@ -124,11 +124,11 @@ class RewardDescription(Response):
     )
 
     def unknown_params(self, given: Iterable[str]) -> list[str]:
-        """Those of the given params that the reward does not take."""
+        """Return those of the given params that the reward does not take."""
         return [name for name in given if name not in self.params_schema.get("properties", {})]
 
     def missing_params(self, given: Collection[str]) -> list[str]:
-        """The params that the reward needs, and that are not given."""
+        """Return the params that the reward needs, and that are not given."""
         return [name for name in self.params_schema.get("required", []) if name not in given]
 
 

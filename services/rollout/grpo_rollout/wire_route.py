@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
 
 from grpo_proto.server.refusal import Refusal
 from grpo_proto.server.replies import refusal_reply
@@ -34,8 +35,8 @@ class WireRoute(APIRoute):
             except EngineDiedError as error:
                 return refusal_reply(error.refusal)
             except Exception as error:
-                # FastAPI makes an error of its own of what its parser raises.
-                if isinstance(error.__cause__ or error, RecursionError):
+                # FastAPI raises this of what its parser raises; a recursion of ours is an error of ours.
+                if isinstance(error, HTTPException) and isinstance(error.__cause__, RecursionError):
                     return refusal_reply(Refusal(400, "malformed_json", "the body is nested too deeply"))
                 logger.exception("%s %s failed", request.method, request.url.path)
                 return refusal_reply(Refusal(500, "internal", "internal error; see the server's log", retryable=True))
@@ -44,7 +45,7 @@ class WireRoute(APIRoute):
 
 
 def check_content_type(request: Request) -> None:
-    """Raises Refusal (415)."""
+    """Raises Refusal (415) for a body that is not declared as JSON."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise Refusal(

@@ -115,7 +115,7 @@ def test_a_row_with_a_prompt_behind_one_without_is_an_error(tmp_path: Path):
 
 
 class Doors:
-    """What TRL's environment_factory makes."""
+    """A class as TRL's environment_factory takes it."""
 
     def reset(self, door: int) -> str:
         return f"Door {door}."

@@ -41,16 +41,6 @@ def _clips_of_another_loss(algorithm: AlgorithmConfig) -> list[str]:
     return found
 
 
-def _unread_prompts(config: RunConfig) -> list[str]:
-    """Settings of prompts where nothing reads one: an environment of one's own, or a program, says what is asked."""
-    episodes = config.episodes
-    if episodes is None or not (episodes.environment or episodes.agent):
-        return []
-    player = "episodes.environment" if episodes.environment else "episodes.agent"
-    unread = [name for name in ("system", "prompt_template") if getattr(config.data, name) is not None]
-    return [f"data.{name} does nothing: {player} gets the row, and says itself what is asked" for name in unread]
-
-
 def doubts(config: RunConfig) -> list[str]:
     """Return one sentence for each doubtful setting."""
     found = []
@@ -84,7 +74,7 @@ def doubts(config: RunConfig) -> list[str]:
         found.append(f"guards.zero_spread {config.guards.zero_spread} never acts: a teacher teaches every dataset")
     if config.teacher is not None and config.teacher not in config.teachers.values():
         found.append("the section teacher teaches nothing: every dataset has a teacher of its own")
-    found += [*_unread_prompts(config), *idle_settings(config)]
+    found += idle_settings(config)
     for section, name, longer_section, longer, why in TIME_OUTS:
         value, limit = getattr(getattr(config, section), name), getattr(getattr(config, longer_section), longer)
         if value >= limit:

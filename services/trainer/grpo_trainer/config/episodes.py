@@ -15,6 +15,8 @@ from .section import Seconds, Section
 if TYPE_CHECKING:
     from .run_config import RunConfig
 
+ENVIRONMENT_COLUMN = "environment"
+"""Names the class of `environment_factory` that plays a row, where there are several."""
 ENVIRONMENT_REWARD = "environment"
 """Name of the reward that an environment's steps add up to."""
 PROGRAMS_PER_CORE = 4

@@ -1,6 +1,6 @@
 """Settings that another setting leaves without any effect: a run that names one means something else than it does."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 
 from .algorithm import LOSS_TYPES
@@ -13,30 +13,36 @@ CLIPS = {
 }
 """Clip → the surrogates that read it."""
 
-READ_WITH: Mapping[str, tuple[Callable[[RunConfig], bool], str]] = {
-    "algorithm.ref_model_mixup_alpha": (lambda run: run.algorithm.sync_ref_model, "algorithm.sync_ref_model is off"),
-    "algorithm.ref_model_sync_steps": (lambda run: run.algorithm.sync_ref_model, "algorithm.sync_ref_model is off"),
-    "algorithm.max_refills": (lambda run: run.algorithm.dynamic_sampling, "algorithm.dynamic_sampling is off"),
-    "algorithm.importance_sampling_mode": (
+SWITCHES: Sequence[tuple[tuple[str, ...], Callable[[RunConfig], bool], str]] = (
+    (
+        ("algorithm.ref_model_mixup_alpha", "algorithm.ref_model_sync_steps"),
+        lambda run: run.algorithm.sync_ref_model,
+        "algorithm.sync_ref_model is off",
+    ),
+    (("algorithm.max_refills",), lambda run: run.algorithm.dynamic_sampling, "algorithm.dynamic_sampling is off"),
+    (
+        ("algorithm.importance_sampling_mode", "algorithm.importance_sampling_clip_max"),
         lambda run: run.algorithm.importance_sampling_correction,
         "algorithm.importance_sampling_correction is off",
     ),
-    "algorithm.importance_sampling_clip_max": (
-        lambda run: run.algorithm.importance_sampling_correction,
-        "algorithm.importance_sampling_correction is off",
-    ),
-    "eval.eval_steps": (
+    (
+        ("eval.eval_steps",),
         lambda run: run.has_held_out_rows or not run.eval.eval_steps,
         "there are no held-out rows",
     ),
-    "eval.num_generations_eval": (lambda run: run.has_held_out_rows, "there are no held-out rows"),
-    "checkpoint.save_merged": (lambda run: run.model.lora is not None, "without model.lora model/ is the whole model"),
-    "checkpoint.greater_is_better": (
+    (("eval.num_generations_eval",), lambda run: run.has_held_out_rows, "there are no held-out rows"),
+    (
+        ("checkpoint.save_merged",),
+        lambda run: run.model.lora is not None,
+        "without model.lora model/ is the whole model",
+    ),
+    (
+        ("checkpoint.greater_is_better",),
         lambda run: run.checkpoint.metric_for_best is not None,
         "checkpoint.metric_for_best is absent",
     ),
-}
-"""Setting → whether anything reads it, and why nothing does otherwise."""
+)
+"""Settings, whether anything reads them, and why nothing does otherwise."""
 
 
 def idle_settings(run: RunConfig) -> list[str]:
@@ -48,10 +54,20 @@ def idle_settings(run: RunConfig) -> list[str]:
         may_read = ":" in surrogate or (surrogate == "cispo" and run.algorithm.epsilon_high is None)
         if surrogate not in readers and not may_read and _is_given(run, f"algorithm.{name}"):
             found.append(f"algorithm.{name} has no effect: the loss {surrogate} does not read it")
-    for setting, (is_read, because) in READ_WITH.items():
-        if not is_read(run) and _is_given(run, setting):
-            found.append(f"{setting} has no effect: {because}")
-    return found
+    for settings, is_read, because in SWITCHES:
+        if not is_read(run):
+            found += [f"{setting} has no effect: {because}" for setting in settings if _is_given(run, setting)]
+    return found + _unread_prompts(run)
+
+
+def _unread_prompts(run: RunConfig) -> list[str]:
+    """Return the settings of prompts where nothing reads one: an environment or a program says what is asked."""
+    episodes = run.episodes
+    if episodes is None or not (episodes.environment or episodes.agent):
+        return []
+    player = "episodes.environment" if episodes.environment else "episodes.agent"
+    unread = [name for name in ("system", "prompt_template") if getattr(run.data, name) is not None]
+    return [f"data.{name} does nothing: {player} gets the row, and says itself what is asked" for name in unread]
 
 
 def _is_given(run: RunConfig, setting: str) -> bool:

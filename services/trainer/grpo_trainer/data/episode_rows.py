@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ..config.episodes import ENVIRONMENT_COLUMN
 from ..config.run_config import RunConfig
 from ..errors import UsageError
 from ..extension import file_of
@@ -13,8 +14,6 @@ from .values import Row
 
 TASK_COLUMN = "task"
 """The only column of rows that are numbers."""
-ENVIRONMENT_COLUMN = "environment"
-"""Names the class of `episodes.environment_factory` that plays a row, where there are several."""
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from grpo_proto.messages.base import Message
 from grpo_proto.messages.errors import DataError
 from grpo_proto.messages.sessions import GeneratedTurn, GenerateTurn
 
-from ..config.episodes import ENVIRONMENT_REWARD, EpisodesConfig
-from ..errors import UsageError
+from ..config.episodes import ENVIRONMENT_COLUMN, ENVIRONMENT_REWARD, EpisodesConfig
 from .identity import EpisodeAsked
 from .played import Ending, Played, score_of
 from .processes import CallFailedError, EpisodeProcess, EpisodeProcessError, LateProcessError, Nursery
@@ -154,7 +153,7 @@ class EnvironmentPlayer:
             self.turn_rewards[turn] = reward
 
     async def _rewards(self, ending: Ending) -> dict[str, RewardScore]:
-        """What the episode is worth, and of a reward without a score how the episode ended; closes the environment."""
+        """Return the episode's rewards, one without a score with how the episode ended; closes the environment."""
         paid = await self._call("finish", calls=1 + len(self.config.reward_funcs))
         if self.config.environment:
             paid[ENVIRONMENT_REWARD] = {"score": sum(self.turn_rewards.values()) if self.turn_rewards else None}
@@ -186,19 +185,11 @@ class EnvironmentPlayer:
 
 
 def _kind(config: EpisodesConfig, columns: Mapping[str, Any]) -> dict[str, Any]:
-    """What plays a row. Raises UsageError for a row without a class of `environment_factory`."""
-    factories, factory = config.factories, None
-    by_name = "" not in factories
-    if factories:
-        chosen = columns.get("environment") if by_name else ""
-        if chosen not in factories:
-            raise UsageError(
-                f"a row has the environment {chosen!r}, which is none of episodes.environment_factory: "
-                f"{', '.join(factories)}"
-            )
-        factory = factories[chosen]
+    """Return what plays a row. Where there are several classes, the row was checked to name one when it was read."""
+    factories, by_name = config.factories, bool(config.factories) and "" not in config.factories
+    factory = factories[columns[ENVIRONMENT_COLUMN] if by_name else ""] if factories else None
     return {
-        "environment": config.environment, "factory": factory, "by_name": bool(factories) and by_name,
+        "environment": config.environment, "factory": factory, "by_name": by_name,
         "tools": list(config.tools), "rewards": list(config.reward_funcs),
     }  # fmt: skip
 

@@ -82,8 +82,8 @@ class Episodes:
     async def sample(self, asked: Sequence[Asked], *, min_version: int, n: int, sampling: Sampling) -> list[Group]:
         """Play `n` episodes of each row. `sampling.max_tokens` limits the sampled tokens of one episode.
 
-        Raises RunError when no server could play an episode within `retry_for_s` after its first loss, UsageError for
-        a row that names no environment, ServiceError for servers that refuse the run.
+        Raises RunError when no server could play an episode within `retry_for_s` after its first loss, ServiceError for
+        servers that refuse the run.
         """
         groups = [self._group(one, min_version=min_version, n=n, sampling=sampling) for one in asked]
         return await all_of(groups)

@@ -75,7 +75,7 @@ def _facts(config: Mapping[str, Any], curves: Curves) -> Iterator[tuple[str, str
     for name, value in (
         ("Model", setting("model", "name_or_path")),
         ("Data", setting("data", "dataset") or ", ".join(setting("data", "datasets") or ())),
-        # Those of episodes have no list of their own in the run file.
+        # Read the names from what was measured: a run file has no list of the rewards of episodes.
         (
             "Rewards",
             ", ".join(curves.matching("rewards/", "/mean") or map(str, setting("reward", "reward_funcs") or ())),
