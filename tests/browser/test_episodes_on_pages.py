@@ -11,6 +11,7 @@ from grpo_trainer.config.observing import ServerConfig
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.observe.completions import CompletionLog
 from grpo_trainer.observe.report import write_report
+from grpo_trainer.observe.run_files import COMPLETIONS_FILE
 from grpo_trainer.observe.run_status import RunStatus
 from grpo_trainer.observe.server import serve_status
 from tests.trainer.made_episodes import conversation
@@ -78,7 +79,7 @@ def test_the_live_page_shows_conversations(visit, screenshots: Path, name: str, 
 @pytest.mark.parametrize(("name", "size"), [("desktop", DESKTOP), ("phone", PHONE)])
 def test_the_report_shows_conversations(tmp_path: Path, visit, screenshots: Path, name: str, size: dict):
     """Without metrics, and so without the charts, which take a while to load."""
-    log = CompletionLog(tmp_path, resumed_step=None, part_mib=1)
+    log = CompletionLog(tmp_path / COMPLETIONS_FILE, resumed_step=None, part_mib=1)
     log.write(1, made_groups())
     log.close()
     seen = visit(write_report(tmp_path).as_uri(), size)

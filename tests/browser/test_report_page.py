@@ -6,6 +6,7 @@ import pytest
 
 from grpo_trainer.observe.completions import CompletionLog
 from grpo_trainer.observe.report import write_report
+from grpo_trainer.observe.run_files import COMPLETIONS_FILE
 from tests.trainer.made_episodes import saying
 
 from .conftest import DESKTOP, PHONE, sync_api
@@ -20,7 +21,7 @@ expect = sync_api.expect
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("run")
     write_metrics(run_dir, steps=120)
-    log = CompletionLog(run_dir, resumed_step=None, part_mib=256)
+    log = CompletionLog(run_dir / COMPLETIONS_FILE, resumed_step=None, part_mib=256)
     for step in (1, 2, 5, 10, 120):
         groups = make_groups(step)
         groups[0].episodes[0] = saying(groups[0].episodes[0], HOSTILE)

@@ -62,6 +62,20 @@ def test_every_step_is_written_with_its_metrics(finished_run: Path):
     assert steps[0]["eval_accuracy"] == (steps[0]["eval/few/avg@4"] + steps[0]["eval/all/avg@1"]) / 2  # type: ignore[operator]
 
 
+def test_every_completion_of_an_evaluation_is_written(finished_run: Path):
+    lines = read_jsonl(finished_run / "eval_completions.jsonl")
+    assert Counter((line["step"], line["dataset"], line["decoding"]) for line in lines) == {
+        (step, f"eval/{name}", decoding): num_rows * (num_generations if decoding == "sampled" else 1)
+        for step in (0, 2, 3)
+        for name, num_rows, num_generations in (("few", 4, 4), ("all", 24, 1))
+        for decoding in ("sampled", "greedy")
+    }
+    totals = {name: [line["total"] for line in lines if line["step"] == 3 and line["decoding"] == "sampled"
+              and line["dataset"] == f"eval/{name}"] for name in ("few", "all")}  # fmt: skip
+    means = [sum(values) / len(values) for values in totals.values()]
+    assert sum(means) / 2 == pytest.approx(read_jsonl(finished_run / "metrics.jsonl")[3]["eval_reward"])
+
+
 def test_the_servers_compute_what_the_trainer_computes(finished_run: Path):
     for step in read_jsonl(finished_run / "metrics.jsonl"):
         assert step["canary/logprob_difference_max"] <= 1e-4

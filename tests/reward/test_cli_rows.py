@@ -1,6 +1,8 @@
 """What a line of a file means, and what is said about a line that means nothing."""
 
 import json
+from collections import Counter
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from grpo_reward.config import ConfigError
 from grpo_trainer.algorithm.sequences import Group
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.observe.completions import CompletionLog
+from grpo_trainer.observe.run_files import COMPLETIONS_FILE, EVAL_COMPLETIONS_FILE
 
 
 def file_of(folder: Path, *lines: dict[str, Any] | str) -> Path:
@@ -94,7 +97,7 @@ def trainer_file(folder: Path) -> Path:
     scored.rewards = {"countdown": RewardScore(score=1.0, status="ok", log={"equation": "1 + 2"})}
     scored.total, scored.advantage = 1.0, 0.7
     lost = completion("b", [], [], "", "abort", [])
-    log = CompletionLog(folder, resumed_step=None, part_mib=256)
+    log = CompletionLog(folder / COMPLETIONS_FILE, resumed_step=None, part_mib=256)
     log.write(3, [Group(17, prompt, [scored, lost])])
     log.close()
     return folder / "completions.jsonl"
@@ -118,6 +121,18 @@ def test_a_trainer_s_file_in_parts_is_read_as_one(tmp_path):
     found = [row.where for row in read_rows(tmp_path / "completions.jsonl")]
     assert found == [f"completions{part}.jsonl:{number}" for part in ("-part-0001", "") for number in (1, 2)]
     assert len(read_rows(tmp_path / "completions-part-0001.jsonl")) == 2
+
+
+def test_the_samples_of_an_evaluation_belong_together_in_their_set_and_decoding(tmp_path):
+    """A held-out set counts its rows from 0, and samples each twice: at temperature 1 and greedily."""
+    log = CompletionLog(tmp_path / EVAL_COMPLETIONS_FILE, resumed_step=None, part_mib=256)
+    for step, name, decoding in product((0, 5), ("eval/a", "eval/b"), ("sampled", "greedy")):
+        prompt = PromptRow(index=0, token_ids=[1], prompt="Hi", columns={}, dataset=name)
+        episodes = [completion("a", [1], [-1.0], "x", "stop", [(1, 1)])] * (2 if decoding == "sampled" else 1)
+        log.write(step, [Group(0, prompt, episodes)], decoding=decoding)
+    log.close()
+    found = Counter(row.group for row in read_rows(tmp_path / "eval_completions.jsonl"))
+    assert sorted(found.values()) == [1] * 4 + [2] * 4
 
 
 def test_parts_of_other_files_are_not_read(tmp_path):

@@ -17,6 +17,7 @@ from grpo_trainer.observe.live_groups import MAX_COMPLETIONS, MAX_GROUPS, groups
 from grpo_trainer.observe.live_view import to_json
 from grpo_trainer.observe.report import write_report
 from grpo_trainer.observe.report_samples import shorten
+from grpo_trainer.observe.run_files import COMPLETIONS_FILE
 
 ROW = PromptRow(0, [], "", {})
 
@@ -161,7 +162,7 @@ def test_the_report_shows_it_and_what_a_model_says_stays_text(tmp_path: Path):
     assert "tokens trained" not in plain.text
     assert "talk" not in (tmp_path / "report.html").read_text().split('<script type="application/json"')[0]
     (tmp_path / "completions.jsonl").unlink()
-    log = CompletionLog(tmp_path, resumed_step=None, part_mib=1)
+    log = CompletionLog(tmp_path / COMPLETIONS_FILE, resumed_step=None, part_mib=1)
     told, hostile = replace(conversation(), total=1.0, advantage=0.5), replace(hostile_episode(), total=0.0)
     log.write(1, [Group(0, ROW, [told, hostile])])
     log.close()

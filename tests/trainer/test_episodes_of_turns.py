@@ -17,6 +17,7 @@ from grpo_trainer.observe.completions import CompletionLog
 from grpo_trainer.observe.live_groups import groups_shown
 from grpo_trainer.observe.metrics import length_metrics
 from grpo_trainer.observe.report_samples import read_samples
+from grpo_trainer.observe.run_files import COMPLETIONS_FILE
 from grpo_trainer.sampling.reward import RewardStage
 
 ROW = PromptRow(0, [], "", {"answer": 12})
@@ -96,7 +97,7 @@ def replace_score(score: float) -> RewardScore:
 
 def test_its_line_has_the_conversation_in_addition_and_is_scored_again_as_it_was(tmp_path: Path):
     plain, episode = completion("p", [1], [-0.1], "hello", "stop", [(3, 1)]), conversation()
-    log = CompletionLog(tmp_path, resumed_step=None, part_mib=1)
+    log = CompletionLog(tmp_path / COMPLETIONS_FILE, resumed_step=None, part_mib=1)
     log.write(3, [Group(7, replace(ROW, prompt="say"), [plain]), Group(8, ROW, [episode])])
     log.close()
     first, second = (json.loads(line) for line in (tmp_path / "completions.jsonl").read_text().splitlines())

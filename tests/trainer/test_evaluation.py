@@ -76,8 +76,11 @@ async def test_what_has_no_score_is_counted():
                 episode.correct, episode.unscored_because = None, ("x", none)
 
     sets = {"": EvalSet(ROWS, 2)}
-    metrics = await Evaluation(Stage(), Stage(), sets, Sampling()).run(version=1, step=1)  # type: ignore[arg-type]
+    evaluated = await Evaluation(Stage(), Stage(), sets, Sampling()).run(version=1, step=1)  # type: ignore[arg-type]
+    metrics = evaluated.metrics
     assert (metrics["eval_accuracy"], metrics["eval_unscored"]) == (1.0, 3), "two sampled and a greedy one"
+    num_episodes = {decoding: [len(one.episodes) for one in groups] for decoding, groups in evaluated.groups.items()}
+    assert num_episodes == {"sampled": [2] * len(ROWS), "greedy": [1] * len(ROWS)}
 
 
 async def test_all_but_the_temperature_is_sampled_as_in_the_training():
@@ -95,8 +98,8 @@ async def test_all_but_the_temperature_is_sampled_as_in_the_training():
         async def score(self, groups: list[Group], *, step: int) -> None: ...
 
     sets = {"": EvalSet(ROWS, 2)}
-    metrics = await Evaluation(Stage(), Stage(), sets, training).run(version=1, step=1)  # type: ignore[arg-type]
-    assert metrics == {"eval_dropped_crash": 10}, "no row was sampled, at either temperature"
+    evaluated = await Evaluation(Stage(), Stage(), sets, training).run(version=1, step=1)  # type: ignore[arg-type]
+    assert evaluated.metrics == {"eval_dropped_crash": 10}, "no row was sampled, at either temperature"
     assert sorted(asked, key=lambda sampling: sampling.temperature) == [
         training.model_copy(update={"temperature": temperature, "logprobs": False}) for temperature in (0.0, 1.0)
     ]

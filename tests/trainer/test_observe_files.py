@@ -17,6 +17,7 @@ from grpo_trainer.config.observing import LoggingConfig
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.observe.completions import CompletionLog
 from grpo_trainer.observe.jsonl import StepFile, read_records
+from grpo_trainer.observe.run_files import COMPLETIONS_FILE
 from grpo_trainer.observe.sinks import MetricSinks, open_sinks
 from grpo_trainer.ranks.stop_signal import StopSignal
 
@@ -160,7 +161,7 @@ def test_a_completion_has_its_rewards_with_status_and_its_history(tmp_path: Path
     }
     scored.total, scored.advantage = 1.0, 0.7
     lost = completion("b", [], [], "", "abort", [])
-    log = CompletionLog(tmp_path, resumed_step=None, part_mib=256)
+    log = CompletionLog(tmp_path / COMPLETIONS_FILE, resumed_step=None, part_mib=256)
     log.write(3, [Group(17, row, [scored, lost])])
     log.close()
     first, second = lines(tmp_path / "completions.jsonl")
@@ -187,11 +188,11 @@ def test_a_completion_has_its_rewards_with_status_and_its_history(tmp_path: Path
 
 def test_completions_are_cut_back_on_resume(tmp_path: Path):
     group = Group(0, PromptRow(0, [1], "p", {}), [completion("a", [1], [-1.0], "t", "stop", [(0, 1)])] * 3)
-    log = CompletionLog(tmp_path, resumed_step=None, part_mib=256)
+    log = CompletionLog(tmp_path / COMPLETIONS_FILE, resumed_step=None, part_mib=256)
     for step in (1, 2, 3):
         log.write(step, [group])
     log.close()
-    log = CompletionLog(tmp_path, resumed_step=2, part_mib=256)
+    log = CompletionLog(tmp_path / COMPLETIONS_FILE, resumed_step=2, part_mib=256)
     log.write(3, [group])
     log.close()
     assert [record["step"] for record in lines(tmp_path / "completions.jsonl")] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
@@ -200,7 +201,7 @@ def test_completions_are_cut_back_on_resume(tmp_path: Path):
 def log_in_parts(run_dir: Path, steps: range, *, resumed_step: int | None = None) -> None:
     """Three samples a step, and two steps a part."""
     group = Group(0, PromptRow(0, [1], "p", {}), [completion("a", [1], [-1.0], "t" * 500, "stop", [(0, 1)])] * 3)
-    log = CompletionLog(run_dir, resumed_step=resumed_step, part_mib=3000 / 2**20)
+    log = CompletionLog(run_dir / COMPLETIONS_FILE, resumed_step=resumed_step, part_mib=3000 / 2**20)
     for step in steps:
         log.write(step, [group])
     log.close()

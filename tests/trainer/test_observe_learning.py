@@ -232,11 +232,11 @@ def test_an_evaluation_that_comes_late_is_shown_like_any_other(config: RunConfig
         for step, accuracy in ((1, 0.25), (2, None), (3, None)):
             journal.add({"reward": step / 10})
             if accuracy is not None:
-                journal.evaluated(step, {"eval_accuracy": accuracy})
+                journal.evaluated(step, {"eval_accuracy": accuracy}, {})
             journal.finish_step(step)
         metrics = RunMetrics(status)
         assert "grpo_trainer_evaluation_accuracy 0.25" in metrics.text().decode()
-        journal.evaluated(3, {"eval_accuracy": 0.75, "eval/few/pass@4": 1.0})
+        journal.evaluated(3, {"eval_accuracy": 0.75, "eval/few/pass@4": 1.0}, {})
         journal.complete_step(3)
         found = metrics.text().decode()
     assert "grpo_trainer_evaluation_accuracy 0.75" in found

@@ -20,6 +20,7 @@ from .observe.live_warnings import redacting
 from .observe.metrics import count_tokens, rollout_metrics, staleness_of
 from .observe.missing_scores import MissingScores, missing_scores
 from .observe.progress import Progress
+from .observe.run_files import COMPLETIONS_FILE, EVAL_COMPLETIONS_FILE
 from .observe.run_status import RunStatus
 from .observe.sinks import open_sinks
 from .observe.stage_clock import StageClock
@@ -55,9 +56,13 @@ class Journal:
             config.logging, run_dir, resumed_step=resumed_step, facts=config.model_dump(mode="json")
         )
         self.completions: CompletionLog | None = None
+        self.eval_completions: CompletionLog | None = None
         if config.logging.log_completions:
             part_mib = config.logging.completions_part_mib
-            self.completions = CompletionLog(run_dir, resumed_step=resumed_step, part_mib=part_mib)
+            self.completions, self.eval_completions = (
+                CompletionLog(run_dir / name, resumed_step=resumed_step, part_mib=part_mib)
+                for name in (COMPLETIONS_FILE, EVAL_COMPLETIONS_FILE)
+            )
         self.decisions = DecisionLog(run_dir, resumed_step=resumed_step)
         untaught = [name for name in config.data.datasets if name not in config.teachers]
         self.learning = LearningWatch(config.guards, untaught=untaught if config.teachers else None)
@@ -74,8 +79,9 @@ class Journal:
 
     def __enter__(self) -> Self:
         self._open.callback(self._close, lambda: self.sinks.close(self._stop, failure=self._ended_by))
-        if self.completions:
-            self._open.callback(self._close, self.completions.close)
+        for completions in (self.completions, self.eval_completions):
+            if completions:
+                self._open.callback(self._close, completions.close)
         self._open.callback(self._close, self.decisions.close)
         self._open.enter_context(self.progress)
         return self
@@ -168,8 +174,13 @@ class Journal:
             }
         )
 
-    def evaluated(self, step: int, metrics: dict[str, float]) -> None:
+    def evaluated(self, step: int, metrics: dict[str, float], groups: Mapping[str, Sequence[Group]]) -> None:
+        """Record an evaluation, with its samples by their `decoding`."""
         self.add(metrics)
+        if self.eval_completions:
+            with self._keeping_failure():
+                for decoding, sampled in groups.items():
+                    self.eval_completions.write(step, sampled, decoding=decoding)
         if step == 0:
             self.totals.evaluation_before = metrics
         else:

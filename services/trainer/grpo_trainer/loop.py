@@ -308,11 +308,11 @@ def evaluate(run: Run, step: int) -> None:
     """Held-out accuracy; the other ranks wait for the next command."""
     if run.config.eval.eval_steps and run.config.has_held_out_rows:
         with run.journal.stage("eval"):
-            metrics = wait_for(run, run.orchestrator.evaluation.run(version=step + 1, step=step), version=step + 1)
-        if metrics is not None:
-            run.journal.evaluated(step, metrics)
-            run.best.judge(step, metrics)
-            run.callbacks.on_evaluation(step, metrics)
+            evaluated = wait_for(run, run.orchestrator.evaluation.run(version=step + 1, step=step), version=step + 1)
+        if evaluated is not None:
+            run.journal.evaluated(step, evaluated.metrics, evaluated.groups)
+            run.best.judge(step, evaluated.metrics)
+            run.callbacks.on_evaluation(step, evaluated.metrics)
         else:
             log.info("asked to stop: step %d is not evaluated; if it is the last, --resume does that", step)
 

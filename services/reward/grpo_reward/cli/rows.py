@@ -7,10 +7,10 @@ What a line means:
 - `rewards`, `total` and `group` are what an earlier scoring said, and which samples belong together;
 - with an object `columns` its entries are the columns, and nothing else is; without it every other key is a column.
 
-A line with `step`, `group`, `index` and `rewards` is one of a trainer's completions.jsonl. Its other keys (`advantage`,
-`versions`, …) are no columns, and `finish_reason`, or `status` of an episode, says whether it was truncated; an
-episode's `messages` are of the sample. It has no columns: those are in the dataset of the run, at the place that `row`
-says. When its log has rolled over, its older parts are read with it.
+A line with `step`, `group`, `index` and `rewards` is one of a trainer's completions.jsonl or eval_completions.jsonl.
+Its other keys (`advantage`, `versions`, …) are no columns, and `finish_reason`, or `status` of an episode, says whether
+it was truncated; an episode's `messages` are of the sample. It has no columns: those are in the dataset of the run, at
+the place that `row` says. When its log has rolled over, its older parts are read with it.
 """
 
 import re
@@ -34,7 +34,7 @@ from .options import CommandFailed
 SAMPLE_KEYS = ("completion", "prompt", "completion_token_ids", "truncated")
 OTHER_KEYS = ("id", "step", "rewards", "total", "group", "columns")
 NO_COLUMNS = "the line has no columns: with the completions.jsonl of a run, --dataset names the file that has them"
-TRAINER_LOG = "completions.jsonl"
+TRAINER_LOGS = ("completions.jsonl", "eval_completions.jsonl")
 TRAINER_KEYS = {"step", "group", "index", "rewards"}
 
 EXAMPLE_LINE = '{"completion": "…"}'
@@ -87,7 +87,7 @@ def read_rows(
 
 def files_of(path: Path) -> Iterator[Path]:
     """Yield `path`, and before it the older parts of a trainer's log."""
-    return parts_of(path) if path.name == TRAINER_LOG else iter([path])
+    return parts_of(path) if path.name in TRAINER_LOGS else iter([path])
 
 
 def rows_of(
@@ -229,9 +229,13 @@ def _name(number: int, values: Mapping[str, Any]) -> str:
 
 
 def _group(values: Mapping[str, Any]) -> str | None:
-    """A trainer counts its groups through the run; other files may begin anew with every step."""
+    """A trainer counts its groups through the run, and those of an evaluation in each held-out set and decoding; other
+    files may begin anew with every step."""
     key = next((key for key in ("group", "prompt") if values.get(key) is not None), None)
-    return None if key is None else repr((values.get("step"), key, values[key]))
+    if key is None:
+        return None
+    within = [values.get(name) for name in ("dataset", "decoding")] if values.keys() >= TRAINER_KEYS else []
+    return repr((values.get("step"), *within, key, values[key]))
 
 
 def _scores(where: str, rewards: Any) -> dict[str, float | None]:

@@ -3,7 +3,8 @@
 run.yaml            the resolved configuration        checkpoints/   see files.py
 trainer_id          the name of this run for servers  model/         the final policy, for transformers and vLLM;
                                                       with an adapter: the adapter, and model-merged/ their sum
-metrics.jsonl, completions.jsonl and its older parts, decisions.jsonl, tensorboard/, report.html, summary.json
+metrics.jsonl, completions.jsonl and eval_completions.jsonl and their older parts, decisions.jsonl, tensorboard/,
+report.html, summary.json
 rollbacks.json      written when a rule of `guards` has the run go back; see rollbacks.py
 data/               the prompt rows with their token ids; see data/rows.py
 .lock               held by the trainer that uses the folder; see run_lock.py
@@ -82,8 +83,9 @@ def _put_earlier_run_aside(run_dir: Path) -> None:
 
 def _files_of_run(run_dir: Path) -> list[Path]:
     """The logs that are there, which only a run writes."""
-    completions = run_dir / "completions.jsonl"
-    logs = [run_dir / "metrics.jsonl", run_dir / "decisions.jsonl", *older_parts(completions), completions]
+    in_parts = [run_dir / name for name in ("completions.jsonl", "eval_completions.jsonl")]
+    logs = [run_dir / "metrics.jsonl", run_dir / "decisions.jsonl", *in_parts]
+    logs += [part for path in in_parts for part in older_parts(path)]
     return [path for path in logs if path.exists()]
 
 

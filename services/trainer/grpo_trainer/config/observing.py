@@ -11,10 +11,10 @@ class LoggingConfig(Section):
     """Files, trackers and traces of a run. metrics.jsonl is always written."""
 
     report_to: list[Literal["tensorboard", "wandb", "trackio", "swanlab", "mlflow"]] = Field(default_factory=list)
-    log_completions: bool = Field(True, description="Write completions.jsonl.")
+    log_completions: bool = Field(True, description="Write completions.jsonl and eval_completions.jsonl.")
     completions_part_mib: Positive = Field(
         256.0,
-        description="Begin a new completions.jsonl when the file is as large; older parts are "
+        description="Begin a new file when one of them is as large; older parts are "
         "completions-part-0001.jsonl and so on. Nothing is removed.",
     )
     project: str = Field("grpo-services", description="Project (MLflow: experiment) of the run.")

@@ -1,6 +1,7 @@
-"""completions.jsonl: every sample of every step, with its scores and their details.
+"""completions.jsonl: every sample of every step, with its scores and their details; eval_completions.jsonl: those of
+every evaluation.
 
-The file rolls over by size: the newest part keeps the name, older ones are numbered (`grpo_proto.log_parts`).
+A file rolls over by size: the newest part keeps the name, older ones are numbered (`grpo_proto.log_parts`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,6 @@ from grpo_proto.log_parts import next_older_part
 from ..algorithm.sequences import Episode, Group
 from ..data.messages import wire_message
 from .jsonl import StepFile, cut_back_older_parts
-from .run_files import COMPLETIONS_FILE
 
 
 class CompletionLog:
@@ -22,24 +22,28 @@ class CompletionLog:
     `part_mib`: a part that is as large is complete, in MiB. A step is never split.
     """
 
-    def __init__(self, run_dir: Path, *, resumed_step: int | None, part_mib: float):
-        self._file = StepFile(run_dir / COMPLETIONS_FILE, keep_through_step=resumed_step)
+    def __init__(self, path: Path, *, resumed_step: int | None, part_mib: float):
+        self._file = StepFile(path, keep_through_step=resumed_step)
         if resumed_step is not None and not self._file.num_bytes:
             cut_back_older_parts(self._file.path, resumed_step)
         self._part_bytes = part_mib * 2**20
 
-    def write(self, step: int, groups: Sequence[Group]) -> None:
-        """Write the samples of a step, after their advantages are known. Raises OSError, as on a full disk."""
+    def write(self, step: int, groups: Sequence[Group], *, decoding: str | None = None) -> None:
+        """Write the samples of a step, after their advantages are known. Raises OSError, as on a full disk.
+
+        `decoding`: how those of an evaluation were sampled.
+        """
         if self._file.num_bytes >= self._part_bytes:
             self._file.begin_anew(older=next_older_part(self._file.path))
-        self._file.append(completion_records(step, groups))
+        self._file.append(completion_records(step, groups, decoding=decoding))
 
     def close(self) -> None:
         self._file.close()
 
 
-def completion_records(step: int, groups: Sequence[Group]) -> Iterator[dict[str, Any]]:
-    """The lines of a step. `group` is the prompt's position in the run, `index` the sample's place in its group.
+def completion_records(step: int, groups: Sequence[Group], *, decoding: str | None = None) -> Iterator[dict[str, Any]]:
+    """The lines of a step. `group` is the prompt's position in the run, or in the held-out set; `index` the sample's
+    place in its group.
 
     The line of an episode of several turns has its conversation in addition; `completion` is what was said last.
     """
@@ -47,6 +51,7 @@ def completion_records(step: int, groups: Sequence[Group]) -> Iterator[dict[str,
         for index, episode in enumerate(group.episodes):
             yield {
                 "step": step,
+                **({"decoding": decoding} if decoding else {}),
                 "group": group.position,
                 "index": index,
                 **({"dataset": group.row.dataset} if group.row.dataset else {}),

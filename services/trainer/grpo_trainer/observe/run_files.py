@@ -2,6 +2,7 @@
 
 METRICS_FILE = "metrics.jsonl"
 COMPLETIONS_FILE = "completions.jsonl"
+EVAL_COMPLETIONS_FILE = "eval_completions.jsonl"
 DECISIONS_FILE = "decisions.jsonl"
 SUMMARY_FILE = "summary.json"
 REPORT_FILE = "report.html"

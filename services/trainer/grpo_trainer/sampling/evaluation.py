@@ -48,6 +48,24 @@ def mean_over_sets(results: Mapping[str, Mapping[str, float]]) -> dict[str, floa
     return {name: value for name, value in means.items() if value is not None}
 
 
+@dataclass(frozen=True)
+class Evaluated:
+    """One evaluation: its metrics, and the groups behind them by decoding, `sampled` and `greedy`, set after set."""
+
+    metrics: dict[str, float]
+    groups: dict[str, list[Group]]
+
+
+@dataclass(frozen=True)
+class _OfSet:
+    """What one set gave: the metrics that are averaged over the sets, and those at k."""
+
+    means: dict[str, float]
+    at_k: dict[str, float]
+    sampled: list[Group]
+    greedy: list[Group]
+
+
 class Evaluation:
     """Sample and score the held-out rows. Seeds depend on the row alone, so that evaluations are comparable.
 
@@ -64,8 +82,8 @@ class Evaluation:
         self.sampler, self.reward, self.sets, self.sampling = sampler, reward, sets, sampling
         self._num_dropped = self._num_unscored = 0
 
-    async def run(self, *, version: int, step: int) -> dict[str, float]:
-        """Return `eval_accuracy` (sampled), `eval_greedy`, `eval_reward` and mean length; omits unscored metrics.
+    async def run(self, *, version: int, step: int) -> Evaluated:
+        """Measure `eval_accuracy` (sampled), `eval_greedy`, `eval_reward` and mean length; omits unscored metrics.
 
         They are means over the sets. Each set with a name adds `eval/<set>/avg@k`, `eval/<set>/pass@k` and
         `eval/<set>/greedy`. `eval_dropped_crash` counts the groups that are in none of them, because their prompts kill
@@ -75,22 +93,25 @@ class Evaluation:
         self._num_dropped = self._num_unscored = 0
         runs = (self._run(chosen, version, step, of=f"eval{name and '-'}{name}") for name, chosen in self.sets.items())
         found = await asyncio.gather(*runs)
-        results = {name: means for name, (means, _) in zip(self.sets, found, strict=True)}
-        metrics = mean_over_sets(results)
+        results = dict(zip(self.sets, found, strict=True))
+        metrics = mean_over_sets({name: of_set.means for name, of_set in results.items()})
         if self._num_dropped:
             metrics["eval_dropped_crash"] = self._num_dropped
         if self._num_unscored:
             metrics["eval_unscored"] = self._num_unscored
-        for name, (means, at_k) in zip(self.sets, found, strict=True):
+        for name, of_set in results.items():
             if name:
-                own = at_k | ({"greedy": means["eval_greedy"]} if "eval_greedy" in means else {})
-                metrics |= {f"eval/{name}/{key}": value for key, value in own.items()}
-        return metrics
+                greedy = {"greedy": of_set.means["eval_greedy"]} if "eval_greedy" in of_set.means else {}
+                metrics |= {f"eval/{name}/{key}": value for key, value in (of_set.at_k | greedy).items()}
+        return Evaluated(
+            metrics,
+            {
+                "sampled": [group for of_set in found for group in of_set.sampled],
+                "greedy": [group for of_set in found for group in of_set.greedy],
+            },
+        )
 
-    async def _run(
-        self, chosen: EvalSet, version: int, step: int, *, of: str
-    ) -> tuple[dict[str, float], dict[str, float]]:
-        """Return the metrics that are averaged over the sets, and those at k."""
+    async def _run(self, chosen: EvalSet, version: int, step: int, *, of: str) -> _OfSet:
         sampled, greedy = (
             self.sampling.model_copy(update={"temperature": temperature, "logprobs": False})
             for temperature in (1.0, 0.0)
@@ -107,7 +128,8 @@ class Evaluation:
             "eval_completions/mean_length": mean(s.num_sampled for s in episodes),
         }
         at_k = at_k_metrics(sampled_groups, num_generations=chosen.num_generations, pass_at=chosen.pass_at)
-        return {name: value for name, value in metrics.items() if value is not None}, at_k
+        means = {name: value for name, value in metrics.items() if value is not None}
+        return _OfSet(means, at_k, sampled_groups, greedy_groups)
 
     async def _groups(
         self, rows: Sequence[PromptRow], sampling: Sampling, n: int, version: int, step: int, *, of: str
