@@ -224,3 +224,16 @@ def test_a_model_with_sampling_settings_that_transformers_does_not_write_is_save
     saved = tmp_path / "run" / "model"
     assert (saved / "generation_config.json").read_text() == settings
     assert {path.name for path in saved.iterdir()} == {path.name for path in (tmp_path / "model").iterdir()}
+
+
+def test_a_batch_of_which_all_is_cut_off_and_masked_makes_no_update(stack: Stack, tmp_path: Path):
+    """As in TRL, the run goes on: the next batch may have completions that end."""
+    flags = ("--rollout.max_completion_length", 1, "--algorithm.mask_truncated_completions", True, "--max_steps", 3)
+    result = stack.train(tmp_path / "run", *flags, "--guards.clipped", "warn")
+    assert result.returncode == 0, result.stdout
+    steps = read_jsonl(tmp_path / "run" / "metrics.jsonl")[1:]
+    all_cut = [step["completions/clipped_ratio"] == 1 for step in steps]
+    assert any(all_cut)
+    assert ["grad_norm" in step for step in steps] == [not cut for cut in all_cut]
+    assert [step["policy_version"] for step in steps] == [2, 3, 4]
+    assert len(re.findall(r"makes no update: .* \(\d+ truncated\); raise", result.stdout)) == sum(all_cut)

@@ -17,6 +17,7 @@ from grpo_trainer.config.run_config import DataConfig
 from grpo_trainer.data import batches
 from grpo_trainer.data.batches import RowBatch
 from grpo_trainer.data.prompt_row import PromptRow
+from grpo_trainer.data.repeats import repeats
 from grpo_trainer.data.row_store import RowStore, open_rows, write_rows
 from grpo_trainer.data.rows import load_prompt_rows
 from grpo_trainer.data.run_rows import load_eval_sets
@@ -41,7 +42,8 @@ def write(path: Path, *rows: dict) -> str:
 
 
 def batch(*lengths: int) -> RowBatch:
-    return RowBatch([{"n": n} for n in lengths], [f"p{n}" for n in lengths], [[7] * n for n in lengths])
+    columns, prompts = [{"n": n} for n in lengths], [f"p{n}" for n in lengths]
+    return RowBatch(list(range(len(lengths))), columns, prompts, [[7] * n for n in lengths])
 
 
 class TestStore:
@@ -67,6 +69,34 @@ class TestStore:
         assert [row.columns for row in rows] == read_rows(str(tmp_path / "rows.parquet"), "train")
         assert rows[0].columns["time"] == "2026-01-01T12:00:00+00:00"
         assert rows[599].columns["unsigned"] == 2**64 - 1
+
+    def test_rows_with_overlong_prompts_are_left_out_and_counted(self, tmp_path, monkeypatch, tokenizer, caplog):
+        """The others keep their numbers, by which a reward's columns are found in the dataset."""
+        monkeypatch.setattr(batches, "ROWS_PER_BATCH", 3)
+        rows_in = [{"prompt": "x" * (90 if number % 3 == 1 else 2), "number": number} for number in range(11)]
+        dataset = write(tmp_path / "rows.jsonl", *rows_in)
+        config = DataConfig(dataset=dataset, max_prompt_length=64, overlong_prompts="drop")
+        told = "4 of 11 rows are left out: their prompts are longer than data.max_prompt_length 64"
+        for _ in range(2):  # the second time they are read from the folder
+            rows = load_prompt_rows(config, tokenizer, folder=tmp_path)
+            assert [(row.index, row.columns["number"]) for row in rows] == [(n, n) for n in (0, 2, 3, 5, 6, 8, 9)]
+            assert told in caplog.text
+            caplog.clear()
+
+    def test_repeated_rows_have_their_numbers_in_the_dataset(self, tmp_path, tokenizer):
+        dataset = write(tmp_path / "rows.jsonl", *({"prompt": text} for text in ("x" * 70, "a", "b", "a")))
+        rows = load_prompt_rows(DataConfig(dataset=dataset, max_prompt_length=64, overlong_prompts="drop"), tokenizer)
+        assert list(repeats({"": rows}, {})) == ["the training rows: 1 of 3 rows (4) is equal to an earlier row"]
+        held_out = write(tmp_path / "held.jsonl", {"prompt": "y" * 70}, {"prompt": "b"})
+        config = DataConfig(dataset=held_out, max_prompt_length=64, overlong_prompts="drop")
+        found = list(repeats({"": rows}, {"": load_prompt_rows(config, tokenizer)}))
+        assert found[1].endswith("1 of 1 rows (2) is among the training rows, too; row 2 is row 3 there")
+
+    def test_all_prompts_are_too_long(self, tmp_path, tokenizer):
+        dataset = write(tmp_path / "rows.jsonl", {"prompt": "x" * 70}, {"prompt": "x" * 90})
+        config = DataConfig(dataset=dataset, max_prompt_length=64, overlong_prompts="drop")
+        with pytest.raises(UsageError, match="so are 1 more, the longest with 90"):
+            load_prompt_rows(config, tokenizer)
 
     def test_it_is_a_sequence(self, tmp_path, monkeypatch, tokenizer):
         monkeypatch.setattr(batches, "ROWS_PER_BATCH", 3)

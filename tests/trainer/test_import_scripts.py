@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.trainer.importing import TRL, imported, refused
+from tests.trainer.importing import TRL, imported, refused, setting
 
 from grpo_trainer.config.run_config import RunConfig
 
@@ -64,3 +64,89 @@ def test_schedules_are_those_of_transformers(
     assert "there is no schedule cosin" in refused(capsys, "import-trl", *TRL, "--lr_scheduler_type", "cosin")
     why = refused(capsys, "import-trl", *TRL, "--lr_scheduler_type", "cosine", "--lr_scheduler_kwargs", '{"min_lr": 1}')
     assert "min_lr is of cosine_with_min_lr, cosine_warmup_with_min_lr, not of cosine" in why
+
+
+@pytest.mark.parametrize(
+    ("given", "settings", "remark"),
+    [
+        # ms-swift gives a model that may think or not an empty thought, unless it is told otherwise.
+        ([], {"data.chat_template_kwargs": {"enable_thinking": False}}, None),
+        (["--enable_thinking", "true"], {"data.chat_template_kwargs": {"enable_thinking": True}}, None),
+        (["--loss_type", "cispo"], {"algorithm.epsilon_high": None}, None),
+        ([], {"guards.clipped": "warn"}, None),
+        (["--response_prefix", "<think>\n"], {}, "otherwise: --response_prefix <think>"),
+        (["--template", "chatml"], {}, "otherwise: --template chatml: the chat template is the model's own"),
+        (["--ref_model", "other", "--beta", "0.1"], {}, "otherwise: --ref_model other"),
+        (["--ref_model", "m", "--beta", "0.1"], {}, "not needed: --ref_model m"),
+        (["--ref_model", "other", "--beta", "0"], {}, "not needed: --ref_model other"),
+        (["--ref_adapters", "sft"], {}, "otherwise: --ref_adapters sft: the reference of an adapter is"),
+        (["--columns", '{"q": "query", "answer": "solution"}'], {"data.prompt_template": "{q}"},
+         "otherwise: --columns {\"q\": \"query\", \"answer\": \"solution\"}: rewards get the column answer under that"),
+        (["--max_length", "99"], {"data.max_prompt_length": 99}, "ms-swift's default of truncation_strategy"),
+        (["--max_length", "99", "--truncation_strategy", "delete"], {"data.overlong_prompts": "drop"}, None),
+        (["--max_length", "99", "--truncation_strategy", "left"], {}, "otherwise: --truncation_strategy left: a"),
+    ],
+)  # fmt: skip
+def test_what_ms_swift_does_by_an_option_or_without_it(
+    given: list[str], settings: dict[str, Any], remark: str | None, capsys: pytest.CaptureFixture[str]
+):
+    swift = ["--rlhf_type", "grpo", "--model", "m", "--dataset", "d", "--reward_funcs", "format"]
+    text, said = imported(capsys, *swift, "--num_generations", 1, *given)
+    run = RunConfig.model_validate(yaml.safe_load(text))
+    assert {name: setting(run, name) for name in settings} == settings
+    assert said.count("truncation_strategy") == (remark or "").count("truncation_strategy")
+    assert remark is None or remark in said
+
+
+def test_a_quantized_model_is_served_and_trained_as_it_is_written(capsys: pytest.CaptureFixture[str]):
+    text, _ = imported(capsys, *TRL, "--use_peft", "--load_in_4bit")
+    assert yaml.safe_load(text)["model"]["name_or_path"] == "models/m-nf4"
+    assert "grpo-rollout serve models/m-nf4" in text
+
+
+def test_the_upper_clip_of_cispo_is_that_of_the_command(capsys: pytest.CaptureFixture[str]):
+    text, _ = imported(capsys, *TRL, "--loss_type", "cispo")
+    assert RunConfig.model_validate(yaml.safe_load(text)).algorithm.upper_epsilon == 0.2
+
+
+COMMAND = "--rlhf_type grpo --dataset d --reward_funcs format --num_generations 1"
+
+
+@pytest.mark.parametrize(
+    ("script", "model", "remark"),
+    [
+        (f'M=${{M:-"a/b"}}\nswift rlhf --model $M {COMMAND}', "a/b", None),
+        (f"swift rlhf --model ${{M:-'a/b'}} {COMMAND}", "a/b", None),
+        (f'M=c\nswift rlhf --model "${{M:-"a/b"}}" {COMMAND}', "c", None),
+        (f'swift rlhf --model "${{M:-"a/b"}}" {COMMAND}', "a/b", None),
+        (f"M=a/b\nswift rlhf --model ${{M##*/}} {COMMAND}", "${M##*/}", "${M##*/} stays as it is written"),
+        (f"(cd /x && swift rlhf --model m {COMMAND} --tuner_type full) || echo failed", "m", None),
+        (f"python -m swift.cli.rlhf --model m {COMMAND}", "m", None),
+        (f"python swift/cli/main.py rlhf --model m {COMMAND}", "m", None),
+    ],
+)  # fmt: skip
+def test_what_a_shell_would_make_of_a_word(
+    script: str, model: str, remark: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "swift_train.sh").write_text(script)
+    text, said = imported(capsys, tmp_path / "swift_train.sh")
+    assert yaml.safe_load(text)["model"]["name_or_path"] == model
+    assert "is set and not exported" not in said
+    assert ("lora" in text) == ("tuner_type full" not in script)
+    assert (remark or "") in said
+    assert ("stays as it is written" in said) == (remark is not None)
+
+
+def test_a_command_in_quotation_marks_is_read(capsys: pytest.CaptureFixture[str]):
+    text, _ = imported(capsys, f"swift rlhf --model m {COMMAND} --beta 0.5")
+    assert yaml.safe_load(text)["algorithm"]["beta"] == 0.5
+
+
+def test_options_of_the_server_that_the_trainer_decides_on_are_said_to_be_its(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    script = tmp_path / "swift_train.sh"
+    script.write_text(f"swift rollout --model m --torch_dtype float16\nswift rlhf --model m {COMMAND} --use_vllm true "
+                      "--vllm_mode server\nNNODES=2 NODE_RANK=1 deepspeed --include localhost:0,2 --x y")  # fmt: skip
+    said = imported(capsys, script)[1]
+    assert "swift rollout --torch_dtype float16: give it to the command that trains" in said

@@ -164,23 +164,23 @@ def sample_and_score(run: Run, *, version: int) -> list[TrainingSequence] | None
     counts, lost = orchestrator.pipeline.counts, orchestrator.sampler.lost_requests
     run.journal.batch_arrived(batch, reward_metrics, counts, lost_requests=lost, version=version)
     if not sequences:
-        raise nothing_to_train(batch.groups, config)
+        check_only_masked(batch.groups, config, step=version)
     return sequences
 
 
-def nothing_to_train(groups: list[Group], config: RunConfig) -> ServersError:
-    """The error for a batch of which no sample can be trained on: how many are left out for which reason."""
+def check_only_masked(groups: list[Group], config: RunConfig, *, step: int) -> None:
+    """Warn of a batch of which nothing is trained on because `mask_truncated_completions` masks it: its step makes no
+    update. Raises ServersError for one that has other reasons."""
     masks = config.algorithm.mask_truncated_completions
     reasons = Counter(str(one.left_out_because(mask_truncated=masks)) for group in groups for one in group.episodes)
-    hint = None
-    if reasons["truncated"]:
-        limit = config.rollout.max_completion_length
-        hint = (
-            f"raise rollout.max_completion_length {limit}, which cuts them off, or set "
-            "algorithm.mask_truncated_completions false"
-        )
     told = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
-    return ServersError(f"no sample of the batch can be trained on: {told}", hint=hint)
+    if not reasons["truncated"]:
+        raise ServersError(f"no sample of the batch can be trained on: {told}")
+    log.warning(
+        "step %d makes no update: no sample can be trained on (%s); raise rollout.max_completion_length %d, which cuts "
+        "them off, or set algorithm.mask_truncated_completions false",
+        step, told, config.rollout.max_completion_length,
+    )  # fmt: skip
 
 
 def penalize_kl(run: Run, groups: list[Group], *, version: int) -> None:

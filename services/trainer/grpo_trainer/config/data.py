@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from itertools import combinations
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -121,7 +121,12 @@ class DataConfig(Section):
     )
     system: str | None = Field(None, description="System prompt, or a file that holds it; replaces the recipe's own.")
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    max_prompt_length: int = Field(512, ge=1, description="Tokens; a longer prompt stops the run before it starts.")
+    max_prompt_length: int = Field(512, ge=1, description="Tokens. For longer prompts see `overlong_prompts`.")
+    overlong_prompts: Literal["refuse", "drop"] = Field(
+        "refuse",
+        description="A prompt longer than max_prompt_length stops the run before it starts, or its row is left out, "
+        "and counted in the log.",
+    )
     shuffle: bool = Field(True, description="Shuffle the rows in every epoch, as a function of the seed.")
     difficulty: DifficultyConfig | None = Field(
         None, description="Remember which prompts are solved, and prefer those that sometimes are; absent: all alike."

@@ -67,7 +67,9 @@ MS_SWIFT = PeerOptions(
         "use_chat_template": ("data.prompt_column", None),
         "system": ("data.system", None),
         "max_length": ("data.max_prompt_length", None),
+        "truncation_strategy": ("data.overlong_prompts", None),
         "enable_thinking": ("data.chat_template_kwargs", None),
+        "ref_model": ("model.name_or_path", None),
         "reward_funcs": ("reward.reward_funcs", []),
         "reward_model": ("reward.reward_funcs", None),
         "external_plugins": ("reward.reward_funcs", []),
@@ -149,16 +151,16 @@ MS_SWIFT = PeerOptions(
             "rows are read once, before the first step": "dataset_num_proc load_from_cache_file streaming "
             "shuffle_buffer_size download_mode lazy_tokenize packing_num_proc strict val_dataset_shuffle "
             "train_dataloader_shuffle group_by_length padding_side",
-            "the chat template is the model's own, as transformers reads it": "template template_backend model_type "
+            "the chat template is the model's own, as transformers reads it": "template_backend model_type "
             "model_name model_author agent_template",
             "GRPO trains on what was sampled, and on nothing else": "loss_scale is_binary_loss_scale "
             "disable_ignore_empty_think add_non_thinking_prefix acc_strategy use_logits_to_keep padding_free "
-            "response_prefix preserve_thinking",
+            "preserve_thinking",
             "metrics have the entropy and the mismatch of trainer and servers": "log_entropy "
             "log_rollout_offpolicy_metrics wandb_log_unique_prompts",
             "every column reaches the rewards": "vllm_server_pass_dataset disable_auto_column_mapping",
             "the Hub is Hugging Face's": "use_hf",
-            "the reference is the model that the run starts from": "ref_model ref_model_type ref_model_revision",
+            "the reference is the model that the run starts from": "ref_model_type ref_model_revision",
             "checkpoints are in run_dir/checkpoints, the best one beside them": "create_checkpoint_symlink",
             "trackers are set up by their own variables": "swanlab_workspace swanlab_exp_name swanlab_mode "
             "swanlab_token swanlab_notification_method swanlab_webhook_url swanlab_secret swanlab_sender_email "
@@ -199,7 +201,12 @@ MS_SWIFT = PeerOptions(
             "completions are free text; a reward such as `regex` or `format` asks for a form": (
                 "structured_outputs_regex"
             ),
-            "a prompt longer than data.max_prompt_length stops the run before its first step": "truncation_strategy",
+            "the chat template is the model's own, as transformers reads it; another one is model.chat_template": (
+                "template"
+            ),
+            "a prompt ends as the chat template ends it: what an answer begins with stands in model.chat_template": (
+                "response_prefix"
+            ),
             "completions are single turns": "multi_turn_scheduler max_turns completion_length_limit_scope use_gym_env "
             "gym_env",
             "a reward model scores by its own logit": "reward_model_plugin reward_adapters reward_model_type "
@@ -218,7 +225,10 @@ MS_SWIFT = PeerOptions(
             "freeze_parameters_ratio trainable_parameters trainable_parameters_regex",
             "vLLM serves no adapters with biases or whole modules, and no DoRA": "modules_to_save lora_bias use_dora",
             "an adapter begins as zero, and has the model's dtype and one learning rate": "init_weights lora_dtype "
-            "lorap_lr_ratio ref_adapters",
+            "lorap_lr_ratio",
+            "the reference of an adapter is the model without it: merge the first adapter into the model": (
+                "ref_adapters"
+            ),
             "the optimizer is AdamW": "optimizer use_galore galore_target_modules galore_rank galore_update_proj_gap "
             "galore_scale galore_proj_type galore_optim_per_parameter galore_with_embedding galore_quantization "
             "galore_proj_quant galore_proj_bits galore_proj_group_size galore_cos_threshold galore_gamma_proj "

@@ -14,7 +14,6 @@ TRL = PeerOptions(
     version="1.16.0",
     settings=TRAINING_SETTINGS
     | {
-        "model_name_or_path": ("model.name_or_path", None),
         "attn_implementation": ("model.attn_implementation", None),
         "trust_remote_code": ("model.trust_remote_code", False),
         "gradient_checkpointing": ("model.gradient_checkpointing", True),
@@ -68,6 +67,7 @@ TRL = PeerOptions(
     computed=TRAINING_COMPUTED
     | {
         "output_dir": ("run_dir", None),
+        "model_name_or_path": ("model.name_or_path", None),
         "eval_strategy": ("eval.eval_steps", "no"),
         "num_generations_eval": ("eval.num_generations_eval", None),
         "dtype": ("model.dtype", "float32"),

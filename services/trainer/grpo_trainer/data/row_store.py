@@ -1,6 +1,7 @@
 """Rows on disk, ready to sample from: an Arrow file, read through a memory map one row at a time.
 
-A row is its columns as JSON text, its prompt as JSON text, and its token ids. The columns do not use Arrow's own types,
+A row is its columns as JSON text, its prompt as JSON text, its token ids, and its number in the dataset, of which rows
+may have been left out. The columns do not use Arrow's own types,
 which are one for all rows of a column and know no integer beyond 64 bits: a row must come back as it was read.
 
 The last record batch has no rows and carries the summary.
@@ -17,13 +18,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from ..errors import storage_error_class
 from .batches import RowBatch
 from .prompt_row import PromptRow, PromptRows
 
-_SCHEMA = pa.schema([("columns", pa.string()), ("prompt", pa.string()), ("token_ids", pa.list_(pa.int32()))])
+_SCHEMA = pa.schema(
+    [("columns", pa.string()), ("prompt", pa.string()), ("token_ids", pa.list_(pa.int32())), ("number", pa.int64())]
+)
 _SUMMARY = b"summary"
 
 
@@ -42,6 +47,8 @@ class Summary:
     shortest_prompt: int = 0
     longest_prompt: int = 0
     rows_digest: str = ""
+    num_dropped: int = 0
+    """Rows whose prompts are too long."""
     prompts_digest: str = ""
 
     def with_batch(self, batch: RowBatch) -> "Summary":
@@ -72,20 +79,21 @@ class RowStore(PromptRows):
     def __len__(self) -> int:
         return self.summary.num_rows
 
-    def contents(self) -> Iterator[tuple[list[str], list[bytes]]]:
-        """Yield the columns of each batch as JSON texts, and its token ids as bytes."""
+    def contents(self) -> Iterator[tuple[list[str], list[bytes], NDArray[np.int64]]]:
+        """Yield the columns of each batch as JSON texts, its token ids as bytes, and its rows' numbers."""
         for number in range(self._reader.num_record_batches - 1):
             with self._lock:
                 batch = self._reader.get_batch(number)
             ids, ends = batch.column(2).values.to_numpy(), batch.column(2).offsets.to_numpy()
-            yield batch.column(0).to_pylist(), [ids[begin:end].tobytes() for begin, end in itertools.pairwise(ends)]
+            bytes_of_rows = [ids[begin:end].tobytes() for begin, end in itertools.pairwise(ends)]
+            yield batch.column(0).to_pylist(), bytes_of_rows, batch.column(3).to_numpy()
 
     def _row(self, index: int) -> PromptRow:
         batch_number, place = divmod(index, self.summary.rows_per_batch)
         with self._lock:
             batch = self._reader.get_batch(batch_number)
-        columns, prompt, token_ids = (batch.column(number)[place].as_py() for number in range(3))
-        return PromptRow(index=index, token_ids=token_ids, prompt=json.loads(prompt), columns=json.loads(columns))
+        columns, prompt, token_ids, number = (batch.column(name)[place].as_py() for name in _SCHEMA.names)
+        return PromptRow(index=number, token_ids=token_ids, prompt=json.loads(prompt), columns=json.loads(columns))
 
 
 def open_rows(path: Path, fingerprint: str) -> RowStore | None:
@@ -101,12 +109,17 @@ def open_rows(path: Path, fingerprint: str) -> RowStore | None:
 
 
 def write_rows(
-    path: Path, batches: Iterable[RowBatch], fingerprint: str | None, *, rows_digest: Callable[[], str] = str
+    path: Path,
+    batches: Iterable[RowBatch],
+    fingerprint: str | None,
+    *,
+    rows_digest: Callable[[], str] = str,
+    num_dropped: Callable[[], int] = int,
 ) -> RowStore:
     """Write `path` through a neighbour and a rename: a reader, or a kill, never sees half of it.
 
-    All batches but the last have equally many rows. `rows_digest` is asked for after the last. Raises what `batches`
-    raises, and TrainerError when the disk takes no more.
+    All batches but the last have equally many rows. `rows_digest` and `num_dropped` are asked for after the last.
+    Raises what `batches` raises, and TrainerError when the disk takes no more.
     """
     # The same name at every start, so what a kill left is overwritten: a trainer has its run folder alone.
     temporary = path.with_name(f".tmp-{path.name}")
@@ -114,7 +127,7 @@ def write_rows(
         path.parent.mkdir(exist_ok=True)
         try:
             with temporary.open("wb") as file:
-                _write(file, batches, fingerprint, rows_digest)
+                _write(file, batches, fingerprint, rows_digest, num_dropped)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
@@ -126,7 +139,11 @@ def write_rows(
 
 
 def _write(
-    file: BinaryIO, batches: Iterable[RowBatch], fingerprint: str | None, rows_digest: Callable[[], str]
+    file: BinaryIO,
+    batches: Iterable[RowBatch],
+    fingerprint: str | None,
+    rows_digest: Callable[[], str],
+    num_dropped: Callable[[], int],
 ) -> None:
     summary, prompts = Summary(fingerprint), hashlib.sha256()
     with pa.ipc.new_file(file, _SCHEMA) as writer:
@@ -135,22 +152,23 @@ def _write(
                 raise ValueError("a batch follows one with fewer rows than the first")
             writer.write_batch(
                 _record_batch(
-                    [json.dumps(row) for row in batch.columns], map(json.dumps, batch.prompts), batch.token_ids
+                    map(json.dumps, batch.columns), map(json.dumps, batch.prompts), batch.token_ids, batch.numbers
                 )
             )
             for ids in batch.token_ids:
                 prompts.update(array("i", [len(ids), *ids]).tobytes())
             summary = summary.with_batch(batch)
         if summary.num_rows:
-            summary = replace(summary, rows_digest=rows_digest(), prompts_digest=prompts.hexdigest())
-        writer.write_batch(_record_batch([], [], []), custom_metadata={_SUMMARY: json.dumps(asdict(summary))})
+            summary = replace(
+                summary, rows_digest=rows_digest(), num_dropped=num_dropped(), prompts_digest=prompts.hexdigest()
+            )
+        writer.write_batch(_record_batch([], [], [], []), custom_metadata={_SUMMARY: json.dumps(asdict(summary))})
 
 
-def _record_batch(columns: Iterable[str], prompts: Iterable[str], token_ids: list[list[int]]) -> pa.RecordBatch:
+def _record_batch(
+    columns: Iterable[str], prompts: Iterable[str], token_ids: list[list[int]], numbers: list[int]
+) -> pa.RecordBatch:
+    of_fields = (list(columns), list(prompts), token_ids, numbers)
     return pa.record_batch(
-        [
-            pa.array(list(values), field.type)
-            for field, values in zip(_SCHEMA, (columns, prompts, token_ids), strict=True)
-        ],
-        schema=_SCHEMA,
+        [pa.array(values, field.type) for field, values in zip(_SCHEMA, of_fields, strict=True)], schema=_SCHEMA
     )

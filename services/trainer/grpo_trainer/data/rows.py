@@ -13,11 +13,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..config.data import DataConfig
 from ..extension import file_hash
-from .batches import prepared_batches
+from .batches import LengthCheck, prepared_batches
 from .episode_rows import RowsOfEpisodes, lacks_prompts, source_of, with_environments
 from .first_row import prompt_doubts
 from .prompts import PromptMaker
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FORMAT = 5
+FORMAT = 6
 """Raise it with every change of this package that gives other rows, prompts or token ids, or writes them otherwise."""
 _LIBRARIES = ("transformers", "tokenizers", "jinja2", "datasets", "pyarrow")
 
@@ -70,24 +70,28 @@ def load_prompt_rows(
     if of_episodes is not None and lacks_prompts(source, maker):
         maker = replace(maker, without_prompt=True)
     environments = of_episodes.environments if of_episodes else []
-    fingerprint = rows_fingerprint(
-        source, maker, tokenizer, max_prompt_length=config.max_prompt_length, environments=environments
+    lengths = LengthCheck(
+        dataset,
+        config.max_prompt_length,
+        drops=config.overlong_prompts == "drop",
+        may_be_empty=maker.without_prompt,
     )
+    fingerprint = rows_fingerprint(source, maker, tokenizer, lengths=lengths, environments=environments)
     rows = open_rows(path, fingerprint) if fingerprint else None
     if rows is not None:
         log.info("dataset %s: %d rows are in %s, with their token ids", dataset, len(rows), path)
-        return rows if maker.without_prompt else _with_doubts(rows, tokenizer, dataset)
+        return _told(rows, config, maker, tokenizer, dataset)
     read = _Read(source.rows())
     batches = prepared_batches(
         with_environments(maker.rows(read, dataset=dataset), environments, dataset=dataset),
         maker,
         tokenizer,
         dataset=dataset,
-        max_prompt_length=config.max_prompt_length,
+        lengths=lengths,
     )
-    rows = write_rows(path, batches, fingerprint, rows_digest=read.digest)
+    rows = write_rows(path, batches, fingerprint, rows_digest=read.digest, num_dropped=lambda: lengths.num_dropped)
     log.info("dataset %s: %d rows read and tokenized in %.1f s", dataset, len(rows), time.monotonic() - started)
-    return rows if maker.without_prompt else _with_doubts(rows, tokenizer, dataset)
+    return _told(rows, config, maker, tokenizer, dataset)
 
 
 class _Read:
@@ -105,10 +109,18 @@ class _Read:
         return self._sha256.hexdigest()
 
 
-def _with_doubts(rows: RowStore, tokenizer: "PreTrainedTokenizerBase", dataset: str) -> RowStore:
-    """Log what is odd about the first prompt, and return `rows`."""
-    for doubt in prompt_doubts(rows[0], tokenizer, dataset=dataset):
-        log.warning("%s", doubt)
+def _told(
+    rows: RowStore, config: DataConfig, maker: PromptMaker, tokenizer: "PreTrainedTokenizerBase", dataset: str
+) -> RowStore:
+    """Log how many rows are left out and what is odd about the first prompt, and return `rows`."""
+    if dropped := rows.summary.num_dropped:
+        log.warning(
+            "dataset %s: %d of %d rows are left out: their prompts are longer than data.max_prompt_length %d",
+            dataset, dropped, dropped + len(rows), config.max_prompt_length,
+        )  # fmt: skip
+    if not maker.without_prompt:
+        for doubt in prompt_doubts(rows[0], tokenizer, dataset=dataset):
+            log.warning("%s", doubt)
     return rows
 
 
@@ -117,7 +129,7 @@ def rows_fingerprint(
     maker: PromptMaker,
     tokenizer: "PreTrainedTokenizerBase",
     *,
-    max_prompt_length: int,
+    lengths: LengthCheck,
     environments: Sequence[str] = (),
 ) -> str | None:
     """SHA-256 over everything that decides the rows of a run; None where something of it is not known."""
@@ -127,14 +139,14 @@ def rows_fingerprint(
         return None
     recipe = maker.filled_recipe
     facts = {name: value for name, value in asdict(maker).items() if name != "without_prompt" or value}
-    content = {
+    content: dict[str, Any] = {
         "format": [FORMAT, {name: version(name) for name in _LIBRARIES}],
         "source": [source.identity, source.limit],
         "maker": [facts, asdict(recipe) if recipe else None],
         # Merges, normalizer and added special tokens as well, of which `grpo_proto.fingerprint` knows nothing.
         "tokenizer": [type(tokenizer).__name__, tokenizer.split_special_tokens, backend.to_str()],
         "chat_template": [tokenizer.chat_template, tokenizer.special_tokens_map],
-        "max_prompt_length": max_prompt_length,
+        "lengths": [lengths.max_prompt_length, lengths.drops],
         "environments": list(environments),
     }
     if (code := file_hash(maker.recipe)) is not None:

@@ -131,6 +131,8 @@ def _read(argv: list[str]) -> tuple[Script, str]:
     is_script = Path(argv[0]).suffix in SCRIPTS
     if (len(argv) > 1 and not is_script) or argv[0].startswith("-"):
         return Script([command_of(argv)]), ""
+    if len(argv) == 1 and not is_script and " " in argv[0]:  # a command in quotation marks
+        return commands_of(argv[0]), ""
     try:
         return commands_of(Path(argv[0]).read_text(encoding="utf-8-sig"), argv[1:]), f" from {argv[0]}"
     except OSError as error:
@@ -147,7 +149,11 @@ def _chosen(script: Script, program: str, verb: str, servers: tuple[str, ...]) -
     server: Command | None = None
     for command in map(_unwrapped, script.commands):
         words = command.words
-        verbs = [word for before, word in zip(["", *words], words, strict=False) if before.endswith(program)]
+        verbs = [
+            word
+            for before, word in zip(["", *words], words, strict=False)
+            if before.endswith((program, f"{program}/cli/main.py"))
+        ]
         if any(one in servers for one in verbs) or any(word.endswith("/rollout.py") for word in words):
             server = command
         elif program == "swift" and ("megatron", "rlhf") in pairwise(words):
@@ -186,7 +192,7 @@ def _trains(command: Command, program: str, verb: str, verbs: Sequence[str]) -> 
     if verb in verbs or (words and words[0].startswith(("--", *DASHES))):
         return True
     if program == "swift":
-        return any(word.endswith("rlhf.py") for word in words)
+        return any(word.endswith("rlhf.py") or word == "swift.cli.rlhf" for word in words)
     launched = words[0].rpartition("/")[2] in _LAUNCHERS
     return launched and (
         any(word.startswith("--") for word in words) or any(calls_grpo_trainer(Path(w)) for w in words)

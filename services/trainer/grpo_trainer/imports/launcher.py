@@ -13,6 +13,8 @@ from ..errors import UsageError
 from .options import Options, is_secret
 from .run_file import RunFile
 
+WHERE_RANKS_MEET = "the ranks of one machine find each other; of several, what starts the trainer on each says where"
+
 LAUNCHER = PeerOptions(
     name="the launcher",
     version="",
@@ -26,11 +28,12 @@ LAUNCHER = PeerOptions(
         "deepspeed_config_file": ("deepspeed.zero_stage", None),
         "offload_optimizer_device": ("deepspeed.offload_optimizer", "none"),
         "gpu_ids": ("deepspeed.nproc_per_node", None),
+        "include": ("deepspeed.nproc_per_node", None),
     },
     server_flags={},
     not_needed=by_option(
         {
-            "the ranks of one machine find each other": "main_process_port main_process_ip machine_rank node_rank "
+            WHERE_RANKS_MEET: "main_process_port main_process_ip machine_rank node_rank "
             "master_port master_addr rdzv_backend rdzv_endpoint rdzv_id standalone multi_gpu same_network max_restarts",
             "training is in bfloat16 with float32 master weights, or in float32": "mixed_precision downcast_bf16",
             "micro-batches are counted in tokens": "gradient_accumulation_steps gradient_clipping",
@@ -158,6 +161,10 @@ def _read_options(launch: Launch, options: Options) -> None:
         launch.shown = options.shown("num_processes")
     elif count is not None:
         launch.remarks.append(f"{options.shown('num_processes')} is no number: it is taken as 1")
+    slots = options.text("include")  # of deepspeed, localhost:0,1
+    if slots is not None and count is None and ":" in slots and "@" not in slots:
+        launch.visible = slots.partition(":")[2].split(",")
+        launch.processes, launch.shown = len(launch.visible), options.shown("include")
     gpus = options.text("gpu_ids")
     if gpus is not None and gpus != "all":
         launch.visible = gpus.split(",")
@@ -178,7 +185,7 @@ def report_variables(run: RunFile, variables: Mapping[str, str], read: set[str])
         if name in read:
             continue
         if name in RANKS_FIND_EACH_OTHER:
-            run.not_needed.append(f"{name}={value}: the ranks of one machine find each other")
+            run.not_needed.append(f"{name}={value}: {WHERE_RANKS_MEET}")
         else:
             shown = "…" if is_secret(name) else value
             run.not_needed.append(f"{name}={shown}: set it for the trainer, where you need it")
@@ -201,6 +208,10 @@ def report_rest(run: RunFile, options: Options, *, of: str = "") -> None:
         elif name in peer.not_here:
             run.differs.append(f"{shown}: {peer.not_here[name]}")
         else:
+            alone = name in peer.known and of
+            if alone:
+                run.differs.append(f"{shown}: give it to the command that trains, which decides on it here")
+                continue
             close = get_close_matches(name, peer.known, n=1, cutoff=0.8)
             meant = f"; did you mean --{close[0]}? Nothing is set by it" if close else ""
             run.differs.append(

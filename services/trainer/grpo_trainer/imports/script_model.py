@@ -28,13 +28,17 @@ _OF_LOADING = {
     "trust_remote_code": "trust_remote_code",
     "load_in_4bit": "load_in_4bit",
     "load_in_8bit": "load_in_8bit",
+    # Of Unsloth:
+    "gpu_memory_utilization": "vllm_gpu_memory_utilization",
+    "max_seq_length": "vllm_max_model_length",
 }
+_OF_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Arguments of vLLM's `SamplingParams` that are options of TRL."""
 _CHANGES_NOTHING = frozenset(
     {
         "pretrained_model_name_or_path", "model_name", "model", "peft_config", "adapter_name", "quantization_config",
-        "device_map", "use_cache", "low_cpu_mem_usage", "cache_dir", "token", "max_seq_length", "fast_inference",
-        "max_lora_rank", "gpu_memory_utilization", "task_type", "inference_mode", "random_state",
-        "use_gradient_checkpointing",
+        "device_map", "use_cache", "low_cpu_mem_usage", "cache_dir", "token", "fast_inference", "max_lora_rank",
+        "task_type", "inference_mode", "random_state", "use_gradient_checkpointing",
     }
 )  # fmt: skip
 """Arguments of loading a model and of an adapter that a run is the same without."""
@@ -57,9 +61,36 @@ def read_config(reader: Reader) -> None:
         reader.found.remark(f"{name} is {short(last)} at last: line {call.lineno} is read, and not what that changes")
     for option, value in reader.source.attributes_of(name).items():  # args.learning_rate = 1e-5
         reader.set(option, value, f"{name}.{option} is")
+    _take_whole_groups(reader)
     loads = reader.found.options.pop("model_init_kwargs", None)
     for key, value in loads.items() if isinstance(loads, dict) else ():
         reader.found.options.setdefault(_OF_LOADING.get(str(key), f"model_init_kwargs.{key}"), value)
+
+
+def _read_sampling(reader: Reader, node: ast.expr) -> None:
+    """Read Unsloth's `vllm_sampling_params`, which TRL has as options of its own."""
+    sampling = reader.first(node, "SamplingParams")
+    if sampling is None:
+        reader.found.remark(f"vllm_sampling_params is {short(node)}, which is not read: write them as rollout.…")
+        return
+    for name, value in keywords(sampling).items():
+        if name in _OF_SAMPLING:
+            reader.set(name, value, f"SamplingParams({name}=…) is")
+        elif name not in ("seed", "max_tokens", "n"):
+            reader.found.remark(f"SamplingParams({name}=…) is {short(value)}: settings of sampling are rollout.…")
+
+
+def _take_whole_groups(reader: Reader) -> None:
+    """Make a device's batch whole groups, as Unsloth does: TRL would refuse it."""
+    options = reader.found.options
+    group, per_device = options.get("num_generations", 8), options.get("per_device_train_batch_size", 8)
+    uses_unsloth = any(name.partition(".")[0] == "unsloth" for name in reader.source.imported.values())
+    if uses_unsloth and isinstance(group, int) and isinstance(per_device, int) and per_device % max(group, 1):
+        options["per_device_train_batch_size"] = group
+        reader.found.remark(
+            f"per_device_train_batch_size {per_device} is {group}, which Unsloth makes of it: one group of "
+            f"num_generations {group}"
+        )
 
 
 def _names(node: ast.AST) -> set[str]:
@@ -71,6 +102,9 @@ def _take_config(reader: Reader, name: str, call: ast.Call) -> None:
     if len([one for one in made if reader.source.means(one, "GRPOConfig")]) > 1:
         reader.found.remark(f"{name} is made in several places: what line {call.lineno} says is read")
     for option, value in keywords(call, "output_dir").items():
+        if option == "vllm_sampling_params":
+            _read_sampling(reader, value)
+            continue
         reader.set(option, value, f"GRPOConfig({option}=…) is")
     for more in (given.value for given in call.keywords if given.arg is None):
         _take_more(reader, more)
@@ -101,7 +135,10 @@ def _take_more(reader: Reader, more: ast.expr) -> None:
 
 
 def read_model(reader: Reader) -> None:
-    model = reader.given.get("model")
+    model, configs = reader.given.get("model"), reader.source.calls("ModelConfig")
+    if len(configs) == 1:  # of TRL; what the script gives to it is read here, wherever it goes from there
+        for option, value in keywords(configs[0]).items():
+            reader.set(option, value, f"ModelConfig({option}=…) is")
     if model is not None and (loaded := reader.first(model, "from_pretrained")) is not None:
         named = keywords(loaded, "pretrained_model_name_or_path")
         name = named.get("pretrained_model_name_or_path", named.get("model_name"))
@@ -111,7 +148,7 @@ def read_model(reader: Reader) -> None:
         if "Fast" in ast.unparse(loaded.func) and "load_in_4bit" not in named:  # Unsloth's default
             reader.found.options["load_in_4bit"] = True
         _quantized(reader, loaded)
-    elif model is not None:
+    elif model is not None and not (configs and "model_name_or_path" in reader.found.options):
         reader.set("model_name_or_path", model, "the model is")
     if "quantization_config" in reader.given:
         _quantized(reader, reader.given["quantization_config"])
@@ -130,6 +167,8 @@ def read_adapter(reader: Reader) -> None:
     """Read an adapter of PEFT, or of Unsloth, whose `get_peft_model` takes the same arguments."""
     node, model = reader.given.get("peft_config"), reader.given.get("model")
     config = reader.first(node, "LoraConfig")
+    if reader.first(node, "get_peft_config") is not None:  # TRL makes it of its ModelConfig
+        return
     if config is None and node is not None and not reader.is_parsed(node) and not is_none(node):
         reader.found.remark(f"peft_config of GRPOTrainer is {short(node)}, which is not read: write model.lora")
     made = reader.first(model, "get_peft_model")

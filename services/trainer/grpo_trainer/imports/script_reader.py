@@ -58,7 +58,7 @@ class Reader:
         self.source, self.path, self.trainer, self.found = source, path, trainer, TrlScript()
         self.script = path.with_suffix(".py")
         """The file that has to be imported: a notebook's code is to be written there."""
-        self.given = keywords(trainer, *TRAINER)
+        self.given, self.words = keywords(trainer, *TRAINER), words
         source.ends_at = trainer.lineno
         self.values = Values(source, words, variables)
         self.found.own_flags = self.values.flags.keys() & words.keys()
@@ -67,7 +67,7 @@ class Reader:
         """Whether the script takes TRL's options from its command line."""
         if called(trainer) != "GRPOTrainer":
             self.found.remark(f"{called(trainer)} is read as GRPOTrainer: what it does otherwise is not imported")
-        if self.parses:
+        if self.parses and not words.keys() - self.found.own_flags:
             self.found.remark("the script reads TRL's options from its command line: give them behind it")
         unnamed = {"**"} if any(given.arg is None for given in trainer.keywords) else set()
         for name in sorted((self.given.keys() | unnamed) & _IN_ITS_PLACE.keys()):
@@ -79,7 +79,7 @@ class Reader:
             value = self.values.of(node)
         except UnknownValueError:
             self.found.options.pop(option, None)
-            if node is None or not self.is_parsed(node):
+            if option not in self.words and (node is None or not self.is_parsed(node)):
                 what = f" {short(node)}" if node is not None else ""
                 self.found.remark(f"{where}{what}: the script computes it; write its value into the run file")
             return

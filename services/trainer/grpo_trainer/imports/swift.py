@@ -118,9 +118,9 @@ def _add_file(options: Options, before: list[str]) -> dict[str, str]:
 
 
 def _behind(words: list[str], verb: str) -> list[str]:
-    """The words behind `swift rlhf` or `…/rlhf.py`; all of them where options come first."""
+    """The words behind `swift rlhf`, `…/rlhf.py` or `swift.cli.rlhf`; all of them where options come first."""
     for i, word in enumerate(words if not words[0].startswith("--") else ()):
-        if word == verb or word.endswith(f"/{verb}.py"):
+        if word in (verb, f"swift.cli.{verb}") or word.endswith(f"/{verb}.py"):
             return words[i + 1 :]
     return words
 
@@ -243,6 +243,11 @@ def _set_algorithm(options: Options, run: RunFile) -> None:
             "; ".join(given(options, "rollout_importance_sampling_threshold")) or "ms-swift's default",
         )
     training.set_loss_params(options, run, LOSS_PARAMS)
+    reference = options.text("ref_model")
+    if reference is not None:
+        is_ours = reference == options.text("model") or not run.value("algorithm.beta")
+        notes = run.not_needed if is_ours else run.differs
+        notes.append(f"{options.shown('ref_model')}: the reference is the model that the run starts from")
 
 
 def _set_project(options: Options, run: RunFile, variables: Mapping[str, str]) -> None:

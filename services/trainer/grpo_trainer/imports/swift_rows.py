@@ -14,18 +14,21 @@ LONGEST_PROMPT = 32768
 """Where the command names no limit: theirs is the model's context, which is not known here."""
 
 
-def _columns(options: Options) -> str | None:
-    """The column that `--columns` makes the question."""
+QUESTIONS = ("query", "prompt", "messages")
+
+
+def _columns(options: Options) -> dict[str, str]:
+    """The columns that `--columns` renames: their names in the rows → those that ms-swift reads."""
     text = options.text("columns")
     if text is None:
-        return None
+        return {}
     try:
         mapping = json.loads(text) if '"' in text else ast.literal_eval(text)
     except (ValueError, SyntaxError) as error:
         raise UsageError(f"{options.shown('columns')} is no JSON: {error}") from error
     if not isinstance(mapping, dict):
         raise UsageError(f"{options.shown('columns')} is no mapping of columns")
-    return next((str(old) for old, new in mapping.items() if new in ("query", "prompt", "messages")), None)
+    return {str(old): str(new) for old, new in mapping.items()}
 
 
 def set_swift_rows(options: Options, run: RunFile) -> bool:
@@ -33,12 +36,16 @@ def set_swift_rows(options: Options, run: RunFile) -> bool:
     datasets = options.values("dataset")
     if not datasets:
         raise UsageError("--dataset is missing", hint="name the rows to train on")
-    question = _columns(options)
-    if options.has("columns"):
-        used = f"the question is in {question}" if question else "none of it is the question"
-        run.not_needed.append(
-            f"{options.shown('columns')}: {used}; rewards find columns under the names that rows have"
-        )
+    columns = _columns(options)
+    question = next((old for old, new in columns.items() if new in QUESTIONS), None)
+    if question is not None:
+        run.not_needed.append(f"{options.shown('columns')}: the question is in {question}")
+    for old, new in columns.items():
+        if new not in QUESTIONS and old != new:
+            run.differs.append(
+                f"{options.shown('columns')}: rewards get the column {old} under that name, not as {new}: rename it in "
+                "the rows, or by a recipe of your own (docs/trainer.md)"
+            )
     set_datasets(run, [swift_rows(name, question) for name in datasets], options.shown("dataset"))
     _set_prompts(options, run)
     held_out = options.values("val_dataset") or []
@@ -83,12 +90,22 @@ def _set_prompts(options: Options, run: RunFile) -> None:
         if system.endswith(".txt") and not Path(system).is_file():
             run.differs.append(f"{options.shown('system')}: there is no such file; write it, or give the text itself")
     thinks = options.truth("enable_thinking")
-    if thinks is not None:
-        run.set("data.chat_template_kwargs", {"enable_thinking": thinks}, options.shown("enable_thinking"))
+    shown = (
+        options.shown("enable_thinking")
+        if thinks is not None
+        else "ms-swift's default for a model that may think or not; other templates do not read it"
+    )
+    run.set("data.chat_template_kwargs", {"enable_thinking": bool(thinks)}, shown)
     if options.truth("use_chat_template") is False:
         run.differs.append(f"{options.shown('use_chat_template')}: take data.prompt_column, whose text stays text")
     longest = options.whole("max_length")
     model_length = options.whole("vllm_max_model_len")
+    strategy = options.text("truncation_strategy")
+    if strategy == "delete":
+        run.set("data.overlong_prompts", "drop", options.shown("truncation_strategy"))
+    elif strategy != "raise" and (longest or model_length):
+        said = given(options, "truncation_strategy") or ["ms-swift's default of truncation_strategy, left"]
+        run.differs.append(f"{said[0]}: {training.NEVER_CUT}")
     if longest is not None:
         run.set("data.max_prompt_length", longest, options.shown("max_length"))
     elif model_length is not None and model_length > run.value("rollout.max_completion_length"):

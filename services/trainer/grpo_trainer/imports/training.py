@@ -11,6 +11,10 @@ from .options import Options
 from .run_file import RunFile, flow
 from .values import FOLLOWING_A_METRIC, read
 
+NEVER_CUT = (
+    "a prompt longer than data.max_prompt_length is not cut: it stops the run before its first step, or with "
+    "data.overlong_prompts drop its row is left out"
+)
 _UNDISTORTED = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 _OF_ADAPTIVE_ENTROPY = ("entropy_target", "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta")
 _SAME_AS_ABSENT = {"algorithm.scale_rewards": "group"}
@@ -23,7 +27,7 @@ def set_option(options: Options, run: RunFile, option: str, setting: str, defaul
     if values is None:
         found = read(setting, default, comment)
         comment += f": {found.reason}" if found.reason else ""
-        if found.value != _SAME_AS_ABSENT.get(setting):
+        if setting not in _SAME_AS_ABSENT or found.value != _SAME_AS_ABSENT[setting]:
             run.set_default(setting, found.value, comment)
     else:
         found = read(setting, values, options.shown(option))
@@ -276,6 +280,7 @@ def settle(run: RunFile) -> None:
             _change(run, "algorithm.max_staleness", 0, why)
         if run.value("algorithm.off_policy_mask_threshold") is not None:
             _change(run, "algorithm.off_policy_mask_threshold", None, why)
+    run.set("guards.clipped", "warn", "cut-off completions alone end no run there")
     if run.value("model.load_in_4bit") and run.value("deepspeed.zero_stage") == 3:
         _change(run, "deepspeed.zero_stage", 2, "weights in four bits are whole on every rank")
 

@@ -161,7 +161,10 @@ def _launcher_keys(mapping: dict[str, Any], launcher: Options) -> None:
 def _set_model(options: Options, run: RunFile) -> None:
     model = options.text("model_name_or_path")
     if model is None:
-        raise UsageError("--model_name_or_path is missing", hint="name the model to train, a folder or a Hub name")
+        raise UsageError(
+            "--model_name_or_path is missing",
+            hint="name the model, a folder or a Hub name, by that option behind the file",
+        )
     output = options.text("output_dir")
     run.set(
         "run_dir", output or "trainer_output", options.shown("output_dir") if output else "TRL's default of output_dir"
@@ -231,7 +234,9 @@ def _set_rows(options: Options, run: RunFile) -> bool:
     """Write the rows; return whether there are held-out ones."""
     name, subset = options.text("dataset_name"), options.text("dataset_config")
     if name is None:
-        raise UsageError("--dataset_name is missing", hint="name the rows to train on")
+        raise UsageError(
+            "--dataset_name is missing", hint="name the rows to train on, by --dataset_name behind the file"
+        )
     dataset = f"{name}:{subset}" if subset else name
     shown = "; ".join(options.shown(option) for option in ("dataset_name", "dataset_config") if options.has(option))
     run.set("data.dataset", dataset, shown)
@@ -247,6 +252,7 @@ def _set_rows(options: Options, run: RunFile) -> bool:
     longest, total = options.whole("max_prompt_length"), options.whole("vllm_max_model_length")
     if longest is not None:
         run.set("data.max_prompt_length", longest, options.shown("max_prompt_length"))
+        run.differs.append(f"{options.shown('max_prompt_length')}: {training.NEVER_CUT}")
     elif total is not None and total > run.value("rollout.max_completion_length"):
         longest = total - run.value("rollout.max_completion_length")
         run.set("data.max_prompt_length", longest, "vllm_max_model_length less max_completion_length")

@@ -23,6 +23,8 @@ _ITEMS = re.compile(r'("?)\$\{(\w+)\[[@*]\](?:\+("\$\{\2\[[@*]\]\}"))?(?::-)?\}\
 _ARGUMENTS = re.compile(r'("?)\$(?:[@*]|\{[@*](?::(\d+))?\})\1(?![^\s;&|])')
 _OPENS, _CLOSES, _BETWEEN = ("if", "for", "while", "until", "case"), ("fi", "done", "esac"), ("then", "else", "do")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-((?:[^{}]|\{[^{}]*\})*))?\})")
+_BRACED = re.compile(r"\$\{(?:[^{}]|\{[^{}]*\})*\}")
+_QUOTED = re.compile("\"([^\"]*)\"|'([^']*)'")
 _ENDS_COMMAND = "\n;&|"
 _CONTINUED = re.compile(r"\\[ \t]+(#[^\n]*)?\n")
 _CURLY = re.compile("“[^”]*”|‘[^’]*’")
@@ -82,8 +84,8 @@ class _Reader:
         self.assigned: set[str] = set()
         """Variables that are set on a line of their own."""
         self.words: list[str] = []
-        self.depth = 0
-        """Count of the conditions and loops around what is read."""
+        self.depth = self.subshells = 0
+        """Counts of the conditions and loops, and of the subshells, around what is read."""
         self.found = Script()
 
     def script(self) -> Script:
@@ -92,6 +94,11 @@ class _Reader:
                 continue
             if self.text[self.at] in _ENDS_COMMAND:
                 self.at += 1
+                self._end_command()
+            elif self.text[self.at] == "(" and not self.words:
+                self.at, self.subshells = self.at + 1, self.subshells + 1
+            elif self.text[self.at] == ")" and self.subshells:
+                self.at, self.subshells = self.at + 1, self.subshells - 1
                 self._end_command()
             elif redirection := re.compile(r"[0-9]*[<>][>&]*[ \t]*").match(self.text, self.at):
                 self.at = redirection.end()
@@ -104,7 +111,7 @@ class _Reader:
                 before = self.arrays.get(array[1], []) if array[2] else []
                 self.arrays[array[1]] = before + self._array()
             else:
-                for word in self._words():
+                for word in self._words(ends=")" if self.subshells else ""):
                     self._add(word)
         self._end_command()
         for name in sorted(self.assigned - self.found.expanded - self.exported.keys()):
@@ -268,7 +275,9 @@ class _Reader:
         return character
 
     def _quoted(self, mark: str) -> str:
-        pattern = re.compile(r"'([^']*)'" if mark == "'" else r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
+        # Within double quotes `${NAME:-"…"}` has quotes of its own.
+        inner = r'"((?:\$\{(?:[^{}]|\{[^{}]*\})*\}|[^"\\]|\\.)*)"'
+        pattern = re.compile(r"'([^']*)'" if mark == "'" else inner, re.DOTALL)
         inside = pattern.match(self.text, self.at)
         if inside is None:
             self._remark(f"a {mark} without its end")
@@ -286,6 +295,10 @@ class _Reader:
         return text
 
     def _expanded(self, text: str) -> str:
+        for written in _BRACED.findall(text):
+            if not _VARIABLE.fullmatch(written):
+                self._remark(f"no shell is run: {written} stays as it is written")
+                self.found.expanded.update(re.findall(r"\w+", written)[:1])
         if "$(" in text or "`" in text:
             self._remark(f"no shell is run: {text} stays as it is written")
         return _VARIABLE.sub(self._value, text)
@@ -296,7 +309,7 @@ class _Reader:
             self.found.expanded.add(name)
             return self.known[name]
         if match[3] is not None:
-            return _VARIABLE.sub(self._value, match[3])
+            return _VARIABLE.sub(self._value, _QUOTED.sub(lambda quoted: quoted[1] or quoted[2] or "", match[3]))
         what = (
             "give the arguments of the script behind its file"
             if name.isdecimal() and name != "0"
