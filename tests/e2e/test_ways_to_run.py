@@ -1,5 +1,6 @@
 """Several ranks, overlap of sampling and training, several updates on one batch."""
 
+import json
 import re
 import shutil
 import signal
@@ -237,3 +238,35 @@ def test_a_batch_of_which_all_is_cut_off_and_masked_makes_no_update(stack: Stack
     assert ["grad_norm" in step for step in steps] == [not cut for cut in all_cut]
     assert [step["policy_version"] for step in steps] == [2, 3, 4]
     assert len(re.findall(r"makes no update: .* \(\d+ truncated\); raise", result.stdout)) == sum(all_cut)
+
+
+FAILING_ESTIMATOR = """
+calls = []
+
+
+def own(rewards, algorithm):
+    calls.append(rewards)
+    if len(calls) == 4:
+        raise ValueError("no such group")
+    return [[None if total is None else total - 0.5 for total in group] for group in rewards.totals]
+"""
+
+
+def test_an_own_estimator_that_fails_leaves_every_step_and_the_best_one_is_the_final_model(
+    stack: Stack, tmp_path: Path
+):
+    (tmp_path / "own.py").write_text(FAILING_ESTIMATOR)
+    flags = ("--algorithm.advantage_estimator", f"{tmp_path}/own.py:own", "--eval.eval_steps", 1)
+    flags += ("--checkpoint.metric_for_best", "eval_completions/mean_length", "--checkpoint.load_best_at_end", True)
+    failed = stack.train(tmp_path / "run", *flags, "--max_steps", 9)
+    assert failed.returncode == 1, failed.stdout
+    assert re.search(r"error: algorithm.advantage_estimator .*own.py:own raised ValueError in line 8", failed.stdout)
+    assert "Traceback" not in failed.stdout
+    assert [step["step"] for step in read_jsonl(tmp_path / "run" / "metrics.jsonl")] == [0, 1, 2, 3]
+    # The best is the longest: of the next steps one or the other is no better than those before.
+    resumed = stack.train(tmp_path / "run", *flags, "--max_steps", 6, "--resume")
+    assert resumed.returncode == 0, resumed.stdout
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    best = int(summary["best_checkpoint"].rpartition("-")[2])
+    told = f"the final model is that of step {best}, the best eval_completions/mean_length"
+    assert (told in resumed.stdout) == (best != 6)

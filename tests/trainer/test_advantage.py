@@ -1,13 +1,15 @@
 import math
 import statistics
+from pathlib import Path
 
 import pytest
+from tests.trainer.importing import as_in_a_new_process
 
 from grpo_trainer.algorithm.estimators import ESTIMATORS, estimator_of
 from grpo_trainer.algorithm.estimators.rewards import Rewards, Scores
 from grpo_trainer.algorithm.estimators.statistics import STD_EPSILON, reward_metrics
 from grpo_trainer.config.algorithm import AlgorithmConfig
-from grpo_trainer.errors import UsageError
+from grpo_trainer.errors import UpdateError, UsageError
 
 REWARDS = [[1.0, 0.0, 0.5], [0.2, 0.4, 0.9]]
 
@@ -158,3 +160,22 @@ def test_gdpo_leaves_out_what_a_reward_could_not_judge_and_whom_nothing_may_judg
 def test_a_name_or_a_setting_that_does_not_fit_the_estimator_is_refused(settings: dict[str, object], message: str):
     with pytest.raises(UsageError, match=message):
         estimator_of(AlgorithmConfig(**settings))
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("return 1 / 0", r"own.py:own raised ZeroDivisionError in line 3: division by zero"),
+        ("return None", "own.py:own raised TypeError: 'NoneType' object is not iterable"),
+        ("return [[0.5]]", "own.py:own returned 1 advantages in 1 groups for 3 totals in 2"),
+        ("return [[0.5, 1.0, 2.0], [None]]", "own.py:own returned 4 advantages in 2 groups for 3 totals in 2"),
+        ("return [[0.5, float('nan')], [None]]", "own.py:own returned 1 advantages that are not finite, such as nan"),
+        ("return [[0.5, 'x'], [None]]", "own.py:own raised ValueError: could not convert string to float"),
+    ],
+)
+def test_an_own_estimator_that_fails_is_named(tmp_path: Path, code: str, message: str):
+    (tmp_path / "own.py").write_text(f"\ndef own(rewards, algorithm):\n    {code}\n")
+    as_in_a_new_process("own")
+    algorithm = AlgorithmConfig(advantage_estimator=f"{tmp_path}/own.py:own")
+    with pytest.raises(UpdateError, match=message):
+        estimator_of(algorithm)(Rewards([[1.0, 0.0], [None]], {}, {}), algorithm)

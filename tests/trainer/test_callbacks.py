@@ -1,7 +1,9 @@
 """Callbacks of a user's own: loaded and tried before the run, called with what they may not change."""
 
+import asyncio
 import re
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +153,25 @@ def test_parameters_that_a_callback_does_not_take_are_refused(
 ):
     with pytest.raises(UsageError, match=message):
         attending(tmp_path, "Best", "every", code=PARAMETERS, params=params)
+
+
+def test_a_callback_that_stands_there_twice_is_refused(tmp_path: Path):
+    (tmp_path / "own.py").write_text("def f(step, metrics): ...")
+    with pytest.raises(UsageError, match=r"own.py:f stands there twice"):
+        load_callbacks([f"{tmp_path}/own.py:f"] * 2, {})
+
+
+def test_a_hook_has_a_stage_of_its_own_and_no_error_of_it_leaves_it():
+    def hook(step: int, metrics: object) -> None:
+        raise asyncio.CancelledError
+
+    entered: list[str] = []
+    callbacks = Callbacks({"own.py:hook": {"on_step": hook}})
+    callbacks.begin(3, stage=lambda name: nullcontext(entered.append(name)))
+    callbacks.on_step(4, {})
+    callbacks.on_evaluation(4, {})
+    assert entered == ["callbacks"]
+    assert "own.py:hook raised CancelledError" in str(callbacks.failure)
 
 
 def test_what_is_no_file_is_refused():

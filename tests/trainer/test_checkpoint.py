@@ -6,11 +6,12 @@ import math
 import shutil
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from grpo_trainer.checkpoint.best import BestCheckpoint
+from grpo_trainer.checkpoint.best import BestCheckpoint, load_best
 from grpo_trainer.checkpoint.files import (
     begin_checkpoint,
     checkpoint_folder,
@@ -96,6 +97,49 @@ def test_a_resume_knows_the_best_of_the_same_settings_while_it_is_there(tmp_path
     other = CheckpointConfig(metric_for_best="eval_greedy")
     assert BestCheckpoint.of(other, known, run_dir=tmp_path) == BestCheckpoint("eval_greedy")
     assert BestCheckpoint.of(CheckpointConfig(), None, run_dir=tmp_path).facts() == {}
+
+
+def test_a_resume_without_the_metric_keeps_the_best_one_and_looks_for_no_better(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    known = asdict(judged(BestCheckpoint("eval_accuracy"), 0.0, 0.5, 0.4))
+    save(tmp_path, 1)
+    paused = BestCheckpoint.of(CheckpointConfig(), known, run_dir=tmp_path)
+    assert "the checkpoint of step 1, the best eval_accuracy until here, is kept" in caplog.text
+    paused.judge(3, {"eval_accuracy": 0.9})
+    assert (paused.step, paused.value) == (1, 0.5)
+    again = BestCheckpoint.of(CheckpointConfig(metric_for_best="eval_accuracy"), asdict(paused), run_dir=tmp_path)
+    again.judge(4, {"eval_accuracy": 0.9})
+    assert (again.step, again.value) == (4, 0.9)
+
+
+def test_an_evaluation_without_the_metric_is_named(caplog: pytest.LogCaptureFixture):
+    BestCheckpoint("eval_accuracy").judge(2, {"eval_reward": 0.1, "loss": 1.0})
+    assert (
+        "the evaluation after step 2 has no eval_accuracy, which is checkpoint.metric_for_best: it has eval_reward"
+        in (caplog.text)
+    )
+
+
+class Loading:
+    """Stands for the crew."""
+
+    def __init__(self) -> None:
+        self.did: list[tuple[object, ...]] = []
+
+    def do(self, *command: object) -> None:
+        self.did.append(command)
+
+
+@pytest.mark.parametrize(("best_step", "loads"), [(2, True), (4, False), (None, False), (3, False)])
+def test_the_final_model_may_be_the_best_one(tmp_path: Path, best_step: int | None, loads: bool):
+    """Not that of a checkpoint which is damaged, as that of step 3."""
+    config, crew = SimpleNamespace(run_dir=tmp_path), Loading()
+    for step in (2, 3, 4):
+        save(tmp_path, step, keep=9)
+    (checkpoint_folder(tmp_path, 3) / "engine" / "weights.bin").write_bytes(b"damaged")
+    load_best(config, BestCheckpoint("eval_reward", step=best_step), crew, step=4)  # type: ignore[arg-type]
+    assert crew.did == ([("load_engine", str(checkpoint_folder(tmp_path, 2) / "engine"))] if loads else [])
 
 
 @pytest.mark.parametrize("keep", [1, 2])

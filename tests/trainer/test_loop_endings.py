@@ -18,7 +18,7 @@ from grpo_trainer.callbacks import Callbacks, StopRun
 from grpo_trainer.checkpoint.best import BestCheckpoint
 from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.config.weights import WeightsConfig
-from grpo_trainer.errors import CallbackError, DiskError, GuardStop, RunError, ServersError
+from grpo_trainer.errors import CallbackError, DiskError, GuardStop, RunError, ServersError, UpdateError
 from grpo_trainer.fleet import push as stage
 from grpo_trainer.fleet.event_loop import EventLoopThread
 from grpo_trainer.guarding import WayBack
@@ -89,7 +89,7 @@ class Steps:
         monkeypatch.setattr(loop, "sample_and_score", lambda _, version: self._note("sample", version))
         monkeypatch.setattr(loop, "push_policy", lambda _, version: self._note("push", version - 1))
         monkeypatch.setattr(loop, "evaluate", lambda _, step: self._note("eval", step))
-        monkeypatch.setattr(loop, "save", lambda _, step: self._note("save", step))
+        monkeypatch.setattr(loop, "save", lambda _, step, **__: self._note("save", step))
         monkeypatch.setattr(loop, "complete_save", lambda _, wait=True: self.completed.append(wait))
         for name in ("check_canary", "optimize"):
             monkeypatch.setattr(loop, name, lambda *_, **__: None)
@@ -97,11 +97,15 @@ class Steps:
             canary=SimpleNamespace(steps=0),
             eval=SimpleNamespace(eval_steps=6),
             checkpoint=SimpleNamespace(save_steps=save_steps, patience=None),
-            guards=SimpleNamespace(rollback_rules=[]),
+            guards=SimpleNamespace(rollback_rules=[], steps=5),
             weights=WeightsConfig(),
+            has_held_out_rows=True,
+            run_dir=Path("no/such/run"),
         )
         self.journal = SimpleNamespace(finish_step=lambda step: self._note("finish", step), judge=self._judge)
         self.journal.decided, self.journal.failure = lambda step, decisions: None, None
+        self.journal.totals, self.journal.has_updates = SimpleNamespace(evaluated_step=None), False
+        self.journal.complete_step = lambda step: self.did.append(("complete", step))
         self.decisions: dict[int, Decision] = {}
         self.run: Any = SimpleNamespace(config=config, max_steps=9, journal=self.journal, best=BestCheckpoint())
         self.run.callbacks = Callbacks({}, step=4)
@@ -165,9 +169,7 @@ def test_a_run_whose_last_step_is_made_is_evaluated_when_it_goes_on(
 ):
     """The push after that step, or its evaluation, may have been what ended it."""
     steps = Steps(monkeypatch, "eval", None)
-    totals = SimpleNamespace(evaluated_step=evaluated_step)
-    steps.journal.totals = totals
-    steps.journal.complete_step = lambda step: steps.did.append(("complete", step))
+    steps.journal.totals.evaluated_step = evaluated_step
     assert loop.train(steps.run, step=9) == 9
     assert steps.did == [("push", 9), *([] if evaluated_step == 9 else [("eval", 9), ("complete", 9)])]
 
@@ -204,6 +206,7 @@ def test_a_callback_that_stops_or_fails_ends_the_run_with_its_step_pushed_and_sa
         decided: list[Any] = []
         steps.journal.decided = lambda *one, decided=decided: decided.append(one)
         steps.call(stop)
+        steps.journal.totals.evaluated_step = 6
         if isinstance(ending, StopRun):
             assert loop.train(steps.run, step=4) == 6
             assert decided == [(6, [Decision("callbacks", "stop", "own.py:hook: the loss is low")])]
@@ -250,9 +253,46 @@ def test_the_best_policy_is_saved_at_once_and_a_run_without_a_better_one_ends(mo
     monkeypatch.setattr(loop, "evaluate", lambda _, step: best.judge(step, {"eval_accuracy": -abs(step - 6)}))
     assert loop.train(steps.run, step=4) == 8
     assert [step for name, step in steps.did if name == "save"] == [5, 6, 8]
+    steps.journal.totals.evaluated_step = 8
     steps.did.clear()
     assert loop.train(steps.run, step=8) == 8, "a resume of a run that ended early adds no step"
     assert [name for name, _ in steps.did] == ["push"]
+
+
+@pytest.mark.parametrize(("has_updates", "afterwards"), [(False, [("save", 5)]), (True, [("finish", 6), ("save", 6)])])
+def test_a_batch_of_which_no_update_can_be_made_ends_the_run_with_every_step_saved(
+    monkeypatch: pytest.MonkeyPatch, has_updates: bool, afterwards: list[tuple[str, int]]
+):
+    """Without any of its updates the step is not made: a resume samples its batch again."""
+    steps = Steps(monkeypatch, "none", None)
+    steps.journal.has_updates = has_updates
+
+    def fail(*_: object, version: int) -> None:
+        if version == 6:
+            raise UpdateError("algorithm.loss own.py:loss raised ValueError")
+
+    monkeypatch.setattr(loop, "optimize", fail)
+    with pytest.raises(UpdateError, match="raised ValueError"):
+        loop.train(steps.run, step=4)
+    assert steps.last(1 + len(afterwards)) == [("sample", 6), *afterwards]
+
+
+def test_a_step_that_was_to_be_evaluated_is_when_the_run_goes_on(monkeypatch: pytest.MonkeyPatch):
+    """A stop came in the middle of its evaluation."""
+    steps = Steps(monkeypatch, "none", None)
+    loop.train(steps.run, step=6)
+    assert steps.did[:4] == [("push", 6), ("eval", 6), ("complete", 6), ("sample", 7)]
+
+
+def test_the_last_step_is_evaluated_also_when_a_callback_has_chosen_it(monkeypatch: pytest.MonkeyPatch):
+    def stop(step: int, metrics: Any) -> None:
+        if step == 5:
+            raise StopRun("enough")
+
+    steps = Steps(monkeypatch, "none", None)
+    steps.call(stop)
+    assert loop.train(steps.run, step=4) == 5
+    assert steps.last(4) == [("finish", 5), ("eval", 5), ("complete", 5), ("save", 5)]
 
 
 def test_a_policy_that_cannot_be_trusted_is_not_saved(monkeypatch: pytest.MonkeyPatch):
@@ -304,7 +344,7 @@ def test_a_policy_changes_by_an_update_with_a_rate_and_a_finite_gradient(monkeyp
         )
         config = SimpleNamespace(deepspeed=SimpleNamespace(tokens_per_micro_batch=8), algorithm=AlgorithmConfig())
         orchestrator = SimpleNamespace(batch_used=lambda: None)
-        journal = SimpleNamespace(stage=lambda _: nullcontext(), add=lambda _: None)
+        journal = SimpleNamespace(stage=lambda _: nullcontext(), add=lambda _: None, updated=lambda _: None)
         run: Any = SimpleNamespace(config=config, crew=crew, orchestrator=orchestrator, journal=journal, prefixes=None)
         return loop.optimize(run, [], version=1)
 
@@ -319,7 +359,7 @@ def test_the_reference_moves_after_the_updates_of_every_so_many_steps(monkeypatc
     crew = SimpleNamespace(ranks=SimpleNamespace(world_size=1), gather=lambda *_, **__: [0])
     algorithm = AlgorithmConfig(beta=0.1, sync_ref_model=True, ref_model_sync_steps=2)
     config = SimpleNamespace(deepspeed=SimpleNamespace(tokens_per_micro_batch=8), algorithm=algorithm)
-    journal = SimpleNamespace(stage=lambda _: nullcontext(), add=lambda _: None)
+    journal = SimpleNamespace(stage=lambda _: nullcontext(), add=lambda _: None, updated=lambda _: None)
     orchestrator = SimpleNamespace(batch_used=lambda: None)
     run: Any = SimpleNamespace(config=config, crew=crew, orchestrator=orchestrator, journal=journal, prefixes=None)
     monkeypatch.setattr(loop, "count_updates", lambda _: 1)

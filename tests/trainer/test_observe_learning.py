@@ -15,6 +15,7 @@ from grpo_trainer.config.run_config import RunConfig
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.errors import RunError
 from grpo_trainer.journal import Journal
+from grpo_trainer.observe.decisions import Decision, DecisionLog
 from grpo_trainer.observe.jsonl import StepFile
 from grpo_trainer.observe.learning import LearningWatch
 from grpo_trainer.observe.live_view import LiveView
@@ -115,7 +116,7 @@ def test_a_collapse_after_a_rise_is_told_also_above_the_reward_of_the_start():
 def test_a_collapse_that_is_told_before_there_is_a_best_reward_names_none():
     watch = LearningWatch(GuardsConfig(steps=1, entropy="stop", with_fallen_reward=False))
     [sentence] = told(watch, 1, reward=0.3, entropy=0.0001)
-    assert "the policy has collapsed: reward 0.3, entropy 0.0001, kl 0.02. Go back" in sentence
+    assert "the entropy was below 0.001: reward 0.3, entropy 0.0001, kl 0.02. Go back" in sentence
 
 
 def test_a_collapse_is_told_below_half_of_the_best_also_when_rewards_are_negative():
@@ -164,6 +165,25 @@ def test_a_resumed_run_is_compared_with_its_best_steps(tmp_path: Path):
     watch.restore(tmp_path)
     [sentence] = told(watch, WINDOW, reward=0.1, kl=9.0)
     assert "reward 0.1, at its best 0.8, entropy 0.1, kl 9" in sentence
+
+
+def test_a_resumed_run_goes_on_with_the_window_that_it_had(tmp_path: Path):
+    """One that is stopped again and again would never be judged otherwise. After a rule has stopped it, it begins anew:
+    somebody may have mended what it judged."""
+    bad = GOOD | {"completions/clipped_ratio": 1.0}
+    file = StepFile(tmp_path / METRICS_FILE, keep_through_step=None)
+    file.append({"step": step, **bad} for step in range(WINDOW))
+    file.close()
+    watch = LearningWatch()
+    watch.restore(tmp_path)
+    assert [decision.rule for decision in watch.step_done(bad)] == ["clipped"], "the step 0 is none of the window"
+    decisions = DecisionLog(tmp_path, resumed_step=None)
+    decisions.write(WINDOW - 1, [Decision("clipped", "stop", "nearly all were cut off")])
+    decisions.close()
+    watch = LearningWatch()
+    watch.restore(tmp_path)
+    found = [watch.step_done(bad) for _ in range(WINDOW)]
+    assert [bool(decisions) for decisions in found] == [False] * (WINDOW - 1) + [True]
 
 
 def test_a_reward_that_fails_is_named_with_its_first_reason_and_one_that_does_not_judge_is_not():

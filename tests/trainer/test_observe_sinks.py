@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -43,6 +44,11 @@ def test_an_identity_is_kept_on_resume_and_new_otherwise(tmp_path: Path):
     first = run_identity(tmp_path, "wandb", resumed=False)
     assert run_identity(tmp_path, "wandb", resumed=True) == first
     assert run_identity(tmp_path, "swanlab", resumed=True) != first
+    copy = shutil.copytree(tmp_path, tmp_path.parent / "copy")
+    forked = run_identity(copy, "wandb", resumed=True)
+    assert forked != first, "two runs would write into one"
+    assert run_identity(copy, "wandb", resumed=True) == forked
+    assert run_identity(tmp_path, "wandb", resumed=True) == first
     assert run_identity(tmp_path, "wandb", resumed=False) != first
 
 
@@ -57,7 +63,7 @@ def test_wandb_offline_continues_the_same_run(tmp_path: Path, monkeypatch: pytes
         sinks.close(StopSignal())
         assert sinks.failures == {"wandb": 0}
     folders = sorted((tmp_path / "wandb").glob("offline-run-*"))
-    identity = (tmp_path / "wandb_id.txt").read_text().strip()
+    identity = (tmp_path / "wandb_id.txt").read_text().split()[0]
     assert len(folders) == 2
     for folder in folders:  # after its identity there is a number when both starts were in one second
         assert (folder / f"run-{identity}.wandb").exists()
@@ -195,7 +201,7 @@ def test_mlflow_without_a_server_does_not_end_the_run(tmp_path: Path, monkeypatc
 def test_swanlab_offline_continues_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SWANLAB_MODE", "offline")
     two_starts("swanlab", tmp_path)
-    identity = (tmp_path / "swanlab_id.txt").read_text().strip()
+    identity = (tmp_path / "swanlab_id.txt").read_text().split()[0]
     folders = list((tmp_path / "swanlab").glob("run-*"))
     assert folders
     assert all(folder.name.endswith(identity) for folder in folders)

@@ -111,6 +111,11 @@ def test_a_run_goes_back_max_rollbacks_times(tmp_path: Path):
     record_rollback(config.run_dir, Rollback("kl", 4, 1, 32))
     with pytest.raises(GuardStop, match=r"gone back once, and guards\.max_rollbacks allows no more"):
         obey_guards(config, Judge(), 4)  # type: ignore[arg-type]
+    save(config, 3)
+    with pytest.raises(GuardStop) as stop:
+        obey_guards(config, Judge(), 4)  # type: ignore[arg-type]
+    assert str(stop.value.hint).endswith("to go on from before that, remove the checkpoints after step 1 first")
+    assert 1 in to_go_back_to(config, 4, stops=True), "the run can go on from there"
 
 
 def test_the_checkpoint_to_go_back_to_is_kept_beside_the_newest(tmp_path: Path):

@@ -12,7 +12,9 @@ by raising `StopRun`. The run keeps nothing of a callback in its checkpoints: a 
 
 import inspect
 import logging
+from asyncio import CancelledError
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -41,6 +43,8 @@ def load_callbacks(names: Sequence[str], params: Mapping[str, Mapping[str, Any]]
 
     Raises UsageError for a callback that cannot be made, or whose hooks would not be called or not take what they get.
     """
+    if twice := next((name for number, name in enumerate(names) if name in names[:number]), None):
+        raise UsageError(f"callbacks: {twice} stands there twice", hint="name it once")
     return {name: _hooks_of(name, params.get(name.rpartition(":")[2], {})) for name in names}
 
 
@@ -85,6 +89,7 @@ class Callbacks:
     def __init__(self, loaded: Mapping[str, Hooks], *, step: int = 0):
         """`step`: finished steps."""
         self._loaded, self._step = loaded, step
+        self._stage: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext()
         self.stop: Decision | None = None
         """The first callback that asked for the end of the run, and why."""
         self.failure: CallbackError | None = None
@@ -99,9 +104,10 @@ class Callbacks:
         if error is None and self.failure is not None:
             raise self.failure
 
-    def begin(self, step: int) -> None:
-        """Train from `step` finished steps on: at the start, and after a rollback."""
-        self._step = step
+    def begin(self, step: int, *, stage: Callable[[str], AbstractContextManager[None]]) -> None:
+        """Train from `step` finished steps on: at the start, and after a rollback. The time of a hook is that of a
+        `stage` of its own."""
+        self._step, self._stage = step, stage
 
     @property
     def end_the_run(self) -> bool:
@@ -116,13 +122,13 @@ class Callbacks:
 
     def _call(self, hook: str, *arguments: Any) -> None:
         """Call all, also after one that stops the run: it is the last step for each of them."""
-        for name, hooks in self._loaded.items():
+        for name, function in [(name, hooks[hook]) for name, hooks in self._loaded.items() if hook in hooks]:
             try:
-                if hook in hooks:
-                    hooks[hook](*arguments)
+                with self._stage("callbacks") if hook != "on_end" else nullcontext():
+                    function(*arguments)
             except StopRun as request:
                 self.stop = self.stop or Decision("callbacks", "stop", f"{name}: {request}")
-            except (Exception, SystemExit) as error:
+            except (Exception, SystemExit, CancelledError, GeneratorExit) as error:
                 message = f"callbacks: {failure_of(name, error)}"
                 log.error("%s", message, exc_info=error)
                 self.failure = self.failure or CallbackError(message, hint="mend it, then go on with --resume")

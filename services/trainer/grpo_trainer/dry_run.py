@@ -19,6 +19,7 @@ from .algorithm.surrogates import surrogate_of
 from .algorithm.surrogates.reads import keeps_reference
 from .algorithm.trial import check_algorithm
 from .callbacks import load_callbacks
+from .checkpoint.files import list_steps
 from .config.doubts import doubts
 from .config.run_config import RunConfig
 from .data.episode_rows import RowsOfEpisodes
@@ -102,6 +103,8 @@ def _plan(config: RunConfig, rows: TrainingRows, eval_rows: HeldOutRows) -> Iter
             "note",
             f"longer than deepspeed.tokens_per_micro_batch {budget}: such a sequence is a micro-batch by itself",
         )
+    if list_steps(config.run_dir):
+        yield "note", f"run_dir {config.run_dir} holds a run already: go on with --resume, or choose another one"
     for doubt in [*doubts(config), *schedule_doubts(config.optimizer, total_updates=updates)]:
         yield "note", doubt
     yield "ranks", f"{config.deepspeed.nproc_per_node} on this machine, ZeRO stage {config.deepspeed.zero_stage}"

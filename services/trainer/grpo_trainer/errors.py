@@ -5,6 +5,7 @@ TrainerError
 ├── UnavailableError   exit status 3: something outside is missing or does not fit (yet); the same command may succeed
 └── RunError           exit status 1: the run cannot go on: what happened, and what is kept
     ├── ServersError   the servers did not do their part: what was trained is saved first
+    ├── UpdateError    a batch made no update, as a user's own estimator or loss failed: what was trained is saved first
     ├── CallbackError  a user's callback failed: what was trained is saved first
     ├── DiskError      a file of the run folder could not be written, as on a full disk
     └── GuardStop      exit status 2: a rule of the run file ended the run, which is saved
@@ -72,6 +73,10 @@ class RunError(TrainerError):
 
 class ServersError(RunError):
     """The servers gave nothing to train on, or took no weights. The policy is intact."""
+
+
+class UpdateError(RunError):
+    """No update can be made of a batch. The policy is what it was after the last update, and is saved."""
 
 
 class CallbackError(RunError):

@@ -54,9 +54,15 @@ def obey_guards(config: RunConfig, journal: Journal, step: int) -> WayBack | Non
         mend = found.hint if isinstance(found, Obstacle) else "mend it"
         raise GuardStop(
             f"guards.{strictest.rule} stops the run after step {step}: {strictest.text}",
-            hint=f"{mend}, or set guards.{strictest.rule} to warn, then go on with --resume",
+            hint=f"{mend}, or set guards.{strictest.rule} to warn, then go on with --resume{_from_where(config, step)}",
         )
     return found if isinstance(found, WayBack) else None
+
+
+def _from_where(config: RunConfig, step: int) -> str:
+    """How to go on from before the window: a resume takes the newest checkpoint, which is of the step that stops."""
+    good = _good_steps(config, step, list_steps(config.run_dir))
+    return f"; to go on from before that, remove the checkpoints after step {good[-1]} first" if good else ""
 
 
 def _find_way_back(config: RunConfig, decision: Decision, step: int) -> WayBack | Obstacle:
@@ -76,18 +82,23 @@ def _find_way_back(config: RunConfig, decision: Decision, step: int) -> WayBack 
     return WayBack(decision, step, *found)
 
 
-def to_go_back_to(config: RunConfig, step: int) -> set[int]:
+def to_go_back_to(config: RunConfig, step: int, *, stops: bool = False) -> set[int]:
     """Return the steps of the checkpoints that are kept for a rollback, while that of `step` is being written.
 
     They are the newest from before the window of the next step, and the oldest inside: it comes after the other, which
     so is never removed before there is a newer one. With each of them the best that it knows, which is the run's best
     after going back there. Empty when no rule goes back.
+
+    `stops`: a rule ends the run after this step. The newest from before its own window is kept, too: from there the run
+    can go on when somebody has mended what went wrong.
     """
     if not config.guards.rollback_rules:
         return set()
     steps = [*list_steps(config.run_dir), step]
     good = _good_steps(config, step + 1, steps)
     kept = {*good[-1:], *steps[len(good) : len(good) + 1]}
+    if stops:
+        kept |= {*_good_steps(config, step, steps)[-1:]}
     return kept | {best for one in kept - {step} if (best := best_known_at(config.run_dir, one)) is not None}
 
 

@@ -17,7 +17,7 @@ from .observe.dynamic_sampling import dynamic_sampling_metrics
 from .observe.episode_metrics import episode_metrics
 from .observe.learning import LearningWatch
 from .observe.live_warnings import redacting
-from .observe.metrics import count_tokens, rollout_metrics, staleness_of
+from .observe.metrics import count_tokens, merge_updates, rollout_metrics, staleness_of
 from .observe.missing_scores import MissingScores, missing_scores
 from .observe.progress import Progress
 from .observe.run_files import COMPLETIONS_FILE, EVAL_COMPLETIONS_FILE
@@ -69,6 +69,8 @@ class Journal:
         if resumed_step is not None:
             self.learning.restore(run_dir)
         self._collected: dict[str, float] = {}
+        self.has_updates = False
+        """Whether the step that is being made has updates."""
         self._batch: Batch | None = None
         self._batch_version = 0
         self._lost_before, self._counts = 0, Counts()
@@ -174,6 +176,11 @@ class Journal:
             }
         )
 
+    def updated(self, results: Sequence[Mapping[str, float]]) -> None:
+        """Record the optimizer updates of a step; none for a batch of which all is masked."""
+        self.has_updates = bool(results)
+        self.add(merge_updates(results))
+
     def evaluated(self, step: int, metrics: dict[str, float], groups: Mapping[str, Sequence[Group]]) -> None:
         """Record an evaluation, with its samples by their `decoding`."""
         self.add(metrics)
@@ -203,7 +210,7 @@ class Journal:
         metrics = {"num_tokens": self.totals.num_tokens, **self._collected, **self.clock.end_step()}
         self.totals.seconds_per_stage = self.clock.totals()
         self.totals.wall_s += metrics["step_time"]
-        self._batch, self._collected = None, {}
+        self._batch, self._collected, self.has_updates = None, {}, False
         if self.completions and groups:
             with self._keeping_failure():
                 self.completions.write(step, [*groups, *too_small])

@@ -28,12 +28,11 @@ from .checkpoint.best import BestCheckpoint
 from .checkpoint.rollbacks import seen_rollbacks
 from .checkpoint.saving import CheckpointSaver
 from .config.run_config import RunConfig
-from .errors import GuardStop, RunError, ServersError
+from .errors import GuardStop, RunError, ServersError, UpdateError
 from .fleet.canary import Rule, compare, compared_urls
 from .fleet.push import TensorSource, push
 from .guarding import WayBack, obey_guards, to_go_back_to
 from .journal import Journal
-from .observe.metrics import merge_updates
 from .orchestrator import Orchestrator
 from .ranks.crew import Crew
 from .ranks.stop_signal import StopRequested
@@ -71,8 +70,9 @@ def train(run: Run, *, step: int) -> int | WayBack:
     Returns the last finished step; or the way back when a rule of the run file has ordered a rollback, which ends this
     call in the middle of a step.
 
-    Raises ServersError when the servers do not do their part, GuardStop when a rule of the run file ends the run,
-    CallbackError when a callback fails, and DiskError when a log cannot be written; every step until then is saved.
+    Raises ServersError when the servers do not do their part, UpdateError when no update can be made of a batch,
+    GuardStop when a rule of the run file ends the run, CallbackError when a callback fails, and DiskError when a log
+    cannot be written; every step until then is saved.
     """
     config = run.config
     adapter_is_zero = step == 0 and has_new_adapter(run)
@@ -81,7 +81,7 @@ def train(run: Run, *, step: int) -> int | WayBack:
     if step == 0:
         evaluate(run, step)
         run.journal.finish_step(step)
-    elif step == run.max_steps:
+    elif is_evaluated(run, step):
         evaluate_late(run, step)
 
     finished = saved = step
@@ -103,7 +103,7 @@ def train(run: Run, *, step: int) -> int | WayBack:
             if due(config.canary.steps, step) or (adapter_is_zero and changed):
                 check_canary(run, version=step + 1)
             adapter_is_zero = adapter_is_zero and not changed
-            if due(config.eval.eval_steps, step) or step == run.max_steps:
+            if is_evaluated(run, step):
                 evaluate(run, step)
             finish_step(run, step)
             finished = step
@@ -112,19 +112,23 @@ def train(run: Run, *, step: int) -> int | WayBack:
                 saved = step
     except StopRequested:  # asked for during a push that nobody answered
         pass
-    except (ServersError, GuardStop) as error:
+    except (ServersError, UpdateError, GuardStop) as error:
         failure = error
+        if isinstance(error, UpdateError) and not run.journal.has_updates:
+            step = finished  # its batch is sampled again
         log.error("%s; what is trained is saved before the run ends", error)
     except RunError:
         with suppress(RunError):  # the checkpoint of an earlier step is good
             complete_save(run)
         raise
 
+    if failure is None and run.callbacks.stop is not None:  # the last step, which a callback has chosen after it
+        evaluate_late(run, step)
     # A step whose policy no server took is done all the same.
     if step > finished:
         finish_step(run, step)
     if step > saved:
-        save(run, step)
+        save(run, step, stops=isinstance(failure, GuardStop))
     complete_save(run)
     if run.callbacks.stop is not None:
         run.journal.decided(step, [run.callbacks.stop])
@@ -238,14 +242,18 @@ def optimize(run: Run, sequences: list[TrainingSequence], *, version: int) -> bo
         _, num_tokens = hand_out(run, computed, of=sequences, version=version)
         run.journal.add(token_counts(computed, num_tokens, shares=run.prefixes is not None))
         run.crew.do("prepare")
+    results: list[dict[str, float]] = []
     with run.journal.stage("train"):
-        numbers = [number for _ in range(algorithm.num_iterations) for number in range(num_updates)]
-        results = [run.crew.do("update", number) for number in numbers]
+        try:
+            for number in (number for _ in range(algorithm.num_iterations) for number in range(num_updates)):
+                results.append(run.crew.do("update", number))  # noqa: PERF401 - those before an error stay
+        finally:
+            if results or not sequences:
+                run.orchestrator.batch_used()
+                run.journal.updated(results)
         if algorithm.sync_ref_model and due(algorithm.ref_model_sync_steps, version):
             run.crew.do("sync_reference")
             log.info("step %d: the reference model moved towards the policy", version)
-    run.orchestrator.batch_used()
-    run.journal.add(merge_updates(results))
     made = [result for result in results if not result["update_skipped"]]  # a skipped one has no `grad_norm`
     return any(result["learning_rate"] > 0 and result["grad_norm"] > 0 for result in made)
 
@@ -306,7 +314,7 @@ def has_new_adapter(run: Run) -> bool:
 
 def evaluate(run: Run, step: int) -> None:
     """Held-out accuracy; the other ranks wait for the next command."""
-    if run.config.eval.eval_steps and run.config.has_held_out_rows:
+    if evaluates(run):
         with run.journal.stage("eval"):
             evaluated = wait_for(run, run.orchestrator.evaluation.run(version=step + 1, step=step), version=step + 1)
         if evaluated is not None:
@@ -314,17 +322,26 @@ def evaluate(run: Run, step: int) -> None:
             run.best.judge(step, evaluated.metrics)
             run.callbacks.on_evaluation(step, evaluated.metrics)
         else:
-            log.info("asked to stop: step %d is not evaluated; if it is the last, --resume does that", step)
+            log.info("asked to stop: step %d is not evaluated; --resume does that", step)
+
+
+def evaluates(run: Run) -> bool:
+    return run.config.eval.eval_steps > 0 and run.config.has_held_out_rows
+
+
+def is_evaluated(run: Run, step: int) -> bool:
+    return due(run.config.eval.eval_steps, step) or step == run.max_steps
 
 
 def evaluate_late(run: Run, step: int) -> None:
-    """The last step was made by a process that ended before its evaluation: the push may have found no server."""
-    if run.journal.totals.evaluated_step != step:
+    """Evaluate a step that is written already: the process that made it ended before, or it became the last one."""
+    if evaluates(run) and step > 0 and run.journal.totals.evaluated_step != step:
         evaluate(run, step)
         run.journal.complete_step(step)
 
 
-def save(run: Run, step: int) -> None:
+def save(run: Run, step: int, *, stops: bool = False) -> None:
+    """`stops`: a rule of the run file ends the run after this step."""
     with run.journal.stage("save"):
         state = {
             "step": step,
@@ -336,7 +353,7 @@ def save(run: Run, step: int) -> None:
             **seen_rollbacks(run.config.run_dir),
         }
         best = set() if run.best.step is None else {run.best.step}
-        run.saver.save(step, state, spared=best | to_go_back_to(run.config, step))
+        run.saver.save(step, state, spared=best | to_go_back_to(run.config, step, stops=stops))
 
 
 def complete_save(run: Run, *, wait: bool = True) -> None:

@@ -12,7 +12,7 @@ from grpo_proto.messages.weights import Kind
 
 from .algorithm.trial import check_algorithm
 from .callbacks import Callbacks, load_callbacks
-from .checkpoint.best import BestCheckpoint
+from .checkpoint.best import BestCheckpoint, load_best
 from .checkpoint.continuity import Facts, check_continuity, kept_of, kept_of_model, kept_of_rows
 from .checkpoint.rollbacks import remove_abandoned, with_prompts_moved_on
 from .checkpoint.run_folder import find_start, make_run_folder, trainer_id
@@ -43,6 +43,7 @@ from .journal import Journal
 from .live_sources import show_servers
 from .loop import Run, ends_early, train
 from .lora.files import base_digest_of
+from .observe.jsonl import evaluation_of
 from .observe.live_warnings import recent_warnings
 from .observe.run_status import RunStatus
 from .observe.summary import RunTotals, write_report_and_summary
@@ -276,7 +277,11 @@ def _train(
             callbacks=callbacks,
             kept=kept,
         )
-        callbacks.begin(step)
+        if state and (late := evaluation_of(config.run_dir, step)) and totals.evaluated_step != step:
+            # Made after the checkpoint was: by a process that has resumed at this step.
+            totals.evaluation_after, totals.evaluated_step = late, step
+            parts.best.judge(step, late)
+        callbacks.begin(step, stage=journal.stage)
         ending.push(callbacks)
         try:
             finished = train(parts, step=step)
@@ -295,6 +300,8 @@ def _train(
                 found = parts.best
                 log.info("stopped early after step %d: the best %s is of step %s", finished, found.metric, found.step)
             with journal.stage("save"):
+                if config.checkpoint.load_best_at_end:
+                    load_best(config, parts.best, crew, step=finished)
                 for folder in final:
                     folder.save(crew)
         write_report_and_summary(config, journal.final_totals(), steps=finished, facts=parts.best.facts())

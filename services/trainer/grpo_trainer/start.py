@@ -18,6 +18,8 @@ def start(config: RunConfig, *, resume: bool) -> int:
 
     Only rank 0 has a server.
     """
+    # A user's own code may change the working directory while it trains.
+    config = config.model_copy(update={"run_dir": config.run_dir.absolute()})
     rank = environment_rank()
     configure_logging(rank=rank)
     stop = StopSignal()

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from ..config.algorithm import AlgorithmConfig
-from ..errors import RunError
+from ..errors import UpdateError
 from .sequences import Episode
 from .surrogates import reads_of, surrogate_of
 
@@ -17,7 +17,7 @@ Advantage = float | list[float]
 def read_advantage(given: float | Sequence[float], episode: Episode, algorithm: AlgorithmConfig) -> Advantage:
     """What an estimator has returned for an episode.
 
-    Raises RunError for a list that has not one finite number for each turn, and where one advantage for the whole
+    Raises UpdateError for a list that has not one finite number for each turn, and where one advantage for the whole
     episode is read.
     """
     if not isinstance(given, Sequence):
@@ -25,14 +25,14 @@ def read_advantage(given: float | Sequence[float], episode: Episode, algorithm: 
     advantages, num_turns = [float(one) for one in given], sum(1 for _ in episode.turns)
     where = f"algorithm.advantage_estimator {algorithm.advantage_estimator}"
     if len(advantages) != num_turns or not all(map(math.isfinite, advantages)):
-        raise RunError(
+        raise UpdateError(
             f"{where} returned {len(advantages)} advantages for the {num_turns} turns of episode {episode.id}: "
             f"{advantages[:8]}",
             hint="return one finite number for each turn, or one for the whole episode",
         )
     if reads_of(surrogate_of(algorithm)).episode_advantage or algorithm.off_policy_mask_threshold is not None:
         reader = "off_policy_mask_threshold" if algorithm.off_policy_mask_threshold is not None else "loss"
-        raise RunError(
+        raise UpdateError(
             f"{where} gives each turn an advantage, and algorithm.{reader} reads one for the whole episode",
             hint="choose another loss, or an estimator of whole episodes",
         )

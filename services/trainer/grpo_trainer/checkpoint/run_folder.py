@@ -20,14 +20,14 @@ from typing import Any
 
 from grpo_proto.log_parts import older_parts
 
-from ..atomic_file import write_text_atomically
 from ..errors import UsageError, storage_error_class
+from ..kept_identity import kept_identity
 from .files import find_latest, list_steps
 from .rollbacks import ROLLBACKS_FILE
 
 log = logging.getLogger(__name__)
 
-MOVED_WITH_THEM = ("tensorboard", "report.html", "summary.json", ROLLBACKS_FILE)
+MOVED_WITH_THEM = ("tensorboard", "report.html", "summary.json", "model", "model-merged", ROLLBACKS_FILE)
 
 
 def make_run_folder(run_dir: Path) -> None:
@@ -92,15 +92,9 @@ def _files_of_run(run_dir: Path) -> list[Path]:
 def trainer_id(run_dir: Path) -> str:
     """Return this run's id, the same at every start: a restarted trainer replaces its older session on the servers.
 
-    A copy of the folder is another run, which must not take the servers away from the first: beside the id the file
-    holds its own inode number, which a copy does not have. A file of an older release holds the id alone.
+    A copy of the folder is another run, which must not take the servers away from the first.
     """
-    file = run_dir / "trainer_id"
-    if file.exists():
-        found, *inode = file.read_text().splitlines()
-        if not inode or int(inode[0]) == file.stat().st_ino:
-            return found
-        log.warning("run_dir %s was copied from a run %s: the servers see another trainer", run_dir, found)
-    made = f"{run_dir.name}-{uuid.uuid4().hex[:12]}"
-    write_text_atomically(file, lambda inode: f"{made}\n{inode}\n")
-    return made
+    found, copied_from = kept_identity(run_dir / "trainer_id", lambda: f"{run_dir.name}-{uuid.uuid4().hex[:12]}")
+    if copied_from is not None:
+        log.warning("run_dir %s was copied from a run %s: the servers see another trainer", run_dir, copied_from)
+    return found

@@ -19,6 +19,9 @@ class CheckpointConfig(Section):
         description="Evaluation metric, such as eval_accuracy, whose best checkpoint is kept, too; absent: none.",
     )
     greater_is_better: bool = Field(True, description="Whether a greater metric_for_best is better.")
+    load_best_at_end: bool = Field(
+        False, description="The final model is that of the best checkpoint, not that of the last step."
+    )
     patience: int | None = Field(
         None, ge=1, description="End the run after so many evaluations without a better one; absent: at max_steps."
     )

@@ -37,7 +37,7 @@ SWITCHES: Sequence[tuple[tuple[str, ...], Callable[[RunConfig], bool], str]] = (
         "without model.lora model/ is the whole model",
     ),
     (
-        ("checkpoint.greater_is_better",),
+        ("checkpoint.greater_is_better", "checkpoint.load_best_at_end"),
         lambda run: run.checkpoint.metric_for_best is not None,
         "checkpoint.metric_for_best is absent",
     ),

@@ -3,7 +3,7 @@
 import logging
 import math
 
-from ..errors import RunError
+from ..errors import UpdateError
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class SkippedUpdates:
     def judge(self, metrics: dict[str, float], *, update: int) -> None:
         """Read `grad_norm` and `loss` of an update, take `tokens_without_finite_loss` out, add `update_skipped`.
 
-        Raises RunError for one too many in a row.
+        Raises UpdateError for one too many in a row.
         """
         bad_tokens = int(metrics.pop("tokens_without_finite_loss", 0))
         skipped = not math.isfinite(metrics["grad_norm"])
@@ -40,8 +40,7 @@ class SkippedUpdates:
             loss += f": algorithm.loss {self.surrogate_name} or its KL is not finite for {bad_tokens} tokens"
         log.warning("update %d skipped: its gradient is not finite (%s)", update, loss)
         if self._in_a_row > self.max_in_a_row:
-            raise RunError(
+            raise UpdateError(
                 f"{self._in_a_row} updates in a row had no finite gradient ({loss})",
-                hint="lower optimizer.learning_rate, set algorithm.delta, or check the last rows of completions.jsonl; "
-                "the last checkpoint is kept",
+                hint="lower optimizer.learning_rate, set algorithm.delta, or check the last rows of completions.jsonl",
             )

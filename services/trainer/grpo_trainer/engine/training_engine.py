@@ -245,7 +245,7 @@ class TrainingEngine:
         The metrics are those of `batch_loss`, `grad_norm` before the clip, `learning_rate`, `entropy_coef` if it is
         adaptive, as the next update finds it, and `update_skipped`, 1 when the gradient was not finite.
 
-        Raises RunError after more than `max_skipped_updates` skipped updates in a row.
+        Raises UpdateError after more than `max_skipped_updates` skipped updates in a row.
         """
         rate = self._rate_of(self.updates_done)
         for group in self._engine.optimizer.param_groups:

@@ -221,6 +221,8 @@ def set_best(options: Options, run: RunFile, *, evaluates: bool) -> None:
         run.differs.append(f"{options.shown('metric_for_best_model')}: an evaluation has {', '.join(sorted(ours))}")
         plain = "eval_reward"
     run.set("checkpoint.metric_for_best", plain, "; ".join(given) or "what ends the run early")
+    if keeps:
+        run.set("checkpoint.load_best_at_end", True, options.shown("load_best_model_at_end"))
     if greater is not None:
         run.set("checkpoint.greater_is_better", greater, options.shown("greater_is_better"))
 

@@ -13,6 +13,7 @@ from typing import Any
 from grpo_proto.log_parts import older_parts, parts_of
 
 from ..atomic_file import write_text_atomically
+from .run_files import METRICS_FILE
 
 log = logging.getLogger(__name__)
 
@@ -142,6 +143,12 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
             log.warning("%s: a line of %d bytes is broken; skipped", path, len(line))
         else:
             yield record
+
+
+def evaluation_of(run_dir: Path, step: int) -> dict[str, float]:
+    """The metrics of the evaluation after `step`; empty where metrics.jsonl has none."""
+    last = next((record for record in read_records(run_dir / METRICS_FILE) if record.get("step") == step), {})
+    return {name: value for name, value in last.items() if name.startswith(("eval_", "eval/")) and value is not None}
 
 
 def step_of(line: bytes) -> int | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from ..algorithm.skipping import SURVEYED
 from ..config.guards import Action, GuardsConfig
 from .curves import numbers_of
-from .decisions import Decision
+from .decisions import Decision, read_decisions
 from .jsonl import read_records
 from .live_groups import clean
 from .missing_scores import MissingScores
@@ -110,9 +110,11 @@ def sentence_of(sign: Sign, steps: Sequence[StepSeen], guards: GuardsConfig, *, 
     if rule in ("kl", "entropy"):
         numbers = "".join(f", {name} {values[-1]:.3g}" for name in ("entropy", "kl") if (values := last.measured(name)))
         best = "" if math.isnan(best_reward) else f", at its best {best_reward:.3g}"
+        limit = f"above guards.kl_limit {guards.kl_limit:g}" if rule == "kl" else f"below {guards.entropy_limit:g}"
+        seen = "the policy has collapsed" if guards.with_fallen_reward else f"{most} the {rule} was {limit}"
         return (
-            f"the policy has collapsed: reward {last.get('reward'):.3g}{best}{numbers}. "
-            "Go back to an earlier checkpoint, with a lower optimizer.learning_rate or a higher algorithm.beta"
+            f"{seen}: reward {last.get('reward'):.3g}{best}{numbers}. Go back to an earlier checkpoint, with a lower "
+            "optimizer.learning_rate or a higher algorithm.beta"
         )
     lost = next(one for one in last.missing if one.reward == reward and one.status in FAULTS)
     why = f", for instance: {clean(lost.detail, MAX_DETAIL)}" if lost.detail else ""
@@ -135,9 +137,16 @@ class LearningWatch:
         self._told: set[Sign] = set()
 
     def restore(self, run_dir: Path) -> None:
-        """Read what the run knew before the resume: its best reward and its usual length."""
+        """Read what the run knew before the resume: its best reward, its usual length, and its last steps, so that a
+        rule acts when it would have acted. After a rule has stopped the run its window begins anew: somebody may have
+        mended what it judged. Scores that were missing are not in the file."""
+        stopped_after = max((one["step"] for one in read_decisions(run_dir) if one["action"] == "stop"), default=0)
         for record in read_records(run_dir / METRICS_FILE):
-            self._remember(dict(numbers_of(record)))
+            metrics = dict(numbers_of(record))
+            if record["step"] > stopped_after:
+                self.step_done(metrics)
+            else:
+                self._remember(metrics)
 
     def step_done(self, metrics: Mapping[str, float], missing: Sequence[MissingScores] = ()) -> list[Decision]:
         """Add a step. Return the decisions that it brings, the strictest last."""

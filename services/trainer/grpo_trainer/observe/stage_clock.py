@@ -9,7 +9,7 @@ STAGES = ("wait", "score", "prepare", "train", "push", "eval", "save")
 loss, backward, optimizer. push: new weights to the rollout servers. eval: held-out evaluation. save: checkpoints."""
 
 OTHER = "other"
-"""Time outside all stages."""
+"""Time outside all stages, and in those that are in no chart, such as `callbacks`."""
 
 BETWEEN_STAGES = "between stages"
 """The argument of `on_stage` when no stage is open."""

@@ -9,10 +9,11 @@ which `algorithm.advantage_estimator_params` sets.
 
 A file has the name that a run file has for its estimator; reinforce_plus_plus.py has both that begin with its name.
 rewards.py     what an estimator takes
+own.py         a user's own, whose failures have its name
 statistics.py  mean and standard deviation, where equal rewards are exactly equal
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,12 +24,11 @@ from ...parameters import with_parameters
 from .gdpo import gdpo
 from .grpo import grpo
 from .maxrl import maxrl
+from .own import Advantages, guarded
 from .pass_at_k import pass_at_k
 from .reinforce_plus_plus import reinforce_plus_plus, reinforce_plus_plus_baseline
 from .rewards import Rewards
 from .rloo import rloo
-
-Advantages = Sequence[Sequence[float | Sequence[float] | None]]
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def estimator_of(algorithm: AlgorithmConfig) -> Estimator:
         setting="algorithm.advantage_estimator",
         key="algorithm.advantage_estimator_params",
     )
-    estimator = replace(estimator, function=function)
+    estimator = replace(estimator, function=function if name in ESTIMATORS else guarded(function, name))
     if scale is not None and estimator.scales is not None and scale not in estimator.scales:
         raise UsageError(
             f"algorithm.scale_rewards {scale}: the estimator {name} always divides as {estimator.scales[0]}"

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from ...errors import RunError
+from ...errors import UpdateError
 from ...extension import failure_of
 
 
 def guarded(function: Callable[..., Any], name: str) -> Callable[..., torch.Tensor]:
-    """`function`, with a RunError for whatever it raises and for a loss that is not a tensor of shape [N].
+    """`function`, with an UpdateError for whatever it raises and for a loss that is not a tensor of shape [N].
 
     A scalar would spread over all tokens without a word, and be weighed once for each.
     """
@@ -21,10 +21,10 @@ def guarded(function: Callable[..., Any], name: str) -> Callable[..., torch.Tens
         try:
             loss_N = function(logprobs_N, *arguments)
         except Exception as error:
-            raise RunError(f"algorithm.loss {failure_of(name, error)}") from error
+            raise UpdateError(f"algorithm.loss {failure_of(name, error)}") from error
         shape = tuple(loss_N.shape) if isinstance(loss_N, torch.Tensor) else type(loss_N).__name__
         if shape != tuple(logprobs_N.shape):
-            raise RunError(
+            raise UpdateError(
                 f"algorithm.loss {name} returned {shape} for {len(logprobs_N)} tokens",
                 hint="return a tensor with one loss for each token; its weight comes from the normaliser",
             )
