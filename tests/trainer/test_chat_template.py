@@ -1,16 +1,20 @@
 """The chat template of a run in place of the tokenizer's own: for prompts, and in what is saved."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.tiny_model import make_tokenizer
-from transformers import AutoTokenizer
+from tests.tiny_model import IM_END, make_tokenizer
+from transformers import AutoTokenizer, Qwen2Config
 
 from grpo_proto.fingerprint import chat_template_fingerprint
 from grpo_trainer.config.model import ModelConfig
-from grpo_trainer.data.rendering import Renderer
+from grpo_trainer.config.run_config import RunConfig
+from grpo_trainer.data.prompt_row import PromptRow
+from grpo_trainer.data.rendering import Renderer, unread_settings
 from grpo_trainer.data.tokenizer import load_tokenizer
+from grpo_trainer.data.turn_end import servers_stop_at
 from grpo_trainer.errors import UsageError
 from grpo_trainer.model_files import ModelFiles
 
@@ -55,3 +59,34 @@ def test_one_that_jinja_cannot_read_is_named_with_the_setting(model: str):
     prompt = [{"role": "user", "content": "2+2?"}]
     with pytest.raises(UsageError, match=r"row 1: the tokenizer's chat template refuses .*model\.chat_template"):
         Renderer(tokenizer, {}).token_ids([prompt], [[]], dataset="d", first_row=1)
+
+
+def test_a_template_whose_end_of_turn_stops_no_server_is_a_doubt(model: str):
+    """As that of a base model: its ends are those of texts."""
+    tokenizer = load_tokenizer(ModelConfig(name_or_path=model))
+    row = PromptRow(0, [1], [{"role": "user", "content": "2+2?"}], {})
+    family = Qwen2Config(eos_token_id=tokenizer.eos_token_id)
+    end = tokenizer.convert_tokens_to_ids(IM_END)
+
+    def doubts(row: PromptRow = row, **rollout: object) -> list[str]:
+        config = {"run_dir": "r", "model": {"name_or_path": model}, "reward": {"reward_funcs": ["format"]}}
+        run = RunConfig.model_validate(config | {"data": {"dataset": "d"}, "rollout": rollout})
+        return servers_stop_at(run, row, tokenizer, family)
+
+    [doubt] = doubts()
+    assert "ends an answer with <|im_end|>, and the servers do not stop there, but at '<eos>'" in doubt
+    assert doubt.endswith(f"add {end} to rollout.stop_token_ids")
+    assert not doubts(stop_token_ids=[end])
+    assert not doubts(stop=["<|im_end|>"])
+    assert not doubts(replace(row, prompt="a text, which no template ends"))
+    family.eos_token_id = [tokenizer.eos_token_id, end]
+    assert not doubts()
+
+
+def test_a_setting_that_the_template_does_not_read_is_named():
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{% if enable_thinking %}<think>{% endif %}{{ messages }}"
+    given = {"enable_thinking": True, "enable_thinkin": True, "documents": False}
+    assert unread_settings(tokenizer, given) == [
+        "data.chat_template_kwargs has enable_thinkin, which the chat template does not read"
+    ]

@@ -20,7 +20,7 @@ from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.data.repeats import repeats
 from grpo_trainer.data.row_store import RowStore, open_rows, write_rows
 from grpo_trainer.data.rows import load_prompt_rows
-from grpo_trainer.data.run_rows import load_eval_sets
+from grpo_trainer.data.run_rows import check_vocabulary, load_eval_sets, load_training_rows
 from grpo_trainer.data.sources import read_rows
 from grpo_trainer.errors import UsageError
 
@@ -91,6 +91,15 @@ class TestStore:
         config = DataConfig(dataset=held_out, max_prompt_length=64, overlong_prompts="drop")
         found = list(repeats({"": rows}, {"": load_prompt_rows(config, tokenizer)}))
         assert found[1].endswith("1 of 1 rows (2) is among the training rows, too; row 2 is row 3 there")
+
+    def test_a_token_that_the_model_has_not_is_named(self, tmp_path, tokenizer):
+        dataset = write(tmp_path / "rows.jsonl", {"prompt": "a"}, {"prompt": "~"})
+        config = DataConfig(dataset=dataset)
+        rows, held_out = load_training_rows(config, tokenizer), load_eval_sets(config, tokenizer)
+        [largest] = tokenizer("~")["input_ids"]
+        check_vocabulary(rows, held_out, vocab_size=largest + 1)
+        with pytest.raises(UsageError, match=f"hold token {largest}, and the model's vocabulary ends at {largest - 1}"):
+            check_vocabulary(rows, held_out, vocab_size=largest)
 
     def test_all_prompts_are_too_long(self, tmp_path, tokenizer):
         dataset = write(tmp_path / "rows.jsonl", {"prompt": "x" * 70}, {"prompt": "x" * 90})

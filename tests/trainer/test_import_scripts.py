@@ -109,6 +109,30 @@ def test_the_upper_clip_of_cispo_is_that_of_the_command(capsys: pytest.CaptureFi
     assert RunConfig.model_validate(yaml.safe_load(text)).algorithm.upper_epsilon == 0.2
 
 
+def test_an_adapter_to_start_from_describes_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """As ms-swift and PEFT read it; a run whose model.lora says otherwise is refused."""
+    monkeypatch.chdir(tmp_path)
+    Path("sft").mkdir()
+    Path("sft/adapter_config.json").write_text(
+        '{"r": 4, "lora_alpha": 6, "target_modules": ["q_proj"], "use_rslora": false, "target_parameters": null}'
+    )
+    described = {"r": 4, "alpha": 6, "target_modules": ["q_proj"], "adapter": "sft"}
+    swift = ["--rlhf_type", "grpo", "--model", "m", "--dataset", "d", "--reward_funcs", "format"]
+    text, said = imported(capsys, *swift, "--num_generations", 1, "--adapters", "sft")
+    assert described.items() <= yaml.safe_load(text)["model"]["lora"].items()
+    assert "its files are not here" not in said
+    assert "its files are not here" in imported(capsys, *swift, "--num_generations", 1, "--adapters", "away")[1]
+    Path("train.py").write_text(
+        "model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained('m'), 'sft', is_trainable=True)\n"
+        "GRPOTrainer(model=model, train_dataset=load_dataset('d'), reward_funcs='r')\n"
+    )
+    model = yaml.safe_load(imported(capsys, "train.py", "--num_processes", 1)[0])["model"]
+    assert model["name_or_path"] == "m"
+    assert described.items() <= model["lora"].items()
+
+
 COMMAND = "--rlhf_type grpo --dataset d --reward_funcs format --num_generations 1"
 
 

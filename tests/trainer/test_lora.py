@@ -77,6 +77,10 @@ class TestRunFile:
             lora = read("--model.lora.target_modules", given).model.lora
             assert lora is not None
             assert lora.target_modules == expected
+        with pytest.raises(UsageError, match=r"unknown flag --model.lora.use_dora.*vLLM serves no DoRA adapters"):
+            read("--model.lora.use_dora", "true")
+        with pytest.raises(UsageError, match=r"target_modules.* is no regular expression: missing \)"):
+            read("--model.lora.target_modules", ".*(nothere")
         with pytest.raises(UsageError, match=r"--model.lora.lora_alpha .*did you mean --model.lora.alpha"):
             read("--model.lora.lora_alpha", "8")
 

@@ -10,8 +10,10 @@ from tests.rollout.families.models import FAMILIES, save_model
 from tests.tiny_model import make_tokenizer, save_tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from grpo_trainer.config.model import ModelConfig
+from grpo_trainer.data.tokenizer import load_tokenizer
 from grpo_trainer.errors import UsageError
-from grpo_trainer.model_files import LARGEST_KEPT, ModelFiles
+from grpo_trainer.model_files import LARGEST_KEPT, ModelFiles, what_it_is
 
 WARNED_OF = b'{"temperature": 0.9, "top_p": 0.6, "eos_token_id": 1}'
 """generation_config.json without do_sample, as vicuna's: transformers reads it with a warning and does not write it."""
@@ -89,6 +91,17 @@ def test_they_are_there_though_the_first_model_is_gone(tmp_path: Path):
     first.rename(tmp_path / "away")
     files.write(tmp_path / "saved", model, {})
     assert (tmp_path / "saved" / "generation_config.json").read_bytes() == generation
+
+
+def test_folders_that_look_like_models_are_named_for_what_they_are(tmp_path: Path):
+    assert what_it_is(str(tmp_path)) is None
+    assert what_it_is("org/name") is None
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
+    assert f"set model.name_or_path to org/base and model.lora.adapter to {tmp_path}" in str(what_it_is(str(tmp_path)))
+    for name in ("state.json", "manifest.json"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(UsageError, match=r"no tokenizer in .*it is a checkpoint of a run, and no model yet"):
+        load_tokenizer(ModelConfig(name_or_path=str(tmp_path)))
 
 
 @pytest.mark.parametrize("has_file", [True, False])

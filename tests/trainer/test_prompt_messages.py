@@ -45,6 +45,18 @@ def asks(*messages: dict) -> dict:
 
 
 class TestMessages:
+    def test_messages_as_json_text_are_messages(self, tmp_path, tokenizer):
+        """As a CSV file and some datasets of the Hub have them. Other text that begins so stays text."""
+        messages = [{"role": "user", "content": "hi"}]
+        given = [json.dumps(messages), "[1, 2]", '["role"]', "[]", "[role"]
+        rows = load(tmp_path, tokenizer, *({"prompt": one} for one in given))
+        assert [row.prompt for row in rows] == [messages, *given[1:]]
+
+    def test_a_system_message_that_data_system_replaces_is_named(self, tmp_path, tokenizer, caplog):
+        row = {"prompt": [{"role": "system", "content": "S1"}, {"role": "user", "content": "hi"}]}
+        assert load(tmp_path, tokenizer, row, system="S2")[0].prompt[0]["content"] == "S2"
+        assert "row 1: data.system stands in place of its own system message" in caplog.text
+
     @pytest.mark.parametrize(
         "call",
         [

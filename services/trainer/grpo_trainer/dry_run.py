@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,8 +26,16 @@ from .config.run_config import RunConfig
 from .data.episode_rows import RowsOfEpisodes
 from .data.prompt_row import PromptRow
 from .data.repeats import repeats
-from .data.run_rows import HeldOutRows, TrainingRows, load_eval_sets, load_training_rows, longest_context
+from .data.run_rows import (
+    HeldOutRows,
+    TrainingRows,
+    check_vocabulary,
+    load_eval_sets,
+    load_training_rows,
+    longest_context,
+)
 from .data.tokenizer import chat_template, check_stop_tokens, load_tokenizer
+from .data.turn_end import servers_stop_at
 from .engine.deepspeed_settings import deepspeed_settings
 from .engine.family import load_family, no_model
 from .engine.load_balancing import router_aux_loss_coef
@@ -44,6 +53,7 @@ from .fleet.start_checks import check_sessions
 from .fleet.wrong_server import wrong_server
 from .lora.adapter import Adapter
 from .lora.nf4 import nf4_bytes, quantizable
+from .model_files import NF4_MARK
 from .observe.server import checked_tokens
 from .sampling.reward import RewardStage
 from .sampling.teacher import Policy, TeacherStage
@@ -65,8 +75,11 @@ def dry_run(config: RunConfig) -> int:
     rows = load_training_rows(config.data, tokenizer, of_episodes=RowsOfEpisodes.of(config))
     learning_rates(config.optimizer, total_updates=number_of_updates(config, number_of_steps(config, len(rows))))
     eval_rows = load_eval_sets(config.data, tokenizer, of_episodes=RowsOfEpisodes.of(config))
+    family = load_family(config.model)
+    check_vocabulary(rows, eval_rows, vocab_size=family.get_text_config().vocab_size)
     model = ModelWithoutWeights.of(config)
     lines = [*_plan(config, rows, eval_rows), *_memory(model)]
+    lines += [("note", doubt) for doubt in servers_stop_at(config, rows.first_rows[0], tokenizer, family)]
     lines += [("note", repeated) for repeated in repeats(rows.stores, eval_rows)]
     lines += asyncio.run(_episodes(config))
     lines += asyncio.run(_servers(config, rows, eval_rows, tokenizer, model))
@@ -177,6 +190,9 @@ def _memory(planned: ModelWithoutWeights) -> Iterator[Line]:
         gradients, offloads_gradients = trained * 4 + (0 if offloads_gradients else gradients), False
     total = weights + reference + (0 if offloads_gradients else gradients) + (0 if offloads else optimizer)
     yield "parameters", f"{count:,} in {config.model.dtype}{f', {in_nf4:,} of them kept in NF4' if in_nf4 else ''}"
+    if in_nf4 and not (Path(config.model.name_or_path) / NF4_MARK).is_file():
+        name = config.model.name_or_path
+        yield "note", f"{name} has no {NF4_MARK} of quantize-base: a run refuses values that are not NF4's"
     if lora is not None:
         yield "adapter", f"{trained:,} parameters of rank {lora.r}; the others are frozen"
     yield (
@@ -240,8 +256,7 @@ def _weights_in_nf4(model: PreTrainedModel) -> int:
 def _adapter_on(model: PreTrainedModel, config: RunConfig) -> Adapter | None:
     if config.model.lora is None:
         return None
-    new = config.model.lora.model_copy(update={"adapter": None})
-    return Adapter(model, new, base_name=config.model.name_or_path, seed=config.seed)
+    return Adapter(model, config.model.lora, base_name=config.model.name_or_path, seed=config.seed)
 
 
 async def _episodes(config: RunConfig) -> list[Line]:

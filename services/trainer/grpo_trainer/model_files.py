@@ -33,6 +33,21 @@ LARGEST_KEPT = 64 * 2**20
 """Bytes: more than a vocabulary of 250,000 tokens takes, and less than weights."""
 
 
+def what_it_is(name_or_path: str) -> str | None:
+    """What a folder without a model is, and what to name in its place; None where nothing is known of it."""
+    folder = Path(name_or_path)
+    if (folder / "state.json").is_file() and (folder / "manifest.json").is_file():
+        return "it is a checkpoint of a run, and no model yet: docs/trainer.md says how to go back to it and write one"
+    try:
+        base = json.loads((folder / "adapter_config.json").read_text()).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return (
+        f"it is an adapter of {base}: set model.name_or_path to {base} and model.lora.adapter to {name_or_path}, or "
+        "take a folder model-merged"
+    )
+
+
 @dataclass(frozen=True)
 class ModelFiles:
     """What is saved beside the weights of a model that began as `source`, a folder or a Hugging Face name.

@@ -21,6 +21,7 @@ from .checkpoint.saving import CheckpointSaver, FinalFolder, final_folders
 from .checkpoint.space import check_space
 from .config.changes import changed_settings
 from .config.doubts import doubts
+from .config.model import ModelConfig
 from .config.run_config import RunConfig
 from .config.settings import write_resolved
 from .crew_export import CrewExport
@@ -28,8 +29,9 @@ from .data.difficulty import DifficultyMemory
 from .data.episode_rows import RowsOfEpisodes
 from .data.order import PromptOrder
 from .data.repeats import repeats
-from .data.run_rows import load_eval_sets, load_training_rows, rows_with_prompts
+from .data.run_rows import check_vocabulary, load_eval_sets, load_training_rows, rows_with_prompts
 from .data.tokenizer import check_stop_tokens, load_tokenizer
+from .data.turn_end import servers_stop_at
 from .engine.family import load_family
 from .engine.load_balancing import router_aux_loss_coef
 from .engine.rope import one_rope_context
@@ -132,6 +134,7 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
         status.know_run(max_steps=max_steps, step=step)
         family = load_family(config.model)
         config = with_router_aux_loss_coef(config, router_aux_loss_coef(config.algorithm, family))
+        check_vocabulary(rows, eval_rows, vocab_size=family.get_text_config().vocab_size)
         for change in changed_settings(config.run_dir / "run.yaml", config) if state else ():
             log.info("since the run was last started: %s", change)
         write_resolved(config, config.run_dir / "run.yaml")
@@ -139,7 +142,8 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
             length = "max_steps" if config.max_steps is not None else "num_train_epochs"
             log.info("step %d of %d is done: nothing is left to train; raise %s to train on", step, max_steps, length)
         updates = number_of_updates(config, max_steps)
-        for doubt in [*doubts(config), *schedule_doubts(config.optimizer, total_updates=updates)]:
+        ends = servers_stop_at(config, rows.first_rows[0], tokenizer, family)
+        for doubt in [*doubts(config), *schedule_doubts(config.optimizer, total_updates=updates), *ends]:
             log.warning("%s", doubt)
         cursor = Cursor(**state["cursor"]) if state else Cursor()
         memory = DifficultyMemory.of(config.data.difficulty, seed=config.seed, known=cursor.difficulty)
@@ -191,7 +195,7 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
         join_process_group(timeout_s=config.deepspeed.timeout_s)
     status.enter_phase("loading the model", limit_s=config.server.loading_s)
     engine = TrainingEngine(
-        config.model,
+        config.model if folder is None else without_first_adapter(config.model),
         config.optimizer,
         config.deepspeed,
         config.algorithm,
@@ -308,6 +312,13 @@ def _train(
         if is_done:
             status.done()
     return None
+
+
+def without_first_adapter(model: ModelConfig) -> ModelConfig:
+    """The model of a run that goes on: its adapter is in the checkpoint, and that from before the run may be gone."""
+    if model.lora is None:
+        return model
+    return model.model_copy(update={"lora": model.lora.model_copy(update={"adapter": None})})
 
 
 def with_router_aux_loss_coef(config: RunConfig, coefficient: float) -> RunConfig:

@@ -1,8 +1,6 @@
 """How the tokenizer's chat template writes the assistant's answer, and with which token it ends the turn.
 
-That token is often not `tokenizer.eos_token`: gemma writes `<end_of_turn>`, and a ChatML template writes `<|im_end|>`
-also where the end of text is `<|endoftext|>`. What follows an answer does not depend on the answer, so one that no
-template would change is rendered in its place: some templates trim an answer, or leave its thoughts out.
+Some templates trim an answer, or leave its thoughts out.
 """
 
 import logging
@@ -11,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..data.recipes import Message
 from ..data.rendering import Prompt, Renderer, Tools
+from ..data.turn_end import end_of_turn
 from ..errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PROBE = "answer-31415926"
 PARTS = ("tool_calls", "reasoning_content", "reasoning", "thinking")
 """What an answer may have beside its text."""
 Answer = str | Message
@@ -36,7 +34,7 @@ class AnswerTurn:
         self._renderer = Renderer(tokenizer, settings)
         conversations = (prompt for prompt in prompts if not isinstance(prompt, str))
         first = next(conversations, None) if self._renderer.has_template else None
-        self.end = "" if first is None else self._end_after(first)
+        self.end = "" if first is None else end_of_turn(self._renderer, first)
         if first is not None and not self.end:
             log.warning("the chat template writes no special token after an answer: eos_token is learned there")
 
@@ -66,18 +64,3 @@ class AnswerTurn:
                 hint="give the answer as a text, as the policy shall write it",
             )
         return text + end
-
-    def _end_after(self, prompt: list[Message]) -> str:
-        probe: Message = {"role": "assistant", "content": PROBE}
-        try:
-            [whole] = self._renderer.rendered([[*prompt, probe]], [], answered=True)
-        except Exception:  # a template without a place for answers
-            return ""
-        tokenizer = self._renderer.tokenizer
-        _, found, rest = whole.rpartition(PROBE)
-        special = {str(token) for token in tokenizer.added_tokens_decoder.values()} | {*tokenizer.all_special_tokens}
-        tokens = [token for token in special if token.strip() and token in rest]
-        if not found or not tokens:
-            return ""
-        first = min(tokens, key=lambda token: (rest.index(token), -len(token)))
-        return rest[: rest.index(first)] + first

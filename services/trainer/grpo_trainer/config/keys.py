@@ -6,6 +6,7 @@ from typing import get_args, get_origin
 
 from pydantic import BaseModel
 
+from .lora import REFUSED
 from .other_names import OTHER_NAMES
 
 _ANY = "*"
@@ -44,6 +45,9 @@ class Keys:
     def nearest(self, name: str, *, prefix: str = "") -> str | None:
         """A question that offers the nearest names, each after `prefix`; flags (`--`) may be switches, too."""
         plain = name.replace("-", "_").lower()
+        section, _, last = plain.rpartition(".")
+        if section.endswith("lora") and last in REFUSED:
+            return REFUSED[last]
         found = self._switch(plain) if prefix == "--" else []
         found = found or self._nearest(plain)
         return f"did you mean {' or '.join(prefix + one for one in found[:3])}?" if found else None

@@ -64,6 +64,16 @@ class LoraConfig(Section):
             return value[0]
         return value
 
+    @field_validator("target_modules")
+    @classmethod
+    def _readable(cls, value: str | list[str]) -> str | list[str]:
+        if isinstance(value, str):
+            try:
+                re.compile(value)
+            except re.error as error:
+                raise ValueError(f"{value} is no regular expression: {error}") from error
+        return value
+
     @model_validator(mode="after")
     def _adapts_something(self) -> "LoraConfig":
         if not self.target_modules and not self.target_parameters:

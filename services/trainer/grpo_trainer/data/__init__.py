@@ -5,7 +5,7 @@ formats.py      the rows of one file: csv_file.py, json_text.py; values.py has t
 recipes/        what a row asks, one file a dataset
 prompts.py      a row → its prompt, as text and as tokens; tokenizer.py
 messages.py     … of which messages are read here; rendering.py: prompts → token ids by the chat template
-first_row.py    what is odd about the tokens of the first prompt
+first_row.py    what is odd about the tokens of the first prompt; turn_end.py: do servers stop where an answer ends
 columns.py      which columns there must be; same_prompt.py: no template makes one prompt of all rows
 batches.py      all rows → prompts and tokens, checked, some hundred at a time
 row_store.py    … kept on disk, and read one at a time, each a PromptRow (prompt_row.py)

@@ -53,6 +53,18 @@ def read_message(item: Any, where: str) -> Message:
     return found
 
 
+def messages_of_text(value: Any) -> list[dict[str, Any]] | None:
+    """Parse messages that a row has as JSON text, as a CSV file and some of the Hub's have them; None for all else."""
+    if not isinstance(value, str) or not value.lstrip().startswith("["):
+        return None
+    try:
+        found = json.loads(value)
+    except (ValueError, RecursionError):
+        return None
+    is_messages = isinstance(found, list) and all(isinstance(one, dict) and "role" in one for one in found)
+    return found or None if is_messages else None
+
+
 def content_text(message: Message) -> str:
     """The content as text: the texts of its parts joined without a separator."""
     content = message["content"]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ..errors import UsageError, storage_error_class
 from ..extension import file_of, named
 from .columns import ColumnCheck
-from .messages import check_sendable, read_message, read_tools
+from .messages import check_sendable, messages_of_text, read_message, read_tools
 from .recipes import RECIPES, Recipe, converted, with_system
 from .recipes.own import PROMPT_COLUMN, own_recipe
 from .rendering import Prompt, Renderer, Tools
@@ -164,6 +164,7 @@ def _filled(recipe: Recipe, row: Mapping[str, Any], where: str) -> Prompt:
 
 
 def _prompt_as_given(value: Any, system: str | None, where: str) -> Prompt:
+    value = messages_of_text(value) or value
     if isinstance(value, str):
         return with_system(system, [{"role": "user", "content": value}]) if system else value
     messages = [read_message(item, where) for item in value] if isinstance(value, list) else []

@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from jinja2 import Environment, TemplateError, meta
+
 from ..errors import UsageError
 from .messages import content_parts, content_text
 from .recipes import Message
@@ -107,6 +109,20 @@ class Renderer:
                 for number, ids in zip(numbers, batch["input_ids"], strict=True):
                     token_ids[number] = ids
         return token_ids
+
+
+def unread_settings(tokenizer: "PreTrainedTokenizerBase", given: Mapping[str, Any]) -> list[str]:
+    """A sentence for each of `data.chat_template_kwargs` that the chat template does not read. What only says that a
+    model is not to think is what a template without thoughts does anyway."""
+    template = tokenizer.chat_template
+    if not isinstance(template, str):
+        return []
+    try:
+        reads = meta.find_undeclared_variables(Environment().parse(template))  # noqa: S701 - nothing is rendered
+    except TemplateError:  # a tag of transformers' own, such as `generation`
+        return []
+    unread = sorted(name for name, value in given.items() if name not in reads and value is not False)
+    return [f"data.chat_template_kwargs has {name}, which the chat template does not read" for name in unread]
 
 
 def _with_equal_tools(prompts: Sequence[Prompt], tools: Sequence[Tools]) -> list[list[int]]:

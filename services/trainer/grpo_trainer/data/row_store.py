@@ -46,6 +46,8 @@ class Summary:
     rows_per_batch: int = 1
     shortest_prompt: int = 0
     longest_prompt: int = 0
+    largest_token: int = -1
+    """Of all prompts."""
     rows_digest: str = ""
     num_dropped: int = 0
     """Rows whose prompts are too long."""
@@ -59,6 +61,7 @@ class Summary:
             rows_per_batch=self.rows_per_batch if self.num_rows else len(lengths),
             shortest_prompt=min(lengths if not self.num_rows else [*lengths, self.shortest_prompt]),
             longest_prompt=max(*lengths, self.longest_prompt),
+            largest_token=max(max(ids, default=-1) for ids in [*batch.token_ids, [self.largest_token]]),
         )
 
 

@@ -115,6 +115,18 @@ def longest_context(config: RunConfig, *rows: TrainingRows | HeldOutRows) -> int
     return longest + config.rollout.max_completion_length
 
 
+def check_vocabulary(rows: TrainingRows, eval_rows: HeldOutRows, *, vocab_size: int) -> None:
+    """Raises UsageError for a token that the model has no embedding of."""
+    stores = [*rows.stores.values(), *eval_rows.values()]
+    largest = max((store.summary.largest_token for store in stores), default=-1)
+    if largest >= vocab_size:
+        raise UsageError(
+            f"the prompts hold token {largest}, and the model's vocabulary ends at {vocab_size - 1}",
+            hint="its tokenizer has tokens that the model has not: take the tokenizer that belongs to it, or enlarge "
+            "the model by resize_token_embeddings, and serve that",
+        )
+
+
 def rows_with_prompts(rows: TrainingRows, tokenizer: "PreTrainedTokenizerBase") -> Sequence[PromptRow]:
     """Rows to try the servers and the model on: `rows`, or one of a fixed text where none of them has a prompt."""
     return rows if rows.longest_prompt else [PromptRow(0, tokenizer(PROBE_TEXT)["input_ids"], PROBE_TEXT, {})]

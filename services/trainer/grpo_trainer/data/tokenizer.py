@@ -8,6 +8,7 @@ from transformers import AutoTokenizer
 from ..config.cold_start import ColdStartModel
 from ..config.model import ModelConfig
 from ..errors import UsageError, model_error_class
+from ..model_files import what_it_is
 from .prompts import file_text
 
 
@@ -21,7 +22,7 @@ def load_tokenizer(config: ModelConfig) -> Any:
     except (OSError, ValueError) as error:
         raise model_error_class(config.name_or_path, error)(
             f"no tokenizer in {config.name_or_path}: {str(error).splitlines()[0]}",
-            hint="model.name_or_path is a folder or a Hugging Face name",
+            hint=what_it_is(config.name_or_path) or "model.name_or_path is a folder or a Hugging Face name",
         ) from error
     if (template := chat_template(config)) is not None:
         tokenizer.chat_template = template

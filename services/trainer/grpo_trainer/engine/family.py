@@ -4,6 +4,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from ..config.model import ModelConfig
 from ..errors import TrainerError, model_error_class
+from ..model_files import what_it_is
 
 
 def load_family(config: ModelConfig) -> PretrainedConfig:
@@ -29,5 +30,5 @@ def no_model(config: ModelConfig, error: Exception) -> TrainerError:
     """Return the error for a model whose configuration, or a model of it, cannot be made."""
     return model_error_class(config.name_or_path, error)(
         f"no model in {config.name_or_path}: {str(error).splitlines()[0]}",
-        hint="model.name_or_path is a folder or a Hugging Face name",
+        hint=what_it_is(config.name_or_path) or "model.name_or_path is a folder or a Hugging Face name",
     )

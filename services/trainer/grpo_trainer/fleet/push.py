@@ -283,7 +283,8 @@ class WeightPusher:
             if replica.url in failures:
                 self.attendance.failed(replica, failures[replica.url])
             is_lost = isinstance(failures.get(replica.url), MemberLostError)
-            self.loop.run((self.fleet.lose if is_lost else self.fleet.suspend)(replica, reason))
+            why = failures.get(replica.url, f"that one failed ({reason})")
+            self.loop.run((self.fleet.lose if is_lost else self.fleet.suspend)(replica, why))
         return Failure(reason, final)
 
     def _drop(self, reason: str) -> None:

@@ -10,7 +10,8 @@ swift.py, trl.py    one trainer each: what belongs together of its options; swif
                 rewards and rows; open_r1.py: the rewards of open-r1
 training.py     what both have alike: tables, steps, DeepSpeed, and what does not go together here
 batch.py        the arithmetic of batch sizes
-launcher.py     processes and machines; servers.py: GPUs, and the lines that start the servers; quantized.py: QLoRA
+launcher.py     processes and machines; servers.py: GPUs, and the lines that start the servers; vllm_flags.py;
+                quantized.py: QLoRA; first_adapter.py: an adapter to start from
 rewards.py, rows.py     rewards and datasets, by the names that they have elsewhere
 values.py       values that are written otherwise here
 run_file.py     the run file: settings with comments, and what is not in it

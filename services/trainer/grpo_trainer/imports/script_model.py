@@ -4,6 +4,7 @@ import ast
 from collections.abc import Mapping
 
 from .python_source import called, keywords
+from .python_values import UnknownValueError
 from .script_reader import Reader, is_none, short
 
 _LORA = {
@@ -139,7 +140,12 @@ def read_model(reader: Reader) -> None:
     if len(configs) == 1:  # of TRL; what the script gives to it is read here, wherever it goes from there
         for option, value in keywords(configs[0]).items():
             reader.set(option, value, f"ModelConfig({option}=…) is")
-    if model is not None and (loaded := reader.first(model, "from_pretrained")) is not None:
+    calls = reader.source.calls_behind(model, "from_pretrained") if model is not None else []
+    adapters = [call for call in calls if "PeftModel" in ast.unparse(call.func)]
+    if adapters:  # PeftModel.from_pretrained(model, adapter, is_trainable=True)
+        _read_first_adapter(reader, adapters[-1])
+    loaded = next((call for call in calls if call not in adapters), None)
+    if loaded is not None:
         named = keywords(loaded, "pretrained_model_name_or_path")
         name = named.get("pretrained_model_name_or_path", named.get("model_name"))
         if name is not None:
@@ -154,6 +160,16 @@ def read_model(reader: Reader) -> None:
         _quantized(reader, reader.given["quantization_config"])
     if (template := reader.source.attributes_of("").get("chat_template")) is not None:
         reader.set("chat_template", template, "the tokenizer's chat_template is")
+
+
+def _read_first_adapter(reader: Reader, call: ast.Call) -> None:
+    given = keywords(call, "model", "model_id")
+    try:
+        reader.found.adapter = str(reader.values.of(given.get("model_id")))
+    except UnknownValueError:
+        reader.found.remark(f"the adapter is {short(call)}: write model.lora.adapter")
+        return
+    reader.found.options["use_peft"] = True
 
 
 def _quantized(reader: Reader, node: ast.expr) -> None:

@@ -32,6 +32,8 @@ class TrlScript:
     episodes: dict[str, Any] = field(default_factory=dict)
     """Settings of the section `episodes`; none where the policy answers once."""
     remarks: list[str] = field(default_factory=list)
+    adapter: str | None = None
+    """Folder of the adapter that the run starts from."""
     environment_pays: bool = False
     """Whether an environment may have a reward of its own."""
     variables: set[str] = field(default_factory=set)

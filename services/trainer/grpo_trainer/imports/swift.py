@@ -7,6 +7,7 @@ from ..config.swift_options import MS_SWIFT
 from ..errors import UsageError
 from . import training
 from .config_file import SUFFIXES, read_config_file
+from .first_adapter import set_first_adapter
 from .launcher import LAUNCHER, Launch, launch_of, report_rest, report_variables
 from .options import Options, given
 from .quantized import set_quantized
@@ -195,7 +196,7 @@ def _set_lora(options: Options, run: RunFile, shown: str) -> None:
         run.set("model.lora.target_parameters", parameters, options.shown("target_parameters"))
     adapters = options.values("adapters") or []
     if len(adapters) == 1:
-        run.set("model.lora.adapter", adapters[0], options.shown("adapters"))
+        set_first_adapter(run, adapters[0], options.shown("adapters"))
     elif adapters:
         run.differs.append(f"{options.shown('adapters')}: a run starts from one adapter")
 

@@ -87,6 +87,7 @@ def _set_prompts(options: Options, run: RunFile) -> None:
         # A text file is read there by its ending; in another text, \n is a line break.
         text = system if system.endswith(".txt") else system.replace("\\n", "\n")
         run.set("data.system", text, "--system" if len(system) > 60 else options.shown("system"))
+        run.differs.append("--system: it stands in place of a system message that a row has; ms-swift keeps that one")
         if system.endswith(".txt") and not Path(system).is_file():
             run.differs.append(f"{options.shown('system')}: there is no such file; write it, or give the text itself")
     thinks = options.truth("enable_thinking")

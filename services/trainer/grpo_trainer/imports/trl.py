@@ -9,10 +9,11 @@ from ..config.trl_options import TRL
 from ..errors import UsageError
 from . import training
 from .config_file import read_config_file
+from .first_adapter import set_first_adapter
 from .launcher import LAUNCHER, Launch, launch_of, report_rest, report_variables
 from .open_r1 import DEFAULT as DEFAULT_OF_OPEN_R1
 from .open_r1 import open_r1_reward, report_parameters
-from .options import Options, truth_of
+from .options import Options
 from .quantized import set_quantized
 from .rewards import Found, OurReward, add_plugin, set_rewards
 from .run_file import RunFile, checked
@@ -20,6 +21,7 @@ from .script_episodes import set_episodes
 from .script_reader import TrlScript
 from .servers import Sampling, on_its_own_gpu, reachable, replicate, server_flags, set_reward_server, set_servers
 from .values import target_modules
+from .vllm_flags import vllm_flags
 from .words import Command
 
 REWARDS = {
@@ -76,6 +78,8 @@ def import_trl(
         _take_every_gpu(launch)
     run.differs += launch.remarks
     _set_model(options, run)
+    if said.adapter is not None:
+        set_first_adapter(run, said.adapter, "what the script says")
     training.set_settings(options, run, {})
     _set_algorithm(options, run)
     if "WANDB_PROJECT" in variables:
@@ -341,7 +345,7 @@ def _set_servers(options: Options, run: RunFile, launch: Launch, server: Command
     if server is not None and sampling.way == "server":
         gpus = server.variables.get("CUDA_VISIBLE_DEVICES")
         sampling.server_gpus = gpus.split(",") if gpus else None
-        flags |= _engine_flags(server.words)
+        flags |= vllm_flags(server.words)
         copies = flags.pop("--data-parallel-size", "1")
         if copies != "1":
             if not copies.isdecimal() or not int(copies):
@@ -351,31 +355,6 @@ def _set_servers(options: Options, run: RunFile, launch: Launch, server: Command
     if "--max-model-len" not in flags and longest != LONGEST_PROMPT:
         flags["--max-model-len"] = str(longest + run.value("rollout.max_completion_length"))
     set_servers(run, sampling, flags, visible=launch.visible, processes=launch.processes)
-
-
-_SWITCHES = ("--enable-prefix-caching", "--enforce-eager", "--trust-remote-code")
-"""Flags of vLLM without a value, to which TRL gives one."""
-_NAMES_OF_VLLM = {"--log-level": "--uvicorn-log-level", "--vllm-model-impl": "--model-impl"}
-
-
-def _engine_flags(words: Sequence[str]) -> dict[str, str]:
-    """The flags of `trl vllm-serve` as vLLM has them."""
-    flags: dict[str, str] = {}
-    last: str | None = None
-    for word in words:
-        if word.startswith("--"):
-            flag, _, value = word.partition("=")
-            last = f"--{flag.removeprefix('--').replace('_', '-')}"
-            flags[last] = value
-        elif last is not None:
-            flags[last] = f"{flags[last]} {word}".strip()
-    found: dict[str, str] = {}
-    for flag, value in flags.items():
-        if flag in _SWITCHES:
-            found[flag if truth_of(value or "true", f"{flag} {value}") else f"--no-{flag.removeprefix('--')}"] = ""
-        elif flag not in ("--model", "--host", "--port"):
-            found[_NAMES_OF_VLLM.get(flag, flag)] = value
-    return found
 
 
 def _sampling(options: Options, launch: Launch) -> Sampling:

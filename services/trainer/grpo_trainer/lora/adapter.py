@@ -105,6 +105,9 @@ class Adapter:
         """Copy the adapter of `folder`. Raises UsageError when it is another adapter than the run file describes."""
         saved_config, saved = read_adapter(folder)
         own_config, own = self.saved_config(), self.tensors()
+        base, ours = saved_config.get("base_model_name_or_path"), own_config["base_model_name_or_path"]
+        if base and Path(base).name != Path(ours).name:
+            log.warning("the adapter %s was trained on %s, and model.name_or_path is %s", folder, base, ours)
         for name in ("lora_alpha", "use_rslora"):
             if saved_config.get(name, False) != own_config[name]:
                 raise UsageError(

@@ -14,6 +14,7 @@ from grpo_proto.checkpoint_files import checkpoint_digest, checkpoint_folder
 from ..config.lora import served_rank
 from ..config.model import ModelConfig
 from ..errors import UsageError, model_error_class, storage_error_class
+from ..model_files import what_it_is
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 CHECKPOINT_FILES = ["*.safetensors", "*.safetensors.index.json", "config.json"]
@@ -89,12 +90,15 @@ def write_merged_card(folder: Path, config: Mapping[str, Any], model: ModelConfi
 
 def _adapter_card(config: Mapping[str, Any], trained_by: str) -> str:
     base, rank = config["base_model_name_or_path"], served_rank(config["r"])
+    flags = f"--enable-lora --max-lora-rank {rank} --lora-modules policy=THIS_FOLDER"
+    serves = f"or serve them with\n`vllm serve {base} {flags}`."
+    if config.get("target_parameters"):
+        serves = "and serve their sum\nwith vLLM, which does not take an adapter on fused parameters as it stands."
     return (
         f"---\nbase_model: {json.dumps(base)}\nlibrary_name: peft\npipeline_tag: text-generation\n"
         f"tags: [lora]\n---\n\n# A LoRA adapter trained by {trained_by}\n\n"
         f"It belongs to `{base}`: rank {config['r']}, alpha {config['lora_alpha']}. Load both with\n"
-        "`peft.AutoPeftModelForCausalLM.from_pretrained(THIS_FOLDER)`, or serve them with\n"
-        f"`vllm serve {base} --enable-lora --max-lora-rank {rank} --lora-modules policy=THIS_FOLDER`.\n"
+        f"`peft.AutoPeftModelForCausalLM.from_pretrained(THIS_FOLDER)`, {serves}\n"
     )
 
 
@@ -115,5 +119,6 @@ def base_digest_of(name_or_path: str) -> str:
     except (OSError, ValueError) as error:
         raise model_error_class(name_or_path, error)(
             f"the model {name_or_path} has no checkpoint whose digest can be computed: {error}",
-            hint="model.lora needs a model in safetensors: its servers check that they serve the same one",
+            hint=what_it_is(name_or_path)
+            or "model.lora needs a model in safetensors: its servers check that they serve the same one",
         ) from error
