@@ -140,6 +140,48 @@ def test_units_and_times_are_compared_alike_in_both_directions(one: str, other: 
         assert accuracy(f"so \\boxed{{{other}}}", solution=one.join("$$") if "\\" in one else one).score == expected
 
 
+FORMULA_AND_PART = [
+    (r"\frac{\pi}{3}", "3"), (r"\frac{\sqrt{3}}{2}", "2"), (r"\pi/3", "3"), (r"\frac32", "32"), ("x + 5", "5"),
+    ("- 3", "3"), (r"- \frac{1}{2}", r"\frac{1}{2}"), (r"\sqrt3", "3"), ("e^2", "2"), ("t/10", "10"), ("ln 3", "3"),
+    (r"\pm 3", "3"), (r"(3+\sqrt{5})/2", "2"), (r"\left(\frac{2}{3}\right)", "3"), (r"\tan 30", "30"), (".5", "5"),
+    ("5!", "5"), ("x^2", "2"), ("1,000", "1"), (r"3 \times 10^8", "10"), (r"2\pi", "2"), (r"7-\sqrt{2}", "7"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "unit", [r" \text{ meters}", r"\text{ hours}", " miles", " dollars", " apples", r"\text{ degrees}"]
+)
+@pytest.mark.parametrize("before", ["", "about ", "x = ", "The distance is ", "r is ", "Area = "])
+def test_a_formula_with_a_unit_is_more_than_its_number(before: str, unit: str):
+    for value, part in FORMULA_AND_PART:
+        if before == "about " and value.startswith("- "):
+            continue  # a dash
+        answer = f"{before}{value}{unit}"
+        for one, other, score in ((answer, value, 1.0), (answer, part, 0.0), (answer, "7/9", 0.0)):
+            assert accuracy(f"\\boxed{{{one}}}", solution=other).score == score, (one, other)
+            assert accuracy(f"\\boxed{{{other}}}", solution=f"${one}$").score == score, (other, one)
+
+
+@pytest.mark.parametrize(
+    ("answer", "solution", "score"),
+    [
+        ("x = 1,000", "1,000", 1.0),
+        ("1000", "x = 1,000", 1.0),
+        ("x = 1,000", "1", 0.0),
+        ("x = 1,2", "12", 0.0),
+        ("AB is 5 meters", "5 m", 1.0),
+        ("AB is 5 meters", "5 feet", 0.0),
+        ("Distance - 5 km", "5", 1.0),
+        ("The distance that he walks is x + 5 miles", "x + 5", 1.0),
+        ("The distance that he walks is x + 5 miles", "5", 0.0),
+        ("half of 5 meters", "5", 0.0),
+        ("x meters or 3 feet", "3", 0.0),
+    ],
+)
+def test_words_before_a_formula_leave_it_whole(answer: str, solution: str, score: float):
+    assert accuracy(f"<answer>{answer}</answer>", solution=solution).score == score
+
+
 MATRIX = "\\begin{pmatrix} 1 & 2 \\\\ 3 & 4 \\end{pmatrix}"
 
 

@@ -18,13 +18,18 @@ MAX_WORDS = 4
 """Most words beside a formula; more are a sentence."""
 _CONTENT = re.compile(r"[\dA-Za-z\\]")
 _DASH = re.compile(r"(?<![\w)}\]\s])\s*–\s?(?=[\d\\(.])|\A–\s?")
-_LOOSE = re.compile(r"\A(?:[-+–,:;=.]\s+|[,:;=.])+|[-+–,:;=.(\s]+\Z")
-_NUMBER_START = re.compile(r"[-+]?(?:\\[a-z]+\{)?[\d.]*\d|[A-Z]{0,3}[$€£¥₹₩]")
+_LOOSE = re.compile(r"\A(?:[-+–,:;=.]\s+|[,:;=]|\.(?!\d))+|[-+–,:;=.(\s]+\Z")
+_STATES = r"(?:is|are|was|were|equals?|gets?|gives?)"
+_STATED = re.compile(rf"\b{_STATES}\s*\Z", re.I)
+_MINUS = re.compile(rf"(\A|=|\b{_STATES}(?=\s))\s*-\s+(?=[\d\\(.]|[a-z](?![a-z]))", re.I)
+"""A minus, set off by a blank. Behind any other word it is a dash."""
+_AMOUNT = re.compile(r"[\d$€£¥₹₩]")
 _REASON = re.compile(r"\b(?:because|since|so|thus|hence|therefore|then|is|are|gives?|we|get)\b", re.I)
 _PRONOUN = re.compile(r"(?<!\S)[AaI](?!\S)")
+_NAME = re.compile(r"\\?[A-Za-z]+(?:_\{?\w+\}?)?")
 _POWER_OF_NOUN = re.compile(r"\^\s*\{?\s*-?\d\s*\}?")
 _DECIMAL_COMMA = re.compile(r"[-+]?(?:\d+,(?:\d{1,2}|\d{4,})|0,\d+)")
-_GROUPED = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_GROUPED = re.compile(r"(?:[^,;]*=\s*)?[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _GROUP = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _ANYWHERE = (LatexExtractionConfig(), ExprExtractionConfig())
 
@@ -52,27 +57,27 @@ def read(text: str, *, of_list: bool = False) -> Reading:
     """`text` as mathematics. `of_list`: it answers a list, in which a comma is no decimal point.
 
     Up to MAX_WORDS words beside one formula or number are a name or a noun and tell nothing, unless they make another
-    number of it. Of more the last formula or number counts, as `math_verify` finds it.
+    number of it. Beside more words a single formula counts, and of several the last formula or number, as `math_verify`
+    finds it.
     """
     spelled = plain(text)
-    whole = in_signs(_DASH.sub("-", _one_line(spelled, of_list)))
+    whole = _MINUS.sub(r"\1 -", in_signs(_DASH.sub("-", _one_line(spelled, of_list)))).strip()
     words = words_of(whole)
     if words and not words_of(listed := as_list(whole)):
         whole, words = listed, []
     texts = frozenset(filter(None, (squeezed(spelled), squeezed(whole))))
     if not words:
         return replace(_of_formula(whole, of_list), texts=texts)
-    if (start := _NUMBER_START.search(whole)) and not CHANGES.search(whole, 0, start.start()):
-        apart = number_and_unit(whole[start.start() :])
-        if apart and not words_of(apart[0]):
-            return replace(_of_formula(whole[start.start() :], of_list), texts=texts, num_words=len(words))
-    if len(words) > MAX_WORDS or len(spelled) > MAX_FORMULA_CHARS:
-        return replace(_of_prose(text), num_words=len(words))
+    amount = _behind_words(whole, words)
+    if (apart := number_and_unit(amount)) and not words_of(apart[0]):
+        return replace(_of_formula(amount, of_list), texts=texts, num_words=len(words))
     formulas = _between(whole, words)
+    if len(words) > MAX_WORDS or len(spelled) > MAX_FORMULA_CHARS:
+        return replace(_of_prose(text, formulas), num_words=len(words))
     if not formulas and len(words) == 1:
         return Reading(texts, (Symbol(whole.lower()),), num_words=1)
     if len(formulas) > 1 and (_REASON.search(whole) or re.search(r"[.!?]\s", spelled)):
-        return replace(_of_prose(text), num_words=len(words))
+        return replace(_of_prose(text, formulas), num_words=len(words))
     if len(formulas) != 1 or CHANGES.search(whole):
         return Reading(texts, num_words=len(words))
     return replace(_of_formula(formulas[0], of_list), texts=texts | {squeezed(formulas[0])}, num_words=len(words))
@@ -88,13 +93,39 @@ def _one_line(text: str, of_list: bool) -> str:
     return lines[-1] if is_derivation else ", ".join(line.rstrip(",;") for line in lines)
 
 
+def _behind_words(text: str, words: list[re.Match[str]]) -> str:
+    """The formula with the first amount and what follows it; empty when the words before it may change its value.
+
+    It begins behind the last word before the amount, not at the amount: 3 is a part of `\\pi/3 meters`.
+    """
+    amount = _AMOUNT.search(text)
+    before = [word for word in words if amount and word.end() <= amount.start()]
+    if not before:
+        return text
+    start = before[-1].end()
+    beside_words = any(_CONTENT.search(part) for part in _parts(text[:start], before))
+    if CHANGES.search(text, 0, start) or (beside_words and not _STATED.search(text, 0, start)):
+        return ""
+    return _LOOSE.sub("", text[start:].strip()).strip()
+
+
 def _between(text: str, words: list[re.Match[str]]) -> list[str]:
-    """What stands between the words, if it has a digit, a letter or a command."""
+    """What stands between the words, if it has a digit, a letter or a command. Of `x is 5 apples` not the x."""
+    loose = [_LOOSE.sub("", part.strip()).strip() for part in _parts(text, words)]
+    behind = [*(word.group() for word in words), ""]
+    return [
+        part
+        for part, word in zip(loose, behind, strict=True)
+        if _CONTENT.search(part)
+        and not _POWER_OF_NOUN.fullmatch(part)
+        and not (_NAME.fullmatch(part) and _STATED.fullmatch(word))
+    ]
+
+
+def _parts(text: str, words: list[re.Match[str]]) -> list[str]:
     ends = [0, *(word.end() for word in words)]
     starts = [*(word.start() for word in words), len(text)]
-    parts = (_PRONOUN.sub("", text[end:start]) for end, start in zip(ends, starts, strict=True))
-    loose = [_LOOSE.sub("", part.strip()).strip() for part in parts if _CONTENT.search(part)]
-    return [part for part in loose if not _POWER_OF_NOUN.fullmatch(part)]
+    return [_PRONOUN.sub("", text[end:start]) for end, start in zip(ends, starts, strict=True)]
 
 
 def _of_formula(text: str, of_list: bool) -> Reading:
@@ -116,12 +147,15 @@ def _of_formula(text: str, of_list: bool) -> Reading:
     return Reading(frozenset(), (value,) if product is None else (value, product), unit, is_percent)
 
 
-def _of_prose(text: str) -> Reading:
+def _of_prose(text: str, formulas: list[str]) -> Reading:
+    """`formulas` stand between the words: `math_verify` would take the 5 of a single `x + 5`."""
     said = announced(text)
-    if said is None and (formulas := list(FORMULA.finditer(text))):
-        said = None if re.search(r"\d", text[formulas[-1].end() :]) else formulas[-1].group()
+    if said is None and (marked := list(FORMULA.finditer(text))):
+        said = None if re.search(r"\d", text[marked[-1].end() :]) else marked[-1].group()
     if said is not None and said.strip() != text.strip():
         return read(said)
+    if len(formulas) == 1 and re.search(r"\d", formulas[0]) and (only := _of_formula(formulas[0], False)).values:
+        return only
     found = parse(in_signs(typed(text)), _ANYWHERE, extraction_mode="first_match", parsing_timeout=None)
     values = tuple(value for value in found if not isinstance(value, str))
     return Reading(frozenset(squeezed(plain(part)) for part in found if isinstance(part, str)), values)

@@ -35,7 +35,7 @@ _FACTOR = re.compile(
 )
 _DEGREES = re.compile(r"\s*(?:\^\\circ|°|degrees?\b)\s*(?P<scale>[CF](?:elsius|ahrenheit)?)?\Z", re.IGNORECASE)
 _NUMBER_THEN = re.compile(
-    r"(.*(?:[\d})\]%]|\\pi))(?:(?:\s+|(?=[A-Za-z]{2}))([^\W\d_°][^=<>]*|°[CF])|\s*([$€£₹₩¢]))", re.DOTALL
+    r"(.*(?:[\d})\]%!]|\\pi))(?:(?:\s+|(?=[A-Za-z]{2}))([^\W\d_°][^=<>]*|°[CF])|\s*([$€£₹₩¢]))", re.DOTALL
 )
 _MONEY_THEN = re.compile(
     r"(-?)\s*([A-Z]{0,3}[$€£¥₹₩]|USD|EUR|GBP|Rs|INR|RMB|CNY|JPY|KRW|CHF|CAD|AUD|人民币)\.?\s*(-?[\d.].*)",
