@@ -179,9 +179,13 @@ async def test_a_dry_run_says_what_the_rewards_say_of_the_first_rows():
 @pytest.mark.parametrize(
     ("ending", "params", "found"),
     [
-        ("assistant\n<think>", {}, ["format", "tag_count"]),
-        ("<think>\n\n", {"tag_count": {"prefix": "<think>"}}, ["format"]),
-        ("Think first.\n<think>\n", {name: {"prefix": "<think>\n"} for name in ("format", "tag_count")}, []),
+        ("assistant\n<think>", {}, ["format", "accuracy", "tag_count"]),
+        ("<think>\n\n", {name: {"prefix": "<think>"} for name in ("accuracy", "tag_count")}, ["format"]),
+        (
+            "Think first.\n<think>\n",
+            {name: {"prefix": "<think>\n"} for name in ("format", "accuracy", "tag_count")},
+            [],
+        ),
         ("assistant\n", {}, []),
         ("<think>\n\n</think>\n\n", {}, []),
     ],
@@ -201,7 +205,7 @@ async def test_a_prompt_that_opens_thinking_is_named_beside_rewards_that_look_fo
     ]
     config = RewardConfig(reward_funcs=["format", "accuracy", "tag_count"], params=params)
     async with RewardClient("http://127.0.0.1:1", transport=transport) as client:
-        stage = RewardStage(client, config, own_rewards={"eval/": {"accuracy": 1.0}})
+        stage = RewardStage(client, config, own_rewards={"eval/": {"min_length": 1.0}})
         await stage.check(rows)
     assert stage.prefix_doubts(rows, tokenizer) == [
         f"the prompts end with <think>, so no completion has it, and {name} looks for it: set "

@@ -30,12 +30,19 @@ class Box(NamedTuple):
 
 
 def answer_block(text: str, *, one_line: bool = False, truncated: bool | None = None) -> str | None:
-    """What stands in the first `<answer>…</answer>`, without surrounding white space; None when there is none.
+    """What stands in the first `<answer>…</answer>` behind the thought, without surrounding white space, or None.
 
-    The first block counts, as in the recipes this project follows. With `one_line` one with a line break is passed
-    over. With `truncated` false, where none is closed, one that runs to the end counts: its tag was the stop string.
-    `str.find` takes linear time: on thousands of opening tags `re.search(r"<answer>(.*?)</answer>")` takes seconds.
+    A thought may speak of the tags. Where no block stands behind it, the first block of the whole text counts, as in
+    the recipes this project follows. With `one_line` one with a line break is passed over. With `truncated` false,
+    where none is closed, one that runs to the end counts: its tag was the stop string.
     """
+    _, closing, behind = text.rpartition(THINK_CLOSING)
+    block = _first_block(behind, one_line, truncated) if closing else None
+    return _first_block(text, one_line, truncated) if block is None else block
+
+
+def _first_block(text: str, one_line: bool, truncated: bool | None) -> str | None:
+    # `str.find` takes linear time: on thousands of opening tags `re.search(r"<answer>(.*?)</answer>")` takes seconds.
     start = text.find(OPENING)
     end = -1
     while start >= 0:

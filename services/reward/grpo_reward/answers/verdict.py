@@ -56,7 +56,7 @@ def judged(solution: str, answer_of: Callable[[Gold], str | None]) -> Score:
 
 
 def answer_in(completion: str, gold: Gold, truncated: bool | None = None) -> str | None:
-    """What stands in the first `<answer>`, else in the last box, else behind "the final answer is"."""
+    """What stands in `<answer>`, else in the last box, else behind "the final answer is"."""
     block = answer_block(completion, truncated=truncated)
     where = completion if block is None else block
     if has_box(where):

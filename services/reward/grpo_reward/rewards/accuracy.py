@@ -8,15 +8,23 @@ from ..author import Score, reward
 
 @reward
 def accuracy(
-    completion: str, *, solution: str, unparsable: float | None = None, truncated: bool | None = None
+    completion: str,
+    *,
+    solution: str,
+    unparsable: float | None = None,
+    prefix: str = "",
+    truncated: bool | None = None,
 ) -> Score:
     """1 when the answer equals `solution` mathematically, else 0; `unparsable` when `solution` cannot be parsed.
 
-    The answer is what stands in the first `<answer>…</answer>`, without such a block in the last box, without that
-    behind "the final answer is". A box in the block is the answer. Boxes with nothing but a comma, "and" or "or"
-    between them are one answer of several parts, and so are boxes on following lines where `solution` is a list.
-    `solution` may be a whole worked solution; its answer is found in the same way. A thought that never ends announces
-    nothing, but a block or a box in it counts; `format` pays no such completion.
+    The answer is what stands in the first `<answer>…</answer>` behind the thought, without one there in the first of
+    the whole completion, without such a block in the last box, without that behind "the final answer is". A box in the
+    block is the answer. Boxes with nothing but a comma, "and" or "or" between them are one answer of several parts, and
+    so are boxes on following lines where `solution` is a list. `solution` may be a whole worked solution; its answer is
+    found in the same way. A thought that never ends announces nothing, but a block or a box in it counts; `format` pays
+    no such completion.
+
+    `prefix` is text the prompt has written already, such as `<think>`; it is put before the completion.
 
     Text is compared first: in one spelling of signs, fonts, blanks and dollar signs equal text is right. Then what it
     is as mathematics, in LaTeX or as people type it: `2√2`, `10⁵`, `5 sqrt(3)`, `pi/3`, `x**2`, `3.2e5`, `2 3/4`,
@@ -47,5 +55,5 @@ def accuracy(
     Source: math_verify compares, with TRL's choice that an unparsable gold answer is no score and ms-swift's `<answer>`
     block. The order of arguments is verify(gold, answer): it is not symmetric.
     """
-    result = judged(solution, lambda gold: answer_in(completion, gold, truncated))
+    result = judged(solution, lambda gold: answer_in(prefix + completion, gold, truncated))
     return replace(result, score=unparsable) if result.log == UNPARSED else result

@@ -57,16 +57,17 @@ def code(
     test_timeout_s: Annotated[float, Field(gt=0, le=600)] = 2.0,
     total_timeout_s: Annotated[float, Field(gt=0, le=3000)] = 8.0,
     memory_mib: Annotated[int, Field(ge=64, le=1 << 20)] = 512,
+    prefix: str = "",
 ) -> Score:
     """The share of `tests` that the Python program in the completion passes; with `partial` false all of them or 0.
 
     The program is the last fenced block of Python (```` ```python ````, by the rules of CommonMark; one without a
-    language where none names Python) in the first `<answer>…</answer>`, or without that block in the text after
-    `</think>`: a thought that never ends has no program (nor does `format` pay it). A test is an object with `input`
-    and `output` (compared line by line, white space at the end of lines and of the text ignored; only `\\n` ends a
-    line; a program that raises or exits with an error has failed, and so has one whose output is no UTF-8), or text of
-    Python such as `assert add(1, 2) == 3`, run after the program, which it may import as `solution`. `tests` may be
-    JSON text of the list.
+    language where none names Python) in `<answer>…</answer>`, or without that block in the text after `</think>`: a
+    thought that never ends has no program (nor does `format` pay it). A test is an object with `input` and `output`
+    (compared line by line, white space at the end of lines and of the text ignored; only `\\n` ends a line; a program
+    that raises or exits with an error has failed, and so has one whose output is no UTF-8), or text of Python such as
+    `assert add(1, 2) == 3`, run after the program, which it may import as `solution`. `tests` may be JSON text of the
+    list.
 
     `def test_…()`, a class of such methods and a `unittest.TestCase` are called, and so is HumanEval's
     `check(candidate)`, with the function that the column `entry_point` names. A text in which nothing can fail is an
@@ -93,11 +94,13 @@ def code(
     no Decimal or Fraction an int, no deque a list. Any other text of Python runs beside the program: one that was
     written to cheat can make it pass.
 
+    `prefix` is text the prompt has written already, such as `<think>`; it is put before the completion.
+
     Source: open-r1's `code_reward` and ms-swift's example `external_code_reward` (share of passed tests, output
     compared line by line), which need a sandbox service.
     """
     cases = _cases(tests, entry_point)
-    program = _program(completion, truncated)
+    program = _program(prefix + completion, truncated)
     if program is None:
         return Score(0.0, log={"passed": 0, "tests": len(cases), "failure": "no program"})
     runs = run_tests(

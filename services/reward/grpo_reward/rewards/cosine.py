@@ -50,6 +50,7 @@ def cosine(
     max_len_value_correct: float | None = None,
     min_len_value_wrong: float | None = None,
     max_len_value_wrong: float | None = None,
+    prefix: str = "",
     completion_token_ids: list[int] | None = None,
 ) -> Score:
     """A right answer earns more when it is short, a wrong one loses less when it is long. Most presets need `max_len`.
@@ -65,6 +66,8 @@ def cosine(
     | `trl` | 1.0 → 0.5 | −1.0 → −0.5 | tokens | set it |
     | `r1_zero` | 1.0 → 0.8 | −0.5 → −0.1 | characters | 1000 |
 
+    `prefix` is for `accuracy`: text the prompt has written already, such as `<think>`. Its length does not count.
+
     Every value given beside `preset` takes the place of the preset's. `ms_swift_docs` is what ms-swift's documentation
     says instead of its code: a long wrong answer loses more, so that wrong answers become short as well.
 
@@ -75,7 +78,7 @@ def cosine(
     limit = max_len if max_len is not None else chosen.max_len
     if limit is None:
         raise ValueError(f"set max_len: the preset {preset} has none of its own")
-    correct = accuracy(completion, solution=solution)
+    correct = accuracy(completion, solution=solution, prefix=prefix)
     if correct.score is None:
         return correct
     if (unit or chosen.unit) == "characters":

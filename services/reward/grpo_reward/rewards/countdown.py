@@ -48,11 +48,11 @@ def countdown(
 ) -> Score:
     """1 when the equation in `<answer>` uses every number of `nums` exactly once and equals `target`, else 0.
 
-    The first `<answer>…</answer>` without a line break counts, and in it what stands before the first `=`
-    (`<answer>(1 + 2) / 3 = 1</answer>`). Allowed are ASCII integers without leading zeros, `+ - * /`, signs,
-    parentheses, blanks and tabs. Everything else, `//`, `**` and `1.5` too, scores 0, and so do a division by zero and
-    more than 1,000 characters.
-    Arithmetic is exact, in rational numbers, so `target` is compared exactly: 0.1 means one tenth.
+    The first `<answer>…</answer>` without a line break behind the thought counts, without one there the first of the
+    whole completion, and in it what stands before the first `=` (`<answer>(1 + 2) / 3 = 1</answer>`). Allowed are ASCII
+    integers without leading zeros, `+ - * /`, signs, parentheses, blanks and tabs. Everything else, `//`, `**` and
+    `1.5` too, scores 0, and so do a division by zero and more than 1,000 characters. Arithmetic is exact, in rational
+    numbers, so `target` is compared exactly: 0.1 means one tenth.
 
     `nums` may also be text, such as `[44, 19, 35]` from a CSV file, and so may each number in the list and `target`;
     `true` is no number.

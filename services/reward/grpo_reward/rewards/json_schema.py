@@ -40,6 +40,7 @@ def json_schema(
     *,
     schema: Annotated[dict[str, Any], AfterValidator(_checked)] | None = None,
     json_schema: dict[str, Any] | str | None = None,
+    prefix: str = "",
     truncated: bool | None = None,
 ) -> Score:
     """1 when the completion's JSON is valid under the schema, else 0.
@@ -49,14 +50,16 @@ def json_schema(
     Arrow fills the keys of other rows with it. With neither the sample is unscorable, and so it is when its column is
     no schema; a param that is none refuses the request.
 
-    The JSON is what stands in the first `<answer>…</answer>`, without such a block what follows the last `</think>`,
-    without that the completion; a thought that never ends has none (nor does `format` pay it). If this text is no JSON
-    as a whole, its last fenced block (```json, or ``` where none is marked so) is taken. Text around it scores 0.
+    The JSON is what stands in `<answer>…</answer>`, without such a block what follows the last `</think>`, without that
+    the completion; a thought that never ends has none (nor does `format` pay it). If this text is no JSON as a whole,
+    its last fenced block (```json, or ``` where none is marked so) is taken. Text around it scores 0.
 
     Decisions: JSON by RFC 8259, so NaN and Infinity are no values; an object with the same key twice is wrong, since
     readers differ in which one counts; so are numbers beyond a double's range and more than 32 nested levels. Drafts 3
     to 2020-12 by `$schema`, 2020-12 without it. `format` is not checked, as the drafts have it by default. References
     work inside the schema only: nothing is ever fetched.
+
+    `prefix` is text the prompt has written already, such as `<think>`; it is put before the completion.
 
     Source: JSON Schema 2020-12, as the library jsonschema checks it. `log` has the first thing that is wrong.
     """
@@ -70,7 +73,7 @@ def json_schema(
     if validator is None:
         return Score(None, detail="no schema: send the param schema or the column json_schema")
     try:
-        value = _json_of(completion, truncated)
+        value = _json_of(prefix + completion, truncated)
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         return _invalid(f"no JSON: {reason}")

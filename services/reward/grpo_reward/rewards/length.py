@@ -16,6 +16,7 @@ def length(
     completion_ids: list[list[int] | None],
     solution: list[str],
     unit: Literal["tokens", "characters"] = "tokens",
+    prefix: str = "",
 ) -> list[Score]:
     """Within a group a right answer earns more the shorter it is, a wrong one loses when it is longer than the middle.
 
@@ -23,12 +24,14 @@ def length(
     a wrong one, and 0 for all when L_max = L_min. From 0.5 down to −0.5. Right or wrong is what `accuracy` says; where
     that is unscorable, so is this, and the length takes no part.
 
+    `prefix` is for `accuracy`: text the prompt has written already, such as `<think>`. Its length does not count.
+
     Samples with the same prompt in one request are a group, so a group must not be spread over requests;
     without prompts the whole request is one.
 
     Source: Kimi k1.5 (arXiv 2501.12599), section 2.3.3, as in open-r1's `len_reward`.
     """
-    judged = [_judged(text, gold) for text, gold in zip(completions, solution, strict=True)]
+    judged = [_judged(text, gold, prefix) for text, gold in zip(completions, solution, strict=True)]
     groups: dict[str, list[int]] = defaultdict(list)
     for position, (prompt, verdict) in enumerate(zip(prompts, judged, strict=True)):
         if verdict.score is not None:
@@ -43,10 +46,10 @@ def length(
     return results
 
 
-def _judged(text: str, gold: Any) -> Score:
+def _judged(text: str, gold: Any, prefix: str) -> Score:
     if not isinstance(gold, str):
         return Score(None, detail=f"column solution: {gold!r:.100} is no text")
-    return accuracy(text, solution=gold)
+    return accuracy(text, solution=gold, prefix=prefix)
 
 
 def _length(text: str, token_ids: list[int] | None, unit: str) -> int:

@@ -39,7 +39,7 @@ _FORMULA = re.compile(r"[\\\d=^_+*/<>]")
 
 
 @reward
-def multiple_choice(completion: str, *, solution: str, truncated: bool | None = None) -> Score:
+def multiple_choice(completion: str, *, solution: str, prefix: str = "", truncated: bool | None = None) -> Score:
     """1 when the chosen letter is that of `solution`, else 0; unscorable when `solution` does not begin with one.
 
     Where it is looked for: in `<answer>…</answer>`, without one in the last `\\boxed{…}`, without that in what follows
@@ -56,12 +56,14 @@ def multiple_choice(completion: str, *, solution: str, truncated: bool | None = 
     all there is. "not B" and "B is wrong" name nothing. Of a text without `<answer>` the last 20,000 characters are
     read; an `<answer>` that is longer is no choice.
 
+    `prefix` is text the prompt has written already, such as `<think>`; it is put before the completion.
+
     Source: the usual form of MMLU and GPQA answers.
     """
     gold = _gold(solution)
     if gold is None:
         return Score(None, detail="the column solution does not begin with a letter")
-    chosen = _chosen(completion, truncated)
+    chosen = _chosen(prefix + completion, truncated)
     return Score(float(chosen == gold), log={"choice": chosen})
 
 

@@ -40,7 +40,12 @@ class Call(BaseModel):
 
 @reward
 def tool_call(
-    completion: str, *, tool_calls: list[Call] | str, compare_arguments: bool = True, ordered: bool = False
+    completion: str,
+    *,
+    tool_calls: list[Call] | str,
+    compare_arguments: bool = True,
+    ordered: bool = False,
+    prefix: str = "",
 ) -> Score:
     """1 when the completion makes exactly the calls of `tool_calls`, else 0.
 
@@ -55,11 +60,13 @@ def tool_call(
     sampling. What stands in `<think>` is no call: nobody runs it. A column with a call that is nested more deeply is an
     error.
 
+    `prefix` is text the prompt has written already, such as `<think>`; it is put before the completion.
+
     Source: the exact comparison of ms-swift's `toolbench` at its full score, in JSON.
     """
     wanted = [_key(call.model_dump(), compare_arguments) for call in _calls(tool_calls)]
     try:
-        made = [_key(call.model_dump(), compare_arguments) for call in _made(_without_thoughts(completion))]
+        made = [_key(call.model_dump(), compare_arguments) for call in _made(_without_thoughts(prefix + completion))]
     except (ValueError, RecursionError):
         return Score(0.0, log={"calls": None})
     right = made == wanted if ordered else sorted(made) == sorted(wanted)
