@@ -43,6 +43,20 @@ CHOSEN = [
     ("<answer>B – Paris</answer>", "B"), ("That leaves B.", "B"), ("<answer>B: Paris</answer>", "B"),
     ("<answer>B) P(A) + P(B)</answer>", "B"), ("<answer>The answer is A, no, C</answer>", None),
     ("<answer>A <b>or</b> \\boxed{C}</answer>", "C"),
+    ("Let me see.\n\n### Final Answer\n\n**B**", "B"),
+    ("The answer is C?\nNo, B fits.\n\n### Final Answer\n\n**B**", "B"),
+    ("**Final Answer**\n\nB", "B"), ("## Answer\n\n(B)", "B"), ("### ✅ Final Answer\n\n**B. Paris**", "B"),
+    ("### Answer\nB", "B"), ("**Answer**\nB. Paris", "B"), ("So the correct answer is\n\n**B**", "B"),
+    ("The answer is\nB", "B"), ("**Correct Answer:**\n\nB", "B"), ("### Answer\n\n$\\boxed{B}$", "B"),
+    ("### Answer\nThe best description is option B", "B"), ("### Answer\n\nA is wrong, so C", "C"),
+    ("The answer is C.\n\n### Final Answer\n\n**B**\n\nOption C fails.", "B"), ("### Answer\nnot B", None),
+    ("### Answer\n\nA: too small\nB: fits\nC: too large", None), ("### Answer\n\nA good one", None),
+    ("Let me find the answer\nA is too small", None), ("### Answer\nB\n\n### Final Answer\nC", "C"),
+    ("The correct answer is B.\n\nOption C might look like the right answer, but it fails.", "B"),
+    ("The answer is B.\n\nNote that an answer of C would need more heat.", "B"), ("B seems to be the answer", "B"),
+    ("The answer is B. A common wrong answer is C.", "B"), ("The answer is (B) because A and C are wrong.", "B"),
+    ("The answer is (B), since (A), (C), and (D) are all incorrect.", "B"), ("The answer is B and C is wrong", "B"),
+    ("The answer is A and C, B is wrong", None), ("The answer is A and C because B and D are wrong", None),
 ]  # fmt: skip
 
 
@@ -83,7 +97,8 @@ def test_of_a_long_text_the_end_is_read():
     [
         "answer is " * 30_000, "(A" * 50_000, "*A" * 50_000, "A)\n" * 50_000, "answer" + " " * 100_000,
         "\\text{" * 30_000, "x" + "\n" * 100_000 + "x", "B) x, C) is wrong " * 10_000, "B or " * 30_000,
-        "B) " + "(" * 100_000, "B.\n" + "A\n" * 50_000, "B) not or " * 20_000, "not " * 30_000, "A. " * 50_000,
+        "B) " + "(" * 100_000, "B.\n" + "A\n" * 50_000, "B) not or " * 20_000,
+        "the answer\n" * 20_000, "the " * 50_000, "B, A" + ", C and D" * 20_000, "not " * 30_000, "A. " * 50_000,
     ],
     ids=lambda text: text[:8],
 )  # fmt: skip

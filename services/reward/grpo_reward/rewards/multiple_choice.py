@@ -27,11 +27,25 @@ _WORD_BEHIND = re.compile(r"\s+(?!(?:because|since|is|as|which|or|and|but)\b)[a-
 _DENIED_BEFORE = re.compile(
     r"(?:\bnot|n['’]t|\bcannot be|\bnor|\bneither)\s+(?:think\s+|believe\s+)?(?:the\s+)?(?:option\s+)?$", re.I
 )
-_DENIED_BEHIND = re.compile(r"[)\]]?\s+(?:(?:is|are)\s+(?:not|wrong|incorrect|false)|isn['’]t|cannot|can['’]t)\b", re.I)
-_CUE = re.compile(
-    rf"\banswer\b|\b(?:correct|right|best)\s+(?:option|choice|one|letter)\b|答案|故选|정답|^(?:no\b|{_CORRECTION})",
+_FALSE = r"(?:not|wrong|incorrect|false)\b"
+_DENIED_BEHIND = re.compile(
+    rf"[)\]]?\s+(?:(?:is|are(?:\s+both|\s+all)?)\s+{_FALSE}|(?:isn['’]t|cannot|can['’]t)\b"
+    r"|(?:might|may|could)\s+(?:look|seem|appear|sound)\b)"
+    rf"|[)\]]?(?:(?:,|,?\s+(?:and|or))\s+[(\[]?[a-z](?![a-z])[)\]]?){{1,8}}\s+are(?:\s+both|\s+all)?\s+{_FALSE}",
     re.I,
 )
+_CUE = re.compile(
+    r"(?<!\ban )(?<!\bother )(?<!\bwrong )(?<!\bincorrect )(?<!\btempting )\banswer\b"
+    rf"|\b(?:correct|right|best)\s+(?:option|choice|one|letter)\b|答案|故选|정답|^(?:no\b|{_CORRECTION})",
+    re.I,
+)
+_HEADING = re.compile(
+    r"[\W_]*(?:(?:so|thus|therefore|hence|then|the|my|final|correct|right|best)\b[\W_]*)*"
+    r"(?:answer|(?:correct|right|best)\s+(?:option|choice|one|letter)|答案|정답)(?:\s+is)?[\W_]*",
+    re.I,
+)
+"""A line that announces what stands below it."""
+_OPTION = re.compile(r"[\W_]*[A-Za-z][*_\s]*[).:\]][\W_]*\w")
 _CHOICE = re.compile(
     r"\s*(?:(?:option|choice|answer)[:\s]+)?(?:[(\[]\s?[a-z]\s?[)\]]|[a-z](?=[).:,]|\s*$|\s[-–—]\s))", re.I
 )
@@ -48,13 +62,15 @@ def multiple_choice(completion: str, *, solution: str, prefix: str = "", truncat
 
     What decides there: the last statement (line, sentence, or what begins with "wait", "but" or the like) that names a
     letter. Without tag and box it is the last one that speaks of the answer ("the answer is B", "correct option: B",
-    `答案`), and if none does, the last line. Two letters in that statement are no choice.
+    `答案`; not "a wrong answer" or "an answer"), and if none does, the last line. A heading (`### Final Answer`, "The
+    answer is") and the line below it are one statement, but for a list of options. Two letters in that statement are no
+    choice.
 
-    What is a letter: `(B)`, `[B]`, `B)`, `**B**`, and a capital that stands alone, but not in a formula. A and I
-    before a word in lower case are words. A statement that begins with a letter and a mark (`B. Vitamin C`, `B) x`,
-    `B: x`, `B - x`) names that one, and others only where they are marked, too. `b` counts where it is marked or
-    all there is. "not B" and "B is wrong" name nothing. Of a text without `<answer>` the last 20,000 characters are
-    read; an `<answer>` that is longer is no choice.
+    What is a letter: `(B)`, `[B]`, `B)`, `**B**`, and a capital that stands alone, but not in a formula. A and I before
+    a word in lower case are words. A statement that begins with a letter and a mark (`B. Vitamin C`, `B) x`, `B: x`, `B
+    - x`) names that one, and others only where they are marked, too. `b` counts where it is marked or all there is.
+    "not B", "B is wrong", "B and C are wrong" and "B might look right" name nothing. Of a text without `<answer>` the
+    last 20,000 characters are read; an `<answer>` that is longer is no choice.
 
     `prefix` is text the prompt has written already, such as `<think>`; it is put before the completion.
 
@@ -102,8 +118,19 @@ def _chosen(completion: str, truncated: bool | None) -> str | None:
 def _plain(text: str) -> str:
     """`text` without markup; an emphasized letter stands in parentheses."""
     text = _MARKUP.sub(r"\1", normal_form(text, "NFKC").replace("。", ". ").replace("、", ","))
-    text = re.sub(r":\s*\n\s*", ": ", text)
+    text = _with_headings(re.sub(r":\s*\n\s*", ": ", text))
     return _STARS.sub("", _EMPHASIS.sub(r"(\2)", text)).strip().strip("{}").strip()
+
+
+def _with_headings(text: str) -> str:
+    """`### Final Answer` and the line below it as one statement, unless a list of options begins there."""
+    lines = [line for line in text.split("\n") if line.strip()]
+    for place in range(len(lines) - 2, -1, -1):
+        if _HEADING.fullmatch(lines[place]):
+            below = lines[place + 1 : place + 3]
+            if len(below) < 2 or not all(map(_OPTION.match, below)):
+                lines[place : place + 2] = [f"{lines[place].strip('#*_ ')}: {lines[place + 1]}"]
+    return "\n".join(lines)
 
 
 def _statements(text: str) -> list[str]:
