@@ -8,6 +8,7 @@ from math_verify import verify
 from sympy import Add, Eq, Expr, Integer, Mul, Pow, Rational, Symbol, perfect_power, solve
 
 from .exact import differ, difference, has_no_value, is_costly, is_vast
+from .labels import spellings
 from .reading import Reading
 from .units import agree
 
@@ -15,7 +16,14 @@ MAX_PLAIN_EXPONENT = 300
 
 
 def same(gold: Reading, answer: Reading) -> bool:
-    """Equal text is equal; otherwise units, where both have one, and one of the values agree. `45%` is 45 and 0.45."""
+    """Equal text is equal; otherwise units, where both have one, and one of the values agree. `45%` is 45 and 0.45.
+
+    Beside a letter and a value either is right, and both only together: of `(C) 12` neither `(C) 13` nor `(D) 12`.
+    """
+    if gold.label and answer.label and gold.label != answer.label:
+        return False
+    if gold.texts & spellings(answer.label) or answer.texts & spellings(gold.label):
+        return True
     if gold.texts & answer.texts:
         return True
     if gold.unit and answer.unit and not agree(gold.unit, answer.unit):

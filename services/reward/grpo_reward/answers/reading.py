@@ -9,6 +9,7 @@ from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
 from sympy import Eq, FiniteSet, Interval, Symbol, Tuple
 
 from .formula import MAX_FORMULA_CHARS, formula
+from .labels import without_label
 from .place import FORMULA, announced
 from .plain import plain, squeezed, typed
 from .units import Unit, number_and_unit
@@ -40,13 +41,17 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 @dataclass(frozen=True)
 class Reading:
-    """`texts`: spellings that are equal where one of them is. `values`: none for what is text and nothing else."""
+    """`texts`: spellings that are equal where one of them is. `values`: none for what is text and nothing else.
+
+    `label`: the letter before them, as in `(C) 12`.
+    """
 
     texts: frozenset[str]
     values: tuple[Any, ...] = ()
     unit: Unit | None = None
     is_percent: bool = False
     num_words: int = 0
+    label: str | None = None
 
     @property
     def is_list(self) -> bool:
@@ -61,6 +66,10 @@ def read(text: str, *, of_list: bool = False) -> Reading:
     finds it.
     """
     spelled = plain(text)
+    label, value = without_label(spelled)
+    if label:
+        reading = read(value, of_list=of_list)
+        return replace(reading, texts=reading.texts | {squeezed(spelled)}, label=label)
     whole = _MINUS.sub(r"\1 -", in_signs(_DASH.sub("-", _one_line(spelled, of_list)))).strip()
     words = words_of(whole)
     if words and not words_of(listed := as_list(whole)):

@@ -75,7 +75,7 @@ def _read_gold(solution: str) -> Gold:
     reading = read(text, of_list=is_formula)
     if "," in text and not is_formula and len(reading.values) == 1:  # 2,3 may be 2.3, and a list
         reading = replace(reading, values=tuple({*reading.values, *read(text, of_list=True).values}))
-    is_prose = not reading.values and not is_formula and not any(map(str.isdigit, text))
+    is_prose = not reading.values and not reading.label and not is_formula and not any(map(str.isdigit, text))
     return Gold(text, Reading(frozenset()) if is_prose else reading)
 
 

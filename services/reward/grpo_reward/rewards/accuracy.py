@@ -34,8 +34,9 @@ def accuracy(
 
     A noun does not count (`24 apples`), nor a unit that a blank sets off from its number (`5 m/s`) beside a number
     without one. Of two with units both have to agree, in their usual spellings (`5 meters per second`, `$45`, `52_8`);
-    nothing is converted, and `5m` is a formula. `12:30` is compared as text. A `solution` of several words without a
-    digit or LaTeX, or of more than four in which nothing is found, is prose and cannot be parsed.
+    nothing is converted, and `5m` is a formula. `12:30` is compared as text. Of a letter with a value (`(C) 12`, `C.
+    12`) either is right, and both only together. A `solution` of several words without a digit or LaTeX, or of more
+    than four in which nothing is found, is prose and cannot be parsed.
 
     With a decimal point in either, values are equal to six decimals, and those below 0.001 to three digits.
 
