@@ -211,6 +211,24 @@ def test_a_program_passes_no_text_by_an_exit_of_its_own(program: str, test: str)
     assert code(fenced(program), tests=[test]).score == 0.0
 
 
+MAIN = "\nif __name__ == '__main__':\n    print(add(int(input()), int(input())))\n"
+
+
+@pytest.mark.parametrize("test", ["assert add(1, 2) == 3", "assert add(1, 2) > 2", UNITTEST, "import solution"])
+def test_a_program_for_the_command_line_is_imported_by_a_text(test: str):
+    test = test.replace("import solution", "import solution\nassert solution.add(1, 2) == 3")
+    assert code(fenced(ADD + MAIN), tests=[test]).score == 1.0
+    assert code(fenced(ZERO + MAIN), tests=[test]).score == 0.0
+    own = "import pickle\nclass Own: pass\npickle.dumps(Own())\nname = __name__\n"
+    assert code(fenced(ADD + own), tests=[test, "assert name == 'solution'"]).score == 1.0
+
+
+def test_a_program_that_reads_its_input_is_run():
+    tests = [Example(input="1\n2\n", output="3")]
+    assert code(fenced(ADD + MAIN), tests=tests).score == 1.0
+    assert code(fenced(ZERO + MAIN), tests=tests).score == 0.0
+
+
 PYTEST = "def test_add():\n    assert add(1, 2) == 3\n"
 METHOD = "class TestAdd:\n    def test_add(self):\n        assert add(1, 2) == 3\n"
 HUMANEVAL = "METADATA = {}\n\n\ndef check(candidate):\n    assert candidate(1, 2) == 3\n"

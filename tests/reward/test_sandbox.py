@@ -299,7 +299,7 @@ def test_expressions_come_back_as_literals():
         "[Color.RED, Size.LARGE]": "['red', 3]",
     }
     assert run_one(source, expressions=list(values)).values == list(values.values())
-    assert "<__main__.Odd object" in str(run_one(source, expressions=["Odd()"]).values)
+    assert "<solution.Odd object" in str(run_one(source, expressions=["Odd()"]).values)
 
 
 def test_each_expression_is_told_before_the_next_can_change_it():

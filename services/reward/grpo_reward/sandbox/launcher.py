@@ -4,10 +4,10 @@ Started by its path, `python -I -S launcher.py`: it has the standard library and
 
 From standard input: one JSON object, `{"source", "tests", "test_timeout_s", "total_timeout_s", "memory_bytes",
 "max_output_bytes"}`. A test is `{"stdin": text}`, `{"code": text}` (statements that raise when they fail) or
-`{"expressions": [text, …]}`, with `code` before them or not. To standard output: first `{"missing": [reason, …]}`, the
-barriers this machine has not, then an object for each test: `{"ended": "done" | "error" | "timeout" | "output" |
-"death", "stdout", "detail", "values"}`, with the output in base64 and the value of each expression, up to the one that
-raised, as a literal of Python.
+`{"expressions": [text, …]}`, with `code` before them or not; beside both the program is the module `solution`. To
+standard output: first `{"missing": [reason, …]}`, the barriers this machine has not, then an object for each test:
+`{"ended": "done" | "error" | "timeout" | "output" | "death", "stdout", "detail", "values"}`, with the output in base64
+and the value of each expression, up to the one that raised, as a literal of Python.
 
 Three processes: this one waits; below it, first in a process table of its own where there is one, the keeper, which
 never runs anything of the program's; below that, one after the other, a process for each test. The tests are judged
@@ -218,7 +218,8 @@ def _become_test(request: dict[str, Any], test: dict[str, Any]) -> None:
     sys.stderr = sys.__stderr__ = stderr  # type: ignore[misc]
     sys.argv = ["program.py"]
     builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]  # which Python defines where it loads its site-packages
-    program = types.ModuleType("__main__")
+    is_imported = code is not None or expressions is not None
+    program = types.ModuleType("solution" if is_imported else "__main__")
     program.__file__ = "program.py"
     sys.modules["__main__"] = sys.modules["solution"] = program
     request.clear()
@@ -229,9 +230,11 @@ def _become_test(request: dict[str, Any], test: dict[str, Any]) -> None:
         try:
             exec(compile(source, "<program>", "exec", dont_inherit=True), names)  # noqa: S102 - behind the barriers
         except SystemExit as end:
-            if code is not None or expressions is not None or end.code not in (None, 0):
+            if is_imported or end.code not in (None, 0):
                 raise
-        if code is None and expressions is None:
+        if is_imported:
+            program.__name__ = "__main__"  # of the test's own `if __name__ == "__main__":`
+        else:
             _end_as_python_does()
         if code is not None:
             try:
