@@ -304,6 +304,13 @@ def test_a_test_that_cannot_fail_is_an_error_of_the_data(test: str, reason: str)
         "<solution>\n```python\n{}```\n</solution>",
         "```python\n{}```\nIts complexity:\n```\nO(1)\n```",
         "```\n{}```",
+        "```python\n{}# so```",
+        "```python\n{}print(add(1, 2))```\nIt adds.",
+        "```python\nadd = None```\nNo:\n```python\n{}```",
+        "```python\nadd = None\n```\nNo:\n```python\n{}# so```\n",
+        "- ```python\n  {}  # so```",
+        "````python\n{}# so````",
+        '```python\n{}"""\nas ```add```\n"""\n```',
     ],
 )
 def test_fences_are_those_of_commonmark(text: str):
@@ -311,7 +318,14 @@ def test_fences_are_those_of_commonmark(text: str):
 
 
 @pytest.mark.parametrize(
-    "text", ["```python\n{}", "a\r\r\r```python\n{}```python", "<think>\n```python\n{}```\nbut", "```text\n{}```"]
+    "text",
+    [
+        "```python\n{}",
+        "a\r\r\r```python\n{}```python",
+        "<think>\n```python\n{}```\nbut",
+        "```text\n{}```",
+        "```python\n{}``",
+    ],
 )
 def test_what_is_no_program(text: str):
     assert code(text.format("add = lambda a, b: a + b\n"), tests=["assert add(1, 2) == 3"]).score == 0.0

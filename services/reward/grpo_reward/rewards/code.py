@@ -61,13 +61,14 @@ def code(
 ) -> Score:
     """The share of `tests` that the Python program in the completion passes; with `partial` false all of them or 0.
 
-    The program is the last fenced block of Python (```` ```python ````, by the rules of CommonMark; one without a
-    language where none names Python) in `<answer>…</answer>`, or without that block in the text after `</think>`: a
-    thought that never ends has no program (nor does `format` pay it). A test is an object with `input` and `output`
-    (compared line by line, white space at the end of lines and of the text ignored; only `\\n` ends a line; a program
-    that raises or exits with an error has failed, and so has one whose output is no UTF-8), or text of Python such as
-    `assert add(1, 2) == 3`, run after the program, which it may import as `solution` and whose own `if __name__ ==
-    "__main__":` does not run then. `tests` may be JSON text of the list.
+    The program is the last fenced block of Python (```` ```python ````, by the rules of CommonMark, but a fence at the
+    end of the last line of code closes the block, too; one without a language where none names Python) in
+    `<answer>…</answer>`, or without that block in the text after `</think>`: a thought that never ends has no program
+    (nor does `format` pay it). A test is an object with `input` and `output` (compared line by line, white space at the
+    end of lines and of the text ignored; only `\\n` ends a line; a program that raises or exits with an error has
+    failed, and so has one whose output is no UTF-8), or text of Python such as `assert add(1, 2) == 3`, run after the
+    program, which it may import as `solution` and whose own `if __name__ == "__main__":` does not run then. `tests` may
+    be JSON text of the list.
 
     `def test_…()`, a class of such methods and a `unittest.TestCase` are called, and so is HumanEval's
     `check(candidate)`, with the function that the column `entry_point` names. A text in which nothing can fail is an
