@@ -46,12 +46,17 @@ def test_scores(completion, solution, score):
     assert accuracy(completion, solution=solution).score == score
 
 
-@pytest.mark.parametrize("solution", ["", "see the figure", "<answer></answer>"])
+@pytest.mark.parametrize("solution", ["", "see the figure", "<answer></answer>", "None", "nan", "NaN", "<NA>", " null"])
 def test_an_unparsable_solution_is_no_score(solution):
     result = accuracy("<answer>42</answer>", solution=solution)
     assert result.score is None
     assert result.detail is not None
     assert "solution" in result.detail
+
+
+def test_none_in_words_is_a_solution():
+    for solution in ("none", "\\boxed{None}", "\\text{None}"):
+        assert [accuracy(f"\\boxed{{{answer}}}", solution=solution).score for answer in ("None", "4")] == [1.0, 0.0]
 
 
 @pytest.mark.parametrize("unparsable", [0.5, 1.0, 0.0, -1.0])

@@ -1,6 +1,9 @@
 """The rewards that compare an answer with a gold one."""
 
+import json
 import unicodedata
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from pydantic import TypeAdapter
@@ -9,10 +12,13 @@ from tests.reward.cpu_time import at_most_cpu_s, processor_time
 from grpo_reward import Score
 from grpo_reward.answers.place import boxed
 from grpo_reward.normal_form import normal_form
+from grpo_reward.rewards.accuracy import accuracy
 from grpo_reward.rewards.exact_match import exact_match
 from grpo_reward.rewards.gsm8k import gsm8k
+from grpo_reward.rewards.length import length
 from grpo_reward.rewards.math_boxed import math_boxed
 from grpo_reward.rewards.tool_call import Call, tool_call
+from grpo_reward.scorer import checked_params, score_sample
 from grpo_reward.strict_json import MAX_DEPTH
 
 
@@ -144,6 +150,51 @@ BOTH = [*GOLD, {"name": "time"}]
 )
 def test_tool_call(text, gold, score):
     assert tool_call(text, tool_calls=TypeAdapter(list[Call]).validate_python(gold)).score == score
+
+
+def of_sample(reward: Callable[..., object], completion: str, column: str, value: object) -> dict[str, Any]:
+    described = reward.__reward__  # type: ignore[attr-defined]
+    sample = {"completion": completion, "columns": {column: value}}
+    return score_sample(described, checked_params(described, {}), sample, None)
+
+
+ARGUMENTS = '{"days": 3, "city": "Bern"}'
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"type": "function", "function": {"name": "weather", "arguments": {"days": 3, "city": "Bern"}}},
+        {"type": "function", "id": "call_1", "function": {"name": "weather", "arguments": ARGUMENTS}, "name": None},
+        {"name": "weather", "arguments": ARGUMENTS},
+        {"name": "weather", "parameters": ARGUMENTS},
+    ],
+)
+def test_a_wanted_call_may_be_as_the_api_of_openai_has_it(call: dict[str, Any]):
+    for column in ([call], json.dumps([call])):
+        for completion, score in ((WEATHER, 1.0), (WEATHER.replace("3", "4"), 0.0), (TIME, 0.0), ("no call", 0.0)):
+            assert of_sample(tool_call, completion, "tool_calls", column)["score"] == score
+    made = f"<tool_call>{json.dumps(call)}</tool_call>"
+    assert of_sample(tool_call, made, "tool_calls", [call])["score"] == 0.0  # no client of Qwen's and Hermes' runs it
+
+
+@pytest.mark.parametrize("arguments", ["days", "[3]", "{", "[" * 5000, '{"a": 1, "a": 2}'], ids=lambda text: text[:9])
+def test_arguments_that_are_no_object_are_a_fault_of_the_data(arguments: str):
+    for column in (
+        [{"name": "weather", "arguments": arguments}],
+        [{"function": {"name": "w", "arguments": arguments}}],
+    ):
+        assert of_sample(tool_call, WEATHER, "tool_calls", column)["status"] == "error"
+
+
+@pytest.mark.parametrize(("gold", "text", "other"), [(True, "true", "false"), (False, "false", "true")])
+def test_a_boolean_in_place_of_a_solution_is_its_text(gold: bool, text: str, other: str):
+    for reward, form in ((accuracy, "<answer>{}</answer>"), (exact_match, "{}"), (math_boxed, "\\boxed{{{}}}")):
+        found = [of_sample(reward, form.format(answer), "solution", gold)["score"] for answer in (text, other, "1")]
+        assert found == [1.0, 0.0, 0.0]
+        assert of_sample(reward, form.format(5), "solution", 5)["status"] == "error"
+    scores = length(["\\boxed{" + text + "}"], prompts=[""], completion_ids=[[1]], solution=[gold])  # type: ignore[list-item]
+    assert scores[0].score == 0.0
 
 
 def test_tool_call_options():

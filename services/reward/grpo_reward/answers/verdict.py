@@ -17,6 +17,8 @@ COMPARISON_CPU_S = 0.9
 """For one answer, and once for its solution: together below 2 s. Ordinary comparisons take milliseconds."""
 TOO_COSTLY = -1.0
 """In place of a score, where the comparison was ended."""
+NULLS = frozenset({"None", "nan", "NaN", "null", "<NA>", "NaT"})
+"""What pandas and others write for a null in a column of text: no solution."""
 UNPARSED = {"solution_parsed": False}
 MEMO_SIZE, MAX_MEMO_CHARS = 1 << 22, 2000
 """Size in characters of each memory, of solutions and of scores, some 4,000 short ones; longest answer in it."""
@@ -67,6 +69,8 @@ def answer_in(completion: str, gold: Gold, truncated: bool | None = None) -> str
 
 
 def _read_gold(solution: str) -> Gold:
+    if solution.strip() in NULLS:
+        return Gold("", Reading(frozenset()))
     block = answer_block(solution)
     text = (solution if block is None else block).rpartition("####")[2]  # as GSM8K has it
     box = boxed(text) if has_box(text) else None

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from ..answers.gold_text import GoldText
 from ..answers.verdict import UNPARSED, answer_in, judged
 from ..author import Score, reward
 
@@ -10,7 +11,7 @@ from ..author import Score, reward
 def accuracy(
     completion: str,
     *,
-    solution: str,
+    solution: GoldText,
     unparsable: float | None = None,
     prefix: str = "",
     truncated: bool | None = None,
@@ -36,7 +37,8 @@ def accuracy(
     without one. Of two with units both have to agree, in their usual spellings (`5 meters per second`, `$45`, `52_8`);
     nothing is converted, and `5m` is a formula. `12:30` is compared as text. Of a letter with a value (`(C) 12`, `C.
     12`) either is right, and both only together. A `solution` of several words without a digit or LaTeX, or of more
-    than four in which nothing is found, is prose and cannot be parsed.
+    than four in which nothing is found, is prose and cannot be parsed, and no more can the text of a null (`None`,
+    `nan`).
 
     With a decimal point in either, values are equal to six decimals, and those below 0.001 to three digits.
 

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo
 
+from ..answers.gold_text import GoldText
 from ..author import Score, reward
 from .accuracy import accuracy
 
@@ -42,7 +43,7 @@ def _with_max_len(preset: PresetName, info: ValidationInfo) -> PresetName:
 def cosine(
     completion: str,
     *,
-    solution: str,
+    solution: GoldText,
     max_len: Annotated[int, Field(ge=1)] | None = None,
     preset: Annotated[PresetName, AfterValidator(_with_max_len), Field(validate_default=True)] = "ms_swift",
     unit: Unit | None = None,

@@ -1,5 +1,6 @@
 """The answer as text."""
 
+from ..answers.gold_text import GoldText
 from ..answers.place import answer_block, answered
 from ..author import Score, reward
 from ..normal_form import normal_form
@@ -9,7 +10,7 @@ from ..normal_form import normal_form
 def exact_match(
     completion: str,
     *,
-    solution: str,
+    solution: GoldText,
     ignore_case: bool = False,
     whole: bool = False,
     prefix: str = "",

@@ -4,6 +4,7 @@ import json
 from collections import defaultdict
 from typing import Any, Literal
 
+from ..answers.gold_text import text_of_boolean
 from ..author import Score, reward
 from .accuracy import accuracy
 
@@ -47,6 +48,7 @@ def length(
 
 
 def _judged(text: str, gold: Any, prefix: str) -> Score:
+    gold = text_of_boolean(gold)
     if not isinstance(gold, str):
         return Score(None, detail=f"column solution: {gold!r:.100} is no text")
     return accuracy(text, solution=gold, prefix=prefix)

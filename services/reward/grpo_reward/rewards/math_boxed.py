@@ -1,12 +1,13 @@
 """Mathematical equality of what is boxed."""
 
+from ..answers.gold_text import GoldText
 from ..answers.place import boxed
 from ..answers.verdict import judged
 from ..author import Score, reward
 
 
 @reward
-def math_boxed(completion: str, *, solution: str) -> Score:
+def math_boxed(completion: str, *, solution: GoldText) -> Score:
     """1 when the last `\\boxed{…}` of the completion equals `solution` mathematically, else 0.
 
     Without a box, or with one that is not closed, 0; `\\fbox{…}` and `\\boxed 24` are boxes, `\\boxed{}` and

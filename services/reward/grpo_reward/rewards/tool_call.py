@@ -11,7 +11,7 @@ from grpo_proto.nulls import without_nulls
 
 from ..answers.place import THINK_CLOSING, THINK_OPENING
 from ..author import Score, reward
-from ..strict_json import MAX_DEPTH, strict_json_at
+from ..strict_json import MAX_DEPTH, strict_json, strict_json_at
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 _BLANKS = re.compile(r"\s*+")
@@ -38,11 +38,33 @@ class Call(BaseModel):
         return {**call, "arguments": call[given[0]]} if given else call
 
 
+class WantedCall(Call):
+    """A call of the column, which may also be as OpenAI's API has it: under `function`, with arguments as JSON text."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unwrap(cls, call: Any) -> Any:
+        if not isinstance(call, dict) or nesting(call) > MAX_DEPTH + 1:
+            return call
+        call = without_nulls(call)
+        call = call["function"] if isinstance(call.get("function"), dict) else call
+        texts = {name: call[name] for name in _ARGUMENTS if isinstance(call.get(name), str)}
+        return {**call, **{name: _arguments(text) for name, text in texts.items()}}
+
+
+def _arguments(text: str) -> Any:
+    """Raises ValueError for what is no JSON; empty text is a call without arguments."""
+    try:
+        return strict_json(text) if text.strip() else {}
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the arguments are no JSON: {error}") from None
+
+
 @reward
 def tool_call(
     completion: str,
     *,
-    tool_calls: list[Call] | str,
+    tool_calls: list[WantedCall] | str,
     compare_arguments: bool = True,
     ordered: bool = False,
     prefix: str = "",
@@ -51,9 +73,10 @@ def tool_call(
 
     A call is `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, as Qwen and Hermes models write it. `tool_calls`
     is a list of such objects, or JSON text of one; `parameters`, `args` and `input` are read as `arguments`, and a null
-    is no argument: Arrow fills the keys of other rows with it. Every call counts once, in any order unless `ordered`.
-    With `compare_arguments` false only the names have to be right. Numbers are equal by value (1 and 1.0), but true is
-    not 1.
+    is no argument: Arrow fills the keys of other rows with it. There, not in the completion, a call may also be as
+    OpenAI's API has it, `{"type": "function", "function": {…}}`, and its arguments JSON text. Every call counts once,
+    in any order unless `ordered`. With `compare_arguments` false only the names have to be right. Numbers are equal by
+    value (1 and 1.0), but true is not 1.
 
     A call that is no valid JSON is a wrong one; so is an object with the same key twice (readers differ in which one
     counts), NaN, and more than 32 nested levels. The last closing tag may be missing, as it is where it ends the
@@ -73,7 +96,7 @@ def tool_call(
     return Score(float(right), log={"calls": len(made)})
 
 
-def _calls(column: list[Call] | str) -> list[Call]:
+def _calls(column: list[WantedCall] | str) -> list[WantedCall]:
     try:
         calls = _from_text(column) if isinstance(column, str) else column
     except (TypeError, ValueError):
@@ -88,11 +111,11 @@ def _calls(column: list[Call] | str) -> list[Call]:
     return calls
 
 
-def _from_text(column: str) -> list[Call]:
+def _from_text(column: str) -> list[WantedCall]:
     calls = json.loads(column)
     if not isinstance(calls, list):
         raise TypeError
-    return [Call.model_validate(call) for call in calls]
+    return [WantedCall.model_validate(call) for call in calls]
 
 
 def _without_thoughts(text: str) -> str:
