@@ -92,6 +92,32 @@ def test_an_answer_counts_as_it_is_meant(answer: str, solution: str, expected: f
 
 
 @pytest.mark.parametrize(
+    ("answer", "solution", "expected"),
+    [
+        (r"\underline{16}", "16", 1.0),
+        (r"\underline{16}", "6", 0.0),
+        (r"{10 \choose 3}", "120", 1.0),
+        (r"{10 \choose 3}", "10", 0.0),
+        (r"{n \choose k}", r"\binom{n}{k}", 1.0),
+        (r"{n \choose k}", r"\binom{k}{n}", 0.0),
+        (r"x\equiv 3\pmod 7", r"x \equiv 3 \pmod{7}", 1.0),
+        (r"x\equiv 3\pmod 5", r"x \equiv 3 \pmod{7}", 0.0),
+        (r"x\equiv 3\pmod 7", "3", 0.0),
+        (r"\langle 1,2\rangle", "(1,2)", 1.0),
+        (r"\left\langle 2,1\right\rangle", "(1,2)", 0.0),
+        (r"0.\dot{3}", "1/3", 1.0),
+        (r"0.1\dot6", "1/6", 1.0),
+        (r"0.\dot{3}", "0.3", 0.0),
+        (r"0.\dot{1}4\dot{2}", "1/9", 0.0),
+        (r"\dot{x}", "x", 0.0),
+    ],
+)
+def test_commands_that_say_the_same(answer: str, solution: str, expected: float):
+    assert math_boxed(f"\\boxed{{{answer}}}", solution=solution).score == expected
+    assert math_boxed(f"\\boxed{{{solution}}}", solution=answer).score == expected
+
+
+@pytest.mark.parametrize(
     ("boxed", "solution", "expected"),
     [
         ("10", "10{,}000", 0.0),

@@ -34,7 +34,11 @@ _DEGREE = re.compile(r"°(?!\s*[CF]\b)\s?")
 _GROUP_SIGN = r"(?:\{,\}|,\\!|\\[!,;: ]|~)"
 _GROUPS = re.compile(rf"(?<![\d.,])\d{{1,3}}(?:{_GROUP_SIGN}\s?\d{{3}})+(?!\d)")
 _NOT_DIGITS = re.compile(r"\D+")
-_REPEATING = re.compile(r"(?<![\d.])(\d{1,20})\.(\d{0,20})\\overline\s*(?:\{(\d{1,20})\}|(\d))")
+_REPEATING = re.compile(
+    r"(?<![\d.])(\d{1,20})\.(\d{0,20})\\(?:overline|dot(?=\s*\{?\d\}?(?!\s*\d*\\dot)))\s*(?:\{(\d{1,20})\}|(\d))"
+)
+_CHOOSE = re.compile(r"\{([^{}\\]{1,20})\\choose(?![A-Za-z])([^{}\\]{1,20})\}")
+_MODULUS = re.compile(r"\\pmod\s*(\d)(?!\d)")
 
 FUNCTIONS = "sin|cos|tan|cot|csc|arcsin|arccos|arctan|sinh|cosh|tanh|log|ln|lg|exp|det|max|gcd|lcm"
 GREEK = "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|chi|omega|pi"
@@ -45,13 +49,14 @@ _SPACING = re.compile(
     r"|\\hspace\s*\{[^{}]*\})"
 )
 _FONT = re.compile(
-    r"\\(?:(?P<text>text[a-z]*|mbox|hbox|mathrm|operatorname\*?)|math(?:bf|it|sf|tt)|boldsymbol|bm|pmb)\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
+    r"\\(?:(?P<text>text[a-z]*|mbox|hbox|mathrm|operatorname\*?)|math(?:bf|it|sf|tt)|boldsymbol|bm|pmb|underline)\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
     r"|\\(?:text)?color\s*\{[^{}]*\}"
 )
 _SAME = {
     "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "leq": "le", "leqslant": "le", "geq": "ge", "geqslant": "ge",
     "neq": "ne", "varnothing": "emptyset", "lbrace": "{", "rbrace": "}", "dots": "ldots", "cdots": "ldots",
-    "degree": "^\\circ", "lvert": "|", "rvert": "|", "vert": "|", "mid": "|", "%": "%", "land": "wedge", "lg": "log",
+    "degree": "^\\circ", "langle": "(", "rangle": ")",
+    "lvert": "|", "rvert": "|", "vert": "|", "mid": "|", "%": "%", "land": "wedge", "lg": "log",
     "rightarrow": "to", "ast": "*",
 }  # fmt: skip
 _COMMAND = re.compile(r"\\([A-Za-z]+|%)")
@@ -73,8 +78,9 @@ def typed(text: str) -> str:
     """Signs, roots, powers, groups of digits and repeating decimals in LaTeX, without what nobody sees."""
     if "\\" in text or "{,}" in text or "~" in text:
         text = _GROUPS.sub(lambda number: _NOT_DIGITS.sub("", number.group()), text)
-        if "\\overline" in text:
+        if "\\overline" in text or "\\dot" in text:
             text = _REPEATING.sub(_fraction, text)
+        text = _MODULUS.sub(r"\\pmod{\1}", _CHOOSE.sub(r"\\binom{\1}{\2}", text))
     if text.isascii():
         return text
     text = "".join(str(unicodedata.decimal(c)) if c.isdecimal() and c > "\x7f" else c for c in text)
