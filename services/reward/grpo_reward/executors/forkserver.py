@@ -31,6 +31,8 @@ from os import fork, killpg, waitpid  # by name: guards for untrusted code, put 
 from pathlib import Path
 from typing import Any, NoReturn, TypedDict, cast
 
+from pydantic import TypeAdapter
+
 from ..author import Reward
 from ..params_schema import params_schema
 from ..plugin import PluginError, forks_end_here
@@ -232,12 +234,23 @@ def describe(reward: Reward, *, unavailable: str | None = None) -> dict[str, Any
         "fields": sorted(set(reward.fields.values())),
         "required_fields": reward.required_fields,
         "columns": list(reward.columns),
-        "text_columns": [
-            name for name, check in reward.columns.items() if check and check.core_schema["type"] == "str"
-        ],
+        "text_columns": [name for name, check in reward.columns.items() if check and _is_text(check)],
         "all_columns": reward.takes_all_columns,
         "takes_step": "step" in reward.context,
     }
+
+
+def _is_text(check: TypeAdapter[Any]) -> bool:
+    """Whether it takes text and no number. A validator before the text may make one of a number."""
+    schema: Any = check.core_schema
+    inner = schema["schema"] if schema["type"] == "function-before" else schema
+    if inner["type"] != "str":
+        return False
+    try:
+        check.validate_python(1)
+    except Exception:
+        return True
+    return False
 
 
 def checked_size(described: dict[str, Any]) -> dict[str, Any]:
