@@ -153,9 +153,7 @@ FORMULA_AND_PART = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "unit", [r" \text{ meters}", r"\text{ hours}", " miles", " dollars", " apples", r"\text{ degrees}"]
-)
+@pytest.mark.parametrize("unit", [r" \text{ meters}", " miles", " apples"])
 @pytest.mark.parametrize("before", ["", "about ", "x = ", "The distance is ", "r is ", "Area = "])
 def test_a_formula_with_a_unit_is_more_than_its_number(before: str, unit: str):
     for value, part in FORMULA_AND_PART:
